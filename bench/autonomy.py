@@ -20,25 +20,24 @@ from typing import Any, cast
 
 from bench.guard import CALLS, CLOCK, IDS, in_memory, open_desk
 from bench.measure import Figure, Measured, timed
-from halter.app.agent import trust_of
-from halter.app.opened import App
-from halter.app.policy import unbound
-from halter.app.up import Up
-from halter.config.trust import folder_digest
+from halter.config.trust import digest_folder
 from halter.core.clock import DAY, HOUR, SECOND
 from halter.core.events import SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Lease
-from halter.dispatch.embedded import Embedded
-from halter.dispatch.sessions import Sessions
-from halter.dispatch.tending import tended
-from halter.guard.purse import Purse
+from halter.dispatch.dispatcher import EmbeddedDispatcher, Sessions
+from halter.dispatch.heartbeat import keep_leases
+from halter.guard.ledger import Ledger
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
+from halter.runtime.assemble import open_trust
+from halter.runtime.policy import use_local_policy
+from halter.runtime.runtime import App
+from halter.runtime.supervisor import Supervisor
 from halter.settings import read_settings
-from halter.state import life
-from halter.testing.seedloop import SeedLoop
+from halter.state import lifecycle
+from halter.testing.world import SeedLoop
 
 AGENT = "watch"
 SLEEPERS = 100_000
@@ -82,7 +81,7 @@ async def made(path: str, sleepers: int) -> float:
             SessionStarted(session=f"{AGENT}-{number}", agent=AGENT, kind="autonomous", started_by="bench")
             for number in numbers
         ]
-        await asyncio.gather(*(store.commit(life.start(event)) for event in events))
+        await asyncio.gather(*(store.commit(lifecycle.start_session(event)) for event in events))
         leases = await store.claim(worker, TOGETHER)
         await asyncio.gather(*(sleeps(store, lease, CLOCK.now() + 2 * DAY) for lease in leases))
     await store.close()
@@ -91,11 +90,11 @@ async def made(path: str, sleepers: int) -> float:
 
 async def sleeps(store: JournalStore, lease: Lease, wake_at: int) -> None:
     parked = SessionParked(state="SLEEPING", wake_at=wake_at)
-    await store.commit(life.park(lease, f"{lease.session}/{lease.generation}/parked", parked))
+    await store.commit(lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/parked", parked))
 
 
 async def wakes(store: JournalStore, lease: Lease, wake_at: int) -> None:
-    await store.commit(life.wake(lease, f"{lease.session}/{lease.generation}/woken", "timer", 0))
+    await store.commit(lifecycle.wake_session(lease, f"{lease.session}/{lease.generation}/woken", "timer", 0))
     await sleeps(store, lease, wake_at)
 
 
@@ -119,9 +118,9 @@ async def dispatched(path: str, sleepers: int) -> dict[str, float]:
     """Run a dispatcher over what sleeps in a store: memory, CPU while nothing is due, a crowd that is due at once."""
     store, worker = opened(path), WorkerId("up")
     dispatched = Dispatched(store)
-    async with tended(store, CLOCK, worker):
+    async with keep_leases(store, CLOCK, worker):
         running = asyncio.create_task(
-            Embedded(Sessions(store, CLOCK, worker, dispatched.attend), lambda: {AGENT: None}).run()
+            EmbeddedDispatcher(Sessions(store, CLOCK, worker, dispatched.attend), lambda: {AGENT: None}).run()
         )
         await asyncio.sleep(2)
         cpu, wall = time.process_time(), time.perf_counter()
@@ -191,13 +190,13 @@ def resident_day(folder: Path, hours: int) -> float:
     for name, text in (("agent.yaml", WATCH), ("script.yaml", SCRIPT), ("tools.py", TOOLS)):
         (agent / name).write_text(text)
     settings = read_settings({"HALTER_TRUST": str(home / "trust.json"), "USER": "bench"}, home, "memory:")
-    trust_of(settings).trust(agent, folder_digest(agent), "bench", 0)
+    open_trust(settings).trust(agent, digest_folder(agent), "bench", 0)
     loop = SeedLoop(None)
     store = JournalStore(MemoryEngine(now=loop.now, new_id=IDS.new), inline=True)
-    app = App(settings, loop, IDS, store, cast("Any", None), Purse(store, loop), {}, policy=unbound(settings))
+    app = App(settings, loop, IDS, store, cast("Any", None), Ledger(store, loop), {}, policy=use_local_policy(settings))
 
     async def lives() -> int:
-        running = asyncio.create_task(Up(app, lambda _, __: None, chance=random.Random(1)).run([agent]))
+        running = asyncio.create_task(Supervisor(app, lambda _, __: None, chance=random.Random(1)).run([agent]))
         await loop.sleep(hours * HOUR)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.fleet import CLOCK, opened
 from halter.core.ids import WorkerId
-from halter.dispatch.procrastinate import ProcrastinateQueue, prepare
+from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
 
 BATCH = 100
 """How many are taken at once: as many as a worker has room for."""
@@ -19,7 +19,7 @@ PAUSE = 0.002
 async def taken(verb: str, url: str, agent: str) -> dict[str, Any]:
     """Take what is due until nothing is left, in a process of its own: claim it, or offer it and claim by tickets."""
     store, worker, agents = opened(url), WorkerId(f"claimer-{os.getpid()}"), {agent: None}
-    prepare(url)
+    prepare_queue_tables(url)
     queue = ProcrastinateQueue(url, CLOCK, {agent: "1"})
     await store.claim(worker, 0, agents=agents)
     print("ready", flush=True)

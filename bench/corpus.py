@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from halter.guard.redact import Redactor
+from halter.redaction.redact import Redactor
 
 FOLDER = Path(__file__).parent.parent / "tests" / "corpus"
 PARTS = ("a", "b", "c")

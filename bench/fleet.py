@@ -20,16 +20,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from halter.app.agent import trust_of
-from halter.config.trust import folder_digest
+from halter.config.trust import digest_folder
 from halter.core.clock import HOUR, SECOND, SystemClock
 from halter.core.events import SessionParked, SessionStarted
 from halter.core.ids import SortableIds, WorkerId
 from halter.core.ports import Lease
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
+from halter.runtime.assemble import open_trust
 from halter.settings import read_settings
-from halter.state import life
+from halter.state import lifecycle
 
 CLOCK = SystemClock()
 IDS = SortableIds(CLOCK.now)
@@ -91,7 +91,7 @@ def settled(folder: Path, steps: Sequence[int]) -> Home:
         written = {"agent.yaml": AGENT_FILE.format(name=name_of(number)), "script.yaml": script, "tools.py": TOOLS}
         for name, text in written.items():
             (agent / name).write_text(text)
-        trust_of(settings).trust(agent, folder_digest(agent), "bench", 0)
+        open_trust(settings).trust(agent, digest_folder(agent), "bench", 0)
     return home
 
 
@@ -114,7 +114,7 @@ async def begun(store: JournalStore, agent: str, numbers: Sequence[int]) -> None
         )
         for number in numbers
     ]
-    await asyncio.gather(*(store.commit(life.start(event)) for event in events))
+    await asyncio.gather(*(store.commit(lifecycle.start_session(event)) for event in events))
 
 
 async def asleep(store: JournalStore, agent: str, wakes: Mapping[int, int]) -> None:
@@ -129,7 +129,7 @@ async def asleep(store: JournalStore, agent: str, wakes: Mapping[int, int]) -> N
 async def _sleeps(store: JournalStore, lease: Lease, wakes: Mapping[int, int]) -> None:
     wake_at = wakes[int(lease.session.rpartition("-")[2])]
     parked = SessionParked(state="SLEEPING", wake_at=wake_at)
-    await store.commit(life.park(lease, f"{lease.session}/{lease.generation}/parked", parked))
+    await store.commit(lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/parked", parked))
 
 
 class Database:

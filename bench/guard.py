@@ -12,38 +12,38 @@ from pathlib import Path
 
 from bench import anonymous, texts
 from bench.measure import Contender, Measured, Sample, compare, timed
-from halter.config.agent import agent_of
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import parse_fleet
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import SystemClock
 from halter.core.events import SessionStarted
 from halter.core.ids import SortableIds, WorkerId
-from halter.core.messages import Prompt, user
+from halter.core.messages import Prompt, make_user_message
 from halter.core.ports import Lease
-from halter.core.spec import Resolved
+from halter.core.spec import ResolvedPolicy
 from halter.core.usage import ModelName, Usage
-from halter.guard.anonymize import anonymized
-from halter.guard.ask import Call, Standing
-from halter.guard.chokepoint import Answer
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.names import compiled
-from halter.guard.redact import Redactor
-from halter.guard.request import Answered, Request
-from halter.guard.secrets import GivenSecrets
+from halter.guard.guard import GuardRuntime
+from halter.guard.model_door import AnsweredRequest, ModelRequest
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.tool_door import Answer
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
-from halter.models.prices import Prices
+from halter.models.providers import Prices
 from halter.models.scripted import Scripted, say
-from halter.state import life
-from halter.tools.tool import tool
+from halter.redaction.anonymize import anonymize_prompt
+from halter.redaction.personal_data import compile_names
+from halter.redaction.redact import Redactor
+from halter.redaction.secrets import GivenSecrets
+from halter.state import lifecycle
+from halter.tools.function_tool import tool
 
 CLOCK = SystemClock()
 IDS = SortableIds(CLOCK.now)
 ARGUMENTS = b'{"query": "status of order 4711", "limit": 10}'
-PROMPT = Prompt(system="Be brief.", messages=(user("What became of order 4711?"),), max_output_tokens=1000)
+PROMPT = Prompt(system="Be brief.", messages=(make_user_message("What became of order 4711?"),), max_output_tokens=1000)
 MODEL = ModelName("test", "paid")
 RICH = "max_cost_usd_per_day: 1000000"
 FLEET = f"limits: {{{RICH}}}\nmodels: {{'{MODEL}': {{price: {{input: 1, output: 1}}}}}}\n"
@@ -70,11 +70,11 @@ Act = Callable[[str], Awaitable[None]]
 class Desk:
     """A session with both its doors."""
 
-    def __init__(self, store: JournalStore, lease: Lease, policy: Resolved) -> None:
+    def __init__(self, store: JournalStore, lease: Lease, policy: ResolvedPolicy) -> None:
         self._lease = lease
-        self._standing = Standing("s", "desk", policy.phases[0], policy, str(policy.digest()))
+        self._standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()))
         self._model = Scripted([say("It was shipped.", Usage(100, 20))] * (WARM + CALLS), CLOCK, MODEL)
-        self._gatehouse = Gatehouse(
+        self._gatehouse = GuardRuntime(
             store,
             CLOCK,
             redact=Redactor(texts.SECRETS).redact,
@@ -103,19 +103,21 @@ class Desk:
 
     async def request(self, name: str) -> None:
         """Ask the scripted model."""
-        asked = Request(id=name, prompt=PROMPT)
+        asked = ModelRequest(id=name, prompt=PROMPT)
         answer = await self._gatehouse.request(self._lease, self._standing, asked, self._model)
-        if not isinstance(answer, Answered):
+        if not isinstance(answer, AnsweredRequest):
             raise TypeError(answer)
 
 
 @asynccontextmanager
 async def open_desk(engine: Engine) -> AsyncGenerator[Desk]:
-    policy = resolve(
-        fleet_of(load_bytes(FLEET.encode(), "halter.yaml")), agent_of(load_bytes(AGENT.encode(), "agent.yaml"))
+    policy = resolve_policy(
+        parse_fleet(load_bytes(FLEET.encode(), "halter.yaml")), parse_agent(load_bytes(AGENT.encode(), "agent.yaml"))
     )
     store = JournalStore(engine)
-    await store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="bench")))
+    await store.commit(
+        lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="bench"))
+    )
     (lease,) = await store.claim(WorkerId("bench"), 1)
     try:
         yield Desk(store, lease, policy)
@@ -168,11 +170,11 @@ def redacted(text: str, times: int) -> Sample:
 
 def hidden(text: str) -> Sample:
     """Time the anonymizing of one prompt, for an agent whose names were compiled when it was assembled."""
-    compiled(anonymous.NAMES)
-    anonymized(Prompt(messages=(user(anonymous.letter(1000)),)), "salt", anonymous.NAMES)
+    compile_names(anonymous.NAMES)
+    anonymize_prompt(Prompt(messages=(make_user_message(anonymous.letter(1000)),)), "salt", anonymous.NAMES)
 
     def job() -> int:
-        anonymized(Prompt(messages=(user(text),)), "salt", anonymous.NAMES)
+        anonymize_prompt(Prompt(messages=(make_user_message(text),)), "salt", anonymous.NAMES)
         return 1
 
     return timed(job)

@@ -18,14 +18,14 @@ from bench.measure import Contender, Measured, Sample, compare, timed
 from halter.core.clock import SystemClock
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SortableIds, WorkerId
-from halter.core.limits import Cap, Caps, Spender, legs
+from halter.core.money import Cap, Caps, Spender, make_legs
 from halter.core.ports import Lease, Store
-from halter.guard.purse import Purse, Truth
+from halter.guard.ledger import ActualResult, Ledger
 from halter.journal.engine import Engine
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
-from halter.state import life
-from halter.testing.holds import HoldTaken, hold
+from halter.state import lifecycle
+from halter.testing.fakes import HoldTaken, hold
 
 CLOCK = SystemClock()
 IDS = SortableIds(CLOCK.now)
@@ -53,10 +53,10 @@ class Counting:
 
 async def work(store: Store, sessions: int, steps: int) -> int:
     """Let that many sessions take that many steps each, all at once; return the number of events."""
-    purse = Purse(store, CLOCK)
+    purse = Ledger(store, CLOCK)
     worker = WorkerId(IDS.new())
     names = [IDS.new() for _ in range(sessions)]
-    await asyncio.gather(*(store.commit(life.start(started(name))) for name in names))
+    await asyncio.gather(*(store.commit(lifecycle.start_session(started(name))) for name in names))
     leases: list[Lease] = []
     while len(leases) < sessions:
         leases += await store.claim(worker, sessions)
@@ -68,15 +68,15 @@ def started(session: str) -> SessionStarted:
     return SessionStarted(session=session, agent="bench", kind="task", started_by="bench")
 
 
-async def one(purse: Purse, lease: Lease, steps: int) -> None:
+async def one(purse: Ledger, lease: Lease, steps: int) -> None:
     spender = Spender(lease.session, "bench")
     for step in range(steps):
-        held = legs(NO_CAP, spender, CLOCK.now(), usd=1000)
+        held = make_legs(NO_CAP, spender, CLOCK.now(), usd=1000)
         intent = CallStarted(call=f"{lease.session}.{step}", tool="look_up", legs=held)
         answer = await hold(purse, lease, intent, ARGUMENTS)
         if not isinstance(answer, HoldTaken):
             raise TypeError(answer)
-        await purse.settle(lease, answer.flight, Truth("ok", usd=400, body=RESULT))
+        await purse.settle(lease, answer.flight, ActualResult("ok", usd=400, body=RESULT))
 
 
 RAW = (

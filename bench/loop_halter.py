@@ -6,8 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from bench.peers.workloads import DONE, LONG, Run, Script, main
-from halter.core.counting import most_tokens
-from halter.core.messages import Hear, Prompt, Reply, Text, ToolCall
+from halter.core.messages import Prompt, Reply, Text, TextListener, ToolCall, bound_prompt_tokens
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
 
@@ -28,9 +27,9 @@ class Fake:
         self._script = script
 
     def count(self, prompt: Prompt) -> int:
-        return most_tokens(prompt)
+        return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         done = len(prompt.messages) // 2
         arguments = await self._script.answer(done)

@@ -23,9 +23,9 @@ from bench.fleet import CLOCK, Database, Home, Workers, asleep, begun, moment, n
 from bench.measure import Figure, Measured
 from halter.core.clock import DAY, SECOND
 from halter.core.events import RequestSettled, SessionParked, SessionWoken, WakePosted
-from halter.dispatch.distributed import CONCURRENCY
+from halter.dispatch.dispatcher import DEFAULT_CONCURRENCY
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.state import lifecycle
 
 ROUNDS = 3
 LONG, SHORT = 5, 1
@@ -120,7 +120,7 @@ class _Server:
         await asleep(store, agent, dict.fromkeys(range(self._crowd), moment(8 + self._crowd / 1000)))
         await store.close()
         with workers(self._home, [steps], database, together) as running:
-            await _warm(database, self._crowd + together * CONCURRENCY)
+            await _warm(database, self._crowd + together * DEFAULT_CONCURRENCY)
             connections = database.connections()
             found = await _observed(database, running, self._window)
             left = database.number("SELECT count(*) FROM sessions WHERE owner = '' AND due_at <= microseconds()")
@@ -201,7 +201,7 @@ class _Server:
         for place in range(self._wakes):
             await until(began + place * SECOND // RATE)
             session = f"{agent}-{place}"
-            await store.commit(life.message(session, f"{session}/message", b"Look.", "bench"))
+            await store.commit(lifecycle.post_message(session, f"{session}/message", b"Look.", "bench"))
         await _woken(database, 2 * self._wakes)
         late = database.ask(
             "SELECT (min(w.at) - min(p.at)) / 1000.0 FROM events p JOIN events w ON p.stream = w.stream || '/in' "
@@ -278,7 +278,7 @@ class _Server:
         before = database.number(slept, SessionParked.KIND)
         numbers = range(self._lived)
         await asyncio.gather(
-            *(store.commit(life.message(f"{agent}-{n}", f"{n}/{before}", b"Look.", "bench")) for n in numbers)
+            *(store.commit(lifecycle.post_message(f"{agent}-{n}", f"{n}/{before}", b"Look.", "bench")) for n in numbers)
         )
         await _counted(database, SessionParked.KIND, round(before) + self._lived)
 

@@ -118,17 +118,17 @@ async def _server() -> AsyncGenerator[tuple[asyncio.subprocess.Process, int, str
 
 async def _serve(folder: Path) -> None:
     """Serve, and let an agent take turns when told to."""
-    from halter.app import open_app
-    from halter.app.bus import Bus
-    from halter.server.limits import Limits
-    from halter.server.tokens import Keyring, new_secret, token_of
-    from halter.server.web import Extras, bind, serve_web
+    from halter.runtime.feed import Bus
+    from halter.runtime.runtime import open_app
+    from halter.server.auth import Keyring, describe_token, new_secret
+    from halter.server.middleware import ServerLimits
+    from halter.server.server import ServerExtras, bind, serve_web
     from halter.settings import read_settings
 
     secret, listening = new_secret(), bind(port=0)
     async with open_app(read_settings({"USER": "bench"}, folder, str(folder / "halter.db"))) as app:
-        keys = Keyring(extra=[token_of(secret, "bench", "viewer", app.clock.now())])
-        extras = Extras(limits=Limits(streams=2 * LISTENERS), pages=False)
+        keys = Keyring(extra=[describe_token(secret, "bench", "viewer", app.clock.now())])
+        extras = ServerExtras(limits=ServerLimits(streams=2 * LISTENERS), pages=False)
         serving = asyncio.create_task(serve_web(app, listening, keys, Bus(app.store, app.clock), extras))
         print(listening.getsockname()[1], secret, flush=True)
         await asyncio.to_thread(sys.stdin.readline)
@@ -139,17 +139,17 @@ async def _serve(folder: Path) -> None:
 
 
 async def _turns(app: Any, folder: Path) -> list[float]:
-    from halter.app.talking import attend, begin
-    from halter.cli.talk import speaking_with
+    from halter.cli.talk import open_agent_context
+    from halter.runtime.sessions import attend_session, begin_session
 
     agent = folder / "clerk"
     agent.mkdir()
     (agent / "agent.yaml").write_text(AGENT)
     took: list[float] = []
-    async with speaking_with(app, agent) as speaking:
+    async with open_agent_context(app, agent) as speaking:
         for number in range(TURNS + 1):
             began = time.perf_counter()
-            await attend(speaking, await begin(speaking, f"How is it, number {number}?", "task"))
+            await attend_session(speaking, await begin_session(speaking, f"How is it, number {number}?", "task"))
             took.append(time.perf_counter() - began)
             await asyncio.sleep(APART)
     return took[1:]

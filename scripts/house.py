@@ -24,10 +24,10 @@ from types import CodeType, FrameType
 from typing import Any
 
 from halter import Agent, tool
-from halter.brain.loop import Loop
 from halter.core.clock import SystemClock
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
+from halter.loop.loop import TurnLoop
 from halter.models.scripted import Scripted, call, say
 
 SOURCE = Path(__file__).parents[1] / "src"
@@ -38,7 +38,7 @@ NOUNS_IN_ING = frozenset({"string", "thing", "ring", "ping", "king", "spring", "
 RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)
 """By these a coroutine is over; at any other instruction it only waits."""
 
-ACT: CodeType = vars(Loop)["_act"].__code__
+ACT: CodeType = vars(TurnLoop)["_act"].__code__
 FOLLOWED = 2
 """The act that is followed: the first one pays for what is made once."""
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import settings
 from psycopg import sql
 
-from halter.testing.postgres import PostgresMissing, binaries, throwaway_cluster
+from halter.testing.postgres import PostgresMissing, find_postgres_binaries, throwaway_cluster
 
 # No test asks how fast it is: the machine may be busy with something else.
 settings.register_profile("patient", deadline=None)
@@ -56,7 +56,7 @@ def chosen_dispatcher(request: pytest.FixtureRequest) -> Iterator[None]:
 def postgres_binaries() -> None:
     """Skip loudly where there is no PostgreSQL; where everything is required, fail."""
     try:
-        binaries()
+        find_postgres_binaries()
     except PostgresMissing as missing:
         if os.environ.get("HALTER_REQUIRE_ALL") == "1":
             pytest.fail(str(missing))

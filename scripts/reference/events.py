@@ -13,9 +13,9 @@ from scripts.reference.sheet import code, head, table, told
 PLAIN: Final = {str: "text", int: "integer", bool: "`true`, `false`", float: "number"}
 
 GROUPS: tuple[tuple[str, UnionType], ...] = (
-    ("Sessions, and what people say to them and to the fleet", events.OfSessions),
-    ("What sessions leave behind", events.Leaving),
-    ("Triggers", events.OfTriggers),
+    ("Sessions, and what people say to them and to the fleet", events.SessionEvent),
+    ("What sessions leave behind", events.ArtifactEvent),
+    ("Triggers", events.TriggerEvent),
 )
 
 

@@ -7,17 +7,15 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import NODEFAULT, UNSET, inspect
 
-from halter.app.attending import AUTONOMOUS_WINDOW
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve, resolve_agent
-from halter.config.shape import other_names, written_as
-from halter.config.words import WORDS
-from halter.core.bounds import Limits
-from halter.core.durations import shown_duration
-from halter.core.limits import Caps
-from halter.core.spec import AgentSpec, FleetSpec
+from halter.config.agent_files import parse_agent
+from halter.config.decode import SCALAR_FORMS, list_key_aliases, name_written_form
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_agent, resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.clock import format_duration
+from halter.core.money import Caps
+from halter.core.spec import AgentSpec, FleetSpec, Limits
+from halter.runtime.session_builder import AUTONOMOUS_WINDOW
 from scripts.reference.sheet import NOTHING, code, head, table
 
 Row = tuple[str, str, str, str]
@@ -82,7 +80,7 @@ def _keys(kind: type[msgspec.Struct], known: Mapping[str, str]) -> str:
 
 
 def _forms() -> str:
-    rows = ((SHORT.get(name, name), word.expected) for name, word in WORDS.items())
+    rows = ((SHORT.get(name, name), word.expected) for name, word in SCALAR_FORMS.items())
     return f"{FORMS}\n\n" + table(("form", "write"), rows)
 
 
@@ -91,7 +89,7 @@ def _rows(kind: inspect.StructType, path: str, known: Mapping[str, str]) -> Iter
     for field in kind.fields:
         yield from _of_field(field, path + field.encode_name, known)
     names = {field.encode_name: field for field in kind.fields}
-    for other, own in other_names(kind).items():
+    for other, own in list_key_aliases(kind).items():
         yield path + other, _is(names[own].type), NOTHING, f"Another name of `{own}`."
 
 
@@ -153,7 +151,7 @@ def _meaning(kind: inspect.Type) -> str:
 def _is(kind: inspect.Type) -> str:
     """Say in a word or two what a key may be."""
     for said in _said(kind):
-        if form := written_as(said):
+        if form := name_written_form(said):
             return SHORT.get(form, form)
     match _bare(kind):
         case inspect.LiteralType() as words:
@@ -203,7 +201,7 @@ def _default(field: inspect.Field) -> str:
 
 
 def _form(kind: inspect.Type) -> str:
-    return next((form for said in _said(kind) if (form := written_as(said))), "")
+    return next((form for said in _said(kind) if (form := name_written_form(said))), "")
 
 
 def _shown(value: Any, form: str) -> str:
@@ -211,7 +209,7 @@ def _shown(value: Any, form: str) -> str:
         case bool():
             return code(str(value).lower())
         case int() if form in {"duration", "lasting"}:
-            return shown_duration(value)
+            return format_duration(value)
         case int() | float():
             return f"{value:g}" if isinstance(value, float) else str(value)
         case str():
@@ -224,15 +222,15 @@ def _shown(value: Any, form: str) -> str:
 
 def _in_force() -> Mapping[str, str]:
     """Work out what holds for an agent of which nothing but the name is said."""
-    agent = agent_of(load_bytes(b"name: x\n", "agent.yaml"))
-    policy, mind = resolve(Fleet(), agent), resolve_agent(Fleet(), agent, Path("nowhere")).mind
+    agent = parse_agent(load_bytes(b"name: x\n", "agent.yaml"))
+    policy, mind = resolve_policy(FleetConfig(), agent), resolve_agent(FleetConfig(), agent, Path("nowhere")).mind
     found = {"mode": code(policy.mode), "observe": code(str(policy.observe).lower()), "phases": "`work`"}
     for key in Limits.__struct_fields__:
         value = getattr(policy, key, getattr(mind, key, None))
         if value is not None:
             found[f"limits.{key}"] = _shown(value, "duration" if key == "timeout" else "")
     found["limits.context_window"] += f"; {AUTONOMOUS_WINDOW} for an agent that runs by itself"
-    return {**found, **_caps(policy.caps), "policy.approval_expiry": shown_duration(policy.approval_expiry)}
+    return {**found, **_caps(policy.caps), "policy.approval_expiry": format_duration(policy.approval_expiry)}
 
 
 def _caps(caps: Caps) -> Mapping[str, str]:

@@ -5,11 +5,11 @@ from pathlib import Path
 from typing import Final, get_args
 
 import halter
-from halter.config.usual import USUAL
+from halter.config.agent_files import DEFAULT_PROVIDERS
 from halter.core import errors, vocabulary
-from halter.core.spec import MODES, RATES, SIMULATED
+from halter.core.spec import DEFAULT_RATES, DEFAULT_SIMULATE, MODES
 from halter.core.tools import LEVELS
-from halter.guard.levels import TABLE
+from halter.guard.judge import LEVEL_TABLE
 from scripts.reference.sheet import NOTHING, code, head, table
 
 AUDITED: Final = {"": "no, only its events", "arguments": "arguments, not the result", "full": "yes"}
@@ -24,7 +24,7 @@ SETS: Final = (
     ("What a decision is about", vocabulary.DecisionKind),
     ("What money was spent for", vocabulary.Purpose),
     ("Where something comes from", vocabulary.Origin),
-    ("What wakes a session", vocabulary.Cause),
+    ("What wakes a session", vocabulary.WakeCause),
     ("Guardrails", vocabulary.Guardrail),
 )
 
@@ -55,7 +55,7 @@ def page() -> str:
     """Describe levels, and list every closed set of words."""
     first = head(
         "Levels, states, outcomes",
-        "`halter.core.vocabulary`, `halter.guard.levels` and `halter.core.errors`",
+        "`halter.core.vocabulary`, `halter.guard.judge` and `halter.core.errors`",
         "The closed sets of words in which events, policies and screens are written. No other word can stand there.",
     )
     sets = (f"## {title}\n\n{_listed(get_args(words))}\n" for title, words in SETS)
@@ -70,11 +70,11 @@ def _levels() -> str:
     rows = (
         (
             code(level),
-            AUDITED[TABLE[level].audit],
-            f"{RATES[level]} an hour" if level in RATES else NOTHING,
-            "yes" if TABLE[level].assessed else "no",
-            " / ".join("yes" if mode in TABLE[level].asks else NOTHING for mode in MODES),
-            "when a person is asked" if SIMULATED.get(level) == "asked" else "no",
+            AUDITED[LEVEL_TABLE[level].audit],
+            f"{DEFAULT_RATES[level]} an hour" if level in DEFAULT_RATES else NOTHING,
+            "yes" if LEVEL_TABLE[level].assessed else "no",
+            " / ".join("yes" if mode in LEVEL_TABLE[level].asks else NOTHING for mode in MODES),
+            "when a person is asked" if DEFAULT_SIMULATE.get(level) == "asked" else "no",
         )
         for level in LEVELS
     )
@@ -91,7 +91,7 @@ def environment_page() -> str:
     """List every variable of the environment that is read."""
     first = head(
         "The environment",
-        "`halter.settings` and `halter.config.usual`",
+        "`halter.settings` and `halter.config.agent_files`",
         "Paths below `~/.local/state` and `~/.config` follow `XDG_STATE_HOME` and "
         "`XDG_CONFIG_HOME`. A store that is named "
         "by `--store` counts before `HALTER_STORE`.",
@@ -104,7 +104,7 @@ def environment_page() -> str:
     rows = ((code(name), *words) for name, words in VARIABLES.items() if name in there)
     keys = (
         (code(name), code(usual.key) if usual.key else "none", code(usual.base_url) if usual.base_url else "")
-        for name, usual in USUAL.items()
+        for name, usual in DEFAULT_PROVIDERS.items()
     )
     return "\n".join(
         (

@@ -3,14 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halter.app.agents import Agent
-    from halter.app.library import Guard, GuardedSession, SessionOver, SessionTaken
-    from halter.app.result import Result, RunFailed
     from halter.core.messages import StreamChunk
     from halter.core.tools import Failed, Output
-    from halter.guard.chokepoint import Answer
-    from halter.tools.arguments import CallKey, Deps
-    from halter.tools.tool import tool
+    from halter.guard.tool_door import Answer
+    from halter.runtime.agent import Agent, Result, RunFailed
+    from halter.runtime.guard_api import Guard, GuardedSession, SessionOver, SessionTaken
+    from halter.tools.function_tool import CallKey, Deps, tool
 
 __version__ = "0.7.0"
 
@@ -33,20 +31,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Agent": "halter.app.agents",
-    "Deps": "halter.tools.arguments",
-    "Result": "halter.app.result",
-    "RunFailed": "halter.app.result",
+    "Agent": "halter.runtime.agent",
+    "Deps": "halter.tools.function_tool",
+    "Result": "halter.runtime.agent",
+    "RunFailed": "halter.runtime.agent",
     "StreamChunk": "halter.core.messages",
-    "Answer": "halter.guard.chokepoint",
-    "CallKey": "halter.tools.arguments",
+    "Answer": "halter.guard.tool_door",
+    "CallKey": "halter.tools.function_tool",
     "Failed": "halter.core.tools",
-    "Guard": "halter.app.library",
-    "GuardedSession": "halter.app.library",
+    "Guard": "halter.runtime.guard_api",
+    "GuardedSession": "halter.runtime.guard_api",
     "Output": "halter.core.tools",
-    "SessionOver": "halter.app.library",
-    "SessionTaken": "halter.app.library",
-    "tool": "halter.tools.tool",
+    "SessionOver": "halter.runtime.guard_api",
+    "SessionTaken": "halter.runtime.guard_api",
+    "tool": "halter.tools.function_tool",
 }
 
 

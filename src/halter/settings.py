@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from halter.core.errors import ConfigError
-from halter.core.ids import AGENT
-from halter.core.tools import STARTED_BY_AGENT
+from halter.core.ids import AGENT_PREFIX
+from halter.core.tools import AGENT_VARIABLE
 
 _STATE: Final = ("XDG_STATE_HOME", ".local/state")
 _CONFIG: Final = ("XDG_CONFIG_HOME", ".config")
@@ -56,7 +56,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
         store=store or environ.get("HALTER_STORE") or str(needed("HALTER_STORE", *_STATE, "halter.db")),
         checkpoints=needed("HALTER_CHECKPOINTS", *_STATE, "checkpoints"),
         signing_key=needed("HALTER_SIGNING_KEY", *_CONFIG, "signing.key"),
-        person=person_of(environ),
+        person=name_person(environ),
         trust=place("HALTER_TRUST", *_CONFIG, "trust.json"),
         fleet=Path(environ["HALTER_FLEET"]) if environ.get("HALTER_FLEET") else found,
         tokens=place("HALTER_TOKENS", *_CONFIG, "tokens.json"),
@@ -64,19 +64,19 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
     )
 
 
-def logins_beside(tokens: Path) -> Path:
+def find_logins_file(tokens: Path) -> Path:
     """Name the file of the logins that belong to a file of tokens."""
     return tokens.with_suffix(".logins.json")
 
 
-def person_of(environ: Mapping[str, str]) -> str:
+def name_person(environ: Mapping[str, str]) -> str:
     """Name whoever speaks. What an agent started is told by a variable of its own, and is no person."""
-    if environ.get(STARTED_BY_AGENT):
-        return f"{AGENT}{environ[STARTED_BY_AGENT]}"
-    return environ.get("HALTER_PERSON") or environ.get("LOGNAME") or environ.get("USER") or login(os.getuid())
+    if environ.get(AGENT_VARIABLE):
+        return f"{AGENT_PREFIX}{environ[AGENT_VARIABLE]}"
+    return environ.get("HALTER_PERSON") or environ.get("LOGNAME") or environ.get("USER") or name_user(os.getuid())
 
 
-def login(number: int) -> str:
+def name_user(number: int) -> str:
     """Name a user; one without an entry in the system's list, as in many containers, by the number alone."""
     try:
         return pwd.getpwuid(number).pw_name

@@ -17,24 +17,35 @@ from typing import Final, TypeVar, cast
 
 import msgspec
 
-from halter.cli.keyboard import Keyboard, TerminalDevice, ask_freshly
+from halter.cli.terminal import Keyboard, TerminalDevice, ask_freshly
 from halter.core.clock import MINUTE, SECOND, Clock, SystemClock
 from halter.core.events import DecisionMade, RuleMade
 from halter.core.ids import FLEET, WorkerId, inbox_stream
 from halter.core.ports import Committed, Decide, Draft, Lease, Query, Store, Write
-from halter.core.row import Row
 from halter.core.rows import DecisionRow, RuleRow
-from halter.core.spec import Resolved
+from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Tool
-from halter.core.vocabulary import RuleScope, Verdict
-from halter.guard.approvals import Open, Rule, always, decide, edit, end_rule, needs_you
-from halter.guard.ask import Call
-from halter.guard.conditions import Anything, Argv, exactly
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.judge import Approval, Asked, edit_digest, judge
-from halter.guard.rules import Each, Same, written
-from halter.testing.relay import Relay
-from halter.tools.tool import tool
+from halter.core.vocabulary import Row, RuleScope, Verdict
+from halter.guard.approvals import (
+    AnyCondition,
+    ArgvCondition,
+    EachArgument,
+    PendingDecision,
+    RuleWording,
+    SameArguments,
+    answer_decision,
+    approve_always,
+    approve_edited,
+    encode_matcher,
+    end_rule,
+    list_pending_decisions,
+    make_equals_condition,
+)
+from halter.guard.guard import GuardRuntime
+from halter.guard.judge import CallRequest, RequiredApproval, digest_edit, judge_call
+from halter.guard.prepare import Call
+from halter.testing.fakes import Relay
+from halter.tools.function_tool import tool
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, in_memory, own_store, result
 from halter_drills.faults import AlteredRows, Hand
 from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
@@ -78,10 +89,10 @@ class ApprovalDesk:
     ground: Ground
     store: Store
     clock: Clock
-    gatehouse: Gatehouse
+    gatehouse: GuardRuntime
     tools: Mapping[str, Tool]
     lease: Lease
-    policy: Resolved
+    policy: ResolvedPolicy
     beside: Lease
     """Another session of the same agent."""
     keyboard: Callable[[int], Keyboard] = TerminalDevice
@@ -92,19 +103,19 @@ class ApprovalDesk:
         return Call(f"{self.lease.session}.{number}", using, msgspec.json.encode(arguments))
 
     async def tries(
-        self, call: Call, attempt: int = 1, *, policy: Resolved | None = None, lease: Lease | None = None
+        self, call: Call, attempt: int = 1, *, policy: ResolvedPolicy | None = None, lease: Lease | None = None
     ) -> None:
         lease = lease or self.lease
         standing = standing_of(lease.session, policy or self.policy)
         await self.gatehouse.call(lease, standing, call, self.tools, attempt)
 
-    async def asks(self, call: Call) -> Open:
+    async def asks(self, call: Call) -> PendingDecision:
         """Take a call to the guard for the first time, and find the question that it puts before a person."""
         await self.tries(call, 0)
-        return next(one for one in await needs_you(self.store) if one.decision == f"{call.id}/approval")
+        return next(one for one in await list_pending_decisions(self.store) if one.decision == f"{call.id}/approval")
 
-    async def says(self, asked: Open, verdict: Verdict = "approve", by: str = PERSON) -> None:
-        await self.store.commit(decide(asked, verdict, by, f"{asked.decision}/{verdict}/{by}"))
+    async def says(self, asked: PendingDecision, verdict: Verdict = "approve", by: str = PERSON) -> None:
+        await self.store.commit(answer_decision(asked, verdict, by, f"{asked.decision}/{verdict}/{by}"))
 
     async def approved(self) -> Call:
         call = self.call()
@@ -113,18 +124,20 @@ class ApprovalDesk:
 
     async def ruled(self, scope: RuleScope = "session", *, lasting: int = MINUTE, amount: int = 7) -> str:
         asked = await self.asks(self.call(amount=amount))
-        rule = Rule(id=f"{self.name}/rule", matcher=Same(asked.same), keys=("order",), scope=scope, expires_in=lasting)
-        await self.store.commit(always(asked, rule, PERSON, f"{asked.decision}/always"))
+        rule = RuleWording(
+            id=f"{self.name}/rule", matcher=SameArguments(asked.same), keys=("order",), scope=scope, expires_in=lasting
+        )
+        await self.store.commit(approve_always(asked, rule, PERSON, f"{asked.decision}/always"))
         return rule.id
 
-    async def forge(self, asked: Open, by: str, digest: str) -> None:
+    async def forge(self, asked: PendingDecision, by: str, digest: str) -> None:
         """Put an answer into the inbox past everything that looks at answers."""
         made = DecisionMade(decision=asked.decision, verdict="approve", by=by, digest=digest)
         write = Write(asked.stream, f"{asked.decision}/forged", lambda _: [Draft(made)], _row_of(asked))
         await self.store.commit(write)
 
 
-def _row_of(asked: Open) -> list[tuple[type[DecisionRow], tuple[str]]]:
+def _row_of(asked: PendingDecision) -> list[tuple[type[DecisionRow], tuple[str]]]:
     return [(DecisionRow, (asked.decision,))]
 
 
@@ -273,8 +286,8 @@ async def edit_tampered_with(desk: ApprovalDesk) -> None:
     await desk.tries(call)
 
 
-async def _edited(desk: ApprovalDesk, asked: Open) -> None:
-    await desk.store.commit(edit(asked, desk.call(EDITED).arguments, PERSON, f"{asked.decision}/edit"))
+async def _edited(desk: ApprovalDesk, asked: PendingDecision) -> None:
+    await desk.store.commit(approve_edited(asked, desk.call(EDITED).arguments, PERSON, f"{asked.decision}/edit"))
 
 
 async def rule_expired(desk: ApprovalDesk) -> None:
@@ -318,10 +331,10 @@ async def rule_for_other_arguments(desk: ApprovalDesk) -> None:
 async def rule_for_a_shorter_command(desk: ApprovalDesk) -> None:
     """The rule was for a command, and this one goes on after it."""
     asked = await desk.asks(desk.call("list orders"))
-    rest = (exactly("desk", desk.name), exactly("amount", 7))
-    matcher = Each((Argv("order", ("list", "orders")), *rest))
-    rule = Rule(id=f"{desk.name}/rule", matcher=matcher, keys=("order",), scope="session", expires_in=MINUTE)
-    await desk.store.commit(always(asked, rule, PERSON, f"{asked.decision}/always"))
+    rest = (make_equals_condition("desk", desk.name), make_equals_condition("amount", 7))
+    matcher = EachArgument((ArgvCondition("order", ("list", "orders")), *rest))
+    rule = RuleWording(id=f"{desk.name}/rule", matcher=matcher, keys=("order",), scope="session", expires_in=MINUTE)
+    await desk.store.commit(approve_always(asked, rule, PERSON, f"{asked.decision}/always"))
     await desk.tries(desk.call("list orders -delete", number=2), 0)
 
 
@@ -339,7 +352,7 @@ async def rule_forged_by_the_agent(desk: ApprovalDesk) -> None:
         tool="pay",
         scope="fleet",
         owner="",
-        matcher=written(Same(asked.same)),
+        matcher=encode_matcher(SameArguments(asked.same)),
         keys=("order",),
         by=AN_AGENT,
         expires_at=asked.expires_at,
@@ -376,9 +389,9 @@ WORKER: Final = WorkerId("drill")
 ACTS: Final[Sequence[Act]] = (*HONEST, *FORGED)
 
 
-def _agreeing(row: DecisionRow, need: Approval) -> DecisionRow:
+def _agreeing(row: DecisionRow, need: RequiredApproval) -> DecisionRow:
     """Make a decision one about whatever is asked, that says yes to it."""
-    agreed = edit_digest(need.digest, need.edited) if row.verdict == "edit" or need.edited else need.digest
+    agreed = digest_edit(need.digest, need.edited) if row.verdict == "edit" or need.edited else need.digest
     return msgspec.structs.replace(row, digest=need.digest, decided_digest=agreed)
 
 
@@ -404,21 +417,21 @@ class Hasty(TerminalDevice):
 
 
 def _loosened(row: RuleRow) -> RuleRow:
-    anything = Each(tuple(Anything(key) for key in ("desk", "order", "amount")))
-    return msgspec.structs.replace(row, matcher=written(anything))
+    anything = EachArgument(tuple(AnyCondition(key) for key in ("desk", "order", "amount")))
+    return msgspec.structs.replace(row, matcher=encode_matcher(anything))
 
 
-def _gullibly(asked: Asked, need: Approval) -> Decide:
+def _gullibly(asked: CallRequest, need: RequiredApproval) -> Decide:
     def agree(row: Row | None) -> Row | None:
         return _agreeing(row, need) if isinstance(row, DecisionRow) else row
 
-    return lambda rows: judge(asked, AlteredRows(rows, agree))
+    return lambda rows: judge_call(asked, AlteredRows(rows, agree))
 
 
-def _judged(write: Write) -> Asked | None:
+def _judged(write: Write) -> CallRequest | None:
     """Tell what the judge is asked in a write, if it is the judge who decides."""
     decide = write.decide
-    return decide.args[0] if isinstance(decide, partial) and decide.func is judge else None
+    return decide.args[0] if isinstance(decide, partial) and decide.func is judge_call else None
 
 
 def run(setting: Setting) -> DrillResult:

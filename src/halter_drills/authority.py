@@ -14,15 +14,14 @@ from typing import Final
 
 import msgspec
 
-from halter.app.agent import assembled
-from halter.app.agent_context import AgentContext, models_of
-from halter.app.opened import App, open_app
-from halter.app.protected import Protects, protected_for
-from halter.app.talking import attend, begin
 from halter.core.errors import ConfigError
-from halter.core.ids import new_worker
-from halter.core.protected import NOTHING, ProtectedPaths
-from halter.dispatch.tending import tended
+from halter.core.folders import NO_PROTECTED_PATHS, ProtectedPaths
+from halter.core.ids import make_worker_id
+from halter.dispatch.heartbeat import keep_leases
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assemble import ProtectedPathsFactory, assemble_agent, list_protected_paths
+from halter.runtime.runtime import App, open_app
+from halter.runtime.sessions import attend_session, begin_session
 from halter.settings import Settings
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
 
@@ -106,12 +105,12 @@ def run(setting: Setting) -> DrillResult:
 
 
 def _protecting_nothing(*_: object) -> ProtectedPaths:
-    return NOTHING
+    return NO_PROTECTED_PATHS
 
 
 async def _tried(ground: Ground, home: Path, attempt: Attempt, *, teeth: bool) -> list[str]:
     settings = _furnish(ground, home, attempt)
-    protects: Protects = _protecting_nothing if teeth else protected_for
+    protects: ProtectedPathsFactory = _protecting_nothing if teeth else list_protected_paths
     before = seen(home)
     async with open_app(settings) as app:
         # One that is not loaded has tried nothing, and what it is made of is compared all the same.
@@ -120,15 +119,15 @@ async def _tried(ground: Ground, home: Path, attempt: Attempt, *, teeth: bool) -
     return amiss(home, attempt, before)
 
 
-async def _acted(app: App, home: Path, attempt: Attempt, protects: Protects) -> Mapping[str, bytes]:
+async def _acted(app: App, home: Path, attempt: Attempt, protects: ProtectedPathsFactory) -> Mapping[str, bytes]:
     """Load the agent, let happen what happens, and let its model do what it wants; tell how things were before."""
-    async with assembled(app, home / "clerk", protects=protects) as agent, models_of(app, agent) as models:
+    async with assemble_agent(app, home / "clerk", protects=protects) as agent, models_of(app, agent) as models:
         if attempt.happens is not None:
             attempt.happens(home)
-        before, worker = seen(home), new_worker("drill", app.ids)
-        async with tended(app.store, app.clock, worker):
+        before, worker = seen(home), make_worker_id("drill", app.ids)
+        async with keep_leases(app.store, app.clock, worker):
             speaking = AgentContext(app, agent, models, worker)
-            await attend(speaking, await begin(speaking, "Go.", "task"))
+            await attend_session(speaking, await begin_session(speaking, "Go.", "task"))
         return before
 
 

@@ -15,22 +15,19 @@ from typing import Any, Final, Literal, get_args
 
 import msgspec
 
+from halter.core.agent_spec import WireFormat
 from halter.core.clock import SystemClock
-from halter.core.errors import ConfigError, ModelError, needs
-from halter.core.here import on_this_machine
+from halter.core.errors import ConfigError, ModelError, explain_extra
 from halter.core.ids import WorkerId
-from halter.core.messages import Prompt, Reply, StreamChunk, user
-from halter.core.mind import WireFormat
-from halter.core.money import DOLLAR, shown
+from halter.core.messages import Prompt, Reply, StreamChunk, make_user_message
+from halter.core.money import DOLLAR, format_micros
 from halter.core.ports import Lease
-from halter.core.usage import FREE, ModelName, Price, Rates, Unpriced
-from halter.guard.ask import Standing
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.request import TIMEOUT, Request
-from halter.models.prices import Prices, stated
-from halter.models.providers import is_installed
-from halter.models.wire import Wire
-from halter.models.wire_exchange import Exchange
+from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, is_local_address
+from halter.guard.guard import GuardRuntime
+from halter.guard.model_door import MODEL_REQUEST_TIMEOUT, ModelRequest
+from halter.guard.prepare import SessionContext
+from halter.models.providers import Prices, compile_stated_price, is_installed
+from halter.models.wire import Exchange, WireModel
 from halter_drills.checker import StoreContents, check, found_at
 from halter_drills.children import Pipe, children
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
@@ -318,13 +315,17 @@ _PATHS: Final[Mapping[WireFormat, str]] = {"openai": "/v1", "anthropic": "", "go
 class ByAddress(Prices):
     """A price table that takes whatever is reached on this machine for free."""
 
-    def find(self, model: ModelName, base_url: str | None = None) -> Rates | Unpriced:
+    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
         """Look at the address first, unless the price is declared."""
         declared = model.provider == "paid"
-        return stated(FREE) if on_this_machine(base_url) and not declared else super().find(model, base_url)
+        return (
+            compile_stated_price(FREE_PRICE)
+            if is_local_address(base_url) and not declared
+            else super().find(model, base_url)
+        )
 
 
-class TrustingWire(Wire):
+class TrustingWire(WireModel):
     """A wire that takes any report for the final one."""
 
     def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
@@ -414,7 +415,7 @@ async def _ask(ground: Ground, cases: Sequence[BillingCase], port: int, *, teeth
     plain, cached, written = PRICE
     own = {"paid": Price(plain, written, cache_read=cached)}
     prices = ByAddress(own) if teeth else Prices(own)
-    doors = Gatehouse(store, clock, redact=str, secrets=NO_SECRETS, prices=prices)
+    doors = GuardRuntime(store, clock, redact=str, secrets=NO_SECRETS, prices=prices)
     policy = policy_of(cap=1000 * DOLLAR)
     try:
         with socket.socket() as nobody:
@@ -432,14 +433,14 @@ async def _ask(ground: Ground, cases: Sequence[BillingCase], port: int, *, teeth
 class _Desk:
     """The doors, and a model for each name: all of one name share their connections."""
 
-    def __init__(self, doors: Gatehouse, port: int, nobody: int, *, teeth: bool) -> None:
+    def __init__(self, doors: GuardRuntime, port: int, nobody: int, *, teeth: bool) -> None:
         self._doors = doors
         self._ports = {"unreached": nobody}
         self._port = port
-        self._sort = TrustingWire if teeth else Wire
-        self._made: dict[tuple[str, int], Wire] = {}
+        self._sort = TrustingWire if teeth else WireModel
+        self._made: dict[tuple[str, int], WireModel] = {}
 
-    def model(self, case: BillingCase) -> Wire:
+    def model(self, case: BillingCase) -> WireModel:
         port = self._ports.get(case.act, self._port)
         known = self._made.get((case.model, port))
         if known is None:
@@ -448,7 +449,7 @@ class _Desk:
             self._made[case.model, port] = known
         return known
 
-    async def ask_all(self, lease: Lease, standing: Standing, cases: Sequence[BillingCase]) -> None:
+    async def ask_all(self, lease: Lease, standing: SessionContext, cases: Sequence[BillingCase]) -> None:
         limit = asyncio.Semaphore(TOGETHER)
 
         async def ask(case: BillingCase) -> None:
@@ -464,10 +465,10 @@ class _Desk:
             await model.aclose()
 
 
-def _request(case: BillingCase) -> Request:
-    prompt = Prompt(system=SYSTEM, messages=(user(f"Case {case.number}."),), max_output_tokens=MOST)
-    timeout = PATIENCE if case.act == "hangs" else TIMEOUT
-    return Request(id=_id(case), prompt=prompt, timeout=timeout, listen=_unheard if case.streamed else None)
+def _request(case: BillingCase) -> ModelRequest:
+    prompt = Prompt(system=SYSTEM, messages=(make_user_message(f"Case {case.number}."),), max_output_tokens=MOST)
+    timeout = PATIENCE if case.act == "hangs" else MODEL_REQUEST_TIMEOUT
+    return ModelRequest(id=_id(case), prompt=prompt, timeout=timeout, listen=_unheard if case.streamed else None)
 
 
 def _unheard(_: StreamChunk) -> None:
@@ -489,14 +490,16 @@ def compared(cases: Sequence[BillingCase], ledger: Mapping[int, int], found: Sto
         elif request not in settled:
             wrong.append(f"{case}: it has no outcome.")
         elif recorded < billed:
-            wrong.append(f"{case}: {shown(billed)} was billed, and {shown(recorded)} is recorded.")
+            wrong.append(f"{case}: {format_micros(billed)} was billed, and {format_micros(recorded)} is recorded.")
         elif recorded > billed and (case.act == "answers" or not billed):
-            wrong.append(f"{case}: only {shown(billed)} was billed, and {shown(recorded)} is recorded.")
+            wrong.append(f"{case}: only {format_micros(billed)} was billed, and {format_micros(recorded)} is recorded.")
     return wrong
 
 
 def lacking() -> str:
-    return "" if is_installed("pydantic_ai") and is_installed("openai") else needs("models", "The drill billing")
+    return (
+        "" if is_installed("pydantic_ai") and is_installed("openai") else explain_extra("models", "The drill billing")
+    )
 
 
 DRILL: Final = Drill(

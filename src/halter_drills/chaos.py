@@ -15,12 +15,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, NamedTuple
 
-from halter.app.opened import LEASE
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ports import Query, Store
 from halter.core.rows import SessionRow
-from halter.dispatch.tending import HEARTBEAT
-from halter.guard.approvals import decide, needs_you
+from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from halter.testing.postgres import Cluster, throwaway_cluster
 from halter_drills import checker
 from halter_drills.chaos_workers import (
@@ -265,7 +265,7 @@ def since(alive_until: int, resumed: int, seen: ChaosSeen) -> int:
         if what == "restart" and begin < resumed and end > moment:
             moment = end
         if what in ("kill", "stop") and alive_until < begin < resumed:
-            moment = max(moment, begin + LEASE)
+            moment = max(moment, begin + DEFAULT_LEASE_DURATION)
     return min(moment, resumed)
 
 
@@ -387,7 +387,7 @@ class ChaosScene:
         if self.stopped:
             return True
         for pid, at in list(self.resumed.items()):
-            if self._beaten(pid) > at + LEASE - HEARTBEAT:
+            if self._beaten(pid) > at + DEFAULT_LEASE_DURATION - HEARTBEAT_INTERVAL:
                 del self.resumed[pid]
         return bool(self.resumed)
 
@@ -442,10 +442,10 @@ async def _answering(scene: ChaosScene, store: Store) -> None:
     """Answer as a person who looks first whether it was paid; not while somebody may still pay without being asked."""
     while True:
         await scene.clock.sleep(2 * LOOK)
-        for one in await needs_you(store):
+        for one in await list_pending_decisions(store):
             if not await asyncio.to_thread(scene.unsettled):
                 answer = "approve" if paid(scene.ground.folder)[one.subject] else "deny"
-                await store.commit(decide(one, answer, PERSON, f"{one.decision}/answer"))
+                await store.commit(answer_decision(one, answer, PERSON, f"{one.decision}/answer"))
                 scene.seen.answered += 1
 
 

@@ -14,10 +14,10 @@ from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from halter.config.trust import Trust, folder_digest
+from halter.config.trust import TrustFile, digest_folder
 from halter.core.events import SessionStarted
 from halter.core.ports import Write
-from halter.state.life import start
+from halter.state.lifecycle import start_session
 from halter_drills.children import PATIENCE, ChildStuck, process_state
 from halter_drills.workload import PERSON
 
@@ -96,7 +96,7 @@ def made(home: Path) -> Path:
     (folder / "tools.py").write_text(_TOOLS_PY.format(effects=str(home / EFFECTS)))
     trusted = home / CONFIG / "halter"
     trusted.mkdir(parents=True)
-    Trust(trusted / "trust.json").trust(folder, folder_digest(folder), PERSON, 0)
+    TrustFile(trusted / "trust.json").trust(folder, digest_folder(folder), PERSON, 0)
     return folder
 
 
@@ -116,7 +116,9 @@ def begun(session: str, errand: Errand) -> Write:
         started_by=PERSON if own else f"trigger:{TRIGGER}",
         trigger="" if own else TRIGGER,
     )
-    return start(event, None if own else {"works": b"Work through it.", "spends": b"Spend all you have."}[errand])
+    return start_session(
+        event, None if own else {"works": b"Work through it.", "spends": b"Spend all you have."}[errand]
+    )
 
 
 def expected_end(errand: Errand) -> str:
@@ -145,7 +147,7 @@ time.time_ns = lambda: nanoseconds() + 7200 * 10**9
 {_ENTER}"""
 _UNFENCED: Final = f"""
 import sys
-from halter.dispatch.sessions import Sessions
+from halter.dispatch.dispatcher import Sessions
 from halter_drills.zombie import unfenced
 from halter.journal import engine
 from halter.journal.store import JournalStore

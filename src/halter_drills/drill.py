@@ -22,10 +22,10 @@ import msgspec
 from halter.core.clock import Clock, SystemClock
 from halter.core.errors import ConfigError, HalterError, StoreUnavailable
 from halter.core.ids import SortableIds
-from halter.journal.apply import Applier, apply
+from halter.journal.apply import Applier, apply_write
 from halter.journal.engine import Engine
-from halter.journal.open import masked, open_engine, postgres_address
-from halter.journal.sqlite import LEASE
+from halter.journal.open import mask_url, open_engine, postgres_address
+from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 
@@ -153,9 +153,9 @@ class Ground:
         self,
         *,
         clock: Clock | None = None,
-        lease: int = LEASE,
+        lease: int = LEASE_DURATION,
         inline: bool = False,
-        applier: Applier = apply,
+        applier: Applier = apply_write,
     ) -> JournalStore:
         return JournalStore(engine(self.url, clock or SystemClock(), lease), inline=inline, applier=applier)
 
@@ -180,7 +180,7 @@ def kind_of(url: str | None) -> StoreKind:
     if scheme in ("", "sqlite"):
         return "sqlite"
     raise ConfigError(
-        f"A drill cannot run on the store {masked(url or '')}: name a SQLite file (sqlite:///folder/halter.db) or a "
+        f"A drill cannot run on the store {mask_url(url or '')}: name a SQLite file (sqlite:///folder/halter.db) or a "
         "PostgreSQL database (postgresql://user@host/database), or name none for a throwaway file."
     )
 
@@ -233,11 +233,11 @@ def _own_schema(url: str) -> Generator[str]:
 
 
 def _with_schema(url: str, schema: str) -> str:
-    from halter.journal.connection import whole
+    from halter.journal.connection import join_url
 
     parts = urlsplit(url)
     given = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query)) | {"schema": schema}
-    return whole(parts._replace(query=urlencode(given, quote_via=quote)))
+    return join_url(parts._replace(query=urlencode(given, quote_via=quote)))
 
 
 def _drop_schema(url: str, pauses: Sequence[float] = ()) -> None:

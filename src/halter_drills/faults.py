@@ -15,11 +15,10 @@ from halter.core.clock import SECOND, Clock
 from halter.core.errors import StoreUnavailable
 from halter.core.ids import Digest, StreamId
 from halter.core.ports import Committed, Lease, Rows, Store, Stored, Write
-from halter.core.row import R, Row, RowKey
+from halter.core.vocabulary import R, Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.engine import Engine
-from halter.testing.crash import Crashed
-from halter.testing.relay import Relay
+from halter.testing.fakes import Crashed, Relay
 from halter_drills.children import Child, ChildFailed, Pipe
 from halter_drills.drill import PlainConnection, StoreKind
 

@@ -17,33 +17,29 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.autonomy.awareness import Awareness
-from halter.autonomy.hotstate import HotState
-from halter.autonomy.pace import Paced, Terms
-from halter.brain.decide import Rules
-from halter.brain.loop import Loop
-from halter.brain.session_runtime import SessionRuntime
-from halter.brain.window import Thinking
+from halter.autonomy.hot_state import Awareness, HotState
+from halter.autonomy.pace import AutonomousPace, PaceTerms
+from halter.core.agent_spec import Autonomy, BrainSpec, Pacing
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND, Clock
-from halter.core.counting import most_tokens
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.limits import Cap, Caps
-from halter.core.messages import Hear, Prompt, Reply, Text, ToolCall
-from halter.core.mind import Mind
-from halter.core.money import DOLLAR
-from halter.core.pacing import Autonomy, Pacing
+from halter.core.messages import Prompt, Reply, Text, TextListener, ToolCall, bound_prompt_tokens
+from halter.core.money import DOLLAR, Cap, Caps
 from halter.core.ports import Lease, Store
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName, Price, Usage
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
-from halter.state.life import start
-from halter.testing.seedloop import START, SeedLoop
-from halter.tools.tool import tool
-from halter.work.conversation import Conversation
-from halter.work.verbs import verbs
+from halter.guard.guard import GuardRuntime
+from halter.loop.decide import TurnLimits
+from halter.loop.loop import TurnLoop
+from halter.loop.prompt import LoopSettings
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
+from halter.redaction.secrets import GivenSecrets
+from halter.state.lifecycle import start_session
+from halter.tasks.conversation import Conversation
+from halter.tasks.task_tools import make_verbs
+from halter.testing.world import VIRTUAL_START, SeedLoop
+from halter.tools.function_tool import tool
 from halter_drills.checker import RecordedEvent, check, found_at
 from halter_drills.children import Pipe, children
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, in_memory, own_store, result, unseen
@@ -104,9 +100,9 @@ class Runaway:
         self._chance = chance
 
     def count(self, prompt: Prompt) -> int:
-        return most_tokens(prompt)
+        return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         usage = Usage(READS, min(self._writes, prompt.max_output_tokens))
         self._outside.asked.append((self._outside.clock.now(), usage))
@@ -356,31 +352,31 @@ class FloodAgent:
         self._policy = msgspec.structs.replace(policy_of("flood"), caps=caps)
         price = Price(Decimal(case.price), Decimal(case.price))
         prices = Prices({str(NAME): price})
-        self._doors = Gatehouse(store, clock, redact=str, secrets=GivenSecrets({}), prices=prices)
+        self._doors = GuardRuntime(store, clock, redact=str, secrets=GivenSecrets({}), prices=prices)
 
     async def live(self, lease: Lease) -> None:
         """Give the session its turns until it is over, and let it sleep between them in the same hands."""
-        verbs_of = {verb.spec.name: verb for verb in verbs(self._store, SESSION, "autonomous")}
+        verbs_of = {verb.spec.name: verb for verb in make_verbs(self._store, SESSION, "autonomous")}
         tools = {**self.outside.tools(), **verbs_of}
         hourly = self._limits.token_budget_per_hour or None
         standing = msgspec.structs.replace(standing_of(SESSION, self._policy), tokens_per_hour=hourly)
         running = SessionRuntime(self._store, self._clock, self._doors, lease, standing, tools)
-        thinking = Thinking(
-            mind=Mind(model=str(NAME), instructions="Watch."),
+        thinking = LoopSettings(
+            mind=BrainSpec(model=str(NAME), instructions="Watch."),
             rules=self._rules(),
             models=(self._model,),
             offered=tuple(each.spec for each in tools.values()),
             window=WINDOW,
         )
         aware = Awareness(HotState({}), self._clock)
-        loop = Loop(running, self._clock, thinking, self._chance, aware.senses())
-        pace = Paced(running, loop, self._clock, Terms(pacing=Pacing(autonomy=self._limits)), aware)
+        loop = TurnLoop(running, self._clock, thinking, self._chance, aware.senses())
+        pace = AutonomousPace(running, loop, self._clock, PaceTerms(pacing=Pacing(autonomy=self._limits)), aware)
         conversation = Conversation(running, loop, self._clock, pace, resident=True)
         while not (came := await conversation.attend()).over:
             await running.until_woken(came.wake_at)
 
-    def _rules(self) -> Rules:
-        return Rules(
+    def _rules(self) -> TurnLimits:
+        return TurnLimits(
             kind="autonomous",
             on_cap="stop",
             min_sleep=self._limits.min_sleep,
@@ -391,7 +387,7 @@ class FloodAgent:
 
 async def lived(agent: FloodAgent, store: Store, span: int) -> None:
     event = SessionStarted(session=SESSION, agent="flood", kind="autonomous", started_by=PERSON)
-    await store.commit(start(event))
+    await store.commit(start_session(event))
     (lease,) = await store.claim(WORKER, 1, SESSION)
     with suppress(TimeoutError):
         async with asyncio.timeout(span / SECOND):
@@ -401,7 +397,7 @@ async def lived(agent: FloodAgent, store: Store, span: int) -> None:
 def flooded(ground: Ground, case: FloodCase) -> tuple[list[str], Counter[str]]:
     """Let one model run away for a day, and say what it passed."""
     ground.fresh()
-    clock = SeedLoop(case.seed, START)
+    clock = SeedLoop(case.seed, VIRTUAL_START)
     span = SHORT if case.teeth else DAY
     with asyncio.Runner(loop_factory=lambda: clock) as runner:
         store = ground.open(clock=clock, lease=2 * DAY, inline=True)

@@ -20,25 +20,24 @@ from typing import Final
 
 import msgspec
 
-from halter.app.agent import Assembled
-from halter.app.opened import App
-from halter.app.playing import begin, go_on
-from halter.app.policy import unbound
+from halter.core.agent_spec import Playbook, Step
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SessionId, SortableIds, StreamId, session_stream
-from halter.core.playbook import Playbook, Step
-from halter.guard.approvals import Open, decide, needs_you
-from halter.guard.chokepoint import Answer
-from halter.guard.purse import Purse
+from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
+from halter.guard.ledger import Ledger
+from halter.guard.tool_door import Answer
 from halter.journal.checkpoints import Checkpointer
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
+from halter.runtime.assemble import AssembledAgent
+from halter.runtime.policy import use_local_policy
+from halter.runtime.runtime import App
+from halter.runtime.sessions import begin_playbook, resume_playbook
 from halter.settings import Settings
-from halter.state.receipt import receipt
+from halter.state.receipt import make_receipt
 from halter.state.session import Session, replay
-from halter.tools.arguments import CallKey
-from halter.tools.tool import tool
+from halter.tools.function_tool import CallKey, tool
 from halter_drills.checker import RecordedEvent, check, fact, found_at
 from halter_drills.children import Child, Children, Pipe, children
 from halter_drills.drill import (
@@ -97,7 +96,7 @@ class PlayShop(EffectFile):
 
     careless: bool = False
 
-    def agent(self) -> Assembled:
+    def agent(self) -> AssembledAgent:
         """Make the agent that plays: it has a read, an idempotent write and a plain one."""
 
         async def look(order: int, key: CallKey) -> str:
@@ -110,7 +109,7 @@ class PlayShop(EffectFile):
             return self.did("pay", order, str(key))
 
         made = (tool(look, effect="read"), tool(put, idempotent=True), tool(pay, idempotent=self.careless))
-        return Assembled(policy=policy_of(), tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
+        return AssembledAgent(policy=policy_of(), tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
 
 
 def app_on(real: Engine, folder: Path) -> App:
@@ -119,8 +118,8 @@ def app_on(real: Engine, folder: Path) -> App:
     settings = Settings("", folder, folder / "key", PERSON, folder / "trust", None)
     store = JournalStore(real)
     checkpointer = Checkpointer(folder, settings.signing_key, "drill", clock.now)
-    ids, purse = SortableIds(clock.now), Purse(store, clock)
-    return App(settings, clock, ids, store, checkpointer, purse, {}, policy=unbound(settings))
+    ids, purse = SortableIds(clock.now), Ledger(store, clock)
+    return App(settings, clock, ids, store, checkpointer, purse, {}, policy=use_local_policy(settings))
 
 
 def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
@@ -131,11 +130,11 @@ def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
 async def _play_and_die(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
     agent, clock = shop.agent(), SystemClock()
     beginning = app_on(engine(url, clock, NO_LEASE), shop.file.parent)
-    session = await begin(beginning, agent, PLAYBOOK, {})
+    session = await begin_playbook(beginning, agent, PLAYBOOK, {})
     await beginning.store.close()
     pipe.send(session)
     mortal = app_on(dying(engine(url, clock, NO_LEASE), death, pipe), shop.file.parent)
-    await go_on(mortal, agent, session, unseen)
+    await resume_playbook(mortal, agent, session, unseen)
 
 
 def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> None:
@@ -145,7 +144,7 @@ def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> None:
 async def _go_on_playing(url: str, shop: PlayShop, session: SessionId) -> str:
     app = app_on(engine(url, SystemClock(), NO_LEASE), shop.file.parent)
     try:
-        return (await go_on(app, shop.agent(), session, unseen)).state
+        return (await resume_playbook(app, shop.agent(), session, unseen)).state
     finally:
         await app.store.close()
 
@@ -164,8 +163,8 @@ async def counted_playing(folder: Path) -> int:
     shop = PlayShop(folder / "uncounted")
     memory = MemoryEngine(now=clock.now, new_id=SortableIds(clock.now).new)
     app = app_on(memory, folder)
-    session = await begin(app, shop.agent(), PLAYBOOK, {})
-    await go_on(app_on(watched(memory, commit, commit), folder), shop.agent(), session, unseen)
+    session = await begin_playbook(app, shop.agent(), PLAYBOOK, {})
+    await resume_playbook(app_on(watched(memory, commit, commit), folder), shop.agent(), session, unseen)
     return commits
 
 
@@ -221,7 +220,7 @@ class EffectsLane(msgspec.Struct, frozen=True):
         deadline = clock.now() + PATIENCE
         try:
             while not successor.pipe.poll() and clock.now() < deadline:
-                for one in await needs_you(store):
+                for one in await list_pending_decisions(store):
                     if one.session == session and one.subject not in asked:
                         asked.append(one.subject)
                         wrong += await _answered(store, one, shop)
@@ -242,15 +241,17 @@ def doubts(history: Sequence[RecordedEvent]) -> list[tuple[str, str]]:
     return [(call, name) for call, name in begun.items() if call not in settled]
 
 
-async def _answered(store: JournalStore, one: Open, shop: PlayShop) -> list[str]:
+async def _answered(store: JournalStore, one: PendingDecision, shop: PlayShop) -> list[str]:
     """Say what the outside world knows; and see that the receipt tells of the doubt while it lasts."""
     wrong: list[str] = []
     if one.about != "unknown_call":
         wrong.append(f"A person was asked about {one.name} as {one.about}.")
-    if one.subject not in receipt(await store.read(session_stream(one.session))).in_doubt:
+    if one.subject not in make_receipt(await store.read(session_stream(one.session))).in_doubt:
         wrong.append(f"The receipt does not say that {one.subject} is in doubt.")
     happened = any(effect.key == one.subject for effect in shop.effects())
-    committed = await store.commit(decide(one, "approve" if happened else "deny", PERSON, f"{one.decision}/answer"))
+    committed = await store.commit(
+        answer_decision(one, "approve" if happened else "deny", PERSON, f"{one.decision}/answer")
+    )
     return wrong if committed.events else [*wrong, f"The answer about {one.subject} was not taken."]
 
 

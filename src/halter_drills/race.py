@@ -18,36 +18,34 @@ from typing import Final
 
 import msgspec
 
-from halter.app import App, open_app
-from halter.app.policy import unbound
-from halter.config.agent import agent_of
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
-from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock
+from halter.config.agent_files import parse_agent
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock, window_at
 from halter.core.events import AnyEvent, CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import SortableIds, WorkerId, session_stream
-from halter.core.limits import Caps, Spender
-from halter.core.money import BudgetRow, CapReached, Leg, MustWait, reserve
+from halter.core.money import BudgetRow, CapReached, Caps, Leg, MustWait, Spender, reserve
 from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
-from halter.core.row import Row
 from halter.core.rows import FleetPolicyRow
-from halter.core.windows import window_at
-from halter.dispatch.tending import tended
-from halter.guard.chokepoint import Answer
-from halter.guard.flight import StillHeld
-from halter.guard.judge import Asked, cap_sentence, uncapped
-from halter.guard.purse import Truth
-from halter.guard.weigh import Asking
+from halter.core.vocabulary import Row
+from halter.dispatch.heartbeat import keep_leases
+from halter.guard.halts import StillHeld
+from halter.guard.judge import CallRequest, describe_cap_reached, remove_caps
+from halter.guard.judge_request import RequestAttempt
+from halter.guard.ledger import ActualResult
+from halter.guard.tool_door import Answer
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
+from halter.runtime.policy import use_local_policy
+from halter.runtime.runtime import App, open_app
 from halter.settings import read_settings
-from halter.state.life import start
+from halter.state.lifecycle import start_session
 from halter.state.session import InFlight
-from halter.testing.crash import Crashed
-from halter.testing.seedloop import START, SeedLoop
+from halter.testing.fakes import Crashed
+from halter.testing.world import VIRTUAL_START, SeedLoop
 from halter_drills.checker import RecordedEvent, StoreContents, Sums, check, fact, found_at, found_in, paid
 from halter_drills.children import Child, Children, Pipe, children
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
@@ -65,7 +63,7 @@ def _but_policy(row: Row | None) -> Row | None:
 class ObeysItsFolder(Till):
     """The mistake that the race must see in folders: a process goes by the caps that it has read itself."""
 
-    def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
+    def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
         write = super().intent(lease, asked)
 
         def decide(rows: Rows) -> Sequence[Draft]:
@@ -80,9 +78,9 @@ class CheckThenSpend(Till):
     Because the store's own constraint would stop it even so, it does not tell the store of any cap.
     """
 
-    async def admit(self, lease: Lease, asked: Asked | Asking) -> InFlight | Refusal | StillHeld:
+    async def admit(self, lease: Lease, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | StillHeld:
         """Decide on what the budgets were a moment ago."""
-        if isinstance(asked, Asking):
+        if isinstance(asked, RequestAttempt):
             return await super().admit(lease, asked)
         found = await self._store.ask(Query("budgets", BudgetRow))
         rows = {(row.scope, row.window, row.unit): row for row in found}
@@ -92,11 +90,11 @@ class CheckThenSpend(Till):
         )
         if isinstance(verdict, MustWait):
             return StillHeld(asked.call)
-        legs = uncapped(asked.legs)
+        legs = remove_caps(asked.legs)
         if isinstance(verdict, CapReached):
             refusal = CostCapReached.refusing(asked.call, asked.tool, verdict)
             await self._blindly(lease, asked.call, refusal, legs)
-            return Answer(asked.call, "cost_cap_reached", cap_sentence(verdict), cap=refusal)
+            return Answer(asked.call, "cost_cap_reached", describe_cap_reached(verdict), cap=refusal)
         await self._blindly(lease, asked.call, CallStarted(call=asked.call, tool=asked.tool, legs=legs), legs)
         return InFlight(asked.call, asked.tool, "turn", legs, self._clock.now(), is_call=True)
 
@@ -175,7 +173,7 @@ class RaceWorld:
 
 
 def simulated(race: Race) -> Outcome:
-    start = START + HOUR - MINUTE // 2
+    start = VIRTUAL_START + HOUR - MINUTE // 2
     loop = SeedLoop(race.seed, start)
     tape = Tape()
     engine, found = _engine(race, loop, tape)
@@ -324,7 +322,9 @@ async def _begin_in_folders(ground: Ground) -> None:
     store = ground.open()
     try:
         for name in FOLDERS:
-            await store.commit(start(SessionStarted(session=name, agent=AGENT, kind="task", started_by="the drill")))
+            await store.commit(
+                start_session(SessionStarted(session=name, agent=AGENT, kind="task", started_by="the drill"))
+            )
     finally:
         await store.close()
 
@@ -337,11 +337,11 @@ def _spender(pipe: Pipe, ground: Ground, folder: Path, broken: bool) -> None:  #
 async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) -> None:
     """Start as any process does that runs agents, and spend as soon as all others have started."""
     settings = read_settings({"HALTER_PERSON": "the drill"}, ground.folder, ground.url)
-    async with open_app(settings) as app, tended(app.store, app.clock, worker):
+    async with open_app(settings) as app, keep_leases(app.store, app.clock, worker):
         pipe.send(0)
         await asyncio.to_thread(pipe.recv)
-        fleet = unbound(settings).fleet if broken else app.fleet
-        caps = resolve(fleet, agent_of(load_bytes(AGENT_FILE, "agent.yaml"))).caps
+        fleet = use_local_policy(settings).fleet if broken else app.fleet
+        caps = resolve_policy(fleet, parse_agent(load_bytes(AGENT_FILE, "agent.yaml"))).caps
         till = (ObeysItsFolder if broken else Till)(app.store, app.clock)
         (lease,) = await app.store.claim(worker, 1)
         for number in range(WANTED):
@@ -357,7 +357,7 @@ async def _bought(app: App, till: Till, lease: Lease, caps: Caps, call: str) -> 
         match await till.admit(lease, asked_of(call, "buy", caps, spender, app.clock.now(), COST)):
             case InFlight() as flight:
                 await app.clock.sleep(SECOND // 100)
-                await till.settle(lease, flight, Truth("ok", usd=COST))
+                await till.settle(lease, flight, ActualResult("ok", usd=COST))
                 return True
             case StillHeld():
                 pass

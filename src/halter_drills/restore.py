@@ -18,20 +18,20 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from halter.app.agent import Assembled
-from halter.app.desk import Desk, Who, decisions, steering, stores
-from halter.app.opened import App, open_app
-from halter.app.playing import begin, go_on
+from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import StoreUnusable
 from halter.core.ids import SessionId
-from halter.core.limits import Cap, Caps
-from halter.core.money import dollars, shown
-from halter.core.playbook import Playbook, Step
-from halter.guard.approvals import needs_you
-from halter.guard.chokepoint import Answer, NeedsPerson
+from halter.core.money import Cap, Caps, format_micros, usd_to_micros
+from halter.guard.approvals import list_pending_decisions
+from halter.guard.tool_door import Answer, NeedsPerson
 from halter.journal.verify import verify
+from halter.operations import control, decisions
+from halter.operations.desk import Desk, Who
+from halter.runtime.assemble import AssembledAgent
+from halter.runtime.runtime import App, open_app
+from halter.runtime.sessions import begin_playbook, resume_playbook
 from halter.settings import Settings
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 from halter_drills.drill import (
     Drill,
     DrillBroken,
@@ -149,7 +149,7 @@ def _dumped(ground: Ground, moment: str) -> Copy:
 
 
 ROUNDS: Final = 2
-PRICE: Final = dollars("0.06")
+PRICE: Final = usd_to_micros("0.06")
 CAP: Final = 2 * PRICE
 MOST_LOOKS: Final = 2
 PATIENCE: Final = 2
@@ -174,7 +174,7 @@ class RestoreShop(EffectFile):
 
     meanwhile: Callable[[], None] = field(default=_nothing)
 
-    def agent(self) -> Assembled:
+    def agent(self) -> AssembledAgent:
         """Make the agent: it may look for nothing, pay up to its cap, and wire what a person agrees to."""
 
         async def look(order: int) -> str:
@@ -189,13 +189,13 @@ class RestoreShop(EffectFile):
 
         made = (
             tool(look, effect="read", level="SAFE"),
-            tool(pay, cost=PRICE / dollars(1), level="SAFE"),
+            tool(pay, cost=PRICE / usd_to_micros(1), level="SAFE"),
             tool(wire, level="RESTRICTED"),
         )
         policy = msgspec.structs.replace(
             policy_of(), caps=Caps(session=Cap(None), agent=(Cap(CAP, "month"),), fleet=())
         )
-        return Assembled(policy=policy, tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
+        return AssembledAgent(policy=policy, tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
 
 
 class RestoredStore(msgspec.Struct, frozen=True):
@@ -262,24 +262,24 @@ async def _lived(place: RestoredStore, chance: random.Random) -> list[Copy]:
         await _denied(app, agent, lambda: copied("while the question waited"))
         await _looks(app, agent, chance)
         copied("after the call was denied")
-        await steering.halt(Desk(app, Who(PERSON)), "fleet", "the drill")
+        await control.halt(Desk(app, Who(PERSON)), "fleet", "the drill")
         copied("after the fleet was halted")
     if sum(each.tool == "pay" for each in shop.effects()) != CAP // PRICE:
         raise DrillBroken("The payments of the drill were not made, so that nothing could be paid twice.")
     return made
 
 
-async def _looks(app: App, agent: Assembled, chance: random.Random) -> None:
+async def _looks(app: App, agent: AssembledAgent, chance: random.Random) -> None:
     for _ in range(chance.randint(0, MOST_LOOKS)):
         await _played(app, agent, "look", 0)
 
 
-async def _played(app: App, agent: Assembled, what: What, order: int) -> None:
-    await go_on(app, agent, await begin(app, agent, _playbook(what, order), {}), _unseen)
+async def _played(app: App, agent: AssembledAgent, what: What, order: int) -> None:
+    await resume_playbook(app, agent, await begin_playbook(app, agent, _playbook(what, order), {}), _unseen)
 
 
-async def _denied(app: App, agent: Assembled, asked: Callable[[], None]) -> None:
-    session = await begin(app, agent, _playbook("wire", DENIED), {})
+async def _denied(app: App, agent: AssembledAgent, asked: Callable[[], None]) -> None:
+    session = await begin_playbook(app, agent, _playbook("wire", DENIED), {})
     waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def waits(needed: NeedsPerson, _: object) -> None:
@@ -287,7 +287,7 @@ async def _denied(app: App, agent: Assembled, asked: Callable[[], None]) -> None
             waiting.set_result(needed.decision)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(go_on(app, agent, session, _unseen, waits))
+        group.create_task(resume_playbook(app, agent, session, _unseen, waits))
         decision = await waiting
         asked()
         await decisions.deny(Desk(app, Who(PERSON)), decision)
@@ -324,10 +324,10 @@ async def _started_again(place: RestoredStore) -> bool:
     agent = place.shop.agent()
     try:
         async with open_app(place.settings, lease=NO_LEASE, despite_doubt=place.blind) as app:
-            for asked in await needs_you(app.store, app.clock.now()):
-                await decisions.approve(Desk(app, Who("bob")), asked.decision, decisions.Answer())
+            for asked in await list_pending_decisions(app.store, app.clock.now()):
+                await decisions.approve(Desk(app, Who("bob")), asked.decision, decisions.ApprovalTerms())
                 with suppress(AskedAgain):
-                    await go_on(app, agent, SessionId(asked.session), _unseen, _asked_again)
+                    await resume_playbook(app, agent, SessionId(asked.session), _unseen, _asked_again)
             for what in ("look", "pay"):
                 # A payment that the copy knows to be under way may keep the others waiting for their money.
                 with suppress(TimeoutError):
@@ -346,7 +346,7 @@ def _done_wrongly(since: Sequence[ToolEffect]) -> list[str]:
     """Hold what ran against what people said and what the cap was: it was used up, and everything was halted."""
     wrong: list[str] = []
     if paid := sum(each.tool == "pay" for each in since):
-        wrong.append(f"{shown(CAP + PRICE * paid)} were spent under a cap of {shown(CAP)}.")
+        wrong.append(f"{format_micros(CAP + PRICE * paid)} were spent under a cap of {format_micros(CAP)}.")
     if ToolEffect("wire", DENIED) in since:
         wrong.append(f"wire {DENIED} was denied, and ran.")
     return [*wrong, *(f"{each.tool} {each.order} ran though the fleet was halted." for each in since)]
@@ -358,7 +358,7 @@ async def _accepted(place: RestoredStore, *, anew: bool) -> list[str]:
         if app.doubt is None:
             return ["it was refused, and there was nothing to accept."]
         lacks = app.doubt.lacks()
-        await stores.accept(Desk(app, Who(PERSON)), "the drill")
+        await control.accept(Desk(app, Who(PERSON)), "the drill")
     wrong = [] if anew or any(char.isdigit() for char in lacks) else [f"it was not said what is missing: {lacks}"]
     before, agent = len(place.shop.effects()), place.shop.agent()
     try:

@@ -21,26 +21,25 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from halter.app.agent import Assembled
-from halter.app.agent_context import gatehouse_for
-from halter.app.opened import App, open_app
-from halter.app.playing import begin
+from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import ConfigError, ModelRejected
 from halter.core.ids import WorkerId
-from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
-from halter.core.playbook import Playbook, Step
-from halter.core.ports import BLOB_FROM
+from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult
+from halter.core.ports import BLOB_THRESHOLD
 from halter.core.tools import Failed, Permit, Tool
 from halter.core.usage import ModelName
-from halter.dispatch.tending import tended
-from halter.guard.ask import Call
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.redact import Redactor
-from halter.guard.request import Request
-from halter.guard.secrets import PREFIX, GivenSecrets
-from halter.guard.stream import StreamRedactor
+from halter.dispatch.heartbeat import keep_leases
+from halter.guard.guard import GuardRuntime
+from halter.guard.model_door import ModelRequest
+from halter.guard.prepare import Call
+from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
+from halter.runtime.agent_context import gatehouse_for
+from halter.runtime.assemble import AssembledAgent
+from halter.runtime.runtime import App, open_app
+from halter.runtime.sessions import begin_playbook
 from halter.settings import Settings
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 from halter_drills.canaries import KEYS, SPELLINGS, WIDTH, Canary, key, spelled, values
 from halter_drills.children import Pipe, children
 from halter_drills.drill import (
@@ -83,7 +82,7 @@ class LeakyPlace(msgspec.Struct, frozen=True):
     folder: Path
 
     def environ(self) -> dict[str, str]:
-        return {f"{PREFIX}{name}": value for name, value in self.secrets.items()}
+        return {f"{SECRET_PREFIX}{name}": value for name, value in self.secrets.items()}
 
     def naive(self) -> Redact:
         """Hide what is spelled plainly, and nothing else."""
@@ -110,7 +109,7 @@ class Mouth:
     def count(self, prompt: Prompt) -> int:
         return 100
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         with self._sent.open("ab") as file:
             file.write(msgspec.json.encode(prompt) + b"\n")
@@ -137,7 +136,7 @@ class Leaky:
         self._planted = ""
         self._number = 0
 
-    def _made(self) -> Gatehouse:
+    def _made(self) -> GuardRuntime:
         if self._naive is None:
             return gatehouse_for(self._app, self._policy, self._secrets, self._mouth)
         return doors(self._app.store, self._app.clock, redact=self._naive, secrets=self._secrets, simulates=self._mouth)
@@ -152,7 +151,7 @@ class Leaky:
             return f"The setting is {self._planted} as you can see."
 
         async def flood() -> str:
-            return f"{'so much ' * (BLOB_FROM // 8)} {self._planted} {'so much ' * 100}"
+            return f"{'so much ' * (BLOB_THRESHOLD // 8)} {self._planted} {'so much ' * 100}"
 
         async def cut() -> str:
             return f"{'x ' * (SHORT // 4 - 10)} {self._planted} {'y ' * SHORT}"
@@ -204,7 +203,7 @@ class Leaky:
     async def request(self, *parts: Text | ToolCall | ToolResult, system: str = "") -> str:
         self._number += 1
         prompt = Prompt(system=system, messages=(Message("user", parts),))
-        request = Request(id=f"{SESSION}.{self._number}", prompt=prompt)
+        request = ModelRequest(id=f"{SESSION}.{self._number}", prompt=prompt)
         came = await self._doors.request(self._lease, self._standing, request, self._mouth)
         return msgspec.json.encode(came).decode()
 
@@ -239,9 +238,9 @@ class Leaky:
     async def play_with(self, text: str) -> str:
         """Start a playbook with a secret among its inputs; it must be refused."""
         step = Step("echo", b'{"text":"${inputs.text}"}')
-        agent = Assembled(policy=self._policy, tools=self._tools, secrets=self._secrets)
+        agent = AssembledAgent(policy=self._policy, tools=self._tools, secrets=self._secrets)
         try:
-            return await begin(self._app, agent, Playbook((step,), "playbook.yaml", ("text",)), {"text": text})
+            return await begin_playbook(self._app, agent, Playbook((step,), "playbook.yaml", ("text",)), {"text": text})
         except ConfigError as refused:
             return str(refused)
 
@@ -292,7 +291,7 @@ def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], kind: Literal["na
 
 
 async def _leak(place: LeakyPlace, leaks: Sequence[Leak], *, naive: bool) -> None:
-    async with open_app(place.settings, environ=place.environ()) as app, tended(app.store, app.clock, WORKER):
+    async with open_app(place.settings, environ=place.environ()) as app, keep_leases(app.store, app.clock, WORKER):
         leaky = Leaky(app, place, naive=naive)
         await leaky.start()
         for each in leaks:
@@ -309,7 +308,7 @@ AGENT: Final = "name: leaky\nsecrets: [PLAIN, ODD, LINES]\n"
 TOOLS: Final = '''
 import base64
 
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 
 
 @tool

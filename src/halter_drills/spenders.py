@@ -12,18 +12,17 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from halter.core.clock import DAY, HOUR, SECOND, Clock
+from halter.core.clock import DAY, HOUR, SECOND, Clock, WindowLength, window_at
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import WorkerId, session_stream
-from halter.core.limits import Cap, Caps, Spender, carve
 from halter.core.money import Account as Spent
+from halter.core.money import Cap, Caps, Spender, carve
 from halter.core.ports import Lease, Store, Stored, Write
-from halter.core.windows import Per, window_at
-from halter.guard.flight import StillHeld
-from halter.guard.judge import Asked
-from halter.guard.purse import Truth, change_cap
-from halter.state.life import end, start, start_child, wake
+from halter.guard.halts import StillHeld
+from halter.guard.judge import CallRequest
+from halter.guard.ledger import ActualResult, change_cap
+from halter.state.lifecycle import end_session, start_child, start_session, wake_session
 from halter.state.session import InFlight, replay
 from halter_drills.checker import Account
 from halter_drills.workload import Till, asked_of
@@ -141,7 +140,7 @@ class Owner:
             return
         if self._lease.generation > 1:
             key = f"{self._lease.session}/{self._lease.generation}/woken"
-            await self._surely(lambda: self._store.commit(wake(self._lease, key, None, 0)))
+            await self._surely(lambda: self._store.commit(wake_session(self._lease, key, None, 0)))
         for flight in state.in_flight.values():
             await self._surely(lambda flight=flight: self._till.settle_in_doubt(self._lease, [flight]))
         self._refused = state.cost_cap_reached
@@ -185,10 +184,10 @@ class Owner:
     async def _act(self, a_round: PlannedCall, flight: InFlight) -> None:
         await self._clock.sleep(a_round.latency)
         self._worker.bill(a_round.call, a_round.truth)
-        truth = Truth("ok", usd=a_round.truth)
+        truth = ActualResult("ok", usd=a_round.truth)
         await self._surely(lambda: self._till.settle(self._lease, flight, truth))
 
-    def _asked(self, a_round: PlannedCall) -> Asked:
+    def _asked(self, a_round: PlannedCall) -> CallRequest:
         member, now = self._member, self._clock.now()
         spender = Spender(member.session, member.agent)
         return asked_of(a_round.call, "work", self._crowd.caps(member), spender, now, a_round.amount)
@@ -210,7 +209,7 @@ class Owner:
         """End as soon as nothing is held any more: a parent waits for its sub-sessions here."""
         state = "BUDGET_EXCEEDED" if self._refused else "COMPLETED"
         reason = "cost_cap_reached" if self._refused else "completed"
-        await self._until_written(end(self._lease, state, reason, self._member.parent))
+        await self._until_written(end_session(self._lease, state, reason, self._member.parent))
 
     async def _until_written(self, write: Write) -> None:
         while not (await self._surely(lambda: self._store.commit(write))).events:
@@ -247,7 +246,7 @@ async def begin(store: Store, crowd: Crowd) -> None:
     for member in crowd.members:
         if not member.parent:
             event = SessionStarted(session=member.session, agent=member.agent, kind="task", started_by="the drill")
-            await store.commit(start(event))
+            await store.commit(start_session(event))
 
 
 # Who spends in the race, drawn from a number: sessions, their calls, and the caps that are too small for them.
@@ -341,5 +340,5 @@ def _shared(crowd: Crowd) -> list[tuple[str, Cap]]:
     return agents + [("fleet", cap) for cap in crowd.fleet_caps]
 
 
-def _windows(per: Per, since: int) -> set[str]:
+def _windows(per: WindowLength, since: int) -> set[str]:
     return {window_at(per, since + ahead) for ahead in range(0, DAY + SECOND, HOUR)}

@@ -16,24 +16,24 @@ from typing import Final, Literal, get_args
 
 import msgspec
 
-from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import SECOND, SystemClock
-from halter.core.ids import SessionId, SortableIds, WorkerId, new_worker
-from halter.core.messages import Hear, Prompt, Reply, user
+from halter.core.ids import SessionId, SortableIds, WorkerId, make_worker_id
+from halter.core.messages import Prompt, Reply, TextListener, make_user_message
 from halter.core.ports import Query, Store
-from halter.core.pulse import Pulse
+from halter.core.processes import LivenessWriter
 from halter.core.spec import ToolRule
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
-from halter.dispatch.sentinel import sentinel
-from halter.dispatch.tending import taken, tended
-from halter.guard.ask import Call
-from halter.guard.chokepoint import Answer
-from halter.guard.flight import RateUsedUp, StillHeld
-from halter.guard.request import Answered, Request
-from halter.testing.relay import Relay, T
-from halter.tools.shell import shell
-from halter.tools.tool import tool
+from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.sentinel import run_sentinel
+from halter.guard.halts import RateUsedUp, StillHeld
+from halter.guard.model_door import AnsweredRequest, ModelRequest
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer
+from halter.loop.session_runtime import SessionRuntime
+from halter.testing.fakes import Relay, T
+from halter.tools.function_tool import tool
+from halter.tools.shell import make_shell_tool
 from halter_drills.children import Pipe
 from halter_drills.drill import Ground
 from halter_drills.workload import begun, doors, policy_of, standing_of
@@ -119,7 +119,7 @@ class StuckModel:
     def count(self, prompt: Prompt) -> int:
         return 100
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         await _hang(self._marks, self._session)
         return Reply(())
@@ -200,7 +200,7 @@ def toolbox(marks: Marks) -> Mapping[str, Tool]:
         tool(ping),
         tool(buy, cost=DEAR),
         tool(pay, level="RESTRICTED"),
-        shell(marks.file.parent, sandbox=False),
+        make_shell_tool(marks.file.parent, sandbox=False),
     ]
     return {each.spec.name: each for each in made}
 
@@ -218,7 +218,7 @@ class StuckWorker:
         self._name = WorkerId("drill")
 
     async def serve(self, pipe: Pipe) -> None:
-        async with tended(self._journal, self._clock, self._name):
+        async with keep_leases(self._journal, self._clock, self._name):
             while (round_ := await asyncio.to_thread(pipe.recv)) is not None:
                 await self._live(pipe, round_)
         await self._journal.close()
@@ -285,10 +285,10 @@ class StuckWorker:
                 return (await asyncio.gather(*map(running.call, calls)))[1]
 
     async def _thinking(self, running: SessionRuntime, session: str) -> Answer:
-        request = Request(id=f"{session}.1", prompt=Prompt(messages=(user("Are you there?"),)))
+        request = ModelRequest(id=f"{session}.1", prompt=Prompt(messages=(make_user_message("Are you there?"),)))
         model = StuckModel(self._marks, session)
         came = await self._doors.request(running.lease, running.standing, request, model)
-        if isinstance(came, Answered | StillHeld | RateUsedUp):
+        if isinstance(came, AnsweredRequest | StillHeld | RateUsedUp):
             return Answer(request.id, "ok", "")
         return Answer(request.id, came.outcome, "")
 
@@ -374,11 +374,11 @@ def blocked(_: Pipe, ground: Ground, marks: Marks, block: Block, kind: Literal["
 
 async def _run(ground: Ground, marks: Marks, block: Block, *, watched: bool) -> None:
     clock, store = SystemClock(), ground.open(lease=LEASE)
-    worker = new_worker("drill", SortableIds(clock.now))
+    worker = make_worker_id("drill", SortableIds(clock.now))
     policy = policy_of(block.agent)
     async with (
-        sentinel(ground.url, "") if watched else nullcontext(Pulse()) as pulse,
-        tended(store, clock, worker, LEASE // 3, pulse=pulse),
+        run_sentinel(ground.url, "") if watched else nullcontext(LivenessWriter()) as pulse,
+        keep_leases(store, clock, worker, LEASE // 3, pulse=pulse),
     ):
         lease = await begun(store, worker, block.session, policy, block.trigger)
         gatehouse = doors(store, clock)
@@ -396,9 +396,9 @@ def inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
 
 async def _inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
     clock, store = SystemClock(), ground.open(lease=LEASE)
-    worker, wrong = new_worker("heir", SortableIds(clock.now)), list[str]()
+    worker, wrong = make_worker_id("heir", SortableIds(clock.now)), list[str]()
     for block in ended:
-        lease = await taken(store, clock, worker, SessionId(block.session), LEASE + 10 * SECOND)
+        lease = await take_lease(store, clock, worker, SessionId(block.session), LEASE + 10 * SECOND)
         if lease is None:
             wrong.append(f"Session {block.session} of a process that was ended could not be taken up.")
             continue

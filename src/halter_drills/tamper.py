@@ -17,13 +17,21 @@ import msgspec
 
 from halter.core.clock import Clock, SystemClock
 from halter.core.ids import Digest, session_stream
-from halter.journal.chain import START, link
-from halter.journal.checkpoints import FIRST, Checkpoint, Checkpointer, checkpoint_file, line_digest
-from halter.journal.engine import Engine, View
-from halter.journal.keys import public_key_path, public_keys, signing_key
-from halter.journal.report import Kind, Report
-from halter.journal.retention import erase
-from halter.journal.sqlite import LEASE
+from halter.journal.apply import CHAIN_START, hash_event
+from halter.journal.checkpoints import (
+    NO_PREVIOUS_LINE,
+    Checkpoint,
+    Checkpointer,
+    checkpoint_file,
+    digest_line,
+    load_signing_key,
+    public_key_path,
+    read_public_keys,
+)
+from halter.journal.engine import Engine, StoreView
+from halter.journal.rebuild import FindingKind, IntegrityReport
+from halter.journal.retention import erase_session_bodies
+from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
 from halter.journal.verify import examine
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, engine, in_memory, own_store, result
@@ -49,14 +57,14 @@ class TamperScene(msgspec.Struct, frozen=True):
 class ExpectedFinding(msgspec.Struct, frozen=True):
     """What must be named: one of these kinds; and what may be named: these streams, or tables, and no others."""
 
-    kinds: frozenset[Kind]
+    kinds: frozenset[FindingKind]
     streams: frozenset[str]
 
 
 Tampering = Callable[[TamperScene, random.Random], ExpectedFinding]
 
 
-def trace(kind: Kind, *streams: str) -> ExpectedFinding:
+def trace(kind: FindingKind, *streams: str) -> ExpectedFinding:
     return ExpectedFinding(frozenset((kind,)), frozenset(streams))
 
 
@@ -196,11 +204,11 @@ def drop_stream(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
 def rewrite(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
     """Change an event, and work out the chain anew from there to the head."""
     stream, entries, entry = chosen(scene, chance)
-    previous = entries[entry.seq - 2].hash if entry.seq > 1 else START
+    previous = entries[entry.seq - 2].hash if entry.seq > 1 else CHAIN_START
     changed = entry._replace(facts=entry.facts + b" ")
     for old in (changed, *entries[entry.seq :]):
         header = (old.stream, old.seq, old.kind, old.version, old.at, old.generation, old.key, old.blob)
-        previous = link(previous, header, old.facts, old.digest)
+        previous = hash_event(previous, header, old.facts, old.digest)
         scene.hand.change(old, facts=old.facts, hash=previous)
     scene.hand.set_head(stream)
     return trace("rewritten", stream)
@@ -291,13 +299,13 @@ def remove_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
 
 def forge_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
     """Sign all checkpoints anew, with a key of one's own."""
-    key = signing_key(scene.checkpoints.with_name(FORGER))
-    previous, lines = FIRST, list[bytes]()
+    key = load_signing_key(scene.checkpoints.with_name(FORGER))
+    previous, lines = NO_PREVIOUS_LINE, list[bytes]()
     for line in scene.checkpoints.read_bytes().splitlines():
         written = msgspec.json.decode(line, type=Checkpoint)
         unsigned = msgspec.structs.replace(written, previous=previous, key=key.public)
         lines.append(msgspec.structs.replace(unsigned, signature=key.sign(unsigned.signed_bytes())).line())
-        previous = line_digest(lines[-1])
+        previous = digest_line(lines[-1])
     scene.checkpoints.write_bytes(b"".join(line + b"\n" for line in lines))
     return trace("checkpoint_key", "")
 
@@ -320,7 +328,7 @@ OFTEN: Final = 50
 class TrustingView:
     """A view that believes the facts which it first saw with a hash: so the chain no longer covers them."""
 
-    def __init__(self, view: View, seen: dict[bytes, bytes]) -> None:
+    def __init__(self, view: StoreView, seen: dict[bytes, bytes]) -> None:
         self._view = view
         self._seen = seen
 
@@ -357,10 +365,10 @@ class StoreExaminer:
     teeth: bool
     seen: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
-    async def report(self) -> Report:
+    async def report(self) -> IntegrityReport:
         return await self.store.study(self._examined)
 
-    def _examined(self, view: View) -> Report:
+    def _examined(self, view: StoreView) -> IntegrityReport:
         return examine(TrustingView(view, self.seen) if self.teeth else view, self.folder, self.keys)
 
 
@@ -373,7 +381,7 @@ async def _run(setting: Setting, ground: Ground, hand: Hand) -> DrillResult:
     clock = SystemClock()
     folder, key = ground.folder / "checkpoints", ground.folder / "signing.key"
     folder.mkdir()
-    real = engine(ground.url, clock, LEASE)
+    real = engine(ground.url, clock, LEASE_DURATION)
     checkpointer = Checkpointer(folder, key, store_id(real), clock.now, every_events=OFTEN)
     store = JournalStore(real, observers=(checkpointer,))
     try:
@@ -381,7 +389,7 @@ async def _run(setting: Setting, ground: Ground, hand: Hand) -> DrillResult:
         checkpointer.flush()
         streams = [session_stream(session) for session in SESSIONS]
         scene = TamperScene(hand, streams, checkpoint_file(folder, store_id(real)), erased)
-        examiner = StoreExaminer(store, folder, public_keys(public_key_path(key)), setting.teeth)
+        examiner = StoreExaminer(store, folder, read_public_keys(public_key_path(key)), setting.teeth)
         return await _tried(setting, ground, scene, examiner)
     finally:
         await store.close()
@@ -396,7 +404,7 @@ async def fill(store: JournalStore, clock: Clock, hand: Hand) -> list[EventEntry
     for session in (*SESSIONS, ERASED):
         await Workload(store, clock, "worker", session).run()
     entries = hand.entries(session_stream(ERASED))
-    await erase(store, [ERASED], by="the drill")
+    await erase_session_bodies(store, [ERASED], by="the drill")
     hand.save()
     return [entry for entry in entries if entry.body is not None]
 
@@ -419,7 +427,7 @@ async def _tried(setting: Setting, ground: Ground, scene: TamperScene, examiner:
     return result("tamper", ground.kind, total, wrong, counts)
 
 
-def clean(report: Report, scene: TamperScene) -> list[str]:
+def clean(report: IntegrityReport, scene: TamperScene) -> list[str]:
     """Check that nothing is found where nothing was done, and that what was erased by rights is called so."""
     wrong = [f"Nobody had touched the store, and yet: {found.sentence}" for found in report.findings]
     missing = scene.hand.rows("SELECT COUNT(*) FROM events WHERE body IS NULL AND salt IS NULL AND digest <> ?", b"")
@@ -446,7 +454,7 @@ def name(tampering: Tampering) -> str:
     return (tampering.__doc__ or "").removesuffix(".")
 
 
-def judge(trace: ExpectedFinding, report: Report) -> list[str]:
+def judge(trace: ExpectedFinding, report: IntegrityReport) -> list[str]:
     kinds = {found.kind for found in report.findings}
     if not kinds:
         return ["was not found."]

@@ -27,27 +27,26 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_stream, session_stream
-from halter.core.limits import Cap, Caps, Spender, carve, legs
 from halter.core.messages import Model
-from halter.core.money import DOLLAR, Account, dollars
-from halter.core.ports import Agents, Committed, Draft, Lease, Store, Stored, Ticket, Write
-from halter.core.spec import Phase, Policy, Resolved, ToolRule, ToolsSpec
+from halter.core.money import DOLLAR, Account, Cap, Caps, Spender, carve, make_legs, usd_to_micros
+from halter.core.ports import AgentConcurrency, Committed, Draft, Lease, Store, Stored, Ticket, Write
+from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule, ToolsSpec
 from halter.core.usage import Usage
-from halter.core.vocabulary import Cause, Purpose, State
-from halter.guard import chokepoint, judge, request, weigh
-from halter.guard.ask import Standing
-from halter.guard.chokepoint import Answer, NeedsPerson
-from halter.guard.flight import StillHeld
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.judge import Asked
-from halter.guard.purse import Purse, Truth, change_cap
-from halter.guard.request import RefusedRequest
-from halter.guard.secrets import GivenSecrets
-from halter.guard.weigh import Asking
-from halter.models.prices import Prices
-from halter.state.life import end, park, post, start, start_child, wake
+from halter.core.vocabulary import Purpose, State, WakeCause
+from halter.guard import judge, judge_request, model_door, tool_door
+from halter.guard.guard import GuardRuntime
+from halter.guard.halts import StillHeld
+from halter.guard.judge import CallRequest
+from halter.guard.judge_request import RequestAttempt
+from halter.guard.ledger import ActualResult, Ledger, change_cap
+from halter.guard.model_door import RefusedRequest
+from halter.guard.prepare import SessionContext
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.models.providers import Prices
+from halter.redaction.secrets import GivenSecrets
+from halter.state.lifecycle import end_session, park_session, post_wake, start_child, start_session, wake_session
 from halter.state.session import InFlight, Session, fold
-from halter.testing.relay import Relay
+from halter.testing.fakes import Relay
 from halter_drills.drill import DrillBroken
 
 # An agent of the drills' own: its policy, the doors that its sessions go through, and how a session begins.
@@ -66,9 +65,9 @@ def policy_of(
     rules: Mapping[str, ToolRule] = NO_RULES,
     secrets: tuple[str, ...] = (),
     cap: int = DOLLAR,
-) -> Resolved:
+) -> ResolvedPolicy:
     """Write down the policy of an agent that has all its tools in one phase; `rules` are the fleet's for its tools."""
-    return Resolved(
+    return ResolvedPolicy(
         name=name,
         mode="SEMI",
         observe=False,
@@ -91,8 +90,8 @@ def policy_of(
     )
 
 
-def standing_of(session: str, policy: Resolved, trigger: str = "") -> Standing:
-    return Standing(
+def standing_of(session: str, policy: ResolvedPolicy, trigger: str = "") -> SessionContext:
+    return SessionContext(
         session=session,
         agent=policy.name,
         phase=policy.phases[0],
@@ -110,13 +109,13 @@ def doors(
     redact: Callable[[str], str] = str,
     secrets: GivenSecrets = NO_SECRETS,
     simulates: Model | None = None,
-) -> Gatehouse:
-    return Gatehouse(store, clock, redact=redact, secrets=secrets, prices=Prices(), simulates=simulates)
+) -> GuardRuntime:
+    return GuardRuntime(store, clock, redact=redact, secrets=secrets, prices=Prices(), simulates=simulates)
 
 
-async def begun(store: Store, worker: WorkerId, session: str, policy: Resolved, trigger: str = "") -> Lease:
+async def begun(store: Store, worker: WorkerId, session: str, policy: ResolvedPolicy, trigger: str = "") -> Lease:
     event = SessionStarted(session=session, agent=policy.name, kind="task", started_by=PERSON, trigger=trigger)
-    await store.commit(start(event))
+    await store.commit(start_session(event))
     leases = await store.claim(worker, 1, SessionId(session))
     if not leases:
         raise DrillBroken(f"The session {session} of the drill could not be claimed, though nobody else knows it.")
@@ -151,44 +150,54 @@ class EffectFile:
 Refusal = Answer | NeedsPerson | RefusedRequest
 
 
-def asked_of(call: str, name: str, caps: Caps, spender: Spender, now: int, usd: int, arguments: bytes = b"") -> Asked:
+def asked_of(
+    call: str, name: str, caps: Caps, spender: Spender, now: int, usd: int, arguments: bytes = b""
+) -> CallRequest:
     """Ask for a call that needs money and nobody's word."""
-    return Asked(
+    return CallRequest(
         call=call,
         tool=name,
         arguments=arguments,
         session=spender.session,
         agent=spender.agent,
         now=now,
-        legs=legs(caps, spender, now, usd=usd),
+        legs=make_legs(caps, spender, now, usd=usd),
     )
 
 
-class Till(Purse):
+class Till(Ledger):
     """The ledger as the doors use it: the product's own decision about each call and each request."""
 
-    async def admit(self, lease: Lease, asked: Asked | Asking) -> InFlight | Refusal | StillHeld:
+    async def admit(self, lease: Lease, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | StillHeld:
         """Commit an intent with its hold or its refusal; ask again while other holds are in the way.
 
         A repeated attempt answers as it did before.
         """
         committed = await self.commit_intent(lambda now: self.intent(lease, asked.at(now)), self.patience)
         answer = None if committed is None else _admission(committed, asked)
-        return answer or StillHeld(asked.call if isinstance(asked, Asked) else asked.request)
+        return answer or StillHeld(asked.call if isinstance(asked, CallRequest) else asked.request)
 
-    def intent(self, lease: Lease, asked: Asked | Asking) -> Write:
+    def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
         stream = session_stream(lease.session)
-        if isinstance(asked, Asked):
-            return Write(stream, f"{asked.call}/asked/0", partial(judge.judge, asked), judge.rows_of(asked), lease)
-        return Write(stream, f"{asked.request}/asked", partial(weigh.weigh, asked), weigh.rows_of(asked), lease)
+        if isinstance(asked, CallRequest):
+            return Write(
+                stream, f"{asked.call}/asked/0", partial(judge.judge_call, asked), judge.list_call_rows(asked), lease
+            )
+        return Write(
+            stream,
+            f"{asked.request}/asked",
+            partial(judge_request.judge_attempt, asked),
+            judge_request.list_request_rows(asked),
+            lease,
+        )
 
 
-def _admission(committed: Committed, asked: Asked | Asking) -> InFlight | Refusal | None:
+def _admission(committed: Committed, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | None:
     """Read the decision off what was written; None where a rate is waited for."""
-    if isinstance(asked, Asked):
-        return chokepoint.admission(committed)
-    match request.admission(committed):
-        case request.Admitted(flight):
+    if isinstance(asked, CallRequest):
+        return tool_door.read_call_admission(committed)
+    match model_door.read_request_admission(committed):
+        case model_door.AdmittedRequest(flight):
             return flight
         case RefusedRequest() as refused:
             return refused
@@ -230,7 +239,7 @@ CAPS: Final = Caps(
     fleet=(Cap(PLENTY, "day"), Cap(None, "month")),
     token_budget=500_000,
 )
-CARVED: Final = dollars("0.10")
+CARVED: Final = usd_to_micros("0.10")
 HELPER_CAPS: Final = Caps(session=Cap(CARVED), agent=CAPS.agent, fleet=CAPS.fleet)
 
 
@@ -275,7 +284,7 @@ class WakeStep(msgspec.Struct, frozen=True):
 
     id: str
     session: str
-    cause: Cause
+    cause: WakeCause
 
 
 class Spend(msgspec.Struct, frozen=True):
@@ -284,7 +293,7 @@ class Spend(msgspec.Struct, frozen=True):
     id: str
     what: Literal["call", "request"]
     name: str
-    truth: Truth
+    truth: ActualResult
     usd: int
     tokens: int = 0
     purpose: Purpose = "turn"
@@ -389,8 +398,8 @@ def _delegated(session: str) -> Iterator[Step]:
     yield RestStep(f"{session}/awaiting-helper", session, state="WAITING_FOR_TOOL", due=False)
     yield WakeStep(f"{child}/first", child, "trigger")
     yield ActStep(child, (_request(f"{child}/think", "turn", 1),))
-    over = Truth("ok", usd=dollars("0.15"), tokens=0, body=b"It was a long document.")
-    yield ActStep(child, (Spend(f"{child}/read", "call", "read_document", over, dollars("0.01")),))
+    over = ActualResult("ok", usd=usd_to_micros("0.15"), tokens=0, body=b"It was a long document.")
+    yield ActStep(child, (Spend(f"{child}/read", "call", "read_document", over, usd_to_micros("0.01")),))
     yield EndStep(child, "BUDGET_EXCEEDED", "cost_cap_reached")
     yield SayStep(f"{child}/told", session, WakePosted(cause="child", origin="agent", sender=child), b"It is over.")
     yield WakeStep(f"{session}/helped", session, "child")
@@ -399,26 +408,32 @@ def _delegated(session: str) -> Iterator[Step]:
 def _closing(session: str) -> Iterator[Step]:
     """What is refused, what costs nothing, what costs more than was held; and the end."""
     name = f"{session}/closing"
-    yield ActStep(session, (Spend(f"{name}/too-dear", "call", "buy_house", Truth("ok"), 5 * DOLLAR),))
-    yield ActStep(session, (Spend(f"{name}/free", "call", "look_around", Truth("ok", body=b"All is quiet."), 0),))
-    released = Truth("error", usd=0, tokens=0)
-    yield ActStep(session, (Spend(f"{name}/unbilled", "request", MODEL, released, dollars("0.02"), 2000),))
-    over = Truth("ok", usd=dollars("0.03"), tokens=0)
-    yield ActStep(session, (Spend(f"{name}/dearer", "call", "translate", over, dollars("0.02")),))
-    yield SetCapStep(f"{session}/lower", session_stream(child_of(session)), dollars("0.05"))
+    yield ActStep(session, (Spend(f"{name}/too-dear", "call", "buy_house", ActualResult("ok"), 5 * DOLLAR),))
+    yield ActStep(
+        session, (Spend(f"{name}/free", "call", "look_around", ActualResult("ok", body=b"All is quiet."), 0),)
+    )
+    released = ActualResult("error", usd=0, tokens=0)
+    yield ActStep(session, (Spend(f"{name}/unbilled", "request", MODEL, released, usd_to_micros("0.02"), 2000),))
+    over = ActualResult("ok", usd=usd_to_micros("0.03"), tokens=0)
+    yield ActStep(session, (Spend(f"{name}/dearer", "call", "translate", over, usd_to_micros("0.02")),))
+    yield SetCapStep(f"{session}/lower", session_stream(child_of(session)), usd_to_micros("0.05"))
     yield EraseStep(f"{session}/erase", child_of(session))
     yield EndStep(session, "COMPLETED", "completed")
 
 
 def _request(spend: str, purpose: Purpose, size: int) -> Spend:
     usage = Usage(1000 * size, 100 * size, 400 * size, 200 * size)
-    truth = Truth("ok", usd=dollars("0.004") + size, tokens=usage.uncached, usage=usage, body=b"I think so. " * size)
-    return Spend(spend, "request", MODEL, truth, dollars("0.01"), 2000 * size, purpose)
+    truth = ActualResult(
+        "ok", usd=usd_to_micros("0.004") + size, tokens=usage.uncached, usage=usage, body=b"I think so. " * size
+    )
+    return Spend(spend, "request", MODEL, truth, usd_to_micros("0.01"), 2000 * size, purpose)
 
 
 def _call(spend: str, size: int) -> Spend:
-    truth = Truth("error" if size % 4 == 0 else "ok", usd=dollars("0.001") * size, tokens=0, body=b"\x00" * size)
-    return Spend(spend, "call", "fetch_page", truth, dollars("0.02"), body=b'{"page": %d}' % size)
+    truth = ActualResult(
+        "error" if size % 4 == 0 else "ok", usd=usd_to_micros("0.001") * size, tokens=0, body=b"\x00" * size
+    )
+    return Spend(spend, "call", "fetch_page", truth, usd_to_micros("0.02"), body=b'{"page": %d}' % size)
 
 
 def _message(sender: str) -> WakePosted:
@@ -470,7 +485,11 @@ class Witness(Relay):
         return committed
 
     async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        only: SessionId | Ticket | None = None,
+        agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
         """Claim and tell: a lease is no event, but it was acknowledged too."""
         leases = await self._store.claim(worker, limit, only, agents)
@@ -503,7 +522,7 @@ class Witness(Relay):
 def _intended(event: AnyEvent | Unknown) -> str:
     """Tell which call or request is over with this event, or will be once it is settled."""
     match event:
-        case CallStarted(call=spend) | RequestStarted(request=spend) | CostCapReached(refused=spend):
+        case CallStarted(call=spend) | RequestStarted(model_door=spend) | CostCapReached(refused=spend):
             return spend
         case _:
             return ""
@@ -561,7 +580,7 @@ class Workload:
             case DelegateStep():
                 await self._delegate(step)
             case SayStep():
-                await self._store.commit(post(step.session, step.id, step.event, step.body))
+                await self._store.commit(post_wake(step.session, step.id, step.event, step.body))
             case AttachStep():
                 await self._attach(step)
             case WakeStep():
@@ -584,7 +603,7 @@ class Workload:
             trigger=TRIGGER,
             definition=await self._store.put(step.definition),
         )
-        await self._store.commit(start(event, step.task))
+        await self._store.commit(start_session(event, step.task))
 
     async def _delegate(self, step: DelegateStep) -> None:
         event = SessionStarted(
@@ -606,7 +625,7 @@ class Workload:
 
     async def _wake(self, step: WakeStep) -> None:
         seen = self._store.state(inbox_stream(step.session)).head
-        await self._store.commit(wake(await self._lease(step.session), step.id, step.cause, seen))
+        await self._store.commit(wake_session(await self._lease(step.session), step.id, step.cause, seen))
 
     async def _act(self, step: ActStep) -> None:
         """Hold for all that act together, and settle them in the opposite order."""
@@ -619,13 +638,13 @@ class Workload:
         for spend, flight in reversed(held):
             await self._till.settle(await self._lease(step.session), flight, spend.truth)
 
-    def _asked(self, step: ActStep, spend: Spend) -> Asked | Asking:
+    def _asked(self, step: ActStep, spend: Spend) -> CallRequest | RequestAttempt:
         state, now = self._state(step.session), self._clock.now()
         caps = HELPER_CAPS if state.parent else CAPS
         spender = Spender(step.session, state.agent, state.trigger)
         if spend.what == "call":
             return asked_of(spend.id, spend.name, caps, spender, now, spend.usd, spend.body)
-        return Asking(
+        return RequestAttempt(
             request=spend.id,
             model=spend.name,
             purpose=spend.purpose,
@@ -646,7 +665,7 @@ class Workload:
             wake_on=step.wake_on,
             resident=step.resident,
         )
-        await self._store.commit(park(await self._lease(step.session), step.id, event))
+        await self._store.commit(park_session(await self._lease(step.session), step.id, event))
         if not step.resident:
             del self._leases[step.session]
 
@@ -654,7 +673,7 @@ class Workload:
         state = self._state(step.session)
         if not state.ended:
             lease = await self._lease(step.session)
-            await self._store.commit(end(lease, step.state, step.terminal_reason, state.parent))
+            await self._store.commit(end_session(lease, step.state, step.terminal_reason, state.parent))
             del self._leases[step.session]
 
     async def _erase(self, step: EraseStep) -> None:
@@ -682,5 +701,5 @@ class Workload:
     async def _take_over(self, lease: Lease, state: Session) -> None:
         """Say that the owner went away, and settle what it left in doubt at its maximum."""
         key = f"{lease.session}/{lease.generation}/takeover"
-        await self._store.commit(wake(lease, key, None, state.inbox_seen))
+        await self._store.commit(wake_session(lease, key, None, state.inbox_seen))
         await self._till.settle_in_doubt(lease, list(state.in_flight.values()))

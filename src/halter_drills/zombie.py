@@ -16,11 +16,11 @@ from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
-from halter.core.limits import Caps, Spender, carve
+from halter.core.money import Caps, Spender, carve
 from halter.core.ports import Committed, Lease, Write
-from halter.guard.purse import Truth
-from halter.journal.apply import Applier, WorkingSet, append, apply
-from halter.state.life import end, message, park, start, start_child, wake
+from halter.guard.ledger import ActualResult
+from halter.journal.apply import Applier, WorkingSet, append_event, apply_write
+from halter.state.lifecycle import end_session, park_session, post_message, start_child, start_session, wake_session
 from halter.state.session import InFlight, replay
 from halter_drills.checker import StoreContents, check, found_at
 from halter_drills.children import Children, Pipe, children
@@ -77,7 +77,7 @@ class NothingToClaim(HalterError):
 
 def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
     """Apply a write whoever owns the session: the mistake that the drill must see."""
-    return Committed(tuple(append(draft, write, rows, salt) for draft in write.decide(rows)))
+    return Committed(tuple(append_event(draft, write, rows, salt) for draft in write.decide(rows)))
 
 
 class Mortal:
@@ -109,7 +109,7 @@ class Mortal:
             effects.write(f"{flight.id}\n")
 
     async def _settle(self, lease: Lease, flight: InFlight) -> Committed:
-        return await self._till.settle(lease, flight, Truth("ok", usd=AMOUNT // 2))
+        return await self._till.settle(lease, flight, ActualResult("ok", usd=AMOUNT // 2))
 
 
 class Heir(Mortal):
@@ -132,13 +132,13 @@ class Heir(Mortal):
     async def _finish(self, lease: Lease) -> None:
         events = await self._store.read(session_stream(lease.session))
         seen = len(await self._store.read(inbox_stream(lease.session)))
-        await self._store.commit(wake(lease, f"{lease.session}/{lease.generation}/woken", None, seen))
+        await self._store.commit(wake_session(lease, f"{lease.session}/{lease.generation}/woken", None, seen))
         await self._till.settle_in_doubt(lease, list(replay(events).in_flight.values()))
         begun = {stored.event.call for stored in events if isinstance(stored.event, CallStarted)}
         for number in range(STEPS):
             if f"{lease.session}/{number}" not in begun:
                 await self._step(lease, number)
-        await self._store.commit(end(lease, "COMPLETED", "completed"))
+        await self._store.commit(end_session(lease, "COMPLETED", "completed"))
 
 
 class Zombie(Mortal):
@@ -153,7 +153,7 @@ class Zombie(Mortal):
         """Say which session it has once its moment has come; then wait to be stopped; then bear witness."""
         session = f"z{self._case.number}"
         event = SessionStarted(session=session, agent=self._agent, kind="autonomous", started_by="the drill")
-        await self._store.commit(start(event))
+        await self._store.commit(start_session(event))
         lease = await self._claimed(session)
         flight = await self._work(lease)
         self._pipe.send(lease.session)
@@ -179,7 +179,7 @@ class Zombie(Mortal):
                 return None
             case "parked" | "resident":
                 rest = SessionParked(state="SLEEPING", resident=self._case.moment == "resident")
-                await self._store.commit(park(lease, f"{lease.session}/rest", rest))
+                await self._store.commit(park_session(lease, f"{lease.session}/rest", rest))
                 return None
             case "before an effect" | "before an outcome":
                 flight = await self._begun(lease, self._case.step)
@@ -205,7 +205,7 @@ class Zombie(Mortal):
 
     async def _went_on(self, lease: Lease, flight: InFlight | None) -> Testimony:
         if self._case.moment == "parked":
-            woken = wake(lease, f"{lease.session}/woken", None, 0)
+            woken = wake_session(lease, f"{lease.session}/woken", None, 0)
             return [await _tried("its waking up", lambda: self._store.commit(woken))]
         if flight is not None:
             if self._case.moment == "before an effect":
@@ -240,10 +240,10 @@ def _writes(lease: Lease) -> list[tuple[str, Write]]:
         carved=carve(session, AMOUNT, None),
     )
     return [
-        ("waking it", wake(lease, f"{session}/zombie/woken", None, 0)),
-        ("parking it", park(lease, f"{session}/zombie/parked", SessionParked(state="SLEEPING"))),
+        ("waking it", wake_session(lease, f"{session}/zombie/woken", None, 0)),
+        ("parking it", park_session(lease, f"{session}/zombie/parked", SessionParked(state="SLEEPING"))),
         ("a sub-session", start_child(child, lease)),
-        ("ending it", end(lease, "ERROR", "error")),
+        ("ending it", end_session(lease, "ERROR", "error")),
     ]
 
 
@@ -257,7 +257,7 @@ def run(setting: Setting) -> DrillResult:
         for first in range(0, len(cases), TOGETHER):
             batch = cases[first : first + TOGETHER]
             setting.progress(first, len(cases), f"{len(batch)} workers are stopped and taken over")
-            violations += _batch(ground, started, batch, unfenced if setting.teeth else apply)
+            violations += _batch(ground, started, batch, unfenced if setting.teeth else apply_write)
         found = found_at(ground.url)
         violations += check(found) + _done_once(found) + _acted_once(ground)
         setting.progress(len(cases), len(cases), "checked")
@@ -319,7 +319,7 @@ def _acted_once(ground: Ground) -> list[str]:
 async def _say_something(ground: Ground, sessions: Sequence[str]) -> None:
     store = ground.open(lease=LEASE)
     for session in sessions:
-        await store.commit(message(session, f"{session}/hello", b"Are you there?", "ada"))
+        await store.commit(post_message(session, f"{session}/hello", b"Are you there?", "ada"))
     await store.close()
 
 
@@ -328,7 +328,7 @@ def _zombie(pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> N
 
 
 def _heir(pipe: Pipe, ground: Ground, count: int, first: ZombieCase) -> None:
-    pipe.send(asyncio.run(Heir(ground, f"heir-{first.number}", first.agent, apply).take_over(count)))
+    pipe.send(asyncio.run(Heir(ground, f"heir-{first.number}", first.agent, apply_write).take_over(count)))
 
 
 DRILL: Final = Drill("zombie", "A stopped worker that goes on after its lease ran out can write nothing.", run)

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
+from halter.core.agent_spec import Provider
 from halter.core.errors import ModelError, ModelRejected, ModelUnavailable
-from halter.core.messages import Message, Prompt, Reply, ToolResult, user
-from halter.core.mind import Provider
+from halter.core.messages import Message, Prompt, Reply, ToolResult, make_user_message
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import Usage
-from halter.models.providers import model_from
+from halter.models.providers import make_model
 
 SCHEMA = b'{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}'
 TOOL = ToolSpec(name="read_file", description="Reads a file.", schema=SCHEMA)
@@ -22,7 +22,7 @@ class Line:
 
     def __init__(self, address: str, wire: Any, *, streaming: bool) -> None:
         there = Provider(wire=wire, base_url=f"{address}{PATHS[wire]}", api_key="${secret:MADE_UP}")
-        self.model = model_from("mine:some-model", {"mine": there}, {"MADE_UP": "made-up"}.get)
+        self.model = make_model("mine:some-model", {"mine": there}, {"MADE_UP": "made-up"}.get)
         self.streaming = streaming
         self.heard: list[str] = []
 
@@ -45,7 +45,7 @@ async def line(request: pytest.FixtureRequest, aimock: str, wire: str) -> AsyncI
 
 
 async def test_it_says_hello_and_what_that_used(line: Line) -> None:
-    reply = await line.ask(user("say hello"))
+    reply = await line.ask(make_user_message("say hello"))
     assert (reply.text, reply.stop) == ("Hello, and a good morning to everybody who listens.", "end")
     assert reply.usage == Usage(31, 11)
     assert "".join(line.heard) == (reply.text if line.streaming else "")
@@ -53,19 +53,21 @@ async def test_it_says_hello_and_what_that_used(line: Line) -> None:
 
 
 async def test_it_asks_for_calls_and_goes_on_with_their_results(line: Line) -> None:
-    first = await line.ask(user("read both logs"))
+    first = await line.ask(make_user_message("read both logs"))
     assert (first.text, first.stop) == ("I will look.", "calls")
     assert [(call.tool, call.arguments) for call in first.calls] == [
         ("read_file", '{"path":"a.log"}'),
         ("read_file", '{"path":"b.log"}'),
     ]
     results = tuple(ToolResult(call.id, call.tool, "ok", "") for call in first.calls)
-    then = await line.ask(user("read both logs"), Message("assistant", first.parts), Message("user", results))
+    then = await line.ask(
+        make_user_message("read both logs"), Message("assistant", first.parts), Message("user", results)
+    )
     assert (then.text, then.stop) == ("Both are empty.", "end")
 
 
 async def test_it_runs_out_of_tokens(line: Line) -> None:
-    reply = await line.ask(user("run out of words"))
+    reply = await line.ask(make_user_message("run out of words"))
     assert (reply.text, reply.stop) == ("And then it", "max_tokens")
 
 
@@ -88,7 +90,7 @@ async def test_its_failures_mean_what_they_should(
     billed: bool,  # noqa: FBT001
 ) -> None:
     with pytest.raises(ModelError) as caught:
-        await line.ask(user(said))
+        await line.ask(make_user_message(said))
     assert type(caught.value) is sort
     assert str(caught.value).split(":")[0] == kind
     assert caught.value.billed is billed
@@ -97,7 +99,7 @@ async def test_its_failures_mean_what_they_should(
 
 async def test_it_says_how_long_to_wait(line: Line) -> None:
     with pytest.raises(ModelUnavailable) as caught:
-        await line.ask(user("slow down"))
+        await line.ask(make_user_message("slow down"))
     assert caught.value.retry_after is not None
     assert caught.value.retry_after > 0
 
@@ -105,7 +107,7 @@ async def test_it_says_how_long_to_wait(line: Line) -> None:
 async def test_a_stream_that_it_cuts_off_is_no_answer(aimock: str, wire: str) -> None:
     line = Line(aimock, wire, streaming=True)
     with pytest.raises(ModelUnavailable) as caught:
-        await line.ask(user("cut it off"))
+        await line.ask(make_user_message("cut it off"))
     await line.model.aclose()
     assert str(caught.value).startswith("CutStream: ")
     assert caught.value.billed

@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 
 from halter.core.tools import Failed, Output, Permit, Tool, Valid
-from halter.tools.files import files
-from halter.tools.http import http
-from halter.tools.shell import shell
-from halter.tools.tool import FunctionTool, tool
-from halter.work.verbs import ask_user
+from halter.tasks.task_tools import ask_user
+from halter.tools.files import make_file_tools
+from halter.tools.function_tool import FunctionTool, tool
+from halter.tools.http import make_http_tools
+from halter.tools.shell import make_shell_tool
 
 SOURCE = Path(__file__).parents[2] / "src" / "halter"
 DRILLS = SOURCE.with_name("halter_drills")
@@ -242,14 +242,14 @@ def test_the_drills_go_through_the_doors() -> None:
 
 REACHES = {
     "run_in_own_process": "def go(tool, permit):\n    return tool.run_in_own_process(b'{}', permit)\n",
-    "run_isolated": "from halter.tools.isolated import run_isolated as go\n",
+    "run_isolated": "from halter.tools.process import run_isolated as go\n",
     "run_forked": "from halter.tools import forked\ngo = forked.run_forked\n",
     "isolated_program": "import runpy\nrunpy.run_module('halter.tools.isolated_program')\n",
     "send_request": "async def go(server):\n    return await server._live.session.send_request({}, None)\n",
     "call_tool": "async def go(server):\n    return await server._live.session.call_tool('pay', {})\n",
     "model_request": "from pydantic_ai.direct import model_request\n",
     "model_request_stream": "import pydantic_ai.direct as d\ngo = d.model_request_stream\n",
-    "wire_clients": "from halter.models.wire_clients import connect\n",
+    "wire_clients": "from halter.models.wire import connect\n",
     "_used_up": "def again(permit):\n    permit._used_up = False\n",
     "_give": "def go(tool, permit):\n    return getattr(tool._function, '_give')(permit)\n",
     "__closure__": "def go(tool):\n    return tool._function._give.__closure__[0]\n",
@@ -333,12 +333,12 @@ def parts_of(thing: object) -> Iterator[object]:
 
 
 def tools_at(folder: Path) -> tuple[Tool, ...]:
-    shipped = (*files(folder), *http(["example.com"]), shell(folder), ask_user())
+    shipped = (*make_file_tools(folder), *make_http_tools(["example.com"]), make_shell_tool(folder), ask_user())
     return (pay, pay_apart, pay_later, *shipped)
 
 
 def test_no_attribute_of_a_tool_holds_the_function_that_it_was_made_of(tmp_path: Path) -> None:
-    own = {__name__, "halter.tools.files", "halter.tools.http", "halter.tools.shell", "halter.work.verbs"}
+    own = {__name__, "halter.tools.files", "halter.tools.http", "halter.tools.shell", "halter.tasks.task_tools"}
     for each in tools_at(tmp_path):
         methods = {id(part) for kind in type(each).__mro__ for part in vars(kind).values()}
         loose = [

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from halter.app.desk import Desk, Who, decisions
-from halter.app.desk.waiting import Waiting, waiting
-from halter.server.login import login_url
+from halter.operations import decisions
+from halter.operations.decisions import WaitingDecision, waiting
+from halter.operations.desk import Desk, Who
+from halter.server.server import make_login_url
 from tests.browser.house import House, Line, call, line, script
 from tests.browser.payloads import PAYLOADS
 
@@ -79,12 +80,12 @@ def paid(house: House) -> House:
     """Let a payment have been agreed to, by somebody who may."""
     approver = Desk(house.desk.app, Who("approver", "approver"))
 
-    def asked() -> list[Waiting]:
+    def asked() -> list[WaitingDecision]:
         return [one for one in house.does(waiting(approver)) if "gina" in one.shown]
 
     house.tell("pay gina")
     house.until(lambda: bool(asked()))
-    house.does(decisions.approve(approver, asked()[0].decision, decisions.Answer()))
+    house.does(decisions.approve(approver, asked()[0].decision, decisions.ApprovalTerms()))
     house.until(lambda: house.rests("desk-1"))
     return house
 
@@ -141,7 +142,7 @@ def browsers(house: House, chromium: Any) -> Iterator[Callable[..., Any]]:
         if (role, scheme) not in known:
             known[role, scheme] = chromium.new_context(color_scheme=scheme, accept_downloads=True)
             visitor = Visitor(house, known[role, scheme])
-            visitor.page.goto(login_url(house.url, house.secrets[role]))
+            visitor.page.goto(make_login_url(house.url, house.secrets[role]))
             visitor.page.wait_for_url(f"{house.url}/")
             visitor.leaves()
         return known[role, scheme]

@@ -9,16 +9,17 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from halter.app import App, open_app
-from halter.app.agent import trust_of
-from halter.app.bus import Bus
-from halter.app.desk import ROLES, Desk, Who, steering
-from halter.app.up import Up
-from halter.config.trust import folder_digest
+from halter.config.trust import digest_folder
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
-from halter.server.web import Extras, address, bind, serve_web
+from halter.operations import control
+from halter.operations.desk import ROLES, Desk, Who
+from halter.runtime.assemble import open_trust
+from halter.runtime.feed import Bus
+from halter.runtime.runtime import App, open_app
+from halter.runtime.supervisor import Supervisor
+from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
+from halter.server.server import ServerExtras, bind, format_address, serve_web
 from halter.settings import read_settings
 
 T = TypeVar("T")
@@ -147,7 +148,7 @@ class House:
 
     def tell(self, text: str, session: str = "desk-1") -> None:
         """Say something to a session, which wakes it."""
-        self.does(steering.tell(self.desk, session, text))
+        self.does(control.tell(self.desk, session, text))
 
     def row(self, session: str) -> SessionRow:
         rows = self.does(self.app.store.ask(Query("session", SessionRow, {"session": session})))
@@ -190,11 +191,11 @@ class House:
         settings = read_settings(environ, self.home, str(self.home / "halter.db"))
         folders = [self._agent(name, text) for name, text in (("desk", DESK), ("miser", MISER), ("clerk", CLERK))]
         for folder in folders:
-            trust_of(settings).trust(folder, folder_digest(folder), "ada", 1)
+            open_trust(settings).trust(folder, digest_folder(folder), "ada", 1)
         async with open_app(settings, environ=environ) as app:
             self.app = app
             bus = Bus(app.store, app.clock)
-            up = Up(app, lambda *_: None, bus.pulse, random.Random(0))
+            up = Supervisor(app, lambda *_: None, bus.pulse, random.Random(0))
             running = asyncio.create_task(up.run(folders))
             try:
                 await self._serve(app, bus)
@@ -225,10 +226,12 @@ class House:
         tokens = TokenFile(self.home / "tokens.json")
         for role in ROLES:
             self.secrets[role] = new_secret()
-            tokens.add(token_of(self.secrets[role], NAMES.get(role, role), role, 0))
+            tokens.add(describe_token(self.secrets[role], NAMES.get(role, role), role, 0))
         listening = bind(port=0)
-        self.url = address(listening)
-        serving = asyncio.create_task(serve_web(app, listening, Keyring(tokens), bus, Extras(tell=self.told.append)))
+        self.url = format_address(listening)
+        serving = asyncio.create_task(
+            serve_web(app, listening, Keyring(tokens), bus, ServerExtras(tell=self.told.append))
+        )
         self._ready.set()
         await asyncio.wait([serving, asyncio.create_task(self._ended.wait())], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import expect
 
-from halter.app.desk import steering
 from halter.core.ids import WorkerId
-from halter.core.workers import About
-from halter.server.login import login_url
+from halter.core.rows import WorkerInfo
+from halter.operations import control
+from halter.server.server import make_login_url
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
 
@@ -59,7 +59,7 @@ def test_the_address_with_the_token_opens_the_dashboard_also_where_the_login_pag
     visitor = Visitor(house, chromium.new_context())
     visitor.page.goto(f"{house.url}/")
     expect(visitor.page.get_by_label("token")).to_be_visible()
-    visitor.page.goto(login_url(house.url, house.secrets["viewer"]))
+    visitor.page.goto(make_login_url(house.url, house.secrets["viewer"]))
     expect(visitor.page.get_by_role("heading", name="Home")).to_be_visible()
     assert "token" not in visitor.page.url
     visitor.leaves()
@@ -209,7 +209,7 @@ def test_workers_come_change_and_go_while_somebody_watches(house: House, comes: 
     expect(here).to_contain_text(re.compile(r"clerk \w{12}, desk \w{12}, miser \w{12}"))
 
     other, name = rows.filter(has_text="halter worker 4711 on north"), WorkerId("another")
-    about = About(kind="worker", host="north", pid=4711, agents={"desk": "2"}, concurrency=100, awake=7)
+    about = WorkerInfo(kind="worker", host="north", pid=4711, agents={"desk": "2"}, concurrency=100, awake=7)
     house.does(house.app.store.beat(name, {}, about.said()))
     expect(other.get_by_text("alive")).to_be_visible()
     expect(other.get_by_text("7 of 100")).to_be_visible()
@@ -302,7 +302,7 @@ def test_everything_is_reached_by_keyboard_and_seen_to_be(house: House, comes: C
     expect(dialog(page).get_by_label("Reason")).to_be_focused()
     page.keyboard.press("Escape")
     expect(dialog(page)).to_have_count(0)
-    assert not [row for row in house.does(steering.halts_now(house.desk)) if row.scope == "fleet"]
+    assert not [row for row in house.does(control.halts_now(house.desk)) if row.scope == "fleet"]
 
 
 CONTROLS = """() => [...document.querySelectorAll('a[href], button, input, [role=switch], [role=checkbox]')]

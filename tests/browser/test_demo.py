@@ -13,8 +13,7 @@ import pytest
 from playwright.sync_api import expect
 
 from halter.core.clock import DAY, SECOND, SystemClock
-from halter.demo.place import RULES, Place, furnish
-from halter.demo.scenery import LEFTOVER
+from halter.demo.place import LEFTOVER, RULES_MODEL, DemoFolder, lay_out_files
 from tests.story.test_cli_demo import Demo, demo_of
 from tests.story.test_cli_talk import Person, until
 
@@ -28,8 +27,8 @@ PATIENCE = 60_000
 def live(tmp_path: Path) -> Iterator[tuple[Person, Demo]]:
     """A demo that finds an old file as soon as it begins."""
     ada = Person(tmp_path)
-    place, now = Place(demo_of(ada)), SystemClock().now()
-    furnish(place, RULES, "ada", now)
+    place, now = DemoFolder(demo_of(ada)), SystemClock().now()
+    lay_out_files(place, RULES_MODEL, "ada", now)
     old = place.agent / "temp" / LEFTOVER
     old.write_text("Nobody needs it.\n")
     os.utime(old, ((now - 40 * DAY) // SECOND,) * 2)

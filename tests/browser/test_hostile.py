@@ -8,9 +8,9 @@ import httpx2
 import pytest
 from playwright.sync_api import expect
 
-from halter.app.desk import left, steering, triggers
 from halter.core.ids import WorkerId
-from halter.core.workers import About
+from halter.core.rows import WorkerInfo
+from halter.operations import artifacts, control, fleet
 from tests.browser.conftest import Comes
 from tests.browser.house import House
 from tests.browser.payloads import PAYLOADS
@@ -28,15 +28,15 @@ def hostile(house: House) -> House:
     for words in ("read the page", *["find it all"] * 5, "tell somebody", "remember it"):
         house.tell(words)
         house.until(lambda: house.rests("desk-1"))
-    assert len(house.does(left.findings(house.desk))) == len(PAYLOADS) >= 40
+    assert len(house.does(artifacts.findings(house.desk))) == len(PAYLOADS) >= 40
     house.until(lambda: bool(_left(house)))
-    about = About(kind=IMAGE, host=IMAGE, version=IMAGE, agents=dict.fromkeys(PAYLOADS, IMAGE), problem=IMAGE)
+    about = WorkerInfo(kind=IMAGE, host=IMAGE, version=IMAGE, agents=dict.fromkeys(PAYLOADS, IMAGE), problem=IMAGE)
     house.does(house.app.store.beat(WorkerId(IMAGE), {}, about.said()))
     return house
 
 
 def _left(house: House) -> tuple[Any, ...]:
-    return tuple(item for plan in house.does(triggers.plans(house.desk)) for item in plan.quarantined)
+    return tuple(item for plan in house.does(fleet.plans(house.desk)) for item in plan.quarantined)
 
 
 READ = {
@@ -66,7 +66,7 @@ def test_a_hostile_reason_stands_in_the_banner_and_in_the_report_as_text(hostile
     dialog(page).get_by_label("Reason").fill(IMAGE)
     press(dialog(page), "Halt everything")
     expect(page.get_by_text(f"by ada: {IMAGE}")).to_be_visible()
-    hostile.does(steering.resume(hostile.desk, "fleet", 0, PAYLOADS[0]))
+    hostile.does(control.resume(hostile.desk, "fleet", 0, PAYLOADS[0]))
     expect(page.get_by_role("region", name="Last night")).to_contain_text(PAYLOADS[0])
     assert visitor.tripped() == 0
 

@@ -10,10 +10,9 @@ import pytest
 from letters import LETTER, PASSWORD, Postbox
 from msgspec.structs import replace
 
-from halter.channels.mail import composed, message_id
-from halter.channels.sending import sender_for
-from halter.core.tasks import Channel
-from halter.core.telling import Letter, Undelivered
+from halter.core.agent_spec import Channel
+from halter.core.ports import DeliveryFailed, OutgoingNotification
+from halter.notify import compose_mail, make_message_id, make_sender
 
 SECRETS = {"MAIL": PASSWORD}
 
@@ -23,8 +22,8 @@ def mail(port: int, **more: Any) -> Channel:
     return Channel(name="ops", type="email", sender="halter@example.com", host="127.0.0.1", port=port, **said)
 
 
-async def sent(postbox: Postbox, letter: Letter = LETTER, **more: Any) -> Message:
-    await sender_for(mail(postbox.port, **more), SECRETS.__getitem__).send(letter)
+async def sent(postbox: Postbox, letter: OutgoingNotification = LETTER, **more: Any) -> Message:
+    await make_sender(mail(postbox.port, **more), SECRETS.__getitem__).send(letter)
     return postbox.got[-1]
 
 
@@ -34,9 +33,9 @@ def text_of(message: Message) -> str:
     return text.replace("\r\n", "\n")
 
 
-async def undelivered(channel: Channel, **more: Any) -> Undelivered:
-    with pytest.raises(Undelivered) as why:
-        await sender_for(channel, SECRETS.__getitem__, **more).send(LETTER)
+async def undelivered(channel: Channel, **more: Any) -> DeliveryFailed:
+    with pytest.raises(DeliveryFailed) as why:
+        await make_sender(channel, SECRETS.__getitem__, **more).send(LETTER)
     assert PASSWORD not in repr(why.value)
     assert why.value.__cause__ is None
     assert str(why.value).endswith(".")
@@ -130,7 +129,7 @@ async def test_who_is_told_to_stop_does_not_wait_for_a_silent_server() -> None:
 
     server = await asyncio.start_server(silent, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    sending = asyncio.create_task(sender_for(mail(port), SECRETS.__getitem__).send(LETTER))
+    sending = asyncio.create_task(make_sender(mail(port), SECRETS.__getitem__).send(LETTER))
     await reached.wait()
     sending.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -153,7 +152,7 @@ async def test_a_password_goes_over_tls_only(certificate: Path) -> None:
     postbox = Postbox()
     await postbox.open(tls_context=presenting(certificate), require_starttls=True, authenticator=postbox.authenticate)
     channel = mail(postbox.port, security="starttls", username="ada", password="${secret:MAIL}")
-    await sender_for(channel, SECRETS.__getitem__, trusting(certificate)).send(LETTER)
+    await make_sender(channel, SECRETS.__getitem__, trusting(certificate)).send(LETTER)
     assert postbox.logins == [PASSWORD.encode()]
     assert len(postbox.got) == 1
     postbox.close()
@@ -163,7 +162,7 @@ async def test_tls_from_the_first_byte_on_works_too(certificate: Path) -> None:
     postbox = Postbox()
     await postbox.open(tls=presenting(certificate))
     channel = mail(postbox.port, security="tls")
-    await sender_for(channel, SECRETS.__getitem__, trusting(certificate)).send(LETTER)
+    await make_sender(channel, SECRETS.__getitem__, trusting(certificate)).send(LETTER)
     assert len(postbox.got) == 1
     postbox.close()
 
@@ -192,8 +191,8 @@ async def test_a_wrong_password_is_not_tried_again_and_not_told(certificate: Pat
     postbox = Postbox()
     await postbox.open(tls_context=presenting(certificate), authenticator=postbox.authenticate)
     channel = mail(postbox.port, security="starttls", username="ada", password="${secret:OTHER}")
-    sender = sender_for(channel, {"OTHER": "another-Made-up-0ne"}.__getitem__, trusting(certificate))
-    with pytest.raises(Undelivered, match=r"refuses the login of ada \(535\): look at its name and password") as why:
+    sender = make_sender(channel, {"OTHER": "another-Made-up-0ne"}.__getitem__, trusting(certificate))
+    with pytest.raises(DeliveryFailed, match=r"refuses the login of ada \(535\): look at its name and password") as why:
         await sender.send(LETTER)
     assert "another-Made-up-0ne" not in repr(why.value)
     assert not why.value.may_retry
@@ -208,10 +207,10 @@ async def test_a_missing_secret_is_named_and_may_be_there_later(postbox: Postbox
 
 
 def test_a_name_that_is_no_word_still_names_a_letter() -> None:
-    odd = message_id("s1/told <x>\r\n", "a@bücher.example")
-    assert odd == message_id("s1/told <x>\r\n", "a@bücher.example")
+    odd = make_message_id("s1/told <x>\r\n", "a@bücher.example")
+    assert odd == make_message_id("s1/told <x>\r\n", "a@bücher.example")
     assert odd.startswith("<halter.")
     assert odd.endswith("@halter.invalid>")
     assert odd.isascii()
     assert odd.isprintable()
-    assert composed(replace(LETTER, id="s1/told"), mail(25))["Message-ID"].count("@") == 1
+    assert compose_mail(replace(LETTER, id="s1/told"), mail(25))["Message-ID"].count("@") == 1

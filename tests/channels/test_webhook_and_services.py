@@ -9,9 +9,9 @@ import pytest
 from letters import LETTER, Listener
 from msgspec.structs import replace
 
-from halter.channels.sending import sender_for
-from halter.core.tasks import Channel
-from halter.core.telling import Letter, Undelivered
+from halter.core.agent_spec import Channel
+from halter.core.ports import DeliveryFailed, OutgoingNotification
+from halter.notify import make_sender
 
 # The library imports modules of Python's own that are about to go.
 pytestmark = pytest.mark.filterwarnings("ignore:.*slated for removal:DeprecationWarning")
@@ -27,12 +27,12 @@ def service(port: int) -> tuple[Channel, dict[str, str]]:
     return Channel(name="chat", type="apprise", service="${secret:CHAT}"), {"CHAT": f"json://127.0.0.1:{port}/{KEY}"}
 
 
-async def send(channel: Channel, secrets: dict[str, str], letter: Letter = LETTER) -> None:
-    await sender_for(channel, secrets.__getitem__).send(letter)
+async def send(channel: Channel, secrets: dict[str, str], letter: OutgoingNotification = LETTER) -> None:
+    await make_sender(channel, secrets.__getitem__).send(letter)
 
 
-async def undelivered(channel: Channel, secrets: dict[str, str]) -> Undelivered:
-    with pytest.raises(Undelivered) as why:
+async def undelivered(channel: Channel, secrets: dict[str, str]) -> DeliveryFailed:
+    with pytest.raises(DeliveryFailed) as why:
         await send(channel, secrets)
     assert KEY not in repr(why.value)
     assert why.value.__cause__ is None

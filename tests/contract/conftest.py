@@ -14,7 +14,7 @@ import pytest_asyncio
 from halter.core.clock import SECOND
 from halter.core.ids import SortableIds
 from halter.journal.open import open_store
-from halter.journal.sqlite import LEASE
+from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
 
 KINDS = ["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
@@ -44,7 +44,7 @@ class Place:
         self._ids = SortableIds(self.clock.now)
         self._opened: list[JournalStore] = []
 
-    def open(self, lease: int = LEASE) -> JournalStore:
+    def open(self, lease: int = LEASE_DURATION) -> JournalStore:
         store = open_store(self.url, clock=self.clock, ids=self._ids, lease=lease)
         self._opened.append(store)
         return store

@@ -1,18 +1,20 @@
 """Which budgets count now: the same in every store, whatever came before."""
 
-from halter.app.budgets import ENDED, current_budgets
+from halter.core.clock import window_at
 from halter.core.events import CallSettled, CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.money import Charge, Leg
 from halter.core.ports import Draft, Lease, Write
 from halter.core.project import rows_of_hold
-from halter.core.windows import window_at
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.operations.money import MAX_ENDED_SESSIONS, read_current_budgets
+from halter.state import lifecycle
 
 
 async def begun(store: JournalStore, session: str) -> Lease:
-    await store.commit(life.start(SessionStarted(session=session, agent="clerk", kind="task", started_by="ada")))
+    await store.commit(
+        lifecycle.start_session(SessionStarted(session=session, agent="clerk", kind="task", started_by="ada"))
+    )
     (lease,) = await store.claim(WorkerId(session), 1, SessionId(session))
     return lease
 
@@ -30,7 +32,7 @@ async def settles(store: JournalStore, session: str, *legs: Leg) -> None:
 
 
 async def scopes(store: JournalStore, now: int) -> list[tuple[str, str]]:
-    return [(row.scope, row.window) for row in await current_budgets(store, now)]
+    return [(row.scope, row.window) for row in await read_current_budgets(store, now)]
 
 
 async def test_the_windows_of_this_moment_and_the_open_sessions_count(store: JournalStore) -> None:
@@ -54,11 +56,11 @@ async def test_a_window_that_is_over_is_left_out_unless_something_is_still_held_
 
 
 async def test_of_sessions_that_are_over_only_the_newest_are_shown(store: JournalStore) -> None:
-    names = [f"s{number:02}" for number in range(ENDED + 3)]
+    names = [f"s{number:02}" for number in range(MAX_ENDED_SESSIONS + 3)]
     for name in names:
         leg = Leg(f"session:{name}", "", "usd", 5, 1)
         lease = await begun(store, name)
         await holds(store, name, leg)
         await settles(store, name, leg)
-        await store.commit(life.end(lease, "COMPLETED", "completed", ""))
-    assert len(await scopes(store, await store.now())) == ENDED
+        await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed", ""))
+    assert len(await scopes(store, await store.now())) == MAX_ENDED_SESSIONS

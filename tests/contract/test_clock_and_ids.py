@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from halter.core.clock import HOUR, MINUTE, SECOND, Clock, SystemClock
 from halter.core.ids import Ids, SortableIds
-from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
-from halter.testing.seedloop import START, SeedLoop, run
+from halter.testing.fakes import ManualClock, SeededIds, make_seeded_salts
+from halter.testing.world import VIRTUAL_START, SeedLoop, run_in_virtual_time
 
 Scene = Callable[[Clock], Coroutine[Any, Any, None]]
 YEAR_2000 = 946_684_800 * SECOND
@@ -41,11 +41,11 @@ def on_the_system_clock(scene: Scene) -> None:
 
 def on_a_manual_clock(scene: Scene) -> None:
     async def main() -> None:
-        clock = ManualClock(START)
+        clock = ManualClock(VIRTUAL_START)
         async with hands(clock):
             await scene(clock)
 
-    run(main(), seed=None)
+    run_in_virtual_time(main(), seed=None)
 
 
 def in_virtual_time(scene: Scene) -> None:
@@ -54,7 +54,7 @@ def in_virtual_time(scene: Scene) -> None:
         assert isinstance(loop, SeedLoop)
         await scene(loop)
 
-    run(main())
+    run_in_virtual_time(main())
 
 
 @pytest.fixture(params=[on_the_system_clock, on_a_manual_clock, in_virtual_time], ids=lambda play: play.__name__)
@@ -104,11 +104,11 @@ def test_a_sleep_can_be_cancelled(play: Callable[[Scene], None]) -> None:
 
 def test_a_manual_clock_stands_still_until_it_is_put_forward() -> None:
     async def scene() -> list[tuple[str, int]]:
-        clock, woken = ManualClock(START), list[tuple[str, int]]()
+        clock, woken = ManualClock(VIRTUAL_START), list[tuple[str, int]]()
 
         async def sleeper(name: str, duration: int) -> None:
             await clock.sleep(duration)
-            woken.append((name, clock.now() - START))
+            woken.append((name, clock.now() - VIRTUAL_START))
 
         tasks = [asyncio.create_task(sleeper(*who)) for who in [("late", HOUR), ("early", MINUTE), ("also", MINUTE)]]
         for step in (0, MINUTE - 1, 1, 0, HOUR):
@@ -118,7 +118,7 @@ def test_a_manual_clock_stands_still_until_it_is_put_forward() -> None:
         await asyncio.gather(*tasks)
         return woken
 
-    assert run(scene(), seed=None) == [("early", MINUTE), ("also", MINUTE), ("late", MINUTE + HOUR)]
+    assert run_in_virtual_time(scene(), seed=None) == [("early", MINUTE), ("also", MINUTE), ("late", MINUTE + HOUR)]
 
 
 class BackwardsClock:
@@ -128,7 +128,7 @@ class BackwardsClock:
         self._times = times
 
     def now(self) -> int:
-        return next(self._times, START)
+        return next(self._times, VIRTUAL_START)
 
 
 MakeIds = Callable[[Callable[[], int]], Ids]
@@ -150,7 +150,7 @@ def test_ids_are_unique_and_later_ones_sort_after_earlier_ones(make_ids: MakeIds
 
 
 def test_ids_stay_in_order_when_the_clock_stands_still(make_ids: MakeIds) -> None:
-    ids = make_ids(lambda: START)
+    ids = make_ids(lambda: VIRTUAL_START)
     made = [ids.new() for _ in range(2000)]
     assert made == sorted(set(made))
 
@@ -164,7 +164,7 @@ def test_ids_stay_in_order_when_the_clock_is_set_back(make: MakeIds, times: list
 
 
 def test_ids_made_in_different_milliseconds_sort_by_time_whoever_makes_them(make_ids: MakeIds) -> None:
-    made = [make_ids(lambda time=time: time).new() for time in range(START, START + SECOND, 1000)]
+    made = [make_ids(lambda time=time: time).new() for time in range(VIRTUAL_START, VIRTUAL_START + SECOND, 1000)]
     assert made == sorted(set(made))
 
 
@@ -174,14 +174,14 @@ def test_ids_are_26_characters_that_can_stand_anywhere(make_ids: MakeIds) -> Non
 
 
 def test_the_same_seed_gives_the_same_ids_and_salts() -> None:
-    first, second, other = (SeededIds(seed, lambda: START) for seed in (1, 1, 2))
+    first, second, other = (SeededIds(seed, lambda: VIRTUAL_START) for seed in (1, 1, 2))
     assert [first.new() for _ in range(5)] == [second.new() for _ in range(5)]
-    assert other.new() != SeededIds(1, lambda: START).new()
-    assert seeded_salts(1)(16) == seeded_salts(1)(16) != seeded_salts(2)(16)
+    assert other.new() != SeededIds(1, lambda: VIRTUAL_START).new()
+    assert make_seeded_salts(1)(16) == make_seeded_salts(1)(16) != make_seeded_salts(2)(16)
 
 
 def test_salts_have_the_size_that_is_asked_for_and_do_not_repeat() -> None:
-    salts = seeded_salts(1)
+    salts = make_seeded_salts(1)
     made = [salts(16) for _ in range(100)]
     assert {len(salt) for salt in made} == {16}
     assert len(set(made)) == 100

@@ -15,7 +15,7 @@ from halter.core.ports import Committed, Draft, Query, Write
 from halter.core.rows import SessionRow
 from halter.core.text import from_body, to_body
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.state import lifecycle
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -60,7 +60,7 @@ async def test_text_with_half_a_pair_comes_back_as_it_was(store: JournalStore) -
 async def test_hostile_characters_in_facts_are_replaced_and_never_stop_a_write(store: JournalStore) -> None:
     hostile = "night\x00watch\ud800"
     event = SessionStarted(session="one", agent=hostile, kind="task", started_by=hostile)
-    committed = await store.commit(life.start(event))
+    committed = await store.commit(lifecycle.start_session(event))
     stored = committed.events[0].event
     assert not isinstance(stored, Unknown)
     assert (await store.read(ONE))[0].event == stored
@@ -139,7 +139,7 @@ async def test_a_blob_goes_with_the_last_that_named_it(store: JournalStore) -> N
 async def test_a_definition_stays_when_somebody_who_read_it_is_erased(store: JournalStore) -> None:
     digest = await store.put(b"the definition")
     event = SessionStarted(session="two", agent="a", kind="task", started_by="me", definition=digest)
-    await store.commit(life.start(event))
+    await store.commit(lifecycle.start_session(event))
     await store.commit(said("1", ONE, blob=digest))
     await store.commit(erasing(ONE, 1))
     assert await store.get(digest) == b"the definition"
@@ -168,7 +168,7 @@ async def test_blobs_that_nothing_names_go_after_a_day(clocked_place: "Place") -
     named, definition, vain = [await store.put(data) for data in (b"named", b"definition", b"vain")]
     await store.commit(said("1", ONE, blob=named))
     event = SessionStarted(session="two", agent="a", kind="task", started_by="me", definition=definition)
-    await store.commit(life.start(event))
+    await store.commit(lifecycle.start_session(event))
     await clocked_place.clock.sleep(DAY)
     fresh = await store.put(b"put just now")
     await store.scrub()
@@ -191,9 +191,11 @@ async def test_a_blob_that_was_put_again_is_kept_for_another_day(clocked_place: 
 
 
 async def test_an_inbox_is_erased_apart_from_its_session(store: JournalStore) -> None:
-    await store.commit(life.start(SessionStarted(session="one", agent="a", kind="chat", started_by="me"), b"task"))
+    await store.commit(
+        lifecycle.start_session(SessionStarted(session="one", agent="a", kind="chat", started_by="me"), b"task")
+    )
     posted = WakePosted(cause="message", origin="person", sender="me")
-    await store.commit(life.post("one", "message", posted, b"private"))
+    await store.commit(lifecycle.post_wake("one", "message", posted, b"private"))
     await store.commit(erasing(inbox_stream("one"), 1))
     assert (await store.read(inbox_stream("one")))[0].body is None
     assert (await store.read(ONE))[0].body == b"task"

@@ -18,7 +18,7 @@ from halter.core.errors import StoreUnavailable, StoreUnusable
 from halter.core.events import CallStarted
 from halter.core.ids import FLEET, SortableIds
 from halter.core.ports import Draft, Write
-from halter.journal.open import masked, open_store
+from halter.journal.open import mask_url, open_store
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
@@ -71,12 +71,12 @@ def test_a_url_of_no_known_form_is_refused_with_the_forms_that_are(url: str) -> 
 
 
 def test_passwords_are_masked() -> None:
-    assert masked("postgresql://me:p@ss:word@host/db?sslpassword=x&schema=y") == (
+    assert mask_url("postgresql://me:p@ss:word@host/db?sslpassword=x&schema=y") == (
         "postgresql://me:***@host/db?sslpassword=***&schema=y"
     )
-    assert masked("postgresql://me@host/db") == "postgresql://me@host/db"
-    assert masked("me:p%zz@host/db") == "me:***@host/db"
-    assert masked("postgresql:me:secret@host/db") == "postgresql:***@host/db"
+    assert mask_url("postgresql://me@host/db") == "postgresql://me@host/db"
+    assert mask_url("me:p%zz@host/db") == "me:***@host/db"
+    assert mask_url("postgresql:me:secret@host/db") == "postgresql:***@host/db"
 
 
 @pytest.mark.parametrize(

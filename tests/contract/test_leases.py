@@ -8,12 +8,12 @@ import pytest
 
 from halter.core.clock import DAY, SECOND
 from halter.core.errors import LeaseLost, StoreUnavailable
-from halter.core.events import FORMAT, SessionParked, SessionStarted, WakePosted
-from halter.core.ids import SessionId, SortableIds, WorkerId, new_worker, session_stream
-from halter.core.ports import Agents, Draft, Lease, Query, Ticket, Write
+from halter.core.events import SESSION_FORMAT, SessionParked, SessionStarted, WakePosted
+from halter.core.ids import SessionId, SortableIds, WorkerId, make_worker_id, session_stream
+from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Ticket, Write
 from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.state import lifecycle
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -26,7 +26,7 @@ AT_ONCE = 1
 
 async def start(store: JournalStore, session: str, **facts: Any) -> None:
     event = SessionStarted(session=session, agent="watcher", kind="autonomous", started_by="a person", **facts)
-    await store.commit(life.start(event))
+    await store.commit(lifecycle.start_session(event))
 
 
 async def claim_one(store: JournalStore, worker: WorkerId = ANNA) -> Lease:
@@ -78,7 +78,7 @@ async def test_what_sleeps_is_not_due(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
     tomorrow = (await store.beat(ANNA)).now + DAY
-    await store.commit(life.park(lease, "park", parked(wake_at=tomorrow)))
+    await store.commit(lifecycle.park_session(lease, "park", parked(wake_at=tomorrow)))
     assert (await session(store)).due_at == tomorrow
     assert await store.claim(BERT, 10) == []
 
@@ -86,25 +86,25 @@ async def test_what_sleeps_is_not_due(store: JournalStore) -> None:
 async def test_a_timer_that_ran_out_makes_a_session_due(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(life.park(lease, "park", parked(wake_at=(await store.beat(ANNA)).now)))
+    await store.commit(lifecycle.park_session(lease, "park", parked(wake_at=(await store.beat(ANNA)).now)))
     assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
 
 
 async def test_a_message_makes_a_sleeping_session_due(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(life.park(lease, "park", parked()))
+    await store.commit(lifecycle.park_session(lease, "park", parked()))
     assert await store.claim(BERT, 10) == []
-    await store.commit(life.message(ONE, "message", b"wake up", "a person"))
+    await store.commit(lifecycle.post_message(ONE, "message", b"wake up", "a person"))
     assert await claim_one(store, BERT) == Lease(ONE, BERT, 2)
 
 
 async def test_what_does_not_wake_a_session_leaves_it_asleep(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(life.park(lease, "park", parked(wake_on=("alarm",))))
+    await store.commit(lifecycle.park_session(lease, "park", parked(wake_on=("alarm",))))
     signal = WakePosted(cause="signal", origin="sensor", sender="thermometer", name="drizzle")
-    await store.commit(life.post(ONE, "drizzle", signal))
+    await store.commit(lifecycle.post_wake(ONE, "drizzle", signal))
     row = await session(store)
     assert (row.inbox_head, row.inbox_wake, row.due_at) == (1, 0, None)
 
@@ -112,9 +112,9 @@ async def test_what_does_not_wake_a_session_leaves_it_asleep(store: JournalStore
 async def test_parking_is_refused_when_something_unseen_arrived(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(life.message(ONE, "message", b"one more thing", "a person"))
-    assert (await store.commit(life.park(lease, "park", parked(seen=0)))).events == ()
-    assert (await store.commit(life.park(lease, "park", parked(seen=1)))).events
+    await store.commit(lifecycle.post_message(ONE, "message", b"one more thing", "a person"))
+    assert (await store.commit(lifecycle.park_session(lease, "park", parked(seen=0)))).events == ()
+    assert (await store.commit(lifecycle.park_session(lease, "park", parked(seen=1)))).events
     assert await store.claim(BERT, 10) == []
 
 
@@ -123,22 +123,22 @@ async def test_parking_releases_a_session_unless_it_is_resident(store: JournalSt
     await start(store, "resident")
     for lease in await store.claim(ANNA, 10):
         event = parked(wake_at=1, resident=lease.session == "resident")
-        await store.commit(life.park(lease, f"{lease.session}/park", event))
+        await store.commit(lifecycle.park_session(lease, f"{lease.session}/park", event))
     assert ((await session(store, "free")).owner, (await session(store, "resident")).owner) == ("", ANNA)
     assert names(await store.claim(BERT, 10)) == ["free"]
 
 
 async def test_what_has_ended_is_never_due(store: JournalStore) -> None:
     await start(store, ONE)
-    await store.commit(life.end(await claim_one(store), "COMPLETED", "done"))
-    assert (await store.commit(life.message(ONE, "message", b"hello?", "a person"))).events == ()
+    await store.commit(lifecycle.end_session(await claim_one(store), "COMPLETED", "done"))
+    assert (await store.commit(lifecycle.post_message(ONE, "message", b"hello?", "a person"))).events == ()
     assert (await session(store)).due_at is None
     assert await store.claim(BERT, 10) == []
 
 
 async def test_a_session_of_a_newer_format_is_never_taken(place: "Place") -> None:
     store = place.open(lease=AT_ONCE)
-    await start(store, "newer", format=FORMAT + 1)
+    await start(store, "newer", format=SESSION_FORMAT + 1)
     await start(store, ONE)
     assert names(await store.claim(ANNA, 10)) == [ONE]
     assert names(await store.claim(BERT, 10)) == [ONE]
@@ -184,7 +184,7 @@ async def test_an_owner_that_lost_its_lease_can_write_nothing(place: "Place") ->
 async def test_a_lease_ends_with_the_session_it_was_for(store: JournalStore) -> None:
     await start(store, ONE)
     lease = await claim_one(store)
-    await store.commit(life.end(lease, "COMPLETED", "done"))
+    await store.commit(lifecycle.end_session(lease, "COMPLETED", "done"))
     with pytest.raises(LeaseLost, match="belongs to nobody"):
         await store.commit(writing(lease))
 
@@ -221,7 +221,7 @@ async def test_a_beat_after_a_lapse_says_what_is_left(place: "Place") -> None:
     store = place.open(lease=AT_ONCE)
     await start(store, "kept")
     kept = await claim_one(store, ANNA)
-    await store.commit(life.park(kept, "park", parked(resident=True)))
+    await store.commit(lifecycle.park_session(kept, "park", parked(resident=True)))
     assert (await store.beat(ANNA)).held == {kept}
     await start(store, "lost")
     await store.claim(BERT, 10)
@@ -255,9 +255,9 @@ async def test_what_a_process_left_behind_goes_on_when_it_is_started_again(place
     ids = SortableIds(place.clock.now)
     store = place.open(lease=AT_ONCE)
     await start(store, ONE)
-    first = new_worker("host-1", ids)
+    first = make_worker_id("host-1", ids)
     left = await claim_one(store, first)
-    again = new_worker("host-1", ids)
+    again = make_worker_id("host-1", ids)
     await store.beat(again)
     assert await claim_one(store, again) == Lease(ONE, again, 2)
     with pytest.raises(LeaseLost):
@@ -284,7 +284,7 @@ async def test_an_orphan_of_a_newer_format_is_never_taken(shared_place: "Place")
     await start(store, "newer")
     await start(store, ONE)
     assert len(await store.claim(ANNA, 10)) == 2
-    shared_place.sql("UPDATE sessions SET format = ? WHERE session = 'newer'", FORMAT + 1)
+    shared_place.sql("UPDATE sessions SET format = ? WHERE session = 'newer'", SESSION_FORMAT + 1)
     assert names(await store.claim(BERT, 10)) == [ONE]
 
 
@@ -331,11 +331,11 @@ async def test_a_session_that_is_named_is_taken_before_it_is_due_and_no_other(st
     for name in (ONE, "two"):
         await start(store, name)
     (lease,) = await store.claim(ANNA, 10, ONE)
-    await store.commit(life.park(lease, "rest", parked()))
+    await store.commit(lifecycle.park_session(lease, "rest", parked()))
     (again,) = await store.claim(BERT, 10, ONE)
     assert again == Lease(ONE, BERT, 2)
     assert await store.claim(ANNA, 10, ONE) == []
-    await store.commit(life.end(again, "CANCELLED", "cancelled"))
+    await store.commit(lifecycle.end_session(again, "CANCELLED", "cancelled"))
     assert await store.claim(ANNA, 10, ONE) == []
     assert await store.claim(ANNA, 10, SessionId("nobody's")) == []
     assert names(await store.claim(ANNA, 10)) == ["two"]
@@ -363,9 +363,9 @@ async def test_a_claim_for_some_agents_takes_only_what_runs_by_itself_of_theirs(
     for agent in ("watcher", "other"):
         for kind in ("autonomous", "chat", "task"):
             event = SessionStarted(session=f"{agent} {kind}", agent=agent, kind=kind, started_by="a person")
-            await store.commit(life.start(event))
+            await store.commit(lifecycle.start_session(event))
     fired = SessionStarted(session="fired", agent="watcher", kind="task", started_by="a trigger", trigger="nightly")
-    await store.commit(life.start(fired))
+    await store.commit(lifecycle.start_session(fired))
     assert await store.claim(ANNA, 10, agents={}) == []
     assert names(await store.claim(ANNA, 10, agents={"watcher": None, "nobody": None})) == [
         "fired",
@@ -386,7 +386,7 @@ async def test_the_next_moment_that_somebody_is_due_is_known(store: JournalStore
     await start(store, ONE)
     lease = await claim_one(store)
     now = (await store.beat(ANNA)).now
-    await store.commit(life.park(lease, "park", parked(wake_at=now + DAY)))
+    await store.commit(lifecycle.park_session(lease, "park", parked(wake_at=now + DAY)))
     assert await store.ask(Query("next_due", dict[str, int | None], {"now": now})) == [{"due_at": now + DAY}]
     assert await store.ask(Query("next_due", dict[str, int | None], {"now": now + DAY})) == [{"due_at": None}]
 
@@ -400,16 +400,16 @@ async def test_the_hot_state_of_a_session_is_kept_for_its_successor(store: Journ
     assert await store.ask(Query("snapshot", dict[str, Any], {"session": "another"})) == []
 
 
-ANY: Agents = {"watcher": None}
+ANY: AgentConcurrency = {"watcher": None}
 
 
 async def fired(store: JournalStore, session: str, agent: str = "watcher") -> SessionId:
     event = SessionStarted(session=session, agent=agent, kind="task", started_by="a trigger", trigger="nightly")
-    await store.commit(life.start(event))
+    await store.commit(lifecycle.start_session(event))
     return SessionId(session)
 
 
-async def offered(store: JournalStore, agents: Agents = ANY, limit: int = 100) -> list[Ticket]:
+async def offered(store: JournalStore, agents: AgentConcurrency = ANY, limit: int = 100) -> list[Ticket]:
     """Offer what is due, and return what was handed out in the transaction itself."""
     heard: list[Ticket] = []
     offered = await store.offer(limit, agents, lambda _, tickets: heard.extend(tickets))
@@ -460,7 +460,7 @@ async def test_a_ticket_is_void_when_anybody_has_had_the_session_since(store: Jo
     await fired(store, ONE)
     (ticket,) = await offered(store)
     (lease,) = await store.claim(ANNA, 1, agents=ANY)
-    await store.commit(life.park(lease, "rest", parked()))
+    await store.commit(lifecycle.park_session(lease, "rest", parked()))
     assert await store.claim(BERT, 1, ticket) == []
 
 
@@ -508,7 +508,7 @@ async def test_no_more_tasks_of_an_agent_are_awake_than_it_allows(store: Journal
     for number in range(5):
         await fired(store, f"task {number}")
     await start(store, "the agent's own")
-    two: Agents = {"watcher": 2}
+    two: AgentConcurrency = {"watcher": 2}
     if by == "claims":
         taken = list(await store.claim(ANNA, 10, agents=two))
         assert await store.claim(BERT, 10, agents=two) == []
@@ -519,7 +519,7 @@ async def test_no_more_tasks_of_an_agent_are_awake_than_it_allows(store: Journal
         assert await offered(store, two) == []
     assert names(taken) == ["task 0", "task 1", "the agent's own"]
     ends = next(lease for lease in taken if lease.session == "task 0")
-    await store.commit(life.end(ends, "CANCELLED", "cancelled"))
+    await store.commit(lifecycle.end_session(ends, "CANCELLED", "cancelled"))
     assert [ticket.session for ticket in await offered(store, two)] == ["task 2"]
     assert await store.claim(BERT, 10, agents=two) == []
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from halter.core.library import Chunk, words
+from halter.core.ports import Chunk, split_words
 from halter.journal.store import JournalStore
 
 if TYPE_CHECKING:
@@ -228,8 +228,10 @@ async def test_every_store_finds_what_the_words_themselves_say(store: JournalSto
     texts = {f"d{number}": "".join(chance.choices(letters, k=60)) for number in range(60)}
     names = await keep(store, **texts)
     for _ in range(60):
-        word = chance.choice(words(texts[chance.choice(names)]))
-        assert await find(store, names, word) == {name for name, text in texts.items() if word in words(text)}, word
+        word = chance.choice(split_words(texts[chance.choice(names)]))
+        assert await find(store, names, word) == {name for name, text in texts.items() if word in split_words(text)}, (
+            word
+        )
 
 
 async def test_others_see_what_was_indexed(shared_place: "Place") -> None:

@@ -14,11 +14,11 @@ from halter.core.ids import FLEET, SortableIds, StreamId, session_stream
 from halter.core.money import Charge, Leg
 from halter.core.ports import Draft, Query, Rows, Write
 from halter.core.project import rows_of_hold
-from halter.core.row import Row
 from halter.core.rows import HoldRow
-from halter.journal.engine import Engine, View
+from halter.core.vocabulary import Row
+from halter.journal.engine import Engine, StoreView
 from halter.journal.open import open_store
-from halter.journal.postgres import NOTIFICATION_BYTES, STREAMS_TOLD, PostgresEngine, hints
+from halter.journal.postgres import MOST_STREAMS_HINTED, NOTIFICATION_BYTES, PostgresEngine, format_hints
 from halter.journal.rebuild import rows_from_events
 from halter.journal.store import JournalStore
 
@@ -79,20 +79,20 @@ async def test_what_was_inserted_while_one_waited_for_the_stream_is_seen(postgre
 
 
 def test_hints_are_split_to_fit_into_notifications() -> None:
-    heads = {StreamId(f"session:{number:0100}"): number for number in range(STREAMS_TOLD)}
-    told = hints(heads)
+    heads = {StreamId(f"session:{number:0100}"): number for number in range(MOST_STREAMS_HINTED)}
+    told = format_hints(heads)
     assert len(told) > 10
     assert all(len(hint.encode()) <= NOTIFICATION_BYTES for hint in told)
-    assert sum(hint.count("session:") for hint in told) == STREAMS_TOLD
+    assert sum(hint.count("session:") for hint in told) == MOST_STREAMS_HINTED
 
 
 @pytest.mark.parametrize(
     "heads",
-    [{StreamId(str(number)): 1 for number in range(STREAMS_TOLD + 1)}, {StreamId("é" * NOTIFICATION_BYTES): 1}],
+    [{StreamId(str(number)): 1 for number in range(MOST_STREAMS_HINTED + 1)}, {StreamId("é" * NOTIFICATION_BYTES): 1}],
     ids=["too many", "too long"],
 )
 def test_what_is_too_much_to_tell_is_told_as_all(heads: dict[StreamId, int]) -> None:
-    assert hints(heads) == ['{"*":0}']
+    assert format_hints(heads) == ['{"*":0}']
 
 
 async def test_blobs_that_nothing_names_go_after_a_day(postgres_schema_url: str) -> None:
@@ -154,7 +154,7 @@ async def test_nothing_that_is_written_meanwhile_is_lost_in_a_rebuild(postgres_s
         started = Draft(CallStarted(call=call, tool="search", legs=LEGS))
         return Write(ONE, call, lambda _: [started], rows_of_hold(call, LEGS))
 
-    def make(view: View) -> list[Row]:
+    def make(view: StoreView) -> list[Row]:
         rows = list(rows_from_events(view).values())
         made.set()
         go_on.wait(60)

@@ -17,7 +17,7 @@ from halter.core.errors import StoreUnavailable, StoreUnusable
 from halter.core.events import CallStarted
 from halter.core.ids import FLEET, SortableIds, StreamId
 from halter.core.ports import EVERY_STREAM, Committed, Draft, Rows, Write
-from halter.journal.apply import WorkingSet, apply
+from halter.journal.apply import WorkingSet, apply_write
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
 from halter.journal.store import JournalStore
@@ -360,7 +360,7 @@ async def test_a_commit_whose_answer_was_lost_is_repeated_harmlessly(postgres_sc
 
     def cutting(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
         cable.lose_next_answer = write.key == "unlucky"
-        return apply(write, rows, salt)
+        return apply_write(write, rows, salt)
 
     async with cable.laid() as url:
         engine = await asyncio.to_thread(PostgresEngine, f"{url}?{urlsplit(postgres_schema_url).query}", new_id=IDS.new)

@@ -15,12 +15,12 @@ from psycopg import sql
 from halter.core.clock import SystemClock
 from halter.core.ids import SessionId, SortableIds
 from halter.core.ports import Ticket
-from halter.dispatch.distributed import Queue, Serve
-from halter.dispatch.procrastinate import ProcrastinateQueue, prepare, queue_of
-from halter.journal.connection import Address
+from halter.dispatch.dispatcher import ServeTicket, TicketQueue
+from halter.dispatch.ticket_queue import ProcrastinateQueue, name_queue, prepare_queue_tables
+from halter.journal.connection import PostgresAddress
 from halter.journal.open import open_engine
+from halter.testing.fakes import LocalTicketQueue, SharedTickets
 from halter.testing.postgres import throwaway_cluster
-from halter.testing.queue import LocalQueue, Tickets
 
 CLOCK = SystemClock()
 PATIENCE = 60.0
@@ -30,23 +30,23 @@ CLERK = {"clerk": "1"}
 class Shared(Protocol):
     """What all workers share."""
 
-    def hand(self, versions: Mapping[str, str]) -> Queue:
+    def hand(self, versions: Mapping[str, str]) -> TicketQueue:
         """Make one worker's hand on it."""
         ...
 
-    def put(self, by: Queue, *tickets: Ticket) -> None:
+    def put(self, by: TicketQueue, *tickets: Ticket) -> None:
         """Put tickets in, and commit."""
         ...
 
 
 class InMemory:
     def __init__(self) -> None:
-        self._tickets = Tickets()
+        self._tickets = SharedTickets()
 
-    def hand(self, versions: Mapping[str, str]) -> Queue:
-        return LocalQueue(self._tickets, versions)
+    def hand(self, versions: Mapping[str, str]) -> TicketQueue:
+        return LocalTicketQueue(self._tickets, versions)
 
-    def put(self, by: Queue, *tickets: Ticket) -> None:
+    def put(self, by: TicketQueue, *tickets: Ticket) -> None:
         by.put(None, tickets)
 
 
@@ -55,18 +55,18 @@ class OnPostgres:
         self.url = url
         # The store makes the schema.
         open_engine(url, clock=CLOCK, ids=SortableIds(CLOCK.now)).close()
-        prepare(url)
+        prepare_queue_tables(url)
 
-    def hand(self, versions: Mapping[str, str]) -> Queue:
+    def hand(self, versions: Mapping[str, str]) -> TicketQueue:
         return ProcrastinateQueue(self.url, CLOCK, versions)
 
-    def put(self, by: Queue, *tickets: Ticket) -> None:
+    def put(self, by: TicketQueue, *tickets: Ticket) -> None:
         with self.connected() as connection:
             by.put(connection, tickets)
 
     def connected(self) -> psycopg.Connection[tuple[Any, ...]]:
         """Open a transaction in the schema of the store."""
-        address = Address(self.url)
+        address = PostgresAddress(self.url)
         connection = psycopg.connect(address.conninfo)
         connection.execute(sql.SQL("SET search_path TO {}").format(sql.Identifier(address.schema)))
         connection.commit()
@@ -127,7 +127,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(hand: Queue, serve: Serve, concurrency: int = 10) -> AsyncIterator[None]:
+async def serving(hand: TicketQueue, serve: ServeTicket, concurrency: int = 10) -> AsyncIterator[None]:
     """Hand tickets out while the block runs."""
     task = asyncio.create_task(hand.hand_out(serve, concurrency))
     try:
@@ -262,7 +262,7 @@ async def test_agents_may_be_called_anything(shared: Shared) -> None:
 
 
 def test_each_version_of_each_agent_has_a_name_of_its_own_that_a_channel_can_have() -> None:
-    names = [queue_of(name, version) for name in ODD_NAMES for version in ("1", "2", "f" * 64)]
+    names = [name_queue(name, version) for name in ODD_NAMES for version in ("1", "2", "f" * 64)]
     assert len({*names}) == len(names)
     # PostgreSQL cuts longer names off, and Procrastinate puts words of its own before them.
     assert all(name.isascii() and len(name) <= 40 for name in names)
@@ -316,7 +316,7 @@ async def test_handing_out_goes_on_after_the_server_was_stopped_hard(
 VICTIM = """
 import asyncio, sys
 from halter.core.clock import SystemClock
-from halter.dispatch.procrastinate import ProcrastinateQueue
+from halter.dispatch.ticket_queue import ProcrastinateQueue
 
 async def serve(ticket):
     print(ticket.session, flush=True)

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 import msgspec
 
-from halter.app.report import Report, gather, report
-from halter.app.report_message import Message, message_of, send
 from halter.core.clock import DAY, HOUR
 from halter.core.events import (
     AnyEvent,
@@ -23,18 +21,24 @@ from halter.core.events import (
     TriggerMade,
 )
 from halter.core.ids import OUTBOX, SessionId, StreamId, WorkerId, session_stream, trigger_stream
-from halter.core.limits import Caps, Spender, legs
-from halter.core.money import usd
+from halter.core.money import Caps, Spender, make_legs, micros_to_usd
 from halter.core.ports import Draft, Lease, Query, Write
-from halter.core.task_project import rows_of_event
-from halter.core.task_rows import NotificationRow
-from halter.guard.approvals import Question, ask, decide, needs_you
+from halter.core.project import rows_of_event
+from halter.core.rows import NotificationRow
+from halter.guard.approvals import Question, answer_decision, ask_question, list_pending_decisions
 from halter.guard.halts import halt
-from halter.guard.purse import Purse, Truth
+from halter.guard.ledger import ActualResult, Ledger
 from halter.journal.store import JournalStore
-from halter.state import life
-from halter.testing.fakes import ManualClock
-from halter.testing.holds import HoldTaken, hold
+from halter.operations.report import (
+    Report,
+    ReportMessage,
+    build_report,
+    queue_report,
+    read_report_rows,
+    render_report_message,
+)
+from halter.state import lifecycle
+from halter.testing.fakes import HoldTaken, ManualClock, hold
 
 TRIGGER = "clerk/papers"
 
@@ -49,7 +53,9 @@ async def happens(
 
 async def begun(store: JournalStore, session: str, agent: str, trigger: str = "") -> Lease:
     await store.commit(
-        life.start(SessionStarted(session=session, agent=agent, kind="task", started_by="ada", trigger=trigger))
+        lifecycle.start_session(
+            SessionStarted(session=session, agent=agent, kind="task", started_by="ada", trigger=trigger)
+        )
     )
     (lease,) = await store.claim(WorkerId(session), 1, SessionId(session))
     return lease
@@ -57,11 +63,11 @@ async def begun(store: JournalStore, session: str, agent: str, trigger: str = ""
 
 async def spends(store: JournalStore, lease: Lease, agent: str, usd: int) -> None:
     now = await store.now()
-    purse = Purse(store, ManualClock(now))
-    held = legs(Caps(), Spender(lease.session, agent), now, usd=usd)
+    purse = Ledger(store, ManualClock(now))
+    held = make_legs(Caps(), Spender(lease.session, agent), now, usd=usd)
     answer = await hold(purse, lease, CallStarted(call=f"{lease.session}.1", tool="look", legs=held), b"")
     assert isinstance(answer, HoldTaken)
-    await purse.settle(lease, answer.flight, Truth("ok", usd=usd))
+    await purse.settle(lease, answer.flight, ActualResult("ok", usd=usd))
 
 
 async def a_night(store: JournalStore) -> None:
@@ -75,17 +81,17 @@ async def a_night(store: JournalStore) -> None:
         MemoryProposed(memory="m1", agent="clerk"),
     ]
     await happens(store, session_stream(done.session), "found", *found, lease=done)
-    await store.commit(life.end(done, "COMPLETED", "completed"))
+    await store.commit(lifecycle.end_session(done, "COMPLETED", "completed"))
     halted = await begun(store, "clerk.papers-2", "clerk", TRIGGER)
-    await store.commit(life.end(halted, "HALTED", "idle_timeout"))
+    await store.commit(lifecycle.end_session(halted, "HALTED", "idle_timeout"))
     asks = await begun(store, "desk-1", "desk")
     for name in ("d1", "d2"):
         question = Question(
             decision=name, about="unknown_call", subject="c", name="send", digest="x", expires_in=DAY, shown="Was it?"
         )
-        assert (await store.commit(ask(question, asks))).events
-    (second,) = (one for one in await needs_you(store) if one.decision == "d2")
-    assert (await store.commit(decide(second, "approve", "ada", "said"))).events
+        assert (await store.commit(ask_question(question, asks))).events
+    (second,) = (one for one in await list_pending_decisions(store) if one.decision == "d2")
+    assert (await store.commit(answer_decision(second, "approve", "ada", "said"))).events
     await happens(
         store,
         trigger_stream(TRIGGER),
@@ -99,7 +105,7 @@ async def a_night(store: JournalStore) -> None:
         ItemQuarantined(trigger=TRIGGER, item="i1", attempts=3, sentence="It failed three times."),
     )
     await store.commit(halt("agent:desk", "ada", "halt", "lunch"))
-    await store.commit(send("clerk", "mail", Message("subject", "text"), "k"))
+    await store.commit(queue_report("clerk", "mail", ReportMessage("subject", "text"), "k"))
     (queued,) = await store.ask(Query("all_notifications", NotificationRow))
     failed = NotificationFailed(notification=queued.notification, attempts=5, error="No route.", next_at=None)
     await happens(store, OUTBOX, "failed", failed)
@@ -108,7 +114,7 @@ async def a_night(store: JournalStore) -> None:
 async def told(store: JournalStore, later: int = 0) -> Report:
     """Tell of the last hour, now or later."""
     now = await store.now() + later
-    return report(await gather(store, now - HOUR, now))
+    return build_report(await read_report_rows(store, now - HOUR, now))
 
 
 async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
@@ -119,16 +125,16 @@ async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
     assert clerk.skipped == {"overlap": 4}
     assert clerk.delayed == ("clerk/papers (cost_cap_reached): Its money is spent.",)
     assert clerk.findings == {"high": {"withheld": 1, "not looked at": 1}}
-    assert clerk.spent_usd == usd(900_000)
+    assert clerk.spent_usd == micros_to_usd(900_000)
     assert (desk.agent, desk.under_way) == ("desk", {"RUNNING": 1})
 
 
 async def test_money_is_told_by_purpose_and_against_caps(store: JournalStore) -> None:
     await a_night(store)
     made = await told(store)
-    assert (made.spent_usd, made.spent_by_purpose_usd) == (usd(900_000), {"turn": usd(900_000)})
+    assert (made.spent_usd, made.spent_by_purpose_usd) == (micros_to_usd(900_000), {"turn": micros_to_usd(900_000)})
     caps = {cap.scope: (cap.spent_usd, cap.cap_usd) for cap in made.caps}
-    assert caps == {"agent:clerk": (usd(900_000), 5), "fleet": (usd(900_000), 20)}
+    assert caps == {"agent:clerk": (micros_to_usd(900_000), 5), "fleet": (micros_to_usd(900_000), 20)}
 
 
 async def test_what_was_decided_and_what_waits_are_told_apart(store: JournalStore) -> None:
@@ -164,13 +170,13 @@ async def test_what_happened_before_is_not_told_again(store: JournalStore) -> No
 async def test_an_empty_store_has_nothing_to_tell(store: JournalStore) -> None:
     made = await told(store)
     assert (made.agents, made.needs_you, made.spent_usd) == ((), (), 0)
-    assert message_of(made).text.startswith("Nothing needs you.")
+    assert render_report_message(made).text.startswith("Nothing needs you.")
 
 
 async def test_a_report_that_is_sent_waits_in_the_outbox(store: JournalStore) -> None:
     await a_night(store)
-    message = message_of(await told(store))
-    await store.commit(send("clerk", "chat", message, "k2"))
+    message = render_report_message(await told(store))
+    await store.commit(queue_report("clerk", "chat", message, "k2"))
     rows = await store.ask(Query("notifications_due", _Due, {"now": await store.now(), "limit": 10}))
     (due,) = (row for row in rows if row.channel == "chat")
     assert msgspec.json.decode(due.body or b"")["text"] == message.text

@@ -15,11 +15,11 @@ from halter.core.ports import Change, Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
 from halter.core.rows import TABLES, HoldRow, SessionRow, SpendRow, StreamRow
 from halter.core.usage import Usage
-from halter.guard.purse import change_cap
-from halter.journal.chain import START, body_digest, link
-from halter.journal.queries import load
+from halter.guard.ledger import change_cap
+from halter.journal.apply import CHAIN_START, digest_body, hash_event
+from halter.journal.engine import load_queries
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.state import lifecycle
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -95,11 +95,11 @@ async def test_what_a_write_answers_is_what_is_read(store: JournalStore) -> None
 async def test_each_event_links_to_the_one_before(store: JournalStore) -> None:
     for number in range(3):
         await store.commit(note(f"key {number}", body=b"said"))
-    previous = START
+    previous = CHAIN_START
     for event in await store.read(FLEET):
         header = (event.stream, event.seq, event.kind, event.version, event.at, event.generation, event.key, event.blob)
-        assert event.digest == body_digest(event.salt or b"", event.body or b"")
-        assert event.hash == link(previous, header, event.facts, event.digest)
+        assert event.digest == digest_body(event.salt or b"", event.body or b"")
+        assert event.hash == hash_event(previous, header, event.facts, event.digest)
         previous = event.hash
     assert (await store.ask(Query("heads", StreamRow)))[0].hash == previous
 
@@ -328,7 +328,7 @@ async def test_a_cap_can_be_lowered_below_what_is_held(store: JournalStore) -> N
 
 async def test_a_settled_hold_vanishes_and_its_spend_appears(store: JournalStore) -> None:
     legs = [Leg(ONE, "", "usd", CAP, 100), Leg("fleet", "", "usd", CAP, 100)]
-    await store.commit(life.start(started("one")))
+    await store.commit(lifecycle.start_session(started("one")))
     asked = RequestStarted(request="request", model="acme:large", purpose="judge", legs=tuple(legs))
     reads = rows_of_hold("request", legs)
     await store.commit(Write(ONE, "asked", lambda _: [Draft(asked)], reads))
@@ -344,15 +344,15 @@ async def test_a_settled_hold_vanishes_and_its_spend_appears(store: JournalStore
 
 
 async def test_a_question_is_answered_with_typed_rows(store: JournalStore) -> None:
-    await store.commit(life.start(started("one", agent="night-watch")))
-    await store.commit(life.start(started("two", agent="desk")))
+    await store.commit(lifecycle.start_session(started("one", agent="night-watch")))
+    await store.commit(lifecycle.start_session(started("two", agent="desk")))
     (row,) = await store.ask(Query("session", SessionRow, {"session": "one"}))
     assert (row.agent, row.state, row.generation, row.ended_at) == ("night-watch", "RUNNING", 0, None)
     assert len(await store.ask(Query("sessions", SessionRow, {"limit": 1}))) == 1
 
 
 async def test_every_question_is_answered_in_plain_values(store: JournalStore) -> None:
-    await store.commit(life.start(started("one")))
+    await store.commit(lifecycle.start_session(started("one")))
     await store.commit(holding("settled"))
     await store.commit(settling("settled", 1))
     await store.commit(holding("held"))
@@ -365,7 +365,7 @@ async def test_every_question_is_answered_in_plain_values(store: JournalStore) -
         "trigger": "nightly", "notification": "n", "key": "k", "beginning": "o", "from": "", "to": "z", "tool": "",
         "outcome": "", "hour": "hour/2026", "day": "day/2026", "month": "month/2026", "ended": 20,
     }  # fmt: skip
-    for name, question in load("queries.sql").items():
+    for name, question in load_queries("queries.sql").items():
         asked = {parameter: value for parameter, value in given.items() if f":{parameter}" in question}
         for row in await store.ask(Query(name, dict[str, Any], asked)):
             assert {type(value) for value in row.values()} <= {int, str, bytes, type(None)}, name
@@ -379,7 +379,7 @@ async def test_closing_twice_is_fine(store: JournalStore) -> None:
 
 async def test_what_was_written_is_there_when_the_store_is_opened_again(shared_place: "Place") -> None:
     store = shared_place.open()
-    await store.commit(life.start(started("one"), b"the task"))
+    await store.commit(lifecycle.start_session(started("one"), b"the task"))
     identity = await store.ask(Query("meta", dict[str, str]))
     await store.close()
     again = shared_place.open()
@@ -439,7 +439,7 @@ async def test_what_was_taken_along_answers_as_the_first_time(store: JournalStor
 
 
 async def test_what_is_taken_along_by_somebody_without_the_lease_is_refused_with_it(store: JournalStore) -> None:
-    await store.commit(life.start(started("one")))
+    await store.commit(lifecycle.start_session(started("one")))
     (lease,) = await store.claim(WorkerId("anna"), 1)
     lost = msgspec.structs.replace(lease, generation=lease.generation + 1)
     first, then = (msgspec.structs.replace(each, lease=lost) for each in (holding("a"), holding("b")))

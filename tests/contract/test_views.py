@@ -13,12 +13,12 @@ from halter.core.ids import session_stream
 from halter.core.money import BudgetRow, Leg
 from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_hold
-from halter.core.row import Row
 from halter.core.rows import HaltRow, HoldRow, SessionRow, StreamRow
+from halter.core.vocabulary import Row
 from halter.guard.halts import halt
-from halter.journal.engine import View
+from halter.journal.engine import StoreView
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.state import lifecycle
 
 if TYPE_CHECKING:
     from conftest import Place
@@ -33,7 +33,7 @@ def holding(call: str) -> Write:
 
 
 async def begun(store: JournalStore) -> JournalStore:
-    await store.commit(life.start(SessionStarted(session="one", agent="a", kind="task", started_by="me")))
+    await store.commit(lifecycle.start_session(SessionStarted(session="one", agent="a", kind="task", started_by="me")))
     await store.commit(holding("first"))
     return store
 
@@ -42,7 +42,7 @@ async def test_a_view_stays_as_it_was_while_others_write(place: "Place") -> None
     store = await begun(place.open())
     looked, written = threading.Event(), threading.Event()
 
-    def look(view: View) -> list[Sequence[object]]:
+    def look(view: StoreView) -> list[Sequence[object]]:
         before = view.rows("all_holds", {})
         looked.set()
         written.wait(60)
@@ -83,7 +83,7 @@ async def test_projections_are_replaced_all_at_once(place: "Place") -> None:
 async def test_a_replacement_that_fails_changes_nothing(place: "Place") -> None:
     store = await begun(place.open())
 
-    def fails(view: View) -> Iterable[Row]:
+    def fails(view: StoreView) -> Iterable[Row]:
         yield SessionRow("other")
         raise ZeroDivisionError(view)
 
@@ -113,7 +113,7 @@ async def test_writers_wait_while_projections_are_replaced(shared_place: "Place"
     store, other = await begun(shared_place.open()), shared_place.open()
     making, go_on = threading.Event(), threading.Event()
 
-    def same(view: View) -> list[Row]:
+    def same(view: StoreView) -> list[Row]:
         making.set()
         go_on.wait(60)
         held = [HoldRow(**row) for row in view.ask("all_holds", {})]

@@ -8,9 +8,9 @@ from halter.core.clock import SECOND
 from halter.core.messages import Prompt, Reply
 from halter.core.usage import ModelName
 from halter.core.vocabulary import Verdict
-from halter.guard.approvals import Open, decide, needs_you
+from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
 from halter.models.scripted import Scripted
-from halter.testing.crash import Crash
+from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, judged, last, reply
 from tests.story.loops import Story, calls, says, used
@@ -30,15 +30,15 @@ def clerk(prompt: Prompt, _: int) -> Reply:
 async def answers(world: World, story: Story) -> None:
     """Allow the first wipe, deny the second, allow the last one late; say truly what was done before a crash."""
     while True:
-        for waiting in await needs_you(world.journal):
+        for waiting in await list_pending_decisions(world.journal):
             if waiting.subject.endswith("_3"):
                 await world.clock.sleep(LATE)
             store = world.store.patient(world.clock)
-            await store.commit(decide(waiting, verdict(story, waiting), "ada", world.ids.new()))
+            await store.commit(answer_decision(waiting, verdict(story, waiting), "ada", world.ids.new()))
         await world.clock.sleep(SECOND)
 
 
-def verdict(story: Story, waiting: Open) -> Verdict:
+def verdict(story: Story, waiting: PendingDecision) -> Verdict:
     if waiting.about == "unknown_call":
         return "approve" if story.desk.done[DID[int(waiting.subject[-1])]] else "deny"
     return "deny" if waiting.subject.endswith("_2") else "approve"

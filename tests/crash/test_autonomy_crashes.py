@@ -12,47 +12,44 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from halter.autonomy.awareness import Awareness
-from halter.autonomy.hotstate import HotState
-from halter.autonomy.pace import Paced, Terms
-from halter.autonomy.resident import Resident, Watched
-from halter.autonomy.sensing import Sensing
-from halter.autonomy.signals import Score, Signals, Unscored
-from halter.autonomy.upkeep import RESTS
-from halter.brain.loop import Loop
-from halter.brain.recall import Recalled
-from halter.brain.session_runtime import SessionRuntime
-from halter.brain.turn import TROUBLE
-from halter.config.pacing import compiled_signals
+from halter.autonomy.hot_state import Awareness, HotState
+from halter.autonomy.pace import AutonomousPace, PaceTerms
+from halter.autonomy.resident import ResidentSession, SupervisedSensor, WatchedSensor
+from halter.autonomy.signals import Score, ScoringFailure, Signals
+from halter.autonomy.upkeep import REST_STATES
+from halter.config.sections import compile_signals
+from halter.core.agent_spec import Autonomy, Gate, HotField, Pacing, SensorSpec, Signal, Source
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ModelUnavailable
 from halter.core.events import RequestStarted, TurnEnded, TurnSkipped, TurnStarted, WakePosted
-from halter.core.ids import SessionId, inbox_stream, new_worker, session_stream
+from halter.core.ids import SessionId, inbox_stream, make_worker_id, session_stream
 from halter.core.messages import Prompt, Reply, Text, ToolResult
-from halter.core.money import BudgetRow, usd
-from halter.core.pacing import Autonomy, Gate, HotField, Pacing, Sensor, Signal, Source
-from halter.core.ports import Beat, Lease, Query, said
+from halter.core.money import BudgetRow, micros_to_usd
+from halter.core.ports import HeartbeatReply, Lease, Query, read_body
 from halter.core.rows import SessionRow, SpendRow
-from halter.core.sensing import SensorFailed
-from halter.dispatch.tending import taken, tended
-from halter.guard.approvals import decide, needs_you
-from halter.guard.ask import Call, Standing
-from halter.guard.chokepoint import Answer
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.secrets import GivenSecrets
+from halter.core.tools import SensorFailed
+from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.guard import GuardRuntime
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.tool_door import Answer
 from halter.journal.verify import verify
-from halter.models.prices import Prices
-from halter.sensors.poll import poll
+from halter.loop.decide import TROUBLED_ENDS
+from halter.loop.history import SessionHistory
+from halter.loop.loop import TurnLoop
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
+from halter.redaction.secrets import GivenSecrets
+from halter.sensors.poll import make_poll_sensor
 from halter.state.receipt import Receipt
-from halter.testing.crash import Crash
-from halter.testing.seedloop import START
-from halter.testing.world import World, crash_everywhere
-from halter.tools.tool import tool
-from halter.work.conversation import Came, Conversation
+from halter.tasks.conversation import Conclusion, Conversation
+from halter.testing.fakes import Crash
+from halter.testing.world import VIRTUAL_START, World, crash_everywhere
+from halter.tools.function_tool import tool
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, reply, timeless
 from tests.story.loops import Story, calls, says
 
-TICKER: Final = Sensor(
+TICKER: Final = SensorSpec(
     name="ticker",
     type="poll",
     source=Source(tool="ticker"),
@@ -88,7 +85,7 @@ class Snapshots:
     def about(self) -> str:
         return ""
 
-    async def beaten(self, beat: Beat) -> None:
+    async def beaten(self, beat: HeartbeatReply) -> None:
         pass
 
 
@@ -100,13 +97,13 @@ class Manor(Story):
         self.models, self.price = [Sensible(world, answer)], TEN
         self.pacing = PACING
         self.extra = [tool(self.ticker, level="SAFE", effect="read")]
-        self.restarted_at = START
+        self.restarted_at = VIRTUAL_START
         self.takes = 0
 
     async def ticker(self) -> str:
         """Tell the price: it rises, and jumps once in a while; each jump is to another price."""
         await self.world.clock.sleep(self.takes)
-        number, into = divmod(self.world.now - START, PERIOD)
+        number, into = divmod(self.world.now - VIRTUAL_START, PERIOD)
         if into >= 35 * MINUTE:
             return str(200 + number)
         return "110" if into >= 12 * MINUTE else "100"
@@ -114,35 +111,37 @@ class Manor(Story):
     async def live(self) -> None:
         """Let the session live here until it is over, or until the process dies."""
         store, clock = self.world.store.patient(self.world.clock), self.world.clock
-        worker = new_worker("manor", self.world.ids)
+        worker = make_worker_id("manor", self.world.ids)
         hot = HotState(self.pacing.fields)
         kept: dict[SessionId, Callable[[], bytes]] = {}
-        async with tended(store, clock, worker, 10 * SECOND, Snapshots(kept)):
-            lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
+        async with keep_leases(store, clock, worker, 10 * SECOND, Snapshots(kept)):
+            lease = await take_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None
             prices = Prices({str(model.name): self.price for model in self.models})
-            doors = Gatehouse(store, clock, redact=self.redact, secrets=GivenSecrets({}), prices=prices)
+            doors = GuardRuntime(store, clock, redact=self.redact, secrets=GivenSecrets({}), prices=prices)
             running = SessionRuntime(store, clock, doors, lease, self.standing(), self.tools(store))
             aware = Awareness(hot, clock)
             hot.restore(await running.kept())
             # Only now: what is not known yet must not be kept in place of what was.
             kept[SessionId("s")] = hot.snapshot
-            self.loop = Loop(running, clock, self.thinking(running), random.Random(self.world.seed), aware.senses())
-            pace = Paced(running, self.loop, clock, Terms(pacing=self.pacing), aware)
+            self.loop = TurnLoop(running, clock, self.thinking(running), random.Random(self.world.seed), aware.senses())
+            pace = AutonomousPace(running, self.loop, clock, PaceTerms(pacing=self.pacing), aware)
             conversation = Conversation(running, self.loop, clock, pace, resident=True)
-            watched = [Watched(TICKER, Signals(TICKER.signals, compiled_signals(TICKER), unscored))]
-            resident = Resident(conversation, running, self.loop, aware, watched, lambda *a: self.sensing(running, *a))
+            watched = [WatchedSensor(TICKER, Signals(TICKER.signals, compile_signals(TICKER), unscored))]
+            resident = ResidentSession(
+                conversation, running, self.loop, aware, watched, lambda *a: self.sensing(running, *a)
+            )
             self.came = await resident.live(await self.asleep(running))
 
-    async def asleep(self, running: SessionRuntime) -> Came | None:
+    async def asleep(self, running: SessionRuntime) -> Conclusion | None:
         """Find the session asleep, with its time still to come."""
         (row,) = await self.world.journal.ask(Query("session", SessionRow, {"session": "s"}))
-        if row.state not in RESTS or (row.due_at is not None and row.due_at <= self.world.now):
+        if row.state not in REST_STATES or (row.due_at is not None and row.due_at <= self.world.now):
             return None
         await running.look_back()
-        return Came(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
+        return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
-    def sensing(self, running: SessionRuntime, sensor: Sensor, take: Any, changed: Any) -> Sensing:
+    def sensing(self, running: SessionRuntime, sensor: SensorSpec, take: Any, changed: Any) -> SupervisedSensor:
         async def look() -> Any:
             name = f"s.p{sensor.name}_{self.world.now}"
             answer = await running.look(Call(name, "ticker", b"{}", "sensor", at_most=sensor.timeout))
@@ -151,11 +150,13 @@ class Manor(Story):
             return int(answer.text)
 
         chance = random.Random(self.world.seed)
-        return Sensing(poll(sensor, look, self.world.clock, chance), self.world.clock, chance, take, changed)
+        return SupervisedSensor(
+            make_poll_sensor(sensor, look, self.world.clock, chance), self.world.clock, chance, take, changed
+        )
 
 
-async def unscored(signal: Signal, _: Any) -> Score | Unscored:
-    return Unscored(f"Nobody judges {signal.name}.")
+async def unscored(signal: Signal, _: Any) -> Score | ScoringFailure:
+    return ScoringFailure(f"Nobody judges {signal.name}.")
 
 
 def desk(prompt: Prompt, number: int) -> Reply:
@@ -187,9 +188,9 @@ LINES: Final = [
 async def answers(world: World, manor: Manor) -> None:
     """Allow what is asked for, and say truly, as a person who looks would, whether a call in doubt was made."""
     while True:
-        for waiting in await needs_you(world.journal):
+        for waiting in await list_pending_decisions(world.journal):
             done = waiting.about != "unknown_call" or await was_done(world, manor, waiting.subject)
-            write = decide(waiting, "approve" if done else "deny", "ada", world.ids.new())
+            write = answer_decision(waiting, "approve" if done else "deny", "ada", world.ids.new())
             await world.store.patient(world.clock).commit(write)
         await world.clock.sleep(20 * SECOND)
 
@@ -197,7 +198,7 @@ async def answers(world: World, manor: Manor) -> None:
 async def was_done(world: World, manor: Manor, call: str) -> bool:
     for stored in await world.events(session_stream("s")):
         if stored.kind == "call_started" and stored.event.call == call:
-            arguments = msgspec.json.decode(await said(world.journal, stored))
+            arguments = msgspec.json.decode(await read_body(world.journal, stored))
             return manor.desk.done[f"{stored.event.tool} {next(iter(arguments.values()))}"] > 0
     raise LookupError(call)
 
@@ -233,8 +234,8 @@ async def judged(world: World, manor: Manor) -> Receipt:
     await alerts_were_shown_once(world)
     await skips_were_counted(world)
     truly_done(manor)
-    again = Recalled("s")
-    await again.take_in(await manor.events(), lambda stored: said(world.journal, stored))
+    again = SessionHistory("s")
+    await again.take_in(await manor.events(), lambda stored: read_body(world.journal, stored))
     assert manor.loop is not None
     assert timeless(again.turn) == timeless(manor.loop.turn), world
     assert again.transcript.messages == manor.messages, world
@@ -249,7 +250,7 @@ async def money_adds_up(world: World, made: Receipt) -> None:
     charged = sum(event.charge.usd for event in events if getattr(event, "charge", None) is not None)
     spends = await world.journal.ask(Query("all_spends", SpendRow))
     budgets = await world.journal.ask(Query("budgets", BudgetRow))
-    assert made.cost_usd == usd(charged) == usd(sum(spend.usd for spend in spends)) > 0
+    assert made.cost_usd == micros_to_usd(charged) == micros_to_usd(sum(spend.usd for spend in spends)) > 0
     assert {budget.held for budget in budgets} == {0}
     assert made.in_doubt == ()
 
@@ -264,7 +265,7 @@ def truly_done(manor: Manor) -> None:
 async def alerts_were_shown_once(world: World) -> None:
     """Each alert stands in every turn from the first that could see it to the first that came to its end."""
     alerts = [
-        (stored.seq, (await said(world.journal, stored)).decode().partition("It read ")[2])
+        (stored.seq, (await read_body(world.journal, stored)).decode().partition("It read ")[2])
         for stored in await world.events(inbox_stream("s"))
         if isinstance(stored.event, WakePosted) and stored.event.notifies
     ]
@@ -273,7 +274,7 @@ async def alerts_were_shown_once(world: World) -> None:
         expected = [read for seq, read in alerts if cleared < seq <= turn.heard]
         for shown in turn.shown:
             assert shown == expected, (world, turn)
-        cleared = cleared if turn.why in TROUBLE else turn.heard
+        cleared = cleared if turn.why in TROUBLED_ENDS else turn.heard
 
 
 async def skips_were_counted(world: World) -> None:
@@ -305,7 +306,7 @@ async def turns_of(world: World) -> Sequence[Told]:
             case TurnStarted(inbox_seen=heard):
                 turns.append(Told(heard))
             case RequestStarted(purpose="turn"):
-                volatile = msgspec.json.decode(await said(world.journal, stored))["volatile"]
+                volatile = msgspec.json.decode(await read_body(world.journal, stored))["volatile"]
                 alerts = [line for line in volatile.splitlines() if "`jump`" in line]
                 turns[-1].shown.append([line.partition("It read ")[2].strip('"') for line in alerts])
             case TurnEnded(why=why):
@@ -364,7 +365,7 @@ def volatile(prompt: Prompt) -> str:
 class Sparing(Manor):
     """A session that may use few tokens in an hour."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> SessionContext:
         return msgspec.structs.replace(super().standing(), tokens_per_hour=15_000)
 
 
@@ -375,6 +376,6 @@ async def test_a_pause_for_tokens_is_recalled_as_it_was(world: World) -> None:
     await world.advance(30 * MINUTE)
     assert "guardrail_triggered" in await manor.kinds()
     assert manor.loop is not None
-    again = Recalled("s")
-    await again.take_in(await manor.events(), lambda stored: said(world.journal, stored))
+    again = SessionHistory("s")
+    await again.take_in(await manor.events(), lambda stored: read_body(world.journal, stored))
     assert (again.turn.brisk, again.turn.held) == (manor.loop.turn.brisk, manor.loop.turn.held) == (3, False)

@@ -14,22 +14,21 @@ from typing import Any, Final, cast
 
 import pytest
 
-from halter.app.agent import trust_of
-from halter.app.opened import App
-from halter.app.policy import unbound
-from halter.app.up import Up
-from halter.config.trust import folder_digest
+from halter.config.trust import digest_folder
 from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SortableIds, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
-from halter.guard.approvals import decide, needs_you
-from halter.guard.purse import Purse
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.ledger import Ledger
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
+from halter.runtime.assemble import open_trust
+from halter.runtime.policy import use_local_policy
+from halter.runtime.runtime import App
+from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings, read_settings
-from halter.state.receipt import receipt
-from halter.state.receipt_lines import Line
+from halter.state.receipt import ReceiptLine, make_receipt
 from halter_drills.checker import check, found_at
 from halter_drills.children import Child, Pipe, children
 from halter_drills.drill import engine
@@ -87,7 +86,7 @@ def made(home: Path) -> Path:
     for name, text in (("agent.yaml", AGENT), ("rules.yaml", RULES), ("tools.py", TOOLS)):
         (folder / name).write_text(text)
     (home / "outside").touch()
-    trust_of(settings(home)).trust(folder, folder_digest(folder), "ada", 0)
+    open_trust(settings(home)).trust(folder, digest_folder(folder), "ada", 0)
     return folder
 
 
@@ -126,9 +125,9 @@ async def _lives(home: Path, last: int | None) -> int:
     clock, watching = SystemClock(), Executioner(last)
     store = JournalStore(engine(f"sqlite://{home}/store.db", clock, NO_LEASE), observers=[watching])
     places = settings(home)
-    ids, purse, policy = SortableIds(clock.now), Purse(store, clock), unbound(places)
+    ids, purse, policy = SortableIds(clock.now), Ledger(store, clock), use_local_policy(places)
     app = App(places, clock, ids, store, cast("Any", None), purse, {}, policy=policy)
-    running = asyncio.create_task(Up(app, lambda _, __: None).run([home / "watch"]))
+    running = asyncio.create_task(Supervisor(app, lambda _, __: None).run([home / "watch"]))
     async with asyncio.timeout(PATIENCE):
         while not await over(store):
             await answered(store, home)
@@ -147,14 +146,14 @@ async def over(store: JournalStore) -> bool:
 
 async def answered(store: JournalStore, home: Path) -> None:
     """Say truly whether a call in doubt was made: then one more was sent than is known of."""
-    for waiting in await needs_you(store):
+    for waiting in await list_pending_decisions(store):
         known = [line for line in await told(store) if line.name == "send" and line.outcome == "ok"]
         verdict = "approve" if sent(home) > len(known) else "deny"
-        await store.commit(decide(waiting, verdict, "ada", f"answer {waiting.decision}"))
+        await store.commit(answer_decision(waiting, verdict, "ada", f"answer {waiting.decision}"))
 
 
-async def told(store: JournalStore) -> Sequence[Line]:
-    return receipt(await store.read(session_stream(SESSION), limit=100_000)).calls
+async def told(store: JournalStore) -> Sequence[ReceiptLine]:
+    return make_receipt(await store.read(session_stream(SESSION), limit=100_000)).calls
 
 
 def wrong(home: Path) -> list[str]:
@@ -166,7 +165,7 @@ def wrong(home: Path) -> list[str]:
 async def _wrong(url: str, home: Path) -> list[str]:
     store = JournalStore(engine(url, SystemClock(), NO_LEASE))
     try:
-        made = receipt(await store.read(session_stream(SESSION), limit=100_000))
+        made = make_receipt(await store.read(session_stream(SESSION), limit=100_000))
         known = sum(line.name == "send" and line.outcome == "ok" for line in made.calls)
         found = [str(finding) for finding in (await verify(store)).findings]
         if (made.state, made.in_doubt) != ("COMPLETED", ()):

@@ -15,19 +15,17 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import StoreUnavailable
 from halter.core.events import CallSettled, CallStarted, SessionEnded, SessionParked, SessionStarted
 from halter.core.ids import inbox_stream, session_stream
-from halter.core.limits import Cap, Caps, Spender, carve, legs
-from halter.core.money import DOLLAR, BudgetRow
+from halter.core.money import DOLLAR, BudgetRow, Cap, Caps, Spender, carve, make_legs
 from halter.core.ports import Lease, Query, Stored, Write
 from halter.core.rows import HoldRow, SessionRow
-from halter.guard.purse import Truth
+from halter.guard.ledger import ActualResult
 from halter.journal.apply import Changes
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.verify import verify
-from halter.state.life import end, message, park, start_child, wake
+from halter.state.lifecycle import end_session, park_session, post_message, start_child, wake_session
 from halter.state.session import InFlight, Session, fold
-from halter.testing.crash import CRASH_KINDS, Crash
-from halter.testing.holds import HoldTaken, hold
+from halter.testing.fakes import CRASH_KINDS, Crash, HoldTaken, hold
 from halter.testing.world import World, crash_everywhere
 
 T = TypeVar("T")
@@ -83,7 +81,7 @@ class Household:
         for name in ("parent", "other"):
             await patiently(world, partial(world.start, name, agent="household"))
         world.work(partial(self.turn, world))
-        await self.commit(world, message("other", "greeting", b"Good morning.", "person"))
+        await self.commit(world, post_message("other", "greeting", b"Good morning.", "person"))
         for _ in range(LONG_ENOUGH):
             await world.advance(MINUTE)
             if sum(isinstance(stored.event, SessionEnded) for stored in world.history) == len(TURNS):
@@ -99,14 +97,14 @@ class Household:
         await patiently(world, lambda: self.settle_in_doubt(world, lease, list(session.in_flight.values())))
         cause = None if session.state == "RUNNING" and session.head > 1 else "timer"
         seen = len(await world.events(inbox_stream(lease.session)))
-        await self.commit(world, wake(lease, f"{lease.session}/{lease.generation}/wake", cause, seen))
+        await self.commit(world, wake_session(lease, f"{lease.session}/{lease.generation}/wake", cause, seen))
         if lease.session == "parent":
             await self.delegate(world, lease)
         if await self.next_calls(world, lease):
             await self.rest(world, lease, seen)
             return
         parent = "parent" if lease.session == "child" else ""
-        if not await self.commit(world, end(lease, "COMPLETED", "completed", parent)):
+        if not await self.commit(world, end_session(lease, "COMPLETED", "completed", parent)):
             await self.rest(world, lease, seen)
 
     async def settle_in_doubt(self, world: World, lease: Lease, flights: Sequence[InFlight]) -> None:
@@ -143,20 +141,20 @@ class Household:
 
     async def call(self, world: World, lease: Lease, name: str) -> None:
         call, caps = CALLS[name], CHILD_CAPS if lease.session == "child" else CAPS
-        amounts = legs(caps, Spender(lease.session, "household"), world.now, usd=call.held)
+        amounts = make_legs(caps, Spender(lease.session, "household"), world.now, usd=call.held)
         held = await patiently(
             world, lambda: hold(world.purse, lease, CallStarted(call=name, tool="spend", legs=amounts))
         )
         assert isinstance(held, HoldTaken)
         self.acted[world][name] += 1
         await world.clock.sleep(SECOND)
-        await patiently(world, lambda: world.purse.settle(lease, held.flight, Truth("ok", usd=call.cost)))
+        await patiently(world, lambda: world.purse.settle(lease, held.flight, ActualResult("ok", usd=call.cost)))
 
     async def rest(self, world: World, lease: Lease, seen: int) -> None:
         """Rest for a minute; if the inbox has grown meanwhile, whatever it is can wait that long too."""
         while True:
             event = SessionParked(state="SLEEPING", inbox_seen=seen, wake_at=world.now + MINUTE)
-            if await self.commit(world, park(lease, f"{lease.session}/{lease.generation}/park", event)):
+            if await self.commit(world, park_session(lease, f"{lease.session}/{lease.generation}/park", event)):
                 return
             seen = len(await world.events(inbox_stream(lease.session)))
 
@@ -255,7 +253,7 @@ class Generous(Household):
 
     async def settle_in_doubt(self, world: World, lease: Lease, flights: Sequence[InFlight]) -> None:
         for flight in flights:
-            await world.purse.settle(lease, flight, Truth("unknown", usd=0))
+            await world.purse.settle(lease, flight, ActualResult("unknown", usd=0))
 
 
 class Eager(Household):

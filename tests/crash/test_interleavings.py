@@ -9,13 +9,12 @@ import pytest
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallSettled, CallStarted
-from halter.core.limits import Cap, Caps, Spender, legs
-from halter.core.money import DOLLAR, Account, BudgetRow
+from halter.core.money import DOLLAR, Account, BudgetRow, Cap, Caps, Spender, make_legs
 from halter.core.ports import Lease, Query, Stored
-from halter.guard.flight import StillHeld
-from halter.guard.purse import Purse, Truth
-from halter.state.life import end
-from halter.testing.holds import HoldRefused, HoldTaken, hold
+from halter.guard.halts import StillHeld
+from halter.guard.ledger import ActualResult, Ledger
+from halter.state.lifecycle import end_session
+from halter.testing.fakes import HoldRefused, HoldTaken, hold
 from halter.testing.world import World
 
 SPENDERS = 20
@@ -26,14 +25,14 @@ SEEDS = range(15)
 
 
 Taken = HoldTaken | HoldRefused | StillHeld
-Take = Callable[[World, Purse, Lease, CallStarted], Awaitable[Taken]]
+Take = Callable[[World, Ledger, Lease, CallStarted], Awaitable[Taken]]
 
 
-async def as_it_should(_: World, purse: Purse, lease: Lease, intent: CallStarted) -> Taken:
+async def as_it_should(_: World, purse: Ledger, lease: Lease, intent: CallStarted) -> Taken:
     return await hold(purse, lease, intent)
 
 
-async def check_then_spend(world: World, purse: Purse, lease: Lease, intent: CallStarted) -> Taken:
+async def check_then_spend(world: World, purse: Ledger, lease: Lease, intent: CallStarted) -> Taken:
     """Look at what is spent, find room, and then take it; the store is told of no cap that it could keep."""
     spent = {(row.scope, row.window): row.spent for row in await world.store.ask(Query("budgets", BudgetRow))}
     for leg in intent.legs:
@@ -43,14 +42,14 @@ async def check_then_spend(world: World, purse: Purse, lease: Lease, intent: Cal
     return await hold(purse, lease, msgspec.structs.replace(intent, legs=uncapped))
 
 
-async def spend(world: World, purse: Purse, take: Take, lease: Lease) -> None:
+async def spend(world: World, purse: Ledger, take: Take, lease: Lease) -> None:
     """Hold, take a while, settle at the full amount, and end."""
-    amounts = legs(CAPS, Spender(lease.session, "crowd"), world.now, usd=AMOUNT)
+    amounts = make_legs(CAPS, Spender(lease.session, "crowd"), world.now, usd=AMOUNT)
     held = await take(world, purse, lease, CallStarted(call=f"{lease.session}/call", tool="spend", legs=amounts))
     if isinstance(held, HoldTaken):
         await world.clock.sleep(world.random.randrange(SECOND))
-        await purse.settle(lease, held.flight, Truth("ok"))
-    await world.store.commit(end(lease, "COMPLETED", "completed"))
+        await purse.settle(lease, held.flight, ActualResult("ok"))
+    await world.store.commit(end_session(lease, "COMPLETED", "completed"))
 
 
 def most_at_once(history: list[Stored], account: Account) -> int:
@@ -59,7 +58,7 @@ def most_at_once(history: list[Stored], account: Account) -> int:
     held: dict[str, int] = {}
     for stored in history:
         match stored.event:
-            case CallStarted(call=call, legs=taken):
+            case CallStarted(call=call, make_legs=taken):
                 held[call] = sum(
                     leg.amount for leg in taken if (leg.scope, leg.window) == (account.scope, account.window)
                 )
@@ -79,7 +78,7 @@ def crowd(seed: int, take: Take, path: str | None = None) -> tuple[int, Counter[
         async def main() -> None:
             for number in range(SPENDERS):
                 await world.start(f"spender-{number}", agent="crowd")
-            world.work(partial(spend, world, Purse(world.store, world.clock), take))
+            world.work(partial(spend, world, Ledger(world.store, world.clock), take))
             await world.advance(5 * MINUTE)
 
         world.run(main())

@@ -10,23 +10,23 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.brain.recall import Recalled
-from halter.brain.turn import Turn
+from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SECOND
 from halter.core.errors import ModelUnavailable
 from halter.core.ids import session_stream
-from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
-from halter.core.mind import Mind
-from halter.core.money import usd
-from halter.core.ports import said
+from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult
+from halter.core.money import micros_to_usd
+from halter.core.ports import read_body
 from halter.core.text import to_body
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price, Usage
-from halter.guard.approvals import decide, needs_you
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.loop.decide import Turn
+from halter.loop.history import SessionHistory
 from halter.models.scripted import Scripted
-from halter.state import life
+from halter.state import lifecycle
 from halter.state.receipt import Receipt
-from halter.testing.crash import Crash
+from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.story.loops import Story, calls, says
 
@@ -41,7 +41,7 @@ class Sensible(Scripted):
         self._world = world
         self._answer = answer
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         again = await recalled(self._world)
@@ -50,10 +50,10 @@ class Sensible(Scripted):
         return self._answer(prompt, len(self.asked))
 
 
-async def recalled(world: World) -> Recalled:
+async def recalled(world: World) -> SessionHistory:
     """What another process would know of the session."""
-    again = Recalled("s")
-    await again.take_in(await world.events(session_stream("s")), lambda stored: said(world.journal, stored))
+    again = SessionHistory("s")
+    await again.take_in(await world.events(session_stream("s")), lambda stored: read_body(world.journal, stored))
     return again
 
 
@@ -85,12 +85,12 @@ def timeless(turn: Turn) -> Turn:
 async def answers(world: World, story: Story) -> None:
     """Say truly, as a person who looks would, whether a call in doubt was made."""
     while True:
-        for waiting in await needs_you(world.journal):
+        for waiting in await list_pending_decisions(world.journal):
             assert waiting.about == "unknown_call"
             done = await was_done(world, story, waiting.subject)
             verdict = "approve" if done else "deny"
             store = world.store.patient(world.clock)
-            await store.commit(decide(waiting, verdict, "ada", world.ids.new()))
+            await store.commit(answer_decision(waiting, verdict, "ada", world.ids.new()))
         await world.clock.sleep(SECOND)
 
 
@@ -113,7 +113,7 @@ async def judged(world: World, story: Story) -> Receipt:
     made = await story.receipt()
     events = [stored.event for stored in await story.events()]
     charges = [event.charge for event in events if getattr(event, "charge", None) is not None]
-    assert made.cost_usd == usd(sum(charge.usd for charge in charges))
+    assert made.cost_usd == micros_to_usd(sum(charge.usd for charge in charges))
     assert made.in_doubt == ()
     again = await recalled(world)
     assert story.loop is not None
@@ -173,7 +173,7 @@ def test_a_chat_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     async def program(world: World, story: Story) -> None:
         await story.begin()
         for key in ("first", "second"):
-            write = life.message("s", key, to_body(f"the {key} message"), "ada")
+            write = lifecycle.post_message("s", key, to_body(f"the {key} message"), "ada")
             await world.store.patient(world.clock).commit(write)
             await story.attend()
 
@@ -216,7 +216,7 @@ def test_a_task_with_retries_a_recovery_and_last_words_goes_on_after_a_crash_at_
         assert (made.state, made.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached"), world
         paid = [line for line in made.calls if line.name == "pay" and line.cost_usd]
         assert story.desk.done["pay"] == len(paid) >= 3, world
-        assert made.cost_usd <= usd(1_200_000)
+        assert made.cost_usd <= micros_to_usd(1_200_000)
         assert story.messages[-1].parts == (Text("All is spent.", "model", trusted=False),), world
         assert story.told().count("max_tokens_recovery") == story.told().count("wrap_up") == 1
 
@@ -267,7 +267,7 @@ def writer(prompt: Prompt, _: int) -> Reply:
 @EVERY
 def test_a_history_that_is_cut_and_summarized_is_the_same_after_a_crash_at_any_commit(every: int) -> None:
     def make(world: World) -> Story:
-        mind = Mind(model="scripted:script", context_strategy="summarize", max_output_tokens=300)
+        mind = BrainSpec(model="scripted:script", context_strategy="summarize", max_output_tokens=300)
         story = Story(world, kind="task", mind=mind)
         story.models, story.window = [Sensible(world, writer)], 13_000
         return story

@@ -7,20 +7,20 @@ import msgspec
 from halter.core.clock import MINUTE
 from halter.core.events import RequestStarted
 from halter.core.messages import Prompt, Reply
-from halter.core.rates import Rate
-from halter.guard.ask import Standing
+from halter.core.money import RateLimit
+from halter.guard.prepare import SessionContext
 from halter.journal.verify import verify
 from halter.testing.world import World
 from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, everywhere, judged, last, reply, truly_sent
 from tests.story.loops import Story, calls, says
 
-SLOWLY = {"scripted:script": Rate(requests=1), "scripted:*": Rate(tokens=100_000)}
+SLOWLY = {"scripted:script": RateLimit(requests=1), "scripted:*": RateLimit(tokens=100_000)}
 
 
 class Slow(Story):
     """A session whose model may be asked once in a minute."""
 
-    def standing(self) -> Standing:
+    def standing(self) -> SessionContext:
         return msgspec.structs.replace(super().standing(), rates=SLOWLY)
 
 

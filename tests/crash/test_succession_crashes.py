@@ -12,7 +12,7 @@ from halter.core.money import BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import SpendRow
 from halter.journal.verify import verify
-from halter.testing.crash import Crash
+from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.story.autonomous import Fleet
 from tests.story.test_succession import NAP, PRICES, agent, rows

@@ -14,9 +14,8 @@ import pytest
 from halter.core.clock import SECOND
 from halter.core.events import PhaseEntered, TurnStarted
 from halter.core.ports import Query
-from halter.core.rows import DecisionRow, SessionRow
-from halter.core.task_rows import FindingRow, NotificationRow, PrecedentRow
-from halter.testing.crash import Crash
+from halter.core.rows import DecisionRow, FindingRow, NotificationRow, PrecedentRow, SessionRow
+from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
 from tests.story.tasks import (
     DONE,

@@ -22,7 +22,7 @@ from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
-from halter.state.receipt import Receipt, receipt
+from halter.state.receipt import Receipt, make_receipt
 from halter_drills.checker import check, found_at
 from halter_drills.drill import engine
 from halter_drills.faults import NO_LEASE
@@ -107,7 +107,7 @@ async def _wrong(url: str, contents: int) -> list[str]:
             once = {kind: kinds[kind] for kind in ("finding_emitted", "finding_reviewed", "notification_queued")}
             if set(once.values()) != {1} or kinds["phase_entered"] != 5 or kinds["turn_started"] != 4:
                 found.append(f"{row.session} did {once}.")
-            found += _flaws(receipt(events))
+            found += _flaws(make_receipt(events))
         return found
     finally:
         await store.close()

@@ -11,13 +11,12 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import Document, load_bytes
-from halter.config.mcp import load_json, servers_of
-from halter.config.playbook import playbook_of
-from halter.config.resolve import resolve, resolve_agent
-from halter.config.schema import agent_schema, fleet_schema
+from halter.config.agent_files import parse_agent, parse_playbook
+from halter.config.decode import agent_schema, fleet_schema
+from halter.config.mcp_file import load_json, parse_servers
+from halter.config.merge import FleetConfig, parse_fleet
+from halter.config.resolve import resolve_agent, resolve_policy
+from halter.config.yaml_reader import Document, load_bytes
 from tests.docs.pages import Block, Page
 from tests.docs.shown import Ids, difference
 from tests.docs.terminal import Running, Terminal
@@ -77,7 +76,7 @@ class Reader:
         if name == "halter.yaml":
             document = load_bytes(block.text.encode(), str(block))
             fits(document, fleet_schema())
-            fleet_of(document)
+            parse_fleet(document)
         elif name == "agent.yaml" and not block.text.startswith("- "):
             self._is_an_agent(load_bytes(text.encode(), str(block)), (self.home / (block.file or name)).parent)
         else:
@@ -85,21 +84,21 @@ class Reader:
 
     def _is_an_agent(self, document: Document, folder: Path) -> None:
         fits(document, agent_schema())
-        agent = agent_of(document)
+        agent = parse_agent(document)
         there = self.home / "halter.yaml"
-        fleet = fleet_of(load_bytes(there.read_bytes(), "halter.yaml")) if there.exists() else Fleet()
-        resolve(fleet, agent)
+        fleet = parse_fleet(load_bytes(there.read_bytes(), "halter.yaml")) if there.exists() else FleetConfig()
+        resolve_policy(fleet, agent)
         resolve_agent(fleet, agent, folder)
 
     @staticmethod
     def _is_a_list(document: Document) -> None:
         value = document.value
         if isinstance(value, list) and any("call" in each for each in value if isinstance(each, dict)):
-            playbook_of(document)
+            parse_playbook(document)
 
     def _parses(self, block: Block) -> None:
         if "mcpServers" in json.loads(block.text):
-            servers_of(load_json(block.text.encode(), str(block)), self.home, {})
+            parse_servers(load_json(block.text.encode(), str(block)), self.home, {})
 
     def _types(self, block: Block) -> None:
         """Type the commands of a block, and compare what they print with what it shows, where it shows something."""

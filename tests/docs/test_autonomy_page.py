@@ -5,17 +5,14 @@ from pathlib import Path
 
 from msgspec import UNSET
 
-from halter.app.bus import name_of
-from halter.app.living import POISON
-from halter.app.opened import LEASE
-from halter.autonomy.restarts import WITHIN, Again, after_failure
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.pacing import unwritten
+from halter.autonomy.upkeep import RESTART_WINDOW, RestartAfter, decide_restart
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent
-from halter.core.clock import MINUTE, SECOND
-from halter.core.durations import shown_duration
+from halter.config.sections import list_unwritten_fields
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import ALWAYS_WAKING_NAMES, Autonomy, SensorType
+from halter.core.clock import MINUTE, SECOND, format_duration
 from halter.core.events import (
     AnyEvent,
     GuardrailTriggered,
@@ -25,7 +22,9 @@ from halter.core.events import (
     TurnStarted,
     WakePosted,
 )
-from halter.core.pacing import ALWAYS, Autonomy, SensorType
+from halter.runtime.feed import name_feed_event
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION
+from halter.runtime.worker import MAX_TAKEOVERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "autonomy.md").read_text("utf-8")
@@ -38,10 +37,10 @@ def section(title: str) -> str:
 
 
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
-    found = resolve_agent(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    found = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
     assert found.pacing.autonomy.enabled
     assert found.mind.model
-    assert unwritten(found.pacing) == ()
+    assert list_unwritten_fields(found.pacing) == ()
 
 
 def test_the_guardrails_have_the_defaults_that_hold() -> None:
@@ -50,10 +49,10 @@ def test_the_guardrails_have_the_defaults_that_hold() -> None:
         "max_consecutive_turns": str(usual.max_consecutive_turns),
         "token_budget_per_hour": str(usual.token_budget_per_hour),
         "max_actions_per_minute": str(usual.max_actions_per_minute),
-        "idle_timeout": shown_duration(usual.idle_timeout),
+        "idle_timeout": format_duration(usual.idle_timeout),
         "active_hours": "none" if usual.active_hours is UNSET else "some",
-        "min_sleep": shown_duration(usual.min_sleep),
-        "max_sleep": shown_duration(usual.max_sleep),
+        "min_sleep": format_duration(usual.min_sleep),
+        "max_sleep": format_duration(usual.max_sleep),
     }
 
 
@@ -69,24 +68,24 @@ EVENTS: tuple[AnyEvent, ...] = (
 
 def test_every_type_of_sensor_and_every_word_that_is_taken_is_on_the_page() -> None:
     assert tuple(dict(ROW.findall(section("Sensors")))) == SensorType.__args__
-    assert all(f"`{word}`" in section("Yield") for word in ALWAYS)
+    assert all(f"`{word}`" in section("Yield") for word in ALWAYS_WAKING_NAMES)
 
 
 def test_every_name_of_news_is_on_the_page() -> None:
     told = dict(ROW.findall(section("News")))
-    named = {name_of(event, autonomous=True) for event in EVENTS}
+    named = {name_feed_event(event, autonomous=True) for event in EVENTS}
     assert named | {"autonomy:sensor_updated"} == set(told)
     assert len(told) == 7
 
 
 def test_the_page_tells_how_often_a_breakdown_is_tried_again() -> None:
     failures, told = list[int](), list[str]()
-    while isinstance(again := after_failure([*failures, 0], 0), Again):
+    while isinstance(again := decide_restart([*failures, 0], 0), RestartAfter):
         failures.append(0)
         told.append(str(again.after // SECOND))
     words = f"after {', '.join(told[:-1])} and {told[-1]} seconds; after {len(failures) + 1} breakdowns within"
     page = " ".join(section("Running").split())
     assert words in page
-    assert f"within {WITHIN // MINUTE} minutes" in page
-    assert f"over which {POISON} processes died" in page
-    assert f"for {LEASE // SECOND} seconds more" in page
+    assert f"within {RESTART_WINDOW // MINUTE} minutes" in page
+    assert f"over which {MAX_TAKEOVERS} processes died" in page
+    assert f"for {DEFAULT_LEASE_DURATION // SECOND} seconds more" in page

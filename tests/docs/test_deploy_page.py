@@ -12,14 +12,13 @@ import psycopg
 import pytest
 import yaml
 
-from halter.core.clock import SystemClock
-from halter.core.durations import parse_duration
+from halter.core.clock import SystemClock, parse_duration
 from halter.core.errors import StoreUnusable
 from halter.core.events import SessionStarted
 from halter.core.ids import SortableIds
 from halter.journal.open import open_store
-from halter.state import life
-from halter.testing.postgres import binaries, throwaway_cluster
+from halter.state import lifecycle
+from halter.testing.postgres import find_postgres_binaries, throwaway_cluster
 from tests.docs.pages import ROOT, Page
 from tests.docs.terminal import Terminal
 
@@ -49,7 +48,7 @@ class Host:
             "PGUSER": parts.username or "",
             "DATABASE": "postgres",
             "HALTER_STORE": "postgresql:///postgres?schema=halter",
-            "PATH": f"{binaries()}:{self.terminal.environ['PATH']}",
+            "PATH": f"{find_postgres_binaries()}:{self.terminal.environ['PATH']}",
         }
 
     def does(self, command: str) -> str:
@@ -114,7 +113,7 @@ async def test_who_runs_while_a_newer_version_migrates_goes_on_and_who_starts_af
         newer.execute(f"UPDATE {schema}.meta SET value = '9999' WHERE name = 'schema'".encode())
         newer.execute(f"ALTER TABLE {schema}.sessions ADD COLUMN something TEXT NOT NULL DEFAULT ''".encode())
     event = SessionStarted(session="one", agent="desk", kind="chat", started_by="ada")
-    assert len((await running.commit(life.start(event))).events) == 1
+    assert len((await running.commit(lifecycle.start_session(event))).events) == 1
     await running.close()
     with pytest.raises(StoreUnusable, match=r"has schema 9999, and this program knows only \d+\. Nothing was touched"):
         open_store(postgres_schema_url, clock=clock, ids=ids)

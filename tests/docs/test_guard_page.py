@@ -5,7 +5,7 @@ from typing import get_args
 
 from halter.core.spec import MODES
 from halter.core.vocabulary import DecisionKind, Outcome
-from halter.guard.levels import TABLE
+from halter.guard.judge import LEVEL_TABLE
 from tests.docs.pages import ROOT
 
 PAGE = (ROOT / "docs" / "guard.md").read_text("utf-8")
@@ -21,7 +21,7 @@ def test_the_levels_are_those_that_hold() -> None:
     told = dict(re.findall(r"^\| ([A-Z]+) \|.*\| ([^|]+) \|$", section("Levels"), re.MULTILINE))
     assert told == {
         level: " / ".join("yes" if mode in row.asks else "\N{EN DASH}" for mode in MODES)
-        for level, row in TABLE.items()
+        for level, row in LEVEL_TABLE.items()
     }
 
 

@@ -3,15 +3,14 @@
 import re
 from pathlib import Path
 
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import REVIEW, resolve_agent
-from halter.core.clock import DAY
-from halter.core.durations import shown_duration
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
+from halter.config.resolve import REVIEW_PHASES, resolve_agent
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import ChannelType, Notify, Schedule, Watch, Webhook
+from halter.core.clock import DAY, format_duration
 from halter.core.spec import AgentSpec
-from halter.core.tasks import ChannelType, Notify, Schedule, Watch, Webhook
-from halter.work.notifying import PAUSES
+from halter.tasks.task_tools import RETRY_PAUSES
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "tasks.md").read_text("utf-8")
@@ -25,7 +24,7 @@ def section(title: str) -> str:
 
 
 def test_the_first_file_on_the_page_says_all_that_it_needs(tmp_path: Path) -> None:
-    found = resolve_agent(Fleet(), agent_of(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
+    found = resolve_agent(FleetConfig(), parse_agent(load_bytes(BLOCKS[0].encode(), "agent.yaml")), tmp_path)
     assert found.mind.model
     assert [trigger.name for trigger in found.tasks.triggers()] == ["lapsing", "new-contracts"]
     assert len(found.tasks.verbs) == 7
@@ -38,12 +37,12 @@ def test_the_defaults_on_the_page_are_those_that_hold() -> None:
         "overlap": f"`{schedule.overlap}`",
         "catch_up": f"`{schedule.catch_up}`",
         "jitter": str(schedule.jitter),
-        "min_interval": shown_duration(schedule.min_interval),
+        "min_interval": format_duration(schedule.min_interval),
         "active_hours": "always",
     }
     assert dict(ROW.findall(section("### Watches"))) == {
         "pattern": f"`{watch.pattern}`",
-        "debounce": shown_duration(watch.debounce),
+        "debounce": format_duration(watch.debounce),
         "max_attempts": str(watch.max_attempts),
         "max_parallel": str(watch.max_parallel),
         "existing": f"`{watch.existing}`".lower(),
@@ -54,7 +53,7 @@ def test_the_defaults_on_the_page_are_those_that_hold() -> None:
 
 def test_the_walk_of_a_review_on_the_page_is_the_one_that_is_walked() -> None:
     told = {name: tuple(re.findall(r"`(\w+)`", granted)) for name, granted in ROW.findall(section("## Phases"))}
-    assert told == {phase.name: phase.grants for phase in REVIEW}
+    assert told == {phase.name: phase.grants for phase in REVIEW_PHASES}
 
 
 def test_every_type_of_channel_and_everything_that_is_told_of_is_on_the_page() -> None:
@@ -63,6 +62,6 @@ def test_every_type_of_channel_and_everything_that_is_told_of_is_on_the_page() -
 
 
 def test_the_page_tells_how_long_a_channel_is_waited_for() -> None:
-    short = [shown_duration(pause) for pause in PAUSES if pause < DAY]
-    days = len(PAUSES) - len(short)
+    short = [format_duration(pause) for pause in RETRY_PAUSES if pause < DAY]
+    days = len(RETRY_PAUSES) - len(short)
     assert f"after {', '.join(short[:-1])} and {short[-1]}, then once a day for {days} days" in WORDS

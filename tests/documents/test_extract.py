@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from pypdf import PdfReader, PdfWriter
 
-from halter.core.library import Extracted, Unreadable
-from halter.documents.extract import KINDS, extract
+from halter.core.ports import Extracted, UnreadableFile
+from halter.documents import KINDS_BY_SUFFIX, extract
 
 
 def pdf(*pages: str, compressed: bool = False) -> bytes:
@@ -83,7 +83,7 @@ async def text_of(name: str, data: bytes) -> str:
 
 async def flaw_of(name: str, data: bytes, **limits: float) -> str:
     found = await extract(name, data, **limits)  # type: ignore[arg-type]
-    assert isinstance(found, Unreadable), found
+    assert isinstance(found, UnreadableFile), found
     return found.sentence
 
 
@@ -120,7 +120,7 @@ async def test_half_a_character_does_not_hide_the_rest() -> None:
 
 
 def test_what_can_be_read_is_named_by_its_ending() -> None:
-    assert {".txt", ".md", ".html", ".pdf"} <= set(KINDS)
+    assert {".txt", ".md", ".html", ".pdf"} <= set(KINDS_BY_SUFFIX)
 
 
 async def test_the_kind_follows_from_the_name_whatever_its_case() -> None:
@@ -242,7 +242,7 @@ def environment(process: str) -> set[str]:
 async def test_the_program_itself_never_parses_a_pdf() -> None:
     """Whatever the parser does to its process, this one has not even loaded it for the purpose."""
     program = (
-        "import asyncio, sys; from halter.documents.extract import extract; "
+        "import asyncio, sys; from halter.documents import extract; "
         "found = asyncio.run(extract('a.pdf', sys.stdin.buffer.read())); "
         "print(found.text, 'pypdf' in sys.modules, 'html.parser' in sys.modules)"
     )

@@ -11,18 +11,18 @@ from typing import Final
 
 import pytest
 
-from halter.core.library import Unreadable
-from halter.documents.shelf import MOST_BYTES, Taken, file_digest, scan, take
+from halter.core.ports import UnreadableFile
+from halter.documents import MOST_BYTES, DocumentBytes, digest_file, read_document, scan_documents
 
 
 def flaw(found: object) -> str:
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableFile)
     return found.sentence
 
 
 def names(folder: Path, pattern: str) -> set[str]:
-    found = scan(folder, pattern)
-    assert not isinstance(found, Unreadable)
+    found = scan_documents(folder, pattern)
+    assert not isinstance(found, UnreadableFile)
     return set(found)
 
 
@@ -54,33 +54,33 @@ def test_no_link_leads_out_of_the_folder(shelf: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_vanishes_is_a_sentence(shelf: Path) -> None:
     shutil.rmtree(shelf)
-    assert flaw(scan(shelf, "*")) == "The folder shelf cannot be read: No such file or directory."
+    assert flaw(scan_documents(shelf, "*")) == "The folder shelf cannot be read: No such file or directory."
 
 
 def test_a_folder_that_is_a_file_is_a_sentence(shelf: Path) -> None:
-    assert "cannot be read" in flaw(scan(shelf / "a.txt", "*"))
+    assert "cannot be read" in flaw(scan_documents(shelf / "a.txt", "*"))
 
 
 def test_a_file_is_taken_with_the_digest_of_its_bytes(shelf: Path) -> None:
     digest = hashlib.sha256(b"a.txt").hexdigest()
-    assert take(shelf / "a.txt") == Taken(b"a.txt", digest)
-    assert file_digest(shelf / "a.txt") == digest
+    assert read_document(shelf / "a.txt") == DocumentBytes(b"a.txt", digest)
+    assert digest_file(shelf / "a.txt") == digest
 
 
 def test_a_large_file_is_refused_without_being_read(tmp_path: Path) -> None:
     large = tmp_path / "large.log"
     with large.open("wb") as file:
         file.truncate(200 * 1024 * 1024)
-    assert flaw(take(large)) == (
+    assert flaw(read_document(large)) == (
         "large.log has 209,715,200 bytes, and a document may have 52,428,800: split it, or leave it out."
     )
-    assert len(str(file_digest(large))) == 64
+    assert len(str(digest_file(large))) == 64
     with large.open("wb") as file:
         file.truncate(MOST_BYTES)
-    assert isinstance(take(large), Taken)
+    assert isinstance(read_document(large), DocumentBytes)
 
 
-@pytest.mark.parametrize("look", [take, file_digest])
+@pytest.mark.parametrize("look", [read_document, digest_file])
 def test_what_is_no_plain_file_is_a_sentence(shelf: Path, look: object) -> None:
     assert callable(look)
     os.mkfifo(shelf / "pipe.txt")
@@ -113,14 +113,14 @@ def test_a_file_that_is_written_to_meanwhile_is_never_taken_half(tmp_path: Path)
     writer = threading.Thread(target=scribble, args=(file, over))
     writer.start()
     try:
-        found = [take(file) for _ in range(30)]
-        digests = [file_digest(file) for _ in range(10)]
+        found = [read_document(file) for _ in range(30)]
+        digests = [digest_file(file) for _ in range(10)]
     finally:
         over.set()
         writer.join()
-    troubles = [each.sentence for each in (*found, *digests) if isinstance(each, Unreadable)]
+    troubles = [each.sentence for each in (*found, *digests) if isinstance(each, UnreadableFile)]
     assert all("was changed while it was read" in each for each in troubles)
-    assert all(len(set(each.data)) == 1 for each in found if isinstance(each, Taken))
+    assert all(len(set(each.data)) == 1 for each in found if isinstance(each, DocumentBytes))
     whole = {hashlib.sha256(bytes([letter]) * 4_000_000).hexdigest() for letter in BYTES}
     assert {each for each in digests if isinstance(each, str)} <= whole
-    assert isinstance(take(file), Taken)
+    assert isinstance(read_document(file), DocumentBytes)

@@ -73,9 +73,9 @@ def events() -> Iterator[str]:
 
     Facts are written without their defaults, so a default is part of every event that was written before.
     """
-    from halter.core.events import KINDS
+    from halter.core.events import EVENTS_BY_KIND
 
-    for kind, event in KINDS.items():
+    for kind, event in EVENTS_BY_KIND.items():
         yield kind
         yield from (f"{kind}: version {version}" for version in range(1, event.VERSION + 1))
         described = msgspec.json.schema(event)
@@ -84,7 +84,7 @@ def events() -> Iterator[str]:
 
 def keys() -> Iterator[str]:
     """List the keys of the files that people write, as `halter schema` prints them."""
-    from halter.config.schema import agent_schema, fleet_schema
+    from halter.config.decode import agent_schema, fleet_schema
 
     for name, described in (("agent.yaml", agent_schema()), ("halter.yaml", fleet_schema())):
         yield from shape(described, described, name)
@@ -103,10 +103,10 @@ def commands() -> Iterator[str]:
     """List the commands with their options and arguments, and the exit codes."""
     import typer
 
-    from halter.cli import build, codes
+    from halter.cli import build, command
 
     yield from _commands(typer.main.get_command(build()), "halter")
-    yield from (f"exit code {code}" for code in codes.MEANINGS)
+    yield from (f"exit code {code}" for code in command.EXIT_MEANINGS)
 
 
 def _commands(command: Any, path: str) -> Iterator[str]:

@@ -15,12 +15,10 @@ from typing import Any
 
 import msgspec
 
-from halter.app.proof import as_written
-from halter.brain.recall import Recalled
-from halter.core.acts import Unheld
 from halter.core.clock import DAY, SECOND
+from halter.core.effect_events import UnheldCost
 from halter.core.events import (
-    FORMAT,
+    SESSION_FORMAT,
     AnyEvent,
     AttendingFailed,
     CallRefused,
@@ -70,36 +68,25 @@ from halter.core.events import (
     TurnSkipped,
     TurnStarted,
     WakePosted,
-    Yielded,
+    YieldRequest,
 )
-from halter.core.ids import (
-    FLEET,
-    OUTBOX,
-    SessionId,
-    StreamId,
-    WorkerId,
-    inbox_stream,
-    session_stream,
-    trigger_stream,
-)
-from halter.core.limits import Caps, Spender, accounts
-from halter.core.messages import Reply, Text, ToolCall, user
-from halter.core.money import Charge, Leg
-from halter.core.ports import Draft, Stored, Write, said
-from halter.core.project import rows_of_hold
-from halter.core.row import RowKey
-from halter.core.rows import AuditRow, DecisionRow, HaltRow, PinRow, RateRow, RuleRow
-from halter.core.task_project import rows_of_event
-from halter.core.task_rows import OutputRow
+from halter.core.ids import FLEET, OUTBOX, SessionId, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
+from halter.core.messages import Reply, Text, ToolCall, make_user_message
+from halter.core.money import Caps, Charge, Leg, Spender, list_accounts
+from halter.core.ports import Draft, Stored, Write, read_body
+from halter.core.project import rows_of_event, rows_of_hold
+from halter.core.rows import AuditRow, DecisionRow, HaltRow, OutputRow, PinRow, RateRow, RuleRow
 from halter.core.usage import Usage
-from halter.guard.switches import switch_off, switch_on
-from halter.journal.rebuild import rebuilt
+from halter.core.vocabulary import RowKey
+from halter.guard.halts import switch_off, switch_on
+from halter.journal.rebuild import compute_projections
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.loop.history import SessionHistory
+from halter.runtime.proof import encode_receipt
+from halter.state import lifecycle
 from halter.state.session import replay
-from halter.testing.crash import Crash, Crashed, CrashingStore
-from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
+from halter.testing.fakes import Crash, Crashed, CrashingStore, ManualClock, SeededIds, make_seeded_salts
 from halter_drills.workload import Told, Workload, plan
 from tests.golden.midway import at_rest, left_midway
 
@@ -113,7 +100,7 @@ async def fill(path: Path) -> JournalStore:
     """Run the sessions of the drills with fixed times, ids and salts; some of their owners die."""
     clock = ManualClock(START)
     engine = SqliteEngine(str(path), now=clock.now, new_id=SeededIds("golden", clock.now).new, lease=DAY)
-    store = JournalStore(engine, inline=True, salt=seeded_salts("golden"))
+    store = JournalStore(engine, inline=True, salt=make_seeded_salts("golden"))
 
     def tick(_: Sequence[Told]) -> None:
         clock.advance(SECOND)
@@ -136,10 +123,10 @@ async def guarded(store: JournalStore, clock: ManualClock) -> None:
     """Let the guard, and people through it, say everything that they can say."""
     session, stream = SessionId("guarded"), session_stream("guarded")
     event = SessionStarted(session=session, agent="watcher", kind="task", started_by="ada", origin="person")
-    await store.commit(life.start(event, b"the task"))
+    await store.commit(lifecycle.start_session(event, b"the task"))
     (lease,) = await store.claim(WorkerId("worker of guarded"), 1, session)
     spender, now = Spender(session, "watcher"), clock.now()
-    bare = accounts(Caps(), spender, now)
+    bare = list_accounts(Caps(), spender, now)
     for stream_of, happened in (
         (
             stream,
@@ -153,7 +140,7 @@ async def guarded(store: JournalStore, clock: ManualClock) -> None:
         (
             stream,
             CallSettled(
-                call="c1", outcome="ok", audited=True, charge=Charge(usd=5), unheld=Unheld("wipe", "turn", bare)
+                call="c1", outcome="ok", audited=True, charge=Charge(usd=5), unheld=UnheldCost("wipe", "turn", bare)
             ),
         ),
         (stream, CallRefused(call="c2", tool="wipe", outcome="tool_not_granted", sentence="Not in this phase.")),
@@ -174,22 +161,22 @@ async def guarded(store: JournalStore, clock: ManualClock) -> None:
         drafts = [Draft(happened, b"what was said")]
         write = Write(stream_of, happened.KIND, lambda _, drafts=drafts: drafts, rows_of_guard(bare), owner)
         await store.commit(write)
-    await store.commit(life.end(lease, "COMPLETED", "completed"))
+    await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
 
 
 async def talked(store: JournalStore, clock: ManualClock) -> None:
     """Let a session have turns: with calls, words of the runtime, a cut, an end and another beginning."""
     session, stream = SessionId("talking"), session_stream("talking")
     event = SessionStarted(session=session, agent="desk", kind="chat", started_by="ada")
-    await store.commit(life.start(event, b"Look at the door."))
+    await store.commit(lifecycle.start_session(event, b"Look at the door."))
     (lease,) = await store.claim(WorkerId("worker of talking"), 1, session)
     for number, (event, body) in enumerate(TURNS):
         clock.advance(SECOND)
         draft = Draft(event, body if body is None or isinstance(body, bytes) else msgspec.json.encode(body))
         await store.commit(Write(stream, f"{number}", lambda _, draft=draft: [draft], (), lease))
-    await store.commit(life.end(lease, "HALTED", "external_halt"))
+    await store.commit(lifecycle.end_session(lease, "HALTED", "external_halt"))
     clock.advance(SECOND)
-    await store.commit(life.reopen(session, "reopened", "ada"))
+    await store.commit(lifecycle.reopen_session(session, "reopened", "ada"))
 
 
 async def ran(store: JournalStore, clock: ManualClock) -> None:
@@ -200,12 +187,12 @@ async def ran(store: JournalStore, clock: ManualClock) -> None:
     session, stream = SessionId("watch-1"), session_stream("watch-1")
     await store.commit(switch_on("watch", "ada", "on"))
     event = SessionStarted(session=session, agent="watch", kind="autonomous", started_by="ada")
-    await store.commit(life.start(event))
+    await store.commit(lifecycle.start_session(event))
     (lease,) = await store.claim(WorkerId("worker of watch-1"), 1, session)
     for number, (event, body) in enumerate(PACED):
         clock.advance(SECOND)
         if isinstance(event, WakePosted):
-            await store.commit(life.post(session, f"{number}", event, body))
+            await store.commit(lifecycle.post_wake(session, f"{number}", event, body))
             continue
         written = event if not isinstance(event, SessionParked) else at_rest(event, clock.now())
         draft = Draft(written, body if body is None or isinstance(body, bytes) else msgspec.json.encode(body))
@@ -225,13 +212,15 @@ async def tasked(store: JournalStore, clock: ManualClock) -> None:
         clock.advance(SECOND)
         rows, draft = rows_of_event(happened), Draft(happened, b"{}" if isinstance(happened, TriggerMade) else None)
         await store.commit(Write(trigger_stream(trigger), f"t{number}", lambda _, draft=draft: [draft], rows))
-    await store.commit(life.start(event, b"Review it.", None, [Draft(PhaseEntered(phase="intake", number=0))]))
+    await store.commit(
+        lifecycle.start_session(event, b"Review it.", None, [Draft(PhaseEntered(phase="intake", number=0))])
+    )
     (lease,) = await store.claim(WorkerId("worker of desk.inbox-1"), 1, session)
     for number, (left, body) in enumerate(LEFT):
         clock.advance(SECOND)
         draft, rows = Draft(left, body), [*rows_of_event(left), (OutputRow, ("desk", "d9"))]
         await store.commit(Write(session_stream(session), f"l{number}", lambda _, draft=draft: [draft], rows, lease))
-    await store.commit(life.end(lease, "COMPLETED", "completed"))
+    await store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
     for number, (stream, said_later) in enumerate(LATER):
         clock.advance(SECOND)
         draft, rows = Draft(said_later), rows_of_event(said_later)
@@ -282,7 +271,7 @@ LATER: list[tuple[StreamId, AnyEvent]] = [
 LOOK = ToolCall("m1", "look", '{"at":"door"}')
 ASSISTANT = Reply((Text("Let me see.", "model", trusted=False), LOOK), "calls", Usage(100, 20))
 TURNS: list[tuple[AnyEvent, Any]] = [
-    (TurnStarted(turn=1), user("Look at the door.")),
+    (TurnStarted(turn=1), make_user_message("Look at the door.")),
     (RequestStarted(request="talking.t1_0/0", model="m", purpose="turn"), {"volatile": "Left to spend: $0.90."}),
     (RequestSettled(request="talking.t1_0/0", outcome="error", error="Overloaded: no", may_retry=True), None),
     (RequestStarted(request="talking.t1_0/1", model="m", purpose="turn"), {}),
@@ -293,7 +282,7 @@ TURNS: list[tuple[AnyEvent, Any]] = [
     (RequestStarted(request="talking.t1_1/0", model="m", purpose="turn"), {}),
     (RequestSettled(request="talking.t1_1/0", outcome="ok"), Reply((Text("Nothing.", "model", trusted=False),))),
     (TurnEnded(turn=1, why="ended"), None),
-    (TurnStarted(turn=2), user("And the window?")),
+    (TurnStarted(turn=2), make_user_message("And the window?")),
     (ContextCut(turn=2, through=4, pinned=(0,), strategy="compact"), Text("[3 are left out.]", "config")),
     (RequestRefused(request="talking.t2_0/0", model="m", purpose="turn", outcome="external_halt", sentence="No."), {}),
     (TurnEnded(turn=2, why="external_halt", sentence="No."), None),
@@ -301,14 +290,14 @@ TURNS: list[tuple[AnyEvent, Any]] = [
 """What happens in the turns of a session, each with what is said."""
 
 
-SLEEPS = Yielded("sleep", 300 * SECOND, ("jump",), "nothing to do")
+SLEEPS = YieldRequest("sleep", 300 * SECOND, ("jump",), "nothing to do")
 SLEEP = ToolCall("m2", "yield", '{"mode":"sleep","sleep":300,"wake_early_if":["jump"]}')
 YIELDS = Reply((SLEEP,), "calls", Usage(100, 20))
 JUMP = WakePosted(cause="signal", origin="sensor", sender="ticker", name="jump", notifies=True)
 RESTS = SessionParked(state="SLEEPING", inbox_seen=1, wake_at=300 * SECOND, wake_on=("jump",), resident=True)
 PACED: list[tuple[AnyEvent, Any]] = [
     (JUMP, b"The signal `jump` fired."),
-    (TurnStarted(turn=1, inbox_seen=1), user("It is your turn.", "config", reason="observe")),
+    (TurnStarted(turn=1, inbox_seen=1), make_user_message("It is your turn.", "config", reason="observe")),
     (HotStateSeen(turn=1, digest="x"), {"price": 100}),
     (RequestStarted(request="watch-1.t1_0/0", model="m", purpose="turn"), {"volatile": "price: 100 (0s ago)"}),
     (RequestSettled(request="watch-1.t1_0/0", outcome="ok", usage=Usage(100, 20)), YIELDS),
@@ -317,13 +306,13 @@ PACED: list[tuple[AnyEvent, Any]] = [
     (TurnEnded(turn=1, why="yielded", yielded=SLEEPS), None),
     (RESTS, None),
     (SensorChanged(sensor="ticker", health="failing", failures=3, sentence="There was no answer."), None),
-    (SessionWoken(cause="timer", inbox_seen=1, format=FORMAT), None),
+    (SessionWoken(cause="timer", inbox_seen=1, format=SESSION_FORMAT), None),
     (TurnSkipped(stage="change", skips=1, sentence="Nothing has changed since the last turn."), None),
     (RESTS, None),
     (SensorChanged(sensor="ticker", health="ok"), None),
-    (SessionWoken(cause="timer", inbox_seen=1, format=FORMAT), None),
+    (SessionWoken(cause="timer", inbox_seen=1, format=SESSION_FORMAT), None),
     (AttendingFailed(failures=1, error="ValueError: no"), None),
-    (TurnStarted(turn=2, inbox_seen=1, quiet=True), user("It is your turn.", "config", reason="observe")),
+    (TurnStarted(turn=2, inbox_seen=1, quiet=True), make_user_message("It is your turn.", "config", reason="observe")),
     (GuardrailTriggered(guardrail="max_actions_per_minute", turn=2, sentence="Too brisk."), None),
     (RequestStarted(request="watch-1.t2_0/0", model="m", purpose="turn"), {}),
     (RequestSettled(request="watch-1.t2_0/0", outcome="ok"), Reply((Text("Hm.", "model", trusted=False),))),
@@ -351,22 +340,22 @@ def rows_of_guard(legs: Sequence[Leg]) -> list[RowKey]:
 
 async def expected(store: JournalStore) -> dict[str, Any]:
     """Say what this version makes of the journal: states, receipts and rows."""
-    made: dict[str, Any] = {"format": FORMAT, "states": {}, "receipts": {}, "turns": {}, "rows": {}}
+    made: dict[str, Any] = {"format": SESSION_FORMAT, "states": {}, "receipts": {}, "turns": {}, "rows": {}}
     for row in await store.study(lambda view: view.ask("all_sessions", {})):
         events = await store.read(StreamId(f"session:{row['session']}"))
         made["states"][row["session"]] = msgspec.to_builtins(replay(events))
-        made["receipts"][row["session"]] = msgspec.json.decode(as_written(events, ()))
+        made["receipts"][row["session"]] = msgspec.json.decode(encode_receipt(events, ()))
         if any(isinstance(stored.event, TurnStarted) for stored in events):
             made["turns"][row["session"]] = await turns(store, events)
-    for row in (await rebuilt(store)).values():
+    for row in (await compute_projections(store)).values():
         made["rows"].setdefault(row.TABLE, []).append(msgspec.to_builtins(row))
     return made
 
 
 async def turns(store: JournalStore, events: Sequence[Stored]) -> dict[str, Any]:
     """Say what the loop makes of a session: where its turn stands, what was said, and what is sent of it."""
-    recalled = Recalled(str(events[0].stream).removeprefix("session:"))
-    await recalled.take_in(events, lambda stored: said(store, stored))
+    recalled = SessionHistory(str(events[0].stream).removeprefix("session:"))
+    await recalled.take_in(events, lambda stored: read_body(store, stored))
     told = {"turn": recalled.turn, "said": recalled.transcript.messages, "sent": recalled.transcript.sent}
     return msgspec.to_builtins(told)
 

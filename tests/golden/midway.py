@@ -17,19 +17,18 @@ from halter.core.events import (
     SessionStarted,
     TurnEnded,
     TurnStarted,
-    Yielded,
+    YieldRequest,
 )
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.limits import Cap, Caps, Spender, legs
-from halter.core.messages import Reply, ToolCall, user
-from halter.core.money import DOLLAR
+from halter.core.messages import Reply, ToolCall, make_user_message
+from halter.core.money import DOLLAR, Cap, Caps, Spender, make_legs
 from halter.core.ports import Draft, Write
 from halter.core.project import rows_of_hold
-from halter.core.row import RowKey
 from halter.core.rows import DecisionRow
 from halter.core.usage import Usage
+from halter.core.vocabulary import RowKey
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.state import lifecycle
 from halter.testing.fakes import ManualClock
 
 AGENT = "clerk"
@@ -48,7 +47,7 @@ async def left_midway(store: JournalStore, clock: ManualClock) -> None:
         (SPOKEN_TO, asleep(SPOKEN_TO)),
     ):
         event = SessionStarted(session=session, agent=AGENT, kind="autonomous", started_by="ada")
-        await store.commit(life.start(event, b""))
+        await store.commit(lifecycle.start_session(event, b""))
         (lease,) = await store.claim(WorkerId(f"worker of {session}"), 1, SessionId(session))
         for number, (event, said) in enumerate(happened):
             clock.advance(SECOND)
@@ -57,7 +56,7 @@ async def left_midway(store: JournalStore, clock: ManualClock) -> None:
             write = Write(session_stream(session), f"{number}", lambda _, draft=draft: [draft], rows(event), lease)
             await store.commit(write)
     clock.advance(SECOND)
-    await store.commit(life.message(SPOKEN_TO, "hello", b"Are you there?", "ada"))
+    await store.commit(lifecycle.post_message(SPOKEN_TO, "hello", b"Are you there?", "ada"))
 
 
 def at_rest(event: SessionParked, now: int) -> SessionParked:
@@ -80,7 +79,7 @@ def turn(session: str, *calls: ToolCall) -> list[tuple[AnyEvent, Any]]:
     """Begin a turn, in which the model asks for calls."""
     request = f"{session}.t1_0/0"
     return [
-        (TurnStarted(turn=1, quiet=True), user("It is your turn.", "config", reason="observe")),
+        (TurnStarted(turn=1, quiet=True), make_user_message("It is your turn.", "config", reason="observe")),
         (RequestStarted(request=request, model="m", purpose="turn"), {}),
         (RequestSettled(request=request, outcome="ok", usage=Usage(100, 20)), Reply(calls, "calls")),
     ]
@@ -88,7 +87,7 @@ def turn(session: str, *calls: ToolCall) -> list[tuple[AnyEvent, Any]]:
 
 def asleep(session: str) -> list[tuple[AnyEvent, Any]]:
     """Sleep for an hour after a turn."""
-    sleeps = Yielded("sleep", HOUR, (), "nothing to do")
+    sleeps = YieldRequest("sleep", HOUR, (), "nothing to do")
     return [
         *turn(session, ToolCall("m1", "yield", '{"mode":"sleep","sleep":3600}')),
         (CallStarted(call=f"{session}.c1_0_0", tool="yield", effect="read", idempotent=True, phase="work"), {}),
@@ -100,7 +99,7 @@ def asleep(session: str) -> list[tuple[AnyEvent, Any]]:
 
 def in_calls(session: str, now: int) -> list[tuple[AnyEvent, Any]]:
     """Stop when a look, something that may be repeated, and something that may not, have been begun."""
-    held = legs(Caps(session=Cap(DOLLAR)), Spender(session, AGENT), now, usd=PRICE)
+    held = make_legs(Caps(session=Cap(DOLLAR)), Spender(session, AGENT), now, usd=PRICE)
     begun = {"look": ("read", False), "file": ("write", True), "send": ("write", False)}
     calls = [ToolCall(f"m{number}", tool, "{}") for number, tool in enumerate(begun)]
     started = [
@@ -115,7 +114,7 @@ def in_calls(session: str, now: int) -> list[tuple[AnyEvent, Any]]:
 def asking(session: str, now: int) -> list[tuple[AnyEvent, Any]]:
     """Wait for a person, who is to say what became of something that was begun in an earlier life."""
     call = f"{session}.c1_0_0"
-    held = legs(Caps(session=Cap(DOLLAR)), Spender(session, AGENT), now, usd=PRICE)
+    held = make_legs(Caps(session=Cap(DOLLAR)), Spender(session, AGENT), now, usd=PRICE)
     asked = DecisionAsked(
         decision=f"{call}/unknown", about="unknown_call", subject=call, name="send", digest=call, expires_at=now + YEAR
     )

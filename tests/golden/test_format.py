@@ -6,16 +6,16 @@ from typing import Any
 
 import msgspec
 
-from halter.core.events import FORMAT, KINDS
+from halter.core.events import EVENTS_BY_KIND, SESSION_FORMAT
 
-FILE = Path(__file__).parent / f"format-{FORMAT}.json"
+FILE = Path(__file__).parent / f"format-{SESSION_FORMAT}.json"
 """What a program of this format reads. Written by `python -m tests.golden.test_format`, once for each format."""
 
 
 def read_by_this_program() -> dict[str, list[str]]:
     """List each kind with its version, and all words that its facts may hold in place of free text."""
     found: dict[str, list[str]] = {}
-    for kind, event in KINDS.items():
+    for kind, event in EVENTS_BY_KIND.items():
         _, parts = msgspec.json.schema_components([event])
         found[f"{kind} {event.VERSION}"] = sorted({word for part in parts.values() for word in _words(part)})
     return found

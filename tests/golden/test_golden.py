@@ -11,22 +11,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.app.proof import as_written, first_form, prove
-from halter.brain.recall import Recalled
 from halter.core.clock import SECOND
 from halter.core.codec import decode
 from halter.core.errors import StoreUnusable
 from halter.core.events import WakePosted
 from halter.core.ids import SessionId, StreamId, WorkerId, session_stream
-from halter.core.ports import Lease, Stored, said
-from halter.guard.purse import Purse
-from halter.journal.chain import START, body_digest, link
-from halter.journal.offline import Checked
-from halter.journal.rebuild import live_rows, rebuilt
+from halter.core.ports import Lease, Stored, read_body
+from halter.guard.ledger import Ledger
+from halter.journal.apply import CHAIN_START, digest_body, hash_event
+from halter.journal.export import CheckedExport
+from halter.journal.rebuild import compute_projections, read_live_rows
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
-from halter.state.life import end, post, wake
+from halter.loop.history import SessionHistory
+from halter.runtime.proof import downgrade_receipt, encode_receipt, prove_receipt
+from halter.state.lifecycle import end_session, post_wake, wake_session
 from halter.state.session import Session, UnknownEvent, replay
 from halter.testing.fakes import ManualClock, SeededIds
 
@@ -105,8 +105,8 @@ async def test_sessions_of_an_earlier_version_fold_into_the_same_states(
 
 async def test_receipts_of_an_earlier_version_still_say_the_same(store: JournalStore, expected: dict[str, Any]) -> None:
     for session, made in expected["receipts"].items():
-        now = msgspec.json.decode(as_written(await store.read(session_stream(session)), ()))
-        assert says(now if "format" in made else first_form(now), made), session
+        now = msgspec.json.decode(encode_receipt(await store.read(session_stream(session)), ()))
+        assert says(now if "format" in made else downgrade_receipt(now), made), session
 
 
 async def test_a_receipt_of_the_version_before_is_proven_by_its_events_to_the_last_field() -> None:
@@ -116,9 +116,9 @@ async def test_a_receipt_of_the_version_before_is_proven_by_its_events_to_the_la
     for session, told in expected["receipts"].items():
         stream = session_stream(session)
         events = [event for event in exported if event.stream == stream]
-        checked = Checked((session,), {stream: events}, {}, (), len(events), 0)
-        assert prove(told, checked).findings == (), session
-        assert prove({**told, "cost_usd": told["cost_usd"] + 1}, checked).findings
+        checked = CheckedExport((session,), {stream: events}, {}, (), len(events), 0)
+        assert prove_receipt(told, checked).findings == (), session
+        assert prove_receipt({**told, "cost_usd": told["cost_usd"] + 1}, checked).findings
         spent += told["cost_usd"]
     assert spent > 1000
 
@@ -128,8 +128,8 @@ async def test_turns_of_an_earlier_version_are_recalled_as_they_were(
 ) -> None:
     for session, turns in expected.get("turns", {}).items():
         events = await store.read(session_stream(session))
-        recalled = Recalled(session)
-        await recalled.take_in(events, lambda stored: said(store, stored))
+        recalled = SessionHistory(session)
+        await recalled.take_in(events, lambda stored: read_body(store, stored))
         transcript = recalled.transcript
         told = {"turn": recalled.turn, "said": transcript.messages, "sent": transcript.sent}
         assert says(msgspec.to_builtins(told), turns), session
@@ -138,8 +138,8 @@ async def test_turns_of_an_earlier_version_are_recalled_as_they_were(
 async def test_rows_of_an_earlier_version_are_rebuilt_as_they_were(
     store: JournalStore, expected: dict[str, Any]
 ) -> None:
-    made = await rebuilt(store)
-    assert made == await store.study(live_rows)
+    made = await compute_projections(store)
+    assert made == await store.study(read_live_rows)
     rows: dict[str, list[Any]] = {}
     for row in made.values():
         rows.setdefault(row.TABLE, []).append(msgspec.to_builtins(row))
@@ -158,8 +158,8 @@ def test_an_exported_journal_of_an_earlier_version_can_be_checked_without_a_stor
     heads: dict[StreamId, bytes] = {}
     for event in journal(version):
         header = (event.stream, event.seq, event.kind, event.version, event.at, event.generation, event.key, event.blob)
-        assert link(heads.get(event.stream, START), header, event.facts, event.digest) == event.hash
-        assert event.body is None or body_digest(event.salt or b"", event.body) == event.digest
+        assert hash_event(heads.get(event.stream, CHAIN_START), header, event.facts, event.digest) == event.hash
+        assert event.body is None or digest_body(event.salt or b"", event.body) == event.digest
         heads[event.stream] = event.hash
 
 
@@ -193,12 +193,12 @@ async def test_what_an_earlier_version_left_in_flight_is_claimed_and_finished(
 async def finish(store: JournalStore, lease: Lease) -> None:
     """Take a session over, settle what is in doubt, end it, and tell its parent."""
     state = await state_of(store, lease.session)
-    await store.commit(wake(lease, f"{lease.session}/{lease.generation}/wake", None, state.inbox_seen))
-    await Purse(store, LATER).settle_in_doubt(lease, list(state.in_flight.values()))
-    await store.commit(end(lease, "CANCELLED", "cancelled", state.parent))
+    await store.commit(wake_session(lease, f"{lease.session}/{lease.generation}/wake", None, state.inbox_seen))
+    await Ledger(store, LATER).settle_in_doubt(lease, list(state.in_flight.values()))
+    await store.commit(end_session(lease, "CANCELLED", "cancelled", state.parent))
     if state.parent:
         told = WakePosted(cause="child", origin="agent", sender=lease.session)
-        await store.commit(post(state.parent, f"{lease.session}/told", told))
+        await store.commit(post_wake(state.parent, f"{lease.session}/told", told))
 
 
 def test_a_store_with_a_newer_schema_is_left_alone(path: Path) -> None:
@@ -226,7 +226,7 @@ async def test_an_event_of_a_newer_kind_is_shown_and_never_folded(path: Path, ex
     with pytest.raises(UnknownEvent, match=r"dream_dreamt of version 1, which .* Use the newer Halter"):
         replay(events)
     with pytest.raises(StoreUnusable, match="Use the newer Halter"):
-        await rebuilt(store)
+        await compute_projections(store)
     await store.close()
 
 
@@ -236,7 +236,7 @@ def add_unknown(path: Path, session: SessionId) -> StreamId:
     with closing(sqlite3.connect(path)) as connection, connection:
         [(head, previous, at)] = connection.execute("SELECT head, hash, at FROM streams WHERE stream = ?", (stream,))
         header = (stream, head + 1, "dream_dreamt", 1, at, 0, "dream", None)
-        value = link(previous, header, b"{}", b"")
+        value = hash_event(previous, header, b"{}", b"")
         marks = ", ".join("?" * 13)
         row = (*header, b"{}", None, None, b"", value)
         connection.execute(f"INSERT INTO events ({COLUMNS}) VALUES ({marks})", row)

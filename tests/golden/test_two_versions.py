@@ -9,14 +9,10 @@ import msgspec
 import pytest
 
 from halter import Guard
-from halter.app.agent import assembled
-from halter.app.agent_context import AgentContext, models_of
-from halter.app.library import SessionTaken
-from halter.app.talking import attend, begin, reopen, say
 from halter.core.clock import HOUR, MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import (
-    FORMAT,
+    SESSION_FORMAT,
     AttendingFailed,
     SessionParked,
     SessionResumed,
@@ -30,13 +26,16 @@ from halter.core.rows import SessionRow
 from halter.journal.engine import Engine
 from halter.journal.open import open_store
 from halter.journal.verify import verify
-from halter.state import life
-from halter.testing.relay import Relay
-from halter.testing.worker import Worker
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assemble import assemble_agent
+from halter.runtime.guard_api import SessionTaken
+from halter.runtime.sessions import attend_session, begin_session, reopen_agent_session, say_to_session
+from halter.state import lifecycle
+from halter.testing.fakes import Relay, Worker
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
-NEWER = FORMAT + 1
+NEWER = SESSION_FORMAT + 1
 SLEEPS = """
 model: reflex
 reflex: [{yield: {mode: sleep, sleep: 10m, reason: nothing to do}}]
@@ -87,10 +86,10 @@ class Sleeper:
         (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
         key = f"{lease.session}/{lease.generation}"
         if row.state != "RUNNING" or lease.generation > 1:
-            await self.store.commit(life.wake(lease, f"{key}/woken", "timer", row.inbox_head))
+            await self.store.commit(lifecycle.wake_session(lease, f"{key}/woken", "timer", row.inbox_head))
         wake_at = self.world.now + MINUTE
         parked = SessionParked(state="SLEEPING", inbox_seen=row.inbox_head, wake_at=wake_at)
-        await self.store.commit(life.park(lease, f"{key}/parked", parked))
+        await self.store.commit(lifecycle.park_session(lease, f"{key}/parked", parked))
 
     async def run(self) -> None:
         await Worker(self.store, self.world.clock, WorkerId(self.name), self.turn).run()
@@ -133,7 +132,7 @@ async def test_what_a_newer_version_has_taken_up_is_never_taken_or_written_to_by
     world.spawn(old.run())
     await world.advance(HOUR)
     assert set(old.attended) == {"s2", "s3"}
-    assert await formats(world) == {"s0": NEWER, "s1": NEWER, "s2": FORMAT, "s3": FORMAT}
+    assert await formats(world) == {"s0": NEWER, "s1": NEWER, "s2": SESSION_FORMAT, "s3": SESSION_FORMAT}
     assert {name: len(await world.events(session_stream(name))) for name in before} == before
     assert (await verify(world.journal)).findings == ()
 
@@ -170,12 +169,12 @@ async def test_a_word_for_a_session_of_a_newer_version_reaches_it_and_its_own_st
     await world.start("s")
     new = newer(world)
     (lease,) = await new.claim(WorkerId("new"), 1)
-    await new.commit(life.wake(lease, "woken", "trigger", 0))
-    await new.commit(life.end(lease, "COMPLETED", "completed"))
+    await new.commit(lifecycle.wake_session(lease, "woken", "trigger", 0))
+    await new.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
     with pytest.raises(LeaseLost, match=rf"Session s was taken up by a newer Halter \(it has format {NEWER}.*Nothing"):
-        await world.store.commit(life.reopen("s", "again", "ada"))
+        await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))
     assert (await world.session("s")).ended
-    await new.commit(life.start(SessionStarted(session="t", agent="a", kind="task", started_by="ada")))
+    await new.commit(lifecycle.start_session(SessionStarted(session="t", agent="a", kind="task", started_by="ada")))
     await world.say("t", "hello")
     assert await world.store.claim(WorkerId("old"), 10) == []
     assert [lease.session for lease in await new.claim(WorkerId("new"), 10)] == ["t"]
@@ -217,7 +216,7 @@ def test_a_word_that_only_a_newer_version_can_read_is_not_passed_over_by_an_olde
         await world.advance(MINUTE)
         before = await fleet.kinds("watch-1")
         word = NewerWord(cause="message", origin="person", sender="ada", trusted=True)
-        await world.store.commit(life.post("watch-1", "word", word, b"Stop it."))
+        await world.store.commit(lifecycle.post_wake("watch-1", "word", word, b"Stop it."))
         await world.advance(HOUR)
         after = [stored.event for stored in await fleet.events("watch-1")][len(before) :]
         assert {type(event) for event in after} == {AttendingFailed, SessionParked}
@@ -234,16 +233,16 @@ async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program
 ) -> None:
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", ANSWERS)
-    async with assembled(fleet.app, folder) as agent, models_of(fleet.app, agent, None) as models:
+    async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, None) as models:
         speaking = AgentContext(fleet.app, agent, models, WorkerId("talk"), chance=random.Random(1))
-        chat = await begin(speaking, "Are you there?", "chat")
-        await attend(speaking, chat)
+        chat = await begin_session(speaking, "Are you there?", "chat")
+        await attend_session(speaking, chat)
         new = newer(world)
         (lease,) = await new.claim(WorkerId("new"), 1, chat)
         await Sleeper(world, new, "new").turn(lease)
-        await say(speaking, chat, "And now?")
+        await say_to_session(speaking, chat, "And now?")
         before, began = await fleet.events(chat), world.now
-        for way in (attend, reopen):
+        for way in (attend_session, reopen_agent_session):
             with pytest.raises(ConfigError, match=r"taken up by a newer Halter .* use the newer Halter for it\.$"):
                 await way(speaking, chat)
         assert world.now - began < SECOND
@@ -258,7 +257,7 @@ async def test_a_program_that_goes_on_with_a_session_of_a_newer_version_is_told_
         clock = SystemClock()
         store = open_store(str(tmp_path / "runs.db"), clock=clock, ids=SortableIds(clock.now))
         event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada", format=NEWER)
-        await store.commit(life.start(event))
+        await store.commit(lifecycle.start_session(event))
         await store.close()
         with pytest.raises(SessionTaken, match=r"Session s was taken up by a newer Halter"):
             async with guard.session(id="s"):

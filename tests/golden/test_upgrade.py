@@ -10,16 +10,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.app.talking import attend, say
 from halter.core.clock import DAY, HOUR, MINUTE
-from halter.core.events import FORMAT, CallSettled, CallStarted, RequestSettled, RequestStarted, SessionEnded
+from halter.core.events import SESSION_FORMAT, CallSettled, CallStarted, RequestSettled, RequestStarted, SessionEnded
 from halter.core.ids import WorkerId
 from halter.core.money import BudgetRow
 from halter.core.ports import Query, Stored
 from halter.core.rows import HoldRow, SessionRow
-from halter.guard.approvals import decide, needs_you
-from halter.journal.report import Finding
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.journal.rebuild import IntegrityFinding
 from halter.journal.verify import verify
+from halter.runtime.sessions import attend_session, say_to_session
 from halter.testing.world import World
 from tests.golden import make, midway
 from tests.story.autonomous import Fleet
@@ -96,7 +96,7 @@ class Upgrade:
     done: dict[str, Counter[str]]
     held: Sequence[HoldRow]
     spent: dict[str, int]
-    findings: Sequence[Finding]
+    findings: Sequence[IntegrityFinding]
 
     @property
     def left(self) -> set[str]:
@@ -155,10 +155,10 @@ async def rows(world: World) -> dict[str, SessionRow]:
 async def everything_answered(world: World) -> Sequence[str]:
     """Be a person who says that whatever they are asked about was done."""
     answered: list[str] = []
-    while asked := await needs_you(world.journal):
+    while asked := await list_pending_decisions(world.journal):
         for one in asked:
             answered.append(one.subject)
-            await world.journal.commit(decide(one, "approve", "ada", world.ids.new()))
+            await world.journal.commit(answer_decision(one, "approve", "ada", world.ids.new()))
         await world.advance(MINUTE)
     return answered
 
@@ -168,8 +168,8 @@ async def talk(fleet: Fleet, before: dict[str, SessionRow]) -> None:
     assert fleet.up is not None
     speaking = msgspec.structs.replace(fleet.up.agents["desk"].speaking, worker=WorkerId("talk"))
     if "talking" in before:
-        await say(speaking, "talking", "Are you there?")
-        await attend(speaking, "talking")
+        await say_to_session(speaking, "talking", "Are you there?")
+        await attend_session(speaking, "talking")
 
 
 def done(folder: Path) -> Counter[str]:
@@ -195,7 +195,7 @@ def test_every_session_that_was_in_flight_comes_to_its_end_under_this_version(up
     assert set(ends.values()) == {("COMPLETED", "completed")}, ends
     assert switched_off in (None, ("HALTED", "external_halt"))
     assert talked in (None, ("WAITING_FOR_INPUT", ""))
-    assert {upgrade.after[name].format for name in upgrade.left} == {FORMAT}
+    assert {upgrade.after[name].format for name in upgrade.left} == {SESSION_FORMAT}
 
 
 def test_an_upgraded_store_has_no_finding_and_what_stood_there_before_still_does(upgrade: Upgrade) -> None:

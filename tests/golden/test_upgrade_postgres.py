@@ -15,12 +15,12 @@ from halter.core.clock import SystemClock
 from halter.core.ids import SessionId, SortableIds, WorkerId, session_stream
 from halter.core.ports import Query
 from halter.core.rows import HoldRow, SessionRow
-from halter.guard.purse import Purse
+from halter.guard.ledger import Ledger
 from halter.journal.open import open_store
 from halter.journal.rebuild import rebuild
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
-from halter.state import life
+from halter.state import lifecycle
 from halter.state.session import replay
 
 pytestmark = pytest.mark.postgres
@@ -83,6 +83,8 @@ async def test_what_an_earlier_version_left_in_flight_is_finished_on_a_server_th
 async def finish(store: JournalStore, lease: Any) -> None:
     """Take a session over, settle what is in doubt, and end it, which tells its parent."""
     state = replay(await store.read(session_stream(lease.session)))
-    await store.commit(life.wake(lease, f"{lease.session}/{lease.generation}/wake", None, state.inbox_seen))
-    await Purse(store, CLOCK).settle_in_doubt(lease, list(state.in_flight.values()))
-    await store.commit(life.end(lease, "CANCELLED", "cancelled", state.parent))
+    await store.commit(
+        lifecycle.wake_session(lease, f"{lease.session}/{lease.generation}/wake", None, state.inbox_seen)
+    )
+    await Ledger(store, CLOCK).settle_in_doubt(lease, list(state.in_flight.values()))
+    await store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent))

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from halter.autonomy.sensing import Sensing
-from halter.core.sensing import HealthReport, Reading, Sensor
+from halter.autonomy.resident import SupervisedSensor
+from halter.core.tools import HealthReport, Reading, Sensor
 
 PATIENCE = 30
 """Seconds after which a test gives up."""
@@ -95,7 +95,7 @@ class Listener:
     def __init__(self, sensor: Sensor, clock: Hasty) -> None:
         self.taken: list[Any] = []
         self.told: list[HealthReport] = []
-        self.sensing = Sensing(sensor, clock, random.Random(0), self._take, self._changed)
+        self.sensing = SupervisedSensor(sensor, clock, random.Random(0), self._take, self._changed)
         self._news = asyncio.Event()
 
     async def _take(self, reading: Reading) -> None:

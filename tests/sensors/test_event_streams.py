@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from halter.autonomy.sensing import CAP, FLOOR
+from halter.autonomy.resident import MAX_BACKOFF, MIN_BACKOFF
+from halter.core.agent_spec import SensorSpec as Spec
+from halter.core.agent_spec import Source
 from halter.core.clock import SECOND
-from halter.core.pacing import Sensor as Spec
-from halter.core.pacing import Source
-from halter.core.sensing import Sensor, SensorFailed
-from halter.sensors.stream import format_of, sendable, stream
+from halter.core.tools import Sensor, SensorFailed
+from halter.sensors.stream import guess_stream_format, is_sendable, make_stream_sensor
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
 OPEN = OK + b"connection: close\r\n\r\n"
@@ -24,7 +24,7 @@ Read = Callable[..., Awaitable[list[Any]]]
 def feed(server: Any, clock: Any, patience: float = 20, **headers: str) -> Sensor:
     timeout = round(patience * SECOND)
     spec = Spec(name="feed", type="stream", source=Source(url=server.url), timeout=timeout)
-    return stream(spec, headers, clock)
+    return make_stream_sensor(spec, headers, clock)
 
 
 async def test_comments_names_ids_and_lines_are_read_to_the_letter(server: Any, clock: Any, read: Read) -> None:
@@ -44,7 +44,7 @@ async def test_a_clean_close_is_never_followed_by_a_connection_before_the_floor(
     reconnects = len(server.asked) - 1
     assert reconnects >= 4
     assert len(clock.slept) >= reconnects
-    assert min(clock.slept) >= FLOOR
+    assert min(clock.slept) >= MIN_BACKOFF
     assert [report.health for report in listener.told] == ["ok"]
 
 
@@ -67,7 +67,7 @@ async def test_an_id_that_no_header_can_hold_is_not_sent(server: Any, clock: Any
     async with listen(feed(server, clock)) as listener:
         await listener.until_read(3)
     assert [server.header(n, "last-event-id") for n in range(3)] == [None, None, None]
-    assert sendable("Grüße 7")
+    assert is_sendable("Grüße 7")
 
 
 REFUSALS = {
@@ -111,14 +111,14 @@ async def test_a_stream_that_is_cut_has_failed_and_goes_on_after_the_last_whole_
 async def test_a_server_that_is_not_there_is_a_failure(clock: Any, read: Read) -> None:
     spec = Spec(name="feed", type="stream", source=Source(url="http://127.0.0.1:1/"))
     with pytest.raises(SensorFailed, match=r"127\.0\.0\.1 cannot be read"):
-        await read(stream(spec, {}, clock))
+        await read(make_stream_sensor(spec, {}, clock))
 
 
 @pytest.mark.parametrize("url", ["ftp://example.com/", "http://", "http://ann:pass@127.0.0.1:1/", "http://a:port/", ""])
 async def test_an_address_that_cannot_be_used_is_a_failure(clock: Any, read: Read, url: str) -> None:
     spec = Spec(name="feed", type="stream", source=Source(url=url or "x", format="sse"))
     with pytest.raises(SensorFailed, match="address") as told:
-        await read(stream(spec, {}, clock))
+        await read(make_stream_sensor(spec, {}, clock))
     assert "pass@" not in str(told.value)
 
 
@@ -232,9 +232,9 @@ async def test_a_server_that_is_busy_or_done_is_left_alone(server: Any, clock: A
     async with listen(feed(server, clock)) as listener:
         await listener.until_read(1)
     assert 120 * SECOND in clock.slept
-    assert CAP in clock.slept
+    assert MAX_BACKOFF in clock.slept
 
 
 def test_an_address_tells_what_is_spoken_there() -> None:
-    told = [format_of(url) for url in ("https://a.example", "ws://a.example", "WSS://a.example")]
+    told = [guess_stream_format(url) for url in ("https://a.example", "ws://a.example", "WSS://a.example")]
     assert told == ["sse", "websocket", "websocket"]

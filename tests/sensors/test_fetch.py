@@ -8,15 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.autonomy.sensing import FLOOR
+from halter.autonomy.resident import MIN_BACKOFF
+from halter.core.agent_spec import SensorSpec as Spec
+from halter.core.agent_spec import Source
 from halter.core.clock import SECOND
-from halter.core.pacing import Sensor as Spec
-from halter.core.pacing import Source
-from halter.core.sensing import SensorFailed
-from halter.core.tools import Failed, Invalid, Permit, Tool, Valid, secret_names
-from halter.sensors.fetch import Fetch
-from halter.sensors.poll import poll
-from halter.sensors.values import as_value
+from halter.core.tools import Failed, Invalid, Permit, SensorFailed, Tool, Valid, find_secret_names
+from halter.sensors.poll import Fetch, make_poll_sensor, parse_json_value
 
 MADE_UP = "made-up-key-123"
 
@@ -58,7 +55,7 @@ async def test_the_guard_sees_which_secrets_it_names_and_only_the_server_sees_wh
     tool = Fetch(spec(server, authorization="Bearer ${secret:GAUGE_KEY}"))
     valid = tool.validate(b"{}")
     assert isinstance(valid, Valid)
-    assert secret_names(valid.canonical) == {"GAUGE_KEY"}
+    assert find_secret_names(valid.canonical) == {"GAUGE_KEY"}
     assert tool.validate(valid.canonical) == valid
     await got(tool, GAUGE_KEY=MADE_UP)
     assert server.header(0, "authorization") == f"Bearer {MADE_UP}"
@@ -152,15 +149,15 @@ async def test_a_poll_of_an_address_that_fails_and_recovers_goes_on(server: Any,
 
     async def look() -> Any:
         try:
-            return as_value(await got(tool))
+            return parse_json_value(await got(tool))
         except Failed as error:
             raise SensorFailed(str(error)) from error
 
-    async with listen(poll(spec(server), look, clock, random.Random(0))) as listener:
+    async with listen(make_poll_sensor(spec(server), look, clock, random.Random(0))) as listener:
         taken = await listener.until_read(3)
         await listener.until(lambda: listener.sensing.report.health == "ok")
     assert taken[:3] == [{"level": 1}, {"level": 2}, {"level": 2}]
     assert listener.told[0].health == "failing"
     assert listener.told[0].sentence == "HttpError: 127.0.0.1 answered 500 Oh no."
-    failures = [slept for slept in clock.slept if slept >= FLOOR]
+    failures = [slept for slept in clock.slept if slept >= MIN_BACKOFF]
     assert len(failures) >= 3

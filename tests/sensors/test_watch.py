@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from halter.core import folders
-from halter.core.pacing import Sensor as Spec
-from halter.core.pacing import Source
-from halter.core.sensing import Sensor, SensorFailed
-from halter.sensors import listing
-from halter.sensors.watch import watch
+from halter.core.agent_spec import SensorSpec as Spec
+from halter.core.agent_spec import Source
+from halter.core.tools import Sensor, SensorFailed
+from halter.sensors import files
+from halter.sensors.files import make_watch_sensor
 
 
 def watching(root: Path, clock: Any, path: str = "inbox", pattern: str = "*") -> Sensor:
-    return watch(Spec(name="inbox", type="watch", source=Source(path=path, pattern=pattern)), root, clock)
+    return make_watch_sensor(Spec(name="inbox", type="watch", source=Source(path=path, pattern=pattern)), root, clock)
 
 
 def paths(value: Any) -> set[str]:
@@ -78,8 +78,8 @@ async def test_a_burst_is_a_few_readings_that_miss_nothing(
         (inbox / "last.log").write_text("x")
         await listener.until(lambda: "last.log" in paths(listener.taken[-1]))
     assert len(listener.taken) < 10
-    assert len(listener.taken[-1]["files"]) == listing.MOST_TOLD
-    assert all(len(value["changes"]) <= listing.MOST_TOLD for value in listener.taken)
+    assert len(listener.taken[-1]["files"]) == files.MAX_FILES_REPORTED
+    assert all(len(value["changes"]) <= files.MAX_FILES_REPORTED for value in listener.taken)
 
 
 async def test_a_folder_that_vanishes_is_failing_until_it_is_back(
@@ -238,8 +238,8 @@ CONTENTS = {
     "bytes": (b"\x7fELF\x02\xff", None),
     "text with NUL": (b"a\0b", None),
     "half a letter at its end": (b"a\xc3", None),
-    "a letter on the edge": (b"x" * (listing.MOST_TEXT - 1) + "ü".encode() * 10, "x" * (listing.MOST_TEXT - 1)),
-    "more than is read": (b"x" * 1_000_000, "x" * listing.MOST_TEXT),
+    "a letter on the edge": (b"x" * (files.MOST_TEXT - 1) + "ü".encode() * 10, "x" * (files.MOST_TEXT - 1)),
+    "more than is read": (b"x" * 1_000_000, "x" * files.MOST_TEXT),
 }
 
 
@@ -284,4 +284,4 @@ PATTERNS = [
 def test_a_pattern_names_paths_as_in_a_shell(tmp_path: Path, path: str, pattern: str, does: bool) -> None:  # noqa: FBT001
     (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / path).write_text("1")
-    assert set(listing.look(tmp_path, pattern).files) == ({path} if does else set())
+    assert set(files.list_folder(tmp_path, pattern).files) == ({path} if does else set())

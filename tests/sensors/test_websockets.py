@@ -11,12 +11,12 @@ import pytest
 from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
-from halter.autonomy.sensing import FLOOR
+from halter.autonomy.resident import MIN_BACKOFF
+from halter.core.agent_spec import SensorSpec as Spec
+from halter.core.agent_spec import Source
 from halter.core.clock import SECOND
-from halter.core.pacing import Sensor as Spec
-from halter.core.pacing import Source
-from halter.core.sensing import Sensor, SensorFailed
-from halter.sensors.stream import stream
+from halter.core.tools import Sensor, SensorFailed
+from halter.sensors.stream import make_stream_sensor
 
 MADE_UP = "made-up-key-123"
 
@@ -32,7 +32,7 @@ async def speaking(speak: Speak, **options: Any) -> AsyncIterator[str]:
 
 def feed(url: str, clock: Any, patience: float = 20, **headers: str) -> Sensor:
     spec = Spec(name="feed", type="stream", source=Source(url=url), timeout=round(patience * SECOND))
-    return stream(spec, headers, clock)
+    return make_stream_sensor(spec, headers, clock)
 
 
 async def test_messages_are_json_or_text(clock: Any, read: Read) -> None:
@@ -56,7 +56,7 @@ async def test_a_clean_close_is_never_followed_by_a_connection_before_the_floor(
     async with speaking(speak) as url, listen(feed(url, clock)) as listener:
         await listener.until_read(5)
     assert len(clock.slept) >= 4
-    assert min(clock.slept) >= FLOOR
+    assert min(clock.slept) >= MIN_BACKOFF
     assert [report.health for report in listener.told] == ["ok"]
 
 
@@ -78,7 +78,7 @@ async def test_a_connection_that_drops_is_failing_until_it_is_back(clock: Any, l
     async with speaking(speak) as url, listen(feed(url, clock)) as listener:
         assert await listener.until_read(2) == [1, 3]
         await listener.until(lambda: listener.sensing.report.health == "ok")
-    assert min(clock.slept) >= FLOOR
+    assert min(clock.slept) >= MIN_BACKOFF
 
 
 async def test_a_connection_that_drops_is_a_failure_with_a_sentence(clock: Any, read: Read) -> None:

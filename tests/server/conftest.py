@@ -9,17 +9,17 @@ from typing import Any
 import httpx2
 import pytest
 
-from halter.app.bus import Bus
-from halter.app.desk import ROLES
-from halter.app.policy import bind_policy
 from halter.core.clock import SECOND, Clock
-from halter.server.limits import Limits
-from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
-from halter.server.web import Extras, bind, serve_web
+from halter.operations.desk import ROLES
+from halter.runtime.feed import Bus
+from halter.runtime.policy import bind_policy
+from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
+from halter.server.middleware import ServerLimits
+from halter.server.server import ServerExtras, bind, serve_web
 from tests.story.conftest import Scribe
 from tests.story.test_desk import Office
 
-QUICK = Limits(check=SECOND // 50, stall=SECOND // 4, upload=SECOND // 4)
+QUICK = ServerLimits(check=SECOND // 50, stall=SECOND // 4, upload=SECOND // 4)
 
 
 class GroundClock:
@@ -39,7 +39,7 @@ class GroundClock:
 class House:
     """A server, the people who have a token for it, and what it told whoever runs it."""
 
-    def __init__(self, office: Office, folder: Path, limits: Limits, clock: Clock | None = None) -> None:
+    def __init__(self, office: Office, folder: Path, limits: ServerLimits, clock: Clock | None = None) -> None:
         self.office = office
         self.app = replace(office.app, clock=clock or GroundClock(office.ground))
         self.bus = Bus(self.app.store, self.app.clock)
@@ -51,7 +51,7 @@ class House:
             self.let_in(f"{role}-of-mine", role, "mine")
         self.port = 0
         self.folders: dict[str, Path] = {}
-        self._extras = Extras(limits=limits, tell=self.told.append, pages=False, folders=self.folders)
+        self._extras = ServerExtras(limits=limits, tell=self.told.append, pages=False, folders=self.folders)
         self._serving = self._served()
         self.base = f"http://127.0.0.1:{self.port}"
 
@@ -62,7 +62,7 @@ class House:
 
     def let_in(self, name: str, role: str, *agents: str) -> str:
         self.secrets[name] = new_secret()
-        self.tokens.add(token_of(self.secrets[name], name, role, 0, agents))
+        self.tokens.add(describe_token(self.secrets[name], name, role, 0, agents))
         return self.secrets[name]
 
     def client(self, name: str = "", *, place: str = "127.0.0.1", **headers: str) -> httpx2.AsyncClient:
@@ -89,13 +89,13 @@ async def furnished(folder: Path) -> Office:
 
 
 @pytest.fixture
-def limits() -> Limits:
+def limits() -> ServerLimits:
     """What the server takes; a test may say otherwise."""
     return QUICK
 
 
 @pytest.fixture
-async def house(tmp_path: Path, limits: Limits) -> AsyncIterator[House]:
+async def house(tmp_path: Path, limits: ServerLimits) -> AsyncIterator[House]:
     office = await furnished(tmp_path)
     made = House(office, tmp_path, limits)
     try:

@@ -9,16 +9,23 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
 from halter.core.clock import MINUTE, SECOND
-from halter.server.attempts import MOST_PROVEN, PROXIED, Attempts, Place, place_of
-from halter.server.hooks import hooks_api
-from halter.server.limits import MOST_NAMES, Limits
-from halter.server.tokens import new_secret
+from halter.server.api import make_hooks_api
+from halter.server.auth import new_secret
+from halter.server.middleware import (
+    MAX_BUCKETS,
+    MAX_PROVEN_TOKENS,
+    PROXY_FACTOR,
+    Attempts,
+    ClientOrigin,
+    ServerLimits,
+    locate_client,
+)
 from halter.testing.fakes import ManualClock
 from halter.testing.world import World
 from tests.server.conftest import House, furnished
 from tests.story.test_webhooks import TOKEN, started
 
-FEW = Limits(failures=3)
+FEW = ServerLimits(failures=3)
 PROXY = {"X-Forwarded-For": "198.51.100.7"}
 
 
@@ -29,7 +36,7 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-async def house(tmp_path: Path, limits: Limits, clock: ManualClock) -> AsyncIterator[House]:
+async def house(tmp_path: Path, limits: ServerLimits, clock: ManualClock) -> AsyncIterator[House]:
     office = await furnished(tmp_path)
     made = House(office, tmp_path, limits, clock)
     yield made
@@ -103,7 +110,7 @@ async def test_who_comes_through_a_proxy_on_this_machine_is_known_by_the_address
         assert (await other.get("/api/whoami")).status_code == 200
 
 
-@pytest.mark.parametrize("limits", [Limits(failures=3, stale=4)])
+@pytest.mark.parametrize("limits", [ServerLimits(failures=3, stale=4)])
 async def test_cookies_that_have_ended_are_limited_apart_so_that_their_owner_may_log_in(house: House) -> None:
     async with house.client(Origin=house.base) as client:
         stale = {"Cookie": f"halter_{house.port}={'x' * 43}"}
@@ -117,7 +124,7 @@ async def test_wrong_tokens_of_a_webhook_are_limited_and_its_right_one_goes_on_w
     world: World, tmp_path: Path
 ) -> None:
     _, hooks = await started(world, tmp_path)
-    wire = httpx2.ASGITransport(hooks_api(hooks, ManualClock()), client=("192.0.2.1", 1))
+    wire = httpx2.ASGITransport(make_hooks_api(hooks, ManualClock()), client=("192.0.2.1", 1))
     elsewhere = httpx2.ASGITransport(wire.app, client=("192.0.2.2", 1))
 
     async def sent(transport: httpx2.ASGITransport, token: str, delivery: str) -> int:
@@ -136,48 +143,50 @@ async def test_wrong_tokens_of_a_webhook_are_limited_and_its_right_one_goes_on_w
 
 def test_a_place_is_an_address_and_of_version_6_a_whole_network() -> None:
     forwarded = [(b"X-Forwarded-For", b"6.6.6.6, 198.51.100.7")]
-    assert place_of("127.0.0.1", forwarded) == Place("127.0.0.1", "198.51.100.7")
-    assert place_of("::1", [(b"x-forwarded-for", b"2001:db8:1:2:3::4")]) == Place("::1", "2001:db8:1:2::/64")
-    assert place_of("::ffff:127.0.0.1", forwarded).origin == "198.51.100.7"
-    assert place_of("192.0.2.1", forwarded) == Place("192.0.2.1", "192.0.2.1")
-    assert place_of("2001:db8::1").origin == place_of("2001:db8::ffff:2").origin
+    assert locate_client("127.0.0.1", forwarded) == ClientOrigin("127.0.0.1", "198.51.100.7")
+    assert locate_client("::1", [(b"x-forwarded-for", b"2001:db8:1:2:3::4")]) == ClientOrigin(
+        "::1", "2001:db8:1:2::/64"
+    )
+    assert locate_client("::ffff:127.0.0.1", forwarded).origin == "198.51.100.7"
+    assert locate_client("192.0.2.1", forwarded) == ClientOrigin("192.0.2.1", "192.0.2.1")
+    assert locate_client("2001:db8::1").origin == locate_client("2001:db8::ffff:2").origin
     for nonsense in (b"", b"unknown", b"a" * 5000, b"1.2.3.4, x"):
-        assert place_of("127.0.0.1", [(b"x-forwarded-for", nonsense)]) == Place("127.0.0.1", "127.0.0.1")
-    assert place_of("") == Place("", "")
+        assert locate_client("127.0.0.1", [(b"x-forwarded-for", nonsense)]) == ClientOrigin("127.0.0.1", "127.0.0.1")
+    assert locate_client("") == ClientOrigin("", "")
 
 
 def test_who_makes_up_forwarded_addresses_is_limited_as_one_and_locks_out_nobody_who_is_in() -> None:
     attempts = Attempts(3)
-    here, person = "127.0.0.1", Place("127.0.0.1", "203.0.113.9")
+    here, person = "127.0.0.1", ClientOrigin("127.0.0.1", "203.0.113.9")
     attempts.right(person, "theirs")
-    for number in range(3 * PROXIED):
-        place = Place(here, f"10.0.{number // 250}.{number % 250}")
+    for number in range(3 * PROXY_FACTOR):
+        place = ClientOrigin(here, f"10.0.{number // 250}.{number % 250}")
         assert not attempts.wait(place, "x", 0)
         attempts.wrong(place, "x", 0)
-    assert attempts.wait(Place(here, "10.9.9.9"), "x", 0)
+    assert attempts.wait(ClientOrigin(here, "10.9.9.9"), "x", 0)
     assert not attempts.wait(person, "theirs", 0)
-    assert not attempts.wait(Place("192.0.2.1", "192.0.2.1"), "x", 0)
-    assert not attempts.wait(Place(here, "10.9.9.9"), "x", MINUTE)
+    assert not attempts.wait(ClientOrigin("192.0.2.1", "192.0.2.1"), "x", 0)
+    assert not attempts.wait(ClientOrigin(here, "10.9.9.9"), "x", MINUTE)
 
 
 def test_who_goes_through_the_networks_of_one_site_is_limited_as_one_and_locks_out_nobody_who_is_in() -> None:
     attempts = Attempts(3)
-    person = place_of("2001:db8:1:ffff::1")
+    person = locate_client("2001:db8:1:ffff::1")
     attempts.right(person, "theirs")
-    for number in range(3 * PROXIED):
-        place = place_of(f"2001:db8:1:{number:x}::1")
+    for number in range(3 * PROXY_FACTOR):
+        place = locate_client(f"2001:db8:1:{number:x}::1")
         assert not attempts.wait(place, "x", 0)
         attempts.wrong(place, "x", 0)
-    assert attempts.wait(place_of("2001:db8:1:9999::1"), "x", 0)
+    assert attempts.wait(locate_client("2001:db8:1:9999::1"), "x", 0)
     assert not attempts.wait(person, "theirs", 0)
-    assert not attempts.wait(place_of("2001:db8:2::1"), "x", 0)
-    assert not attempts.wait(place_of("2001:db8:1:9999::1"), "x", MINUTE)
+    assert not attempts.wait(locate_client("2001:db8:2::1"), "x", 0)
+    assert not attempts.wait(locate_client("2001:db8:1:9999::1"), "x", MINUTE)
 
 
 def test_what_is_remembered_of_attempts_is_bounded() -> None:
     attempts = Attempts(3)
-    for number in range(3 * MOST_NAMES):
-        place = Place(f"p{number}", f"p{number}")
+    for number in range(3 * MAX_BUCKETS):
+        place = ClientOrigin(f"p{number}", f"p{number}")
         attempts.wrong(place, "x", 0)
         attempts.right(place, "y")
-    assert attempts.remembered() <= MOST_NAMES + MOST_PROVEN
+    assert attempts.remembered() <= MAX_BUCKETS + MAX_PROVEN_TOKENS

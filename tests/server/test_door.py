@@ -14,9 +14,8 @@ from websockets.exceptions import InvalidStatus
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError
-from halter.server.limits import Limits
-from halter.server.login import login_url
-from halter.server.web import bind
+from halter.server.middleware import ServerLimits
+from halter.server.server import bind, make_login_url
 from tests.server.conftest import QUICK, House
 
 
@@ -111,7 +110,7 @@ async def test_a_cookie_ends_after_half_a_day_and_with_its_token(house: House) -
 
 
 async def test_the_address_that_logs_in_says_the_token_to_no_server(house: House) -> None:
-    url = login_url(house.base, house.secrets["admin"])
+    url = make_login_url(house.base, house.secrets["admin"])
     path, _, fragment = url.partition("#")
     assert (path, fragment) == (f"{house.base}/login", f"token={house.secrets['admin']}")
     async with house.client() as client:
@@ -122,8 +121,8 @@ async def test_the_address_that_logs_in_says_the_token_to_no_server(house: House
     assert " on" not in re.sub(r" on the machine", "", page.partition("<form")[2].partition("</form")[0])
 
 
-@pytest.mark.parametrize("limits", [Limits(failures=3)])
-async def test_wrong_tokens_are_counted_and_then_not_even_looked_at(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(failures=3)])
+async def test_wrong_tokens_are_counted_and_then_not_even_looked_at(house: House, limits: ServerLimits) -> None:
     async with house.client(Origin=house.base) as client:
         for given in ("", "nonsense", "halter_" + "a" * 43):
             answer = await client.post("/login", data={"token": given})
@@ -138,8 +137,8 @@ async def test_wrong_tokens_are_counted_and_then_not_even_looked_at(house: House
         assert (await client.post("/login", data={"token": house.secrets["admin"]})).status_code == 303
 
 
-@pytest.mark.parametrize("limits", [Limits(requests=20)])
-async def test_who_asks_too_often_waits_and_the_others_do_not(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(requests=20)])
+async def test_who_asks_too_often_waits_and_the_others_do_not(house: House, limits: ServerLimits) -> None:
     async with house.client("admin") as client, house.client("viewer") as other:
         answers = await asyncio.gather(*(client.get("/api/whoami") for _ in range(60)))
         late = [answer for answer in answers if answer.status_code == 429]
@@ -151,8 +150,8 @@ async def test_who_asks_too_often_waits_and_the_others_do_not(house: House, limi
         assert (await client.get("/api/whoami")).status_code == 200
 
 
-@pytest.mark.parametrize("limits", [Limits(pages=3)])
-async def test_pages_are_asked_for_less_often_than_other_things(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(pages=3)])
+async def test_pages_are_asked_for_less_often_than_other_things(house: House, limits: ServerLimits) -> None:
     async with house.client("viewer") as viewer, house.client("admin") as admin:
         asked = [(await viewer.get("/")).status_code for _ in range(50)]
         assert asked[:3] == [200, 200, 200]
@@ -163,8 +162,8 @@ async def test_pages_are_asked_for_less_often_than_other_things(house: House, li
         assert (await viewer.get("/")).status_code == 200
 
 
-@pytest.mark.parametrize("limits", [Limits(body=1000, upload=SECOND // 4)])
-async def test_a_body_that_is_too_long_is_refused_however_it_comes(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(body=1000, upload=SECOND // 4)])
+async def test_a_body_that_is_too_long_is_refused_however_it_comes(house: House, limits: ServerLimits) -> None:
     async def chunks() -> Any:
         for _ in range(50):
             yield b" " * 100
@@ -189,9 +188,9 @@ HELD = (
 )
 
 
-@pytest.mark.parametrize("limits", [Limits(head=SECOND // 4)])
+@pytest.mark.parametrize("limits", [ServerLimits(head=SECOND // 4)])
 async def test_who_is_connected_and_asks_for_nothing_is_let_go_and_who_listens_is_not(
-    house: House, limits: Limits
+    house: House, limits: ServerLimits
 ) -> None:
     own = {"Authorization": f"Bearer {house.secrets['viewer']}"}
     async with (
@@ -262,4 +261,4 @@ async def test_a_token_file_that_others_may_read_lets_nobody_in(house: House) ->
 
 
 def test_the_usual_limits_are_those_of_the_documents() -> None:
-    assert (Limits().body, Limits().streams, QUICK.body) == (1024 * 1024, 20, 1024 * 1024)
+    assert (ServerLimits().body, ServerLimits().streams, QUICK.body) == (1024 * 1024, 20, 1024 * 1024)

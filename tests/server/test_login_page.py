@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import Page, async_playwright
 
 from halter.server.auth import LOGIN
-from halter.server.login import login_url
+from halter.server.server import make_login_url
 from tests.server.conftest import House
 
 CHROMIUM = Path("/usr/bin/chromium")
@@ -34,7 +34,7 @@ async def test_a_person_logs_in_by_the_address_that_was_shown_and_by_hand(house:
     wrong: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("console", lambda message: wrong.append(message.text) if message.type in {"error", "warning"} else None)
-    await page.goto(login_url(house.base, house.secrets["admin"]))
+    await page.goto(make_login_url(house.base, house.secrets["admin"]))
     await page.wait_for_url(f"{house.base}/")
     (cookie,) = await page.context.cookies()
     assert (cookie["name"], cookie["httpOnly"], cookie["sameSite"]) == (f"halter_{house.port}", True, "Strict")
@@ -56,7 +56,7 @@ async def test_a_person_logs_in_by_the_address_that_was_shown_and_by_hand(house:
 
 async def test_a_page_of_another_port_gets_nothing_with_the_cookie_of_a_person(house: House, page: Page) -> None:
     """Cookies know no ports: to a browser, every server of this machine is the same site."""
-    await page.goto(login_url(house.base, house.secrets["admin"]))
+    await page.goto(make_login_url(house.base, house.secrets["admin"]))
     await page.wait_for_url(f"{house.base}/")
     before = await house.office.heads()
     await page.route("http://127.0.0.1:9/**", lambda route: route.fulfill(body="<p>evil</p>", content_type="text/html"))

@@ -15,11 +15,27 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed
 
 from halter.core.clock import SECOND
-from halter.server.auth import door_of
-from halter.server.entrance import Checks, Entrance, Message, Receive, Scope, Send
-from halter.server.limits import Limits
-from halter.server.logins import MOST_OF_A_TOKEN, Login, Logins, begun, digest_of_key
-from halter.server.tokens import Keyring, TokenFile, new_secret, token_of
+from halter.server.auth import (
+    MAX_LOGINS_PER_TOKEN,
+    Keyring,
+    Login,
+    Logins,
+    TokenFile,
+    append_login,
+    describe_token,
+    digest_login_key,
+    make_server_names,
+    new_secret,
+)
+from halter.server.middleware import (
+    AsgiMessage,
+    AsgiReceive,
+    AsgiScope,
+    AsgiSend,
+    AuthState,
+    ServerLimits,
+    ServerMiddleware,
+)
 from halter.testing.fakes import ManualClock
 from tests.server.conftest import House
 
@@ -90,8 +106,8 @@ async def test_to_log_in_again_ends_the_login_before(house: House) -> None:
         assert await status(thief, before) == 401
 
 
-@pytest.mark.parametrize("limits", [Limits(check=3600 * SECOND)])
-async def test_logging_out_closes_what_the_browser_had_open_at_once(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(check=3600 * SECOND)])
+async def test_logging_out_closes_what_the_browser_had_open_at_once(house: House, limits: ServerLimits) -> None:
     async with logged_in(house) as client, logged_in(house) as other:
         url, origin = f"ws://127.0.0.1:{house.port}/api/ws", {"Origin": house.base}
         headers = [{**origin, "Cookie": cookie_of(each)} for each in (client, other)]
@@ -138,39 +154,44 @@ async def test_a_login_that_cannot_be_kept_is_none_and_one_that_cannot_be_ended_
 
 
 def test_the_oldest_logins_of_a_token_end_when_there_are_too_many_and_those_of_others_do_not() -> None:
-    logins = [Login(f"d{number}", "ada", "b", 100 + number) for number in range(MOST_OF_A_TOKEN)]
+    logins = [Login(f"d{number}", "ada", "b", 100 + number) for number in range(MAX_LOGINS_PER_TOKEN)]
     others = [Login("e1", "bob", "b", 100), Login("e2", "bob", "b", 50)]
-    kept = begun([*logins, *others], Login("new", "ada", "b", 1000), 60)
-    assert [login.digest for login in kept] == [*(f"d{n}" for n in range(1, MOST_OF_A_TOKEN)), "e1", "new"]
+    kept = append_login([*logins, *others], Login("new", "ada", "b", 1000), 60)
+    assert [login.digest for login in kept] == [*(f"d{n}" for n in range(1, MAX_LOGINS_PER_TOKEN)), "e1", "new"]
 
 
 async def test_logins_kept_in_no_file_end_with_the_process() -> None:
-    logins, token = Logins(), token_of(new_secret(), "ada", "admin", 0)
+    logins, token = Logins(), describe_token(new_secret(), "ada", "admin", 0)
     key = await logins.begin(token, 0)
-    assert digest_of_key(key) in logins.current()
+    assert digest_login_key(key) in logins.current()
     await logins.end(key, 1)
     assert logins.current() == {}
 
 
 async def test_what_an_open_page_sends_after_its_token_was_removed_reaches_nothing(tmp_path: Path) -> None:
-    file, secret, heard = TokenFile(tmp_path / "tokens.json"), new_secret(), list[Message]()
-    file.add(token_of(secret, "ada", "admin", 0))
-    messages: asyncio.Queue[Message] = asyncio.Queue()
+    file, secret, heard = TokenFile(tmp_path / "tokens.json"), new_secret(), list[AsgiMessage]()
+    file.add(describe_token(secret, "ada", "admin", 0))
+    messages: asyncio.Queue[AsgiMessage] = asyncio.Queue()
     taken = asyncio.Event()
 
-    async def inner(_: Scope, receive: Receive, __: Send) -> None:
+    async def inner(_: AsgiScope, receive: AsgiReceive, __: AsgiSend) -> None:
         while not heard or heard[-1]["type"] != "websocket.disconnect":
             heard.append(await receive())
             taken.set()
 
-    async def drop(_: Message) -> None:
+    async def drop(_: AsgiMessage) -> None:
         """Send nothing anywhere."""
 
-    limits = Limits(check=3600 * SECOND)
-    checks = Checks(Keyring(file), Logins(), limits)
-    entrance = Entrance(inner, door_of("127.0.0.1", 80), checks, ManualClock(), limits)
+    limits = ServerLimits(check=3600 * SECOND)
+    checks = AuthState(Keyring(file), Logins(), limits)
+    entrance = ServerMiddleware(inner, make_server_names("127.0.0.1", 80), checks, ManualClock(), limits)
     headers = [(b"host", b"127.0.0.1"), (b"authorization", f"Bearer {secret}".encode())]
-    scope: Scope = {"type": "websocket", "path": "/_nicegui_ws/socket.io/", "headers": headers, "client": ("::1", 1)}
+    scope: AsgiScope = {
+        "type": "websocket",
+        "path": "/_nicegui_ws/socket.io/",
+        "headers": headers,
+        "client": ("::1", 1),
+    }
     serving = asyncio.create_task(entrance(scope, messages.get, drop))
     for sent in ("before", "after"):
         await messages.put({"type": "websocket.receive", "text": sent})
@@ -182,7 +203,7 @@ async def test_what_an_open_page_sends_after_its_token_was_removed_reaches_nothi
 
 def test_the_files_of_the_server_name_no_secret(tmp_path: Path) -> None:
     """A login's digest is made of a random key alone: nothing in the tokens' file leads to it."""
-    token = token_of(new_secret(), "ada", "admin", 0)
+    token = describe_token(new_secret(), "ada", "admin", 0)
     first, second = (asyncio.run(Logins(tmp_path / f"{n}.json").begin(token, 0)) for n in (1, 2))
     kept: list[dict[str, Any]] = [json.loads((tmp_path / f"{n}.json").read_bytes())["logins"][0] for n in (1, 2)]
     assert first != second

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.app.desk import ROLES
-from halter.app.follow import growing
 from halter.core.ids import session_stream
+from halter.operations.desk import ROLES
+from halter.runtime.feed import watch_growth
 from tests.server.conftest import House
 
 AGENT = """\
@@ -47,7 +47,7 @@ async def answered(house: House, who: str, path: str, body: dict[str, Any] | Non
 
 
 async def ended(house: House, session: str) -> Any:
-    async for _ in growing(house.app.store, house.app.clock):
+    async for _ in watch_growth(house.app.store, house.app.clock):
         row = await answered(house, "viewer", f"/sessions/{session}")
         if row["ended_at"] is not None:
             return row

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.app.desk.registry import OPERATIONS
-from halter.cli.tree import whole
+from halter.cli.commands import load_all_commands
+from halter.operations.registry import OPERATIONS
 from halter.server.api import description
 from scripts.reference.http import page
 from scripts.reference.sheet import NOTHING
@@ -38,7 +38,7 @@ def named(group: Any, before: str = "") -> Iterator[str]:
 def test_each_has_a_name_of_its_own_a_command_or_a_reason_and_both_exist() -> None:
     assert len({each.name for each in OPERATIONS}) == len(OPERATIONS)
     assert {each.name for each in OPERATIONS if not each.command} == set(WITHOUT_A_COMMAND)
-    assert {each.command for each in OPERATIONS if each.command} <= {*named(whole())}
+    assert {each.command for each in OPERATIONS if each.command} <= {*named(load_all_commands())}
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda each: each.name)

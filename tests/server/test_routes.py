@@ -7,9 +7,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from halter.app.desk import ROLES
-from halter.app.desk.registry import AT_HAND, FLEET_WIDE
 from halter.core.ids import StreamId
+from halter.operations.desk import ROLES
+from halter.operations.registry import AT_HAND, FLEET_WIDE
 from halter.server.api import DO, READ, description
 from tests.server.conftest import House
 

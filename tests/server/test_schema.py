@@ -14,7 +14,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from halter.server.limits import Limits
+from halter.server.middleware import ServerLimits
 from tests.server.conftest import House
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -47,7 +47,7 @@ def run(base: str, secret: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("limits", [Limits(requests=1_000_000)])
-async def test_nothing_that_fits_the_description_or_not_breaks_the_server(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(requests=1_000_000)])
+async def test_nothing_that_fits_the_description_or_not_breaks_the_server(house: House, limits: ServerLimits) -> None:
     tried = await asyncio.to_thread(run, house.base, house.secrets["admin"])
     assert tried > 200

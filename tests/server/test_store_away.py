@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from halter.core.errors import StoreUnavailable, StoreUnusable
-from halter.server.limits import Limits
-from halter.testing.relay import Relay
+from halter.server.middleware import ServerLimits
+from halter.testing.fakes import Relay
 from tests.server.conftest import QUICK, House, furnished
 
 
@@ -34,7 +34,7 @@ async def test_what_a_store_cannot_do_is_said_and_asked_again_later(
     office = await furnished(tmp_path)
     store = Fickle(office.app.store)
     office.app = replace(office.app, store=cast("Any", store))
-    house = House(office, tmp_path, cast("Limits", QUICK))
+    house = House(office, tmp_path, cast("ServerLimits", QUICK))
     try:
         async with house.client("admin") as client:
             assert (await client.get("/api/home")).status_code == 200

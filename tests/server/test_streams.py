@@ -11,13 +11,13 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from halter.app.bus import Gap
 from halter.core.clock import SECOND
 from halter.core.events import MessageAdded
 from halter.core.ids import session_stream
 from halter.core.ports import Draft, Write
-from halter.server.feed import Feed
-from halter.server.limits import Limits
+from halter.runtime.feed import FeedGap
+from halter.server.middleware import ServerLimits
+from halter.server.responses import Feed
 from halter.server.stream import read_cursor, write_cursor
 from tests.server.conftest import QUICK, House
 
@@ -200,8 +200,10 @@ async def test_a_removed_token_ends_what_it_has_open(house: House) -> None:
         assert (await heard(other, 1))[0]["stream"] == "session:mine-1"
 
 
-@pytest.mark.parametrize("limits", [Limits(streams=2, all_streams=3)])
-async def test_more_streams_than_there_may_be_are_refused_until_one_is_closed(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(streams=2, all_streams=3)])
+async def test_more_streams_than_there_may_be_are_refused_until_one_is_closed(
+    house: House, limits: ServerLimits
+) -> None:
     async with listening(house, "viewer") as one, listening(house, "viewer") as two:
         await heard(one, 1)
         await heard(two, 1)
@@ -217,8 +219,8 @@ async def test_more_streams_than_there_may_be_are_refused_until_one_is_closed(ho
             assert (await heard(again, 1))[0]["name"] == "here"
 
 
-@pytest.mark.parametrize("limits", [Limits(streams=1, stall=SECOND // 4)])
-async def test_one_who_stalls_is_let_go_and_slows_nobody(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(streams=1, stall=SECOND // 4)])
+async def test_one_who_stalls_is_let_go_and_slows_nobody(house: House, limits: ServerLimits) -> None:
     request = (
         f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1:{house.port}\r\n"
         f"Authorization: Bearer {house.secrets['operator']}\r\n\r\n"
@@ -257,7 +259,7 @@ async def test_who_falls_behind_is_told_of_a_gap_with_its_places_and_goes_on(hou
         await write(house, "mine-1", 5)
         assert [type(await anext(quick)).__name__ for _ in range(5)] == ["Told"] * 5
     gap = await anext(slow)
-    assert isinstance(gap, Gap)
+    assert isinstance(gap, FeedGap)
     assert gap.events == gap.lost["session:mine-1"].through - gap.lost["session:mine-1"].after  # type: ignore[index]
     assert gap.lost["session:mine-1"].after == head + 1  # type: ignore[index]
     after = await anext(slow)
@@ -273,8 +275,8 @@ def test_a_place_is_written_as_it_is_read() -> None:
     assert read_cursor(write_cursor(place)) == place
 
 
-@pytest.mark.parametrize("limits", [Limits(check=10 * SECOND, stall=QUICK.stall)])
-async def test_a_server_that_ends_tells_those_who_listen(house: House, limits: Limits) -> None:
+@pytest.mark.parametrize("limits", [ServerLimits(check=10 * SECOND, stall=QUICK.stall)])
+async def test_a_server_that_ends_tells_those_who_listen(house: House, limits: ServerLimits) -> None:
     async with listening(house, "viewer") as socket:
         await heard(socket, 1)
         await house.end()

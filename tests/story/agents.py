@@ -12,10 +12,10 @@ import msgspec
 from halter import Agent, Result, StreamChunk
 from halter.core.clock import SECOND
 from halter.core.ids import SortableIds
-from halter.core.money import usd
+from halter.core.money import micros_to_usd
 from halter.core.usage import ModelName
 from halter.journal.open import open_store
-from halter.models.scripted import Line, Scripted
+from halter.models.scripted import Scripted, ScriptLine
 
 NOON = 1_767_268_800 * SECOND
 FAST = 200
@@ -45,7 +45,7 @@ class Bench:
         self.clock = FastClock()
         self.models: list[Scripted] = []
 
-    def agent(self, *lines: Line, fallback: Any = None, **more: Any) -> Agent:
+    def agent(self, *lines: ScriptLine, fallback: Any = None, **more: Any) -> Agent:
         """Make an agent that says these lines; without any, one whose model is named in `more`."""
         if lines:
             self.models.append(Scripted(lines, self.clock, ModelName("scripted", "first")))
@@ -77,7 +77,7 @@ class Bench:
         assert len(set(started)) == len(started)
         done = (*settled, *self.facts("call_settled"))
         charged = sum(one.get("charge", {}).get("usd", 0) for one in done)
-        assert result.receipt.cost_usd == usd(charged) == result.cost_usd
+        assert result.receipt.cost_usd == micros_to_usd(charged) == result.cost_usd
         with closing(sqlite3.connect(self.file)) as file:
             (held,) = file.execute("SELECT coalesce(sum(held), 0) FROM budgets").fetchone()
             query = "SELECT coalesce(sum(spent), 0) FROM budgets WHERE scope = 'fleet' AND unit = 'usd'"

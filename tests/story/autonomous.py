@@ -6,12 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from halter.app.agent import trust_of
-from halter.app.living import Pulse
-from halter.app.opened import App
-from halter.app.policy import unbound
-from halter.app.up import Up
-from halter.config.trust import folder_digest
+from halter.config.trust import digest_folder
 from halter.core.events import (
     AnyEvent,
     GuardrailTriggered,
@@ -28,9 +23,13 @@ from halter.core.messages import Prompt
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.models.scripted import Scripted
+from halter.runtime.assemble import open_trust
+from halter.runtime.policy import use_local_policy
+from halter.runtime.runtime import App
+from halter.runtime.supervisor import Supervisor
+from halter.runtime.worker import PulseListener
 from halter.settings import read_settings
-from halter.testing.seedloop import START
-from halter.testing.world import World
+from halter.testing.world import VIRTUAL_START, World
 from tests.story.dispatching import manner_of
 
 
@@ -50,7 +49,7 @@ class Fleet:
             environ["HALTER_FLEET"] = str(home / "halter.yaml")
         self.environ = environ
         self.settings = read_settings(environ, home, "memory:")
-        self.up: Up | None = None
+        self.up: Supervisor | None = None
 
     def agent(self, name: str, more: str, tools: str = "", **files: str) -> Path:
         folder = self.home / name
@@ -66,17 +65,17 @@ class Fleet:
         return folder
 
     def trust(self, folder: Path) -> None:
-        trust_of(self.settings).trust(folder, folder_digest(folder), "ada", self.world.now)
+        open_trust(self.settings).trust(folder, digest_folder(folder), "ada", self.world.now)
 
     @property
     def app(self) -> App:
         store = cast("Any", self.world.journal if self.sturdy else self.world.store)
-        world, policy = self.world, unbound(self.settings)
+        world, policy = self.world, use_local_policy(self.settings)
         return App(
             self.settings, world.clock, world.ids, store, cast("Any", None), world.purse, self.environ, policy=policy
         )
 
-    def start(self, *folders: Path, pulse: Pulse | None = None) -> asyncio.Task[None]:
+    def start(self, *folders: Path, pulse: PulseListener | None = None) -> asyncio.Task[None]:
         """Start the process."""
 
         def tell(agent: str, sentence: str) -> None:
@@ -85,7 +84,7 @@ class Fleet:
         def note(session: str, sensor: str, seen: Mapping[str, Any]) -> None:
             self.pulses.append((session, sensor, seen))
 
-        self.up = Up(
+        self.up = Supervisor(
             self.app,
             tell,
             pulse or note,
@@ -119,13 +118,13 @@ class Fleet:
         return [stored.kind for stored in await self.events(session)]
 
 
-def moment(at: int, start: int = START) -> str:
+def moment(at: int, start: int = VIRTUAL_START) -> str:
     """A time since the beginning, as it is read."""
     seconds = (at - start) // 1_000_000
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
-def rhythm(events: list[Stored], start: int = START) -> list[str]:
+def rhythm(events: list[Stored], start: int = VIRTUAL_START) -> list[str]:
     """The turns, sleeps, wakes, skips and guardrails of a session, and its end, in words."""
     found = ((stored.at, _said(stored.event, start)) for stored in events)
     return [f"{moment(at, start)} {said}" for at, said in found if said]

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from halter.app import App, open_app
-from halter.app.runs import make, tell
-from halter.cli.tokens import made
-from halter.config.trust import Trust, folder_digest
+from halter.cli.serve import create_token
+from halter.config.trust import TrustFile, digest_folder
+from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import DAY, HOUR
 from halter.core.events import (
     CallStarted,
@@ -22,15 +21,16 @@ from halter.core.events import (
     SessionStarted,
 )
 from halter.core.ids import FLEET, WorkerId, session_stream
-from halter.core.limits import Caps, Spender, legs
+from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Write
+from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, RuleRow
-from halter.core.task_project import rows_of_event
-from halter.core.tasks import Schedule, Watch
-from halter.guard.purse import Truth
+from halter.guard.ledger import ActualResult
+from halter.runtime.runtime import App, open_app
+from halter.runtime.triggers import make_trigger, record_trigger_events
 from halter.settings import read_settings
-from halter.state import life
-from halter.testing.holds import HoldTaken, hold
+from halter.state import lifecycle
+from halter.testing.fakes import HoldTaken, hold
 
 FILES: Final = {
     "clerk/agent.yaml": """\
@@ -78,9 +78,9 @@ def furnish(home: Path) -> None:
     for name, text in FILES.items():
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(text)
-    trust = Trust(home / "config" / "halter" / "trust.json")
-    trust.trust(home / "clerk", folder_digest(home / "clerk"), "ada", 0)
-    made(read_settings(environ, home), "carol", "viewer")
+    trust = TrustFile(home / "config" / "halter" / "trust.json")
+    trust.trust(home / "clerk", digest_folder(home / "clerk"), "ada", 0)
+    create_token(read_settings(environ, home), "carol", "viewer")
     asyncio.run(_filled(environ, home))
 
 
@@ -93,7 +93,7 @@ async def _filled(environ: Mapping[str, str], home: Path) -> None:
 
 async def _begun(app: App, session: str) -> Lease:
     started = SessionStarted(session=session, agent="clerk", kind="task", started_by="ada")
-    await app.store.commit(life.start(started, b"write to bob"))
+    await app.store.commit(lifecycle.start_session(started, b"write to bob"))
     (lease,) = await app.store.claim(WorkerId(f"{session} worker"), 1)
     return lease
 
@@ -101,12 +101,12 @@ async def _begun(app: App, session: str) -> Lease:
 async def _worked(app: App) -> None:
     """Have a session that called a tool, spent money and ended."""
     lease = await _begun(app, "clerk-2")
-    held = legs(Caps(), Spender("clerk-2", "clerk"), app.clock.now(), usd=600_000)
+    held = make_legs(Caps(), Spender("clerk-2", "clerk"), app.clock.now(), usd=600_000)
     started = CallStarted(call="clerk-2.1", tool="look", legs=held)
     answer = await hold(app.purse, lease, started, b'{"at":"it"}')
     assert isinstance(answer, HoldTaken)
-    await app.purse.settle(lease, answer.flight, Truth("ok", usd=500_000, body=b"seen"))
-    assert (await app.store.commit(life.end(lease, "COMPLETED", "completed"))).events
+    await app.purse.settle(lease, answer.flight, ActualResult("ok", usd=500_000, body=b"seen"))
+    assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
 
 
 async def _waits(app: App) -> None:
@@ -131,7 +131,7 @@ async def _waits(app: App) -> None:
     )
     await _write(app, lease, asked, b'send {"to":"bob"}')
     rests = SessionParked(state="WAITING_FOR_APPROVAL", wake_at=now + DAY)
-    await app.store.commit(life.park(lease, "clerk-1/park", rests))
+    await app.store.commit(lifecycle.park_session(lease, "clerk-1/park", rests))
 
 
 async def _write(app: App, lease: Lease, event: FindingEmitted | MemoryProposed | DecisionAsked, body: bytes) -> None:
@@ -155,10 +155,10 @@ async def _planned(app: App) -> None:
     )
     await app.store.commit(Write(FLEET, "rule", lambda _: [Draft(rule)], [(RuleRow, ("r1",))]))
     weekly = Schedule(name="weekly", prompt="Look around.", cron="0 3 * * 1")
-    await app.store.commit(make("clerk/weekly", "clerk", weekly, "ada"))
+    await app.store.commit(make_trigger("clerk/weekly", "clerk", weekly, "ada"))
     letters = Watch(name="letters", prompt="Read it.", path="letters")
-    await app.store.commit(make("clerk/letters", "clerk", letters, "ada"))
+    await app.store.commit(make_trigger("clerk/letters", "clerk", letters, "ada"))
     seen = ItemSeen(trigger="clerk/letters", item=ITEM, name="letter.txt", size=3)
     left = ItemQuarantined(trigger="clerk/letters", item=ITEM, attempts=3, sentence="It was tried too often.")
     for event in (seen, left):
-        await app.store.commit(tell("clerk/letters", event.KIND, event))
+        await app.store.commit(record_trigger_events("clerk/letters", event.KIND, event))

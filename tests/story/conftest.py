@@ -38,35 +38,31 @@ from halter.core.events import (
 from halter.core.ids import FLEET, WorkerId, inbox_stream, session_stream, trigger_stream
 from halter.core.money import Account, Leg
 from halter.core.ports import Committed, Draft, Lease, Query, Write
-from halter.core.project import rows_of_hold
-from halter.core.row import RowKey
+from halter.core.project import rows_of_event, rows_of_hold
 from halter.core.rows import (
     AgentRow,
     AuditRow,
     DecisionRow,
     FleetPolicyRow,
     HaltRow,
+    OutputRow,
     PinRow,
     RateRow,
     RuleRow,
     SessionRow,
 )
-from halter.core.task_project import rows_of_event
-from halter.core.task_rows import OutputRow
-from halter.core.vocabulary import State
-from halter.guard.purse import Truth, change_cap, settling
-from halter.journal.chain import START, link
-from halter.journal.checkpoints import Checkpointer
-from halter.journal.keys import public_key_path, public_keys
+from halter.core.vocabulary import RowKey, State
+from halter.guard.ledger import ActualResult, change_cap, settle_flight
+from halter.journal.apply import CHAIN_START, hash_event
+from halter.journal.checkpoints import Checkpointer, public_key_path, read_public_keys
+from halter.journal.engine import to_psycopg_parameters
 from halter.journal.open import open_engine
-from halter.journal.queries import for_psycopg
-from halter.journal.report import Report
+from halter.journal.rebuild import IntegrityReport
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
-from halter.state import life
-from halter.state.session import InFlight
-from halter.state.transitions import TRANSITIONS
-from halter.testing.holds import Intent, decide_hold, intent_id
+from halter.state import lifecycle
+from halter.state.session import TRANSITIONS, InFlight
+from halter.testing.fakes import Intent, decide_hold, intent_id
 from halter.testing.world import World
 
 FLEET_DAY = Account("fleet", "day/2999-01-01", "usd")
@@ -100,8 +96,8 @@ class Ground:
     def new(self) -> str:
         return f"id{next(self._numbers)}"
 
-    async def verify(self) -> Report:
-        return await verify(self.store, self.folder, public_keys(public_key_path(self.key_path)))
+    async def verify(self) -> IntegrityReport:
+        return await verify(self.store, self.folder, read_public_keys(public_key_path(self.key_path)))
 
     def sql(self, statement: str, **params: Any) -> list[tuple[Any, ...]]:
         """Tamper with the store behind its back."""
@@ -111,7 +107,7 @@ class Ground:
         url, _, schema = self.url.partition("?schema=")
         with psycopg.connect(url, autocommit=True) as server:
             server.execute(f"SET search_path TO {schema}".encode())
-            cursor = server.execute(for_psycopg(statement).encode(), params)
+            cursor = server.execute(to_psycopg_parameters(statement).encode(), params)
             return cursor.fetchall() if cursor.description else []
 
 
@@ -133,7 +129,7 @@ class Scribe:
 
     async def start(self, session: str, *, agent: str = "watcher", definition: str = "") -> None:
         event = SessionStarted(session=session, agent=agent, kind="task", started_by="ann", definition=definition)
-        await self.commit(life.start(event, f"the task of {session}".encode()))
+        await self.commit(lifecycle.start_session(event, f"the task of {session}".encode()))
         await self.claim()
 
     async def start_child(self, session: str, parent: str, amount: int) -> None:
@@ -141,7 +137,7 @@ class Scribe:
         event = SessionStarted(
             session=session, agent="helper", kind="task", started_by=parent, parent=parent, carved=carved
         )
-        await self.commit(life.start_child(event, self.leases[parent], b"a part of it"))
+        await self.commit(lifecycle.start_child(event, self.leases[parent], b"a part of it"))
         await self.claim()
 
     async def claim(self) -> None:
@@ -179,26 +175,26 @@ class Scribe:
 
     async def settle(self, session: str, name: str, usd: int) -> None:
         flight = self.flights.pop(name)
-        truth = Truth("ok", usd=usd, body=f"result of {name}".encode())
+        truth = ActualResult("ok", usd=usd, body=f"result of {name}".encode())
         write = Write(
             session_stream(session),
             f"{name}/settled",
-            lambda rows: settling(flight, truth, rows),
+            lambda rows: settle_flight(flight, truth, rows),
             rows_of_hold(flight.id, flight.legs),
             self.leases[session],
         )
         await self.commit(write)
 
     async def say(self, session: str, text: str) -> None:
-        await self.commit(life.message(session, next(self._keys), text.encode(), "ann"))
+        await self.commit(lifecycle.post_message(session, next(self._keys), text.encode(), "ann"))
 
     async def park(self, session: str, *, rest: int = MINUTE, inbox_seen: int = 0) -> None:
         wake_at = await self.ground.store.now() + rest
         parked = SessionParked(state="SLEEPING", wake_at=wake_at, inbox_seen=inbox_seen)
-        await self.commit(life.park(self.leases[session], next(self._keys), parked))
+        await self.commit(lifecycle.park_session(self.leases[session], next(self._keys), parked))
 
     async def wake(self, session: str, inbox_seen: int = 0) -> None:
-        await self.commit(life.wake(self.leases[session], next(self._keys), "timer", inbox_seen))
+        await self.commit(lifecycle.wake_session(self.leases[session], next(self._keys), "timer", inbox_seen))
 
     async def cap(self, cap: int | None, account: Account = FLEET_DAY) -> None:
         await self.commit(change_cap(account, cap, "ann", next(self._keys), "because"))
@@ -207,7 +203,7 @@ class Scribe:
         (row,) = await self.ground.store.ask(Query("session", SessionRow, {"session": session}))
         if "RUNNING" in TRANSITIONS[row.state] and state not in TRANSITIONS[row.state]:
             await self.wake(session, row.inbox_head)
-        await self.commit(life.end(self.leases[session], state, "completed", parent))
+        await self.commit(lifecycle.end_session(self.leases[session], state, "completed", parent))
 
     async def tasked(self, session: str) -> None:
         """Let a trigger and a session leave a row of every kind."""
@@ -296,12 +292,12 @@ class Forger:
 
     def hash_of(self, event: dict[str, Any], previous: bytes) -> bytes:
         header: Any = tuple(event[name] for name in self.HEADER)
-        return link(previous, header, event["facts"], event["digest"])
+        return hash_event(previous, header, event["facts"], event["digest"])
 
     def rechain(self, stream: str, events: Sequence[dict[str, Any]]) -> None:
         """Put events in place of a stream, and work out all hashes anew."""
         self.sql("DELETE FROM events WHERE stream = :stream", stream=stream)
-        previous = START
+        previous = CHAIN_START
         for number, event in enumerate(events, 1):
             row = {**event, "seq": number}
             previous = row["hash"] = self.hash_of(row, previous)

@@ -8,46 +8,45 @@ import os
 from collections.abc import Callable, Mapping
 from weakref import WeakKeyDictionary
 
-from halter.app.working import Dispatch, Manner
 from halter.core.clock import MINUTE
-from halter.core.ports import Agents
-from halter.dispatch.distributed import CONCURRENCY, Distributed
-from halter.dispatch.embedded import Embedded
-from halter.dispatch.sessions import Sessions
-from halter.testing.fleet import HEARTBEAT, quiet_manner
-from halter.testing.queue import LocalQueue, Tickets
-from halter.testing.world import World
+from halter.core.ports import AgentConcurrency
+from halter.dispatch.dispatcher import DEFAULT_CONCURRENCY, DistributedDispatcher, EmbeddedDispatcher, Sessions
+from halter.runtime.worker import Dispatcher, DispatchMode
+from halter.testing.fakes import LocalTicketQueue, SharedTickets
+from halter.testing.world import HEARTBEAT, World, quiet_manner
 
 CHOICE = "HALTER_TEST_DISPATCHER"
 
-_tickets: WeakKeyDictionary[World, Tickets] = WeakKeyDictionary()
+_tickets: WeakKeyDictionary[World, SharedTickets] = WeakKeyDictionary()
 
 
 def distributed() -> bool:
     return os.environ.get(CHOICE) == "distributed"
 
 
-def tickets_of(world: World) -> Tickets:
+def tickets_of(world: World) -> SharedTickets:
     """What all workers of a world share."""
-    return _tickets.setdefault(world, Tickets())
+    return _tickets.setdefault(world, SharedTickets())
 
 
-def manner_of(world: World) -> Manner:
+def manner_of(world: World) -> DispatchMode:
     """How processes of a world run agents."""
     if not distributed():
         return quiet_manner()
 
-    def dispatch(sessions: Sessions, agents: Callable[[], Agents], versions: Mapping[str, str]) -> Dispatch:
-        return Distributed(sessions, agents, LocalQueue(tickets_of(world), versions))
+    def dispatch(sessions: Sessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]) -> Dispatcher:
+        return DistributedDispatcher(sessions, agents, LocalTicketQueue(tickets_of(world), versions))
 
-    return Manner("worker", dispatch, CONCURRENCY, heartbeat=HEARTBEAT, polling_interval=MINUTE)
+    return DispatchMode("worker", dispatch, DEFAULT_CONCURRENCY, heartbeat=HEARTBEAT, polling_interval=MINUTE)
 
 
-def dispatcher(world: World, sessions: Sessions, agents: tuple[str, ...], together: int = CONCURRENCY) -> Dispatch:
+def dispatcher(
+    world: World, sessions: Sessions, agents: tuple[str, ...], together: int = DEFAULT_CONCURRENCY
+) -> Dispatcher:
     """Make the dispatcher of one process by itself."""
     sessions.polling_interval = MINUTE
-    wanted: Agents = dict.fromkeys(agents)
+    wanted: AgentConcurrency = dict.fromkeys(agents)
     if not distributed():
-        return Embedded(sessions, lambda: wanted, together)
-    queue = LocalQueue(tickets_of(world), dict.fromkeys(agents, "1"))
-    return Distributed(sessions, lambda: wanted, queue, together)
+        return EmbeddedDispatcher(sessions, lambda: wanted, together)
+    queue = LocalTicketQueue(tickets_of(world), dict.fromkeys(agents, "1"))
+    return DistributedDispatcher(sessions, lambda: wanted, queue, together)

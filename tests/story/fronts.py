@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 
-from halter.app.agent import assembled
-from halter.app.agent_context import AgentContext, models_of
-from halter.app.asking import Handled, ToModel, heard
-from halter.core.ids import FLEET, inbox_stream, new_worker
+from halter.core.agent_spec import Schedule
+from halter.core.ids import FLEET, inbox_stream, make_worker_id
 from halter.core.ports import Query, Stored
 from halter.core.rows import DecisionRow, SpendRow
-from halter.core.tasks import Schedule
-from halter.dispatch.tending import tended
+from halter.dispatch.heartbeat import keep_leases
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assemble import assemble_agent
+from halter.runtime.front_door import ForwardedMessage, HandledMessage, handle_message
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
@@ -43,12 +43,12 @@ class Front:
         self.home = home
         self.speaking = speaking
 
-    async def says(self, text: str, session: str = "chat", **more: Any) -> Handled | ToModel:
-        return await heard(self.speaking, session, text, **more)
+    async def says(self, text: str, session: str = "chat", **more: Any) -> HandledMessage | ForwardedMessage:
+        return await handle_message(self.speaking, session, text, **more)
 
     async def answer(self, text: str, session: str = "chat", **more: Any) -> str:
         done = await self.says(text, session, **more)
-        assert isinstance(done, Handled), done
+        assert isinstance(done, HandledMessage), done
         return done.answer
 
     async def routed(self, session: str = "") -> list[Stored]:
@@ -82,10 +82,10 @@ async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THI
     fleet = Fleet(world, home, files.pop("fleet", PRICED))
     folder = written(fleet, "desk", more, **files)
     app = fleet.app
-    agent = await stack.enter_async_context(assembled(app, folder))
+    agent = await stack.enter_async_context(assemble_agent(app, folder))
     models = await stack.enter_async_context(models_of(app, agent))
-    worker = new_worker("talk", world.ids)
-    await stack.enter_async_context(tended(app.store, app.clock, worker))
+    worker = make_worker_id("talk", world.ids)
+    await stack.enter_async_context(keep_leases(app.store, app.clock, worker))
     return Front(world, home, AgentContext(app, agent, models, worker, chance=world.random))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
-from halter.core.telling import Letter
+from halter.core.ports import OutgoingNotification
 
-LETTER = Letter(
+LETTER = OutgoingNotification(
     id="n1", subject="Three contracts lapse", text="Look at them.\n", agent="night-watch", session="s1", about="finding"
 )
 PASSWORD = "mAdeUpPassw0rdThatOpensNothing"

@@ -8,55 +8,53 @@ from typing import Any
 
 import msgspec
 
-from halter.autonomy.awareness import Awareness
-from halter.autonomy.hotstate import HotState
-from halter.autonomy.pace import Paced, Terms
-from halter.brain.decide import Rules
-from halter.brain.loop import Loop, Senses, Watching
-from halter.brain.session_runtime import SessionRuntime
-from halter.brain.window import Thinking
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.autonomy.hot_state import Awareness, HotState
+from halter.autonomy.pace import AutonomousPace, PaceTerms
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import Autonomy, BrainSpec, Pacing
 from halter.core.clock import SECOND
 from halter.core.events import SessionStarted
-from halter.core.ids import SessionId, new_worker, session_stream
+from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.messages import Message, Model, Reply, StreamChunk, Text, ToolCall, ToolResult
-from halter.core.mind import Mind
-from halter.core.pacing import Autonomy, Pacing
 from halter.core.ports import Store, Stored
-from halter.core.spec import Resolved
+from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
-from halter.core.usage import FREE, ModelName, Price, Usage
+from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.tending import taken, tended
-from halter.guard.ask import Standing
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
-from halter.models.scripted import Failure, Line, Scripted
-from halter.state import life
-from halter.state.receipt import Receipt, receipt
+from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.guard.guard import GuardRuntime
+from halter.guard.prepare import SessionContext
+from halter.loop.decide import TurnLimits
+from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
+from halter.loop.prompt import LoopSettings
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
+from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine
+from halter.redaction.secrets import GivenSecrets
+from halter.state import lifecycle
+from halter.state.receipt import Receipt, make_receipt
+from halter.tasks.conversation import AttendedPace, Conclusion, Conversation, Pace
+from halter.tasks.task_tools import make_verbs
 from halter.testing.world import World
-from halter.tools.tool import tool
-from halter.work.conversation import Attended, Came, Conversation, Pace
-from halter.work.verbs import verbs
+from halter.tools.function_tool import tool
 
 PRICED = "scripted:priced"
 
 
-def policy(more: str = "") -> Resolved:
-    return resolve(Fleet(), agent_of(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
+def policy(more: str = "") -> ResolvedPolicy:
+    return resolve_policy(FleetConfig(), parse_agent(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
 
 
-def says(text: str, **more: Any) -> Line:
-    return Line(
+def says(text: str, **more: Any) -> ScriptLine:
+    return ScriptLine(
         reply=Reply((Text(text, "model", trusted=False),), more.pop("stop", "end"), more.pop("usage", None)), **more
     )
 
 
-def calls(*asked: tuple[str, Any] | str, text: str = "", **more: Any) -> Line:
+def calls(*asked: tuple[str, Any] | str, text: str = "", **more: Any) -> ScriptLine:
     """A reply that asks for calls, each a name or a name with arguments."""
     made = tuple(
         ToolCall(f"m{number}", each, "{}")
@@ -67,14 +65,14 @@ def calls(*asked: tuple[str, Any] | str, text: str = "", **more: Any) -> Line:
         for number, each in enumerate(asked)
     )
     words = (Text(text, "model", trusted=False),) if text else ()
-    return Line(reply=Reply((*words, *made), more.pop("stop", "calls"), more.pop("usage", None)), **more)
+    return ScriptLine(reply=Reply((*words, *made), more.pop("stop", "calls"), more.pop("usage", None)), **more)
 
 
 def fails(
     kind: str = "Overloaded", *, retry: bool = True, after: int | None = None, takes: int = 0, **more: Any
-) -> Line:
-    failure = Failure(kind=kind, message="the provider says no", unavailable=retry, retry_after=after, **more)
-    return Line(reply=Reply(()), fails=failure, takes=takes)
+) -> ScriptLine:
+    failure = ScriptedFailure(kind=kind, message="the provider says no", unavailable=retry, retry_after=after, **more)
+    return ScriptLine(reply=Reply(()), fails=failure, takes=takes)
 
 
 class Desk:
@@ -143,36 +141,36 @@ class Story:
     def __init__(
         self,
         world: World,
-        lines: Sequence[Line] = (),
+        lines: Sequence[ScriptLine] = (),
         *,
         kind: SessionKind = "chat",
         more: str = "",
-        mind: Mind | None = None,
-        fallbacks: Sequence[Sequence[Line]] = (),
+        mind: BrainSpec | None = None,
+        fallbacks: Sequence[Sequence[ScriptLine]] = (),
         **rules: Any,
     ) -> None:
         self.world = world
         self.desk = Desk()
         self.policy = policy(more)
-        self.mind = mind or Mind(model="scripted:script", instructions="You are a clerk.")
+        self.mind = mind or BrainSpec(model="scripted:script", instructions="You are a clerk.")
         self.models: list[Scripted] = [
             Scripted(each, world.clock, ModelName("scripted", f"m{number}" if number else "script"))
             for number, each in enumerate((lines, *fallbacks))
         ]
         self.kind: SessionKind = kind
         self.rules = rules
-        self.price: Price = FREE
+        self.price: Price = FREE_PRICE
         self.prices: dict[str, Price] = {}
         self.window = 100_000
         self.chunks: list[StreamChunk] = []
-        self.watching = Watching(self.chunks.append)
-        self.senses = Senses()
-        self.loop: Loop | None = None
+        self.watching = LoopObserver(self.chunks.append)
+        self.senses = LiveContext()
+        self.loop: TurnLoop | None = None
         self.extra: list[Tool] = []
         self.summarizer: Model | None = None
         self.simulates: Model | None = None
         self.redact: Callable[[str], str] = redact
-        self.came: Came | None = None
+        self.came: Conclusion | None = None
         self.pacing = Pacing(autonomy=Autonomy(enabled=True))
 
     @property
@@ -181,31 +179,31 @@ class Story:
 
     async def begin(self, task: str = "") -> None:
         event = SessionStarted(session="s", agent="desk", kind=self.kind, started_by="ada")
-        await self.world.store.patient(self.world.clock).commit(life.start(event, task.encode()))
+        await self.world.store.patient(self.world.clock).commit(lifecycle.start_session(event, task.encode()))
 
-    async def says(self, text: str) -> Came:
+    async def says(self, text: str) -> Conclusion:
         """Say something to the session, and let it answer."""
         await self.world.say("s", text)
         return await self.attend()
 
-    async def run(self, task: str) -> Came:
+    async def run(self, task: str) -> Conclusion:
         await self.begin(task)
         return await self.attend()
 
-    async def attend(self) -> Came:
+    async def attend(self) -> Conclusion:
         store, clock = self.world.store.patient(self.world.clock), self.world.clock
-        worker = new_worker("loop", self.world.ids)
-        async with tended(store, clock, worker):
-            lease = await taken(store, clock, worker, SessionId("s"), 20 * SECOND)
+        worker = make_worker_id("loop", self.world.ids)
+        async with keep_leases(store, clock, worker):
+            lease = await take_lease(store, clock, worker, SessionId("s"), 20 * SECOND)
             assert lease is not None, "the session is over, or somebody has it"
             asked = [*self.models, *([self.simulates] if self.simulates else [])]
             prices = Prices({**{str(model.name): self.price for model in asked}, **self.prices})
             secrets = GivenSecrets({})
-            gatehouse = Gatehouse(
+            gatehouse = GuardRuntime(
                 store, clock, redact=self.redact, secrets=secrets, prices=prices, simulates=self.simulates
             )
             running = SessionRuntime(store, clock, gatehouse, lease, self.standing(), self.tools(store))
-            self.loop = Loop(
+            self.loop = TurnLoop(
                 running,
                 clock,
                 self.thinking(running),
@@ -216,26 +214,28 @@ class Story:
             self.came = await Conversation(running, self.loop, clock, self.pace(running, self.loop)).attend()
             return self.came
 
-    def pace(self, running: SessionRuntime, loop: Loop) -> Pace:
+    def pace(self, running: SessionRuntime, loop: TurnLoop) -> Pace:
         if self.kind != "autonomous":
-            return Attended(loop)
+            return AttendedPace(loop)
         aware = Awareness(HotState({}), self.world.clock)
-        return Paced(running, loop, self.world.clock, Terms(pacing=self.pacing), aware)
+        return AutonomousPace(running, loop, self.world.clock, PaceTerms(pacing=self.pacing), aware)
 
-    def standing(self) -> Standing:
+    def standing(self) -> SessionContext:
         caps = self.policy.caps.session.max_cost_usd
         kept = round((caps or 0) * self.policy.reserve_cost_fraction) if self.policy.on_cap == "wrap_up" else 0
         tokens = self.policy.reserve_tokens if self.policy.on_cap == "wrap_up" else 0
         digest = str(self.policy.digest())
-        return Standing("s", "desk", self.policy.phases[0], self.policy, digest, kept_usd=kept, kept_tokens=tokens)
+        return SessionContext(
+            "s", "desk", self.policy.phases[0], self.policy, digest, kept_usd=kept, kept_tokens=tokens
+        )
 
     def tools(self, store: Store) -> Mapping[str, Tool]:
-        made: list[Tool] = [*self.desk.tools(), *verbs(store, "s", self.kind), *self.extra]
+        made: list[Tool] = [*self.desk.tools(), *make_verbs(store, "s", self.kind), *self.extra]
         return {each.spec.name: each for each in made}
 
-    def thinking(self, running: SessionRuntime) -> Thinking:
+    def thinking(self, running: SessionRuntime) -> LoopSettings:
         policy = self.policy
-        rules = Rules(
+        rules = TurnLimits(
             kind=self.kind,
             timeout=policy.timeout,
             max_steps=policy.max_steps,
@@ -247,7 +247,7 @@ class Story:
             **self.rules,
         )
         offered = tuple(each.spec for each in self.tools(self.world.store.patient(self.world.clock)).values())
-        return Thinking(
+        return LoopSettings(
             mind=self.mind,
             rules=rules,
             models=tuple(self.models),
@@ -263,7 +263,7 @@ class Story:
         return [stored.kind for stored in await self.events()]
 
     async def receipt(self) -> Receipt:
-        return receipt(await self.events())
+        return make_receipt(await self.events())
 
     @property
     def messages(self) -> list[Message]:

@@ -4,15 +4,14 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from halter.core.agent_spec import VERBS
 from halter.core.events import AnyEvent, SessionEnded
 from halter.core.ids import StreamId, session_stream, trigger_stream
-from halter.core.money import BudgetRow, usd
+from halter.core.money import BudgetRow, micros_to_usd
 from halter.core.ports import Query, Stored
-from halter.core.rows import SessionRow, SpendRow
-from halter.core.task_rows import ItemRow, TriggerRow
-from halter.core.tasks import VERBS
+from halter.core.rows import ItemRow, SessionRow, SpendRow, TriggerRow
 from halter.journal.verify import verify
-from halter.state.receipt import Receipt, receipt
+from halter.state.receipt import Receipt, make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
@@ -118,7 +117,7 @@ class Office(Fleet):
         return Counter(row.state for row in await self.runs())
 
     async def receipt(self, session: str) -> Receipt:
-        return receipt(await self.events(session), await self.inbox(session))
+        return make_receipt(await self.events(session), await self.inbox(session))
 
     async def calls(self, session: str) -> list[tuple[str, str]]:
         """Which tools a session asked for, and what became of it."""
@@ -140,7 +139,7 @@ class Office(Fleet):
 async def all_is_well(world: World) -> None:
     """Every session ended and has a receipt, and what they say of money is what the tables say."""
     rows = await world.journal.ask(Query("all_sessions", SessionRow))
-    made = [receipt(await world.events(session_stream(row.session))) for row in rows]
+    made = [make_receipt(await world.events(session_stream(row.session))) for row in rows]
     assert all(each.ended_at is not None and each.in_doubt == () for each in made)
     charged = 0
     for row in rows:
@@ -149,7 +148,11 @@ async def all_is_well(world: World) -> None:
         charged += sum(event.charge.usd for event in events if getattr(event, "charge", None) is not None)
     spends = await world.journal.ask(Query("all_spends", SpendRow))
     budgets = await world.journal.ask(Query("budgets", BudgetRow))
-    assert sum(each.cost_usd for each in made) == usd(charged) == usd(sum(spend.usd for spend in spends))
+    assert (
+        sum(each.cost_usd for each in made)
+        == micros_to_usd(charged)
+        == micros_to_usd(sum(spend.usd for spend in spends))
+    )
     assert {budget.held for budget in budgets} <= {0}
     assert (await verify(world.journal)).findings == ()
 

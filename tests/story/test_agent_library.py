@@ -19,7 +19,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.money import Account
 from halter.guard.halts import cancel, halt, resume
-from halter.guard.purse import change_cap
+from halter.guard.ledger import change_cap
 
 CLAUDE = "anthropic:claude-sonnet-4-5"
 CLERK = Path(__file__).parent / "programs" / "clerk.py"

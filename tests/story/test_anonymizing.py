@@ -10,18 +10,26 @@ import msgspec
 import pytest
 from loops import Story, used
 
-from halter.app.words.receipt import _summary
-from halter.core.counting import most_tokens
+from halter.core.agent_spec import BrainSpec
 from halter.core.events import RequestStarted
 from halter.core.ids import WorkerId, session_stream
-from halter.core.messages import Anonymizing, Hear, Prompt, Reply, Text, ToolCall, user
-from halter.core.mind import Mind
-from halter.core.ports import said
+from halter.core.messages import (
+    AnonymizationPolicy,
+    Prompt,
+    Reply,
+    Text,
+    TextListener,
+    ToolCall,
+    bound_prompt_tokens,
+    make_user_message,
+)
+from halter.core.ports import read_body
 from halter.core.tools import Permit
-from halter.core.usage import FREE, ModelName, Price, Usage
-from halter.guard.ask import Standing
-from halter.guard.request import Answered, ModelDoor, Request
-from halter.models.prices import Prices
+from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
+from halter.guard.model_door import AnsweredRequest, ModelDoor, ModelRequest
+from halter.guard.prepare import SessionContext
+from halter.models.providers import Prices
+from halter.present.receipt import _summary
 from halter.testing.world import World
 from halter_drills.workload import begun, policy_of, standing_of
 
@@ -45,9 +53,9 @@ class Elsewhere:
         self.answers = list(answers)
 
     def count(self, prompt: Prompt) -> int:
-        return most_tokens(prompt)
+        return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         reply = self.answers.pop(0)(prompt)
@@ -61,8 +69,8 @@ class Private(Story):
 
     names: tuple[str, ...] = (NAME,)
 
-    def standing(self) -> Standing:
-        return msgspec.structs.replace(super().standing(), anonymize=Anonymizing(self.names))
+    def standing(self) -> SessionContext:
+        return msgspec.structs.replace(super().standing(), anonymize=AnonymizationPolicy(self.names))
 
 
 def wire(model: Elsewhere) -> str:
@@ -122,7 +130,7 @@ async def test_the_journal_keeps_what_was_really_said(world: World) -> None:
     story, _ = private(world, sends(greeting), tells(lambda prompt: f"{shown(prompt, 'NAME')} has mail."))
     await story.run(TASK)
     events = await story.events()
-    kept = b"\n".join([await said(world.store, stored) for stored in events]).decode()
+    kept = b"\n".join([await read_body(world.store, stored) for stored in events]).decode()
     assert MAIL in kept
     assert f"{json.dumps(NAME, ensure_ascii=False)[1:-1]} has mail." in kept
     assert not re.search(r"\[(?:NAME|EMAIL)_", kept)
@@ -162,7 +170,7 @@ def text_call(prompt: Prompt) -> str:
 
 @pytest.mark.parametrize("crash", [False, True])
 async def test_calls_that_are_written_as_text_get_the_real_value(world: World, *, crash: bool) -> None:
-    mind = Mind(model="openai:x", instructions="You are a clerk.", tool_calls="text")
+    mind = BrainSpec(model="openai:x", instructions="You are a clerk.", tool_calls="text")
     story, model = private(world, tells(text_call, used()), tells(lambda _: "Done."), mind=mind)
     await story.run(TASK)
     if crash:
@@ -220,7 +228,7 @@ async def test_the_receipt_says_what_was_anonymized(world: World) -> None:
 
 async def test_what_is_held_covers_what_is_sent(world: World) -> None:
     def report(prompt: Prompt) -> Reply:
-        return Reply((Text("Yes?"),), "end", used(most_tokens(prompt) - 500))
+        return Reply((Text("Yes?"),), "end", used(bound_prompt_tokens(prompt) - 500))
 
     names = [f"N{number}" for number in range(200)]
     story, model = private(world, report, report)
@@ -230,22 +238,22 @@ async def test_what_is_held_covers_what_is_sent(world: World) -> None:
     await story.says("And to " + ", ".join(names[100:]))
     started = [stored.event for stored in await story.events() if isinstance(stored.event, RequestStarted)]
     bounds = [max(leg.amount for leg in event.legs if leg.unit == "usd") for event in started]
-    assert bounds[0] >= most_tokens(model.asked[0])
-    assert bounds[1] >= most_tokens(model.asked[1]) - 500
+    assert bounds[0] >= bound_prompt_tokens(model.asked[0])
+    assert bounds[1] >= bound_prompt_tokens(model.asked[1]) - 500
 
 
 async def test_the_record_of_a_request_holds_what_it_really_said(world: World) -> None:
     policy = policy_of()
     lease = await begun(world.store, WorkerId("w"), "s", policy)
-    standing = msgspec.structs.replace(standing_of("s", policy), anonymize=Anonymizing())
+    standing = msgspec.structs.replace(standing_of("s", policy), anonymize=AnonymizationPolicy())
     model = Elsewhere(tells(lambda prompt: f"It is {shown(prompt, 'EMAIL')}."))
-    prices = Prices({"openai:x": FREE})
+    prices = Prices({"openai:x": FREE_PRICE})
     door = ModelDoor(world.store, world.clock, world.purse, prices, redact=lambda text: text)
     answer = await door.guarded_request(
-        lease, standing, Request(id="s.1", prompt=Prompt(messages=(user(MAIL),))), model
+        lease, standing, ModelRequest(id="s.1", prompt=Prompt(messages=(make_user_message(MAIL),))), model
     )
-    assert isinstance(answer, Answered)
+    assert isinstance(answer, AnsweredRequest)
     assert answer.reply.text == f"It is {MAIL}."
     assert MAIL not in wire(model)
-    bodies = [await said(world.store, stored) for stored in await world.events(session_stream("s"))]
+    bodies = [await read_body(world.store, stored) for stored in await world.events(session_stream("s"))]
     assert [MAIL.encode() in body for body in bodies if body] == [True, True]

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from autonomous import Fleet
 
-from halter.app.agent import assembled
-from halter.app.agent_context import AgentContext, models_of
-from halter.app.talking import attend, begin
 from halter.core.ids import WorkerId
-from halter.core.messages import Prompt, Reply, Text, user
+from halter.core.messages import Prompt, Reply, Text, make_user_message
 from halter.core.usage import ModelName
-from halter.guard.anonymize import anonymized
-from halter.guard.names import compiled
-from halter.models.scripted import Line, Scripted
+from halter.models.scripted import Scripted, ScriptLine
+from halter.redaction.anonymize import anonymize_prompt
+from halter.redaction.personal_data import compile_names
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assemble import assemble_agent
+from halter.runtime.sessions import attend_session, begin_session
 from halter.testing.world import World
 
 TASK = "Write to mara@example.com, who is Mara Lindqvist."
@@ -25,11 +25,13 @@ async def sent(world: World, tmp_path: Path, more: str) -> tuple[str, list[Promp
     """The session, and all that its model was sent."""
     fleet = Fleet(world, tmp_path, FREE)
     folder = fleet.agent("desk", f"autonomy: {{enabled: false}}\nmodel: openai:x\n{more}")
-    model = Scripted([Line(reply=Reply((Text("Done.", "model"),)), repeat=True)], world.clock, ModelName("openai", "x"))
-    async with assembled(fleet.app, folder) as agent, models_of(fleet.app, agent, {"openai:x": model}) as models:
+    model = Scripted(
+        [ScriptLine(reply=Reply((Text("Done.", "model"),)), repeat=True)], world.clock, ModelName("openai", "x")
+    )
+    async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, {"openai:x": model}) as models:
         speaking = AgentContext(fleet.app, agent, models, WorkerId("w"))
-        session = await begin(speaking, TASK, "task")
-        came, _ = await attend(speaking, session)
+        session = await begin_session(speaking, TASK, "task")
+        came, _ = await attend_session(speaking, session)
         assert came.state == "COMPLETED"
     return session, model.asked
 
@@ -58,7 +60,7 @@ async def test_what_stands_for_a_value_cannot_be_guessed_from_the_name_of_its_se
     world: World, tmp_path: Path
 ) -> None:
     session, prompts = await sent(world, tmp_path, "anonymize: true\n")
-    (guessed,) = anonymized(Prompt(messages=(user(TASK),)), session, ()).values
+    (guessed,) = anonymize_prompt(Prompt(messages=(make_user_message(TASK),)), session, ()).values
     assert guessed.startswith("[EMAIL_")
     assert guessed not in msgspec.json.encode(prompts).decode()
 
@@ -68,8 +70,8 @@ async def test_the_names_of_an_agent_are_compiled_before_its_first_request(world
     folder = fleet.agent(
         "desk", "autonomy: {enabled: false}\nanonymize: {enabled: true, names: [Ida Quill, Jon Reed]}\n"
     )
-    compiled.cache_clear()
-    async with assembled(fleet.app, folder):
-        assert compiled.cache_info().misses == 1
-        compiled(("Ida Quill", "Jon Reed"))
-    assert compiled.cache_info().misses == 1
+    compile_names.cache_clear()
+    async with assemble_agent(fleet.app, folder):
+        assert compile_names.cache_info().misses == 1
+        compile_names(("Ida Quill", "Jon Reed"))
+    assert compile_names.cache_info().misses == 1

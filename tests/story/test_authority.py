@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from halter import Agent, Guard
-from halter.app import App, open_app
-from halter.app.agent import Assembled, assembled
 from halter.core.errors import ConfigError
-from halter.core.folders import Seen
-from halter.core.sensing import SensorFailed
-from halter.sensors.listing import file_value
+from halter.core.folders import FileEntry
+from halter.core.tools import SensorFailed
+from halter.runtime.assemble import AssembledAgent, assemble_agent
+from halter.runtime.runtime import App, open_app
+from halter.sensors.files import describe_file
 from halter.settings import Settings
-from halter.tools.files import files
+from halter.tools.files import make_file_tools
 
 POLICY = "name: {name}\nmodel: scripted\nscript: replies.yaml\nlimits: {{max_cost_usd: 0.05}}\n"
 REWRITES = """\
@@ -53,7 +53,7 @@ async def test_an_agent_whose_root_reaches_its_policy_is_not_loaded_and_told_why
     (folder / "link").symlink_to(folder)
     async with opened(tmp_path) as app:
         with pytest.raises(ConfigError, match=rf"agent.yaml line 6: `tools.{kind}.root` is .*as in `root: work`"):
-            async with assembled(app, folder):
+            async with assemble_agent(app, folder):
                 pass
 
 
@@ -68,7 +68,7 @@ async def test_a_model_that_rewrites_its_policy_later_is_refused_and_the_policy_
     assert (folder / "agent.yaml").read_bytes() == policy
     async with opened(tmp_path) as app:
         with pytest.raises(ConfigError, match=r"holds .*agent.yaml, the agent's own definition"):
-            async with assembled(app, folder):
+            async with assemble_agent(app, folder):
                 pass
 
 
@@ -82,7 +82,7 @@ async def test_a_model_that_makes_an_agent_of_its_desk_is_refused(tmp_path: Path
 async def test_what_lies_where_tools_can_write_is_not_loaded_as_an_agent(tmp_path: Path) -> None:
     clerk = written(tmp_path, "tools: {files: {root: ../shared}}\n")
     (tmp_path / "shared").mkdir()
-    async with opened(tmp_path) as app, assembled(app, clerk):
+    async with opened(tmp_path) as app, assemble_agent(app, clerk):
         made = written(tmp_path / "shared", "", "helper")
         with pytest.raises(ConfigError, match=r"lies in .*shared, where the tools of the agent in .*clerk can write"):
             await _loaded(app, made)
@@ -95,15 +95,15 @@ async def test_what_lies_where_tools_can_write_is_not_loaded_as_an_agent(tmp_pat
             await _loaded(app, inside)
 
 
-async def _loaded(app: App, folder: Path) -> Assembled:
-    async with assembled(app, folder) as agent:
+async def _loaded(app: App, folder: Path) -> AssembledAgent:
+    async with assemble_agent(app, folder) as agent:
         return agent
 
 
 @pytest.mark.parametrize("place", ["", "kept", "kept/halter/checkpoints"])
 async def test_the_tools_of_a_program_reach_nothing_of_it_either(tmp_path: Path, place: str) -> None:
     (tmp_path / "kept/halter/checkpoints").mkdir(parents=True)
-    tools, kept = files(tmp_path / place), settings(tmp_path)
+    tools, kept = make_file_tools(tmp_path / place), settings(tmp_path)
     with pytest.raises(ConfigError, match=r"The root of the tool read_file, .* Tools must reach nothing of the kind"):
         async with Guard(kept.store, tools=tools, settings=kept):
             pass
@@ -115,7 +115,7 @@ async def test_the_tools_of_a_program_reach_nothing_of_it_either(tmp_path: Path,
 async def test_a_program_whose_tools_have_a_folder_of_their_own_works(tmp_path: Path) -> None:
     (tmp_path / "desk").mkdir()
     kept = settings(tmp_path)
-    async with Guard(kept.store, tools=files(tmp_path / "desk"), settings=kept) as guard:
+    async with Guard(kept.store, tools=make_file_tools(tmp_path / "desk"), settings=kept) as guard:
         answer = await guard.call("write_file", path="note.txt", text="fine")
     assert answer.outcome == "ok"
 
@@ -142,7 +142,7 @@ async def test_what_halter_keeps_is_not_read_as_a_document_or_a_fact(tmp_path: P
 
 async def test_a_definition_can_be_read_where_nothing_can_write_it(tmp_path: Path) -> None:
     folder = written(tmp_path, "collections: {own: {path: ., pattern: '*.yaml'}}\n")
-    async with opened(tmp_path) as app, assembled(app, folder) as agent:
+    async with opened(tmp_path) as app, assemble_agent(app, folder) as agent:
         assert agent.library is not None
         shelved = await agent.library.shelf("own", ".", "*.yaml")
     assert [(each.name, each.problem) for each in shelved] == [("agent.yaml", ""), ("replies.yaml", "")]
@@ -152,14 +152,14 @@ async def test_a_link_that_a_tool_could_have_made_is_not_followed_out_of_its_roo
     folder = written(tmp_path, "tools: {files: {root: desk}}\ncollections: {c: {path: desk}}\n")
     (tmp_path / "private.txt").write_text("not for agents")
     link = folder / "desk" / "notes.txt"
-    async with opened(tmp_path) as app, assembled(app, folder) as agent:
+    async with opened(tmp_path) as app, assemble_agent(app, folder) as agent:
         link.write_text("fine")
-        assert file_value(link, "notes", agent.refuses)["text"] == "fine"
+        assert describe_file(link, "notes", agent.refuses)["text"] == "fine"
         about = link.stat()
         link.unlink()
         link.symlink_to(tmp_path / "private.txt")
         with pytest.raises(SensorFailed, match="leads to what an agent may not read"):
-            file_value(link, "notes", agent.refuses)
+            describe_file(link, "notes", agent.refuses)
         assert agent.library is not None
-        taken = await agent.library.take(link, Seen(about.st_size, about.st_mtime_ns, about.st_ino), "notes.txt")
+        taken = await agent.library.take(link, FileEntry(about.st_size, about.st_mtime_ns, about.st_ino), "notes.txt")
         assert "leads to what an agent may not read" in taken.problem

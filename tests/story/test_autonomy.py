@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from halter.app.up import turn_off, turn_on
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import CallRefused, GuardrailTriggered, SessionEnded, WakePosted
 from halter.core.ids import SessionId
 from halter.core.messages import Text, ToolResult
-from halter.guard.approvals import decide, needs_you
+from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt, resume
+from halter.runtime.supervisor import turn_off, turn_on
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, rhythm
 
@@ -268,10 +268,10 @@ async def test_a_wait_for_a_person_pauses_the_loop_while_its_sensors_read_on(wor
     await world.advance(30 * MINUTE)
     row = await fleet.row("desk-1")
     assert row.state == "WAITING_FOR_APPROVAL"
-    (asked,) = await needs_you(world.journal)
+    (asked,) = await list_pending_decisions(world.journal)
     fired = [each.event for each in await fleet.inbox("desk-1") if isinstance(each.event, WakePosted)]
     assert [event.name for event in fired] == ["jump"]
-    await world.store.commit(decide(asked, "approve", "ada", "yes"))
+    await world.store.commit(answer_decision(asked, "approve", "ada", "yes"))
     await world.advance(MINUTE)
     results = [
         part for message in fleet.prompts("desk")[-1].messages for part in message.parts if isinstance(part, ToolResult)

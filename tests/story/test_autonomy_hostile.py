@@ -10,20 +10,20 @@ from typing import Any, cast
 
 import pytest
 
-from halter.app.opened import App, open_app
-from halter.app.talking import begin, say
-from halter.app.up import Up, turn_off, turn_on
-from halter.brain.together import heard
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import StoreUnavailable
 from halter.core.events import RequestSettled, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Committed, Store, Stored, Write
-from halter.dispatch.sessions import quarantine
+from halter.dispatch.dispatcher import quarantine_session
 from halter.guard.halts import halt
+from halter.loop.session_runtime import watch_changes
+from halter.runtime.runtime import App, open_app
+from halter.runtime.sessions import begin_session, say_to_session
+from halter.runtime.supervisor import Supervisor, turn_off, turn_on
 from halter.settings import read_settings
-from halter.state.life import start
-from halter.testing.relay import Relay
+from halter.state.lifecycle import start_session
+from halter.testing.fakes import Relay
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment, rhythm
 from tests.story.test_dispatch import taken_away
@@ -153,9 +153,9 @@ async def test_a_persons_word_during_the_last_turn_is_answered_by_another(
     assert fleet.up is not None
     speaking = fleet.up.agents["desk"].speaking
     if beside:
-        await begin(speaking, "Buy now.", "chat")
+        await begin_session(speaking, "Buy now.", "chat")
     else:
-        await say(speaking, "desk-1", "Buy now.")
+        await say_to_session(speaking, "desk-1", "Buy now.")
     await world.advance(MINUTE)
     assert [line for line in rhythm(await fleet.events("desk-1")) if "turn" in line] == [
         "00:00:00 turn 1",
@@ -203,8 +203,10 @@ async def test_a_word_at_the_very_moment_of_the_end_is_not_lost(world: World, tm
 
 
 async def test_what_is_written_right_after_somebody_began_to_listen_is_heard(world: World) -> None:
-    async with heard(world.journal) as news:
-        await world.journal.commit(start(SessionStarted(session="one", agent="desk", kind="task", started_by="ada")))
+    async with watch_changes(world.journal) as news:
+        await world.journal.commit(
+            start_session(SessionStarted(session="one", agent="desk", kind="task", started_by="ada"))
+        )
         await world.advance(0)
         assert news.is_set()
 
@@ -229,9 +231,9 @@ async def test_a_word_while_a_broken_session_is_put_aside_lets_it_go_on(world: W
     await world.advance(MINUTE)
     (lease,) = await world.journal.claim(WorkerId("another"), 1, SessionId("desk-1"))
     racing = Interrupted(world.journal, lambda: world.say("desk-1", "Still there?"))
-    assert not await quarantine(racing, lease, 5, "ValueError: no", world.now)
+    assert not await quarantine_session(racing, lease, 5, "ValueError: no", world.now)
     assert "attending_failed" not in await fleet.kinds("desk-1")
-    assert await quarantine(world.journal, lease, 5, "ValueError: no", world.now)
+    assert await quarantine_session(world.journal, lease, 5, "ValueError: no", world.now)
     assert ((await fleet.row("desk-1")).state, (await fleet.row("desk-1")).owner) == ("PAUSED", "")
 
 
@@ -316,10 +318,10 @@ async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: 
     pulses: list[str] = []
     async with open_app(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
         up = asyncio.create_task(
-            Up(app, lambda _, __: None, lambda _, __, values: pulses.append(str(values))).run([folder])
+            Supervisor(app, lambda _, __: None, lambda _, __, values: pulses.append(str(values))).run([folder])
         )
         events: list[Stored] = []
-        async with asyncio.timeout(60), heard(app.store) as news:
+        async with asyncio.timeout(60), watch_changes(app.store) as news:
             while not any(stored.kind == "sensor_changed" for stored in events):
                 await news.wait()
                 news.clear()

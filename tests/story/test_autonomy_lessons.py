@@ -14,15 +14,15 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from halter.app.opened import open_app
-from halter.app.up import Up
-from halter.brain.together import heard
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import DecisionAsked, HotStateSeen, RequestStarted, TurnEnded, TurnStarted
 from halter.core.ids import session_stream
 from halter.core.messages import Prompt, Text
 from halter.core.ports import Stored
+from halter.loop.session_runtime import watch_changes
 from halter.models.scripted import Scripted
+from halter.runtime.runtime import open_app
+from halter.runtime.supervisor import Supervisor
 from halter.settings import read_settings
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment, rhythm
@@ -366,9 +366,9 @@ async def test_a_stream_of_a_real_server_wakes_an_agent_and_its_comments_are_no_
     (folder / "agent.yaml").write_text("name: listener\n" + LISTENS.format(port=server.sockets[0].getsockname()[1]))
     environ = {"HALTER_TRUST": str(tmp_path / "trust.json"), "USER": "ada"}
     async with open_app(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
-        up = asyncio.create_task(Up(app, lambda *_: None, chance=random.Random(1)).run([folder]))
+        up = asyncio.create_task(Supervisor(app, lambda *_: None, chance=random.Random(1)).run([folder]))
         events: list[Stored] = []
-        async with asyncio.timeout(PATIENCE), heard(app.store) as news:
+        async with asyncio.timeout(PATIENCE), watch_changes(app.store) as news:
             while not events or events[-1].kind != "session_ended":
                 await news.wait()
                 news.clear()

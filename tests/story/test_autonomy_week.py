@@ -7,9 +7,9 @@ import pytest
 
 from halter.core.clock import DAY
 from halter.core.events import RequestStarted, TurnSkipped
-from halter.core.money import usd
+from halter.core.money import micros_to_usd
 from halter.core.ports import Query
-from halter.state.receipt import receipt
+from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment
 
@@ -108,6 +108,6 @@ async def quiet_days(world: World, tmp_path: Path, days: int) -> None:
         ("open", {"turn": (naps + 1) * A_TURN}),
         ("asked", {"turn": A_TURN, "gate": naps * A_LOOK}),
     ):
-        left = receipt(await fleet.events(f"{agent}-1"))
-        assert left.spent_by_purpose_usd == {purpose: usd(micros) for purpose, micros in spent.items()}
-        assert (left.state, left.cost_usd) == ("SLEEPING", usd(sum(spent.values())))
+        left = make_receipt(await fleet.events(f"{agent}-1"))
+        assert left.spent_by_purpose_usd == {purpose: micros_to_usd(micros) for purpose, micros in spent.items()}
+        assert (left.state, left.cost_usd) == ("SLEEPING", micros_to_usd(sum(spent.values())))

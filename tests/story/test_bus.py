@@ -9,8 +9,6 @@ from typing import get_args
 
 import pytest
 
-from halter.app.bus import Bus, Gap, Item, News, Pulse, name_of
-from halter.app.follow import POLL, heads
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import (
     AnyEvent,
@@ -26,6 +24,16 @@ from halter.core.events import (
 )
 from halter.core.ids import StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.ports import Draft, Lease, Write
+from halter.runtime.feed import (
+    POLLING_INTERVAL,
+    Bus,
+    FeedEvent,
+    FeedGap,
+    FeedItem,
+    LiveUpdate,
+    name_feed_event,
+    read_stream_heads,
+)
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
@@ -53,7 +61,7 @@ class Room:
     async def everything(self) -> set[tuple[str, int]]:
         return {
             (stream, stored.seq)
-            for stream, _ in await heads(self.world.journal)
+            for stream, _ in await read_stream_heads(self.world.journal)
             for stored in await self.world.events(stream)
         }
 
@@ -61,9 +69,9 @@ class Room:
 class Client:
     """Somebody who takes what they are given, as long as they are not stalled."""
 
-    def __init__(self, items: AsyncGenerator[Item]) -> None:
+    def __init__(self, items: AsyncGenerator[FeedItem]) -> None:
         self.items = items
-        self.taken: list[Item] = []
+        self.taken: list[FeedItem] = []
         self.flows = asyncio.Event()
         self.flows.set()
 
@@ -74,16 +82,16 @@ class Client:
                 await self.flows.wait()
 
     def seen(self) -> list[tuple[str, int]]:
-        return [(item.stored.stream, item.stored.seq) for item in self.taken if isinstance(item, News)]
+        return [(item.stored.stream, item.stored.seq) for item in self.taken if isinstance(item, FeedEvent)]
 
-    def gaps(self) -> list[Gap]:
-        return [item for item in self.taken if isinstance(item, Gap)]
+    def gaps(self) -> list[FeedGap]:
+        return [item for item in self.taken if isinstance(item, FeedGap)]
 
-    def pulses(self) -> list[Pulse]:
-        return [item for item in self.taken if isinstance(item, Pulse)]
+    def pulses(self) -> list[LiveUpdate]:
+        return [item for item in self.taken if isinstance(item, LiveUpdate)]
 
 
-def listens(world: World, items: AsyncGenerator[Item]) -> Client:
+def listens(world: World, items: AsyncGenerator[FeedItem]) -> Client:
     client = Client(items)
     world.spawn(client.take())
     return client
@@ -119,7 +127,7 @@ async def test_a_stalled_listener_is_told_of_a_gap_and_nobody_waits_for_it(room:
     assert not quick.gaps()
     assert len(slow.taken) == 1
     slow.flows.set()
-    await room.world.advance(2 * POLL)
+    await room.world.advance(2 * POLLING_INTERVAL)
     (gap,) = slow.gaps()
     assert gap.events == 300 - len(slow.seen())
     assert gap.lost[session_stream("a")].through == 301
@@ -136,7 +144,7 @@ async def test_no_event_is_lost_across_a_gap_because_it_is_read_again(room: Room
         await room.write("b", 7)
         await room.begin(f"new{room.world.now}")
         slow.flows.set()
-        await room.world.advance(2 * POLL)
+        await room.world.advance(2 * POLLING_INTERVAL)
     assert slow.gaps()
     again = [news for gap in slow.gaps() async for news in room.bus.missed(gap)]
     given = [*slow.seen(), *((news.stored.stream, news.stored.seq) for news in again)]
@@ -187,10 +195,10 @@ async def test_what_comes_together_is_given_in_the_order_in_which_it_happened(ro
     client.flows.clear()
     for session in "aabbaba":
         await room.write(session, 1)
-        await room.world.advance(2 * POLL)
+        await room.world.advance(2 * POLLING_INTERVAL)
     client.flows.set()
-    await room.world.advance(2 * POLL)
-    times = [item.stored.at for item in client.taken if isinstance(item, News)]
+    await room.world.advance(2 * POLLING_INTERVAL)
+    times = [item.stored.at for item in client.taken if isinstance(item, FeedEvent)]
     assert len(times) == 7
     assert times[1:] == sorted(times[1:])
 
@@ -209,7 +217,7 @@ async def test_whoever_wants_some_streams_hears_of_no_others(room: Room) -> None
     await room.world.advance(SECOND)
     await room.begin("a")
     await room.begin("b")
-    await room.world.advance(2 * POLL)
+    await room.world.advance(2 * POLLING_INTERVAL)
     assert client.seen() == [(session_stream("a"), 1)]
 
 
@@ -228,14 +236,14 @@ NAMES: list[tuple[AnyEvent, str]] = [
 
 @pytest.mark.parametrize(("event", "name"), NAMES)
 def test_events_are_told_under_the_names_that_clients_know(event: AnyEvent, name: str) -> None:
-    assert name_of(event, autonomous=True) == name
-    assert name_of(event, autonomous=False) == event.KIND
+    assert name_feed_event(event, autonomous=True) == name
+    assert name_feed_event(event, autonomous=False) == event.KIND
 
 
 def test_every_event_has_a_name() -> None:
     kinds = {event.KIND for event in get_args(AnyEvent)}
-    assert {name_of(event, autonomous=False) for event, _ in NAMES} <= kinds
-    assert name_of(Unknown("of_tomorrow", 9, b""), autonomous=True) == "of_tomorrow"
+    assert {name_feed_event(event, autonomous=False) for event, _ in NAMES} <= kinds
+    assert name_feed_event(Unknown("of_tomorrow", 9, b""), autonomous=True) == "of_tomorrow"
 
 
 DESK = """
@@ -272,7 +280,7 @@ async def test_an_agent_that_runs_by_itself_is_told_of_under_all_seven_names(wor
     client = listens(world, bus.listen())
     fleet.start(folder, pulse=bus.pulse)
     await world.advance(15 * MINUTE)
-    names = {item.name for item in client.taken if isinstance(item, News | Pulse)}
+    names = {item.name for item in client.taken if isinstance(item, FeedEvent | LiveUpdate)}
     assert names >= {
         "autonomy:turn_started",
         "autonomy:turn_completed",
@@ -284,7 +292,9 @@ async def test_an_agent_that_runs_by_itself_is_told_of_under_all_seven_names(wor
     values = [pulse.values for pulse in client.pulses() if pulse.name == "autonomy:sensor_updated"]
     assert {"sensor": "ticker", "changed": {"ticker": 200}} in values
     assert json.dumps(values)
-    (alert,) = [item for item in client.taken if isinstance(item, News) and item.name.endswith("notification_pushed")]
+    (alert,) = [
+        item for item in client.taken if isinstance(item, FeedEvent) and item.name.endswith("notification_pushed")
+    ]
     assert alert.stored.stream == inbox_stream("desk-1")
 
 
@@ -297,6 +307,6 @@ async def test_a_turn_of_a_chat_is_no_turn_of_an_agent_that_runs_by_itself(room:
         started = Write(session_stream(name), name, lambda _: [Draft(TurnStarted(turn=1))], lease=lease)
         await room.world.journal.commit(started)
     await room.world.advance(SECOND)
-    told = {(item.stored.stream, item.name) for item in client.taken if isinstance(item, News)}
+    told = {(item.stored.stream, item.name) for item in client.taken if isinstance(item, FeedEvent)}
     assert (session_stream("own"), "autonomy:turn_started") in told
     assert (session_stream("talk"), "turn_started") in told

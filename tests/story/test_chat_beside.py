@@ -4,13 +4,13 @@ from pathlib import Path
 
 import msgspec
 
-from halter.app.agent_context import AgentContext
-from halter.app.talking import attend, begin, say
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import RequestStarted, TurnStarted, WakePosted
 from halter.core.ids import WorkerId, inbox_stream
-from halter.core.ports import said
+from halter.core.ports import read_body
 from halter.core.text import from_body
+from halter.runtime.agent_context import AgentContext
+from halter.runtime.sessions import attend_session, begin_session, say_to_session
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, rhythm
 
@@ -51,7 +51,7 @@ async def beside(fleet: Fleet) -> AgentContext:
 async def words(fleet: Fleet, session: str) -> str:
     """The history of a session: what its turns began with, and what the model answered."""
     events = [stored for stored in await fleet.events(session) if stored.kind in ("turn_started", "request_settled")]
-    return "\n".join([from_body(await said(fleet.world.journal, stored)) for stored in events])
+    return "\n".join([from_body(await read_body(fleet.world.journal, stored)) for stored in events])
 
 
 async def test_a_chat_sees_the_facts_and_wakes_the_agent_and_both_keep_their_own_history(
@@ -61,8 +61,8 @@ async def test_a_chat_sees_the_facts_and_wakes_the_agent_and_both_keep_their_own
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(10 * MINUTE)
     speaking = await beside(fleet)
-    chat = await begin(speaking, "What is the price?", "chat")
-    came, _ = await attend(speaking, chat)
+    chat = await begin_session(speaking, "What is the price?", "chat")
+    came, _ = await attend_session(speaking, chat)
     await world.advance(MINUTE)
 
     assert came.state == "WAITING_FOR_INPUT"
@@ -89,10 +89,10 @@ async def test_what_a_chat_is_shown_of_the_facts_is_stale_and_has_its_age(world:
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(10 * MINUTE + 3 * SECOND)
     speaking = await beside(fleet)
-    chat = await begin(speaking, "What is the price?", "chat")
-    made = await attend(speaking, chat)
+    chat = await begin_session(speaking, "What is the price?", "chat")
+    made = await attend_session(speaking, chat)
     prompts = [stored for stored in await fleet.events(chat) if isinstance(stored.event, RequestStarted)]
-    shown = from_body(await said(world.journal, prompts[-1]))
+    shown = from_body(await read_body(world.journal, prompts[-1]))
     assert "ticker: 100 (stale: " in shown, (shown, made)
 
 
@@ -101,10 +101,10 @@ async def test_every_word_of_a_chat_reaches_the_agent_once(world: World, tmp_pat
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(MINUTE)
     speaking = await beside(fleet)
-    chat = await begin(speaking, "What is the price?", "chat")
-    await attend(speaking, chat)
-    await say(speaking, chat, "And the price now?")
-    await attend(speaking, chat)
+    chat = await begin_session(speaking, "What is the price?", "chat")
+    await attend_session(speaking, chat)
+    await say_to_session(speaking, chat, "And the price now?")
+    await attend_session(speaking, chat)
     await world.advance(MINUTE)
     told = [from_body(stored.body or b"") for stored in await world.events(inbox_stream("desk-1"))]
     assert [text.rpartition(": ")[2] for text in told] == ["What is the price?", "And the price now?"]
@@ -119,8 +119,8 @@ async def test_a_chat_with_an_agent_whose_session_is_over_wakes_nobody(world: Wo
     await world.advance(MINUTE)
     assert (await fleet.row("desk-1")).state == "COMPLETED"
     speaking = await beside(fleet)
-    chat = await begin(speaking, "What is the price?", "chat")
-    await attend(speaking, chat)
+    chat = await begin_session(speaking, "What is the price?", "chat")
+    await attend_session(speaking, chat)
     await world.advance(MINUTE)
     assert await world.events(inbox_stream("desk-1")) == []
     assert (await fleet.row("desk-1")).state == "COMPLETED"

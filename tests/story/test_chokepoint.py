@@ -12,16 +12,22 @@ import pytest
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import RuleEnded, RuleMade, SessionStarted
 from halter.core.ids import FLEET, WorkerId, session_stream
-from halter.core.limits import Cap, Caps, Spender, accounts, legs
-from halter.core.money import BudgetRow, dollars
+from halter.core.money import BudgetRow, Cap, Caps, Spender, list_accounts, make_legs, usd_to_micros
 from halter.core.ports import Draft, Lease, Query, Store, Write
 from halter.core.rows import AuditRow, HoldRow, RuleRow
-from halter.core.tools import Failed, Happened, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
-from halter.guard.approvals import decide, needs_you
-from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
-from halter.guard.halts import LOOK, HaltWatch, halt, resume
-from halter.guard.judge import Approval, Asked, Rate, judge, rows_of, turn_in_ramp
-from halter.state import life
+from halter.core.tools import EffectStatus, Failed, Invalid, Output, Permit, ToolSpec, Unstoppable, Valid
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.halts import HALT_POLL_INTERVAL, HaltWatch, halt, resume
+from halter.guard.judge import (
+    AttemptRate,
+    CallRequest,
+    RequiredApproval,
+    compute_ramp_delay,
+    judge_call,
+    list_call_rows,
+)
+from halter.guard.tool_door import Answer, NeedsPerson, ToolAction, ToolDoor
+from halter.state import lifecycle
 from halter.testing.world import World
 
 ARGUMENTS = Valid({"order": 7}, b'{"order":7}')
@@ -51,7 +57,7 @@ class Deed:
         self.acts += 1
         return Output(await self._act() if self._act else "done", self._cost)
 
-    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         return "unknown"
 
 
@@ -62,26 +68,30 @@ class Desk:
         self.world = world
         self.lease = lease
         self.caps = caps
-        self.door = Door(
+        self.door = ToolDoor(
             world.store, world.clock, world.purse, redact=lambda text: text.replace("hunter2", "[redacted]")
         )
         self._calls = itertools.count()
 
-    def asks(self, usd: int = 0, **more: Any) -> Asked:
+    def asks(self, usd: int = 0, **more: Any) -> CallRequest:
         call = f"s.{next(self._calls)}"
-        held = legs(self.caps, Spender("s", "desk"), self.world.now, usd=usd)
+        held = make_legs(self.caps, Spender("s", "desk"), self.world.now, usd=usd)
         known = {"call": call, "tool": "deed", "arguments": ARGUMENTS.canonical, "session": "s", "agent": "desk"}
-        return Asked(**{**known, "now": self.world.now, "scopes": SCOPES, "legs": held, "audit": "full", **more})
+        return CallRequest(**{**known, "now": self.world.now, "scopes": SCOPES, "legs": held, "audit": "full", **more})
 
-    async def calls(self, tool: Deed, asked: Asked, attempt: int = 0) -> Any:
-        return await self.door.guarded_tool_call(self.lease, asked, Act(tool, ARGUMENTS, {}, asked.scopes), attempt)
+    async def calls(self, tool: Deed, asked: CallRequest, attempt: int = 0) -> Any:
+        return await self.door.guarded_tool_call(
+            self.lease, asked, ToolAction(tool, ARGUMENTS, {}, asked.scopes), attempt
+        )
 
     async def kinds(self) -> list[str]:
         return [event.kind for event in await self.world.store.read(session_stream("s"))][1:]
 
 
 async def desk_in(world: World, caps: Caps | None = None) -> Desk:
-    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    await world.store.commit(
+        lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
+    )
     (lease,) = await world.store.claim(WorkerId("w"), 1)
     return Desk(world, lease, caps or Caps())
 
@@ -122,7 +132,7 @@ async def test_who_asks_for_a_call_that_is_under_way_waits_for_it_and_it_acts_on
 async def test_a_free_tool_that_reports_a_cost_is_charged_for_it(world: World) -> None:
     desk = await desk_in(world, Caps(session=Cap(100)))
     tool = Deed(reports=130)
-    answer = await desk.calls(tool, desk.asks(accounts=accounts(desk.caps, Spender("s", "desk"), world.now)))
+    answer = await desk.calls(tool, desk.asks(accounts=list_accounts(desk.caps, Spender("s", "desk"), world.now)))
     assert answer.cost_micros == 130
     assert await desk.kinds() == ["call_started", "call_settled", "overrun_incurred"]
     (budget,) = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "session:s"]
@@ -143,8 +153,8 @@ async def test_a_call_that_would_trip_all_brakes_reports_the_halt_then_the_grant
 
 
 async def test_a_session_with_a_tenth_of_a_cent_stops_at_its_first_costed_call(world: World) -> None:
-    desk, tool = await desk_in(world, Caps(session=Cap(dollars("0.001")))), Deed()
-    answer = await desk.calls(tool, desk.asks(usd=dollars("0.005")))
+    desk, tool = await desk_in(world, Caps(session=Cap(usd_to_micros("0.001")))), Deed()
+    answer = await desk.calls(tool, desk.asks(usd=usd_to_micros("0.005")))
     assert answer.outcome == "cost_cap_reached"
     assert "$0.001 is left of the cap of session:s" in answer.text
     assert await desk.kinds() == ["cost_cap_reached", "call_refused"]
@@ -177,7 +187,7 @@ async def test_after_a_fleet_halt_sessions_are_let_go_one_after_the_other(world:
     desk, tool = await desk_in(world), Deed()
     await world.store.commit(halt("fleet", "ada", "halt"))
     await world.store.commit(resume("fleet", "ada", "resume", ramp=MINUTE))
-    wait = turn_in_ramp("s", MINUTE)
+    wait = compute_ramp_delay("s", MINUTE)
     assert 0 < wait < MINUTE
     await world.advance(wait - 1)
     assert (await desk.calls(tool, desk.asks())).outcome == "external_halt"
@@ -185,14 +195,14 @@ async def test_after_a_fleet_halt_sessions_are_let_go_one_after_the_other(world:
     assert (await desk.calls(tool, desk.asks())).outcome == "ok"
 
 
-def asks_for_approval(desk: Desk, digest: str = "d") -> Asked:
-    return desk.asks(usd=500, approval=Approval("ask-1", digest, b"deed(order=7)"))
+def asks_for_approval(desk: Desk, digest: str = "d") -> CallRequest:
+    return desk.asks(usd=500, approval=RequiredApproval("ask-1", digest, b"deed(order=7)"))
 
 
 async def approved(world: World, verdict: Any = "approve", digest: str | None = None) -> bool:
-    (open_one,) = await needs_you(world.store)
+    (open_one,) = await list_pending_decisions(world.store)
     shown = open_one if digest is None else msgspec.structs.replace(open_one, digest=digest)
-    return bool((await world.store.commit(decide(shown, verdict, "ada", world.ids.new()))).events)
+    return bool((await world.store.commit(answer_decision(shown, verdict, "ada", world.ids.new()))).events)
 
 
 @pytest.mark.parametrize("over", ["ended", "expired", "never made"])
@@ -206,7 +216,7 @@ async def test_a_rule_that_is_over_when_the_call_is_judged_answers_nothing(world
         await world.store.commit(Write(FLEET, event.KIND, lambda _, event=event: [Draft(event)], [(RuleRow, ("r",))]))
     if over == "expired":
         await world.advance(HOUR)
-    need = Approval("ask-1", "d", b"deed(order=7)", rule="r")
+    need = RequiredApproval("ask-1", "d", b"deed(order=7)", rule="r")
     assert isinstance(await desk.calls(tool, desk.asks(approval=need)), NeedsPerson)
     assert tool.acts == 0
 
@@ -215,7 +225,7 @@ async def test_a_call_asks_for_no_money_of_a_day_that_is_over(world: World) -> N
     desk = await desk_in(world, Caps(agent=(Cap(100, "day"),)))
     asked = desk.asks(usd=50)
     await world.advance(DAY)
-    write = Write(session_stream("s"), "late", partial(judge, asked), rows_of(asked), desk.lease)
+    write = Write(session_stream("s"), "late", partial(judge_call, asked), list_call_rows(asked), desk.lease)
     assert (await world.store.commit(write)).events == ()
 
 
@@ -247,7 +257,7 @@ async def test_nobody_can_approve_what_they_were_not_shown(world: World) -> None
     desk, tool = await desk_in(world), Deed()
     await desk.calls(tool, asks_for_approval(desk))
     assert not await approved(world, digest="something else")
-    assert len(await needs_you(world.store)) == 1
+    assert len(await list_pending_decisions(world.store)) == 1
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -275,14 +285,14 @@ async def test_a_no_is_a_no(world: World) -> None:
 async def test_nobody_is_woken_for_what_the_budget_would_refuse(world: World) -> None:
     desk, tool = await desk_in(world, Caps(session=Cap(10))), Deed()
     assert (await desk.calls(tool, asks_for_approval(desk))).outcome == "cost_cap_reached"
-    assert await needs_you(world.store) == []
+    assert await list_pending_decisions(world.store) == []
 
 
 async def test_a_decision_wakes_its_session(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     await desk.calls(tool, asks_for_approval(desk))
-    parked = life.SessionParked(state="WAITING_FOR_APPROVAL")
-    assert (await world.store.commit(life.park(desk.lease, "park", parked))).events
+    parked = lifecycle.SessionParked(state="WAITING_FOR_APPROVAL")
+    assert (await world.store.commit(lifecycle.park_session(desk.lease, "park", parked))).events
     assert await world.store.claim(WorkerId("w2"), 1) == []
     assert await approved(world)
     assert len(await world.store.claim(WorkerId("w2"), 1)) == 1
@@ -290,7 +300,7 @@ async def test_a_decision_wakes_its_session(world: World) -> None:
 
 async def test_of_sixty_parallel_calls_exactly_as_many_run_as_the_rate_allows(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
-    rate = Rate(20, HOUR)
+    rate = AttemptRate(20, HOUR)
     answers = await asyncio.gather(*(desk.calls(tool, desk.asks(rate=rate)) for _ in range(60)))
     assert sorted(answer.outcome for answer in answers) == ["ok"] * 20 + ["rate_limited"] * 40
     await world.advance(HOUR - MINUTE)
@@ -304,7 +314,7 @@ async def test_failed_attempts_count_against_the_rate(world: World) -> None:
         raise Failed("ValueError", "no such order")
 
     desk, tool = await desk_in(world), Deed(fails)
-    answers = [await desk.calls(tool, desk.asks(rate=Rate(20, HOUR))) for _ in range(50)]
+    answers = [await desk.calls(tool, desk.asks(rate=AttemptRate(20, HOUR))) for _ in range(50)]
     assert tool.acts == 20
     assert [answer.outcome for answer in answers].count("error") == 20
     assert answers[0].text == "ValueError: no such order"
@@ -400,6 +410,6 @@ class Counted:
 async def test_a_watch_asks_nothing_any_more_once_nobody_waits(world: World) -> None:
     store: Any = Counted(world.store)
     with HaltWatch(store, world.clock).listening(SCOPES):
-        await world.advance(2 * LOOK - 1)
+        await world.advance(2 * HALT_POLL_INTERVAL - 1)
     await world.advance(SECOND)
     assert store.asked == 1

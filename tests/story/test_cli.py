@@ -10,15 +10,15 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.app import App, open_app
 from halter.cli import build
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import WorkerId
-from halter.core.limits import Caps, Spender, legs
-from halter.guard.purse import Truth
+from halter.core.money import Caps, Spender, make_legs
+from halter.guard.ledger import ActualResult
+from halter.runtime.runtime import App, open_app
 from halter.settings import read_settings
-from halter.state import life
-from halter.testing.holds import HoldTaken, hold
+from halter.state import lifecycle
+from halter.testing.fakes import HoldTaken, hold
 
 Halter = Callable[..., Result]
 
@@ -55,14 +55,14 @@ def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
 
 async def _spend(app: App, name: str, *, ends: bool) -> None:
     start = SessionStarted(session=name, agent="watch", kind="task", started_by="ada")
-    await app.store.commit(life.start(start, b"look after the canary"))
+    await app.store.commit(lifecycle.start_session(start, b"look after the canary"))
     (lease,) = await app.store.claim(WorkerId(name), 10)
-    held = legs(Caps(), Spender(name, "watch"), app.clock.now(), usd=600_000)
+    held = make_legs(Caps(), Spender(name, "watch"), app.clock.now(), usd=600_000)
     answer = await hold(app.purse, lease, CallStarted(call=f"{name}.1", tool="look", legs=held), b"canary arguments")
     assert isinstance(answer, HoldTaken)
     if ends:
-        await app.purse.settle(lease, answer.flight, Truth("ok", usd=500_000, body=b"canary result"))
-        assert (await app.store.commit(life.end(lease, "COMPLETED", "completed"))).events
+        await app.purse.settle(lease, answer.flight, ActualResult("ok", usd=500_000, body=b"canary result"))
+        assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
 
 
 def test_budget_shows_what_is_spent_held_and_left(halter: Halter, store_file: Path) -> None:
@@ -337,7 +337,7 @@ def test_what_an_agent_wrote_cannot_speak_to_the_terminal(
     async def begin() -> None:
         async with open_app(read_settings(environment, tmp_path)) as app:
             event = SessionStarted(session="s", agent="\x1b[2Jwatch", kind="task", started_by="ada")
-            await app.store.commit(life.start(event, b"\x1b]0;owned\x07 \x00 \xed\xa0\x80"))
+            await app.store.commit(lifecycle.start_session(event, b"\x1b]0;owned\x07 \x00 \xed\xa0\x80"))
 
     asyncio.run(begin())
     for words in (("sessions",), ("show", "s"), ("receipt", "s")):

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from halter.app import open_app
 from halter.cli import build
-from halter.cli.command import hurried
+from halter.cli.command import add_connect_timeout
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
-from halter.core.text import counted
-from halter.settings import login, read_settings
-from halter.state import life
+from halter.core.text import format_count
+from halter.runtime.runtime import open_app
+from halter.settings import name_user, read_settings
+from halter.state import lifecycle
 
 DOCUMENTED = {0, 1, 2, 3}
 NO_TEXT = ["\x00", "\udcff", "a\x00b"]
@@ -139,7 +139,7 @@ def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
     async def fill() -> None:
         async with open_app(settings) as app:
             event = SessionStarted(session="began", agent="watch", kind="task", started_by="ada")
-            await app.store.commit(life.start(event))
+            await app.store.commit(lifecycle.start_session(event))
 
     asyncio.run(fill())
     return Path(settings.store)
@@ -268,8 +268,8 @@ def test_without_a_home_folder_the_missing_setting_is_named() -> None:
 
 
 def test_a_user_without_a_name_is_called_by_the_number() -> None:
-    assert login(os.getuid())
-    assert login(2**31 - 5) == "uid 2147483643"
+    assert name_user(os.getuid())
+    assert name_user(2**31 - 5) == "uid 2147483643"
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,16 @@ def test_a_user_without_a_name_is_called_by_the_number() -> None:
     ],
 )
 def test_a_person_waits_only_seconds_for_a_server(url: str, bounded: str) -> None:
-    assert hurried(url) == bounded
+    assert add_connect_timeout(url) == bounded
 
 
 def test_a_number_and_its_noun_agree() -> None:
-    assert [counted(number, "case") for number in (0, 1, 2, 3000)] == ["0 cases", "1 case", "2 cases", "3,000 cases"]
+    assert [format_count(number, "case") for number in (0, 1, 2, 3000)] == [
+        "0 cases",
+        "1 case",
+        "2 cases",
+        "3,000 cases",
+    ]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from halter.core.errors import ConfigError
-from halter.demo.dashboard import has_display
-from halter.server.web import PORT, bind
+from halter.demo.place import has_display
+from halter.server.server import PORT, bind
 from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import Up
 

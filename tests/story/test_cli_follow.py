@@ -11,13 +11,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from halter.app.desk.waiting import Waiting
-from halter.app.follow import POLL, Follower, growing
 from halter.cli import build
-from halter.cli.audit import settled
-from halter.cli.cursor import Cursor, read_cursor, write_cursor
-from halter.cli.export import sink
-from halter.cli.tail import line
+from halter.cli.audit import ReadPosition, open_sink, read_cursor, read_settled_calls, write_cursor
+from halter.cli.sessions import format_event_line
 from halter.core.clock import Clock
 from halter.core.errors import ConfigError
 from halter.core.events import (
@@ -34,7 +30,9 @@ from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Write
 from halter.core.rows import AuditRow, DecisionRow
 from halter.journal.open import open_engine
 from halter.journal.store import JournalStore
-from halter.state import life
+from halter.operations.decisions import WaitingDecision
+from halter.runtime.feed import POLLING_INTERVAL, Follower, watch_growth
+from halter.state import lifecycle
 from halter.testing.fakes import ManualClock, SeededIds
 
 KEYS = {
@@ -59,7 +57,7 @@ class Desk:
     async def start(self, *sessions: str) -> None:
         for session in sessions:
             event = SessionStarted(session=session, agent="clerk", kind="task", started_by="ada")
-            await self.store.commit(life.start(event))
+            await self.store.commit(lifecycle.start_session(event))
             (self.leases[session],) = await self.store.claim(WorkerId("w"), 1, SessionId(session))
 
     async def write(self, session: str, event: AnyEvent, body: bytes = b"", call: str = "") -> None:
@@ -187,7 +185,7 @@ def test_a_row_has_the_beginning_of_what_was_said_also_where_that_was_large(desk
 def test_a_store_that_was_put_back_is_read_again_rather_than_missed(desk: Desk) -> None:
     async def read() -> list[str]:
         follower = Follower(desk.store, {session_stream("a"): 99})
-        return [row.call async for row in settled(desk.store, follower, Change(EVERY_STREAM, 0))]
+        return [row.call async for row in read_settled_calls(desk.store, follower, Change(EVERY_STREAM, 0))]
 
     do(desk.start("a"), desk.begin("a", "a.1"), desk.settle("a", "a.1"))
     assert asyncio.run(read()) == ["a.1"]
@@ -195,7 +193,7 @@ def test_a_store_that_was_put_back_is_read_again_rather_than_missed(desk: Desk) 
 
 def test_the_cursor_of_another_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "sink.json"
-    write_cursor(path, Cursor("one", {FLEET: 3}))
+    write_cursor(path, ReadPosition("one", {FLEET: 3}))
     assert read_cursor(path, "one").seen == {FLEET: 3}
     with pytest.raises(ConfigError, match="cursor of another store"):
         read_cursor(path, "two")
@@ -208,7 +206,7 @@ def test_the_cursor_of_another_store_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["/", "nowhere/x", "/dev/full", "\0"])
 def test_a_place_that_cannot_be_written_is_a_sentence(target: str, tmp_path: Path) -> None:
     def write() -> None:
-        with sink(str(tmp_path / target), append=True) as file:
+        with open_sink(str(tmp_path / target), append=True) as file:
             file.put([{"call": "a.1"}])
 
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -224,7 +222,7 @@ class Deaf(JournalStore):
 
 
 async def changes_seen(store: JournalStore, clock: Clock, number: int) -> list[Change]:
-    async with aclosing(growing(store, clock)) as changes:
+    async with aclosing(watch_growth(store, clock)) as changes:
         return [await anext(changes) for _ in range(number)]
 
 
@@ -240,13 +238,13 @@ async def test_where_hints_are_lost_everything_is_looked_at_from_time_to_time() 
     engine = open_engine("memory:", clock=clock, ids=SeededIds(0, clock.now))
     seen = await changes_seen(Deaf(engine, inline=True), clock, 3)
     assert [change.stream for change in seen] == [EVERY_STREAM] * 3
-    assert clock.now() >= 2 * POLL
+    assert clock.now() >= 2 * POLLING_INTERVAL
 
 
 async def test_a_hint_is_followed_at_once_and_read_once(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     follower = Follower(desk.store, {})
-    async with aclosing(growing(desk.store, desk.clock)) as changes:
+    async with aclosing(watch_growth(desk.store, desk.clock)) as changes:
         assert (await anext(changes)).stream == EVERY_STREAM
         await desk.start("a")
         stream = StreamId("")
@@ -279,7 +277,7 @@ async def test_every_store_hands_on_the_same_rows(scribe: Any) -> None:
     await scribe.start("one")
     await scribe.guarded("one")
     follower = Follower(scribe.ground.store, {})
-    rows = [row async for row in settled(scribe.ground.store, follower, Change(EVERY_STREAM, 0))]
+    rows = [row async for row in read_settled_calls(scribe.ground.store, follower, Change(EVERY_STREAM, 0))]
     assert [(row.call, row.outcome, row.input) for row in rows] == [
         ("one-guarded", "ok", b"what was said"),
         ("one-guarded-2", "tool_not_granted", b"what was said"),
@@ -293,10 +291,10 @@ async def test_what_a_session_asked_that_is_over_needs_nobody(scribe: Any) -> No
     )
     lease, reads = scribe.leases["one"], [(DecisionRow, ("d",))]
     await scribe.commit(Write(session_stream("one"), "asked", lambda _: [Draft(ask, b"send {}")], reads, lease))
-    (one,) = await scribe.ground.store.ask(Query("open_decisions", Waiting, {"now": 0}))
+    (one,) = await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0}))
     assert (one.shown, one.reasons, one.session) == ("send {}", ("r",), "one")
     await scribe.end("one")
-    assert await scribe.ground.store.ask(Query("open_decisions", Waiting, {"now": 0})) == []
+    assert await scribe.ground.store.ask(Query("open_decisions", WaitingDecision, {"now": 0})) == []
 
 
 async def test_every_event_is_told_on_one_line(scribe: Any) -> None:
@@ -306,6 +304,6 @@ async def test_every_event_is_told_on_one_line(scribe: Any) -> None:
     await scribe.cap(900_000)
     await scribe.hold("two", "two-9", 60_000)
     events = await Follower(scribe.ground.store, {}).all_new()
-    lines = [line(stored) for stored in events]
+    lines = [format_event_line(stored) for stored in events]
     assert len(lines) == len({(stored.stream, stored.seq) for stored in events})
     assert not [text for text in lines if "\n" in text or len(text.split()) < 5]

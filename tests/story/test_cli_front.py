@@ -21,10 +21,10 @@ from halter.core.events import (
 )
 from halter.core.ids import FLEET, SortableIds, session_stream, trigger_stream
 from halter.core.ports import Draft, Write
+from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow
-from halter.core.task_project import rows_of_event
 from halter.journal.open import open_store
-from halter.state import life
+from halter.state import lifecycle
 from tests.story.test_cli_talk import Person
 
 
@@ -162,15 +162,15 @@ def test_an_agent_runs_ends_keeps_and_promotes_nothing(ada: Person) -> None:
 
 
 def test_a_document_that_was_left_to_a_person_is_tried_anew_by_their_word(ada: Person) -> None:
-    from halter.app.runs import make
-    from halter.core.tasks import Watch
+    from halter.core.agent_spec import Watch
+    from halter.runtime.triggers import make_trigger
 
     seen = ItemSeen(trigger="desk/in", item="abc123", name="a.txt")
     left = ItemQuarantined(trigger="desk/in", item="abc123", attempts=3, sentence="It failed.")
     rows = rows_of_event(left)
     written(
         ada,
-        make("desk/in", "desk", Watch(name="in", path="in"), "agent.yaml"),
+        make_trigger("desk/in", "desk", Watch(name="in", path="in"), "agent.yaml"),
         Write(trigger_stream("desk/in"), "seen", lambda _: [Draft(seen), Draft(left)], rows),
     )
     shown = ada.types("schedules")[1]
@@ -208,7 +208,7 @@ def left_behind(ada: Person) -> None:
     rows = [row for event, _ in said for row in rows_of_event(event)]
     written(
         ada,
-        life.start(SessionStarted(session="one", agent="desk", kind="task", started_by="ada")),
+        lifecycle.start_session(SessionStarted(session="one", agent="desk", kind="task", started_by="ada")),
         Write(session, "left", lambda _: [Draft(event, body) for event, body in said], rows),
         Write(FLEET, "asked", lambda _: [Draft(asked, b"desk proposes")], [(DecisionRow, ("proposal/m-1",))]),
     )

@@ -15,22 +15,22 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.app import App, open_app
-from halter.app.agent import assembled
-from halter.app.playing import begin, go_on
 from halter.cli import build
-from halter.config.playbook import read_playbook
+from halter.config.agent_files import read_playbook
 from halter.core.clock import HOUR
 from halter.core.events import CallStarted, DecisionAsked, SessionParked
 from halter.core.ids import FLEET, SessionId, WorkerId
-from halter.core.limits import Caps, Spender, legs
+from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
 from halter.core.vocabulary import State
-from halter.guard.chokepoint import NeedsPerson
+from halter.guard.tool_door import NeedsPerson
+from halter.runtime.assemble import assemble_agent
+from halter.runtime.runtime import App, open_app
+from halter.runtime.sessions import begin_playbook, resume_playbook
 from halter.settings import read_settings
-from halter.state import life
-from halter.testing.holds import HoldTaken, hold
+from halter.state import lifecycle
+from halter.testing.fakes import HoldTaken, hold
 
 Halter = Callable[..., Result]
 
@@ -40,7 +40,7 @@ name: clerk
 limits: {max_cost_usd: 0.10, on_cap: ask}
 """
 TOOLS: Final = '''
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 
 
 @tool(level="RESTRICTED")
@@ -118,10 +118,10 @@ class Place:
             raise Died
 
         async def job(app: App) -> str:
-            async with assembled(app, self.agent) as ready:
-                begun = SessionId(session) or await begin(app, ready, read_playbook(file), {})
+            async with assemble_agent(app, self.agent) as ready:
+                begun = SessionId(session) or await begin_playbook(app, ready, read_playbook(file), {})
                 with pytest.raises(Died):
-                    await go_on(app, ready, begun, lambda _, __: None, dies)
+                    await resume_playbook(app, ready, begun, lambda _, __: None, dies)
                 return begun
 
         return self.on_store(job), asked[0].decision
@@ -135,16 +135,16 @@ class Place:
 
     async def begun(self, app: App, *, cost: int = 0, parked: bool = True) -> str:
         """Leave a session behind, with a call in doubt that holds money or is free."""
-        async with assembled(app, self.agent) as ready:
-            session = await begin(app, ready, read_playbook(self.agent / "letter.yaml"), {})
+        async with assemble_agent(app, self.agent) as ready:
+            session = await begin_playbook(app, ready, read_playbook(self.agent / "letter.yaml"), {})
         (lease,) = await app.store.claim(WorkerId("dead"), 1, session)
-        held = legs(Caps(), Spender(session, "clerk"), app.clock.now(), usd=cost)
+        held = make_legs(Caps(), Spender(session, "clerk"), app.clock.now(), usd=cost)
         started = CallStarted(call=f"{session}.1", tool="send", legs=held, level="RESTRICTED")
         if not parked:
             assert isinstance(await hold(app.purse, lease, started, b'{"to":"bob"}'), HoldTaken)
         else:
             resting = SessionParked(state="SLEEPING", wake_at=app.clock.now() + HOUR)
-            await app.store.commit(life.park(lease, f"{session}/park", resting))
+            await app.store.commit(lifecycle.park_session(lease, f"{session}/park", resting))
         return session
 
     def leave(self, **how: Any) -> str:

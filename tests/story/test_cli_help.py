@@ -17,9 +17,8 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
 from halter.cli import build
-from halter.cli.codes import MEANINGS
-from halter.cli.examples import EXAMPLES
-from halter.cli.tree import COMMANDS, whole
+from halter.cli.command import EXIT_MEANINGS
+from halter.cli.commands import COMMANDS, EXAMPLES, load_all_commands
 from tests.story.clerks import environment, furnish
 
 SPEC = {
@@ -102,7 +101,7 @@ def leaves(group: TyperGroup, path: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{path}{name}", command
 
 
-ALL = dict(leaves(whole()))
+ALL = dict(leaves(load_all_commands()))
 
 
 def test_the_help_is_grouped_and_every_command_has_one_line_of_it() -> None:
@@ -238,12 +237,12 @@ def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
 def test_codes_tell_a_script_what_came_of_it(home: Path, line: str, code: int) -> None:
     said = types(home, line)
     assert said.exit_code == code, said.output
-    assert code in MEANINGS
+    assert code in EXIT_MEANINGS
 
 
 def test_the_help_tells_what_each_code_means() -> None:
     said = CliRunner().invoke(build(), ["--help"], env={"COLUMNS": "100", "TERM": "dumb"}).stdout
-    for code, meaning in MEANINGS.items():
+    for code, meaning in EXIT_MEANINGS.items():
         assert f"{code}  {meaning}" in said
 
 

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from halter.cli import build
-from halter.config.agent import agent_of, read_agent
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve, resolve_agent
-from halter.config.schema import agent_schema, fleet_schema
-from halter.config.starter import starter
-from halter.config.trust import Trust, folder_digest
+from halter.config.agent_files import parse_agent, read_agent
+from halter.config.decode import agent_schema, fleet_schema
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_agent, resolve_policy
+from halter.config.roots import render_starter_files
+from halter.config.trust import TrustFile, digest_folder
+from halter.config.yaml_reader import load_bytes
 
 Halter = Callable[..., Result]
 
@@ -43,18 +43,18 @@ def halter(environment: dict[str, str]) -> Halter:
 
 
 @pytest.fixture
-def trust(tmp_path: Path) -> Trust:
-    return Trust(tmp_path / "config" / "halter" / "trust.json")
+def trust(tmp_path: Path) -> TrustFile:
+    return TrustFile(tmp_path / "config" / "halter" / "trust.json")
 
 
-def test_a_new_agent_works_at_once_and_is_trusted(halter: Halter, tmp_path: Path, trust: Trust) -> None:
+def test_a_new_agent_works_at_once_and_is_trusted(halter: Halter, tmp_path: Path, trust: TrustFile) -> None:
     folder = tmp_path / "night watch"
     said = halter("init", str(folder))
     assert said.exit_code == 0, said.stderr
     assert said.stdout.startswith(f"night-watch is in {folder}: agent.yaml, AGENTS.md, tools.py. Its code is trusted")
     assert f"  halter run '{folder}' \"hello\"\n  halter chat '{folder}'\n" in said.stdout
-    assert trust.is_trusted(folder, folder_digest(folder))
-    mind = resolve_agent(Fleet(), read_agent(folder), folder).mind
+    assert trust.is_trusted(folder, digest_folder(folder))
+    mind = resolve_agent(FleetConfig(), read_agent(folder), folder).mind
     assert (mind.model, len(mind.reflex) > 0, mind.instructions != "") == ("reflex:rules", True, True)
     playbook = tmp_path / "count.yaml"
     playbook.write_text('- {call: days_between, with: {first: "2026-01-01", last: "2026-12-31"}}\n')
@@ -87,10 +87,13 @@ def test_a_model_of_any_provider_can_be_named(
     assert made["next"][0].startswith(next_command)
     assert len(made["next"]) == 2
     agent = read_agent(folder)
-    assert (resolve(Fleet(), agent).name, resolve_agent(Fleet(), agent, folder).mind.model) == ("2026", canonical)
+    assert (resolve_policy(FleetConfig(), agent).name, resolve_agent(FleetConfig(), agent, folder).mind.model) == (
+        "2026",
+        canonical,
+    )
 
 
-def test_nothing_is_overwritten(halter: Halter, tmp_path: Path, trust: Trust) -> None:
+def test_nothing_is_overwritten(halter: Halter, tmp_path: Path, trust: TrustFile) -> None:
     folder = tmp_path / "agent"
     folder.mkdir()
     (folder / "AGENTS.md").write_text("Mine.")
@@ -102,7 +105,7 @@ def test_nothing_is_overwritten(halter: Halter, tmp_path: Path, trust: Trust) ->
     assert trust.folders() == {}
 
 
-def test_code_that_was_there_is_not_trusted_with_the_new(halter: Halter, tmp_path: Path, trust: Trust) -> None:
+def test_code_that_was_there_is_not_trusted_with_the_new(halter: Halter, tmp_path: Path, trust: TrustFile) -> None:
     folder = tmp_path / "agent"
     folder.mkdir()
     (folder / "helper.py").write_text("print('who wrote this?')\n")
@@ -112,7 +115,7 @@ def test_code_that_was_there_is_not_trusted_with_the_new(halter: Halter, tmp_pat
     assert trust.folders() == {}
 
 
-def test_an_agent_can_make_an_agent_but_not_trust_it(halter: Halter, tmp_path: Path, trust: Trust) -> None:
+def test_an_agent_can_make_an_agent_but_not_trust_it(halter: Halter, tmp_path: Path, trust: TrustFile) -> None:
     said = halter("init", str(tmp_path / "child"), "--json", HALTER_AGENT="parent")
     assert said.exit_code == 0
     assert json.loads(said.stdout)["trusted"] is False
@@ -165,8 +168,8 @@ def test_any_name_and_model_is_written_so_that_it_is_read_again(
     said = f"{provider}:{model}"
     if not model.strip() or model != model.strip() or not model.isprintable() or provider in {"scripted", "reflex"}:
         return
-    agent = agent_of(load_bytes(starter(name, said)["agent.yaml"].encode(), "agent.yaml"))
-    assert (agent.spec.name, resolve_agent(Fleet(), agent, tmp_path).mind.model) == (name, said)
+    agent = parse_agent(load_bytes(render_starter_files(name, said)["agent.yaml"].encode(), "agent.yaml"))
+    assert (agent.spec.name, resolve_agent(FleetConfig(), agent, tmp_path).mind.model) == (name, said)
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ LONG = re.compile(r"\S{38,}")
 
 SLOW = """
 import sys, threading
-from halter.cli.patience import patience, share
+from halter.cli.terminal import patience, share
 
 with patience("Counting", quiet="--json" in sys.argv, a_while=0) as tell:
     tell(share(2, 5))

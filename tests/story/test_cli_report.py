@@ -10,13 +10,13 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.app import open_app
 from halter.cli import build
 from halter.core.events import SessionStarted
 from halter.core.ids import OUTBOX, SessionId, WorkerId
-from halter.guard.switches import switch_on
+from halter.guard.halts import switch_on
+from halter.runtime.runtime import open_app
 from halter.settings import read_settings
-from halter.state import life
+from halter.state import lifecycle
 
 Halter = Callable[..., Result]
 HOSTILE = "<script>alert(1)</script>"
@@ -34,9 +34,9 @@ def halter(tmp_path: Path) -> Halter:
     async def fill() -> None:
         async with open_app(read_settings(environment, tmp_path)) as app:
             start = SessionStarted(session="s1", agent=HOSTILE, kind="task", started_by="ada")
-            await app.store.commit(life.start(start))
+            await app.store.commit(lifecycle.start_session(start))
             (lease,) = await app.store.claim(WorkerId("w"), 1, SessionId("s1"))
-            await app.store.commit(life.end(lease, "ERROR", "model_error"))
+            await app.store.commit(lifecycle.end_session(lease, "ERROR", "model_error"))
             await app.store.commit(switch_on("clerk", "ada", "on"))
 
     asyncio.run(fill())

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from halter.config.trust import Trust, folder_digest
+from halter.config.trust import TrustFile, digest_folder
 
 REPLIES = """\
 - text: I look.
@@ -62,8 +62,8 @@ class Person:
         (self.agent / "agent.yaml").write_text(f"name: desk\nmodel: scripted\nscript: replies.yaml\n{more}")
         (self.agent / "replies.yaml").write_text(replies)
         (self.agent / "tools.py").write_text(TOOLS)
-        trust = Trust(self.home / "config" / "halter" / "trust.json")
-        trust.trust(self.agent, folder_digest(self.agent), "ada", 0)
+        trust = TrustFile(self.home / "config" / "halter" / "trust.json")
+        trust.trust(self.agent, digest_folder(self.agent), "ada", 0)
 
     def begins(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "halter", *words]

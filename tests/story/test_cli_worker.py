@@ -18,7 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from halter.config.trust import Trust, folder_digest
+from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.journal.open import open_engine
@@ -85,7 +85,7 @@ class Operator(Person):
         (folder / "agent.yaml").write_text(f"name: {name}\nmodel: scripted\nscript: replies.yaml\n{more}")
         (folder / "replies.yaml").write_text(replies)
         (folder / "tools.py").write_text(TOOLS)
-        Trust(self.home / "config" / "halter" / "trust.json").trust(folder, folder_digest(folder), "ada", 0)
+        TrustFile(self.home / "config" / "halter" / "trust.json").trust(folder, digest_folder(folder), "ada", 0)
         return folder
 
     def works(self, *words: object, how: tuple[str, ...] = ()) -> Worker:
@@ -285,7 +285,7 @@ def test_an_older_version_of_an_agent_waits_and_goes_on_when_the_newer_one_is_go
     old = ada.agent_of("desk", RUNS, SLEEPS % "1s" * 100, "old")
     new = ada.agent_of("desk", RUNS, SLEEPS % "1s" * 100, "new")
     (new / "tools.py").write_text(TOOLS + "\n# Better now.\n")
-    Trust(ada.home / "config" / "halter" / "trust.json").trust(new, folder_digest(new), "ada", 0)
+    TrustFile(ada.home / "config" / "halter" / "trust.json").trust(new, digest_folder(new), "ada", 0)
     older = ada.works(old)
     older.until("turn 1 ends")
     newer = ada.works(new)

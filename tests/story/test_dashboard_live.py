@@ -4,13 +4,20 @@ import asyncio
 from contextlib import aclosing
 from itertools import pairwise
 
-from halter.app.bus import Bus
 from halter.core.clock import SECOND
-from halter.server.dashboard.live import AGING, MOST, PACE, Ear, Grown, Live
+from halter.dashboard.page import (
+    MAX_NAMED_STREAMS,
+    MAX_REFRESH_INTERVAL,
+    MIN_REFRESH_INTERVAL,
+    FeedChanges,
+    LiveFeed,
+    PageListener,
+)
+from halter.runtime.feed import Bus
 from halter.testing.world import World
 
 
-def page(world: World, live: Live, seen: list[tuple[int, Grown]]) -> asyncio.Task[None]:
+def page(world: World, live: LiveFeed, seen: list[tuple[int, FeedChanges]]) -> asyncio.Task[None]:
     async def look() -> None:
         async with aclosing(live.grown()) as grown:
             async for each in grown:
@@ -20,8 +27,8 @@ def page(world: World, live: Live, seen: list[tuple[int, Grown]]) -> asyncio.Tas
 
 
 async def test_a_page_is_told_which_streams_grew_and_no_more_often_than_it_can_be_read(world: World) -> None:
-    live = Live(Bus(world.journal, world.clock), world.clock)
-    seen: list[tuple[int, Grown]] = []
+    live = LiveFeed(Bus(world.journal, world.clock), world.clock)
+    seen: list[tuple[int, FeedChanges]] = []
     looking = page(world, live, seen)
     await world.advance(0)
     for number in range(40):
@@ -30,22 +37,22 @@ async def test_a_page_is_told_which_streams_grew_and_no_more_often_than_it_can_b
     await world.advance(SECOND)
     moments = [at for at, grown in seen if grown.anything]
     assert {stream for _, grown in seen for stream in grown.streams} >= {f"session:s{number}" for number in range(40)}
-    assert all(later - before >= PACE for before, later in pairwise(moments))
+    assert all(later - before >= MIN_REFRESH_INTERVAL for before, later in pairwise(moments))
     looking.cancel()
 
 
 async def test_a_page_is_told_from_time_to_time_that_what_it_shows_is_older(world: World) -> None:
-    live = Live(Bus(world.journal, world.clock), world.clock)
-    seen: list[tuple[int, Grown]] = []
+    live = LiveFeed(Bus(world.journal, world.clock), world.clock)
+    seen: list[tuple[int, FeedChanges]] = []
     looking = page(world, live, seen)
-    await world.advance(3 * AGING)
+    await world.advance(3 * MAX_REFRESH_INTERVAL)
     assert len(seen) >= 2
     assert not any(grown.anything for _, grown in seen)
     looking.cancel()
 
 
 async def test_nothing_listens_any_more_when_the_last_page_is_gone(world: World) -> None:
-    live = Live(Bus(world.journal, world.clock), world.clock)
+    live = LiveFeed(Bus(world.journal, world.clock), world.clock)
     pages = [page(world, live, []) for _ in range(3)]
     await world.advance(SECOND)
     assert live.pages == 3
@@ -58,18 +65,18 @@ async def test_nothing_listens_any_more_when_the_last_page_is_gone(world: World)
 
 
 async def test_a_page_that_takes_nothing_costs_a_set_of_names_and_is_told_that_all_may_be_new(world: World) -> None:
-    live = Live(Bus(world.journal, world.clock), world.clock)
+    live = LiveFeed(Bus(world.journal, world.clock), world.clock)
     with live.ear() as stalled:
         await world.advance(0)
-        for number in range(MOST + 50):
+        for number in range(MAX_NAMED_STREAMS + 50):
             await world.start(f"s{number}")
         await world.advance(SECOND)
-        assert stalled.take() == Grown(everything=True)
-        assert stalled.take() == Grown()
+        assert stalled.take() == FeedChanges(everything=True)
+        assert stalled.take() == FeedChanges()
 
 
 def test_an_ear_that_was_told_of_everything_keeps_no_names() -> None:
-    ear = Ear()
+    ear = PageListener()
     ear.hear_everything()
     assert ear.news.is_set()
     assert ear.take().anything

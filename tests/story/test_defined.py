@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from halter.app.agent_context import GOOD_FOR
 from halter.core.ids import Digest
 from halter.core.ports import Store
-from halter.testing.relay import Relay
+from halter.runtime.agent_context import GOOD_FOR
+from halter.testing.fakes import Relay
 from halter.testing.world import World
 from tests.story.fronts import front
 

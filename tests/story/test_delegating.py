@@ -6,18 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from halter.app.asking import Handled, ToModel
-from halter.app.delegating import SHARE, begun, go_on
-from halter.app.talking import attend, row_of
-from halter.brain.loop import NOBODY
 from halter.core.events import SessionStarted, WakePosted
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.money import Account, BudgetRow
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.text import from_body
-from halter.guard.purse import change_cap
-from halter.testing.crash import CRASH_KINDS, Crash, CrashKind
+from halter.guard.ledger import change_cap
+from halter.loop.loop import NO_OBSERVER
+from halter.runtime.front_door import ForwardedMessage, HandledMessage
+from halter.runtime.sessions import (
+    SUB_SESSION_DIVISOR,
+    attend_session,
+    begin_sub_session,
+    read_session_row,
+    resume_delegation,
+)
+from halter.testing.fakes import CRASH_KINDS, Crash, CrashKind
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 from tests.story.fronts import PRICED, THINKS, TOOLS, Front, front, written
@@ -53,7 +58,7 @@ async def test_a_task_for_a_neighbour_is_done_by_a_part_of_the_session_and_its_e
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
         done = await desk.says("@scout check the mail")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert (done.routed.strategy, done.answer, done.ok) == ("SUB_AGENT", "The mail is empty.", True)
         (child,) = await children(world)
         assert (child.session, child.agent, child.parent, child.kind) == (done.session, "scout", "chat", "task")
@@ -75,12 +80,16 @@ async def test_its_cap_is_exactly_half_of_what_is_left_and_what_it_spent_is_its_
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path, more)
         done = await desk.says("@scout check the mail")
-        assert isinstance(done, Handled)
-        assert sum(leg.amount for leg in (await started(world, done.session)).carved) == 500_000 // SHARE == 250_000
+        assert isinstance(done, HandledMessage)
+        assert (
+            sum(leg.amount for leg in (await started(world, done.session)).carved)
+            == 500_000 // SUB_SESSION_DIVISOR
+            == 250_000
+        )
         parent = await budget(world, "chat")
         assert (parent.spent, parent.held) == (2_000, 0)
         again = await desk.says("@scout check the mail")
-        assert isinstance(again, Handled)
+        assert isinstance(again, HandledMessage)
         assert sum(leg.amount for leg in (await started(world, again.session)).carved) == (500_000 - 2_000) // 2
         assert (await budget(world, again.session)).cap == 249_000
 
@@ -91,7 +100,7 @@ async def test_a_part_does_its_work_with_the_little_that_was_carved_out_for_it(w
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path, more, dear)
         done = await desk.says("@scout check the mail")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         child = await budget(world, done.session)
         assert (child.cap, child.spent, done.answer) == (10_000, 2_000, "Dear.")
         assert (await budget(world, "chat")).spent == child.spent
@@ -102,12 +111,12 @@ async def test_with_too_little_money_nothing_begins_and_it_is_said(world: World,
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path, more)
         done = await desk.says("@scout check the mail")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert not done.ok
         assert done.answer.startswith("There is too little money for another session: $0.019999 is left in chat")
         assert await children(world) == []
         await world.store.commit(change_cap(Account("session:chat", "", "usd"), 1_000_000, "ada", "raise"))
-        assert isinstance(await desk.says("@scout check the mail"), Handled)
+        assert isinstance(await desk.says("@scout check the mail"), HandledMessage)
         assert len(await children(world)) == 1
 
 
@@ -117,13 +126,13 @@ async def test_it_may_use_only_what_both_have_and_its_parent_may_use(world: Worl
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path, more, calls)
         done = await desk.says("@scout check the mail")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert (await started(world, done.session)).grants == ("look",)
         events = await world.events(session_stream(done.session))
         refused = [stored.event for stored in events if stored.kind == "call_refused"]
         assert [(event.tool, event.outcome) for event in refused] == [("wander", "tool_not_granted")]  # type: ignore[union-attr]
         own = await desk.says("have a separate agent check the mail")
-        assert isinstance(own, Handled)
+        assert isinstance(own, HandledMessage)
         assert (await started(world, own.session)).grants == ("look",)
 
 
@@ -131,8 +140,8 @@ async def test_who_was_given_a_task_answers_with_what_the_other_found(world: Wor
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
         done = await desk.says("@scout check the mail", "task", kind="task")
-        assert done == ToModel(done.routed, told=True)
-        came, _ = await attend(desk.speaking, "task")
+        assert done == ForwardedMessage(done.routed, told=True)
+        came, _ = await attend_session(desk.speaking, "task")
         assert came.state == "COMPLETED"
         (prompt,) = desk.speaking.models.named("scripted:script").asked  # type: ignore[attr-defined]
         said = [part.text for message in prompt.messages for part in message.parts]
@@ -145,7 +154,7 @@ async def test_a_neighbour_that_nobody_trusts_does_nothing_and_it_is_said(world:
         desk = await with_scout(stack, world, tmp_path)
         (tmp_path / "scout" / "tools.py").write_text(TOOLS)
         done = await desk.says("@scout check the mail")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert "halter trust" in done.answer
         assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
 
@@ -154,11 +163,11 @@ async def test_what_a_process_left_behind_that_died_is_taken_up_by_the_next(worl
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
         await desk.says("@scout check the mail", "chat")
-        parent = await row_of(desk.speaking, "chat")
-        child = await begun(desk.speaking, parent, desk.speaking, "count the sheep")
+        parent = await read_session_row(desk.speaking, "chat")
+        child = await begin_sub_session(desk.speaking, parent, desk.speaking, "count the sheep")
         held = (await budget(world, "chat")).held
         assert held == (await budget(world, child)).cap
-        (came,) = [came async for came in go_on(desk.speaking, "chat", NOBODY, lambda _, __: None)]
+        (came,) = [came async for came in resume_delegation(desk.speaking, "chat", NO_OBSERVER, lambda _, __: None)]
         assert (came.session, came.words, came.ok) == (child, "All is well.", True)
         assert (await budget(world, "chat")).held == 0
 
@@ -187,7 +196,7 @@ async def _delegated_through(world: World, home: Path) -> bool:
             rows = await world.journal.ask(Query("all_sessions", SessionRow))
             if not any(row.session == "chat" for row in rows):
                 return
-            [_ async for _ in go_on(desk.speaking, "chat", NOBODY, lambda _, __: None)]
+            [_ async for _ in resume_delegation(desk.speaking, "chat", NO_OBSERVER, lambda _, __: None)]
 
     await asyncio.wait([world.spawn(program(again=False))])
     crashed = world.store.dead

@@ -7,17 +7,31 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.cli.answer import json_line
-from halter.cli.night import conclude
+from halter.cli.command import encode_json_line
+from halter.cli.demo import print_conclusion
 from halter.core.clock import HOUR
 from halter.core.events import CostCapReached, ItemQuarantined, RequestSettled
-from halter.core.messages import Prompt, user
-from halter.core.money import DOLLAR, usd
+from halter.core.messages import Prompt, make_user_message
+from halter.core.money import DOLLAR, micros_to_usd
 from halter.core.usage import Usage
-from halter.demo.figures import Incident, cents, night, told
-from halter.demo.night import EVENING, Bill, Frame, Lived, lived
-from halter.demo.provider import MODEL, price, tokens
-from halter.demo.scenes import INVOICES, REPORTS, SCENES, handbook
+from halter.demo.night import (
+    INVOICES,
+    MODEL,
+    NIGHT_START,
+    REPORTS,
+    SCENES,
+    Bill,
+    Frame,
+    Incident,
+    PlayedIncident,
+    count_prompt_tokens,
+    find_price,
+    format_cents,
+    play_incident,
+    sum_night,
+    summarize_incident,
+    write_handbook,
+)
 
 pytestmark = pytest.mark.xdist_group("demo night")
 
@@ -26,11 +40,11 @@ STUCK, IDLE, PARALLEL = SCENES
 
 
 @functools.cache
-def once(name: str) -> tuple[Lived, list[Frame]]:
+def once(name: str) -> tuple[PlayedIncident, list[Frame]]:
     """Live through an incident, once for all tests."""
     frames: list[Frame] = []
     (scene,) = [scene for scene in SCENES if scene.name == name]
-    return lived(scene, frames.append), frames
+    return play_incident(scene, frames.append), frames
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -48,26 +62,26 @@ def test_the_bills_grow_from_frame_to_frame_up_to_what_is_told_at_the_end(name: 
     for side in ("without", "within"):
         bills = [(bill.cost_usd, bill.requests) for bill in (getattr(frame, side) for frame in frames)]
         assert bills == sorted(bills)
-        assert frames[-1].at == EVENING + came.scene.span
+        assert frames[-1].at == NIGHT_START + came.scene.span
         assert getattr(frames[-1], side) == getattr(came, side)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_request_in_the_journal_was_paid_at_the_real_price(name: str) -> None:
     came, _ = once(name)
-    rates = price()
+    rates = find_price()
     settled = [stored.event for stored in came.events if isinstance(stored.event, RequestSettled)]
     assert {event.outcome for event in settled} == {"ok"}
     for event in settled:
         assert event.usage is not None
         assert event.charge is not None
-        assert event.charge.usd == rates.cost(event.usage, EVENING)
+        assert event.charge.usd == rates.cost(event.usage, NIGHT_START)
 
 
 def test_the_same_figures_come_out_every_time() -> None:
     first, _ = once(PARALLEL.name)
-    again = lived(PARALLEL, lambda _: None)
-    assert told(again) == told(first)
+    again = play_incident(PARALLEL, lambda _: None)
+    assert summarize_incident(again) == summarize_incident(first)
     assert [(stored.stream, stored.at, stored.kind) for stored in again.events] == [
         (stored.stream, stored.at, stored.kind) for stored in first.events
     ]
@@ -84,7 +98,7 @@ def test_what_cannot_be_done_is_tried_three_times_and_then_left_to_a_person_whil
 
 def test_an_idle_agent_thinks_only_when_something_has_changed() -> None:
     came, _ = once(IDLE.name)
-    at = [stored.at - EVENING for stored in came.events if stored.kind == "turn_started"]
+    at = [stored.at - NIGHT_START for stored in came.events if stored.kind == "turn_started"]
     assert len(at) == came.within.requests
     assert [moment // HOUR for moment in at[-2:]] == [3, 3]
     assert came.without.requests == 8 * 60
@@ -105,15 +119,15 @@ def test_nobody_who_waits_for_money_loses_what_was_done() -> None:
 
 
 def test_tokens_are_counted_from_what_is_sent() -> None:
-    short, long = (Prompt(system=handbook(rules), messages=(user("hello"),)) for rules in (1, 100))
-    assert tokens(short) < tokens(long)
-    assert 0.2 * len(long.system) < tokens(long) < 0.3 * len(long.system)
-    assert price().cost(Usage(1_000_000 // 10, 0), EVENING) == 3 * DOLLAR // 10
+    short, long = (Prompt(system=write_handbook(rules), messages=(make_user_message("hello"),)) for rules in (1, 100))
+    assert count_prompt_tokens(short) < count_prompt_tokens(long)
+    assert 0.2 * len(long.system) < count_prompt_tokens(long) < 0.3 * len(long.system)
+    assert find_price().cost(Usage(1_000_000 // 10, 0), NIGHT_START) == 3 * DOLLAR // 10
 
 
 def test_programs_get_the_figures_under_plain_names() -> None:
-    incidents = [told(once(name)[0]) for name in NAMES]
-    read = msgspec.json.decode(json_line(night(incidents)))
+    incidents = [summarize_incident(once(name)[0]) for name in NAMES]
+    read = msgspec.json.decode(encode_json_line(sum_night(incidents)))
     assert read["model"] == str(MODEL)
     assert list(read) == ["model", "incidents", "without", "with", "overruns"]
     assert read["overruns"] == 0
@@ -126,19 +140,19 @@ def test_programs_get_the_figures_under_plain_names() -> None:
 def test_what_stopped_it_is_read_from_the_journal_and_not_typed_in() -> None:
     came, _ = once(IDLE.name)
     skipped = [stored for stored in came.events if stored.kind == "turn_skipped"]
-    assert f"{len(skipped)} of {len(skipped) + 4} wakes" in told(came).stopped_by
+    assert f"{len(skipped)} of {len(skipped) + 4} wakes" in summarize_incident(came).stopped_by
     fewer = msgspec.structs.replace(came, events=[stored for stored in came.events if stored not in skipped[:10]])
-    assert f"{len(skipped) - 10} of" in told(fewer).stopped_by
+    assert f"{len(skipped) - 10} of" in summarize_incident(fewer).stopped_by
 
 
 def test_amounts_are_written_to_the_cent() -> None:
-    assert [cents(usd(micros)) for micros in (0, 340_000, 29_671_332, 1_234_567_890)] == [
+    assert [format_cents(micros_to_usd(micros)) for micros in (0, 340_000, 29_671_332, 1_234_567_890)] == [
         "$0.00",
         "$0.34",
         "$29.67",
         "$1,234.57",
     ]
-    assert isinstance(told(once(IDLE.name)[0]), Incident)
+    assert isinstance(summarize_incident(once(IDLE.name)[0]), Incident)
     assert isinstance(once(IDLE.name)[0].within, Bill)
 
 
@@ -146,7 +160,7 @@ def test_the_pages_about_the_demo_show_what_it_really_says(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    conclude(night([told(once(name)[0]) for name in NAMES]))
+    print_conclusion(sum_night([summarize_incident(once(name)[0]) for name in NAMES]))
     said = "\n".join(line.rstrip() for line in capsys.readouterr().out.splitlines())
     docs = Path(__file__).parents[2] / "docs"
     assert f"```text\n{said}\n```" in (docs / "demo.md").read_text("utf-8")

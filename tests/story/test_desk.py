@@ -8,13 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.app import App
-from halter.app.desk import ROLES, Desk, Role, Who, auditing, decisions, left, looking, money, rules, steering, triggers
-from halter.app.desk.auditing import Wanted
-from halter.app.desk.decisions import Answer
-from halter.app.desk.waiting import waiting
-from halter.app.desk.workers import workers
-from halter.core.clock import DAY, HOUR, SECOND, SystemClock
+from halter.core.clock import DAY, HOUR, SECOND, SystemClock, window_at
 from halter.core.errors import NotDone
 from halter.core.events import (
     AgentSwitched,
@@ -33,13 +27,17 @@ from halter.core.events import (
     TriggerMade,
 )
 from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
-from halter.core.money import Leg, usd
+from halter.core.money import Leg, micros_to_usd
 from halter.core.ports import Draft, Query, Write
-from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow
-from halter.core.task_project import rows_of_event
-from halter.core.windows import window_at
-from halter.core.workers import About
-from halter.guard.purse import Purse
+from halter.core.project import rows_of_event
+from halter.core.rows import AgentRow, AuditRow, DecisionRow, HaltRow, RuleRow, StreamRow, WorkerInfo
+from halter.guard.ledger import Ledger
+from halter.operations import artifacts, control, decisions, fleet, money, queries
+from halter.operations.decisions import ApprovalTerms, waiting
+from halter.operations.desk import ROLES, Desk, Role, Who
+from halter.operations.fleet import workers
+from halter.operations.queries import AuditFilter
+from halter.runtime.runtime import App
 from halter.settings import Settings
 
 TWO = ("mine", "theirs")
@@ -57,7 +55,7 @@ class Office:
         settings = Settings(ground.url, ground.folder, ground.key_path, "ann")
         # PostgreSQL keeps its own time.
         clock = SystemClock() if ground.url.startswith("postgresql:") else ground
-        self.app = App(settings, clock, ground, ground.store, ground.checkpointer, Purse(ground.store, ground), {})
+        self.app = App(settings, clock, ground, ground.store, ground.checkpointer, Ledger(ground.store, ground), {})
 
     def desk(self, role: Role = "admin", *agents: str, name: str = "bea") -> Desk:
         return Desk(self.app, Who(name, role, agents))
@@ -103,7 +101,7 @@ class Office:
         await self.write(FLEET, rule, (RuleRow, (rule.rule,)))
         await self.write(FLEET, HaltRequested(scope=f"trigger:{trigger}", by="ann"), (HaltRow, (f"trigger:{trigger}",)))
         await self.write(FLEET, AgentSwitched(agent=agent, on=True, by="ann"), (AgentRow, (agent,)))
-        about = About(kind="worker", host=f"host-of-{agent}", pid=7, agents={agent: "1"})
+        about = WorkerInfo(kind="worker", host=f"host-of-{agent}", pid=7, agents={agent: "1"})
         await self.ground.store.beat(WorkerId(f"worker-of-{agent}"), {}, about.said())
 
     async def spend(self, agent: str, session: str) -> None:
@@ -139,22 +137,22 @@ async def everything(desk: Desk) -> dict[str, Any]:
     """All that can be listed."""
     now = await desk.app.store.now()
     return {
-        "sessions": await looking.sessions(desk),
-        "fleet": await looking.fleet(desk),
-        "report": await looking.report(desk, now - DAY),
-        "told": await looking.told(desk, 0),
-        "spending": await looking.spending(desk, now - HOUR, now + HOUR, 2),
+        "sessions": await queries.sessions(desk),
+        "fleet": await queries.fleet(desk),
+        "report": await queries.report(desk, now - DAY),
+        "told": await queries.told(desk, 0),
+        "spending": await queries.spending(desk, now - HOUR, now + HOUR, 2),
         "waiting": [one.decision for one in await waiting(desk)],
         "budgets": await money.budgets(desk, everything=True),
-        "halts": await steering.halts_now(desk),
+        "halts": await control.halts_now(desk),
         "workers": await workers(desk),
-        "agents": sorted(await steering.known_agents(desk)),
-        "plans": await triggers.plans(desk),
-        "findings": await left.findings(desk),
-        "proposals": await left.proposals(desk),
-        "rules": await rules.rules(desk),
-        "audit": [row async for row in auditing.audit(desk, Wanted())],
-        "newest": [row async for row in auditing.newest(desk, Wanted(until=LATER))],
+        "agents": sorted(await control.known_agents(desk)),
+        "plans": await fleet.plans(desk),
+        "findings": await artifacts.findings(desk),
+        "proposals": await artifacts.proposals(desk),
+        "rules": await decisions.rules(desk),
+        "audit": [row async for row in queries.audit(desk, AuditFilter())],
+        "newest": [row async for row in queries.newest(desk, AuditFilter(until=LATER))],
     }
 
 
@@ -173,39 +171,39 @@ async def test_who_sees_one_agent_finds_nothing_of_another_in_anything_that_is_l
 async def test_what_all_agents_spent_together_is_not_told_to_who_sees_only_some(office: Office) -> None:
     scopes = {row.scope for row in (await money.budgets(office.desk("admin", "mine"))).budgets}
     assert scopes == {"agent:mine", "session:mine-1"}
-    assert not [cap for cap in (await looking.report(office.desk("admin", "mine"), 0)).caps if cap.scope == "fleet"]
+    assert not [cap for cap in (await queries.report(office.desk("admin", "mine"), 0)).caps if cap.scope == "fleet"]
 
 
 READS: dict[str, Callable[[Desk], Awaitable[Any]]] = {
     "session": lambda desk: desk.session("theirs-1"),
     "by its beginning": lambda desk: replace(desk, short_ids=True).session("theirs"),
-    "sessions": lambda desk: looking.sessions(desk, "theirs"),
-    "events": lambda desk: looking.events(desk, "theirs-1"),
-    "inbox": lambda desk: looking.events(desk, "theirs-1", inbox=True),
-    "newest events": lambda desk: looking.newest_events(desk, "theirs-1"),
-    "receipt": lambda desk: looking.receipt(desk, "theirs-1"),
-    "hot state": lambda desk: looking.hot_state(desk, "theirs-1"),
-    "history": lambda desk: looking.hot_state_history(desk, "theirs-1"),
-    "sensors": lambda desk: looking.sensors(desk, "theirs-1"),
+    "sessions": lambda desk: queries.sessions(desk, "theirs"),
+    "events": lambda desk: queries.events(desk, "theirs-1"),
+    "inbox": lambda desk: queries.events(desk, "theirs-1", inbox=True),
+    "newest events": lambda desk: queries.newest_events(desk, "theirs-1"),
+    "receipt": lambda desk: queries.receipt(desk, "theirs-1"),
+    "hot state": lambda desk: queries.hot_state(desk, "theirs-1"),
+    "history": lambda desk: queries.hot_state_history(desk, "theirs-1"),
+    "sensors": lambda desk: queries.sensors(desk, "theirs-1"),
 }
 
 DEEDS: dict[str, tuple[Role, Callable[[Desk, str], Awaitable[Any]]]] = {
-    "approve": ("approver", lambda desk, agent: decisions.approve(desk, f"{agent}-asks", Answer())),
+    "approve": ("approver", lambda desk, agent: decisions.approve(desk, f"{agent}-asks", ApprovalTerms())),
     "deny": ("approver", lambda desk, agent: decisions.deny(desk, f"{agent}-asks")),
-    "halt": ("approver", lambda desk, agent: steering.halt(desk, f"agent:{agent}")),
-    "halt a session": ("approver", lambda desk, agent: steering.halt(desk, f"session:{agent}-1")),
-    "keep": ("approver", lambda desk, agent: left.settle(desk, f"{agent}-found", "kept", "findings")),
-    "dismiss": ("approver", lambda desk, agent: left.settle(desk, f"{agent}-memory", "dismissed", "proposals")),
-    "resume": ("operator", lambda desk, agent: steering.resume(desk, f"trigger:{agent}/hook")),
-    "cancel": ("operator", lambda desk, agent: steering.cancel(desk, f"{agent}-1", patience=0)),
-    "switch on": ("operator", lambda desk, agent: steering.switch(desk, agent, on=True)),
-    "switch off": ("operator", lambda desk, agent: steering.switch(desk, agent, on=False)),
-    "tell": ("operator", lambda desk, agent: steering.tell(desk, f"{agent}-1", "Go on.")),
+    "halt": ("approver", lambda desk, agent: control.halt(desk, f"agent:{agent}")),
+    "halt a session": ("approver", lambda desk, agent: control.halt(desk, f"session:{agent}-1")),
+    "keep": ("approver", lambda desk, agent: artifacts.settle(desk, f"{agent}-found", "kept", "findings")),
+    "dismiss": ("approver", lambda desk, agent: artifacts.settle(desk, f"{agent}-memory", "dismissed", "proposals")),
+    "resume": ("operator", lambda desk, agent: control.resume(desk, f"trigger:{agent}/hook")),
+    "cancel": ("operator", lambda desk, agent: control.cancel(desk, f"{agent}-1", patience=0)),
+    "switch on": ("operator", lambda desk, agent: control.switch(desk, agent, on=True)),
+    "switch off": ("operator", lambda desk, agent: control.switch(desk, agent, on=False)),
+    "tell": ("operator", lambda desk, agent: control.tell(desk, f"{agent}-1", "Go on.")),
     "raise": ("operator", lambda desk, agent: money.change_cap(desk, "raise", f"agent:{agent}", 95_000)),
     "lower": ("operator", lambda desk, agent: money.change_cap(desk, "lower", f"session:{agent}-1", 40_000)),
-    "end a rule": ("operator", lambda desk, agent: rules.end(desk, f"{agent}-rule")),
-    "end a trigger": ("operator", lambda desk, agent: triggers.end(desk, f"{agent}/hook")),
-    "retry": ("operator", lambda desk, agent: triggers.retry(desk, f"{agent}/hook", f"{agent}.md")),
+    "end a rule": ("operator", lambda desk, agent: decisions.end(desk, f"{agent}-rule")),
+    "end a trigger": ("operator", lambda desk, agent: fleet.end(desk, f"{agent}/hook")),
+    "retry": ("operator", lambda desk, agent: fleet.retry(desk, f"{agent}/hook", f"{agent}.md")),
 }
 
 
@@ -268,10 +266,10 @@ async def test_the_name_of_who_did_it_stands_in_the_journal(office: Office, deed
 
 
 FOR_ALL: dict[str, Callable[[Desk], Awaitable[Any]]] = {
-    "halt": lambda desk: steering.halt(desk, "fleet"),
-    "resume": lambda desk: steering.resume(desk, "fleet"),
+    "halt": lambda desk: control.halt(desk, "fleet"),
+    "resume": lambda desk: control.resume(desk, "fleet"),
     "cap": lambda desk: money.change_cap(desk, "lower", "fleet", 100_000),
-    "always": lambda desk: decisions.approve(desk, "mine-asks", Answer(always=True, scope="fleet")),
+    "always": lambda desk: decisions.approve(desk, "mine-asks", ApprovalTerms(always=True, scope="fleet")),
 }
 
 
@@ -285,16 +283,20 @@ async def test_who_sees_only_some_agents_has_no_word_on_all_of_them(office: Offi
 
 
 async def test_a_halt_of_the_fleet_is_shown_to_everybody(office: Office) -> None:
-    await steering.halt(office.desk(), "fleet", "a test")
-    assert "fleet" in {row.scope for row in await steering.halts_now(office.desk("viewer", "mine"))}
-    (line,) = await looking.fleet(office.desk("viewer", "mine"))
+    await control.halt(office.desk(), "fleet", "a test")
+    assert "fleet" in {row.scope for row in await control.halts_now(office.desk("viewer", "mine"))}
+    (line,) = await queries.fleet(office.desk("viewer", "mine"))
     assert line.halted == "fleet was halted by bea"
 
 
 async def test_the_fleet_tells_how_each_agent_stands(everywhere: Office) -> None:
-    mine, _ = await looking.fleet(everywhere.desk("viewer"))
+    mine, _ = await queries.fleet(everywhere.desk("viewer"))
     assert (mine.agent, mine.on, mine.session, mine.under_way) == ("mine", True, "mine-1", 1)
-    assert (mine.spent_today_usd, mine.cap_today_usd, mine.burn_usd) == (usd(700), usd(90_000), usd(700))
+    assert (mine.spent_today_usd, mine.cap_today_usd, mine.burn_usd) == (
+        micros_to_usd(700),
+        micros_to_usd(90_000),
+        micros_to_usd(700),
+    )
     assert mine.sensors == {"mine-eye": "failing"}
 
 
@@ -306,33 +308,33 @@ async def test_a_small_fleet_comes_back_soon_and_a_large_one_over_a_minute(
         await office.scribe.start(f"more-{number}", agent="mine")
     await office.scribe.start("over", agent="mine")
     await office.scribe.end("over")
-    await steering.halt(office.desk(), "fleet")
-    assert (await steering.resume(office.desk(), "fleet")).ramp == ramp * SECOND
-    await steering.halt(office.desk(), "agent:mine")
-    assert (await steering.resume(office.desk(), "agent:mine")).ramp == 0
+    await control.halt(office.desk(), "fleet")
+    assert (await control.resume(office.desk(), "fleet")).ramp == ramp * SECOND
+    await control.halt(office.desk(), "agent:mine")
+    assert (await control.resume(office.desk(), "agent:mine")).ramp == 0
 
 
 async def test_a_fleet_comes_back_over_the_time_that_is_named(office: Office) -> None:
-    await steering.halt(office.desk(), "fleet")
-    assert (await steering.resume(office.desk(), "fleet", 0)).ramp == 0
+    await control.halt(office.desk(), "fleet")
+    assert (await control.resume(office.desk(), "fleet", 0)).ramp == 0
 
 
 @pytest.mark.parametrize("scope", ["", "flea", "agent:", "session", "agent:\ud800", "session:\x00"])
 async def test_what_is_no_scope_is_called_so(office: Office, scope: str) -> None:
     with pytest.raises(NotDone) as no:
-        await steering.halt(office.desk(), scope)
+        await control.halt(office.desk(), scope)
     assert no.value.why == "wrong"
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 100_001])
 async def test_nothing_and_too_much_are_not_said_to_a_session(office: Office, text: str) -> None:
     with pytest.raises(NotDone, match="Say something"):
-        await steering.tell(office.desk(), "mine-1", text)
+        await control.tell(office.desk(), "mine-1", text)
 
 
 async def test_a_secret_that_is_told_to_a_session_is_kept_by_no_journal(office: Office) -> None:
     told = replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
-    await steering.tell(Desk(told, Who("bea")), "mine-1", "The word is made-up-but-long-4711.")
+    await control.tell(Desk(told, Who("bea")), "mine-1", "The word is made-up-but-long-4711.")
     (stored,) = await office.ground.store.read(inbox_stream("mine-1"))
     assert stored.body is not None
     assert b"The word is" in stored.body
@@ -343,7 +345,7 @@ async def test_a_search_of_the_audit_finds_words_agents_tools_and_outcomes(every
     desk = everywhere.desk("viewer")
 
     async def tools(**wanted: Any) -> list[str]:
-        return [row.tool async for row in auditing.newest(desk, Wanted(until=LATER, **wanted))]
+        return [row.tool async for row in queries.newest(desk, AuditFilter(until=LATER, **wanted))]
 
     assert sorted(await tools()) == ["tool-of-mine", "tool-of-theirs"]
     assert await tools(agent="mine") == ["tool-of-mine"]

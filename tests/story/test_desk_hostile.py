@@ -5,22 +5,23 @@ from typing import Any
 
 import pytest
 
-from halter.app.desk import Desk, decisions, left, rules
-from halter.app.desk.decisions import Answer
 from halter.core.errors import NotDone
 from halter.core.events import DecisionAsked
 from halter.core.ids import session_stream
 from halter.core.ports import Draft, Write
 from halter.core.rows import DecisionRow
+from halter.operations import artifacts, decisions
+from halter.operations.decisions import ApprovalTerms
+from halter.operations.desk import Desk
 from tests.story.test_desk import LATER, Office, office
 
 __all__ = ["office"]
 
 NAMED: dict[str, Callable[[Desk], Awaitable[Any]]] = {
-    "approve": lambda desk: decisions.approve(desk, "mine-a", Answer()),
+    "approve": lambda desk: decisions.approve(desk, "mine-a", ApprovalTerms()),
     "deny": lambda desk: decisions.deny(desk, "mine-a"),
-    "settle": lambda desk: left.settle(desk, "mine-f", "kept", "findings"),
-    "end a rule": lambda desk: rules.end(desk, "mine-r"),
+    "settle": lambda desk: artifacts.settle(desk, "mine-f", "kept", "findings"),
+    "end a rule": lambda desk: decisions.end(desk, "mine-r"),
 }
 
 
@@ -45,5 +46,5 @@ async def test_a_rule_for_a_call_whose_words_are_gone_is_refused_in_a_sentence(o
         Write(session_stream("mine-1"), "asks", lambda _: [Draft(asked, shown)], rows, lease)
     )
     with pytest.raises(NotDone) as no:
-        await decisions.approve(office.desk(), "asks", Answer(always=True, match="under:path=/tmp"))
+        await decisions.approve(office.desk(), "asks", ApprovalTerms(always=True, match="under:path=/tmp"))
     assert no.value.why == "refused"

@@ -8,20 +8,18 @@ from typing import Any
 
 import pytest
 
-from halter.app.living import POISON
-from halter.app.up import turn_on
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import AttendingFailed, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Lease, Query, Store, Ticket
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.distributed import Distributed
-from halter.dispatch.sessions import Sessions, quarantine
-from halter.dispatch.tending import tended
-from halter.state import life
-from halter.testing.fleet import HEARTBEAT
-from halter.testing.world import World
+from halter.dispatch.dispatcher import DistributedDispatcher, Sessions, quarantine_session
+from halter.dispatch.heartbeat import keep_leases
+from halter.runtime.supervisor import turn_on
+from halter.runtime.worker import MAX_TAKEOVERS
+from halter.state import lifecycle
+from halter.testing.world import HEARTBEAT, World
 from tests.story.autonomous import Fleet, moment
 from tests.story.dispatching import dispatcher
 
@@ -37,7 +35,7 @@ async def row(world: World, session: str) -> SessionRow:
 
 async def begin(world: World, session: str, agent: str = "desk", kind: SessionKind = "autonomous") -> None:
     event = SessionStarted(session=session, agent=agent, kind=kind, started_by="ada")
-    await world.store.commit(life.start(event))
+    await world.store.commit(lifecycle.start_session(event))
 
 
 class Sleeper:
@@ -67,9 +65,9 @@ class Sleeper:
         store, found = self.world.store, await row(self.world, lease.session)
         key = f"{lease.session}/{lease.generation}"
         if found.state != "RUNNING":
-            await store.commit(life.wake(lease, f"{key}/woken", "timer", found.inbox_head))
+            await store.commit(lifecycle.wake_session(lease, f"{key}/woken", "timer", found.inbox_head))
         parked = SessionParked(state="SLEEPING", inbox_seen=found.inbox_head, wake_at=self.world.now + self.sleep)
-        await store.commit(life.park(lease, f"{key}/parked", parked))
+        await store.commit(lifecycle.park_session(lease, f"{key}/parked", parked))
 
 
 async def works(
@@ -77,7 +75,7 @@ async def works(
 ) -> None:
     """Be a process that runs the sessions of some agents."""
     store: Store = world.store.patient(world.clock)
-    async with tended(store, world.clock, WorkerId(worker), HEARTBEAT):
+    async with keep_leases(store, world.clock, WorkerId(worker), HEARTBEAT):
         sessions = Sessions(store, world.clock, WorkerId(worker), attend)
         await dispatcher(world, sessions, tuple(agents), together).run()
 
@@ -318,9 +316,9 @@ async def test_one_that_the_other_process_lets_go_of_lives_here_again(world: Wor
     lease = await taken_away(world, "desk-1")
     await world.advance(MINUTE)
     read = reads(fleet)
-    await world.journal.commit(life.wake(lease, "w", None, 0))
+    await world.journal.commit(lifecycle.wake_session(lease, "w", None, 0))
     parked = SessionParked(state="SLEEPING", inbox_seen=0, wake_at=world.now + MINUTE)
-    await world.journal.commit(life.park(lease, "p", parked))
+    await world.journal.commit(lifecycle.park_session(lease, "p", parked))
     await world.advance(2 * MINUTE)
     assert reads(fleet) > read
     assert [moment(stored.at) for stored in await fleet.events("desk-1") if stored.kind == "turn_started"] == [
@@ -351,7 +349,7 @@ async def test_switching_an_agent_on_lets_go_on_what_was_left_to_a_person(world:
     fleet.start(fleet.agent("desk", "model: scripted\nscript: script.yaml\n", script_yaml=HOURLY))
     await world.advance(MINUTE)
     (lease,) = await world.journal.claim(WorkerId("another"), 1, SessionId("desk-1"))
-    await quarantine(world.journal, lease, 5, "ValueError: no", world.now)
+    await quarantine_session(world.journal, lease, 5, "ValueError: no", world.now)
     await world.advance(2 * HOUR)
     assert (await row(world, "desk-1")).state == "PAUSED"
     await turn_on(fleet.app, "desk")
@@ -363,15 +361,15 @@ async def test_switching_an_agent_on_lets_go_on_what_was_left_to_a_person(world:
 async def test_processes_that_die_over_a_session_again_and_again_are_noticed(world: World, tmp_path: Path) -> None:
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", "model: scripted\nscript: script.yaml\n", script_yaml=SLOW)
-    for _ in range(POISON + 3):
+    for _ in range(MAX_TAKEOVERS + 3):
         fleet.start(folder)
         await world.advance(16 * SECOND)
         await world.restart()
     found = await row(world, "desk-1")
     assert found.state == "PAUSED"
     (failed,) = await failures(world, "desk-1")
-    assert (failed.quarantined, failed.failures) == (True, POISON)
-    assert failed.error == f"{POISON} processes that worked on it died in a row."
+    assert (failed.quarantined, failed.failures) == (True, MAX_TAKEOVERS)
+    assert failed.error == f"{MAX_TAKEOVERS} processes that worked on it died in a row."
 
 
 class Late:
@@ -397,7 +395,7 @@ async def test_what_comes_to_a_worker_that_is_about_to_end_is_offered_to_others_
     await begin(world, "desk-1")
     sessions = Sessions(world.journal, world.clock, WorkerId("ends"), attends)
     queue = Late(sessions)
-    world.spawn(Distributed(sessions, lambda: {"desk": None}, queue).run())
+    world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue).run())
     await world.advance(5 * SECOND)
     assert attends.attended == []
     assert (await world.journal.offer(10, {"desk": None}, queue.put)).tickets == tuple(queue.tickets[:1])

@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from halter.app import open_app
-from halter.app.health import machine
-from halter.app.health.check import fine, look, problem, worst
-from halter.app.health.store import disk
 from halter.cli import build
 from halter.core.clock import DAY, SystemClock
+from halter.operations import health
+from halter.operations.health import check_disk, combine_checks, fail_check, pass_check, warn_check
+from halter.runtime.runtime import open_app
 from halter.settings import Settings, read_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "0.5.0" / "store.db"
@@ -195,42 +194,44 @@ async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
     ):
         async with await asyncio.start_server(answers, "127.0.0.1", 0) as server:
             number = server.sockets[0].getsockname()[1]
-            check = await machine.port("127.0.0.1", number)
+            check = await health.check_port("127.0.0.1", number)
         assert (check.verdict, words in check.finding) == (verdict, True)
-    assert "is free" in (await machine.port("127.0.0.1", number)).finding
+    assert "is free" in (await health.check_port("127.0.0.1", number)).finding
 
 
 def test_a_list_of_tokens_that_others_may_read_is_a_problem(tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     settings = Settings("memory:", tmp_path, tmp_path, "ada", tokens=file)
-    assert machine.tokens(settings) is None
+    assert health.check_tokens(settings) is None
     file.write_text("[]")
     file.chmod(0o644)
-    found = machine.tokens(settings)
+    found = health.check_tokens(settings)
     assert found is not None
     assert (found.verdict, f"run chmod 600 {file}" in found.finding) == ("problem", True)
     file.chmod(0o600)
-    found = machine.tokens(settings)
+    found = health.check_tokens(settings)
     assert found is not None
     assert found.verdict == "ok"
 
 
 def test_a_table_of_prices_that_is_half_a_year_old_is_worth_a_look() -> None:
     now = SystemClock().now()
-    assert machine.prices(now).verdict in {"ok", "warning"}
-    old = machine.prices(now + 200 * DAY)
+    assert health.check_prices(now).verdict in {"ok", "warning"}
+    old = health.check_prices(now + 200 * DAY)
     assert (old.verdict, "look for a newer one" in old.finding) == ("warning", True)
 
 
 def test_the_disk_is_looked_at_where_the_journal_grows(tmp_path: Path) -> None:
-    assert "GiB" in disk(tmp_path).finding
-    assert disk(tmp_path / "nowhere").verdict == "warning"
+    assert "GiB" in check_disk(tmp_path).finding
+    assert check_disk(tmp_path / "nowhere").verdict == "warning"
 
 
 def test_several_findings_about_one_thing_are_told_by_the_worst() -> None:
-    assert worst("x", [fine("a", "A."), look("b", "B."), problem("c", "C.")]) == problem("x", "B. C.")
-    assert worst("x", [fine("a", "A."), look("b", "B.")]) == look("x", "B.")
-    assert worst("x", [fine("a", "A."), fine("b", "B.")]) == fine("x", "A. B.")
+    assert combine_checks("x", [pass_check("a", "A."), warn_check("b", "B."), fail_check("c", "C.")]) == fail_check(
+        "x", "B. C."
+    )
+    assert combine_checks("x", [pass_check("a", "A."), warn_check("b", "B.")]) == warn_check("x", "B.")
+    assert combine_checks("x", [pass_check("a", "A."), pass_check("b", "B.")]) == pass_check("x", "A. B.")
 
 
 @pytest.mark.parametrize("root", [".", "..", "/", "../config"])

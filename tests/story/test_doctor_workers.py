@@ -9,56 +9,64 @@ import psycopg
 import pytest
 from msgspec.structs import replace
 
-from halter.app import App, open_app
-from halter.app.desk.workers import Worker
-from halter.app.health.workers import Late, connections, due, files, present, queue, versions
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, WorkerId
 from halter.core.ports import Ticket
-from halter.core.workers import About
-from halter.dispatch.procrastinate import ProcrastinateQueue, prepare
+from halter.core.rows import WorkerInfo
+from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
+from halter.operations.fleet import WorkerView
+from halter.operations.health import (
+    UnclaimedSessions,
+    check_agent_files,
+    check_connections,
+    check_due_sessions,
+    check_presence,
+    check_queue,
+    check_versions,
+)
+from halter.runtime.runtime import App, open_app
 from halter.settings import read_settings
-from halter.state import life
+from halter.state import lifecycle
 from tests.story.test_doctor import Doctor
 
 NOW = 1_000 * HOUR
-ONE = Worker(
+ONE = WorkerView(
     worker="w", kind="worker", host="north", pid=11, version="0.7.0", since=NOW, health="alive", alive=True,
     heard_at=NOW, agents={"watch": "1"}, waiting=(), concurrency=10, awake=0, residents=0, closing=False, problem="",
 )  # fmt: skip
 GONE = replace(ONE, health="lapsed", alive=False, heard_at=NOW - 3 * MINUTE)
-LATE = Late("watch", 2, NOW - 5 * MINUTE)
-RAN = About(kind="worker", host="north", pid=11, version="0.7.0", agents={"watch": "1"}, concurrency=10)
+LATE = UnclaimedSessions("watch", 2, NOW - 5 * MINUTE)
+RAN = WorkerInfo(kind="worker", host="north", pid=11, version="0.7.0", agents={"watch": "1"}, concurrency=10)
 
 
 def test_who_runs_agents_is_counted_by_machine() -> None:
-    check = present([ONE, ONE, replace(ONE, host="south")], NOW)
+    check = check_presence([ONE, ONE, replace(ONE, host="south")], NOW)
     assert (check.verdict, check.finding) == ("ok", "3 processes run agents here: 2 on north, 1 on south.")
-    assert present([], NOW).verdict == "ok"
+    assert check_presence([], NOW).verdict == "ok"
 
 
 def test_one_that_died_within_the_hour_is_worth_a_look_and_one_that_refuses_is_a_problem() -> None:
-    died = present([ONE, GONE], NOW)
+    died = check_presence([ONE, GONE], NOW)
     assert (died.verdict, "halter worker 11 on north (3m ago)" in died.finding) == ("warning", True)
-    ill = present([replace(ONE, problem="Its clock is wrong.")], NOW)
+    ill = check_presence([replace(ONE, problem="Its clock is wrong.")], NOW)
     assert (ill.verdict, ill.finding) == ("problem", "halter worker 11 on north: Its clock is wrong.")
 
 
 def test_several_versions_of_the_program_are_told_and_those_that_are_gone_do_not_count() -> None:
     other = replace(ONE, version="0.8.0", host="south")
-    check = versions([ONE, other])
+    check = check_versions([ONE, other])
     assert check is not None
     assert "0.7.0 on north; 0.8.0 on south" in check.finding
-    assert versions([ONE, replace(other, alive=False)]) is None
+    assert check_versions([ONE, replace(other, alive=False)]) is None
 
 
 def test_who_waits_because_of_older_files_is_told() -> None:
-    check = files([ONE, replace(ONE, host="south", waiting=("watch",))])
+    check = check_agent_files([ONE, replace(ONE, host="south", waiting=("watch",))])
     assert check is not None
     assert check.verdict == "warning"
     assert check.finding.startswith("halter worker 11 on south: Another worker has newer files of watch")
-    assert files([ONE, replace(GONE, waiting=("watch",))]) is None
+    assert check_agent_files([ONE, replace(GONE, waiting=("watch",))]) is None
 
 
 ELSE = replace(ONE, agents={"clerk": "1"})
@@ -77,25 +85,25 @@ ELSE = replace(ONE, agents={"clerk": "1"})
         ([ONE], "ok", "Nothing that is due is left lying."),
     ],
 )
-def test_what_is_left_lying_is_told_with_why(found: list[Worker], verdict: str, words: str) -> None:
-    check = due([LATE], found, NOW)
+def test_what_is_left_lying_is_told_with_why(found: list[WorkerView], verdict: str, words: str) -> None:
+    check = check_due_sessions([LATE], found, NOW)
     assert (check.verdict, words in check.finding) == (verdict, True), check
 
 
 def test_connections_must_be_enough_for_all_and_for_one_more() -> None:
-    assert connections(97, 20, ["worker"] * 3, 8).verdict == "ok"
-    assert "need up to 27," in connections(97, 20, ["worker"] * 3 + ["up"], 8).finding
-    assert connections(97, 90, ["worker"] * 3, 8).verdict == "warning"
-    full = connections(97, 20, ["worker"] * 13, 8)
+    assert check_connections(97, 20, ["worker"] * 3, 8).verdict == "ok"
+    assert "need up to 27," in check_connections(97, 20, ["worker"] * 3 + ["up"], 8).finding
+    assert check_connections(97, 90, ["worker"] * 3, 8).verdict == "warning"
+    full = check_connections(97, 20, ["worker"] * 13, 8)
     assert (full.verdict, "raise max_connections" in full.finding) == ("warning", True)
 
 
 def test_tickets_that_grow_old_or_are_left_over_by_the_thousand_are_told() -> None:
-    assert queue(0, 0, 0).verdict == "ok"
-    assert queue(500, MINUTE, 1000).verdict == "ok"
-    old = queue(3, 2 * MINUTE, 0)
+    assert check_queue(0, 0, 0).verdict == "ok"
+    assert check_queue(500, MINUTE, 1000).verdict == "ok"
+    old = check_queue(3, 2 * MINUTE, 0)
     assert (old.verdict, "3 tickets wait in the queue, the oldest for 2m" in old.finding) == ("warning", True)
-    assert queue(0, 0, 1001).verdict == "warning"
+    assert check_queue(0, 0, 1001).verdict == "warning"
 
 
 @pytest.fixture
@@ -115,10 +123,10 @@ def seed(doctor: Doctor, url: str, what: Callable[[App], Awaitable[None]], *, le
 
 async def begun(app: App) -> None:
     event = SessionStarted(session="watch-1", agent="watch", kind="autonomous", started_by="ann")
-    await app.store.commit(life.start(event))
+    await app.store.commit(lifecycle.start_session(event))
 
 
-def says(about: About) -> Callable[[App], Awaitable[None]]:
+def says(about: WorkerInfo) -> Callable[[App], Awaitable[None]]:
     async def beat(app: App) -> None:
         await app.store.beat(WorkerId("w1"), {}, about.said())
 
@@ -174,7 +182,7 @@ def test_on_postgresql_what_a_dead_worker_left_is_found(doctor: Doctor, postgres
 def test_on_postgresql_tickets_that_pile_up_are_found(doctor: Doctor, postgres_schema_url: str) -> None:
     url = postgres_schema_url
     seed(doctor, url, says(RAN))
-    prepare(url)
+    prepare_queue_tables(url)
 
     async def offered(app: App) -> None:
         waiting = ProcrastinateQueue(url, app.clock, {"watch": "1"})

@@ -7,10 +7,9 @@ from typing import Any
 import msgspec
 
 from halter.core.clock import MINUTE
-from halter.core.ports import Query, said
-from halter.core.rows import SessionRow
-from halter.core.task_rows import FindingRow, NotificationRow, PrecedentRow
-from halter.guard.approvals import needs_you
+from halter.core.ports import Query, read_body
+from halter.core.rows import FindingRow, NotificationRow, PrecedentRow, SessionRow
+from halter.guard.approvals import list_pending_decisions
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 from tests.story.tasks import all_is_well
@@ -46,7 +45,7 @@ async def test_contracts_that_are_dropped_are_reviewed_and_people_are_told_what_
     assert [(row.severity, row.support, row.review) for row in found] == [("high", "supported", "released")] * 2
     (precedent,) = await rows(world, "all_precedents", PrecedentRow)
     assert (precedent.kind, precedent.observed_count) == ("liability", 2)
-    assert [(each.about, each.subject) for each in await needs_you(world.journal)] == [
+    assert [(each.about, each.subject) for each in await list_pending_decisions(world.journal)] == [
         ("proposal", precedent.precedent)
     ]
     told = sorted([await letter(world, row) for row in await rows(world, "all_notifications", NotificationRow)])
@@ -62,5 +61,5 @@ async def test_contracts_that_are_dropped_are_reviewed_and_people_are_told_what_
 async def letter(world: World, row: NotificationRow) -> tuple[str, str]:
     """What people are told."""
     (stored,) = await world.journal.read(row.stream, row.queued_seq - 1, 1)  # type: ignore[arg-type]
-    words = msgspec.json.decode(await said(world.journal, stored))
+    words = msgspec.json.decode(await read_body(world.journal, stored))
     return words["subject"], words["text"]

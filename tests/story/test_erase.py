@@ -7,8 +7,8 @@ from halter.core.clock import DAY, HOUR
 from halter.core.events import BodiesErased, SessionWoken, WakePosted
 from halter.core.ids import FLEET, SessionId, StreamId, inbox_stream, session_stream
 from halter.core.ports import Draft, Write
-from halter.journal.report import Report
-from halter.journal.retention import erase, erase_older_than
+from halter.journal.rebuild import IntegrityReport
+from halter.journal.retention import erase_older_than, erase_session_bodies
 
 if TYPE_CHECKING:
     from conftest import Ground, Scribe
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ONE, INBOX = session_stream("one"), inbox_stream("one")
 
 
-def kinds(report: Report) -> list[tuple[str, str, int]]:
+def kinds(report: IntegrityReport) -> list[tuple[str, str, int]]:
     return [(found.kind, found.stream, found.seq) for found in report.findings]
 
 
@@ -28,7 +28,7 @@ async def test_an_erased_session_says_erased_and_not_tampered(ground: "Ground", 
     await scribe.whole_session("one")
     await scribe.whole_session("two")
     before = [event.facts for event in await ground.store.read(ONE)]
-    done = await erase(ground.store, ["one"], "ann", "asked for it")
+    done = await erase_session_bodies(ground.store, ["one"], "ann", "asked for it")
     assert (done.erased, done.refused) == (("one",), ())
     assert set(await bodies(ground, ONE)) == set(await bodies(ground, INBOX)) == {None}
     assert [event.facts for event in await ground.store.read(ONE)] == before
@@ -41,7 +41,7 @@ async def test_an_erased_session_says_erased_and_not_tampered(ground: "Ground", 
 
 async def test_an_erasure_is_an_event_that_says_who_and_why(ground: "Ground", scribe: "Scribe") -> None:
     await scribe.whole_session("one")
-    await erase(ground.store, ["one"], "ann", "asked for it")
+    await erase_session_bodies(ground.store, ["one"], "ann", "asked for it")
     events = [stored.event for stored in await ground.store.read(FLEET)]
     assert events == [
         BodiesErased(stream=ONE, through=8, by="ann", reason="asked for it"),
@@ -52,7 +52,7 @@ async def test_an_erasure_is_an_event_that_says_who_and_why(ground: "Ground", sc
 async def test_a_session_that_has_not_ended_is_never_erased(ground: "Ground", scribe: "Scribe") -> None:
     await scribe.start("one")
     await scribe.whole_session("two")
-    done = await erase(ground.store, ["one", "two", "none"], "ann")
+    done = await erase_session_bodies(ground.store, ["one", "two", "none"], "ann")
     assert done.erased == ("two",)
     assert [refused.session for refused in done.refused] == ["one", "none"]
     assert "is RUNNING and has not ended" in done.refused[0].sentence
@@ -63,7 +63,7 @@ async def test_a_session_that_has_not_ended_is_never_erased(ground: "Ground", sc
 async def test_an_erasure_can_be_repeated(ground: "Ground", scribe: "Scribe") -> None:
     await scribe.whole_session("one")
     for _ in range(2):
-        assert (await erase(ground.store, ["one"], "ann")).erased == ("one",)
+        assert (await erase_session_bodies(ground.store, ["one"], "ann")).erased == ("one",)
     report = await ground.verify()
     assert report.ok
     assert report.erased == 9
@@ -73,17 +73,17 @@ async def test_a_body_that_comes_back_is_found_and_erased_again(history: "Scribe
     ground = history.ground
     keep = "SELECT body, salt FROM events WHERE stream = :stream AND seq = 2"
     body, salt = ground.sql(keep, stream=ONE)[0]
-    await erase(ground.store, ["one"], "ann")
+    await erase_session_bodies(ground.store, ["one"], "ann")
     restore = "UPDATE events SET body = :body, salt = :salt WHERE stream = :stream AND seq = 2"
     ground.sql(restore, body=body, salt=salt, stream=ONE)
     assert kinds(await ground.verify()) == [("not_erased", ONE, 2)]
-    await erase(ground.store, ["one"], "ann")
+    await erase_session_bodies(ground.store, ["one"], "ann")
     assert (await ground.verify()).ok
 
 
 async def test_a_body_that_goes_missing_after_an_erasure_is_not_covered_by_it(history: "Scribe") -> None:
     ground = history.ground
-    await erase(ground.store, ["one"], "ann")
+    await erase_session_bodies(ground.store, ["one"], "ann")
     posted = WakePosted(cause="message", origin="person", sender="ann")
     await ground.store.commit(Write(INBOX, "late", lambda _: [Draft(posted, b"too late")]))
     assert (await ground.verify()).ok
@@ -110,10 +110,10 @@ async def test_blobs_go_when_the_last_that_names_them_is_erased(ground: "Ground"
         await name_blob(ground, inbox_stream(session), b"what both have read")
         await name_blob(ground, StreamId(f"session:{session}/in"), b"what both have read")
         await scribe.end(session)
-    await erase(ground.store, ["one"], "ann")
+    await erase_session_bodies(ground.store, ["one"], "ann")
     assert await blobs(ground) == 1
     assert (await ground.verify()).ok
-    await erase(ground.store, ["two"], "ann")
+    await erase_session_bodies(ground.store, ["two"], "ann")
     assert await blobs(ground) == 0
     report = await ground.verify()
     assert report.ok
@@ -128,7 +128,7 @@ async def test_the_last_snapshot_of_an_erased_session_goes_too(history: "Scribe"
     await history.end("four")
     kept = "SELECT session FROM snapshots ORDER BY session"
     assert ground.sql(kept) == [("four",), ("three",)]
-    await erase(ground.store, ["four"], "ann")
+    await erase_session_bodies(ground.store, ["four"], "ann")
     assert ground.sql(kept) == [("three",)]
 
 
@@ -176,7 +176,7 @@ async def test_nothing_of_an_erased_body_is_left_in_the_files(sqlite_history: "S
     for number in range(5):
         await talk(sqlite_history, f"talk-{number}")
     assert leftovers(ground) != []
-    done = await erase(ground.store, [f"talk-{number}" for number in range(5)], "ann")
+    done = await erase_session_bodies(ground.store, [f"talk-{number}" for number in range(5)], "ann")
     assert done.scrubbed
     assert leftovers(ground) == []
     assert (await ground.verify()).ok
@@ -186,8 +186,8 @@ async def test_what_a_reader_kept_from_being_scrubbed_goes_with_the_next_erasure
     ground = sqlite_history.ground
     await talk(sqlite_history, "talk")
     view = ground.engine.view()
-    assert not (await erase(ground.store, ["talk"], "ann")).scrubbed
+    assert not (await erase_session_bodies(ground.store, ["talk"], "ann")).scrubbed
     view.close()
     assert leftovers(ground) != []
-    assert (await erase(ground.store, [], "ann")).scrubbed
+    assert (await erase_session_bodies(ground.store, [], "ann")).scrubbed
     assert leftovers(ground) == []

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from halter.config.trust import Trust, folder_digest
+from halter.config.trust import TrustFile, digest_folder
 from tests.docs.pages import ROOT
 from tests.story.tasks import ALL_VERBS
 from tests.story.test_cli_front import Quick
@@ -80,9 +80,9 @@ class Ada(Quick):
         (place / "tools.py").write_text(TOOLS)
 
     def trusts(self) -> None:
-        trust = Trust(self.home / "config" / "halter" / "trust.json")
+        trust = TrustFile(self.home / "config" / "halter" / "trust.json")
         for folder in (self.agent, self.home / "scout"):
-            trust.trust(folder, folder_digest(folder), "ada", 0)
+            trust.trust(folder, digest_folder(folder), "ada", 0)
 
     def waits_for(self, about: str) -> str:
         while not (found := [one["decision"] for one in self.looks("inbox") if one["about"] == about]):

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from halter.core.clock import MINUTE
-from halter.guard.approvals import decide, needs_you
-from halter.state.receipt import receipt
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, rhythm
 
@@ -140,9 +140,9 @@ async def test_the_market_desk_sees_something_within_a_minute_and_asks_before_it
     for verdict, outcomes in (("approve", ["ok"]), ("deny", ["ok", "approval_denied"])):
         await world.advance(7 * MINUTE)
         assert (await fleet.row("market-desk-1")).state == "WAITING_FOR_APPROVAL"
-        (asked,) = await needs_you(world.journal)
+        (asked,) = await list_pending_decisions(world.journal)
         assert (asked.name, asked.level) == ("place_order", "RESTRICTED")
-        await world.store.commit(decide(asked, verdict, "ada", verdict))
+        await world.store.commit(answer_decision(asked, verdict, "ada", verdict))
         await world.advance(MINUTE)
         assert await orders(fleet) == outcomes
     assert fleet.told[-1] == ("market-desk", "market-desk-1 begins.")
@@ -152,7 +152,7 @@ async def test_the_market_desk_sees_something_within_a_minute_and_asks_before_it
 
 async def orders(fleet: Fleet) -> list[str]:
     """What became of the orders: those that were placed, and those that were refused."""
-    left = receipt(await fleet.events("market-desk-1"))
+    left = make_receipt(await fleet.events("market-desk-1"))
     placed = [str(call.outcome) for call in left.calls if call.name == "place_order"]
     return [*placed, *(brake.code for brake in left.brakes if brake.name == "place_order")]
 

@@ -11,16 +11,16 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from halter.app import App, open_app
 from halter.cli import build
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId
-from halter.core.limits import Caps, Spender, legs
-from halter.core.ports import kept
-from halter.guard.purse import Truth
+from halter.core.money import Caps, Spender, make_legs
+from halter.core.ports import offload_body
+from halter.guard.ledger import ActualResult
+from halter.runtime.runtime import App, open_app
 from halter.settings import read_settings
-from halter.state import life
-from halter.testing.holds import HoldTaken, hold
+from halter.state import lifecycle
+from halter.testing.fakes import HoldTaken, hold
 
 Halter = Callable[..., Result]
 Lines = list[dict[str, Any]]
@@ -56,17 +56,17 @@ async def _session(app: App, name: str, parent: str) -> None:
     start = SessionStarted(
         session=name, agent="clerk", kind="task", started_by=HOSTILE, parent=parent, definition=definition
     )
-    await app.store.commit(life.start(start, *await kept(app.store, b"read all of this " * 5000)))
-    await app.store.commit(life.message(name, f"{name}/said", b"and this", "ada"))
-    await app.store.commit(life.message(name, f"{name}/said/2", b"and that", "ada"))
+    await app.store.commit(lifecycle.start_session(start, *await offload_body(app.store, b"read all of this " * 5000)))
+    await app.store.commit(lifecycle.post_message(name, f"{name}/said", b"and this", "ada"))
+    await app.store.commit(lifecycle.post_message(name, f"{name}/said/2", b"and that", "ada"))
     (lease,) = await app.store.claim(WorkerId(name), 1, SessionId(name))
     for number in (1, 2):
-        held = legs(Caps(), Spender(name, "clerk"), app.clock.now(), usd=1000)
+        held = make_legs(Caps(), Spender(name, "clerk"), app.clock.now(), usd=1000)
         call = CallStarted(call=f"{name}.{number}", tool="look", legs=held)
         answer = await hold(app.purse, lease, call, b'{"at": "canary"}')
         assert isinstance(answer, HoldTaken)
-        await app.purse.settle(lease, answer.flight, Truth("ok", usd=500, body=HOSTILE.encode()))
-    assert (await app.store.commit(life.end(lease, "COMPLETED", "completed"))).events
+        await app.purse.settle(lease, answer.flight, ActualResult("ok", usd=500, body=HOSTILE.encode()))
+    assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_whatever_is_done_to_an_export_is_named(
 
 
 def test_every_single_field_of_every_event_is_held_by_the_chain(files: tuple[Path, Path]) -> None:
-    from halter.journal.offline import check as examine
+    from halter.journal.export import check_export as examine
 
     text = files[1].read_bytes().splitlines(keepends=True)
     assert examine(text).findings == ()
@@ -277,18 +277,18 @@ def test_every_single_field_of_every_event_is_held_by_the_chain(files: tuple[Pat
 
 
 def test_every_field_of_a_receipt_is_compared(halter: Halter, files: tuple[Path, Path]) -> None:
-    from halter.app.proof import prove
-    from halter.journal.offline import check as examine
+    from halter.journal.export import check_export as examine
+    from halter.runtime.proof import prove_receipt
 
     journal = examine(files[1].read_bytes().splitlines(keepends=True))
     said = json.loads(files[0].read_text())
-    assert prove(said, journal).ok
+    assert prove_receipt(said, journal).ok
     for field in said:
         if field != "session":
-            assert not prove({**said, field: "altered"}, journal).ok, field
-            assert not prove({key: value for key, value in said.items() if key != field}, journal).ok, field
-    assert not prove({**said, "more": 1}, journal).ok
-    assert not prove({**said, "trusted": 1}, journal).ok
+            assert not prove_receipt({**said, field: "altered"}, journal).ok, field
+            assert not prove_receipt({key: value for key, value in said.items() if key != field}, journal).ok, field
+    assert not prove_receipt({**said, "more": 1}, journal).ok
+    assert not prove_receipt({**said, "trusted": 1}, journal).ok
 
 
 def test_an_edited_receipt_is_told_by_what_was_edited(halter: Halter, files: tuple[Path, Path]) -> None:

@@ -10,18 +10,16 @@ import msgspec
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from halter.app.forecasts import Foreseen, clockwork_of, foresee
-from halter.autonomy.forecast import Forecast, forecast
-from halter.config.agent import read_agent
+from halter.autonomy.triggers import Forecast, forecast_bounds
+from halter.config.agent_files import read_agent
 from halter.config.resolve import resolve_agent
+from halter.core.agent_spec import AnyTrigger, Schedule, Watch
 from halter.core.clock import DAY, HOUR, MINUTE
-from halter.core.limits import Cap, Caps
-from halter.core.money import DOLLAR, usd
+from halter.core.money import DOLLAR, Cap, Caps, micros_to_usd
 from halter.core.ports import Query
 from halter.core.rows import SpendRow
-from halter.core.tasks import AnyTrigger, Schedule, Watch
-from halter.testing.seedloop import START
-from halter.testing.world import World
+from halter.runtime.forecast import SpendingForecast, find_clockwork, forecast_spending
+from halter.testing.world import VIRTUAL_START, World
 from tests.story.autonomous import Fleet
 from tests.story.fronts import Front, front
 
@@ -37,7 +35,7 @@ NAP = """\
 
 async def foreseen(
     desk: Front, caps: Caps, triggers: Sequence[AnyTrigger] = (), *, autonomous: bool = False
-) -> Foreseen:
+) -> SpendingForecast:
     agent = desk.speaking.agent
     tasks = msgspec.structs.replace(
         agent.tasks,
@@ -47,7 +45,7 @@ async def foreseen(
     autonomy = msgspec.structs.replace(agent.pacing.autonomy, enabled=autonomous)
     pacing = msgspec.structs.replace(agent.pacing, autonomy=autonomy)
     agent = replace(agent, policy=msgspec.structs.replace(agent.policy, caps=caps), tasks=tasks, pacing=pacing)
-    return await foresee(desk.world.store, agent, agent.place or desk.home, {}, desk.world.now)
+    return await forecast_spending(desk.world.store, agent, agent.place or desk.home, {}, desk.world.now)
 
 
 async def test_an_agent_without_a_gate_is_forecast_at_what_its_caps_leave_and_spends_no_more(
@@ -116,7 +114,7 @@ async def test_an_agent_whose_models_and_tools_have_no_price_spends_nothing(worl
 
 
 USD = st.sampled_from((DOLLAR // 20, DOLLAR // 8, DOLLAR // 3))
-HALF_AN_HOUR_BEFORE_FEBRUARY = START + 31 * DAY - HOUR // 2
+HALF_AN_HOUR_BEFORE_FEBRUARY = VIRTUAL_START + 31 * DAY - HOUR // 2
 
 
 class Life(msgspec.Struct, frozen=True):
@@ -135,7 +133,7 @@ class Life(msgspec.Struct, frozen=True):
 
 
 def written(micros: int | None) -> str:
-    return "none" if micros is None else str(usd(micros))
+    return "none" if micros is None else str(micros_to_usd(micros))
 
 
 @st.composite
@@ -180,11 +178,11 @@ def test_by_the_clock_alone_nobody_spends_more_than_was_forecast_and_no_forecast
 
         async def live() -> tuple[Forecast, int]:
             agent = resolve_agent(fleet.app.fleet, read_agent(folder), folder)
-            work = await clockwork_of(world.journal, agent, folder, {}, start)
+            work = await find_clockwork(world.journal, agent, folder, {}, start)
             fleet.start(folder)
             await world.advance(HOUR)
             spends = await world.journal.ask(Query("all_spends", SpendRow))
-            return forecast(work, {}, start, until), sum(row.usd for row in spends)
+            return forecast_bounds(work, {}, start, until), sum(row.usd for row in spends)
 
         found, spent = world.run(live())
     # The hour, the day and the month all change once in that span.

@@ -6,18 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.app.asking import Handled, ToModel
-from halter.app.talking import attend, begin
+from halter.core.agent_spec import Schedule
 from halter.core.clock import HOUR, MINUTE
 from halter.core.events import DecisionAsked, MessageRouted
 from halter.core.ids import FLEET
 from halter.core.ports import Draft, Query, Write
-from halter.core.rows import DecisionRow, HaltRow, SessionRow
-from halter.core.task_rows import TriggerRow
-from halter.core.tasks import Schedule
+from halter.core.rows import DecisionRow, HaltRow, SessionRow, TriggerRow
 from halter.core.text import from_body
 from halter.core.vocabulary import DecisionKind
 from halter.models.scripted import Scripted
+from halter.runtime.front_door import ForwardedMessage, HandledMessage
+from halter.runtime.sessions import attend_session, begin_session
 from halter.testing.world import World
 from tests.story.fronts import THINKS, front
 
@@ -51,7 +50,7 @@ async def test_a_fast_path_asks_no_model_spends_nothing_and_is_written_down(
         desk = await front(stack, world, tmp_path)
         before = await standing(world)
         done = await desk.says(text)
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert (done.routed.route, done.ok, bool(done.answer)) == (FAST[text], True, True)
         (routed,) = await desk.routed()
         assert isinstance(routed.event, MessageRouted)
@@ -67,8 +66,8 @@ async def test_where_a_session_has_begun_the_routing_stands_in_its_inbox_and_doe
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        await begin(desk.speaking, "hello there", "chat", "chat")
-        await attend(desk.speaking, "chat")
+        await begin_session(desk.speaking, "hello there", "chat", "chat")
+        await attend_session(desk.speaking, "chat")
         (before,) = await world.journal.ask(Query("session", SessionRow, {"session": "chat"}))
         await desk.says("status")
         (after,) = await world.journal.ask(Query("session", SessionRow, {"session": "chat"}))
@@ -81,8 +80,8 @@ async def test_where_a_session_has_begun_the_routing_stands_in_its_inbox_and_doe
 async def test_the_status_tells_of_open_sessions_and_of_halts(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        await begin(desk.speaking, "hello there", "chat", "chat")
-        await attend(desk.speaking, "chat")
+        await begin_session(desk.speaking, "hello there", "chat", "chat")
+        await attend_session(desk.speaking, "chat")
         await world.advance(5 * MINUTE)
         told = await desk.answer("status")
         spent = "$0.043273 spent of $1.00 ($0.10 kept for the last words)"
@@ -100,8 +99,8 @@ REPLY = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
 async def test_the_spending_is_told_for_a_day_a_week_and_a_month_against_the_caps(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=REPLY)
-        await begin(desk.speaking, "tell me more", "task", "one")
-        await attend(desk.speaking, "one")
+        await begin_session(desk.speaking, "tell me more", "task", "one")
+        await attend_session(desk.speaking, "one")
         for said in ("today", "this week", "this month"):
             told = (await desk.answer(f"how much have you spent {said}")).splitlines()
             assert told[0] == f"desk has spent $0.002 {said}: $0.002 for turn."
@@ -138,7 +137,7 @@ async def test_a_session_is_halted_by_the_beginning_of_its_name_and_none_is_gues
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         for name in ("chat-1", "chat-2"):
-            await begin(desk.speaking, "hello there", "chat", name)
+            await begin_session(desk.speaking, "hello there", "chat", name)
         assert "nothing was halted" in await desk.answer("halt session chat-")
         assert await halted(world) == {}
         await desk.answer("halt session chat-2")
@@ -232,7 +231,7 @@ async def test_hot_state_is_shown_as_it_was_kept_last_whole_or_one_field(world: 
     more = f"{THINKS}hot_state: {{fields: {{price: {{type: number}}, mood: {{type: string}}}}}}\n"
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, more)
-        await begin(desk.speaking, "", "autonomous", "desk-1")
+        await begin_session(desk.speaking, "", "autonomous", "desk-1")
         (lease,) = await world.store.claim(desk.speaking.worker, 1)
         kept = b'{"price": {"value": 7, "at": %d}}' % world.now
         await world.store.beat(lease.worker, {lease.session: kept})
@@ -247,8 +246,8 @@ async def test_the_last_receipt_tells_what_the_newest_session_did_and_cost(world
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=REPLY)
         assert await desk.answer("last receipt") == "No session of desk is over yet."
-        await begin(desk.speaking, "tell me more", "task", "one")
-        await attend(desk.speaking, "one")
+        await begin_session(desk.speaking, "tell me more", "task", "one")
+        await attend_session(desk.speaking, "one")
         told = (await desk.answer("last receipt")).splitlines()
         assert told[0].endswith("COMPLETED, completed.")
         assert told[1] == "It took 0ms and cost $0.002."
@@ -261,7 +260,7 @@ async def test_what_no_grammar_reads_goes_to_the_model_and_is_not_said_to_it_twi
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         done = await desk.says("Look at the mail, and tell me what is new.")
-        assert isinstance(done, ToModel)
+        assert isinstance(done, ForwardedMessage)
         assert (done.routed.strategy, done.told) == ("GOAL", False)
         assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
 
@@ -271,8 +270,8 @@ async def test_an_answer_to_a_question_of_the_agent_goes_to_it_unless_it_is_a_ha
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        assert isinstance(await desk.says("approve", answering=True), ToModel)
-        assert isinstance(await desk.says("stop", answering=True), Handled)
+        assert isinstance(await desk.says("approve", answering=True), ForwardedMessage)
+        assert isinstance(await desk.says("stop", answering=True), HandledMessage)
         assert await halted(world) == {"agent:desk": True}
 
 
@@ -290,8 +289,8 @@ async def test_an_agent_without_tools_is_told_of_none_and_asked_once(world: Worl
         desk = await front(stack, world, tmp_path, tools="")
         done = await desk.says("Tell me a story about a fox and a goose.")
         assert done.routed.strategy == "DIRECT_RESPONSE"
-        await begin(desk.speaking, "Tell me a story about a fox and a goose.", "chat", "chat")
-        await attend(desk.speaking, "chat")
+        await begin_session(desk.speaking, "Tell me a story about a fox and a goose.", "chat", "chat")
+        await attend_session(desk.speaking, "chat")
         model = desk.speaking.models.named("scripted:script")
         assert isinstance(model, Scripted)
         (prompt,) = model.asked

@@ -2,22 +2,22 @@
 
 import pytest
 
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.events import CallStarted
-from halter.core.ids import SessionId, new_worker, session_stream
+from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.ports import Draft, Write
-from halter.dispatch.tending import taken, tended
-from halter.guard.ask import Standing
-from halter.guard.chokepoint import Answer, NeedsPerson
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
+from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.guard.guard import GuardRuntime
+from halter.guard.prepare import SessionContext
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.models.providers import Prices
+from halter.redaction.secrets import GivenSecrets
 from halter.state.session import replay
 from halter.testing.world import World
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,12 @@ async def test_a_call_in_doubt_is_repeated_only_as_it_was(
         looked.append(at)
         return "seen"
 
-    policy = resolve(Fleet(), agent_of(load_bytes(b"name: desk", "agent.yaml")))
-    standing = Standing("s", "desk", policy.phases[0], policy, str(policy.digest()), secrets=frozenset(granted))
+    policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
+    standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()), secrets=frozenset(granted))
     secrets = GivenSecrets({"KEY": "correct-horse"})
-    gatehouse = Gatehouse(world.store, world.clock, redact=str, secrets=secrets, prices=Prices({}))
+    gatehouse = GuardRuntime(world.store, world.clock, redact=str, secrets=secrets, prices=Prices({}))
     await world.start("s", agent="desk")
-    (lease,) = await world.store.claim(new_worker("w", world.ids), 1)
+    (lease,) = await world.store.claim(make_worker_id("w", world.ids), 1)
     begun = CallStarted(call="s.1", tool="look", effect="read")
     await world.store.commit(Write(session_stream("s"), "begin", lambda _: [Draft(begun, arguments)], lease=lease))
     (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
@@ -55,8 +55,8 @@ async def test_a_call_in_doubt_is_repeated_only_as_it_was(
 
 async def test_a_process_that_ends_in_good_order_lets_the_next_one_go_on_at_once(world: World) -> None:
     await world.start("s")
-    first, second = new_worker("first", world.ids), new_worker("second", world.ids)
-    async with tended(world.store, world.clock, first):
-        assert await taken(world.store, world.clock, first, SessionId("s"), 0)
-        assert await taken(world.store, world.clock, second, SessionId("s"), 0) is None
-    assert await taken(world.store, world.clock, second, SessionId("s"), 0)
+    first, second = make_worker_id("first", world.ids), make_worker_id("second", world.ids)
+    async with keep_leases(world.store, world.clock, first):
+        assert await take_lease(world.store, world.clock, first, SessionId("s"), 0)
+        assert await take_lease(world.store, world.clock, second, SessionId("s"), 0) is None
+    assert await take_lease(world.store, world.clock, second, SessionId("s"), 0)

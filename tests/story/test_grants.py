@@ -5,14 +5,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.app.attending import attending
-from halter.app.talking import begin, row_of
-from halter.config.resolve import REVIEW as WALK
+from halter.config.resolve import REVIEW_PHASES as WALK
+from halter.core.agent_spec import VERBS
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallRefused, CallStarted
-from halter.core.tasks import VERBS
-from halter.dispatch.tending import taken
-from halter.guard.ask import Call
+from halter.dispatch.heartbeat import take_lease
+from halter.guard.prepare import Call
+from halter.runtime.session_builder import build_attended_session
+from halter.runtime.sessions import begin_session, read_session_row
 from halter.testing.world import World
 from tests.story.tasks import Office, all_is_well, watch
 
@@ -108,10 +108,10 @@ async def test_the_guard_refuses_in_the_review_whatever_is_not_granted_there(
     await world.advance(SECOND)
     assert office.up is not None
     speaking = office.up.agents["clerk"].speaking
-    session = await begin(speaking, "Look.", "task", "s")
-    lease = await taken(speaking.store, world.clock, speaking.worker, session, 0)
+    session = await begin_session(speaking, "Look.", "task", "s")
+    lease = await take_lease(speaking.store, world.clock, speaking.worker, session, 0)
     assert lease is not None
-    made = await attending(speaking, await row_of(speaking, "s"), lease)
+    made = await build_attended_session(speaking, await read_session_row(speaking, "s"), lease)
     running = made.running
     await running.take_up()
     (phase,) = [each for each in WALK if each.name == "ethics_review"]

@@ -20,37 +20,36 @@ from typing import Any, get_args
 
 import pytest
 
-from halter.brain.session_runtime import SessionRuntime
-from halter.config.agent import agent_of
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import parse_fleet
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import Playbook, Step
 from halter.core.clock import SystemClock
 from halter.core.events import SessionStarted
 from halter.core.ids import SortableIds, WorkerId
-from halter.core.playbook import Playbook, Step
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.core.spec import Phase
 from halter.core.tools import Failed, Tool
 from halter.core.vocabulary import Outcome
-from halter.guard.ask import Call, Standing
-from halter.guard.chokepoint import Answer
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.redact import Redactor
-from halter.guard.secrets import GivenSecrets
+from halter.guard.guard import GuardRuntime
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.tool_door import Answer
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
-from halter.models.prices import Prices
-from halter.state import life
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
+from halter.redaction.redact import Redactor
+from halter.redaction.secrets import GivenSecrets
+from halter.state import lifecycle
 from halter.state.session import replay
-from halter.tools.addresses import resolve as look_up
-from halter.tools.files import files
-from halter.tools.http import http
-from halter.tools.sandbox import Sandbox
-from halter.tools.shell import shell
-from halter.tools.tool import tool
-from halter.work.playbooks import Task, walk
+from halter.tasks.playbooks import Task, walk_playbook
+from halter.tools.files import make_file_tools
+from halter.tools.function_tool import tool
+from halter.tools.http import make_http_tools
+from halter.tools.http import resolve_host as look_up
+from halter.tools.shell import Sandbox, make_shell_tool
 
 CLOCK = SystemClock()
 KEPT = "must stay as it is"
@@ -246,14 +245,18 @@ async def opened(folder: Path, *more: Tool) -> AsyncGenerator[Desk]:
     outside.mkdir()
     (outside / "kept").write_text(KEPT)
     store = JournalStore(MemoryEngine(now=CLOCK.now, new_id=SortableIds(CLOCK.now).new), inline=True)
-    await store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    await store.commit(
+        lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
+    )
     (lease,) = await store.claim(WorkerId("w"), 1)
-    policy = resolve(fleet_of(load_bytes(b"mode: FULL\n", "halter.yaml")), agent_of(load_bytes(AGENT, "agent.yaml")))
-    standing = Standing("s", "desk", Phase("work", None), policy, str(policy.digest()))
-    gatehouse = Gatehouse(
+    policy = resolve_policy(
+        parse_fleet(load_bytes(b"mode: FULL\n", "halter.yaml")), parse_agent(load_bytes(AGENT, "agent.yaml"))
+    )
+    standing = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()))
+    gatehouse = GuardRuntime(
         store, CLOCK, redact=Redactor({}).redact, secrets=GivenSecrets({}), prices=Prices(policy.prices)
     )
-    tools = {each.spec.name: each for each in (*OWN, *files(root), *more)}
+    tools = {each.spec.name: each for each in (*OWN, *make_file_tools(root), *more)}
     yield Desk(store, SessionRuntime(store, CLOCK, gatehouse, lease, standing, tools), root, outside)
     await store.close()
 
@@ -429,7 +432,7 @@ INNER = (
 
 @pytest.mark.parametrize("host", INNER)
 async def test_no_url_leads_inside(tmp_path: Path, host: str) -> None:
-    async with serving("/") as (port, asked), opened(tmp_path, *http(["*"])) as desk:
+    async with serving("/") as (port, asked), opened(tmp_path, *make_http_tools(["*"])) as desk:
         await desk.meets("http_get", {"url": f"http://{host}:{port}/"}, "error", ": ")
         await desk.meets("http_post", {"url": f"http://{host}:{port}/", "body": "x"}, "error", ": ")
         assert asked == []
@@ -438,7 +441,7 @@ async def test_no_url_leads_inside(tmp_path: Path, host: str) -> None:
 @pytest.mark.parametrize("host", INNER[6:])
 async def test_no_redirect_leads_inside(tmp_path: Path, host: str) -> None:
     async with serving(f"http://{host}/") as (port, asked):
-        web = http(["*"], resolve=Names(), allow_addresses=["127.0.0.1/32"])
+        web = make_http_tools(["*"], resolve=Names(), allow_addresses=["127.0.0.1/32"])
         async with opened(tmp_path, *web) as desk:
             await desk.meets("http_get", {"url": f"http://near.example:{port}/"}, "error", ": ")
         assert len(asked) == 1
@@ -446,7 +449,7 @@ async def test_no_redirect_leads_inside(tmp_path: Path, host: str) -> None:
 
 @pytest.mark.parametrize("url", ["", "nothing", "file:///etc/passwd", "http://", "http://a\0b/", "http://[::1"])
 async def test_what_is_no_url_is_a_failure(tmp_path: Path, url: str) -> None:
-    async with opened(tmp_path, *http(["*"])) as desk:
+    async with opened(tmp_path, *make_http_tools(["*"])) as desk:
         await desk.meets("http_get", {"url": url}, "error", "BadUrl: ")
 
 
@@ -482,7 +485,7 @@ async def test_a_command_is_bounded_and_shut_in(
     bubblewrap: None, tmp_path: Path, argv: Sequence[str], told: str
 ) -> None:
     (tmp_path / "commands").mkdir()
-    async with opened(tmp_path, shell(tmp_path / "commands", max_output=100_000)) as desk:
+    async with opened(tmp_path, make_shell_tool(tmp_path / "commands", max_output=100_000)) as desk:
         words = [word.format(root=desk.root, outside=desk.outside) for word in argv]
         answer = await desk.meets("run_command", {"argv": words}, "ok", told)
         assert len(answer.text) < 150_000
@@ -508,7 +511,7 @@ async def test_a_playbook_with_a_missing_reference_stops_before_that_call(desk: 
         Step("echo", b'{"word": "not json"}', "first", 2),
         Step("write_file", json.dumps({"path": "made", "text": f"${{{reference}}}"}).encode(), "second", 3),
     )
-    ended = await walk(desk.running, desk.store, Task(Playbook(steps, "book.yaml")))
+    ended = await walk_playbook(desk.running, desk.store, Task(Playbook(steps, "book.yaml")))
     assert (ended.state, ended.terminal_reason) == ("ERROR", "step_failed")
     assert f"(line 3): `${{{reference}}}`" in ended.sentence
     assert list(desk.root.iterdir()) == []

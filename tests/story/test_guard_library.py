@@ -15,12 +15,12 @@ from halter import Guard, Output, SessionOver
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
-from halter.core.money import BudgetRow, usd
+from halter.core.money import BudgetRow, micros_to_usd
 from halter.core.ports import Query
 from halter.core.usage import ModelName
-from halter.guard.approvals import decide, needs_you
-from halter.guard.chokepoint import NeedsPerson
+from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt
+from halter.guard.tool_door import NeedsPerson
 from halter.journal.open import open_store
 from halter.models.scripted import Scripted, say
 
@@ -48,11 +48,11 @@ async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path)
     async with guard:
         async with guard.session("answer the mail") as session:
             answer = await session.call(send, to="ada")
-        assert (answer.outcome, answer.text, answer.cost_usd) == ("ok", "sent to ada", usd(70_000))
+        assert (answer.outcome, answer.text, answer.cost_usd) == ("ok", "sent to ada", micros_to_usd(70_000))
         (made,) = await guard.receipts()
-        assert (made.state, made.terminal_reason, made.cost_usd) == ("COMPLETED", "completed", usd(70_000))
+        assert (made.state, made.terminal_reason, made.cost_usd) == ("COMPLETED", "completed", micros_to_usd(70_000))
         report = await guard.report()
-        assert (report.sessions, report.running, report.cost_by_name_usd) == (1, 0, {"send": usd(70_000)})
+        assert (report.sessions, report.running, report.cost_by_name_usd) == (1, 0, {"send": micros_to_usd(70_000)})
 
 
 async def test_one_call_has_a_session_of_its_own(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ async def test_a_program_can_ask_without_waiting_and_try_again_after_the_decisio
         first = await session.attempt("1", wipe, path="a")
         assert isinstance(first, NeedsPerson)
         assert isinstance(await session.attempt("1", wipe, path="a"), NeedsPerson)
-        (waiting,) = await needs_you(person)
-        await person.commit(decide(waiting, "approve", "ada", "yes"))
+        (waiting,) = await list_pending_decisions(person)
+        await person.commit(answer_decision(waiting, "approve", "ada", "yes"))
         second = await session.attempt("1", wipe, path="a")
         assert not isinstance(second, NeedsPerson)
         again = await session.attempt("1", wipe, path="a")

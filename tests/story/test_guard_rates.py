@@ -16,28 +16,28 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, Clock, SystemClock
 from halter.core.events import RuleMade, SessionStarted
 from halter.core.ids import FLEET, SessionId, SortableIds, WorkerId
 from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write
-from halter.core.row import R
 from halter.core.rows import AuditRow, RateRow, RuleRow
 from halter.core.spec import Phase
-from halter.guard.ask import Call, Standing
-from halter.guard.chokepoint import Answer
-from halter.guard.gatehouse import Gatehouse
-from halter.guard.redact import Redactor
-from halter.guard.rules import Same, written
-from halter.guard.secrets import GivenSecrets
+from halter.core.vocabulary import R
+from halter.guard.approvals import SameArguments, encode_matcher
+from halter.guard.guard import GuardRuntime
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.tool_door import Answer
 from halter.journal.open import open_store
-from halter.models.prices import Prices
-from halter.state import life
+from halter.models.providers import Prices
+from halter.redaction.redact import Redactor
+from halter.redaction.secrets import GivenSecrets
+from halter.state import lifecycle
 from halter.testing.world import World
-from halter.tools.tool import FunctionTool, tool
+from halter.tools.function_tool import FunctionTool, tool
 
 ARGUMENTS = b'{"target":"web"}'
 LIMIT = 20
@@ -60,7 +60,7 @@ def agreed(at: int) -> Write:
         tool="deploy",
         scope="fleet",
         owner="",
-        matcher=written(Same(sha256(ARGUMENTS).hexdigest())),
+        matcher=encode_matcher(SameArguments(sha256(ARGUMENTS).hexdigest())),
         keys=("target",),
         by="ada",
         expires_at=at + DAY,
@@ -69,14 +69,14 @@ def agreed(at: int) -> Write:
 
 
 def started(session: str) -> Write:
-    return life.start(SessionStarted(session=session, agent="desk", kind="task", started_by="ada"))
+    return lifecycle.start_session(SessionStarted(session=session, agent="desk", kind="task", started_by="ada"))
 
 
 async def all_at_once(store: Store, clock: Clock, lease: Lease, deploy: FunctionTool, count: int) -> list[str]:
     """Make that many calls together, and tell their outcomes."""
-    policy = resolve(Fleet(), agent_of(load_bytes(b"name: desk\n", "agent.yaml")))
-    standing = Standing(lease.session, "desk", Phase("work", None), policy, str(policy.digest()))
-    gatehouse = Gatehouse(
+    policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk\n", "agent.yaml")))
+    standing = SessionContext(lease.session, "desk", Phase("work", None), policy, str(policy.digest()))
+    gatehouse = GuardRuntime(
         store, clock, redact=Redactor({}).redact, secrets=GivenSecrets({}), prices=Prices(policy.prices)
     )
     calls = [Call(f"{lease.session}.{number}", "deploy", ARGUMENTS) for number in range(count)]

@@ -8,7 +8,7 @@ import pytest
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import CallRefused, CallStarted, GuardrailTriggered, RequestSettled
 from halter.core.ports import Stored
-from halter.state import life
+from halter.state import lifecycle
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment, rhythm
 
@@ -190,7 +190,7 @@ async def test_an_agents_message_opens_no_turn_outside_of_the_hours(world: World
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("clerk", DAYTIME))
     await world.advance(3 * HOUR)
-    await world.store.commit(life.message("clerk-1", "news", b"Something came.", "other", "agent"))
+    await world.store.commit(lifecycle.post_message("clerk-1", "news", b"Something came.", "other", "agent"))
     await world.advance(HOUR)
     assert turns(await fleet.events("clerk-1")) == []
     await world.advance(4 * HOUR)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from halter.app.agent import assembled, trust_of
-from halter.app.opened import open_app
-from halter.config.trust import folder_digest
+from halter.config.trust import digest_folder
 from halter.core.tools import Failed, Permit, Tool, Valid
+from halter.runtime.assemble import assemble_agent, open_trust
+from halter.runtime.runtime import open_app
 from halter.settings import Settings, read_settings
 
 TOOLS = """\
@@ -37,11 +37,11 @@ class Desk:
         (self.folder / "tools.py").write_text(TOOLS.replace("WORDS", words))
 
     def trust(self) -> None:
-        trust_of(self.settings).trust(self.folder, folder_digest(self.folder), "ada", 0)
+        open_trust(self.settings).trust(self.folder, digest_folder(self.folder), "ada", 0)
 
     @asynccontextmanager
     async def tool(self) -> AsyncGenerator[Tool]:
-        async with open_app(self.settings) as app, assembled(app, self.folder) as agent:
+        async with open_app(self.settings) as app, assemble_agent(app, self.folder) as agent:
             yield agent.tools["look"]
 
 

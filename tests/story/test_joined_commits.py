@@ -6,24 +6,24 @@ from decimal import Decimal
 
 import pytest
 
-from halter.brain.decide import After, Again, End, Park
-from halter.brain.loop import Loop, Senses, Watching
-from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import Clock
 from halter.core.events import CallSettled, RequestSettled, TurnEnded
 from halter.core.ids import session_stream
-from halter.core.messages import Hear, Prompt, Reply
+from halter.core.messages import Prompt, Reply, TextListener
 from halter.core.ports import Stored
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price, Usage
-from halter.models.scripted import Line, Scripted
+from halter.loop.decide import End, NextTurn, Park, SessionStep
+from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.scripted import Scripted, ScriptLine
+from halter.tasks.conversation import AttendedPace, Inbox, OpenTurn, Pace
 from halter.testing.world import World
-from halter.tools.tool import tool
-from halter.work.conversation import Attended, News, Open, Pace
+from halter.tools.function_tool import tool
 from tests.story.loops import Story, calls, says
 
 
-def script(steps: int) -> list[Line]:
+def script(steps: int) -> list[ScriptLine]:
     return [*(calls(("look", {"at": f"{step}"})) for step in range(steps)), says("Done.")]
 
 
@@ -45,11 +45,11 @@ def test_a_step_takes_two_commits() -> None:
 class Curious(Scripted):
     """A model that looks at something before it answers."""
 
-    def __init__(self, lines: Sequence[Line], clock: Clock, look: Callable[[str], Awaitable[None]]) -> None:
+    def __init__(self, lines: Sequence[ScriptLine], clock: Clock, look: Callable[[str], Awaitable[None]]) -> None:
         super().__init__(lines, clock, ModelName("scripted", "script"))
         self._look = look
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         await self._look("model")
         return await super().ask(prompt, permit, hear)
 
@@ -88,7 +88,7 @@ async def test_who_watches_is_told_of_nothing_that_is_not_durable(world: World) 
         return lambda _, __: told.append(f"{kind.__name__} {settled(world.store.written, kind)}")
 
     story = Story(world, script(2), kind="task")
-    story.watching = Watching(said=heard(RequestSettled), did=heard(CallSettled))
+    story.watching = LoopObserver(said=heard(RequestSettled), did=heard(CallSettled))
     await story.run("Look around.")
     assert told == ["RequestSettled 1", "CallSettled 1", "RequestSettled 2", "CallSettled 2", "RequestSettled 3"]
 
@@ -103,33 +103,33 @@ async def test_an_outcome_is_written_down_also_when_nothing_follows(world: World
         return ""
 
     story = Story(world, script(2), kind="task")
-    story.senses = Senses(volatile=volatile)
+    story.senses = LiveContext(volatile=volatile)
     with pytest.raises(failure):
         await story.run("Look around.")
     assert settled(await world.journal.read(session_stream("s")), CallSettled) == 1
 
 
-class Noting(Attended):
+class Noting(AttendedPace):
     """A pace that notes what is durable when it is asked for the next turn."""
 
-    def __init__(self, loop: Loop, world: World) -> None:
+    def __init__(self, loop: TurnLoop, world: World) -> None:
         super().__init__(loop)
         self._world = world
         self.seen: list[int] = []
 
-    async def before(self, news: News) -> Open | Park | End:
+    async def before(self, news: Inbox) -> OpenTurn | Park | End:
         self.seen.append(sum(isinstance(event, TurnEnded) for event in await durable(self._world)))
         return await super().before(news)
 
-    async def after(self, then: After) -> After:
-        return Again() if len(self.seen) < 3 else then
+    async def after(self, then: SessionStep) -> SessionStep:
+        return NextTurn() if len(self.seen) < 3 else then
 
 
 async def test_what_a_turn_came_to_is_durable_before_anybody_looks_whether_there_is_to_be_another(world: World) -> None:
     paces: list[Noting] = []
 
     class Restless(Story):
-        def pace(self, running: SessionRuntime, loop: Loop) -> Pace:
+        def pace(self, running: SessionRuntime, loop: TurnLoop) -> Pace:
             paces.append(Noting(loop, self.world))
             return paces[-1]
 
@@ -144,9 +144,9 @@ async def test_the_end_of_a_turn_is_durable_before_what_works_beside_the_session
     seen: list[int] = []
 
     class Watched(Story):
-        def pace(self, running: SessionRuntime, loop: Loop) -> Pace:
+        def pace(self, running: SessionRuntime, loop: TurnLoop) -> Pace:
             running.ending = self.stops
-            return Attended(loop)
+            return AttendedPace(loop)
 
         async def stops(self) -> None:
             seen.append(sum(isinstance(event, TurnEnded) for event in await durable(self.world)))

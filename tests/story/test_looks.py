@@ -4,24 +4,24 @@ import asyncio
 
 import msgspec
 
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallSettled
-from halter.core.ids import new_worker, session_stream
+from halter.core.ids import make_worker_id, session_stream
 from halter.core.ports import Lease
 from halter.core.spec import Phase
 from halter.core.tools import Tool
-from halter.guard.ask import Call, Standing
-from halter.guard.chokepoint import Answer
-from halter.guard.gatehouse import Gatehouse
+from halter.guard.guard import GuardRuntime
 from halter.guard.halts import halt, resume
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.tool_door import Answer
+from halter.models.providers import Prices
+from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 
 
 class Place:
@@ -30,10 +30,10 @@ class Place:
     def __init__(self, world: World) -> None:
         self.world = world
         self.ran: list[str] = []
-        policy = resolve(Fleet(), agent_of(load_bytes(b"name: desk", "agent.yaml")))
-        self.standing = Standing("s", "desk", policy.phases[0], policy, str(policy.digest()))
+        policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
+        self.standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()))
         secrets, prices = GivenSecrets({}), Prices({})
-        self.doors = Gatehouse(world.store, world.clock, redact=str, secrets=secrets, prices=prices)
+        self.doors = GuardRuntime(world.store, world.clock, redact=str, secrets=secrets, prices=prices)
 
         async def price() -> str:
             self.ran.append("price")
@@ -60,7 +60,7 @@ class Place:
 
     async def begin(self) -> Lease:
         await self.world.start("s", agent="desk")
-        (lease,) = await self.world.store.claim(new_worker("w", self.world.ids), 1)
+        (lease,) = await self.world.store.claim(make_worker_id("w", self.world.ids), 1)
         return lease
 
     async def looks(self, lease: Lease, name: str = "price", number: int = 0) -> Answer:

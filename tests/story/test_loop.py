@@ -9,15 +9,15 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.events import SessionParked, TurnEnded
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import cancel, halt, resume
-from halter.state import life
+from halter.state import lifecycle
+from halter.tasks.conversation import Conclusion
 from halter.testing.world import World
-from halter.work.conversation import Came
 from tests.story.loops import Story, calls, fails, says
 
 KINDS: tuple[SessionKind, ...] = ("chat", "task", "autonomous")
 
 
-async def ended(story: Story, came: Came, state: str, reason: str) -> None:
+async def ended(story: Story, came: Conclusion, state: str, reason: str) -> None:
     """An end is told to the caller, stands in the journal, and is on the receipt."""
     made = await story.receipt()
     assert (came.state, came.terminal_reason) == (state, reason), came
@@ -34,7 +34,7 @@ async def ends_of_turns(story: Story) -> list[str]:
     return turns([stored.event for stored in await story.events()])
 
 
-def begun(story: Story, task: str) -> asyncio.Task[Came]:
+def begun(story: Story, task: str) -> asyncio.Task[Conclusion]:
     return asyncio.create_task(story.run(task))
 
 
@@ -101,7 +101,7 @@ async def test_a_cancel_ends_any_session_for_good(world: World, kind: SessionKin
     await story.desk.stuck.wait()
     await world.store.commit(cancel("s", "ada", "cancel"))
     await ended(story, await running, "CANCELLED", "cancelled")
-    committed = await world.store.commit(life.reopen("s", "again", "ada"))
+    committed = await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))
     assert not committed.events
 
 
@@ -162,7 +162,7 @@ async def test_a_halted_session_may_be_let_go_on(world: World) -> None:
     await world.store.commit(halt("session:s", "ada", "halt"))
     await running
     await world.store.commit(resume("session:s", "ada", "resume"))
-    assert (await world.store.commit(life.reopen("s", "again", "ada"))).events
+    assert (await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))).events
     await ended(story, await story.attend(), "COMPLETED", "completed")
     assert story.told() == ["resumed"]
 

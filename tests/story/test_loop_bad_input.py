@@ -7,17 +7,17 @@ import pytest
 
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.vocabulary import SessionKind
-from halter.models.scripted import Line
+from halter.models.scripted import ScriptLine
 from halter.testing.world import World
 from tests.story.loops import Story, calls, says
 
 
-def silent(text: str = "", **more: Any) -> Line:
-    return Line(reply=Reply((Text(text, "model", trusted=False),) if text else (), **more))
+def silent(text: str = "", **more: Any) -> ScriptLine:
+    return ScriptLine(reply=Reply((Text(text, "model", trusted=False),) if text else (), **more))
 
 
-def raw(*asked: ToolCall) -> Line:
-    return Line(reply=Reply(asked, "calls"))
+def raw(*asked: ToolCall) -> ScriptLine:
+    return ScriptLine(reply=Reply(asked, "calls"))
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t \u2003"])

@@ -7,14 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.brain.loop import Senses
-from halter.brain.recall import Recalled
-from halter.core.counting import most_tokens
+from halter.core.agent_spec import BrainSpec
 from halter.core.events import ContextCut
-from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult
-from halter.core.mind import Mind
-from halter.core.ports import said
+from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, bound_prompt_tokens
+from halter.core.ports import read_body
 from halter.core.usage import ModelName, Price, Usage
+from halter.loop.history import SessionHistory
+from halter.loop.loop import LiveContext
 from halter.models.scripted import Scripted
 from halter.testing.world import World
 from tests.story.loops import Story, calls, fails, says
@@ -23,8 +22,8 @@ WINDOW = 20_000
 WORDS = "These are the words of the task, which must never be lost."
 
 
-def mind(strategy: Any) -> Mind:
-    return Mind(
+def mind(strategy: Any) -> BrainSpec:
+    return BrainSpec(
         model="scripted:script", instructions="You are a clerk.", context_strategy=strategy, max_output_tokens=500
     )
 
@@ -47,7 +46,7 @@ async def cuts(story: Story) -> list[ContextCut]:
 def sound(story: Story) -> None:
     """Each prompt fits, has the task, and shows each call with its result."""
     for prompt in story.model.asked:
-        assert most_tokens(prompt) + prompt.max_output_tokens <= WINDOW
+        assert bound_prompt_tokens(prompt) + prompt.max_output_tokens <= WINDOW
         assert isinstance(prompt.messages[0].parts[0], Text)
         assert prompt.messages[0].parts[0].text == WORDS
         asked = [part.id for part in parts(prompt) if isinstance(part, ToolCall)]
@@ -117,7 +116,7 @@ async def test_a_long_chat_that_is_taken_up_again_for_each_message_stays_within_
 
 async def test_what_is_true_only_now_has_its_room_too(world: World) -> None:
     story = long_task(world, "compact")
-    story.senses = Senses(volatile=lambda: "the door is open; " * 300)
+    story.senses = LiveContext(volatile=lambda: "the door is open; " * 300)
     assert (await story.run(WORDS)).state == "COMPLETED"
     sound(story)
     assert await cuts(story)
@@ -131,7 +130,7 @@ async def test_a_model_that_finds_the_prompt_too_long_is_sent_less(world: World)
         came = await story.says(f"Question {number}: {'why ' * 100}")
     assert came.sentence == ""
     assert len(await cuts(story)) == 1
-    assert most_tokens(story.model.asked[-1]) < most_tokens(story.model.asked[-2])
+    assert bound_prompt_tokens(story.model.asked[-1]) < bound_prompt_tokens(story.model.asked[-2])
 
 
 def test_a_cut_at_the_same_place_that_keeps_less_is_remembered_as_well() -> None:
@@ -143,8 +142,8 @@ def test_a_cut_at_the_same_place_that_keeps_less_is_remembered_as_well() -> None
         for text in (WORDS, f"Do it. {'big ' * 2200}", f"And now? {'why ' * 300}"):
             assert (await story.says(text)).sentence == ""
         sound(story)
-        again = Recalled("s")
-        await again.take_in(await story.events(), lambda stored: said(world.journal, stored))
+        again = SessionHistory("s")
+        await again.take_in(await story.events(), lambda stored: read_body(world.journal, stored))
         assert str(again.transcript.sent[:-1]) == str(without_ending(story.model.asked[-1]))
         return await cuts(story)
 
@@ -180,8 +179,8 @@ async def test_over_fifty_turns_most_of_each_prompt_repeats_the_one_before(world
     numbers = count()
     lines = [says(f"Answer {number}: {'word ' * 40}") for number in range(51)]
     system = "You are a clerk. " + "You know the house and its rules. " * 190
-    story = Story(world, lines, mind=Mind(model="scripted:script", instructions=system))
-    story.senses = Senses(
+    story = Story(world, lines, mind=BrainSpec(model="scripted:script", instructions=system))
+    story.senses = LiveContext(
         volatile=lambda: f"Hot state {next(numbers)}: " + "the door is open; " * 16,
         facts=lambda: {"turn": next(numbers)},
     )

@@ -7,8 +7,8 @@ from decimal import Decimal
 
 import pytest
 
+from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SECOND
-from halter.core.mind import Mind
 from halter.core.usage import ModelName, Price
 from halter.guard.halts import cancel, halt
 from halter.models.scripted import Scripted
@@ -17,7 +17,7 @@ from tests.story.loops import Story, calls, fails, says, used
 from tests.story.test_loop_hostile import Echoing, attended, same_again
 
 TEN = Price(Decimal(10), Decimal(10))
-SUMMARIZES = Mind(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
+SUMMARIZES = BrainSpec(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
 
 
 def before_a_retry(world: World) -> Story:
@@ -40,7 +40,7 @@ def in_a_prediction(world: World) -> Story:
 
 
 def between_calls_in_a_row(world: World) -> Story:
-    story = Story(world, kind="task", mind=Mind(model="m:m", tool_calls="text"))
+    story = Story(world, kind="task", mind=BrainSpec(model="m:m", tool_calls="text"))
     story.models = [Echoing(world, "".join(f"<skill {{k}}>slow(name='{n}')</skill>" for n in range(30)))]
     return story
 

@@ -6,29 +6,28 @@ from pathlib import Path
 
 import pytest
 
-from halter.app.agents import Agent
-from halter.brain.loop import Senses
+from halter.core.agent_spec import BrainSpec, ContextStrategy
 from halter.core.clock import MINUTE, SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.events import RequestStarted
-from halter.core.ids import SessionId, new_worker
-from halter.core.limits import Spender, legs
-from halter.core.messages import Hear, Prompt, Reply, Text
-from halter.core.mind import ContextStrategy, Mind
-from halter.core.money import Account
+from halter.core.ids import SessionId, make_worker_id
+from halter.core.messages import Prompt, Reply, Text, TextListener
+from halter.core.money import Account, Spender, make_legs
 from halter.core.ports import Lease
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price
-from halter.dispatch.tending import taken
-from halter.guard.approvals import decide, needs_you
-from halter.guard.purse import Truth, change_cap
-from halter.journal.retention import erase
-from halter.models.scripted import Line, Scripted
-from halter.state import life
+from halter.dispatch.heartbeat import take_lease
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.ledger import ActualResult, change_cap
+from halter.journal.retention import erase_session_bodies
+from halter.loop.loop import LiveContext
+from halter.models.scripted import Scripted, ScriptLine
+from halter.runtime.agent import Agent
+from halter.state import lifecycle
 from halter.state.session import InFlight
-from halter.testing.holds import HoldTaken, hold
+from halter.testing.fakes import HoldTaken, hold
 from halter.testing.world import World
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 from tests.crash.test_loop_crashes import recalled, timeless
 from tests.story.loops import Desk, Story, calls, says, used
 
@@ -41,7 +40,7 @@ async def same_again(world: World, story: Story) -> None:
     assert again.transcript.messages == story.messages
 
 
-def cut_off() -> Line:
+def cut_off() -> ScriptLine:
     return says("Half of ", stop="max_tokens")
 
 
@@ -52,7 +51,7 @@ class Echoing(Scripted):
         super().__init__((), world.clock, ModelName("scripted", "script"))
         self._texts = iter(texts)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         told = prompt.messages[-1].parts[-1].text
@@ -86,7 +85,7 @@ async def test_what_was_done_before_the_time_was_up_is_told_as_done(world: World
 
 async def test_of_calls_in_a_row_none_begins_after_the_time_is_up(world: World) -> None:
     text = "<skill {k}>slow(name='a')</skill><skill {k}>slow(name='b')</skill><skill {k}>send(text='late')</skill>"
-    story = Story(world, kind="task", more="limits: {timeout: 1500ms}", mind=Mind(model="m:m", tool_calls="text"))
+    story = Story(world, kind="task", more="limits: {timeout: 1500ms}", mind=BrainSpec(model="m:m", tool_calls="text"))
     story.models = [Echoing(world, text)]
     came = await story.run("Go.")
     assert (came.state, came.terminal_reason) == ("TIMED_OUT", "timed_out")
@@ -109,18 +108,18 @@ async def test_a_tool_that_is_called_like_a_verb_cannot_break_its_session(world:
 async def test_a_session_whose_past_was_erased_goes_on_and_loses_nothing_new(
     world: World, strategy: ContextStrategy
 ) -> None:
-    mind = Mind(model="scripted:script", context_strategy=strategy, max_output_tokens=500)
+    mind = BrainSpec(model="scripted:script", context_strategy=strategy, max_output_tokens=500)
     turn = [*(calls(("long", {"size": 9000 + number})) for number in range(6)), cut_off(), says("Done.")]
     story = Story(world, turn * 4, kind="task", mind=mind)
     story.window = 30_000
     story.summarizer = Scripted([says("Pages were read.")] * 20, world.clock, ModelName("scripted", "m1"))
     await story.run("Read it all.")
     for _ in range(2):
-        await world.store.commit(life.reopen("s", world.ids.new(), "ada"))
+        await world.store.commit(lifecycle.reopen_session("s", world.ids.new(), "ada"))
         await story.says("Read it all again.")
-    assert len((await erase(world.journal, ["s"], "ann", "asked for it")).erased) == 1
+    assert len((await erase_session_bodies(world.journal, ["s"], "ann", "asked for it")).erased) == 1
     before = await story.kinds()
-    await world.store.commit(life.reopen("s", world.ids.new(), "ada"))
+    await world.store.commit(lifecycle.reopen_session("s", world.ids.new(), "ada"))
     assert (await story.says("Read on.")).state == "COMPLETED"
     await same_again(world, story)
     assert {"context_cut", "message_added"} <= {*(await story.kinds())[len(before) :]}
@@ -152,8 +151,8 @@ async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_
         await world.restart()
         running = world.spawn(attended(story))
         await world.advance(MINUTE)
-    (waiting,) = await needs_you(world.journal)
-    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    (waiting,) = await list_pending_decisions(world.journal)
+    await world.store.commit(answer_decision(waiting, "approve", "ada", "yes"))
     await running
     assert story.came is not None
     assert story.came.terminal_reason == ("overrun" if outputs > 50 else "completed")
@@ -181,9 +180,9 @@ async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, I
     """Let another session of the same agent hold money."""
     store = world.store.patient(world.clock)
     await world.start("other", agent="desk")
-    lease = await taken(store, world.clock, new_worker("other", world.ids), SessionId("other"), SECOND)
+    lease = await take_lease(store, world.clock, make_worker_id("other", world.ids), SessionId("other"), SECOND)
     assert lease is not None
-    where = legs(story.standing().caps(), Spender("other", "desk", ""), world.now, usd=usd)
+    where = make_legs(story.standing().caps(), Spender("other", "desk", ""), world.now, usd=usd)
     intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)
     held = await hold(world.purse, lease, intent)
     assert isinstance(held, HoldTaken)
@@ -191,7 +190,7 @@ async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, I
 
 
 async def test_a_summary_is_done_without_while_others_hold_the_money_for_it(world: World) -> None:
-    mind = Mind(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
+    mind = BrainSpec(model="scripted:script", context_strategy="summarize", max_output_tokens=500)
     lines = [*(calls(("long", {"size": 9000 + number})) for number in range(4)), says("Done.")]
     story = Story(world, lines, kind="task", mind=mind, more="limits: {max_cost_usd_per_day: 0.6}")
     story.window, story.prices = 30_000, {"scripted:dear": Price(Decimal(10), Decimal(10))}
@@ -211,15 +210,15 @@ async def test_a_call_that_waits_for_money_does_not_wait_for_a_person_as_well(wo
     world.spawn(attended(story))
     await world.advance(2 * MINUTE)
     assert story.desk.done == {}
-    await world.purse.settle(lease, flight, Truth("ok", usd=1000))
+    await world.purse.settle(lease, flight, ActualResult("ok", usd=1000))
     await world.advance(2 * MINUTE)
     assert story.desk.done == {"pay": 1}
-    assert len(await needs_you(world.journal)) == 1
+    assert len(await list_pending_decisions(world.journal)) == 1
 
 
 async def test_a_secret_of_several_lines_in_what_is_known_right_now_is_not_written_down(world: World) -> None:
     story = Story(world, [says("Hello.")])
-    story.senses = Senses(lambda: 'The door says "hunter2\nhunter2".')
+    story.senses = LiveContext(lambda: 'The door says "hunter2\nhunter2".')
     story.redact = lambda text: text.replace('"hunter2\nhunter2"', "[redacted]")
     await story.run("What do you know?")
     bodies = [stored.body or b"" for stored in await story.events()]

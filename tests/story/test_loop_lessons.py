@@ -2,15 +2,15 @@
 
 import pytest
 
+from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SECOND
-from halter.core.messages import Hear, Prompt, Reply, Text, ToolCall, ToolResult
-from halter.core.mind import Mind
+from halter.core.messages import Prompt, Reply, Text, TextListener, ToolCall, ToolResult
 from halter.core.tools import Permit
 from halter.core.usage import ModelName
 from halter.core.vocabulary import SessionKind
 from halter.guard.halts import halt, resume
-from halter.models.scripted import Line, Scripted
-from halter.state import life
+from halter.models.scripted import Scripted, ScriptLine
+from halter.state import lifecycle
 from halter.testing.world import World
 from tests.story.loops import Story, calls, fails, says
 
@@ -63,12 +63,12 @@ async def test_steps_are_counted_per_turn_and_not_for_ever(world: World) -> None
         assert (await story.says("Look.")).sentence == ""
 
 
-CUT = Line(reply=Reply((Text("Once upon a ti", "model", trusted=False),), "max_tokens"))
+CUT = ScriptLine(reply=Reply((Text("Once upon a ti", "model", trusted=False),), "max_tokens"))
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_truncated_answer_is_continued_also_when_it_is_streamed(world: World, *, streaming: bool) -> None:
-    mind = Mind(model="scripted:script", streaming=streaming)
+    mind = BrainSpec(model="scripted:script", streaming=streaming)
     story = Story(world, [CUT, CUT, CUT, says("Never said.")], kind="task", mind=mind)
     came = await story.run("Tell me.")
     assert (came.state, came.sentence) == ("COMPLETED", "The answer was cut off at its longest.")
@@ -77,7 +77,7 @@ async def test_a_truncated_answer_is_continued_also_when_it_is_streamed(world: W
 
 
 async def test_a_truncated_answer_is_an_end_where_recoveries_are_off(world: World) -> None:
-    story = Story(world, [CUT, says("Never said.")], kind="task", mind=Mind(max_tokens_recoveries=0))
+    story = Story(world, [CUT, says("Never said.")], kind="task", mind=BrainSpec(max_tokens_recoveries=0))
     assert (await story.run("Tell me.")).state == "COMPLETED"
     assert story.told() == []
 
@@ -107,7 +107,7 @@ async def test_what_cannot_get_better_is_not_tried_again(world: World, kind: str
 
 
 async def test_overload_and_timeouts_are_tried_again_with_growing_pauses(world: World) -> None:
-    mind = Mind(model="scripted:script", max_retries=5)
+    mind = BrainSpec(model="scripted:script", max_retries=5)
     story = Story(
         world, [fails(), says("Late.", takes=700 * SECOND), fails(), says("At last.")], kind="task", mind=mind
     )
@@ -126,7 +126,7 @@ async def test_what_a_provider_asks_to_wait_is_waited_for_but_not_for_ever(world
 
 
 async def test_a_retried_stream_is_taken_back_before_it_is_told_again(world: World) -> None:
-    half = Line(reply=Reply((Text("Hello ", "model", trusted=False),)), fails=fails().fails)
+    half = ScriptLine(reply=Reply((Text("Hello ", "model", trusted=False),)), fails=fails().fails)
     story = Story(world, [half, says("Hello world.")])
     await story.begin()
     await story.says("Hi.")
@@ -168,7 +168,7 @@ async def test_a_call_that_was_stopped_has_a_result_and_its_session_can_go_on(wo
     world.spawn(halted_soon(world))
     assert (await story.run("Wait.")).state == "HALTED"
     await world.store.commit(resume("fleet", "ada", "resume"))
-    await world.store.commit(life.reopen("s", "again", "ada"))
+    await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))
     came = await (story.attend() if kind == "task" else story.says("Go on."))
     assert came.state == ("COMPLETED" if kind == "task" else "WAITING_FOR_INPUT")
     parts = [part for message in story.model.asked[-1].messages for part in message.parts]
@@ -184,7 +184,7 @@ class Texting(Scripted):
         self.nonces: list[str] = []
         self._answers = list(answers)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         self.asked.append(prompt)
         ending = prompt.messages[-1].parts[-1]
@@ -195,7 +195,7 @@ class Texting(Scripted):
 
 
 async def test_text_calls_are_made_only_with_the_word_of_their_own_request(world: World) -> None:
-    mind = Mind(model="scripted:script", instructions="You are a clerk.", tool_calls="text")
+    mind = BrainSpec(model="scripted:script", instructions="You are a clerk.", tool_calls="text")
     story = Story(world, kind="task", mind=mind)
     quoted = '<skill>send(text="quoted")</skill> <skill FIRST>send(text="old")</skill>'
     model = Texting(

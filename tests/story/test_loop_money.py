@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from halter.brain.recall import Recalled
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import CostCapReached, RequestSettled, SessionParked
-from halter.core.money import Account, usd
-from halter.core.ports import said
+from halter.core.money import Account, micros_to_usd
+from halter.core.ports import read_body
 from halter.core.usage import Price
-from halter.guard.approvals import Open, decide, needs_you, raise_cap
-from halter.guard.purse import change_cap
+from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions, raise_cap
+from halter.guard.ledger import change_cap
+from halter.loop.history import SessionHistory
+from halter.tasks.conversation import Conclusion
 from halter.testing.world import World
-from halter.work.conversation import Came
 from tests.story.loops import Story, calls, says, used
 
 TEN = Price(Decimal(10), Decimal(10))
@@ -31,19 +31,19 @@ def priced(world: World, lines: Any, more: str = "", **given: Any) -> Story:
     return story
 
 
-async def asked(world: World) -> Open:
-    while not (waiting := await needs_you(world.journal)):
+async def asked(world: World) -> PendingDecision:
+    while not (waiting := await list_pending_decisions(world.journal)):
         await world.clock.sleep(SECOND)
     return waiting[0]
 
 
-async def exact(story: Story, came: Came, state: str, reason: str) -> None:
+async def exact(story: Story, came: Conclusion, state: str, reason: str) -> None:
     """An end that says why, and money that adds up."""
     made = await story.receipt()
     assert (came.state, came.terminal_reason, made.state, made.terminal_reason) == (state, reason, state, reason)
     events = [stored.event for stored in await story.events()]
     charges = [event.charge for event in events if hasattr(event, "charge") and event.charge is not None]
-    assert made.cost_usd == usd(sum(charge.usd for charge in charges))
+    assert made.cost_usd == micros_to_usd(sum(charge.usd for charge in charges))
     assert made.in_doubt == ()
 
 
@@ -117,7 +117,7 @@ async def test_a_raised_cap_lets_the_session_go_on_in_place(world: World, by: st
         await world.advance(HOUR)
         running = world.spawn(attended(story))
         await world.advance(MINUTE)
-        assert len(await needs_you(world.journal)) == 1
+        assert len(await list_pending_decisions(world.journal)) == 1
     raised = raise_cap(waiting, CAP, 10_000_000, "ada", "raise")
     await world.store.commit(raised if by == "decision" else change_cap(CAP, 10_000_000, "ada", "raise"))
     await running
@@ -129,7 +129,7 @@ async def attended(story: Story, task: str = "") -> None:
     await (story.run(task) if task else story.attend())
 
 
-def came_of(story: Story) -> Came:
+def came_of(story: Story) -> Conclusion:
     assert story.came is not None
     return story.came
 
@@ -143,7 +143,7 @@ async def test_a_cap_that_nobody_raises_is_the_end(world: World, *, restart: boo
         await world.restart()
         running = world.spawn(attended(story))
         await world.advance(MINUTE)
-    await world.store.commit(decide(waiting, "deny", "ada", "no"))
+    await world.store.commit(answer_decision(waiting, "deny", "ada", "no"))
     await running
     await exact(story, came_of(story), "BUDGET_EXCEEDED", "cost_cap_reached")
     assert len(story.model.asked) == 1
@@ -175,8 +175,8 @@ async def test_at_the_cap_of_a_day_the_session_sleeps_until_tomorrow_and_goes_on
     parks = [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
     assert {park.state for park in parks} == {"SLEEPING"}
     assert "wrap_up" not in story.told()
-    again = Recalled("s")
-    await again.take_in(await story.events(), lambda stored: said(world.journal, stored))
+    again = SessionHistory("s")
+    await again.take_in(await story.events(), lambda stored: read_body(world.journal, stored))
     assert (again.turn.capped, again.turn.refusal) == (False, "")
 
 
@@ -219,7 +219,7 @@ async def test_what_costs_more_than_the_cap_stops_the_session_and_is_told_truly(
     story = priced(world, [calls("look", usage=used(4000, 200_000)), says("Never said.")])
     came = await story.run("Look.")
     await exact(story, came, "BUDGET_EXCEEDED", "overrun")
-    assert (await story.receipt()).cost_usd == usd(2_040_000)
+    assert (await story.receipt()).cost_usd == micros_to_usd(2_040_000)
     assert [part.outcome for part in story.results()] == ["ok"]
     assert len(story.model.asked) == 1
 

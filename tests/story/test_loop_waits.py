@@ -4,26 +4,26 @@ import asyncio
 
 import pytest
 
-from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import SessionParked, WakePosted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Text
 from halter.core.vocabulary import SessionKind
-from halter.guard.approvals import Open, decide, edit, needs_you
-from halter.guard.gatehouse import Gatehouse
+from halter.guard.approvals import PendingDecision, answer_decision, approve_edited, list_pending_decisions
+from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel, halt
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
-from halter.state import life
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
+from halter.redaction.secrets import GivenSecrets
+from halter.state import lifecycle
+from halter.tasks.conversation import Conclusion
 from halter.testing.world import World
-from halter.work.conversation import Came
 from tests.story.loops import Story, calls, fails, redact, says
 
 
-async def asked(world: World) -> Open:
+async def asked(world: World) -> PendingDecision:
     """Wait until something needs a person."""
-    while not (waiting := await needs_you(world.journal)):
+    while not (waiting := await list_pending_decisions(world.journal)):
         await world.clock.sleep(SECOND)
     return waiting[0]
 
@@ -32,7 +32,7 @@ async def parks(story: Story) -> list[SessionParked]:
     return [stored.event for stored in await story.events() if isinstance(stored.event, SessionParked)]
 
 
-async def wakes(world: World, story: Story, came: Came) -> Came:
+async def wakes(world: World, story: Story, came: Conclusion) -> Conclusion:
     """Let the session sleep until its time, and go on."""
     assert came.state == "SLEEPING"
     assert came.wake_at is not None
@@ -73,7 +73,7 @@ async def test_a_call_that_waits_for_approval_stops_no_other_call_of_its_step(wo
     assert (waiting.about, waiting.name) == ("approval", "wipe")
     assert (await world.session("s")).state == "WAITING_FOR_APPROVAL"
     assert story.desk.done == {"send one": 1, "look b": 1}
-    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    await world.store.commit(answer_decision(waiting, "approve", "ada", "yes"))
     assert (await running).state == "COMPLETED"
     assert story.desk.done == {"send one": 1, "look b": 1, "wipe a": 1}
     assert [(result.tool, result.outcome) for result in story.results()] == [
@@ -89,11 +89,11 @@ async def test_of_two_calls_that_wait_each_goes_on_with_its_own_answer(world: Wo
     running = asyncio.create_task(story.run("Clean up."))
     await asked(world)
     await world.advance(SECOND)
-    waiting = sorted(await needs_you(world.journal), key=lambda one: one.subject)
-    await world.store.commit(decide(waiting[first], "approve", "ada", "yes"))
+    waiting = sorted(await list_pending_decisions(world.journal), key=lambda one: one.subject)
+    await world.store.commit(answer_decision(waiting[first], "approve", "ada", "yes"))
     await world.advance(MINUTE)
     assert sum(story.desk.done.values()) == 1
-    await world.store.commit(decide(waiting[1 - first], "deny", "ada", "no"))
+    await world.store.commit(answer_decision(waiting[1 - first], "deny", "ada", "no"))
     assert (await running).state == "COMPLETED"
     outcomes = [result.outcome for result in story.results()]
     assert outcomes == (["ok", "approval_denied"] if first == 0 else ["approval_denied", "ok"])
@@ -103,7 +103,7 @@ async def test_of_two_calls_that_wait_each_goes_on_with_its_own_answer(world: Wo
 async def test_a_denial_is_told_to_the_model_as_one(world: World) -> None:
     story = Story(world, [calls(("wipe", {"path": "a"})), says("Then not.")], kind="task")
     running = asyncio.create_task(story.run("Clean up."))
-    await world.store.commit(decide(await asked(world), "deny", "ada", "no", "too much"))
+    await world.store.commit(answer_decision(await asked(world), "deny", "ada", "no", "too much"))
     assert (await running).state == "COMPLETED"
     (result,) = story.results()
     assert result.outcome == "approval_denied"
@@ -125,7 +125,7 @@ async def test_an_expiry_is_told_to_the_model_as_an_expiry(world: World) -> None
 async def test_the_model_is_given_what_a_person_let_be_done_instead(world: World) -> None:
     story = Story(world, [calls(("wipe", {"path": "everything"})), says("Done.")], kind="task")
     running = asyncio.create_task(story.run("Clean up."))
-    await world.store.commit(edit(await asked(world), b'{"path": "a little"}', "ada", "edit"))
+    await world.store.commit(approve_edited(await asked(world), b'{"path": "a little"}', "ada", "edit"))
     assert (await running).state == "COMPLETED"
     assert story.desk.done == {"wipe a little": 1}
 
@@ -146,7 +146,7 @@ async def test_the_time_that_a_person_takes_is_not_the_turns_time(world: World) 
     running = asyncio.create_task(story.run("Clean up."))
     waiting = await asked(world)
     await world.advance(3 * HOUR)
-    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    await world.store.commit(answer_decision(waiting, "approve", "ada", "yes"))
     assert (await running).state == "COMPLETED"
 
 
@@ -174,7 +174,7 @@ async def test_after_a_restart_in_a_wait_the_turns_clock_runs_again(world: World
     await world.advance(HOUR)
     running = asyncio.create_task(story.attend())
     await world.advance(MINUTE)
-    await world.store.commit(decide(waiting, "approve", "ada", "yes"))
+    await world.store.commit(answer_decision(waiting, "approve", "ada", "yes"))
     began = world.now
     came = await running
     assert (came.state, came.terminal_reason) == ("TIMED_OUT", "timed_out")
@@ -248,7 +248,7 @@ async def test_a_signal_wakes_a_sleeping_session_only_if_it_was_asked_for(world:
     assert [park.wake_on for park in await parks(story)] == [("door", "rain")]
     for name, heard in (("wind", False), ("door", True)):
         signal = WakePosted(cause="signal", name=name, origin="sensor", sender="bell")
-        committed = await world.store.commit(life.post("s", name, signal, b"it rings"))
+        committed = await world.store.commit(lifecycle.post_wake("s", name, signal, b"it rings"))
         assert [getattr(stored.event, "wakes", None) for stored in committed.events] == [heard]
     await story.attend()
     assert len(story.model.asked) == 2
@@ -308,7 +308,7 @@ async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each
     story = Story(world, kind="autonomous")
     await story.begin("Watch.")
     (lease,) = await world.journal.claim(WorkerId("w"), 1, SessionId("s"))
-    gatehouse = Gatehouse(world.store, world.clock, redact=redact, secrets=GivenSecrets({}), prices=Prices({}))
+    gatehouse = GuardRuntime(world.store, world.clock, redact=redact, secrets=GivenSecrets({}), prices=Prices({}))
     for nap in (HOUR, DAY):
         # As after a breakdown: the process has the session still, and begins anew with it.
         running = SessionRuntime(world.store, world.clock, gatehouse, lease, story.standing(), {})

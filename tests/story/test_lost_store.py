@@ -15,13 +15,10 @@ import psycopg
 import pytest
 
 from halter import Guard
-from halter.app.agent_context import gatehouse_for
-from halter.app.opened import App
-from halter.brain.session_runtime import SessionRuntime
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import LeaseLost
 from halter.core.events import SessionStarted
@@ -29,20 +26,22 @@ from halter.core.ids import SortableIds, WorkerId
 from halter.core.money import BudgetRow
 from halter.core.ports import Query, Write
 from halter.core.rows import HoldRow
-from halter.guard.approvals import Open, decide
-from halter.guard.ask import Call, Standing
-from halter.guard.chokepoint import Answer
-from halter.guard.purse import Purse
-from halter.guard.secrets import GivenSecrets
+from halter.guard.approvals import PendingDecision, answer_decision
+from halter.guard.ledger import Ledger
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.tool_door import Answer
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
-from halter.journal.retry import Trouble
-from halter.journal.store import JournalStore
+from halter.journal.store import JournalStore, StoreProblem
 from halter.journal.verify import verify
+from halter.loop.session_runtime import SessionRuntime
+from halter.redaction.secrets import GivenSecrets
+from halter.runtime.agent_context import gatehouse_for
+from halter.runtime.runtime import App
 from halter.settings import read_settings
-from halter.state import life
+from halter.state import lifecycle
 from halter.testing.postgres import Cluster, throwaway_cluster
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 from tests.story.cables import Cable, When
 
 if TYPE_CHECKING:
@@ -164,7 +163,7 @@ async def test_who_is_cut_off_for_too_long_loses_its_session_and_what_it_began_i
         (asked,) = await waiting(other)
         assert (asked.about, asked.name) == ("unknown_call", "send")
         server.in_tool = cable.plug
-        await person(server, decide(asked, "approve", "ada", "yes"))
+        await person(server, answer_decision(asked, "approve", "ada", "yes"))
         assert (await second).outcome == "ok"
         with pytest.raises(LeaseLost, match=r"Session s is no longer held by desk.* Nothing was written"):
             await first
@@ -179,7 +178,7 @@ async def sends(guard: Guard, text: str = "hello") -> Answer:
         return await session.call("send", text=text)
 
 
-async def waiting(guard: Guard) -> Sequence[Open]:
+async def waiting(guard: Guard) -> Sequence[PendingDecision]:
     """Wait until a person is asked something."""
     while not (asked := (await guard.report()).needs_you):
         pass
@@ -327,11 +326,13 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     ids = SortableIds(clock.now)
     store = JournalStore(PostgresEngine(server.url, new_id=ids.new, patience="500ms"))
     settings = read_settings({}, server.home, server.url)
-    app = App(settings, clock, ids, store, cast("Any", None), Purse(store, clock), {}, Trouble(tell))
-    await store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    app = App(settings, clock, ids, store, cast("Any", None), Ledger(store, clock), {}, StoreProblem(tell))
+    await store.commit(
+        lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
+    )
     (lease,) = await store.claim(WorkerId("worker"), 1)
-    policy = resolve(Fleet(), agent_of(load_bytes(b"name: desk", "agent.yaml")))
-    standing = Standing("s", "desk", policy.phases[0], policy, str(policy.digest()))
+    policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
+    standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()))
     doors = gatehouse_for(app, policy, GivenSecrets({}))
     running = SessionRuntime(app.patient(), clock, doors, lease, standing, {"send": tool(server.send, **SEND)})
     answer = await running.call(Call("s.1", "send", b'{"text":"hello"}'))

@@ -8,10 +8,10 @@ import msgspec
 
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import CallSettled, HotStateSeen, RequestSettled, RequestStarted, WakePosted
-from halter.core.money import usd
+from halter.core.money import micros_to_usd
 from halter.core.ports import Query, Stored
-from halter.guard.approvals import decide, needs_you
-from halter.state.receipt import receipt
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet, moment, rhythm
 
@@ -194,9 +194,9 @@ async def a_day(world: World, home: Path) -> None:
     # While a person is waited for, the sensors read on.
     assert {pulse[1] for pulse in fleet.pulses[before:]} == {"autonomy:sensor_updated"}
     assert len(fleet.pulses) - before == 29 * 12
-    (asked,) = await needs_you(world.journal)
+    (asked,) = await list_pending_decisions(world.journal)
     assert (asked.name, asked.level, moment(asked.asked_at, NOON)) == ("place_order", "RESTRICTED", "04:00:00")
-    await world.journal.commit(decide(asked, "approve", "ada", "yes"))
+    await world.journal.commit(answer_decision(asked, "approve", "ada", "yes"))
     await world.advance(19 * HOUR + 30 * MINUTE)
     events = await fleet.events("desk-1")
     assert rhythm(events, NOON) == A_DAY.split("\n")[1:-1]
@@ -242,9 +242,9 @@ def assert_order(events: list[Stored]) -> None:
 
 async def assert_costs(world: World, events: list[Stored]) -> None:
     """Every micro-dollar has a purpose, in the receipt and in the log of what was spent."""
-    left = receipt(events)
-    assert left.spent_by_purpose_usd == {purpose: usd(micros) for purpose, micros in SPENT.items()}
-    assert (left.cost_usd, left.overruns, left.in_doubt) == (usd(sum(SPENT.values())), (), ())
+    left = make_receipt(events)
+    assert left.spent_by_purpose_usd == {purpose: micros_to_usd(micros) for purpose, micros in SPENT.items()}
+    assert (left.cost_usd, left.overruns, left.in_doubt) == (micros_to_usd(sum(SPENT.values())), (), ())
     # Two of the turn's spends are the attempts that no provider answered.
     assert set(await world.journal.ask(Query("spent_by_purpose", Spent, {"since": 0}))) == {
         Spent("turn", "scripted:script", 11, SPENT["turn"]),

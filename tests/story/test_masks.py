@@ -6,28 +6,27 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import ModelRejected
 from halter.core.events import RuleMade
 from halter.core.ids import FLEET, WorkerId, session_stream
-from halter.core.messages import Hear, Prompt, Reply, user
+from halter.core.messages import Prompt, Reply, TextListener, make_user_message
 from halter.core.ports import Draft, Lease, Write
 from halter.core.rows import RuleRow
 from halter.core.tools import Permit, Tool
 from halter.core.usage import ModelName
-from halter.guard.approvals import needs_you
-from halter.guard.ask import Call
-from halter.guard.chokepoint import Answer, NeedsPerson
-from halter.guard.gatehouse import Gatehouse
+from halter.guard.approvals import SameArguments, encode_matcher, list_pending_decisions
+from halter.guard.guard import GuardRuntime
 from halter.guard.halts import halt
-from halter.guard.redact import Redactor
-from halter.guard.request import FailedRequest, Request
-from halter.guard.rules import Same, written
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
+from halter.guard.model_door import FailedRequest, ModelRequest
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
+from halter.redaction.redact import Redactor
+from halter.redaction.secrets import GivenSecrets
 from halter.testing.world import World
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 from halter_drills.workload import begun, policy_of, standing_of
 
 SECRET = 'Zq7"\\x8kP2vL9mT4/wR6yB3nD5hF1jG0sA' * 3
@@ -58,7 +57,7 @@ class Desk:
         self.world = world
         self.lease = lease
         self.standing = standing_of(lease.session, POLICY)
-        self.doors = Gatehouse(world.store, world.clock, redact=redact, secrets=secrets, prices=Prices())
+        self.doors = GuardRuntime(world.store, world.clock, redact=redact, secrets=secrets, prices=Prices())
         self._numbers = itertools.count(1)
 
     async def call(self, name: str, **arguments: Any) -> Answer | NeedsPerson:
@@ -125,13 +124,13 @@ class Excuse:
     def count(self, prompt: Prompt) -> int:
         return 10
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         raise ModelRejected("BadRequest: " + "x" * 200 + " " + SECRET, billed=False)
 
 
 async def test_a_models_excuse_is_cut_only_after_its_secrets_are_gone(desk: Desk) -> None:
-    request = Request(id="r", prompt=Prompt(messages=(user("Hello?"),)))
+    request = ModelRequest(id="r", prompt=Prompt(messages=(make_user_message("Hello?"),)))
     answer = await desk.doors.request(desk.lease, desk.standing, request, Excuse())
     assert isinstance(answer, FailedRequest)
     assert len(answer.error) <= 300
@@ -142,13 +141,13 @@ async def test_a_models_excuse_is_cut_only_after_its_secrets_are_gone(desk: Desk
 @pytest.mark.parametrize(("by", "runs"), [("ada", True), ("agent:desk", False), ("", False)])
 async def test_only_a_rule_that_a_person_made_answers_in_their_place(desk: Desk, by: str, *, runs: bool) -> None:
     await desk.call("write_file", path="notes")
-    (asked,) = await needs_you(desk.world.store)
+    (asked,) = await list_pending_decisions(desk.world.store)
     rule = RuleMade(
         rule="r",
         tool="write_file",
         scope="fleet",
         owner="",
-        matcher=written(Same(asked.same)),
+        matcher=encode_matcher(SameArguments(asked.same)),
         keys=("path",),
         by=by,
         expires_at=desk.world.now + HOUR,

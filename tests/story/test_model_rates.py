@@ -10,29 +10,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.brain.session_runtime import SessionRuntime
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import GuardrailTriggered, RequestSettled, RequestStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.limits import Cap
-from halter.core.messages import Prompt, user
-from halter.core.money import MINUTELY, BudgetRow
+from halter.core.messages import Prompt, make_user_message
+from halter.core.money import MINUTE_WINDOW, BudgetRow, Cap, RateLimit
 from halter.core.ports import Query, Stored, Write
-from halter.core.rates import Rate
 from halter.core.rows import HoldRow, SessionRow
 from halter.core.usage import ModelName, Price, Usage
-from halter.guard.ask import Standing
-from halter.guard.gatehouse import Gatehouse
+from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel, halt
-from halter.guard.request import Answered, RefusedRequest, Request
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
+from halter.guard.model_door import AnsweredRequest, ModelRequest, RefusedRequest
+from halter.guard.prepare import SessionContext
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
 from halter.models.scripted import Scripted, say
-from halter.state import life
-from halter.state.receipt import receipt
-from halter.testing.fleet import Fleet
-from halter.testing.seedloop import START
-from halter.testing.world import World
+from halter.redaction.secrets import GivenSecrets
+from halter.state import lifecycle
+from halter.state.receipt import make_receipt
+from halter.testing.world import VIRTUAL_START, Fleet, World
 from tests.story.loops import policy
 from tests.story.test_testing_fleet import desk
 
@@ -47,18 +43,18 @@ USED = Usage(input_tokens=100, output_tokens=20)
 class Process:
     """A process on the store of a world, with doors of its own."""
 
-    def __init__(self, world: World, rates: Mapping[str, Rate], more: str = "") -> None:
+    def __init__(self, world: World, rates: Mapping[str, RateLimit], more: str = "") -> None:
         self.world = world
         self.rates = rates
         self.policy = policy(more)
         prices = Prices({str(PAID): ONE, str(OTHER): ONE})
-        self.doors = Gatehouse(world.store, world.clock, redact=str, secrets=GivenSecrets({}), prices=prices)
+        self.doors = GuardRuntime(world.store, world.clock, redact=str, secrets=GivenSecrets({}), prices=prices)
 
     async def session(self, name: str) -> SessionRuntime:
         event = SessionStarted(session=name, agent="desk", kind="task", started_by="ada")
-        await self.world.store.commit(life.start(event))
+        await self.world.store.commit(lifecycle.start_session(event))
         (lease,) = await self.world.store.claim(WorkerId("w"), 1, SessionId(name))
-        standing = Standing(
+        standing = SessionContext(
             name, "desk", self.policy.phases[0], self.policy, str(self.policy.digest()), rates=self.rates
         )
         return SessionRuntime(self.world.store, self.world.clock, self.doors, lease, standing, {})
@@ -68,8 +64,8 @@ class Process:
         return Scripted([line], self.world.clock, name)
 
 
-def request(name: str, most: int = MOST, **more: Any) -> Request:
-    return Request(id=name, prompt=Prompt(messages=(user("Is it?"),), max_output_tokens=most), **more)
+def request(name: str, most: int = MOST, **more: Any) -> ModelRequest:
+    return ModelRequest(id=name, prompt=Prompt(messages=(make_user_message("Is it?"),), max_output_tokens=most), **more)
 
 
 async def asks(running: SessionRuntime, model: Scripted, times: int = 1, most: int = MOST) -> list[Any]:
@@ -86,14 +82,14 @@ async def begun(world: World, model: ModelName | None = None) -> Counter[int]:
     """Count the requests that were begun in each minute since the world began, by the store's own times."""
     made = [each for each in await events(world) if isinstance(each.event, RequestStarted)]
     return Counter(
-        (each.at - START) // MINUTE
+        (each.at - VIRTUAL_START) // MINUTE
         for each in made
         if isinstance(each.event, RequestStarted) and model in (None, ModelName.parse(each.event.model))
     )
 
 
 async def rated(world: World) -> list[BudgetRow]:
-    return [row for row in await world.journal.ask(Query("budgets", BudgetRow)) if row.window == MINUTELY]
+    return [row for row in await world.journal.ask(Query("budgets", BudgetRow)) if row.window == MINUTE_WINDOW]
 
 
 Live = Callable[[Callable[[World], Awaitable[None]]], None]
@@ -101,30 +97,32 @@ Live = Callable[[Callable[[World], Awaitable[None]]], None]
 
 def test_two_processes_make_exactly_as_many_requests_in_each_minute_as_they_may(live: Live) -> None:
     async def story(world: World) -> None:
-        processes = [Process(world, {str(PAID): Rate(requests=5)}, "limits: {max_cost_usd: none}\n") for _ in range(2)]
+        processes = [
+            Process(world, {str(PAID): RateLimit(requests=5)}, "limits: {max_cost_usd: none}\n") for _ in range(2)
+        ]
         sessions = [await processes[number % 2].session(f"s{number}") for number in range(6)]
         answers = await asyncio.gather(*(asks(each, processes[0].model(takes=SECOND), 4) for each in sessions))
-        assert all(isinstance(answer, Answered) for each in answers for answer in each)
+        assert all(isinstance(answer, AnsweredRequest) for each in answers for answer in each)
         assert await begun(world) == {0: 5, 1: 5, 2: 5, 3: 5, 4: 4}
-        began = START + 4 * MINUTE
-        assert await rated(world) == [BudgetRow(f"model:{PAID}", MINUTELY, "requests", 5, began, spent=4)]
+        began = VIRTUAL_START + 4 * MINUTE
+        assert await rated(world) == [BudgetRow(f"model:{PAID}", MINUTE_WINDOW, "requests", 5, began, spent=4)]
 
     live(story)
 
 
 def test_who_is_late_waits_asleep_until_the_minute_is_over_and_spends_nothing_by_it(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(requests=1)})
+        process = Process(world, {str(PAID): RateLimit(requests=1)})
         await world.advance(10 * SECOND)
         await asks(await process.session("first"), process.model())
         late = await process.session("late")
         asking = asyncio.create_task(asks(late, process.model()))
         await world.advance(20 * SECOND)
         (row,) = await world.journal.ask(Query("session", SessionRow, {"session": "late"}))
-        assert (row.state, row.wake_at) == ("SLEEPING", START + MINUTE)
+        assert (row.state, row.wake_at) == ("SLEEPING", VIRTUAL_START + MINUTE)
         assert await world.journal.ask(Query("holds", HoldRow)) == []
         (answer,) = await asking
-        assert (answer.request, world.now) == ("late.0/0", START + MINUTE)
+        assert (answer.request, world.now) == ("late.0/0", VIRTUAL_START + MINUTE)
         own = await world.events(session_stream("late"))
         assert [each.kind for each in own][-5:] == [
             "guardrail_triggered",
@@ -135,14 +133,14 @@ def test_who_is_late_waits_asleep_until_the_minute_is_over_and_spends_nothing_by
         ]
         (waits,) = [each.event for each in own if isinstance(each.event, GuardrailTriggered)]
         assert waits.sentence == "It waits for the rate of test:paid until 00:01:00 UTC: 1 request a minute."
-        assert (waits.guardrail, waits.until) == ("model_rate", START + MINUTE)
+        assert (waits.guardrail, waits.until) == ("model_rate", VIRTUAL_START + MINUTE)
 
     live(story)
 
 
 def test_the_rate_of_a_provider_holds_beside_that_of_its_model(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(requests=2), "test:*": Rate(requests=3)})
+        process = Process(world, {str(PAID): RateLimit(requests=2), "test:*": RateLimit(requests=3)})
         paid, other = [await process.session(name) for name in ("paid", "other")]
         await asyncio.gather(asks(paid, process.model(), 6), asks(other, process.model(OTHER), 6))
         together = await begun(world)
@@ -154,7 +152,7 @@ def test_the_rate_of_a_provider_holds_beside_that_of_its_model(live: Live) -> No
 
 def test_another_model_is_asked_while_one_is_waited_for(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(requests=1)})
+        process = Process(world, {str(PAID): RateLimit(requests=1)})
         paid, other = [await process.session(name) for name in ("paid", "other")]
         await asyncio.gather(asks(paid, process.model(), 3), asks(other, process.model(OTHER), 9))
         assert await begun(world, PAID) == {0: 1, 1: 1, 2: 1}
@@ -165,7 +163,7 @@ def test_another_model_is_asked_while_one_is_waited_for(live: Live) -> None:
 
 def test_tokens_that_were_held_and_not_used_are_there_for_others_in_the_same_minute(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(tokens=3000)}, "limits: {max_cost_usd: none}\n")
+        process = Process(world, {str(PAID): RateLimit(tokens=3000)}, "limits: {max_cost_usd: none}\n")
         sessions = [await process.session(f"s{number}") for number in range(10)]
         await asyncio.gather(*(asks(each, process.model(takes=SECOND), 4) for each in sessions))
         made = await begun(world)
@@ -177,7 +175,7 @@ def test_tokens_that_were_held_and_not_used_are_there_for_others_in_the_same_min
 
 def test_a_minute_is_never_promised_more_tokens_than_it_has(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(tokens=3000)}, "limits: {max_cost_usd: none}\n")
+        process = Process(world, {str(PAID): RateLimit(tokens=3000)}, "limits: {max_cost_usd: none}\n")
         sessions = [await process.session(f"s{number}") for number in range(5)]
         used = Usage(input_tokens=5, output_tokens=MOST)
         await asyncio.gather(*(asks(each, process.model(usage=used, takes=SECOND), 2) for each in sessions))
@@ -195,18 +193,18 @@ def test_a_minute_is_never_promised_more_tokens_than_it_has(live: Live) -> None:
 
 def test_a_request_that_is_larger_than_a_minute_is_let_through_alone(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(tokens=500)}, "limits: {max_cost_usd: none}\n")
+        process = Process(world, {str(PAID): RateLimit(tokens=500)}, "limits: {max_cost_usd: none}\n")
         small, large, last = [await process.session(name) for name in ("small", "large", "last")]
         await asks(small, process.model(usage=Usage(40, 10)), most=200)
         asking = asyncio.create_task(asks(large, process.model(usage=Usage(400, 800))))
         await world.advance(MINUTE)
         assert [answer.request for answer in await asking] == ["large.0/0"]
-        assert world.now == START + MINUTE
+        assert world.now == VIRTUAL_START + MINUTE
         (row,) = await rated(world)
         assert (row.spent, row.held, row.overrun) == (1200, 0, 700)
         assert not any(stored.kind == "overrun_incurred" for stored in await events(world))
         (answer,) = await asks(last, process.model(), most=200)
-        assert (isinstance(answer, Answered), world.now) == (True, START + 2 * MINUTE)
+        assert (isinstance(answer, AnsweredRequest), world.now) == (True, VIRTUAL_START + 2 * MINUTE)
 
     live(story)
 
@@ -214,28 +212,28 @@ def test_a_request_that_is_larger_than_a_minute_is_let_through_alone(live: Live)
 @pytest.mark.parametrize("word", [halt("session:s", "ada", "k"), cancel("s", "ada", "k")], ids=["halted", "cancelled"])
 def test_a_halt_is_heard_while_a_rate_is_waited_for(live: Live, word: Write) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(requests=1)})
+        process = Process(world, {str(PAID): RateLimit(requests=1)})
         running = await process.session("s")
         asking = asyncio.create_task(asks(running, process.model(), 2))
         await world.advance(5 * SECOND)
         await world.store.commit(word)
         _, refused = await asking
         assert isinstance(refused, RefusedRequest)
-        assert (refused.outcome, world.now) == ("external_halt", START + 5 * SECOND)
+        assert (refused.outcome, world.now) == ("external_halt", VIRTUAL_START + 5 * SECOND)
 
     live(story)
 
 
 def test_a_word_that_reaches_a_session_does_not_make_it_ask_too_early(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(requests=1)})
+        process = Process(world, {str(PAID): RateLimit(requests=1)})
         running = await process.session("s")
         asking = asyncio.create_task(asks(running, process.model(), 2))
         await world.advance(5 * SECOND)
         await world.say("s", "Are you there?")
         await asking
         assert await begun(world) == {0: 1, 1: 1}
-        assert world.now == START + MINUTE
+        assert world.now == VIRTUAL_START + MINUTE
 
     live(story)
 
@@ -243,7 +241,7 @@ def test_a_word_that_reaches_a_session_does_not_make_it_ask_too_early(live: Live
 def test_money_is_counted_to_the_last_bit_where_a_rate_is_waited_for(live: Live) -> None:
     async def story(world: World) -> None:
         more = "limits: {max_cost_usd_per_day: 0.005, max_cost_usd: none, on_cap: stop}\n"
-        process = Process(world, {str(PAID): Rate(requests=2)}, more)
+        process = Process(world, {str(PAID): RateLimit(requests=2)}, more)
         sessions = [await process.session(f"s{number}") for number in range(4)]
         assert process.policy.caps.agent == (Cap(5000, "day"),)
         used = Usage(input_tokens=5, output_tokens=700)
@@ -265,21 +263,23 @@ def test_money_is_counted_to_the_last_bit_where_a_rate_is_waited_for(live: Live)
 
 def test_what_can_be_done_without_does_not_wait_for_a_rate(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(requests=1)})
+        process = Process(world, {str(PAID): RateLimit(requests=1)})
         running = await process.session("s")
         await asks(running, process.model())
         answer = await running.request(request("s.gate", optional=True), process.model())
         assert isinstance(answer, RefusedRequest)
-        assert (answer.outcome, world.now) == ("rate_limited", START)
+        assert (answer.outcome, world.now) == ("rate_limited", VIRTUAL_START)
 
     live(story)
 
 
 def test_a_long_day_leaves_one_row_for_each_rate(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(1, 2000), "test:*": Rate(2)}, "limits: {max_cost_usd: none}\n")
+        process = Process(
+            world, {str(PAID): RateLimit(1, 2000), "test:*": RateLimit(2)}, "limits: {max_cost_usd: none}\n"
+        )
         await asks(await process.session("s"), process.model(), 30)
-        assert world.now == START + 29 * MINUTE
+        assert world.now == VIRTUAL_START + 29 * MINUTE
         assert [(row.scope, row.unit) for row in await rated(world)] == [
             ("model:test:*", "requests"),
             ("model:test:paid", "requests"),
@@ -291,11 +291,11 @@ def test_a_long_day_leaves_one_row_for_each_rate(live: Live) -> None:
 
 def test_a_receipt_tells_of_a_long_wait_in_one_line(live: Live) -> None:
     async def story(world: World) -> None:
-        process = Process(world, {str(PAID): Rate(requests=1)}, "limits: {max_cost_usd: none}\n")
+        process = Process(world, {str(PAID): RateLimit(requests=1)}, "limits: {max_cost_usd: none}\n")
         greedy, patient = [await process.session(name) for name in ("greedy", "patient")]
         first = asyncio.create_task(asks(greedy, process.model(), 6))
         await asyncio.gather(first, asks(patient, process.model()))
-        told = receipt(await world.events(session_stream("greedy"))).guardrails
+        told = make_receipt(await world.events(session_stream("greedy"))).guardrails
         waits = [e for e in await world.events(session_stream("greedy")) if isinstance(e.event, SessionParked)]
         assert len(waits) >= 5
         (line,) = told

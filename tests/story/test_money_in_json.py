@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from halter import Answer, Guard, Output, tool
-from halter.app.library import Report as GuardReport
-from halter.app.result import Result as RunResult
 from halter.cli import build
-from halter.cli.tree import whole
-from halter.core.events import KINDS
-from halter.core.money import shown_usd, usd
-from halter.core.public_json import public_json
-from halter.demo.figures import Night
+from halter.cli.commands import load_all_commands
+from halter.core.codec import encode_public_json
+from halter.core.events import EVENTS_BY_KIND
+from halter.core.money import format_usd, micros_to_usd
+from halter.demo.night import Night
+from halter.runtime.agent import Result as RunResult
+from halter.runtime.guard_api import GuardSummary as GuardReport
 from halter.server.api import DO, READ
 
 AGENT = """\
@@ -147,7 +147,7 @@ def test_no_command_prints_micro_dollars(halter: Halter, tmp_path: Path) -> None
     ran = parsed(halter("run", "~/desk", "Send it.", "--json").stdout)
     assert ran["cost_usd"] == Decimal("0.001234")
     answered, typed = 0, words_for(ran["session"])
-    assert {*typed} == {*with_json(whole())} - GO_ON - SLOW
+    assert {*typed} == {*with_json(load_all_commands())} - GO_ON - SLOW
     for path in typed:
         answer = halter(*path, *typed[path], "--json")
         assert "Traceback" not in answer.output, path
@@ -226,7 +226,7 @@ def test_whatever_is_called_usd_is_dollars_in_every_public_value() -> None:
 
 
 def test_no_event_calls_an_amount_usd_with_an_underscore() -> None:
-    for event in KINDS.values():
+    for event in EVENTS_BY_KIND.values():
         for struct in types_within(event, set()):
             assert not [name for name in struct.__struct_fields__ if name.endswith("_usd")], struct
 
@@ -237,5 +237,5 @@ def test_no_event_calls_an_amount_usd_with_an_underscore() -> None:
      (123_456_789_012_345, "123456789.012345"), (10**15, "1000000000")],
 )  # fmt: skip
 def test_an_amount_is_written_as_a_number_to_the_last_digit(micros: int, text: str) -> None:
-    assert public_json({"cost_usd": usd(micros)}).decode() == f'{{"cost_usd":{text}}}'
-    assert shown_usd(usd(micros)).replace(",", "").startswith(f"${text}")
+    assert encode_public_json({"cost_usd": micros_to_usd(micros)}).decode() == f'{{"cost_usd":{text}}}'
+    assert format_usd(micros_to_usd(micros)).replace(",", "").startswith(f"${text}")

@@ -9,22 +9,36 @@ from typing import Any, cast
 
 import pytest
 
-from halter.app.opened import App
-from halter.app.policy import unbound
-from halter.app.up import Up
-from halter.cli.demo import words_for
-from halter.config.agent import read_agent
-from halter.config.fleet import Fleet
+from halter.cli.demo import describe_demo
+from halter.config.agent_files import read_agent
+from halter.config.merge import FleetConfig
 from halter.config.resolve import resolve_agent
-from halter.config.trust import Trust, folder_digest
+from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
-from halter.demo.place import AGENT, FILES, RULES, Furnished, Place, brain, furnish, place_of, shipped_digest
-from halter.demo.scenery import LEFTOVER, ROUND, TIMES, Scenery, is_down
-from halter.guard.approvals import decide, needs_you
+from halter.demo.place import (
+    AGENT,
+    FILES,
+    LEFTOVER,
+    MAX_LEFTOVERS,
+    RULES_MODEL,
+    SERVICE_ROUND,
+    DemoFolder,
+    LayoutResult,
+    Scenery,
+    choose_demo_model,
+    digest_shipped_code,
+    find_demo_folder,
+    is_down,
+    lay_out_files,
+)
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.runtime.policy import use_local_policy
+from halter.runtime.runtime import App
+from halter.runtime.supervisor import Supervisor
 from halter.testing.world import World
 from tests.story.autonomous import rhythm
 from tests.story.dispatching import manner_of
@@ -37,12 +51,12 @@ class Demo:
 
     def __init__(self, world: World, home: Path) -> None:
         self.world = world
-        self.place = Place(home / "demo")
+        self.place = DemoFolder(home / "demo")
         self.told: list[str] = []
         self.furnish()
 
-    def furnish(self, model: str = RULES) -> Furnished:
-        return furnish(self.place, model, "ada", self.world.now)
+    def furnish(self, model: str = RULES_MODEL) -> LayoutResult:
+        return lay_out_files(self.place, model, "ada", self.world.now)
 
     def start(self) -> asyncio.Task[None]:
         return self.world.spawn(self.process())
@@ -50,9 +64,9 @@ class Demo:
     async def process(self) -> None:
         store = cast("Any", self.world.store)
         settings = self.place.settings("ada")
-        world, policy = self.world, unbound(settings)
+        world, policy = self.world, use_local_policy(settings)
         app = App(settings, world.clock, world.ids, store, cast("Any", None), world.purse, {}, policy=policy)
-        up = Up(
+        up = Supervisor(
             app,
             lambda _, sentence: self.told.append(sentence),
             chance=random.Random(self.world.seed),
@@ -68,9 +82,9 @@ class Demo:
         return [said.partition(" ")[2].partition(" until")[0] for said in rhythm(await self.events())]
 
     async def answer(self, verdict: str) -> None:
-        (asked,) = await needs_you(self.world.journal)
+        (asked,) = await list_pending_decisions(self.world.journal)
         assert (asked.name, asked.level) == ("delete_file", "RESTRICTED")
-        await self.world.journal.commit(decide(asked, cast("Any", verdict), "ada", "answered"))
+        await self.world.journal.commit(answer_decision(asked, cast("Any", verdict), "ada", "answered"))
 
     @property
     def leftover(self) -> Path:
@@ -102,7 +116,7 @@ async def test_approving_deletes_exactly_the_file_that_was_asked_about(world: Wo
     (demo.leftover.with_name("new.tmp")).write_text("new")
     demo.start()
     await world.advance(MINUTE)
-    assert await needs_you(world.journal)
+    assert await list_pending_decisions(world.journal)
     await demo.answer("approve")
     await world.advance(10 * SECOND)
     assert sorted(file.name for file in demo.leftover.parent.iterdir()) == ["new.tmp", "older.tmp"]
@@ -113,9 +127,9 @@ async def test_a_no_leaves_the_file_where_it_is_and_the_agent_goes_on_watching(w
     demo.start()
     await world.advance(MINUTE)
     await demo.answer("deny")
-    await world.advance(ROUND)
+    await world.advance(SERVICE_ROUND)
     assert demo.leftover.exists()
-    assert await needs_you(world.journal) == []
+    assert await list_pending_decisions(world.journal) == []
     findings = [stored for stored in await demo.events() if stored.kind == "finding_emitted"]
     assert len(findings) == 2
 
@@ -123,11 +137,11 @@ async def test_a_no_leaves_the_file_where_it_is_and_the_agent_goes_on_watching(w
 async def test_who_is_not_answered_asks_whoever_comes_later_but_not_all_night(world: World, demo: Demo) -> None:
     demo.start()
     await world.advance(9 * MINUTE)
-    assert [one.expires_at > world.now for one in await needs_you(world.journal)] == [False, True]
+    assert [one.expires_at > world.now for one in await list_pending_decisions(world.journal)] == [False, True]
     assert [stored.kind for stored in await demo.events()].count("decision_asked") == 2
     await world.advance(3 * HOUR)
-    assert not [one for one in await needs_you(world.journal) if one.expires_at > world.now]
-    assert [stored.kind for stored in await demo.events()].count("decision_asked") == TIMES
+    assert not [one for one in await list_pending_decisions(world.journal) if one.expires_at > world.now]
+    assert [stored.kind for stored in await demo.events()].count("decision_asked") == MAX_LEFTOVERS
     assert (await demo.rhythm())[-1] == "SLEEPING"
 
 
@@ -140,7 +154,7 @@ async def test_a_file_that_an_earlier_start_left_is_asked_about_within_a_minute(
     await world.advance(20 * SECOND)
     assert not demo.leftover.exists()
     await world.advance(MINUTE)
-    assert len(await needs_you(world.journal)) == 1
+    assert len(await list_pending_decisions(world.journal)) == 1
 
 
 async def test_the_next_start_goes_on_with_the_same_session(world: World, demo: Demo) -> None:
@@ -171,7 +185,7 @@ async def test_it_costs_nothing_while_rules_think(world: World, demo: Demo) -> N
 
 
 def thinks(folder: Path) -> tuple[str, tuple[str, ...]]:
-    mind = resolve_agent(Fleet(), read_agent(folder), folder).mind
+    mind = resolve_agent(FleetConfig(), read_agent(folder), folder).mind
     return mind.model, mind.fallback_models
 
 
@@ -185,29 +199,31 @@ KEYS = {
 
 @pytest.mark.parametrize("key", KEYS)
 def test_with_a_key_in_the_environment_that_providers_model_thinks(world: World, demo: Demo, key: str) -> None:
-    model = brain({key: "made up"}, lambda _: True)
+    model = choose_demo_model({key: "made up"}, lambda _: True)
     assert model == KEYS[key]
     furnished = demo.furnish(model)
     assert thinks(demo.place.agent) == (model, ("reflex:rules",))
     assert furnished.changed == []
-    assert f"It thinks with {model}, whose key is in your environment." in words_for(demo.place, model, furnished)
-    demo.furnish(RULES)
+    assert f"It thinks with {model}, whose key is in your environment." in describe_demo(demo.place, model, furnished)
+    demo.furnish(RULES_MODEL)
     assert thinks(demo.place.agent) == ("reflex:rules", ())
 
 
 def test_whoever_cannot_type_halter_yet_is_told_how(demo: Demo, tmp_path: Path) -> None:
     furnished = demo.furnish()
-    assert f"  export PATH='{tmp_path}/a clone':$PATH" in words_for(demo.place, RULES, furnished, tmp_path / "a clone")
-    assert "export PATH" not in "".join(words_for(demo.place, RULES, furnished))
+    assert f"  export PATH='{tmp_path}/a clone':$PATH" in describe_demo(
+        demo.place, RULES_MODEL, furnished, tmp_path / "a clone"
+    )
+    assert "export PATH" not in "".join(describe_demo(demo.place, RULES_MODEL, furnished))
 
 
 @pytest.mark.parametrize("environ", [{}, {"ANTHROPIC_API_KEY": ""}, {"PATH": "/bin"}])
 def test_without_a_key_rules_think(environ: dict[str, str]) -> None:
-    assert brain(environ, lambda _: True) == RULES
+    assert choose_demo_model(environ, lambda _: True) == RULES_MODEL
 
 
 def test_without_the_library_of_models_rules_think_whatever_key_there_is() -> None:
-    assert brain(dict.fromkeys(KEYS, "made up"), lambda _: False) == RULES
+    assert choose_demo_model(dict.fromkeys(KEYS, "made up"), lambda _: False) == RULES_MODEL
 
 
 def test_what_a_person_changed_is_kept_and_what_they_did_not_is_renewed(demo: Demo) -> None:
@@ -222,9 +238,9 @@ def test_what_a_person_changed_is_kept_and_what_they_did_not_is_renewed(demo: De
 
 
 def test_only_the_code_that_came_along_is_trusted_and_only_in_the_demos_own_list(demo: Demo) -> None:
-    (folder, trusted), *others = Trust(demo.place.root / "trust.json").folders().items()
+    (folder, trusted), *others = TrustFile(demo.place.root / "trust.json").folders().items()
     assert not others
-    assert (folder, trusted.digest) == (str(demo.place.agent.resolve()), shipped_digest())
+    assert (folder, trusted.digest) == (str(demo.place.agent.resolve()), digest_shipped_code())
 
 
 @pytest.mark.parametrize("plant", ["tools.py", "more.py", "run", "lib/x"])
@@ -234,7 +250,7 @@ def test_changed_or_added_code_is_not_trusted_until_a_person_says_so(demo: Demo,
         file.write("# planted\n")
     with pytest.raises(ConfigError, match=r"is not what came with Halter\. Look through it, then run: HALTER_TRUST="):
         demo.furnish()
-    Trust(demo.place.root / "trust.json").trust(demo.place.agent, folder_digest(demo.place.agent), "ada", 0)
+    TrustFile(demo.place.root / "trust.json").trust(demo.place.agent, digest_folder(demo.place.agent), "ada", 0)
     assert demo.furnish().told[-1] == "Its code is not what came with Halter, and you trusted it."
 
 
@@ -245,27 +261,27 @@ def test_nobody_else_can_look_into_the_demos_folder(demo: Demo) -> None:
 
 def test_the_demo_lives_beside_the_usual_store_whichever_store_is_set(tmp_path: Path) -> None:
     usual = tmp_path / ".local" / "state" / "halter" / "demo"
-    assert place_of({"HALTER_STORE": "postgresql://db"}, tmp_path).root == usual
-    assert place_of({"XDG_STATE_HOME": str(tmp_path / "x")}, None).root == tmp_path / "x" / "halter" / "demo"
-    settings = place_of({}, tmp_path).settings("ada")
+    assert find_demo_folder({"HALTER_STORE": "postgresql://db"}, tmp_path).root == usual
+    assert find_demo_folder({"XDG_STATE_HOME": str(tmp_path / "x")}, None).root == tmp_path / "x" / "halter" / "demo"
+    settings = find_demo_folder({}, tmp_path).settings("ada")
     for path in (Path(settings.store), settings.checkpoints, settings.signing_key, settings.trust):
         assert path is not None
         assert path.is_relative_to(usual)
     with pytest.raises(ConfigError, match="set HOME, or XDG_STATE_HOME"):
-        place_of({}, None)
+        find_demo_folder({}, None)
 
 
 def test_a_place_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"which cannot be written \(Not a directory\): set XDG_STATE_HOME"):
-        furnish(Place(tmp_path / "file" / "halter" / "demo"), RULES, "ada", 0)
+        lay_out_files(DemoFolder(tmp_path / "file" / "halter" / "demo"), RULES_MODEL, "ada", 0)
 
 
 def test_the_service_is_up_at_first_and_goes_down_and_comes_back_within_the_first_minute() -> None:
     seconds = [is_down(second * SECOND) for second in range(60)]
     assert (seconds[0], seconds[-1]) == (False, False)
     assert 10 <= sum(seconds) <= 20
-    assert [is_down(ROUND + second * SECOND) for second in range(60)] == seconds
+    assert [is_down(SERVICE_ROUND + second * SECOND) for second in range(60)] == seconds
 
 
 async def test_an_agent_that_cannot_run_is_a_sentence_and_no_breakdown(world: World, demo: Demo) -> None:

@@ -4,14 +4,13 @@ from pathlib import Path
 
 from autonomous import Fleet
 
-from halter.app.runs import tell
-from halter.app.up import turn_off
 from halter.core.clock import HOUR, MINUTE
 from halter.core.events import ItemReleased, NotificationQueued
 from halter.core.ids import OUTBOX
-from halter.core.ports import Query, said
-from halter.core.task_rows import ItemRow, NotificationRow
-from halter.core.telling import telling_of
+from halter.core.ports import Query, parse_notification, read_body
+from halter.core.rows import ItemRow, NotificationRow
+from halter.runtime.supervisor import turn_off
+from halter.runtime.triggers import record_trigger_events
 from halter.testing.world import World
 
 DESK = """
@@ -43,7 +42,7 @@ async def told(world: World) -> list[tuple[str, str]]:
     """What people are told by the runtime itself: over which channel, and with which subject."""
     events = [stored for stored in await world.events(OUTBOX) if isinstance(stored.event, NotificationQueued)]
     return [
-        (stored.event.channel, telling_of(await said(world.journal, stored)).subject)
+        (stored.event.channel, parse_notification(await read_body(world.journal, stored)).subject)
         for stored in events
         if isinstance(stored.event, NotificationQueued)
     ]
@@ -140,6 +139,8 @@ async def test_a_document_that_is_left_to_people_once_more_is_told_of_once_more(
     await world.advance(MINUTE)
     assert len(await told(world)) == 1
     (item,) = await world.journal.ask(Query("items_of", ItemRow, {"trigger": "desk/inbox"}))
-    await world.store.commit(tell("desk/inbox", "again", ItemReleased(trigger="desk/inbox", item=item.item, by="ada")))
+    await world.store.commit(
+        record_trigger_events("desk/inbox", "again", ItemReleased(trigger="desk/inbox", item=item.item, by="ada"))
+    )
     await world.advance(2 * HOUR)
     assert await told(world) == 2 * [("in_app", "desk: a document is left to you (a.txt)")]

@@ -9,24 +9,32 @@ from typing import Any, cast
 import pytest
 from letters import Postbox
 
-from halter.app.opened import App
-from halter.app.outbox import Outbox, Way, senders_of
-from halter.channels.sending import sender_for
+from halter.core.agent_spec import Channel, Notify, Tasks
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import StoreUnusable
 from halter.core.events import NotificationFailed, NotificationQueued, NotificationSent
 from halter.core.ids import OUTBOX, StreamId, session_stream
-from halter.core.ports import Committed, Draft, Query, Write
-from halter.core.task_rows import NotificationRow
-from halter.core.tasks import Channel, Notify, Tasks
-from halter.core.telling import Letter, Sender, Telling, Undelivered
-from halter.guard.secrets import GivenSecrets
+from halter.core.ports import (
+    Committed,
+    DeliveryFailed,
+    Draft,
+    NotificationContent,
+    OutgoingNotification,
+    Query,
+    Sender,
+    Write,
+)
+from halter.core.rows import NotificationRow
+from halter.notify import make_sender
+from halter.redaction.secrets import GivenSecrets
+from halter.runtime.notices import ChannelKey, Outbox, make_senders
+from halter.runtime.runtime import App
 from halter.settings import read_settings
-from halter.testing.relay import Relay
+from halter.tasks.task_tools import make_notification_key, queue_notification
+from halter.testing.fakes import Relay
 from halter.testing.world import World, crash_everywhere
-from halter.work.notifying import queued, row_of
 
-OPS: Way = ("night-watch", "ops")
+OPS: ChannelKey = ("night-watch", "ops")
 SESSION = session_stream("s1")
 
 
@@ -34,12 +42,12 @@ class Recipient:
     """Takes letters, and fails as it is told to: once for each word that is left."""
 
     def __init__(self, *troubles: Exception) -> None:
-        self.got: list[Letter] = []
+        self.got: list[OutgoingNotification] = []
         self.times: list[int] = []
         self.troubles = list(troubles)
         self.world: World | None = None
 
-    async def send(self, letter: Letter) -> None:
+    async def send(self, letter: OutgoingNotification) -> None:
         self.times.append(self.world.now if self.world else 0)
         if self.troubles:
             raise self.troubles.pop(0)
@@ -47,7 +55,7 @@ class Recipient:
 
 
 def later(count: int = 1) -> list[Exception]:
-    return [Undelivered("It is away.", may_retry=True) for _ in range(count)]
+    return [DeliveryFailed("It is away.", may_retry=True) for _ in range(count)]
 
 
 def app_in(world: World) -> App:
@@ -55,16 +63,16 @@ def app_in(world: World) -> App:
     return App(settings, world.clock, world.ids, cast("Any", world.store), cast("Any", None), world.purse, {})
 
 
-def open_outbox(world: World, senders: dict[Way, Sender]) -> asyncio.Task[None]:
+def open_outbox(world: World, senders: dict[ChannelKey, Sender]) -> asyncio.Task[None]:
     return world.spawn(Outbox(app_in(world), senders).run())
 
 
 async def queue(
-    world: World, name: str = "n1", way: Way = OPS, text: str = "Look.", stream: StreamId = SESSION
+    world: World, name: str = "n1", way: ChannelKey = OPS, text: str = "Look.", stream: StreamId = SESSION
 ) -> None:
-    draft = queued(name, way[1], way[0], Telling(subject="News", text=text), "finding")
+    draft = queue_notification(name, way[1], way[0], NotificationContent(subject="News", text=text), "finding")
     store = world.store.patient(world.clock)
-    await store.commit(Write(stream, f"queued/{name}", lambda _: [draft], [row_of(name)]))
+    await store.commit(Write(stream, f"queued/{name}", lambda _: [draft], [make_notification_key(name)]))
 
 
 async def row(world: World, name: str = "n1") -> NotificationRow:
@@ -91,7 +99,9 @@ def test_what_is_queued_is_sent_at_once_and_written_down(world: World) -> None:
         await queue(world)
         await world.advance(SECOND)
         assert people.got == [
-            Letter(id="n1", subject="News", text="Look.", agent="night-watch", session="s1", about="finding", at=begun)
+            OutgoingNotification(
+                id="n1", subject="News", text="Look.", agent="night-watch", session="s1", about="finding", at=begun
+            )
         ]
         assert await outbox(world) == [NotificationSent(notification="n1", attempts=1)]
         assert (await row(world)).sent_at is not None
@@ -123,7 +133,7 @@ def test_nothing_is_sent_for_what_was_never_committed() -> None:
         def __init__(self, world: World) -> None:
             self._world = world
 
-        async def send(self, letter: Letter) -> None:
+        async def send(self, letter: OutgoingNotification) -> None:
             queued_now = [stored.event for stored in await self._world.events(SESSION)]
             assert any(isinstance(event, NotificationQueued) for event in queued_now)
             assert not any(isinstance(event, NotificationSent) for event in await outbox(self._world))
@@ -182,7 +192,7 @@ def test_after_a_week_it_is_given_up_and_stays_there_to_be_seen(world: World) ->
 
 
 def test_what_is_refused_for_good_is_not_tried_again(world: World) -> None:
-    people = Recipient(Undelivered("Nobody lives there.", may_retry=False))
+    people = Recipient(DeliveryFailed("Nobody lives there.", may_retry=False))
 
     async def story() -> None:
         open_outbox(world, {OPS: people})
@@ -217,7 +227,7 @@ def test_a_restart_does_not_begin_the_waiting_anew(world: World) -> None:
 
 def test_a_channel_that_hangs_holds_up_no_other(world: World) -> None:
     class Stuck:
-        async def send(self, letter: Letter) -> None:
+        async def send(self, letter: OutgoingNotification) -> None:
             await world.clock.sleep(DAY)
 
     people = Recipient()
@@ -280,7 +290,7 @@ def test_a_channel_that_was_taken_out_of_the_file_is_waited_for(world: World) ->
 
 def test_two_processes_that_send_from_one_store_tell_a_thing_once_where_they_can(world: World) -> None:
     class Slow(Recipient):
-        async def send(self, letter: Letter) -> None:
+        async def send(self, letter: OutgoingNotification) -> None:
             await world.clock.sleep(SECOND)
             await super().send(letter)
 
@@ -305,7 +315,7 @@ def test_two_processes_that_send_from_one_store_tell_a_thing_once_where_they_can
 
 def test_who_stays_behind_takes_over_when_the_faster_one_is_gone(world: World) -> None:
     class Slow(Recipient):
-        async def send(self, letter: Letter) -> None:
+        async def send(self, letter: OutgoingNotification) -> None:
             await world.clock.sleep(SECOND)
             await super().send(letter)
 
@@ -348,7 +358,7 @@ def test_what_was_erased_before_it_could_be_sent_is_not_told(world: World) -> No
 
     async def story() -> None:
         event = NotificationQueued(notification="n1", channel="ops", agent="night-watch")
-        await world.store.commit(Write(OUTBOX, "queued/n1", lambda _: [Draft(event)], [row_of("n1")]))
+        await world.store.commit(Write(OUTBOX, "queued/n1", lambda _: [Draft(event)], [make_notification_key("n1")]))
         open_outbox(world, {OPS: people})
         await world.advance(SECOND)
         found = await row(world)
@@ -362,7 +372,7 @@ def test_what_is_told_in_the_app_is_there_at_once(world: World) -> None:
     tasks = Tasks(notify=Notify(channels=(Channel(name="ops", type="in_app"),)))
 
     async def story() -> None:
-        open_outbox(world, senders_of("night-watch", tasks, GivenSecrets({})))
+        open_outbox(world, make_senders("night-watch", tasks, GivenSecrets({})))
         await queue(world, stream=OUTBOX)
         await world.advance(SECOND)
         assert (await row(world)).sent_at is not None
@@ -377,12 +387,12 @@ class Outside:
         self._world = world
         self._sender = sender
 
-    async def send(self, letter: Letter) -> None:
+    async def send(self, letter: OutgoingNotification) -> None:
         with self._world.clock.outside():
             await self._sender.send(letter)
 
 
-def mail(world: World, port: int) -> dict[Way, Sender]:
+def mail(world: World, port: int) -> dict[ChannelKey, Sender]:
     channel = Channel(
         name="ops",
         type="email",
@@ -392,7 +402,7 @@ def mail(world: World, port: int) -> dict[Way, Sender]:
         port=port,
         security="none",
     )
-    return {OPS: Outside(world, sender_for(channel, {}.__getitem__))}
+    return {OPS: Outside(world, make_sender(channel, {}.__getitem__))}
 
 
 def test_a_mail_server_that_is_down_at_first_gets_the_letter_when_it_is_back(world: World) -> None:

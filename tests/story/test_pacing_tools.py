@@ -10,22 +10,21 @@ import pytest
 from agents import Bench
 from loops import says
 
-from halter.app.agent import Assembled, assembled
-from halter.app.agent_context import models_of
-from halter.app.opened import open_app
-from halter.app.pacing import against_pacing
-from halter.app.talking import AgentContext, begin
-from halter.config.agent import Agent, agent_of
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve, resolve_agent
+from halter.config.agent_files import AgentFile, parse_agent
+from halter.config.merge import parse_fleet
+from halter.config.resolve import resolve_agent, resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import Pacing
 from halter.core.errors import ConfigError
 from halter.core.ids import Digest, WorkerId
-from halter.core.pacing import Pacing
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
+from halter.runtime.agent_context import models_of
+from halter.runtime.assemble import AssembledAgent, assemble_agent, check_pacing_tools
+from halter.runtime.runtime import open_app
+from halter.runtime.sessions import AgentContext, begin_session
 from halter.settings import read_settings
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 
 KEY = "made-up-key-that-opens-nothing"
 
@@ -57,13 +56,13 @@ def place_order(symbol: str) -> str:
 TOOLS = (get_prices, get_cash, get_keys, place_order)
 
 
-def agent(text: str) -> Agent:
-    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+def agent(text: str) -> AgentFile:
+    return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
 def check(text: str, bound: str = "zone: UTC\n") -> None:
-    fleet, said = fleet_of(load_bytes(bound.encode(), "halter.yaml")), agent(text)
-    against_pacing(resolve(fleet, said), resolve_agent(fleet, said, None).pacing, said, TOOLS)
+    fleet, said = parse_fleet(load_bytes(bound.encode(), "halter.yaml")), agent(text)
+    check_pacing_tools(resolve_policy(fleet, said), resolve_agent(fleet, said, None).pacing, said, TOOLS)
 
 
 def field(more: str) -> str:
@@ -175,14 +174,14 @@ async def speaking(home: Path, text: str) -> AsyncGenerator[AgentContext]:
     environ = {"HALTER_PERSON": "ada"}
     async with (
         open_app(read_settings(environ, home), environ=environ) as app,
-        assembled(app, folder) as ready,
+        assemble_agent(app, folder) as ready,
         models_of(app, ready) as models,
     ):
         yield AgentContext(app, ready, models, WorkerId("w"))
 
 
 async def definition(spoken: AgentContext) -> Mapping[str, Any]:
-    session = await begin(spoken, "hello", "chat")
+    session = await begin_session(spoken, "hello", "chat")
     (row,) = await spoken.app.store.ask(Query("session", SessionRow, {"session": session}))
     return msgspec.json.decode(await spoken.app.store.get(Digest(row.definition)))
 
@@ -193,7 +192,7 @@ async def test_an_agent_of_a_folder_is_put_together_with_how_it_paces_itself(tmp
         f"url: 'https://a.example/?key={KEY}', headers: {{X-Key: {KEY}}}"
     )
     async with speaking(tmp_path, text) as spoken:
-        found: Assembled = spoken.agent
+        found: AssembledAgent = spoken.agent
         assert found.pacing.autonomy.enabled
         assert list(found.pacing.fields) == ["cash", "feed"]
         said = await definition(spoken)

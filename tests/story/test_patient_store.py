@@ -10,9 +10,8 @@ from halter.core.errors import StoreUnavailable
 from halter.core.events import SessionStarted
 from halter.core.ids import session_stream
 from halter.journal.memory import MemoryEngine
-from halter.journal.retry import Trouble
-from halter.journal.store import JournalStore
-from halter.state import life
+from halter.journal.store import JournalStore, StoreProblem
+from halter.state import lifecycle
 from halter.testing.world import World
 
 START = SessionStarted(session="s", agent="a", kind="task", started_by="ada")
@@ -45,9 +44,9 @@ def away(world: World, uses: int) -> JournalStore:
 
 
 async def test_a_write_waits_until_the_store_is_back_and_happens_once(world: World) -> None:
-    store, trouble = away(world, 6), Trouble()
+    store, trouble = away(world, 6), StoreProblem()
     before = world.now
-    committed = await store.patient(world.clock, trouble).commit(life.start(START))
+    committed = await store.patient(world.clock, trouble).commit(lifecycle.start_session(START))
     assert committed.repeated
     assert [event.seq for event in await store.read(session_stream("s"))] == [1]
     assert world.now - before > 2 * SECOND
@@ -55,8 +54,8 @@ async def test_a_write_waits_until_the_store_is_back_and_happens_once(world: Wor
 
 
 async def test_the_reason_of_the_wait_is_shown_and_a_cancelled_write_never_happens(world: World) -> None:
-    store, trouble = away(world, 100), Trouble()
-    waiting = asyncio.create_task(store.patient(world.clock, trouble).commit(life.start(START)))
+    store, trouble = away(world, 100), StoreProblem()
+    waiting = asyncio.create_task(store.patient(world.clock, trouble).commit(lifecycle.start_session(START)))
     await world.advance(SECOND)
     assert "disk is full" in trouble.problem
     waiting.cancel()
@@ -66,15 +65,15 @@ async def test_the_reason_of_the_wait_is_shown_and_a_cancelled_write_never_happe
 
 async def test_the_problem_is_told_once_and_then_that_it_is_over(world: World) -> None:
     told: list[str] = []
-    await away(world, 6).patient(world.clock, Trouble(told.append)).commit(life.start(START))
+    await away(world, 6).patient(world.clock, StoreProblem(told.append)).commit(lifecycle.start_session(START))
     assert [sentence.partition(".")[0] for sentence in told] == ["The disk is full", ""]
 
 
 async def test_it_is_not_over_while_another_call_still_waits(world: World) -> None:
     told: list[str] = []
-    trouble = Trouble(told.append)
+    trouble = StoreProblem(told.append)
     full, fine = away(world, 100).patient(world.clock, trouble), world.journal.patient(world.clock, trouble)
-    waiting = asyncio.create_task(full.commit(life.start(START)))
+    waiting = asyncio.create_task(full.commit(lifecycle.start_session(START)))
     await world.advance(SECOND)
     await fine.read(session_stream("s"))
     await world.journal.patient(world.clock).read(session_stream("s"))
@@ -91,4 +90,4 @@ async def test_the_store_itself_does_not_wait(world: World) -> None:
     store = away(world, 100)
     store.patient(world.clock)
     with pytest.raises(StoreUnavailable):
-        await store.commit(life.start(START))
+        await store.commit(lifecycle.start_session(START))

@@ -6,20 +6,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.app.asking import Handled
-from halter.app.policy import adoption
-from halter.app.triggered import Made
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
+from halter.config.merge import parse_fleet
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import Schedule
 from halter.core.clock import DAY, HOUR
 from halter.core.events import TriggerMade
 from halter.core.ids import trigger_stream
 from halter.core.ports import Query
+from halter.core.rows import TriggerRow
 from halter.core.schedules import Timing
-from halter.core.task_rows import TriggerRow
-from halter.core.tasks import Schedule
-from halter.guard.approvals import Open, Planned, about_trigger, ask, decide, needs_you
-from halter.guard.policies import adopt_first
+from halter.guard.approvals import (
+    PendingDecision,
+    PlannedTrigger,
+    answer_decision,
+    ask_question,
+    list_pending_decisions,
+    make_trigger_question,
+)
+from halter.guard.judge import adopt_first_policy
+from halter.runtime.front_door import HandledMessage
+from halter.runtime.policy import make_adoption_event
+from halter.runtime.session_builder import TriggerRecord
 from halter.testing.world import World
 from tests.story.fronts import Front, front
 
@@ -30,8 +37,8 @@ async def triggers(world: World) -> list[str]:
     return [row.trigger for row in await world.journal.ask(Query("all_triggers", TriggerRow))]
 
 
-async def only(desk: Front) -> Open:
-    (one,) = await needs_you(desk.world.store)
+async def only(desk: Front) -> PendingDecision:
+    (one,) = await list_pending_decisions(desk.world.store)
     return one
 
 
@@ -39,7 +46,7 @@ async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(wor
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         done = await desk.says("Every 2 days at 9 check the mail")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert done.routed.strategy == "SCHEDULED_TASK"
         assert done.answer.splitlines() == [
             "desk would do this by itself: check the mail",
@@ -57,7 +64,7 @@ async def test_nothing_exists_before_the_yes_and_then_exactly_what_was_shown(wor
         (made,) = await world.events(trigger_stream("desk/check-the-mail"))
         assert isinstance(made.event, TriggerMade)
         assert (made.event.by, made.event.agent, made.event.type) == ("ada", "desk", "schedule")
-        read = msgspec.json.decode(made.body or b"", type=Made)
+        read = msgspec.json.decode(made.body or b"", type=TriggerRecord)
         assert read.timing == Timing(days=2, time="09:00", anchor=read.timing.anchor if read.timing else 0)
         trigger = read.trigger()
         assert isinstance(trigger, Schedule)
@@ -76,7 +83,7 @@ async def test_what_was_said_no_to_or_was_answered_too_late_is_not_planned(world
         asked = await only(desk)
         assert asked.decision == f"{MAIL}-2"
         await world.advance(DAY)
-        assert (await world.store.commit(decide(asked, "approve", "ada", "late"))).events == ()
+        assert (await world.store.commit(answer_decision(asked, "approve", "ada", "late"))).events == ()
         assert await triggers(world) == []
 
 
@@ -91,14 +98,14 @@ async def test_another_proposal_than_the_one_that_was_shown_is_not_planned(world
             msgspec.structs.replace(asked, body=None),
             about_itself(asked, other),
         ):
-            assert (await world.store.commit(decide(forged, "approve", "ada", world.ids.new()))).events == ()
+            assert (await world.store.commit(answer_decision(forged, "approve", "ada", world.ids.new()))).events == ()
         assert await triggers(world) == []
         assert (await desk.decisions())[MAIL].verdict == ""
 
 
-def about_itself(asked: Open, body: bytes) -> Open:
+def about_itself(asked: PendingDecision, body: bytes) -> PendingDecision:
     """A forgery whose own digest fits."""
-    question = about_trigger("desk", msgspec.json.decode(body, type=Planned), HOUR)
+    question = make_trigger_question("desk", msgspec.json.decode(body, type=PlannedTrigger), HOUR)
     return msgspec.structs.replace(asked, body=body, digest=question.digest)
 
 
@@ -107,7 +114,7 @@ async def test_no_agent_can_say_yes_to_a_schedule(world: World, tmp_path: Path) 
         desk = await front(stack, world, tmp_path)
         await desk.answer("every day at 9 check the mail")
         for by in ("agent:desk", ""):
-            assert (await world.store.commit(decide(await only(desk), "approve", by, f"by {by}"))).events == ()
+            assert (await world.store.commit(answer_decision(await only(desk), "approve", by, f"by {by}"))).events == ()
         assert await triggers(world) == []
 
 
@@ -117,7 +124,7 @@ async def test_a_second_yes_makes_no_second_trigger(world: World, tmp_path: Path
         await desk.answer("every day at 9 check the mail")
         asked = await only(desk)
         for key in ("one", "two"):
-            await world.store.commit(decide(asked, "approve", "ada", key))
+            await world.store.commit(answer_decision(asked, "approve", "ada", key))
         assert len(await world.events(trigger_stream("desk/check-the-mail"))) == 1
 
 
@@ -129,12 +136,12 @@ async def test_a_trigger_that_came_to_be_meanwhile_is_not_put_in_the_place_of(wo
         planned = asked.planned()
         assert planned is not None
         again = msgspec.structs.replace(
-            about_trigger("desk", msgspec.structs.replace(planned, shown="another"), HOUR), decision="other"
+            make_trigger_question("desk", msgspec.structs.replace(planned, shown="another"), HOUR), decision="other"
         )
-        await world.store.commit(ask(again))
-        (other,) = [one for one in await needs_you(world.store) if one.decision == "other"]
-        await world.store.commit(decide(other, "approve", "ada", "one"))
-        assert (await world.store.commit(decide(asked, "approve", "ada", "two"))).events == ()
+        await world.store.commit(ask_question(again))
+        (other,) = [one for one in await list_pending_decisions(world.store) if one.decision == "other"]
+        await world.store.commit(answer_decision(other, "approve", "ada", "one"))
+        assert (await world.store.commit(answer_decision(asked, "approve", "ada", "two"))).events == ()
         assert len(await world.events(trigger_stream("desk/check-the-mail"))) == 1
 
 
@@ -165,10 +172,10 @@ async def test_what_is_unclear_secret_or_endless_is_answered_and_not_asked_about
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         done = await desk.says(text)
-        assert await needs_you(world.store) == [] or not told
+        assert await list_pending_decisions(world.store) == [] or not told
         assert await triggers(world) == []
         if told:
-            assert isinstance(done, Handled)
+            assert isinstance(done, HandledMessage)
             assert told in done.answer
 
 
@@ -180,14 +187,14 @@ async def test_a_link_to_check_is_no_schedule(world: World, tmp_path: Path) -> N
 
 
 async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(world: World, tmp_path: Path) -> None:
-    from halter.app.talking import attend, begin
+    from halter.runtime.sessions import attend_session, begin_session
 
     reply = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=reply * 5)
         for number in range(5):
-            await begin(desk.speaking, "tell me more", "task", f"one-{number}")
-            await attend(desk.speaking, f"one-{number}")
+            await begin_session(desk.speaking, "tell me more", "task", f"one-{number}")
+            await attend_session(desk.speaking, f"one-{number}")
         told = await desk.answer("every day at 9 check the mail")
         most = "at most $1.00 a run and at most $30.00 in thirty days, bounded by every cap"
         assert f"Cost: {most}; its last 5 tasks cost $0.002 on average" in told
@@ -196,7 +203,7 @@ async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(w
 async def test_its_cost_is_bounded_by_the_policy_that_the_store_has_by_now(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        tighter = fleet_of(load_bytes(b"limits: {max_cost_usd_per_day: 0.05}", "halter.yaml"))
-        await world.store.commit(adopt_first(adoption(tighter, "ada")))
+        tighter = parse_fleet(load_bytes(b"limits: {max_cost_usd_per_day: 0.05}", "halter.yaml"))
+        await world.store.commit(adopt_first_policy(make_adoption_event(tighter, "ada")))
         told = await desk.answer("every day at 9 check the mail")
         assert "Cost: at most $1.00 a run and at most $1.50 in thirty days, bounded by every cap" in told

@@ -8,44 +8,51 @@ from typing import Any
 
 import pytest
 
-from halter.brain.session_runtime import SessionRuntime
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet
-from halter.config.load import load_bytes
-from halter.config.playbook import playbook_of
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent, parse_playbook
+from halter.config.merge import FleetConfig
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
-from halter.core.ids import SessionId, new_worker, session_stream
+from halter.core.ids import SessionId, make_worker_id, session_stream
 from halter.core.money import Account
 from halter.core.ports import Lease, Store
-from halter.core.spec import Resolved
+from halter.core.spec import ResolvedPolicy
 from halter.core.tools import Failed, Tool
-from halter.dispatch.tending import taken, tended
-from halter.guard.approvals import Open, Rule, always, decide, edit, end_rule, needs_you, raise_cap
-from halter.guard.ask import Standing
-from halter.guard.gatehouse import Gatehouse
+from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.guard.approvals import (
+    PendingDecision,
+    RuleWording,
+    SameArguments,
+    answer_decision,
+    approve_always,
+    approve_edited,
+    end_rule,
+    list_pending_decisions,
+    raise_cap,
+)
+from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel, halt
-from halter.guard.purse import change_cap
-from halter.guard.rules import Same
-from halter.guard.secrets import GivenSecrets
-from halter.models.prices import Prices
-from halter.state import life
-from halter.state.receipt import Receipt, receipt
-from halter.testing.crash import Crash
+from halter.guard.ledger import change_cap
+from halter.guard.prepare import SessionContext
+from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
+from halter.redaction.secrets import GivenSecrets
+from halter.state import lifecycle
+from halter.state.receipt import Receipt, make_receipt
+from halter.tasks.playbooks import PlaybookOutcome, Task, encode_task, walk_playbook
+from halter.testing.fakes import Crash
 from halter.testing.world import World, crash_everywhere
-from halter.tools.arguments import CallKey
-from halter.tools.tool import tool
-from halter.work.playbooks import Ended, Task, walk, written
+from halter.tools.function_tool import CallKey, tool
 
 
-def policy(more: str = "") -> Resolved:
-    return resolve(Fleet(), agent_of(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
+def policy(more: str = "") -> ResolvedPolicy:
+    return resolve_policy(FleetConfig(), parse_agent(load_bytes(f"name: desk\n{more}".encode(), "agent.yaml")))
 
 
 def playbook(text: str) -> Task:
-    return Task(playbook_of(load_bytes(text.encode(), "play.yaml")))
+    return Task(parse_playbook(load_bytes(text.encode(), "play.yaml")))
 
 
 class Desk:
@@ -102,42 +109,44 @@ class Desk:
 class Play:
     """A playbook in a world: what a process does that is begun again after each crash."""
 
-    def __init__(self, task: Task, desk: Desk, agent: Resolved | None = None) -> None:
+    def __init__(self, task: Task, desk: Desk, agent: ResolvedPolicy | None = None) -> None:
         self.task = task
         self.desk = desk
         self.policy = agent or policy()
-        self.ended: Ended | None = None
+        self.ended: PlaybookOutcome | None = None
 
     async def begin(self, world: World) -> None:
         event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada")
-        await world.store.patient(world.clock).commit(life.start(event, written(self.task)))
+        await world.store.patient(world.clock).commit(lifecycle.start_session(event, encode_task(self.task)))
 
     async def run(self, world: World) -> None:
         await self.begin(world)
         async with self.taken(world) as (store, lease):
             if lease is not None:
-                self.ended = await walk(self.running(world, store, lease), store, self.task)
+                self.ended = await walk_playbook(self.running(world, store, lease), store, self.task)
 
     @asynccontextmanager
     async def taken(self, world: World) -> AsyncGenerator[tuple[Store, Lease | None]]:
         store = world.store.patient(world.clock)
-        worker = new_worker("play", world.ids)
-        async with tended(store, world.clock, worker):
-            yield store, await taken(store, world.clock, worker, SessionId("s"), 20 * SECOND)
+        worker = make_worker_id("play", world.ids)
+        async with keep_leases(store, world.clock, worker):
+            yield store, await take_lease(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
     def running(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
-        gatehouse = Gatehouse(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
-        standing = Standing("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
+        gatehouse = GuardRuntime(
+            store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({})
+        )
+        standing = SessionContext("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
         return SessionRuntime(store, world.clock, gatehouse, lease, standing, self.desk.tools)
 
 
 async def receipt_in(world: World) -> Receipt:
-    return receipt(await world.events(session_stream("s")))
+    return make_receipt(await world.events(session_stream("s")))
 
 
-async def asked(world: World) -> Open:
+async def asked(world: World) -> PendingDecision:
     """Wait until something needs a person."""
-    while not (waiting := await needs_you(world.journal)):
+    while not (waiting := await list_pending_decisions(world.journal)):
         await world.clock.sleep(SECOND)
     return waiting[0]
 
@@ -158,7 +167,7 @@ ALL_KINDS = """
 async def test_a_playbook_runs_to_its_end_with_results_that_refer_to_earlier_ones(world: World) -> None:
     play = Play(playbook('- {call: look, as: a}\n- {call: send, with: {text: "${steps.a.json.price}!"}}'), Desk())
     await play.run(world)
-    assert play.ended == Ended("COMPLETED", "completed")
+    assert play.ended == PlaybookOutcome("COMPLETED", "completed")
     assert play.desk.done == {"look": 1, "send 7!": 1}
     made = await receipt_in(world)
     assert (made.state, made.terminal_reason, [line.name for line in made.calls]) == (
@@ -185,7 +194,7 @@ def test_a_crash_at_any_commit_does_no_plain_write_twice_and_asks_about_each_tha
             assert waiting.about == "unknown_call"
             done = play.desk.done["send one" if waiting.subject == "s.3" else "send two"] > 0
             verdict = "approve" if done else "deny"
-            await world.store.patient(world.clock).commit(decide(waiting, verdict, "ada", world.ids.new()))
+            await world.store.patient(world.clock).commit(answer_decision(waiting, verdict, "ada", world.ids.new()))
 
     def new_world(crash: Crash | None) -> World:
         plays.append(Play(task, Desk()))
@@ -291,7 +300,7 @@ async def test_a_cap_that_nobody_raises_ends_the_session(world: World) -> None:
     tight = policy("limits: {max_cost_usd: 0.001, on_cap: ask}")
     play = Play(playbook("- call: pay"), Desk(), tight)
     running = asyncio.create_task(play.run(world))
-    await world.store.commit(decide(await asked(world), "deny", "ada", "no"))
+    await world.store.commit(answer_decision(await asked(world), "deny", "ada", "no"))
     await running
     assert (await receipt_in(world)).terminal_reason == "cost_cap_reached"
 
@@ -301,7 +310,7 @@ async def test_at_the_cap_of_a_window_a_session_sleeps_until_the_window_rolls(wo
     play = Play(playbook("- call: pay\n- call: pay"), Desk(), daily)
     began = world.now
     await play.run(world)
-    assert play.ended == Ended("COMPLETED", "completed")
+    assert play.ended == PlaybookOutcome("COMPLETED", "completed")
     assert play.desk.done == {"pay": 2}
     assert world.now >= began + DAY - began % DAY
     parks = [event.event for event in await world.events(session_stream("s")) if isinstance(event.event, SessionParked)]
@@ -325,8 +334,8 @@ async def test_an_approved_call_runs_once_and_a_denied_one_not_at_all(world: Wor
     play, outcomes = await played_with(
         world,
         text,
-        lambda one: decide(one, "approve", "ada", "yes"),
-        lambda one: decide(one, "deny", "ada", "no"),
+        lambda one: answer_decision(one, "approve", "ada", "yes"),
+        lambda one: answer_decision(one, "deny", "ada", "no"),
     )
     assert (play.desk.done, outcomes) == ({"wipe a": 1}, ["ok"])
     assert play.ended is not None
@@ -335,14 +344,16 @@ async def test_an_approved_call_runs_once_and_a_denied_one_not_at_all(world: Wor
 
 async def test_an_edit_runs_with_the_arguments_that_the_person_wrote(world: World) -> None:
     play, outcomes = await played_with(
-        world, "- {call: wipe, with: {path: everything}}", lambda one: edit(one, b'{"path": "a little"}', "ada", "edit")
+        world,
+        "- {call: wipe, with: {path: everything}}",
+        lambda one: approve_edited(one, b'{"path": "a little"}', "ada", "edit"),
     )
     assert (play.desk.done, outcomes) == ({"wipe a little": 1}, ["ok"])
 
 
 async def test_an_edit_that_does_not_fit_the_tool_is_refused(world: World) -> None:
     play, _ = await played_with(
-        world, "- {call: wipe, with: {path: a}}", lambda one: edit(one, b'{"nonsense": 1}', "ada", "edit")
+        world, "- {call: wipe, with: {path: a}}", lambda one: approve_edited(one, b'{"nonsense": 1}', "ada", "edit")
     )
     assert play.desk.done == {}
     assert play.ended is not None
@@ -350,13 +361,13 @@ async def test_an_edit_that_does_not_fit_the_tool_is_refused(world: World) -> No
 
 
 async def test_always_answers_the_same_call_again_until_it_is_taken_back(world: World) -> None:
-    def agreed(one: Open) -> Any:
-        rule = Rule(id="r1", matcher=Same(one.same), keys=("path",), scope="agent", expires_in=DAY)
-        return always(one, rule, "ada", "always")
+    def agreed(one: PendingDecision) -> Any:
+        rule = RuleWording(id="r1", matcher=SameArguments(one.same), keys=("path",), scope="agent", expires_in=DAY)
+        return approve_always(one, rule, "ada", "always")
 
     same, other = "- {call: wipe, with: {path: a}}\n", "- {call: wipe, with: {path: b}}\n"
     play, outcomes = await played_with(
-        world, same + same + other, agreed, lambda one: decide(one, "approve", "ada", "yes")
+        world, same + same + other, agreed, lambda one: answer_decision(one, "approve", "ada", "yes")
     )
     assert (play.desk.done, outcomes) == ({"wipe a": 2, "wipe b": 1}, ["ok", "ok", "ok"])
     started = [each.event for each in await world.events(session_stream("s")) if isinstance(each.event, CallStarted)]
@@ -379,11 +390,11 @@ async def test_an_agent_decides_nothing_ends_no_rule_and_raises_no_cap(world: Wo
     play = Play(playbook("- call: wipe"), Desk())
     world.spawn(play.run(world))
     one = await asked(world)
-    rule = Rule(id="r1", matcher=Same(one.same), keys=("path",), scope="agent", expires_in=DAY)
+    rule = RuleWording(id="r1", matcher=SameArguments(one.same), keys=("path",), scope="agent", expires_in=DAY)
     for write in (
-        decide(one, "approve", by, "a"),
-        edit(one, b"{}", by, "b"),
-        always(one, rule, by, "c"),
+        answer_decision(one, "approve", by, "a"),
+        approve_edited(one, b"{}", by, "b"),
+        approve_always(one, rule, by, "c"),
         change_cap(Account("fleet", "", "usd"), None, by, "d"),
     ):
         assert (await world.store.commit(write)).events == ()
@@ -402,8 +413,8 @@ async def test_a_session_that_another_process_took_over_is_let_go_at_once(world:
     with pytest.raises(asyncio.CancelledError):
         await running
     await world.advance(MINUTE)
-    (lease,) = await beats.claim(new_worker("other", world.ids), 1, SessionId("s"))
+    (lease,) = await beats.claim(make_worker_id("other", world.ids), 1, SessionId("s"))
     assert lease.generation == 2
-    late = life.end(Lease(lease.session, lease.worker, 1), "COMPLETED", "completed")
+    late = lifecycle.end_session(Lease(lease.session, lease.worker, 1), "COMPLETED", "completed")
     with pytest.raises(LeaseLost):
         await beats.commit(late)

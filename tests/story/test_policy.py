@@ -14,26 +14,26 @@ from typing import Any
 import pytest
 
 from halter import Agent, Guard
-from halter.app import App, open_app
-from halter.app.desk import Desk, Who
-from halter.app.desk import policy as desks
-from halter.app.program import PolicyWarning
-from halter.app.up import Runner, Up
-from halter.config.fleet import Fleet as FleetFile
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
-from halter.config.trust import Trust, folder_digest
+from halter.config.merge import FleetConfig as FleetFile
+from halter.config.merge import parse_fleet
+from halter.config.trust import TrustFile, digest_folder
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import MINUTE, SystemClock
 from halter.core.errors import ConfigError, NotDone
 from halter.core.events import FleetPolicyAdopted
 from halter.core.ids import FLEET
-from halter.core.ports import whole
+from halter.core.ports import read_stream
 from halter.core.usage import ModelName
-from halter.guard.chokepoint import Answer
+from halter.guard.tool_door import Answer
 from halter.models.scripted import Scripted
+from halter.operations import money as desks
+from halter.operations.desk import Desk, Who
+from halter.runtime.agent import PolicyWarning
+from halter.runtime.runtime import App, open_app
+from halter.runtime.supervisor import FleetRunner, Supervisor
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 from tests.story.autonomous import Fleet
 from tests.story.dispatching import manner_of
 from tests.story.loops import calls, says
@@ -43,7 +43,7 @@ LOOSE = {"limits": {"max_cost_usd_per_day": 5}, "mode": "FULL"}
 
 
 def written(text: str) -> FleetFile:
-    return fleet_of(load_bytes(text.encode(), "halter.yaml"))
+    return parse_fleet(load_bytes(text.encode(), "halter.yaml"))
 
 
 @tool(level="SAFE", effect="read", cost=0.06)
@@ -72,7 +72,9 @@ class Place:
 
     async def adopted(self) -> list[FleetPolicyAdopted]:
         async with open_app(self.settings(), acts=False) as app:
-            return [each.event for each in await whole(app.store, FLEET) if isinstance(each.event, FleetPolicyAdopted)]
+            return [
+                each.event for each in await read_stream(app.store, FLEET) if isinstance(each.event, FleetPolicyAdopted)
+            ]
 
     async def apply(self, text: str, who: str = "ada", role: Any = "admin") -> Any:
         async with open_app(self.settings(), acts=False) as app:
@@ -197,7 +199,7 @@ class Shell:
         (self.agent / "agent.yaml").write_text("name: clerk\n")
         (self.agent / "tools.py").write_text(TOOLS)
         (self.agent / "buy.yaml").write_text("- call: buy\n")
-        Trust(home / ".config" / "halter" / "trust.json").trust(self.agent, folder_digest(self.agent), "ada", 0)
+        TrustFile(home / ".config" / "halter" / "trust.json").trust(self.agent, digest_folder(self.agent), "ada", 0)
 
     def folder(self, name: str, file: str = "") -> Path:
         folder = self.home / name
@@ -291,10 +293,10 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
     def tell(agent: str, said: str) -> None:
         fleet.told.append((agent, said))
 
-    def make(app: App) -> Up:
-        return Up(app, tell, chance=random.Random(1), manner=manner_of(world))
+    def make(app: App) -> Supervisor:
+        return Supervisor(app, tell, chance=random.Random(1), manner=manner_of(world))
 
-    runner = Runner(fleet.app, make)
+    runner = FleetRunner(fleet.app, make)
     world.spawn(runner.run([folder]))
     await world.advance(MINUTE)
     assert cap_of(runner.up) == 1_000_000
@@ -306,7 +308,7 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
     assert (await fleet.row("watch-1")).state == "SLEEPING"
 
 
-def cap_of(up: Up) -> int | None:
+def cap_of(up: Supervisor) -> int | None:
     return up.agents["watch"].speaking.agent.policy.caps.session.max_cost_usd
 
 

@@ -7,23 +7,22 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-from halter.app.agent import assembled
-from halter.app.agent_context import AgentContext, models_of
-from halter.app.attending import attending
-from halter.app.opened import open_app
-from halter.app.talking import begin, row_of
 from halter.core.clock import MINUTE
+from halter.core.effect_events import ProposalVerdict
 from halter.core.events import ContextGiven, DecisionAsked, PrecedentProposed, ProposalDecided
-from halter.core.ids import FLEET, SessionId, new_worker
-from halter.core.left import Kept
+from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.ports import Draft, Query, Write
-from halter.core.rows import DecisionRow
-from halter.core.task_project import rows_of_event
-from halter.core.task_rows import MemoryRow, PrecedentRow
-from halter.dispatch.tending import tended
-from halter.guard.approvals import needs_you
-from halter.guard.ask import Call
+from halter.core.project import rows_of_event
+from halter.core.rows import DecisionRow, MemoryRow, PrecedentRow
+from halter.dispatch.heartbeat import keep_leases
+from halter.guard.approvals import list_pending_decisions
+from halter.guard.prepare import Call
 from halter.journal.verify import verify
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assemble import assemble_agent
+from halter.runtime.runtime import open_app
+from halter.runtime.session_builder import build_attended_session
+from halter.runtime.sessions import begin_session, read_session_row
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
 from halter_drills.children import Pipe, children
@@ -48,19 +47,19 @@ def proposes(pipe: Pipe, home: Path, url: str, number: int) -> None:
 async def _proposes(home: Path, url: str, number: int) -> list[str]:
     async with (
         open_app(settings(home, url)) as app,
-        assembled(app, home / "clerk") as agent,
+        assemble_agent(app, home / "clerk") as agent,
         models_of(app, agent) as models,
     ):
-        worker = new_worker(f"process-{number}", app.ids)
+        worker = make_worker_id(f"process-{number}", app.ids)
         speaking = AgentContext(app, agent, models, worker)
-        async with tended(speaking.store, app.clock, worker):
-            names = [await begin(speaking, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
+        async with keep_leases(speaking.store, app.clock, worker):
+            names = [await begin_session(speaking, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
             return await asyncio.gather(*(_proposal(speaking, session) for session in names))
 
 
 async def _proposal(speaking: AgentContext, session: SessionId) -> str:
     (lease,) = await speaking.store.claim(speaking.worker, 1, session)
-    made = await attending(speaking, await row_of(speaking, session), lease)
+    made = await build_attended_session(speaking, await read_session_row(speaking, session), lease)
     await made.running.take_up()
     case = {**CASE, "summary": f"  {CASE['summary'].upper()} "} if session.endswith("7") else CASE
     answer = await made.running.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
@@ -93,7 +92,7 @@ async def looked_at(home: Path, url: str, observed: int) -> None:
     async with open_app(settings(home, url)) as app:
         rows = await app.store.ask(Query("all_precedents", PrecedentRow))
         assert [row.observed_count for row in rows] == ([observed] if observed else [])
-        asked = await needs_you(app.store)
+        asked = await list_pending_decisions(app.store)
         assert [(each.about, each.subject) for each in asked] == [("proposal", row.precedent) for row in rows]
         questions = await app.store.read(FLEET, limit=1000)
         assert sum(isinstance(stored.event, DecisionAsked) for stored in questions) == len(rows)
@@ -109,7 +108,7 @@ PROPOSES = """
 """
 
 
-async def decided(world: World, about: Any, proposal: str, status: Kept) -> None:
+async def decided(world: World, about: Any, proposal: str, status: ProposalVerdict) -> None:
     """Let a person say what becomes of a proposal."""
     event = ProposalDecided(proposal=proposal, about=about, status=status, by="ada")
     rows = rows_of_event(event)

@@ -5,33 +5,32 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from halter.config.agent import read_agent
-from halter.config.fleet import Fleet, read_fleet
-from halter.config.load import load_file
-from halter.config.resolve import resolve, resolve_agent
-from halter.config.schema import agent_schema
-from halter.config.starter import starter
-from halter.config.usual import USUAL
+from halter.config.agent_files import DEFAULT_PROVIDERS, read_agent
+from halter.config.decode import agent_schema
+from halter.config.merge import FleetConfig, read_fleet
+from halter.config.resolve import resolve_agent, resolve_policy
+from halter.config.roots import render_starter_files
+from halter.config.yaml_reader import load_file
+from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SystemClock
-from halter.core.mind import Mind
 from halter.core.usage import ModelName, Unpriced, Usage
-from halter.models.prices import Prices
-from halter.models.scripted import scripted_from
+from halter.models.providers import Prices
+from halter.models.scripted import make_scripted_model
 
 PROVIDERS = Path(__file__).parents[2] / "examples" / "providers"
 FOLDERS = sorted(path.parent for path in PROVIDERS.glob("*/agent.yaml"))
 FREE = {"ollama", "openai-compatible", "offline-reflex", "offline-scripted"}
 
 
-def models(mind: Mind) -> list[ModelName]:
+def models(mind: BrainSpec) -> list[ModelName]:
     return [ModelName.parse(name) for name in (mind.model, *mind.fallback_models, *mind.model_for.values())]
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_example_of_a_provider_is_read_and_its_price_known(folder: Path) -> None:
     agent, file = read_agent(folder), folder / "halter.yaml"
-    fleet = read_fleet(file) if file.exists() else Fleet()
-    policy, mind = resolve(fleet, agent), resolve_agent(fleet, agent, folder).mind
+    fleet = read_fleet(file) if file.exists() else FleetConfig()
+    policy, mind = resolve_policy(fleet, agent), resolve_agent(fleet, agent, folder).mind
     assert policy.name == folder.name
     prices, now = Prices(policy.prices), SystemClock().now()
     for model in models(mind):
@@ -50,10 +49,12 @@ def test_the_schema_accepts_the_example_of_a_provider(folder: Path) -> None:
 
 def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> None:
     named = {
-        model.provider for each in FOLDERS for model in models(resolve_agent(Fleet(), read_agent(each), each).mind)
+        model.provider
+        for each in FOLDERS
+        for model in models(resolve_agent(FleetConfig(), read_agent(each), each).mind)
     }
     assert named >= {"openai", "anthropic", "gemini", "ollama", "reflex", "scripted"}
-    assert any(provider not in {*USUAL, "reflex", "scripted"} for provider in named)
+    assert any(provider not in {*DEFAULT_PROVIDERS, "reflex", "scripted"} for provider in named)
     page = (PROVIDERS / "README.md").read_text("utf-8")
     assert [folder.name for folder in FOLDERS if f"[{folder.name}]({folder.name})" not in page] == []
 
@@ -61,19 +62,21 @@ def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> Non
 def test_what_is_known_of_providers_is_what_the_wires_know() -> None:
     known = pytest.importorskip("halter.models.providers").KNOWN
     assert {name: (one.url, one.wire, one.keys[:1]) for name, one in known.items()} == {
-        name: (one.base_url, one.wire, (one.key,) if one.key else ()) for name, one in USUAL.items()
+        name: (one.base_url, one.wire, (one.key,) if one.key else ()) for name, one in DEFAULT_PROVIDERS.items()
     }
 
 
 def test_the_rules_of_the_examples_and_of_a_new_agent_can_be_followed(tmp_path: Path) -> None:
     reflex_from = pytest.importorskip("halter.models.reflex").reflex_from
-    (tmp_path / "agent.yaml").write_text(starter("new", "")["agent.yaml"])
+    (tmp_path / "agent.yaml").write_text(render_starter_files("new", "")["agent.yaml"])
     for folder in (tmp_path, PROVIDERS / "ollama", PROVIDERS / "offline-reflex"):
-        read = resolve_agent(Fleet(), read_agent(folder), folder)
+        read = resolve_agent(FleetConfig(), read_agent(folder), folder)
         reflex_from(list(read.mind.reflex), read.reflex_at)
 
 
 def test_the_script_of_the_example_can_be_played() -> None:
     folder = PROVIDERS / "offline-scripted"
-    read = resolve_agent(Fleet(), read_agent(folder), folder)
-    assert scripted_from(list(read.mind.script), read.script_at, SystemClock()).name == ModelName("scripted", "script")
+    read = resolve_agent(FleetConfig(), read_agent(folder), folder)
+    assert make_scripted_model(list(read.mind.script), read.script_at, SystemClock()).name == ModelName(
+        "scripted", "script"
+    )

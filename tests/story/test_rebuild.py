@@ -18,11 +18,20 @@ from halter.core.events import SessionWoken
 from halter.core.ids import session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Draft, Query, Write
-from halter.core.row import Row, RowKey
 from halter.core.rows import SessionRow
-from halter.journal.engine import PROJECTIONS, View
-from halter.journal.rebuild import Fold, all_streams, differences, events_of, in_order, live_rows, rebuild, rebuilt
-from halter.journal.retention import erase
+from halter.core.vocabulary import Row, RowKey
+from halter.journal.engine import PROJECTIONS, StoreView
+from halter.journal.rebuild import (
+    RowFold,
+    compare_rows,
+    compute_projections,
+    list_streams,
+    read_live_rows,
+    read_raw_events,
+    rebuild,
+    sort_streams,
+)
+from halter.journal.retention import erase_session_bodies
 from halter.journal.verify import verify
 
 if TYPE_CHECKING:
@@ -95,7 +104,7 @@ class Days:
     async def _end(self, session: str, amount: int) -> None:
         await self.scribe.end(session, parent=self.parents.get(session, ""))
         if amount % 2:
-            await erase(self.ground.store, [session], "ann")
+            await erase_session_bodies(self.ground.store, [session], "ann")
 
 
 WHATS = ("start", "child", "hold", "hold", "hold", "settle", "settle", "cap", "park", "say", "end")
@@ -109,25 +118,25 @@ STEPS = st.lists(
 )
 
 
-def fold_in(order: random.Random, view: View) -> dict[RowKey, Row]:
-    streams = all_streams(view)
+def fold_in(order: random.Random, view: StoreView) -> dict[RowKey, Row]:
+    streams = list_streams(view)
     order.shuffle(streams)
-    fold = Fold()
-    for stream in in_order(streams):
-        for event in events_of(view, stream):
+    fold = RowFold()
+    for stream in sort_streams(streams):
+        for event in read_raw_events(view, stream):
             fold.take(event)
-    return fold.rows_beside(live_rows(view))
+    return fold.rows_beside(read_live_rows(view))
 
 
 async def rows_and_events_agree(scribe: "Scribe", steps: list[tuple[str, str, int]], order: random.Random) -> None:
     ground = scribe.ground
     await Days(scribe).live(steps)
-    live = await ground.store.study(live_rows)
-    anew = await rebuilt(ground.store)
-    assert differences(live, anew) == []
+    live = await ground.store.study(read_live_rows)
+    anew = await compute_projections(ground.store)
+    assert compare_rows(live, anew) == []
     assert await ground.store.study(lambda view: fold_in(order, view)) == anew
     await rebuild(ground.store)
-    assert await ground.store.study(live_rows) == live
+    assert await ground.store.study(read_live_rows) == live
     assert (await verify(ground.store)).ok
 
 
@@ -151,7 +160,7 @@ async def test_rows_made_anew_equal_the_live_ones_on_every_store(ground: "Ground
     ]
     await rows_and_events_agree(scribe, steps, chance)
     written = await ground.store.study(
-        lambda view: {event.kind for name in all_streams(view) for event in events_of(view, name)}
+        lambda view: {event.kind for name in list_streams(view) for event in read_raw_events(view, name)}
     )
     assert {"call_settled", "request_settled", "cap_changed", "session_parked", "wake_posted"} <= written
     assert {"session_ended", "overrun_incurred", "cost_cap_reached"} & written
@@ -159,14 +168,14 @@ async def test_rows_made_anew_equal_the_live_ones_on_every_store(ground: "Ground
 
 async def test_every_row_that_was_spoiled_is_put_right(history: "Scribe") -> None:
     ground = history.ground
-    before = await ground.store.study(live_rows)
+    before = await ground.store.study(read_live_rows)
     ground.sql("UPDATE budgets SET spent = 1, held = 0")
     ground.sql("DELETE FROM spends")
     ground.sql("DELETE FROM holds")
     ground.sql("UPDATE sessions SET state = 'RUNNING', due_at = 5, agent = 'another'")
     assert not (await ground.verify()).ok
     await rebuild(ground.store)
-    assert await ground.store.study(live_rows) == before
+    assert await ground.store.study(read_live_rows) == before
     assert (await ground.verify()).ok
 
 
@@ -197,20 +206,20 @@ async def test_a_rebuilt_session_row_lets_no_earlier_owner_write_again(history: 
 
 async def test_events_that_this_program_does_not_know_are_left_to_a_newer_one(history: "Scribe") -> None:
     ground = history.ground
-    before = await ground.store.study(live_rows)
+    before = await ground.store.study(read_live_rows)
     ground.sql("UPDATE events SET kind = 'from_the_future' WHERE stream = 'fleet'")
     with pytest.raises(StoreUnusable, match=r"Event 1 of fleet .*'from_the_future', version 1.* newer Halter"):
         await rebuild(ground.store)
-    assert await ground.store.study(live_rows) == before
+    assert await ground.store.study(read_live_rows) == before
 
 
 async def test_rows_that_cannot_be_right_replace_nothing(history: "Scribe") -> None:
     ground = history.ground
-    before = await ground.store.study(live_rows)
+    before = await ground.store.study(read_live_rows)
     wrong = BudgetRow("fleet", "", "usd", cap=1, spent=2)
     with pytest.raises(StoreUnusable, match="cannot be right"):
         await ground.store.replace(lambda _: [wrong])
-    assert await ground.store.study(live_rows) == before
+    assert await ground.store.study(read_live_rows) == before
 
 
 async def test_every_table_of_rows_can_be_read_whole(ground: "Ground", scribe: "Scribe") -> None:

@@ -7,18 +7,16 @@ import pytest
 from halter.core.clock import MINUTE
 from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.limits import Caps, Spender, legs
-from halter.core.money import BudgetRow
+from halter.core.money import BudgetRow, Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.rows import AuditRow, HoldRow
-from halter.core.tools import Happened, Invalid, Output, Permit, ToolSpec, Valid
-from halter.guard.approvals import needs_you
-from halter.guard.chokepoint import Act, Answer, Door, NeedsPerson
+from halter.core.tools import EffectStatus, Invalid, Output, Permit, ToolSpec, Valid
+from halter.guard.approvals import list_pending_decisions
 from halter.guard.halts import halt
-from halter.guard.judge import Asked
-from halter.guard.recovery import Doubt, Recovery
-from halter.state import life
+from halter.guard.judge import CallRequest
+from halter.guard.tool_door import Answer, CallInDoubt, NeedsPerson, Recovery, ToolAction, ToolDoor
+from halter.state import lifecycle
 from halter.state.session import replay
 from halter.testing.world import World
 
@@ -28,10 +26,10 @@ ARGUMENTS = Valid({"order": 7}, b'{"order":7}')
 class Deed:
     """A tool that remembers under which keys it acted."""
 
-    def __init__(self, happened: Happened = "unknown", **spec: Any) -> None:
+    def __init__(self, happened: EffectStatus = "unknown", **spec: Any) -> None:
         self.spec = ToolSpec(name="deed", description="Do it.", schema=b"{}", **spec)
         self.keys: list[str] = []
-        self._happened: Happened = happened
+        self._happened: EffectStatus = happened
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         return ARGUMENTS
@@ -41,15 +39,17 @@ class Deed:
         self.keys.append(permit.id)
         return Output("done", cost_micros=300)
 
-    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         return self._happened
 
 
-async def crashed_in(world: World, tool: Deed) -> tuple[Lease, Doubt, Recovery]:
+async def crashed_in(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Recovery]:
     """Begin a call, die, and take the session over."""
-    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+    await world.store.commit(
+        lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
+    )
     (first,) = await world.store.claim(WorkerId("first"), 1)
-    held = legs(Caps(), Spender("s", "desk"), world.now, usd=500)
+    held = make_legs(Caps(), Spender("s", "desk"), world.now, usd=500)
     intent = CallStarted(
         call="s.1", tool="deed", legs=held, effect=tool.spec.effect, idempotent=tool.spec.idempotent, audit="full"
     )
@@ -58,8 +58,8 @@ async def crashed_in(world: World, tool: Deed) -> tuple[Lease, Doubt, Recovery]:
     await world.advance(MINUTE)
     (lease,) = await world.store.claim(WorkerId("second"), 1)
     (flight,) = replay(await world.store.read(session_stream("s"))).in_flight.values()
-    door = Door(world.store, world.clock, world.purse, redact=str)
-    doubt = Doubt(flight, Act(tool, ARGUMENTS, {}, ("session:s",)))
+    door = ToolDoor(world.store, world.clock, world.purse, redact=str)
+    doubt = CallInDoubt(flight, ToolAction(tool, ARGUMENTS, {}, ("session:s",)))
     return lease, doubt, Recovery(world.store, world.purse, door)
 
 
@@ -93,7 +93,7 @@ async def test_a_plain_write_never_runs_again_by_itself_and_its_hold_stays(world
     assert await recovery.resolve(lease, doubt) == NeedsPerson("s.1", "s.1/unknown")
     assert await recovery.resolve(lease, doubt) == NeedsPerson("s.1", "s.1/unknown")
     assert tool.keys == []
-    assert [one.about for one in await needs_you(world.store)] == ["unknown_call"]
+    assert [one.about for one in await list_pending_decisions(world.store)] == ["unknown_call"]
     assert [hold.hold for hold in await world.store.ask(Query("holds", HoldRow))] == ["s.1"]
 
 
@@ -114,7 +114,7 @@ async def test_a_person_says_what_became_of_it(world: World, *, happened: bool, 
     [("done", [], "ok"), ("not_done", ["s.1"], "ok"), ("unknown", [], None)],
 )
 async def test_a_tools_own_check_decides(
-    world: World, happened: Happened, keys: list[str], expected: str | None
+    world: World, happened: EffectStatus, keys: list[str], expected: str | None
 ) -> None:
     tool = Deed(happened, checked=True)
     lease, doubt, recovery = await crashed_in(world, tool)
@@ -125,12 +125,14 @@ async def test_a_tools_own_check_decides(
 
 async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_predecessors_intent(world: World) -> None:
     tool = Deed()
-    door = Door(world.store, world.clock, world.purse, redact=str)
-    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
-    asked = Asked(call="s.1", tool="deed", arguments=b"{}", session="s", agent="desk", now=world.now)
+    door = ToolDoor(world.store, world.clock, world.purse, redact=str)
+    await world.store.commit(
+        lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
+    )
+    asked = CallRequest(call="s.1", tool="deed", arguments=b"{}", session="s", agent="desk", now=world.now)
     for worker in ("first", "second"):
         (lease,) = await world.store.claim(WorkerId(worker), 1)
         assert lease.session == SessionId("s")
-        await door.guarded_tool_call(lease, asked, Act(tool, ARGUMENTS, {}, asked.scopes))
+        await door.guarded_tool_call(lease, asked, ToolAction(tool, ARGUMENTS, {}, asked.scopes))
         await world.advance(MINUTE)
     assert tool.keys == ["s.1"]

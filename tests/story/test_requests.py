@@ -8,34 +8,32 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.config.agent import agent_of
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import parse_fleet
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ModelError
 from halter.core.events import BodiesErased, RequestSettled, RequestStarted, SessionStarted
 from halter.core.ids import FLEET, WorkerId, session_stream
-from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult, user
-from halter.core.money import Account, BudgetRow, dollars
-from halter.core.ports import Committed, Draft, Lease, Query, Stored, Write, said
+from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult, make_user_message
+from halter.core.money import Account, BudgetRow, usd_to_micros
+from halter.core.ports import Committed, Draft, Lease, Query, Stored, Write, read_body
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.spec import Phase
 from halter.core.tools import Permit, ToolSpec
-from halter.core.usage import ModelName, Price, PriceTable, Rates, Unpriced, Usage
-from halter.guard.ask import Standing
-from halter.guard.chokepoint import Door
-from halter.guard.flight import StillHeld
-from halter.guard.halts import halt, resume
-from halter.guard.purse import Purse, change_cap
-from halter.guard.recovery import Doubt, Recovery
-from halter.guard.request import Answered, FailedRequest, ModelDoor, RefusedRequest, Request
-from halter.models.prices import Prices, Tariff, stated
-from halter.models.scripted import Failure, Line, Scripted, say
-from halter.state import life
-from halter.state.receipt import receipt
+from halter.core.usage import ModelName, ModelPrices, Price, PriceTable, Unpriced, Usage
+from halter.guard.halts import StillHeld, halt, resume
+from halter.guard.ledger import Ledger, change_cap
+from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelDoor, ModelRequest, RefusedRequest
+from halter.guard.prepare import SessionContext
+from halter.guard.tool_door import CallInDoubt, Recovery, ToolDoor
+from halter.models.providers import Prices, Tariff, compile_stated_price
+from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
+from halter.state import lifecycle
+from halter.state.receipt import make_receipt
 from halter.state.session import replay
-from halter.testing.relay import Relay
+from halter.testing.fakes import Relay
 from halter.testing.world import World
 
 SCOPES = ("session:s", "agent:desk", "fleet")
@@ -44,18 +42,18 @@ FLEET_FILE = "models: {'test:paid': {price: {input: 1, output: 1}}}\n"
 """A token costs a micro-dollar, so that sums can be followed by eye."""
 
 
-def policy_of(limits: str = "{}", fleet: str = "", agent: str = "") -> Standing:
-    ours = fleet_of(load_bytes((FLEET_FILE + fleet).encode(), "halter.yaml"))
-    theirs = agent_of(load_bytes(f"name: desk\nlimits: {limits}\n{agent}".encode(), "agent.yaml"))
-    resolved = resolve(ours, theirs)
-    return Standing("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
+def policy_of(limits: str = "{}", fleet: str = "", agent: str = "") -> SessionContext:
+    ours = parse_fleet(load_bytes((FLEET_FILE + fleet).encode(), "halter.yaml"))
+    theirs = parse_agent(load_bytes(f"name: desk\nlimits: {limits}\n{agent}".encode(), "agent.yaml"))
+    resolved = resolve_policy(ours, theirs)
+    return SessionContext("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
 
 
 def prompt(text: str = "What is new?", most: int = 1000) -> Prompt:
-    return Prompt(system="Be brief.", messages=(user(text),), max_output_tokens=most)
+    return Prompt(system="Be brief.", messages=(make_user_message(text),), max_output_tokens=most)
 
 
-def answers(*lines: Line | str, world: World, name: ModelName = PAID) -> Scripted:
+def answers(*lines: ScriptLine | str, world: World, name: ModelName = PAID) -> Scripted:
     usage = Usage(input_tokens=100, output_tokens=20)
     return Scripted([say(line, usage) if isinstance(line, str) else line for line in lines], world.clock, name)
 
@@ -63,7 +61,7 @@ def answers(*lines: Line | str, world: World, name: ModelName = PAID) -> Scripte
 class Desk:
     """A session with its door to models."""
 
-    def __init__(self, world: World, lease: Lease, standing: Standing) -> None:
+    def __init__(self, world: World, lease: Lease, standing: SessionContext) -> None:
         self.world = world
         self.lease = lease
         self.standing = standing
@@ -76,7 +74,7 @@ class Desk:
         )
 
     async def asks(self, model: Any, name: str = "s.1", attempt: int = 0, **more: Any) -> Any:
-        request = Request(**{"id": name, "prompt": prompt(), **more})
+        request = ModelRequest(**{"id": name, "prompt": prompt(), **more})
         return await self.door.guarded_request(self.lease, self.standing, request, model, attempt)
 
     async def events(self) -> list[Stored]:
@@ -98,8 +96,10 @@ class Desk:
         return [row.hold for row in await self.world.store.ask(Query("holds", HoldRow))]
 
 
-async def desk_in(world: World, standing: Standing | None = None) -> Desk:
-    await world.store.commit(life.start(SessionStarted(session="s", agent="desk", kind="task", started_by="ada")))
+async def desk_in(world: World, standing: SessionContext | None = None) -> Desk:
+    await world.store.commit(
+        lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
+    )
     (lease,) = await world.store.claim(WorkerId("w"), 1)
     return Desk(world, lease, standing or policy_of())
 
@@ -112,7 +112,7 @@ def test_a_model_is_asked_between_its_intent_and_its_outcome_and_costs_what_it_u
         desk, model = await desk_in(world), answers("Nothing.", world=world)
         answer = await desk.asks(model)
         reply = Reply((Text("Nothing.", "model", False),), "end", Usage(100, 20))
-        assert answer == Answered("s.1/0", reply, 120, 1000, tokens=120)
+        assert answer == AnsweredRequest("s.1/0", reply, 120, 1000, tokens=120)
         assert await desk.kinds() == ["request_started", "request_settled"]
         for scope in ("session:s", "agent:desk", "fleet"):
             row = await desk.budget(scope)
@@ -132,9 +132,9 @@ async def test_what_was_sent_and_what_was_answered_can_be_read_in_the_journal(wo
     began, ended = await desk.events()
     assert began.blob is not None
     assert ended.blob is not None
-    sent = msgspec.json.decode(await said(world.store, began), type=Prompt)
+    sent = msgspec.json.decode(await read_body(world.store, began), type=Prompt)
     assert sent == prompt(long, most=10)
-    assert msgspec.json.decode(await said(world.store, ended), type=Reply).text == long
+    assert msgspec.json.decode(await read_body(world.store, ended), type=Reply).text == long
 
 
 async def test_who_asks_twice_for_one_request_is_told_twice_and_the_model_is_asked_once(world: World) -> None:
@@ -146,8 +146,8 @@ async def test_who_asks_twice_for_one_request_is_told_twice_and_the_model_is_ask
 
 
 async def test_a_failure_is_told_again_as_it_was(world: World) -> None:
-    fails = Failure(kind="Busy", message="come back", billed=False, unavailable=True, retry_after=30 * SECOND)
-    desk, model = await desk_in(world), answers(Line(reply=Reply(()), fails=fails), world=world)
+    fails = ScriptedFailure(kind="Busy", message="come back", billed=False, unavailable=True, retry_after=30 * SECOND)
+    desk, model = await desk_in(world), answers(ScriptLine(reply=Reply(()), fails=fails), world=world)
     first = await desk.asks(model)
     assert first == FailedRequest("s.1/0", "error", "Busy: come back", 0, True, 30 * SECOND)
     assert await desk.asks(model) == first
@@ -166,7 +166,7 @@ async def test_a_request_whose_admission_was_confirmed_late_is_asked_all_the_sam
     desk, model = await desk_in(world), answers("Yes.", world=world)
     store = Repeating(world.store)
     desk.door = ModelDoor(
-        store, world.clock, Purse(store, world.clock), Prices(desk.standing.policy.prices), redact=str
+        store, world.clock, Ledger(store, world.clock), Prices(desk.standing.policy.prices), redact=str
     )
     assert (await desk.asks(model)).cost_usd == 120
     assert await desk.kinds() == ["request_started", "request_settled"]
@@ -211,7 +211,7 @@ async def test_a_request_that_would_trip_all_brakes_reports_the_halt_then_the_mo
     assert (await desk.asks(model, attempt=2)).outcome == "cost_cap_reached"
     assert await desk.kinds() == ["request_refused", "request_refused", "cost_cap_reached", "request_refused"]
     assert model.asked == []
-    brakes = receipt(await world.events(session_stream("s"))).brakes
+    brakes = make_receipt(await world.events(session_stream("s"))).brakes
     assert [(brake.code, brake.refused) for brake in brakes] == [
         ("external_halt", "s.1/0"),
         ("disabled", "s.1/1"),
@@ -240,7 +240,7 @@ async def test_a_model_without_a_price_may_be_asked_where_no_cap_binds_until_a_p
     desk = await desk_in(world, policy_of(NO_CAPS, NO_FLEET_CAPS))
     model = answers("Yes.", "No.", world=world, name=ModelName("nobody", "knows"))
     assert (await desk.asks(model)).cost_usd == 0
-    await world.store.commit(change_cap(Account("session:s", "", "usd"), dollars(1), "ada", "cap"))
+    await world.store.commit(change_cap(Account("session:s", "", "usd"), usd_to_micros(1), "ada", "cap"))
     assert (await desk.asks(model, "s.2")).outcome == "disabled"
     assert len(model.asked) == 1
 
@@ -304,7 +304,7 @@ def over_time(events: list[Stored]) -> list[int]:
     return sums
 
 
-CAP = dollars("0.005")
+CAP = usd_to_micros("0.005")
 
 
 async def twenty_at_once(world: World, prices: PriceTable | None = None) -> tuple[Desk, Scripted, list[Any]]:
@@ -318,7 +318,7 @@ async def twenty_at_once(world: World, prices: PriceTable | None = None) -> tupl
 def test_of_twenty_requests_at_once_under_one_cap_none_is_ever_admitted_above_it(live: Live) -> None:
     async def story(world: World) -> None:
         desk, model, outcomes = await twenty_at_once(world)
-        answered = [each for each in outcomes if isinstance(each, Answered)]
+        answered = [each for each in outcomes if isinstance(each, AnsweredRequest)]
         refused = [each for each in outcomes if isinstance(each, RefusedRequest)]
         assert len(answered) + len(refused) == 20
         assert len(answered) == len(model.asked) > 5
@@ -336,8 +336,8 @@ class Flattering(Tariff, frozen=True):
 
 
 class Flatterer:
-    def find(self, model: ModelName, base_url: str | None = None) -> Rates | Unpriced:
-        honest = stated(Price(Decimal(1), Decimal(1)))
+    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
+        honest = compile_stated_price(Price(Decimal(1), Decimal(1)))
         return Flattering(honest.periods, honest.loading)
 
 
@@ -356,7 +356,7 @@ async def test_who_waits_for_money_in_vain_is_told_so_and_nothing_is_written(wor
     assert await desk.asks(model, "s.2") == StillHeld("s.2/0")
     assert world.now - before == MINUTE
     assert await desk.kinds() == ["request_started"]
-    assert isinstance(await first, Answered)
+    assert isinstance(await first, AnsweredRequest)
 
 
 async def test_who_waited_past_midnight_spends_the_new_days_money(world: World) -> None:
@@ -366,7 +366,7 @@ async def test_who_waited_past_midnight_spends_the_new_days_money(world: World) 
     first = asyncio.create_task(desk.asks(model))
     await world.advance(SECOND // 2)
     second = await desk.asks(model, "s.2")
-    assert isinstance(second, Answered)
+    assert isinstance(second, AnsweredRequest)
     assert not first.done()
     await first
     rows = [row for row in await world.store.ask(Query("budgets", BudgetRow)) if row.scope == "fleet"]
@@ -378,7 +378,7 @@ async def test_a_halt_in_any_scope_cancels_a_request_in_flight_within_a_second(w
     stopped: list[int] = []
 
     class Stuck(Scripted):
-        async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+        async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
             permit.use()
             try:
                 await asyncio.Event().wait()
@@ -411,7 +411,7 @@ async def test_a_request_that_takes_too_long_is_stopped_and_settles_at_its_hold(
 class Interrupted(Scripted):
     """A wire that reports what was used until it was stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         try:
             await self._clock.sleep(HOUR)
@@ -431,7 +431,7 @@ async def test_a_request_that_was_cut_settles_at_the_input_reported_and_the_long
 class Overlong(Interrupted):
     """A wire whose model wrote more than it was asked for, by its own report."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         raise ModelError("Cut: the stream was cut", usage=Usage(100, 5000))
 
 
@@ -443,7 +443,7 @@ async def test_a_report_of_more_than_the_longest_answer_is_believed(world: World
 class Unsent(Scripted):
     """A wire that does not get through, and says so when it is stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         try:
             await self._clock.sleep(HOUR)
@@ -471,7 +471,7 @@ class Punctual(Scripted):
 
     finished = False
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         reply = await super().ask(prompt, permit)
         self.finished = True
         return reply
@@ -484,7 +484,7 @@ def test_an_answer_that_was_given_just_as_its_time_was_up_is_never_thrown_away()
         desk = await desk_in(world)
         model = Punctual([say("Just in time.", Usage(100, 20), takes=5 * SECOND)], world.clock, PAID)
         answer = await desk.asks(model, timeout=5 * SECOND)
-        assert isinstance(answer, Answered) == model.finished
+        assert isinstance(answer, AnsweredRequest) == model.finished
         kept.add(model.finished)
 
     for seed in range(20):
@@ -496,7 +496,7 @@ def test_an_answer_that_was_given_just_as_its_time_was_up_is_never_thrown_away()
 class Stubborn(Interrupted):
     """A wire that answers with what it has when it is stopped."""
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         try:
             return await super().ask(prompt, permit)
         except ModelError as cut:
@@ -524,16 +524,16 @@ async def test_a_cancelled_request_gets_its_outcome_too(world: World) -> None:
 @pytest.mark.parametrize(
     ("fails", "usage", "cost", "may_retry"),
     [
-        (Failure(billed=False, unavailable=True), None, 0, True),
-        (Failure(billed=False), None, 0, False),
-        (Failure(billed=True), Usage(100, 3), 103, False),
-        (Failure(billed=True, unavailable=True), None, None, True),
+        (ScriptedFailure(billed=False, unavailable=True), None, 0, True),
+        (ScriptedFailure(billed=False), None, 0, False),
+        (ScriptedFailure(billed=True), Usage(100, 3), 103, False),
+        (ScriptedFailure(billed=True, unavailable=True), None, None, True),
     ],
 )
 async def test_a_failure_costs_nothing_only_where_that_is_sure(
-    world: World, fails: Failure, usage: Usage | None, cost: int | None, *, may_retry: bool
+    world: World, fails: ScriptedFailure, usage: Usage | None, cost: int | None, *, may_retry: bool
 ) -> None:
-    desk, model = await desk_in(world), answers(Line(reply=Reply((), "end", usage), fails=fails), world=world)
+    desk, model = await desk_in(world), answers(ScriptLine(reply=Reply((), "end", usage), fails=fails), world=world)
     answer = await desk.asks(model)
     held = max(leg.amount for leg in (await desk.started()).legs if leg.unit == "usd")
     assert (answer.outcome, answer.may_retry) == ("error", may_retry)
@@ -561,10 +561,12 @@ async def test_secrets_are_masked_before_the_journal_and_the_model_and_whoever_a
     desk = await desk_in(world)
     parts = (Text("It is hunter2."), ToolCall("1", "login", '{"password":"hunter2"}'))
     told = Message("user", (ToolResult("1", "login", "ok", "hunter2 is right"),))
-    model = answers(Line(reply=Reply(parts, "calls", Usage(100, 20))), world=world)
+    model = answers(ScriptLine(reply=Reply(parts, "calls", Usage(100, 20))), world=world)
     tool = ToolSpec(name="login", description="Never say hunter2.", schema=b"{}")
     secret = Prompt(
-        system="hunter2", messages=(user("hunter2\ud800"), Message("assistant", parts), told), tools=(tool,)
+        system="hunter2",
+        messages=(make_user_message("hunter2\ud800"), Message("assistant", parts), told),
+        tools=(tool,),
     )
     answer = await desk.asks(model, prompt=secret)
     assert answer.reply.parts == (
@@ -579,8 +581,8 @@ async def test_secrets_are_masked_before_the_journal_and_the_model_and_whoever_a
 
 async def test_a_failures_words_are_masked_too(world: World) -> None:
     desk = await desk_in(world)
-    fails = Failure(kind="Unauthorized", message="the key hunter2 is wrong", billed=False)
-    answer = await desk.asks(answers(Line(reply=Reply(()), fails=fails), world=world))
+    fails = ScriptedFailure(kind="Unauthorized", message="the key hunter2 is wrong", billed=False)
+    answer = await desk.asks(answers(ScriptLine(reply=Reply(()), fails=fails), world=world))
     assert answer.error == "Unauthorized: the key [redacted] is wrong"
     assert all(b"hunter2" not in event.facts for event in await desk.events())
 
@@ -610,7 +612,7 @@ async def test_a_refusal_of_what_can_be_done_without_neither_waits_nor_marks_the
     await first
     assert (await desk.asks(model, "s.3", optional=True)).outcome == "cost_cap_reached"
     assert not (await world.session("s")).cost_cap_reached
-    (brake,) = receipt(await world.events(session_stream("s"))).brakes
+    (brake,) = make_receipt(await world.events(session_stream("s"))).brakes
     assert (brake.code, brake.refused) == ("cost_cap_reached", "s.3/0")
 
 
@@ -632,8 +634,8 @@ def test_a_crash_between_intent_and_outcome_leaves_the_hold_and_recovery_settles
         assert (again.outcome, again.may_retry) == ("unknown", True)
         assert len(model.asked) == 1
         (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
-        door = Door(world.store, world.clock, world.purse, redact=str)
-        await Recovery(world.store, world.purse, door).resolve(lease, Doubt(flight, None))
+        door = ToolDoor(world.store, world.clock, world.purse, redact=str)
+        await Recovery(world.store, world.purse, door).resolve(lease, CallInDoubt(flight, None))
         row = await heir.budget()
         assert (row.spent, row.held) == (flight.most().usd, 0)
         told = await heir.asks(model)

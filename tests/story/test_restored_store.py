@@ -18,7 +18,7 @@ AGENT: Final = "name: clerk\nlimits: {max_cost_usd_per_day: 0.20}\n"
 TOOLS: Final = '''
 from pathlib import Path
 
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 
 
 @tool(level="SAFE", cost=0.06)

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from autonomous import Fleet
 
-from halter.app.up import turn_off
 from halter.core.clock import HOUR, MINUTE
+from halter.runtime.supervisor import turn_off
 from halter.testing.world import World
 
 SLEEPS = "model: scripted\nscript: script.yaml\nautonomy: {enabled: true, max_sleep: 30d}\n"

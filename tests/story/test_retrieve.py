@@ -11,14 +11,12 @@ import pytest_asyncio
 from halter.core.clock import HOUR, SystemClock
 from halter.core.events import DocumentRead
 from halter.core.ids import SortableIds
-from halter.core.library import Chunk, Extracted, Found
+from halter.core.ports import Chunk, Extracted, FoundChunk
 from halter.core.tools import Failed, Invalid, Permit
-from halter.documents.chunks import chunked
-from halter.documents.extract import extract
-from halter.documents.shelf import Taken, scan, take
+from halter.documents import DocumentBytes, extract, read_document, scan_documents, split_into_chunks
 from halter.journal.open import open_store
 from halter.journal.store import JournalStore
-from halter.work.retrieve import Shelved, retrieve_chunks
+from halter.tasks.retrieve import DocumentRef, retrieve_chunks
 
 NOW = 1_800_000_000_000_000
 
@@ -29,29 +27,29 @@ class Library:
     def __init__(self) -> None:
         clock = SystemClock()
         self.store: JournalStore = open_store("memory:", clock=clock, ids=SortableIds(clock.now))
-        self.shelved: list[Shelved] = []
+        self.shelved: list[DocumentRef] = []
         self.read: list[DocumentRead] = []
         self.verb = retrieve_chunks(self, lambda: NOW)
 
-    async def add(self, name: str, text: str, collection: str = "leases", hours_ago: int = 1) -> Shelved:
+    async def add(self, name: str, text: str, collection: str = "leases", hours_ago: int = 1) -> DocumentRef:
         digest = await self.keep(text)
-        shelved = Shelved(name, collection, digest, NOW - hours_ago * HOUR, len(text))
+        shelved = DocumentRef(name, collection, digest, NOW - hours_ago * HOUR, len(text))
         self.shelved.append(shelved)
         return shelved
 
     async def keep(self, text: str) -> str:
         digest = sha256(text.encode()).hexdigest()
-        pieces = enumerate(chunked(text))
+        pieces = enumerate(split_into_chunks(text))
         await self.store.index(digest, [Chunk(digest, number, *span, text[slice(*span)]) for number, span in pieces])
         return digest
 
-    async def documents(self) -> Sequence[Shelved]:
+    async def documents(self) -> Sequence[DocumentRef]:
         return self.shelved
 
     async def chunks(self, document: str) -> Sequence[Chunk]:
         return await self.store.chunks(document)
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
         return await self.store.search(documents, words, limit)
 
     async def ask(self, **wanted: object) -> str:
@@ -127,7 +125,7 @@ async def test_what_the_store_holds_of_others_is_never_shown(library: Library) -
 
 async def test_a_document_with_a_problem_says_what_is_wrong_with_it(library: Library) -> None:
     problem = "scan.pdf is protected by a password: save a copy without one."
-    library.shelved.append(Shelved("scan.pdf", "leases", "", NOW, 10, problem))
+    library.shelved.append(DocumentRef("scan.pdf", "leases", "", NOW, 10, problem))
     await library.add("lease.txt", "The rent is due.", hours_ago=0)
     assert await library.ask(file="scan.pdf") == f"UnreadableDocument: {problem}"
     assert f"[scan.pdf: {problem}]" in await library.ask(collection="leases")
@@ -230,16 +228,16 @@ async def test_files_on_disk_are_found_read_and_searched(library: Library, tmp_p
     (tmp_path / "page.html").write_text("<h1>Roof</h1><script>x</script><p>The landlord mends it.</p>")
     (tmp_path / "note.md").write_text("# Rent\n\nThe tenant pays it.")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
-    files = scan(tmp_path, "*")
+    files = scan_documents(tmp_path, "*")
     assert isinstance(files, dict)
     for name in files:
-        taken = take(tmp_path / name)
-        assert isinstance(taken, Taken)
+        taken = read_document(tmp_path / name)
+        assert isinstance(taken, DocumentBytes)
         found = await extract(name, taken.data)
         if isinstance(found, Extracted):
             await library.add(name, found.text)
         else:
-            library.shelved.append(Shelved(name, "leases", taken.digest, NOW, 4, found.sentence))
+            library.shelved.append(DocumentRef(name, "leases", taken.digest, NOW, 4, found.sentence))
     assert "The landlord mends it." in await library.ask(query="landlord")
     assert library.names_read == ["page.html"]
     assert "cannot be read" in await library.ask(file="picture.png")

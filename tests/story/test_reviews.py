@@ -7,22 +7,16 @@ from typing import Any
 import pytest
 
 from halter.core.clock import MINUTE, SECOND
-from halter.core.events import (
-    FindingEmitted,
-    FindingReviewed,
-    JudgesChosen,
-    NotificationQueued,
-    RequestStarted,
-)
+from halter.core.events import FindingEmitted, FindingReviewed, JudgesChosen, NotificationQueued, RequestStarted
 from halter.core.messages import Model, Prompt, Reply, Text, ToolCall
-from halter.core.ports import said
+from halter.core.ports import read_body
 from halter.core.usage import ModelName
 from halter.guard.halts import cancel, halt, resume
-from halter.guard.request import Answered, FailedRequest, Request
+from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest
 from halter.models.scripted import Scripted
-from halter.state import life
+from halter.state import lifecycle
+from halter.tasks.review import FindingInContext, JudgePanel, review_findings
 from halter.testing.world import World
-from halter.work.review import Found, Judging, review
 from tests.story.tasks import (
     DONE,
     FINDS,
@@ -110,13 +104,13 @@ async def test_without_a_clear_answer_nothing_was_reviewed_and_people_are_told_s
     asked = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
     assert len(asked) == (3 if case == "unavailable" else 1)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
-    assert b"not reviewed" in await said(world.journal, stored)
+    assert b"not reviewed" in await read_body(world.journal, stored)
 
 
 async def test_what_was_released_is_not_called_unreviewed(world: World, tmp_path: Path) -> None:
     office = await reviewed(world, tmp_path)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
-    assert b"not reviewed" not in await said(world.journal, stored)
+    assert b"not reviewed" not in await read_body(world.journal, stored)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +169,7 @@ async def test_who_is_stopped_during_the_review_and_let_go_on_is_reviewed_before
     await world.store.commit(halt(f"session:{SESSION}", "ada", "stop"))
     await world.advance(SECOND)
     assert (await office.row(SESSION)).state == "HALTED"
-    await world.store.commit(life.reopen(SESSION, "again", "ada"))
+    await world.store.commit(lifecycle.reopen_session(SESSION, "again", "ada"))
     await world.store.commit(resume(f"session:{SESSION}", "ada", "go on"))
     await world.advance(5 * MINUTE)
     assert (await office.row(SESSION)).state == "COMPLETED"
@@ -208,8 +202,8 @@ async def test_most_of_several_judges_decide_and_a_tie_withholds(
     judges = [Scripted([], world.clock, ModelName("scripted", name)) for name in "abc"]
     written: list[FindingReviewed | JudgesChosen] = []
 
-    async def ask(request: Request, model: Model, _: int) -> Answered | FailedRequest:
-        return Answered(request.id, OPINIONS[opinions["abc".index(model.name.model)]])
+    async def ask(request: ModelRequest, model: Model, _: int) -> AnsweredRequest | FailedRequest:
+        return AnsweredRequest(request.id, OPINIONS[opinions["abc".index(model.name.model)]])
 
     async def write(_: str, event: FindingReviewed | JudgesChosen, __: bytes | None) -> None:
         written.append(event)
@@ -217,8 +211,8 @@ async def test_most_of_several_judges_decide_and_a_tie_withholds(
     def price(_: Model, __: Prompt) -> int:
         return 1
 
-    found = [Found("f-1", "It says so.", "supported", "It says so.")]
-    assert await review("s", found, Judging(tuple(judges)), price, ask, write) is None
+    found = [FindingInContext("f-1", "It says so.", "supported", "It says so.")]
+    assert await review_findings("s", found, JudgePanel(tuple(judges)), price, ask, write) is None
     (_, event) = written
     assert isinstance(event, FindingReviewed)
     assert event.verdict == verdict
@@ -230,15 +224,17 @@ async def test_a_judge_who_fails_is_asked_again_only_for_money_that_is_left(
 ) -> None:
     asked: list[int] = []
 
-    async def ask(request: Request, _: Model, attempt: int) -> Answered | FailedRequest:
+    async def ask(request: ModelRequest, _: Model, attempt: int) -> AnsweredRequest | FailedRequest:
         asked.append(attempt)
         return FailedRequest(f"{request.id}/{attempt}", "error", "Overloaded", cost_usd=10, may_retry=True)
 
     async def write(_: str, __: FindingReviewed | JudgesChosen, ___: bytes | None) -> None:
         """Nobody reads it."""
 
-    judging = Judging((Scripted([], world.clock),), cap=cap)
-    await review("s", [Found("f-1", "So.", "supported", "So.")], judging, lambda _, __: 10, ask, write)
+    judging = JudgePanel((Scripted([], world.clock),), cap=cap)
+    await review_findings(
+        "s", [FindingInContext("f-1", "So.", "supported", "So.")], judging, lambda _, __: 10, ask, write
+    )
     assert asked == list(range(attempts))
 
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from halter.app.runs import pass_by, start
-from halter.app.up import turn_off, turn_on
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import RunQueued, RunSkipped, RunStarted, TriggerEnded, TriggerMade
 from halter.core.ids import trigger_stream
 from halter.core.ports import Draft, Write
-from halter.core.task_rows import TriggerRow
+from halter.core.rows import TriggerRow
 from halter.guard.halts import halt, resume
-from halter.testing.seedloop import START
-from halter.testing.world import World
+from halter.runtime.supervisor import turn_off, turn_on
+from halter.runtime.triggers import record_unstarted_run, start_run
+from halter.testing.world import VIRTUAL_START, World
 from tests.story.tasks import Office, all_is_well
 
 pytestmark = pytest.mark.both_dispatchers
@@ -229,7 +228,7 @@ async def test_a_restart_in_the_middle_of_the_delay_changes_nothing_of_it(world:
     ((event, row),) = await told(office)
     assert clock(event.due_at) == "00:30"
 
-    assert 30 * MINUTE <= row.started_at - START <= 50 * MINUTE + SECOND
+    assert 30 * MINUTE <= row.started_at - VIRTUAL_START <= 50 * MINUTE + SECOND
 
 
 async def test_a_heartbeat_beats_in_its_hours_only(world: World, tmp_path: Path) -> None:
@@ -327,7 +326,7 @@ async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: Wor
     speaking = office.up.agents["clerk"].speaking
     row, (tick,) = await office.trigger("tick"), speaking.agent.tasks.schedules
     writes = [
-        await start(speaking, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
+        await start_run(speaking, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
         for who in ("ada", "bob")
     ]
     committed = [await world.journal.commit(write) for write in writes]
@@ -344,8 +343,8 @@ async def test_a_time_that_one_process_has_dealt_with_is_not_dealt_with_by_a_slo
     (run,) = await office.told_of(RunStarted, "tick")
     assert isinstance(run, RunStarted)
     late = [
-        pass_by("queue/late", RunQueued(trigger="clerk/tick", due_at=run.due_at)),
-        pass_by("skip/late", RunSkipped(trigger="clerk/tick", why="overlap", due_at=run.due_at)),
+        record_unstarted_run("queue/late", RunQueued(trigger="clerk/tick", due_at=run.due_at)),
+        record_unstarted_run("skip/late", RunSkipped(trigger="clerk/tick", why="overlap", due_at=run.due_at)),
     ]
     assert [(await world.store.commit(write)).events for write in late] == [(), ()]
     await world.advance(20 * MINUTE)
@@ -358,12 +357,12 @@ async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world:
     await world.advance(MINUTE)
     row, due = await office.trigger("tick"), world.now + 9 * MINUTE
     skip = RunSkipped(trigger="clerk/tick", why="cost_cap_reached", due_at=due)
-    assert (await world.store.commit(pass_by("skip/first", skip))).events
+    assert (await world.store.commit(record_unstarted_run("skip/first", skip))).events
     assert office.up is not None
     speaking = office.up.agents["clerk"].speaking
     run = RunStarted(trigger="clerk/tick", session="", cause="schedule", due_at=due)
     trigger = speaking.agent.tasks.triggers()[0]
-    late = await start(speaking, row, trigger, run, f"tick/{due}")
+    late = await start_run(speaking, row, trigger, run, f"tick/{due}")
     assert (await world.store.commit(late)).events == ()
     assert await office.runs() == []
 

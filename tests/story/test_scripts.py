@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from halter.app.asking import Handled, Showing
-from halter.app.scripts import inputs_in
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
+from halter.runtime.front_door import HandledMessage, SubSessionObserver, parse_playbook_inputs
 from halter.testing.world import World
 from tests.story.fronts import front
 
@@ -21,11 +20,11 @@ TIDY = """\
 
 async def test_a_playbook_is_played_step_by_step_without_a_model(world: World, tmp_path: Path) -> None:
     steps: list[tuple[str, str]] = []
-    showing = Showing(stepped=lambda step, answer: steps.append((step.call, answer.text)))
+    showing = SubSessionObserver(stepped=lambda step, answer: steps.append((step.call, answer.text)))
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, playbooks__tidy_yaml=TIDY)
         done = await desk.says('run playbook tidy with place="the loft"', showing=showing)
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert (done.routed.strategy, done.ok) == ("SCRIPT", True)
         assert done.answer == f"tidy (session {done.session}): COMPLETED, completed."
         assert steps == [("look", "nothing at the loft"), ("count", "3")]
@@ -36,7 +35,7 @@ async def test_inputs_that_are_missing_are_named_and_nothing_begins(world: World
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, playbooks__tidy_yaml=TIDY)
         done = await desk.says("run tidy")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert not done.ok
         assert done.answer == "tidy needs `place`: say it as in: run tidy with place=VALUE"
         assert await world.journal.ask(Query("all_sessions", SessionRow)) == []
@@ -46,7 +45,7 @@ async def test_a_playbook_that_calls_what_the_agent_does_not_have_is_a_sentence(
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, playbooks__odd_yaml="- call: fly\n")
         done = await desk.says("run playbook odd")
-        assert isinstance(done, Handled)
+        assert isinstance(done, HandledMessage)
         assert not done.ok
         assert "calls `fly`, which desk does not have" in done.answer
 
@@ -63,4 +62,4 @@ async def test_a_playbook_that_calls_what_the_agent_does_not_have_is_a_sentence(
     ],
 )
 def test_inputs_are_read_only_where_they_are_named(rest: str, found: dict[str, str]) -> None:
-    assert inputs_in(rest, ("a", "b")) == found
+    assert parse_playbook_inputs(rest, ("a", "b")) == found

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from halter.config.agent import agent_of
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import parse_fleet
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import RequestStarted, SessionStarted
 from halter.core.ids import WorkerId, session_stream
@@ -17,15 +17,15 @@ from halter.core.ports import Query
 from halter.core.rows import SpendRow
 from halter.core.spec import Phase
 from halter.core.usage import ModelName, Usage
-from halter.guard.ask import Call, Prepared, Standing, prepare
 from halter.guard.halts import halt
-from halter.guard.request import ModelDoor
-from halter.guard.simulation import LABEL, NotSimulated, Simulated, Simulator
-from halter.models.prices import Prices
-from halter.models.scripted import Failure, Line, Scripted, say
-from halter.state import life
+from halter.guard.model_door import ModelDoor
+from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
+from halter.guard.tool_door import SIMULATION_LABEL, NotSimulated, Simulated, Simulator
+from halter.models.providers import Prices
+from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
+from halter.state import lifecycle
 from halter.testing.world import World
-from halter.tools.tool import tool
+from halter.tools.function_tool import tool
 
 PRICES = "models: {'test:paid': {price: {input: 1, output: 1}}}\n"
 USED = Usage(200, 50)
@@ -43,14 +43,14 @@ def note(table: str) -> str:
     return table
 
 
-def standing_of(fleet: str = "", limits: str = "{}") -> Standing:
-    ours = fleet_of(load_bytes((PRICES + fleet).encode(), "halter.yaml"))
-    resolved = resolve(ours, agent_of(load_bytes(f"name: desk\nlimits: {limits}\n".encode(), "agent.yaml")))
-    return Standing("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
+def standing_of(fleet: str = "", limits: str = "{}") -> SessionContext:
+    ours = parse_fleet(load_bytes((PRICES + fleet).encode(), "halter.yaml"))
+    resolved = resolve_policy(ours, parse_agent(load_bytes(f"name: desk\nlimits: {limits}\n".encode(), "agent.yaml")))
+    return SessionContext("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
 
 
 class Desk:
-    def __init__(self, world: World, standing: Standing, lines: list[Line] | None) -> None:
+    def __init__(self, world: World, standing: SessionContext, lines: list[ScriptLine] | None) -> None:
         self.world = world
         self.standing = standing
         self.model = None if lines is None else Scripted(lines, world.clock, ModelName("test", "paid"))
@@ -60,15 +60,15 @@ class Desk:
 
     async def begin(self) -> "Desk":
         event = SessionStarted(session="s", agent="desk", kind="task", started_by="ada")
-        await self.world.store.commit(life.start(event))
+        await self.world.store.commit(lifecycle.start_session(event))
         (self.lease,) = await self.world.store.claim(WorkerId("w"), 1)
         return self
 
-    def prepared(self, call: str = "s.1", using: Any = drop, table: str = "orders") -> Prepared:
+    def prepared(self, call: str = "s.1", using: Any = drop, table: str = "orders") -> PreparedCall:
         arguments = b'{"table": "%s"}' % table.encode()
-        return prepare(self.standing, Call(call, using.spec.name, arguments), using, self.world.now, 0)
+        return prepare_call(self.standing, Call(call, using.spec.name, arguments), using, self.world.now, 0)
 
-    async def simulates(self, prepared: Prepared | None = None, situation: str = "") -> Simulated | NotSimulated:
+    async def simulates(self, prepared: PreparedCall | None = None, situation: str = "") -> Simulated | NotSimulated:
         return await self.simulator.simulate(self.lease, self.standing, prepared or self.prepared(), situation)
 
     @property
@@ -76,13 +76,13 @@ class Desk:
         return len(self.model.asked) if self.model else 0
 
 
-async def desk_in(world: World, *lines: Line, standing: Standing | None = None) -> Desk:
+async def desk_in(world: World, *lines: ScriptLine, standing: SessionContext | None = None) -> Desk:
     return await Desk(world, standing or standing_of(), list(lines)).begin()
 
 
 async def test_a_call_that_a_person_is_asked_about_is_predicted_shortly_and_paid_for(world: World) -> None:
     desk = await desk_in(world, say(" The table would be gone. ", USED))
-    assert await desk.simulates(situation="cleaning up") == Simulated(f"{LABEL} The table would be gone.")
+    assert await desk.simulates(situation="cleaning up") == Simulated(f"{SIMULATION_LABEL} The table would be gone.")
     (sent,) = desk.model.asked if desk.model else ()
     assert sent.max_output_tokens == 300
     said = "\n".join(part.text for part in sent.messages[0].parts if isinstance(part, Text))
@@ -140,13 +140,13 @@ async def test_without_a_model_nothing_is_predicted(world: World) -> None:
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        (Line(reply=Reply(()), fails=Failure(kind="Busy", message="later")), "Busy: later"),
+        (ScriptLine(reply=Reply(()), fails=ScriptedFailure(kind="Busy", message="later")), "Busy: later"),
         (say("Too late.", takes=MINUTE), "TimeoutError: test:paid took longer than it may"),
         (say("  "), "The model did not say what it expects."),
-        (Line(reply=Reply((), "refused")), "The model did not say what it expects."),
+        (ScriptLine(reply=Reply((), "refused")), "The model did not say what it expects."),
     ],
 )
-async def test_a_failing_simulation_is_no_simulation(world: World, line: Line, reason: str) -> None:
+async def test_a_failing_simulation_is_no_simulation(world: World, line: ScriptLine, reason: str) -> None:
     desk = await desk_in(world, line)
     assert await desk.simulates() == NotSimulated(reason)
 

@@ -7,7 +7,7 @@ import pytest
 from halter.core.clock import MINUTE
 from halter.core.events import CallRefused, RequestStarted
 from halter.core.messages import Text, ToolResult
-from halter.core.money import usd
+from halter.core.money import micros_to_usd
 from halter.testing.world import World
 from tests.story.tasks import DONE, PRICED, REVIEW, STEP, USED, WORK, Office, all_is_well, paper, watch
 
@@ -77,7 +77,7 @@ async def test_a_skill_works_by_its_own_request_and_that_carries_the_cost(world:
         if isinstance(stored.event, RequestStarted) and stored.event.purpose == "skill"
     ]
     made = await office.receipt(SESSION)
-    assert made.spent_by_purpose_usd == {"turn": usd(2 * STEP), "skill": usd(STEP)}
+    assert made.spent_by_purpose_usd == {"turn": micros_to_usd(2 * STEP), "skill": micros_to_usd(STEP)}
     assert [line.cost_usd for line in made.calls] == [0]
     assert asked.request.startswith(made.calls[0].id)
     (prompt,) = [each for each in office.prompts("clerk") if each.system.startswith("Check it as a careful")]
@@ -129,7 +129,7 @@ async def test_the_steps_of_a_playbook_pass_the_guard_and_refer_to_earlier_resul
     assert [(line.name, line.outcome, line.cost_usd) for line in made.calls] == [
         ("run_playbook", "ok", 0),
         ("retrieve_chunks", "ok", 0),
-        ("weigh", "ok", usd(4000)),
+        ("weigh", "ok", micros_to_usd(4000)),
         ("emit_finding", "ok", 0),
     ]
     assert all(line.id.startswith(f"{made.calls[0].id}/") for line in made.calls[1:])
@@ -217,7 +217,7 @@ async def test_a_skill_inside_of_a_playbook_counts_for_its_cap(world: World, tmp
     made = await office.receipt(SESSION)
     skills = [line for line in made.requests if line.purpose == "skill"]
     assert 1 <= len(skills) < 30
-    assert sum(line.cost_usd for line in skills) <= usd(30_000)
+    assert sum(line.cost_usd for line in skills) <= micros_to_usd(30_000)
 
 
 async def test_a_playbook_that_a_schedule_plays_keeps_to_its_cap_as_well(world: World, tmp_path: Path) -> None:
@@ -229,7 +229,11 @@ async def test_a_playbook_that_a_schedule_plays_keeps_to_its_cap_as_well(world: 
     await world.advance(11 * MINUTE)
     made = await office.receipt("clerk.tick-1")
     assert [line.outcome for line in made.calls] == ["ok", "ok"]
-    assert (made.cost_usd, made.state, made.terminal_reason) == (usd(8000), "BUDGET_EXCEEDED", "cost_cap_reached")
+    assert (made.cost_usd, made.state, made.terminal_reason) == (
+        micros_to_usd(8000),
+        "BUDGET_EXCEEDED",
+        "cost_cap_reached",
+    )
 
 
 async def test_a_playbook_that_plays_itself_comes_to_an_end(world: World, tmp_path: Path) -> None:

@@ -7,16 +7,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.app.desk import Desk, Who, looking, money
-from halter.app.up import turn_off, turn_on
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import SessionStarted, TurnStarted
 from halter.core.messages import Message, Text
-from halter.core.money import shown_usd, usd
+from halter.core.money import format_usd, micros_to_usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
 from halter.guard.halts import halt, resume
-from halter.state.receipt import receipt
+from halter.operations import money, queries
+from halter.operations.desk import Desk, Who
+from halter.runtime.supervisor import turn_off, turn_on
+from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
 
@@ -72,7 +73,7 @@ async def test_an_agent_whose_session_cap_is_used_up_goes_on_within_its_other_ca
         assert before.ended_at is not None
         assert before.ended_at <= after.started_at
     for row in found:
-        assert receipt(await fleet.events(row.session)).cost_usd <= usd(500_000)
+        assert make_receipt(await fleet.events(row.session)).cost_usd <= micros_to_usd(500_000)
     by_day: dict[int, int] = {}
     for each in await spent(fleet):
         by_day[each.at // DAY] = by_day.get(each.at // DAY, 0) + each.usd
@@ -93,9 +94,9 @@ async def test_the_next_session_says_whom_it_follows_and_why_and_knows_its_last_
     assert "You go on where the session watch-1 stopped." in handed.text
     assert (handed.origin, handed.trusted) == ("model", False)
     assert prompt.text == "Look around."
-    made = receipt(events)
+    made = make_receipt(events)
     assert (made.follows, made.because) == ("watch-1", "watch-1 has used up its cap of $0.50.")
-    told = await looking.report(Desk(fleet.app, Who("ada", "admin", ())), 0)
+    told = await queries.report(Desk(fleet.app, Who("ada", "admin", ())), 0)
     assert any(line.startswith("watch-1: BUDGET_EXCEEDED") and "watch-2 went on" in line for line in told.ended_badly)
     assert ("watch", "watch-2 begins: watch-1 has used up its cap of $0.50.") in fleet.told
 
@@ -197,7 +198,7 @@ async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_it
     first = await shown("watch-1")
     assert (first.cap, first.kept) == (Decimal("0.5"), Decimal("0.05"))
     assert first.left == Decimal("0.45") - first.spent
-    assert first.told() == f"{shown_usd(first.spent)} spent of $0.50 ($0.05 kept for the last words)"
+    assert first.told() == f"{format_usd(first.spent)} spent of $0.50 ($0.05 kept for the last words)"
     await money.change_cap(desk, "raise", "session:watch-1", 800_000)
     raised = await shown("watch-1")
     assert (raised.cap, raised.kept, raised.cap_by) == (Decimal("0.8"), Decimal("0.05"), "ada")

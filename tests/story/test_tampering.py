@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from halter.core.ids import session_stream
-from halter.journal.report import Report
+from halter.journal.rebuild import IntegrityReport
 from halter.journal.verify import verify
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ONE, TWO, THREE = session_stream("one"), session_stream("two"), session_stream("three")
 
 
-def kinds(report: Report) -> list[tuple[str, str, int]]:
+def kinds(report: IntegrityReport) -> list[tuple[str, str, int]]:
     return [(found.kind, found.stream, found.seq) for found in report.findings]
 
 

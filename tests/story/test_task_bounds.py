@@ -4,17 +4,17 @@ from pathlib import Path
 
 from autonomous import Fleet
 
-from halter.app.agent import assembled
-from halter.app.agent_context import AgentContext, models_of
-from halter.app.talking import attend, begin
-from halter.app.tasking import MOST_KEPT, given
 from halter.core.events import MemoryProposed, ProposalDecided
 from halter.core.ids import FLEET, WorkerId, session_stream
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.ports import Draft, Write
-from halter.core.task_project import rows_of_event
+from halter.core.project import rows_of_event
 from halter.core.usage import ModelName
-from halter.models.scripted import Line, Scripted, say
+from halter.models.scripted import Scripted, ScriptLine, say
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assemble import assemble_agent
+from halter.runtime.session_builder import MAX_KEPT_ENTRIES, read_kept_context
+from halter.runtime.sessions import attend_session, begin_session
 from halter.testing.world import World
 
 CALL = ToolCall("1", "run_skill", '{"skill": "proofread", "input": "Teh end."}')
@@ -27,12 +27,14 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
     place = folder / ".agents" / "skills" / "proofread"
     place.mkdir(parents=True)
     (place / "SKILL.md").write_text("Mend the spelling.")
-    large = Scripted([Line(reply=Reply((CALL,), "calls")), say("Done.")], world.clock, ModelName("openai", "large"))
+    large = Scripted(
+        [ScriptLine(reply=Reply((CALL,), "calls")), say("Done.")], world.clock, ModelName("openai", "large")
+    )
     small = Scripted([say("The end.")], world.clock, ModelName("openai", "small"))
     models = {"openai:large": large, "openai:small": small}
-    async with assembled(fleet.app, folder) as agent, models_of(fleet.app, agent, models) as named:
+    async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, models) as named:
         speaking = AgentContext(fleet.app, agent, named, WorkerId("w"))
-        await attend(speaking, await begin(speaking, "Mend it.", "task"))
+        await attend_session(speaking, await begin_session(speaking, "Mend it.", "task"))
     (asked,) = small.asked
     (part,) = asked.messages[0].parts
     assert isinstance(part, Text)
@@ -40,16 +42,16 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
 
 
 async def test_a_session_is_given_the_newest_of_what_people_kept_and_not_all_of_it(world: World) -> None:
-    for number in range(MOST_KEPT + 5):
+    for number in range(MAX_KEPT_ENTRIES + 5):
         name = f"m-{number:03}"
         proposed, kept = MemoryProposed(memory=name, agent="desk"), _kept(name)
         drafts = [Draft(proposed, b"Remember %d." % number), Draft(kept, stream=FLEET)]
         rows = rows_of_event(proposed)
         write = Write(session_stream("s"), name, lambda _, drafts=drafts: drafts, rows, others=(FLEET,))
         await world.journal.commit(write)
-    memories, _, words = await given(world.journal, "desk")
-    assert (len(memories), memories[-1]) == (MOST_KEPT, f"m-{MOST_KEPT + 4:03}")
-    assert words.count("Remember") == MOST_KEPT
+    memories, _, words = await read_kept_context(world.journal, "desk")
+    assert (len(memories), memories[-1]) == (MAX_KEPT_ENTRIES, f"m-{MAX_KEPT_ENTRIES + 4:03}")
+    assert words.count("Remember") == MAX_KEPT_ENTRIES
 
 
 def _kept(memory: str) -> ProposalDecided:

@@ -22,8 +22,7 @@ from halter.core.events import (
 from halter.core.money import Leg
 from halter.core.ports import Stored
 from halter.guard.halts import halt, resume
-from halter.testing.seedloop import START
-from halter.testing.world import World
+from halter.testing.world import VIRTUAL_START, World
 from tests.story.tasks import DONE, PRICED, SCRIPT, STEP, USED, WORK, Office, all_is_well, paper, watch
 
 pytestmark = pytest.mark.both_dispatchers
@@ -81,7 +80,7 @@ async def _fifty(world: World, home: Path) -> None:
         waited.add((await office.trigger()).delayed)
         process.cancel()
         assert all(spent + held <= CAP for _, spent, held in budgets(path))
-        await world.advance(START + day * DAY - world.now)
+        await world.advance(VIRTUAL_START + day * DAY - world.now)
     assert len(await office.items()) == 49
     assert await office.states() == {"COMPLETED": 49}
     assert len({item.session for item in await office.items()}) == 49

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from halter.core.clock import HOUR, MINUTE
 from halter.models.scripted import call
-from halter.testing.fleet import Fleet
-from halter.testing.world import World
+from halter.testing.world import Fleet, World
 
 DESK = Path(__file__).parents[2] / "examples" / "market-desk"
 

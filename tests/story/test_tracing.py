@@ -15,15 +15,13 @@ from typing import Any
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from halter.app.committed import Committed
-from halter.app.telemetry import sending
-from halter.app.traces import Span
-from halter.app.tracing import Tracing
-from halter.core.acts import RequestSettled, RequestStarted
+from halter.core.effect_events import RequestSettled, RequestStarted
 from halter.core.errors import ConfigError
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Lease, Write
+from halter.runtime.runtime import CommitObserver
+from halter.runtime.telemetry import SessionTracer, Span, sending
 from halter.testing.world import World
 from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import RUNS, Up
@@ -180,7 +178,7 @@ def test_a_slip_in_the_variable_is_answered_with_a_sentence(ada: Person, way: st
 def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['opentelemetry.sdk.trace.export'] = None\n"
-        "from halter.app.telemetry import sending\n"
+        "from halter.runtime.telemetry import sending\n"
         "try:\n  sending('otlp', {}).__enter__()\nexcept Exception as error: print(type(error).__name__, error)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -192,7 +190,7 @@ def test_without_the_variable_nothing_is_imported_and_no_thread_is_started(tmp_p
     program = """
 import asyncio, sys, threading
 from halter.app import open_app
-from halter.app.tracing import traced
+from halter.runtime.telemetry import traced
 from halter.settings import read_settings
 from pathlib import Path
 
@@ -239,11 +237,11 @@ def test_a_follower_that_begins_in_the_middle_makes_the_spans_that_the_one_befor
             await world.start("desk-1", kind="autonomous")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
             whole, late = Kept(), Kept()
-            world.spawn(Tracing(world.journal, world.clock, whole, print).run({}))
+            world.spawn(SessionTracer(world.journal, world.clock, whole, print).run({}))
             await write(world, lease, TurnStarted(turn=1), ASKS)
             await world.advance(10**6)
             seen = {session_stream("desk-1"): 3}
-            world.spawn(Tracing(world.journal, world.clock, late, print).run(seen))
+            world.spawn(SessionTracer(world.journal, world.clock, late, print).run(seen))
             ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
             await write(world, lease, ANSWERS, TurnEnded(turn=1, why="ended"), ends)
             await world.advance(10**7)
@@ -261,11 +259,11 @@ def test_a_session_that_moves_between_workers_stays_one_trace_and_each_makes_the
             await world.start("desk-1", kind="autonomous")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
             whole, sinks = Kept(), (Kept(), Kept())
-            world.spawn(Tracing(world.journal, world.clock, whole, print).run({}))
+            world.spawn(SessionTracer(world.journal, world.clock, whole, print).run({}))
             loop = asyncio.get_running_loop()
-            north, south = Committed(loop, lambda _: True), Committed(loop, lambda _: True)
+            north, south = CommitObserver(loop, lambda _: True), CommitObserver(loop, lambda _: True)
             for sink, committed in zip(sinks, (north, south), strict=True):
-                world.spawn(Tracing(world.journal, world.clock, sink, print).run_here(committed))
+                world.spawn(SessionTracer(world.journal, world.clock, sink, print).run_here(committed))
             ends = SessionEnded(state="COMPLETED", terminal_reason="completed")
             done = ((TurnStarted(turn=1), ASKS), (ANSWERS, TurnEnded(turn=1, why="ended"), TurnStarted(turn=2)))
             after = 1
@@ -310,7 +308,9 @@ def test_only_our_own_agents_are_traced_and_trouble_is_told() -> None:
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
             kept, told = Kept(), list[str]()
             kept.said = "The collector is gone."
-            others = Tracing(world.journal, world.clock, kept, told.append, lambda agent: agent == "somebody else")
+            others = SessionTracer(
+                world.journal, world.clock, kept, told.append, lambda agent: agent == "somebody else"
+            )
             world.spawn(others.run({}))
             await write(world, lease, ASKS, ANSWERS)
             await world.advance(10**7)
@@ -333,7 +333,7 @@ def test_a_breakdown_of_the_traces_is_told_and_stops_nobody() -> None:
             await world.start("desk-1")
             (lease,) = await world.journal.claim(WorkerId("w"), 1)
             told = list[str]()
-            task = world.spawn(Tracing(world.journal, world.clock, Broken(), told.append).run({}))
+            task = world.spawn(SessionTracer(world.journal, world.clock, Broken(), told.append).run({}))
             await write(world, lease, ASKS, ANSWERS)
             await world.advance(10**7)
             assert task.done()

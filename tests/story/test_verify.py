@@ -17,12 +17,12 @@ from halter.core.events import SessionWoken
 from halter.core.ids import SessionId, inbox_stream, session_stream
 from halter.core.ports import Draft, Write
 from halter.journal.checkpoints import Checkpointer, checkpoint_file
-from halter.journal.engine import Engine, View
+from halter.journal.engine import Engine, StoreView
 from halter.journal.open import open_engine
-from halter.journal.report import ADVICE, Report
+from halter.journal.rebuild import FINDING_ADVICE, IntegrityReport
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
-from halter.state import life
+from halter.state import lifecycle
 
 if TYPE_CHECKING:
     from conftest import Forger, Ground, Scribe
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 ONE, TWO, THREE = session_stream("one"), session_stream("two"), session_stream("three")
 
 
-def kinds(report: Report) -> list[tuple[str, str, int]]:
+def kinds(report: IntegrityReport) -> list[tuple[str, str, int]]:
     return [(found.kind, found.stream, found.seq) for found in report.findings]
 
 
@@ -71,7 +71,7 @@ async def test_a_finding_says_what_and_where_and_what_to_do(history: "Scribe") -
     history.ground.sql("UPDATE events SET facts = :facts WHERE stream = :stream AND seq = 3", facts=b"{}", stream=ONE)
     (found,) = (await history.ground.verify()).findings
     assert found.sentence.startswith(f"Event 3 of {ONE} ")
-    assert found.sentence.endswith(ADVICE["edited"])
+    assert found.sentence.endswith(FINDING_ADVICE["edited"])
 
 
 async def test_a_body_that_was_nulled_is_no_erasure(history: "Scribe") -> None:
@@ -264,7 +264,7 @@ class Busy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
-    def view(self) -> View:
+    def view(self) -> StoreView:
         view = self._engine.view()
         self._meanwhile()
         return view
@@ -321,7 +321,7 @@ async def test_two_copies_of_a_store_are_told_why_they_contradict_each_other(sql
     checkpointer = Checkpointer(ground.folder, ground.key_path, ground.store_id, ground.now)
     twin = JournalStore(engine, inline=True, observers=[checkpointer])
     for store, said in ((ground.store, "here"), (twin, "there")):
-        await store.commit(life.message(SessionId("three"), said, said.encode(), "ann"))
+        await store.commit(lifecycle.post_message(SessionId("three"), said, said.encode(), "ann"))
     checkpointer.flush()
     ground.checkpointer.flush()
     for report in (await ground.verify(), await verify(twin, ground.folder)):

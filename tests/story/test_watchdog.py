@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pytest
 
-from halter.app.opened import App
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.events import (
     CallSettled,
@@ -20,22 +19,20 @@ from halter.core.events import (
     SessionStarted,
 )
 from halter.core.ids import Digest, WorkerId, session_stream
-from halter.core.limits import Caps, Spender, legs
 from halter.core.messages import Text
-from halter.core.ports import Draft, Lease, Query, Store, Write, kept
+from halter.core.money import Caps, Spender, make_legs
+from halter.core.ports import Draft, Lease, Query, Store, Write, offload_body
 from halter.core.rows import HoldRow, SessionRow
-from halter.dispatch.sessions import Sessions
-from halter.dispatch.tending import tended
-from halter.dispatch.watchdog import Patience, idles, outwaited
-from halter.guard.purse import Truth
-from halter.guard.request import TIMEOUT
-from halter.state import life
-from halter.state.receipt import receipt
+from halter.dispatch.dispatcher import Sessions
+from halter.dispatch.heartbeat import IdleLimits, is_idle_too_long, is_pause_over, keep_leases
+from halter.guard.ledger import ActualResult
+from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
+from halter.runtime.runtime import App
+from halter.state import lifecycle
+from halter.state.receipt import make_receipt
 from halter.state.session import InFlight
-from halter.testing.fleet import HEARTBEAT
-from halter.testing.holds import HoldTaken, hold
-from halter.testing.relay import Relay
-from halter.testing.world import World
+from halter.testing.fakes import HoldTaken, Relay, hold
+from halter.testing.world import HEARTBEAT, World
 from tests.story.autonomous import Fleet, moment
 from tests.story.dispatching import dispatcher
 from tests.story.tasks import Office, paper, watch
@@ -48,21 +45,21 @@ IDLE = 5 * MINUTE
 
 
 def allowed(_: str, flight: InFlight) -> int:
-    return MINUTE if flight.is_call else TIMEOUT
+    return MINUTE if flight.is_call else MODEL_REQUEST_TIMEOUT
 
 
 async def works(world: World, attend: Attend, worker: str = "up", idle_halt: int = IDLE) -> None:
     """Be a process that runs the sessions of an agent, and watches over them."""
     store: Store = world.store.patient(world.clock)
-    async with tended(store, world.clock, WorkerId(worker), HEARTBEAT):
+    async with keep_leases(store, world.clock, WorkerId(worker), HEARTBEAT):
         sessions = Sessions(store, world.clock, WorkerId(worker), attend)
-        sessions.patience = Patience(lambda _: idle_halt, allowed)
+        sessions.patience = IdleLimits(lambda _: idle_halt, allowed)
         await dispatcher(world, sessions, ("desk",)).run()
 
 
 async def begin(world: World, session: str = "desk-1") -> None:
     event = SessionStarted(session=session, agent="desk", kind="autonomous", started_by="ada")
-    await world.store.commit(life.start(event))
+    await world.store.commit(lifecycle.start_session(event))
 
 
 async def row(world: World, session: str = "desk-1") -> SessionRow:
@@ -90,7 +87,7 @@ class Hangs:
         found = await row(self.world, lease.session)
         if found.state != "RUNNING":
             key = f"{lease.session}/{lease.generation}/woken"
-            await self.world.store.commit(life.wake(lease, key, "message", found.inbox_head))
+            await self.world.store.commit(lifecycle.wake_session(lease, key, "message", found.inbox_head))
         try:
             await self.works(lease)
             await asyncio.Event().wait()
@@ -117,7 +114,7 @@ async def test_a_session_that_hangs_is_paused_and_then_halted_with_a_receipt(wor
         ("session_ended", "00:10:00"),
     ]
     assert hangs.attended == ["00:00:00"]
-    made = receipt(await world.events(session_stream("desk-1")))
+    made = make_receipt(await world.events(session_stream("desk-1")))
     assert (made.state, made.terminal_reason) == ("HALTED", "idle_timeout")
     assert [line.guardrail for line in made.guardrails] == ["idle_halt"]
 
@@ -199,14 +196,14 @@ class Holds(Hangs):
     settles = True
 
     async def works(self, lease: Lease) -> None:
-        held = legs(Caps(), Spender(lease.session, "desk"), self.world.now, usd=1000)
+        held = make_legs(Caps(), Spender(lease.session, "desk"), self.world.now, usd=1000)
         answer = await hold(self.world.purse, lease, CallStarted(call="c", tool="look", legs=held), b"")
         assert isinstance(answer, HoldTaken)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             if self.settles:
-                await asyncio.shield(self.world.purse.settle(lease, answer.flight, Truth("cancelled", usd=0)))
+                await asyncio.shield(self.world.purse.settle(lease, answer.flight, ActualResult("cancelled", usd=0)))
             raise
 
 
@@ -234,7 +231,7 @@ class Rests(Hangs):
 
     async def works(self, lease: Lease) -> None:
         parked = SessionParked(state="SLEEPING", wake_at=self.world.now + 24 * HOUR, resident=True)
-        await self.world.store.commit(life.park(lease, "parked", parked))
+        await self.world.store.commit(lifecycle.park_session(lease, "parked", parked))
 
 
 class Busy(Hangs):
@@ -262,7 +259,7 @@ async def test_one_that_hangs_is_in_nobodys_way(world: World) -> None:
     class OnlyOne(Hangs):
         async def works(self, lease: Lease) -> None:
             if lease.session != "desk-1":
-                await self.world.store.commit(life.end(lease, "COMPLETED", "completed"))
+                await self.world.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))
                 await asyncio.sleep(0)
 
     for number in (1, 2, 3):
@@ -304,8 +301,8 @@ async def test_an_agent_that_hangs_in_the_middle_of_a_wake_is_paused_and_halted(
     await world.advance(MINUTE)
     assert (await row(world)).state == "SLEEPING"
     fleet.disk.stalled = True
-    text = await kept(world.store, b"a long story, " * 3000)
-    await world.store.commit(life.post("desk-1", "said", life.said_by("ada"), *text))
+    text = await offload_body(world.store, b"a long story, " * 3000)
+    await world.store.commit(lifecycle.post_wake("desk-1", "said", lifecycle.make_message_event("ada"), *text))
     await world.advance(4 * MINUTE)
     assert (await row(world)).state == "RUNNING"
     await world.advance(3 * MINUTE)
@@ -323,7 +320,12 @@ async def test_an_agent_that_hung_goes_on_where_it_stood_when_somebody_writes(wo
     await world.advance(MINUTE)
     fleet.disk.stalled = True
     await world.store.commit(
-        life.post("desk-1", "said", life.said_by("ada"), *await kept(world.store, b"a long story, " * 3000))
+        lifecycle.post_wake(
+            "desk-1",
+            "said",
+            lifecycle.make_message_event("ada"),
+            *await offload_body(world.store, b"a long story, " * 3000),
+        )
     )
     await world.advance(7 * MINUTE)
     assert (await row(world)).state == "PAUSED"
@@ -347,17 +349,17 @@ async def test_requests_and_tools_have_the_time_that_is_theirs(world: World, tmp
     flights = [
         InFlight("f", name, "turn", (), 0, is_call=name != "m") for name in ("m", "ponder", "price", "run_skill")
     ]
-    assert [living.allowed(flight) for flight in flights] == [TIMEOUT, 10 * MINUTE, MINUTE, MINUTE]
+    assert [living.allowed(flight) for flight in flights] == [MODEL_REQUEST_TIMEOUT, 10 * MINUTE, MINUTE, MINUTE]
     assert living.idle_halt == IDLE
 
 
 @pytest.mark.parametrize(("still", "idle_halt", "is_idle"), [(299, 300, False), (300, 300, True), (10**9, 0, False)])
 def test_a_session_idles_from_the_very_moment_on(still: int, idle_halt: int, is_idle: object) -> None:
-    assert idles(0, idle_halt, still) is is_idle
+    assert is_idle_too_long(0, idle_halt, still) is is_idle
 
 
 def test_a_session_that_was_left_to_a_person_is_never_halted_for_being_still() -> None:
-    assert not outwaited(SessionRow("s", state="PAUSED", wake_at=1), [], 5)
+    assert not is_pause_over(SessionRow("s", state="PAUSED", wake_at=1), [], 5)
 
 
 async def test_what_somebody_wrote_while_no_process_ran_counts_however_late_it_is_found(world: World) -> None:

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from halter.app.runs import tell
-from halter.app.triggers import TOGETHER
-from halter.app.up import turn_off, turn_on
-from halter.brain.together import heard
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import ItemQuarantined, ItemReleased, ItemSeen, RunsDelayed, RunStarted
 from halter.guard.halts import cancel, halt, resume
-from halter.testing.crash import Crash
+from halter.loop.session_runtime import watch_changes
+from halter.runtime.supervisor import turn_off, turn_on
+from halter.runtime.triggers import MAX_DOCUMENTS_PER_LOOK, record_trigger_events
+from halter.testing.fakes import Crash
 from halter.testing.world import World
 from tests.documents.test_extract import pdf, protected
 from tests.story.tasks import WORK, Office, all_is_well, paper, watch
@@ -198,7 +197,7 @@ async def test_a_document_that_cannot_be_read_is_left_to_a_person_with_a_sentenc
 async def until_quarantined(world: World, office: Office) -> None:
     """Start the process, and let no virtual time pass while another real one reads a document."""
     with world.clock.outside():
-        async with heard(world.journal) as news:
+        async with watch_changes(world.journal) as news:
             office.start(office.home / "clerk")
             while True:
                 news.clear()
@@ -258,13 +257,13 @@ async def test_a_document_whose_name_is_no_text_is_worked_on_as_any_other(world:
 
 async def test_many_documents_are_taken_in_little_by_little(world: World, tmp_path: Path) -> None:
     office = office_of(world, tmp_path)
-    for number in range(3 * TOGETHER):
+    for number in range(3 * MAX_DOCUMENTS_PER_LOOK):
         office.drop(f"{number}.txt", f"the words of {number}")
     office.start(tmp_path / "clerk")
     await world.advance(5 * MINUTE)
     kinds = [stored.kind for stored in await office.happened()]
-    assert kinds[: kinds.index("run_started")].count("item_seen") == TOGETHER
-    assert await office.states() == {"COMPLETED": 3 * TOGETHER}
+    assert kinds[: kinds.index("run_started")].count("item_seen") == MAX_DOCUMENTS_PER_LOOK
+    assert await office.states() == {"COMPLETED": 3 * MAX_DOCUMENTS_PER_LOOK}
 
 
 async def test_off_stops_what_runs_and_on_goes_on_with_it(world: World, tmp_path: Path) -> None:
@@ -372,7 +371,7 @@ async def test_a_document_that_a_person_lets_be_tried_anew_has_all_its_attempts_
         (item,) = await office.items()
         assert item.quarantined_at is not None
         event = ItemReleased(trigger="clerk/papers", item=item.item, by="ada")
-        await world.store.commit(tell("clerk/papers", f"released {number}", event))
+        await world.store.commit(record_trigger_events("clerk/papers", f"released {number}", event))
         await world.advance(5 * MINUTE)
     assert [event.attempt for event in await office.told_of(RunStarted)] == [1, 2] * 4
 

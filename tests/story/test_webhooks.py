@@ -9,14 +9,13 @@ import httpx2
 import pytest
 from autonomous import Fleet
 
-from halter.app.hooks import Accepted, Delivery, Hooks, Rejected
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import RunSkipped, RunStarted, SessionEnded, TurnStarted
 from halter.core.ids import trigger_stream
-from halter.core.ports import said
-from halter.guard.halts import halt
-from halter.guard.switches import switch_off
-from halter.server.hooks import serve
+from halter.core.ports import read_body
+from halter.guard.halts import halt, switch_off
+from halter.runtime.webhooks import Delivery, HookAccepted, HookRejected, WebhookReceiver
+from halter.server.api import serve_hooks
 from halter.testing.world import World
 
 TOKEN = "mAdeUpT0kenThatOpensNothing"
@@ -39,7 +38,7 @@ def desk(fleet: Fleet, more: str = "") -> Path:
     return fleet.agent("desk", DESK + more, replies_yaml=REPLIES)
 
 
-async def started(world: World, tmp_path: Path, more: str = "", fleet_file: str = "") -> tuple[Fleet, Hooks]:
+async def started(world: World, tmp_path: Path, more: str = "", fleet_file: str = "") -> tuple[Fleet, WebhookReceiver]:
     fleet = Fleet(world, tmp_path, fleet_file)
     fleet.start(desk(fleet, more))
     await world.advance(SECOND)
@@ -61,12 +60,12 @@ async def test_a_delivery_starts_one_session_that_is_given_it_as_something_not_t
     world: World, tmp_path: Path
 ) -> None:
     fleet, hooks = await started(world, tmp_path)
-    assert await hooks.receive("desk", "tickets", ticket()) == Accepted("desk.tickets-1")
+    assert await hooks.receive("desk", "tickets", ticket()) == HookAccepted("desk.tickets-1")
     await world.advance(MINUTE)
     found = await fleet.events("desk.tickets-1")
     assert isinstance(found[-1].event, SessionEnded)
     (turn,) = [each for each in found if isinstance(each.event, TurnStarted)]
-    text = (await said(world.journal, turn)).decode()
+    text = (await read_body(world.journal, turn)).decode()
     assert "Answer the ticket." in text
     assert '\\"ticket\\": 7' in text
     assert '"origin":"document","trusted":false' in text
@@ -78,8 +77,8 @@ async def test_the_same_delivery_twice_starts_nothing_more_and_is_answered_as_be
     fleet, hooks = await started(world, tmp_path)
     first = await hooks.receive("desk", "tickets", ticket())
     again = await hooks.receive("desk", "tickets", ticket(b'{"ticket": 8}'))
-    assert (first, again) == (Accepted("desk.tickets-1"), Accepted("desk.tickets-1", repeated=True))
-    assert await hooks.receive("desk", "tickets", ticket(delivery="d2")) == Accepted("desk.tickets-2")
+    assert (first, again) == (HookAccepted("desk.tickets-1"), HookAccepted("desk.tickets-1", repeated=True))
+    assert await hooks.receive("desk", "tickets", ticket(delivery="d2")) == HookAccepted("desk.tickets-2")
     await world.advance(MINUTE)
     assert [row.session for row in await fleet.sessions("desk")] == ["desk.tickets-1", "desk.tickets-2"]
 
@@ -89,7 +88,7 @@ async def test_twenty_deliveries_at_once_start_twenty_sessions(world: World, tmp
     answers = await asyncio.gather(
         *(hooks.receive("desk", "tickets", ticket(delivery=f"d{number % 20}")) for number in range(40))
     )
-    assert all(isinstance(answer, Accepted) for answer in answers)
+    assert all(isinstance(answer, HookAccepted) for answer in answers)
     runs = [event for event in await events(world) if isinstance(event, RunStarted)]
     assert len(runs) == len({run.session for run in runs}) == 20
 
@@ -116,11 +115,11 @@ async def test_what_is_wrong_with_a_delivery_is_said_and_starts_nothing(
 ) -> None:
     fleet, hooks = await started(world, tmp_path)
     answer = await hooks.receive("desk", "tickets", delivery)
-    assert isinstance(answer, Rejected)
+    assert isinstance(answer, HookRejected)
     assert answer.status == status
     assert answer.sentence.endswith((".", "TOKEN`."))
     assert await fleet.sessions("desk") == []
-    assert isinstance(await hooks.receive("desk", "tickets", ticket()), Accepted)
+    assert isinstance(await hooks.receive("desk", "tickets", ticket()), HookAccepted)
 
 
 async def test_a_webhook_that_is_not_there_is_answered_as_a_wrong_token_is(world: World, tmp_path: Path) -> None:
@@ -134,11 +133,11 @@ async def test_an_agent_that_is_off_or_halted_takes_nothing_and_says_why(world: 
     fleet, hooks = await started(world, tmp_path)
     await world.store.commit(halt("trigger:desk/tickets", "ada", "h1"))
     answer = await hooks.receive("desk", "tickets", ticket())
-    assert isinstance(answer, Rejected)
+    assert isinstance(answer, HookRejected)
     assert (answer.status, "halter resume trigger:desk/tickets" in answer.sentence) == (409, True)
     await world.store.commit(switch_off("desk", [], "ada", "o1"))
     answer = await hooks.receive("desk", "tickets", ticket(delivery="d2"))
-    assert isinstance(answer, Rejected)
+    assert isinstance(answer, HookRejected)
     assert "halter on desk" in answer.sentence
     assert [event.why for event in await events(world) if isinstance(event, RunSkipped)] == ["halted", "off"]
     assert await fleet.sessions("desk") == []
@@ -155,10 +154,10 @@ async def test_a_cap_that_is_spent_takes_nothing_until_it_is_not(world: World, t
     fleet.start(folder)
     await world.advance(SECOND)
     assert fleet.up is not None
-    assert isinstance(await fleet.up.hooks().receive("desk", "tickets", ticket(b"hello", kind="")), Accepted)
+    assert isinstance(await fleet.up.hooks().receive("desk", "tickets", ticket(b"hello", kind="")), HookAccepted)
     await world.advance(MINUTE)
     answer = await fleet.up.hooks().receive("desk", "tickets", ticket(b"hello", "d2", kind=""))
-    assert isinstance(answer, Rejected), [row.state for row in await fleet.sessions("desk")]
+    assert isinstance(answer, HookRejected), [row.state for row in await fleet.sessions("desk")]
     assert answer.status == 429
     assert answer.retry_after is not None
     assert 0 < answer.retry_after <= 24 * 60 * MINUTE
@@ -174,7 +173,7 @@ def port() -> int:
 async def test_over_a_real_socket_a_delivery_is_taken_once(world: World, tmp_path: Path, port: int) -> None:
     _, hooks = await started(world, tmp_path)
     loop: Any = asyncio.get_running_loop()
-    serving = asyncio.create_task(serve(hooks, "127.0.0.1", port))
+    serving = asyncio.create_task(serve_hooks(hooks, "127.0.0.1", port))
     try:
         with loop.outside():
             await _knocks(port, serving)

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from halter.app.desk import workers as desk_workers
-from halter.app.desk.workers import SHOWN, Worker
-from halter.app.opened import LEASE
-from halter.app.words import workers as words
 from halter.core.clock import MINUTE, SECOND
 from halter.core.ids import WorkerId
-from halter.core.workers import About
+from halter.core.rows import WorkerInfo
+from halter.operations import fleet as desk_workers
+from halter.operations.fleet import SHOWN, WorkerView
+from halter.present import report as words
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION
 from tests.story.test_desk import Office
 
 BOTH = {"mine": "a" * 64, "theirs": "b" * 64}
-ABOUT = About(
+ABOUT = WorkerInfo(
     kind="worker", host="north", pid=11, version="0.7.0", started_at=5, agents=BOTH, concurrency=100, awake=3,
     residents=2,
 )  # fmt: skip
@@ -34,13 +34,13 @@ def says(office: Office) -> Says:
     """Let a worker say something of itself."""
 
     async def say(name: str, **other: Any) -> None:
-        about = About(**{field: getattr(ABOUT, field) for field in ABOUT.__struct_fields__} | other)
+        about = WorkerInfo(**{field: getattr(ABOUT, field) for field in ABOUT.__struct_fields__} | other)
         await office.ground.store.beat(WorkerId(name), {}, about.said())
 
     return say
 
 
-async def the_one(office: Office, *agents: str, everything: bool = False) -> Worker:
+async def the_one(office: Office, *agents: str, everything: bool = False) -> WorkerView:
     (one,) = await desk_workers.workers(office.desk("viewer", *agents), everything=everything)
     return one
 
@@ -57,10 +57,10 @@ async def test_a_worker_is_shown_with_all_that_it_says_of_itself(office: Office,
         5,
     )
     assert (one.health, one.alive, one.agents) == ("alive", True, {"mine": "a" * 12, "theirs": "b" * 12})
-    assert words.named(one) == "halter worker 11 on north"
-    assert words.busy(one) == "3 of 100, 2 stay"
-    assert words.agents_of(one) == "mine aaaaaaaaaaaa, theirs bbbbbbbbbbbb"
-    assert words.note(one, office.ground.now()) == ""
+    assert words.name_worker(one) == "halter worker 11 on north"
+    assert words.describe_load(one) == "3 of 100, 2 stay"
+    assert words.agents_of_worker(one) == "mine aaaaaaaaaaaa, theirs bbbbbbbbbbbb"
+    assert words.describe_worker_condition(one, office.ground.now()) == ""
 
 
 async def test_who_sees_one_agent_is_shown_only_that_of_a_worker_that_has_two(office: Office, says: Says) -> None:
@@ -68,15 +68,15 @@ async def test_who_sees_one_agent_is_shown_only_that_of_a_worker_that_has_two(of
     await says("w2", agents={"theirs": "1"})
     one = await the_one(office, "mine")
     assert (one.worker, list(one.agents), one.waiting) == ("w1", ["mine"], ["mine"])
-    assert "theirs" not in words.note(one, office.ground.now())
+    assert "theirs" not in words.describe_worker_condition(one, office.ground.now())
 
 
 async def test_one_that_dies_is_shown_for_an_hour_and_afterwards_only_to_who_asks(office: Office, says: Says) -> None:
     await says("w1")
-    office.ground.time += LEASE + MINUTE
+    office.ground.time += DEFAULT_LEASE_DURATION + MINUTE
     one = await the_one(office)
-    assert (one.health, one.alive, words.busy(one)) == ("lapsed", False, "")
-    assert "last heard 1m15s ago" in words.note(one, office.ground.now())
+    assert (one.health, one.alive, words.describe_load(one)) == ("lapsed", False, "")
+    assert "last heard 1m15s ago" in words.describe_worker_condition(one, office.ground.now())
     office.ground.time += SHOWN
     assert await desk_workers.workers(office.desk()) == []
     assert (await the_one(office, everything=True)).worker == "w1"
@@ -104,10 +104,10 @@ async def test_one_that_drains_waits_or_refuses_says_so(office: Office, says: Sa
     found = {one.worker: one for one in await desk_workers.workers(office.desk())}
     assert [one.health for one in found.values()] == ["draining", "waits", "alive", "draining"]
     now = office.ground.now()
-    assert words.note(found["a"], now).startswith("It takes nothing more")
-    assert "newer files of mine, theirs" in words.note(found["b"], now)
-    assert "newer files of mine," in words.note(found["c"], now)
-    assert words.note(found["d"], now) == "This machine's clock is 9s ahead."
+    assert words.describe_worker_condition(found["a"], now).startswith("It takes nothing more")
+    assert "newer files of mine, theirs" in words.describe_worker_condition(found["b"], now)
+    assert "newer files of mine," in words.describe_worker_condition(found["c"], now)
+    assert words.describe_worker_condition(found["d"], now) == "This machine's clock is 9s ahead."
 
 
 async def test_a_worker_that_was_heard_lately_is_never_said_to_be_heard_in_the_future(
@@ -115,4 +115,4 @@ async def test_a_worker_that_was_heard_lately_is_never_said_to_be_heard_in_the_f
 ) -> None:
     await says("w1")
     office.ground.time -= 10 * SECOND
-    assert words.heard(await the_one(office), office.ground.now()) == "0ms ago"
+    assert words.describe_last_heartbeat(await the_one(office), office.ground.now()) == "0ms ago"

@@ -9,16 +9,13 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, SessionParked, SessionWoken, WakePosted
 from halter.core.ids import WorkerId, inbox_stream
-from halter.core.limits import Caps, Spender, legs
-from halter.core.money import BudgetRow
+from halter.core.money import BudgetRow, Caps, Spender, make_legs
 from halter.core.ports import Lease, Query
 from halter.core.text import from_body
-from halter.guard.purse import Truth
-from halter.state.life import end, park, post, wake
-from halter.testing.crash import Crash, Crashed, CrashKind
-from halter.testing.holds import HoldTaken, hold
-from halter.testing.seedloop import START, Deadlock
-from halter.testing.world import World
+from halter.guard.ledger import ActualResult
+from halter.state.lifecycle import end_session, park_session, post_wake, wake_session
+from halter.testing.fakes import Crash, Crashed, CrashKind, HoldTaken, hold
+from halter.testing.world import VIRTUAL_START, Deadlock, World
 
 LEASE = 15 * SECOND
 
@@ -34,22 +31,22 @@ class Diary:
 
     async def turn(self, lease: Lease) -> None:
         world, turn = self.world, f"{lease.session}/{lease.generation}"
-        self.notes.append((lease.session, world.now - START))
-        await world.store.commit(wake(lease, f"{turn}/wake", "timer", 0))
+        self.notes.append((lease.session, world.now - VIRTUAL_START))
+        await world.store.commit(wake_session(lease, f"{turn}/wake", "timer", 0))
         spender = Spender(lease.session, "diarist")
-        call = CallStarted(call=f"{turn}/call", tool="look", legs=legs(Caps(), spender, world.now, usd=20))
+        call = CallStarted(call=f"{turn}/call", tool="look", legs=make_legs(Caps(), spender, world.now, usd=20))
         held = await hold(world.purse, lease, call)
         assert isinstance(held, HoldTaken)
-        await world.purse.settle(lease, held.flight, Truth("ok", usd=10))
+        await world.purse.settle(lease, held.flight, ActualResult("ok", usd=10))
         if world.now >= self.until:
-            await world.store.commit(end(lease, "COMPLETED", "completed"))
+            await world.store.commit(end_session(lease, "COMPLETED", "completed"))
             return
         rest = SessionParked(state="SLEEPING", wake_at=world.now + self.every)
-        await world.store.commit(park(lease, f"{turn}/park", rest))
+        await world.store.commit(park_session(lease, f"{turn}/park", rest))
 
 
 async def a_day(world: World) -> list[tuple[str, int]]:
-    diary = Diary(world, 5 * MINUTE, START + DAY)
+    diary = Diary(world, 5 * MINUTE, VIRTUAL_START + DAY)
     for name in ("a", "b", "c"):
         await world.start(name)
     world.work(diary.turn)
@@ -63,7 +60,11 @@ async def test_for_a_whole_day_sleepers_wake_exactly_on_time(world: World) -> No
     for name in ("a", "b", "c"):
         assert [at for session, at in notes if session == name] == on_time
         session = await world.session(name)
-        assert (session.state, session.ended_at, session.spent.usd) == ("COMPLETED", START + DAY, 10 * len(on_time))
+        assert (session.state, session.ended_at, session.spent.usd) == (
+            "COMPLETED",
+            VIRTUAL_START + DAY,
+            10 * len(on_time),
+        )
     days = await world.store.ask(Query("budgets", BudgetRow))
     assert {row.window: (row.spent, row.held) for row in days if row.scope == "fleet"} == {
         "day/2026-01-01": (3 * 10 * (len(on_time) - 1), 0),
@@ -73,7 +74,7 @@ async def test_for_a_whole_day_sleepers_wake_exactly_on_time(world: World) -> No
 
 def day_of(seed: int, path: Path | None = None, workers: int = 1) -> tuple[list[tuple[str, int]], list[bytes]]:
     with World(seed, path=path) as world:
-        diary = Diary(world, HOUR, START + 6 * HOUR)
+        diary = Diary(world, HOUR, VIRTUAL_START + 6 * HOUR)
 
         async def main() -> None:
             for name in ("a", "b", "c"):
@@ -119,10 +120,12 @@ class Sleeper:
         world, turn = self.world, f"{lease.session}/{lease.generation}"
         inbox = await world.events(inbox_stream(lease.session))
         seen = (await world.session(lease.session)).inbox_seen
-        self.notes.append((world.now - START, [from_body(stored.body or b"") for stored in inbox[seen:]]))
-        await world.store.commit(wake(lease, f"{turn}/wake", "message" if inbox[seen:] else "timer", len(inbox)))
+        self.notes.append((world.now - VIRTUAL_START, [from_body(stored.body or b"") for stored in inbox[seen:]]))
+        await world.store.commit(
+            wake_session(lease, f"{turn}/wake", "message" if inbox[seen:] else "timer", len(inbox))
+        )
         rest = SessionParked(state="SLEEPING", inbox_seen=len(inbox), wake_at=world.now + DAY, wake_on=self.wake_on)
-        await world.store.commit(park(lease, f"{turn}/park", rest))
+        await world.store.commit(park_session(lease, f"{turn}/park", rest))
 
 
 async def test_a_message_wakes_a_sleeper_early(world: World) -> None:
@@ -142,7 +145,7 @@ async def test_a_signal_wakes_only_a_sleeper_that_asked_for_it(world: World) -> 
     for hour, name in enumerate(("draught", "smoke", "noise"), start=1):
         await world.advance(HOUR)
         signal = WakePosted(cause="signal", origin="sensor", sender="sensor", name=name)
-        await world.store.commit(post(session, f"{hour}", signal, name.encode()))
+        await world.store.commit(post_wake(session, f"{hour}", signal, name.encode()))
     await world.advance(0)
     assert sleeper.notes == [(0, []), (2 * HOUR, ["draught", "smoke"])]
 
@@ -152,11 +155,11 @@ async def test_parking_is_refused_when_the_inbox_has_grown(world: World) -> None
     parked: list[int] = []
 
     async def turn(lease: Lease) -> None:
-        await world.store.commit(wake(lease, "wake", "timer", 0))
+        await world.store.commit(wake_session(lease, "wake", "timer", 0))
         await world.say(session, "One more thing!")
         for seen in (0, 1):
             rest = SessionParked(state="SLEEPING", inbox_seen=seen)
-            parked.append(len((await world.store.commit(park(lease, f"park {seen}", rest))).events))
+            parked.append(len((await world.store.commit(park_session(lease, f"park {seen}", rest))).events))
 
     world.work(turn)
     await world.advance(HOUR)
@@ -175,7 +178,7 @@ async def test_a_wake_that_fell_due_while_nothing_ran_fires_once_after_the_resta
     world.work(sleeper.turn)
     await world.advance(0)
     assert sleeper.notes == [(0, []), (7 * DAY + HOUR, [])]
-    assert (await world.session(session)).wake_at == START + 8 * DAY + HOUR
+    assert (await world.session(session)).wake_at == VIRTUAL_START + 8 * DAY + HOUR
 
 
 async def test_what_a_crashed_worker_left_is_taken_over_after_its_lease_with_the_next_generation(world: World) -> None:
@@ -183,8 +186,8 @@ async def test_what_a_crashed_worker_left_is_taken_over_after_its_lease_with_the
     taken: list[tuple[int, str, int]] = []
 
     async def turn(lease: Lease) -> None:
-        taken.append((world.now - START, lease.worker, lease.generation))
-        await world.store.commit(wake(lease, f"wake {lease.generation}", None, 0))
+        taken.append((world.now - VIRTUAL_START, lease.worker, lease.generation))
+        await world.store.commit(wake_session(lease, f"wake {lease.generation}", None, 0))
         await world.clock.sleep(DAY)
 
     world.work(turn)
@@ -197,7 +200,7 @@ async def test_what_a_crashed_worker_left_is_taken_over_after_its_lease_with_the
     assert MINUTE + LEASE - 5 * SECOND <= taken[1][0] <= MINUTE + LEASE + 5 * SECOND
     zombie = Lease(session, WorkerId("worker-1"), 1)
     with pytest.raises(LeaseLost):
-        await world.store.commit(wake(zombie, "back again", None, 0))
+        await world.store.commit(wake_session(zombie, "back again", None, 0))
     woken = [stored for stored in world.history if isinstance(stored.event, SessionWoken)]
     assert [stored.generation for stored in woken] == [1, 2]
 
@@ -209,7 +212,7 @@ async def test_the_lease_of_a_long_turn_is_renewed_while_its_worker_lives(world:
     async def turn(lease: Lease) -> None:
         generations.append(lease.generation)
         await world.clock.sleep(HOUR)
-        await world.store.commit(end(lease, "COMPLETED", "completed"))
+        await world.store.commit(end_session(lease, "COMPLETED", "completed"))
 
     world.work(turn)
     world.work(turn)
@@ -303,7 +306,7 @@ def test_a_task_that_fails_fails_the_run_with_its_own_error() -> None:
     with World() as world:
         with pytest.raises(ValueError, match="kettle"):
             world.run(main())
-        assert world.now == START + SECOND
+        assert world.now == VIRTUAL_START + SECOND
 
 
 def test_a_world_in_which_all_wait_for_each_other_says_so_and_can_still_be_closed() -> None:

@@ -10,9 +10,15 @@ from halter.core.clock import SECOND
 from halter.core.events import CapChanged
 from halter.core.ids import StreamId
 from halter.core.ports import Stored
-from halter.journal.checkpoints import Checkpoint, Checkpointer, Machine, checkpoint_file
-from halter.journal.chronicle import Chronicle, read_chronicle
-from halter.journal.keys import public_key_path, public_keys
+from halter.journal.checkpoints import (
+    Checkpoint,
+    Checkpointer,
+    CheckpointIo,
+    checkpoint_file,
+    public_key_path,
+    read_public_keys,
+)
+from halter.journal.verify import CheckpointLog, read_checkpoint_log
 
 STORE = "store"
 
@@ -39,7 +45,7 @@ class Desk:
             lambda: self.now,
             every_events=every_events,
             every_seconds=every_seconds,
-            machine=Machine(self._pause, self._sync),
+            machine=CheckpointIo(self._pause, self._sync),
         )
 
     def _pause(self, _: float) -> None:
@@ -63,8 +69,8 @@ class Desk:
     def heads(self) -> list[dict[str, int]]:
         return [{stream: seq for stream, (seq, _) in line.heads.items()} for line in self.lines()]
 
-    def read(self) -> Chronicle:
-        return read_chronicle(self.folder, STORE, public_keys(public_key_path(self.key_path)))
+    def read(self) -> CheckpointLog:
+        return read_checkpoint_log(self.folder, STORE, read_public_keys(public_key_path(self.key_path)))
 
 
 @pytest.fixture

@@ -5,26 +5,25 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.app.desk.always import offers, rule_for
-from halter.app.desk.waiting import Waiting
 from halter.core.errors import NotDone
 from halter.core.tools import ToolSpec, Valid
-from halter.guard.rules import Always, matches
+from halter.guard.approvals import StandingRule, matches_rule
+from halter.operations.decisions import WaitingDecision, offers, rule_for
 
 
-def asked(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> Waiting:
+def asked(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> WaitingDecision:
     shown = f"run {msgspec.json.encode(values, order='sorted').decode()}{simulated}"
     keys = msgspec.json.encode(list(values)).decode()
-    return Waiting("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0, 9,
+    return WaitingDecision("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0, 9,
                    shown.encode())  # fmt: skip
 
 
 def answers(match: str, shown: dict[str, Any], called: dict[str, Any]) -> bool:
     rule = rule_for(asked(shown), "r1", match, "fleet", 5)
-    made = Always(id="r1", tool="run", matcher=rule.matcher, keys=rule.keys, scope="fleet", by="ann", made_at=0,
+    made = StandingRule(id="r1", tool="run", matcher=rule.matcher, keys=rule.keys, scope="fleet", by="ann", made_at=0,
                   expires_at=5)  # fmt: skip
     canonical = msgspec.json.encode(called, order="sorted")
-    return matches(made, ToolSpec(name="run", description="", schema=b""), Valid(called, canonical), "", "", 1)
+    return matches_rule(made, ToolSpec(name="run", description="", schema=b""), Valid(called, canonical), "", "", 1)
 
 
 def offered(values: dict[str, Any], risk: str = "LOW") -> list[str]:

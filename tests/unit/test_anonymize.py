@@ -8,18 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.brain.textcalls import read_calls
-from halter.core.here import stays_here
-from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult, user
+from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
-from halter.core.usage import ModelName
-from halter.guard.anonymize import Anonymized, anonymized
-from halter.guard.rehydrate import (
+from halter.core.usage import ModelName, runs_locally
+from halter.loop.text_calls import read_calls
+from halter.redaction.anonymize import (
+    AnonymizedPrompt,
     StreamRehydrator,
-    rehydrated_arguments,
-    rehydrated_reply,
-    rehydrated_text,
-    unresolved,
+    anonymize_prompt,
+    find_placeholders,
+    rehydrate_arguments,
+    rehydrate_reply,
+    rehydrate_text,
 )
 
 NAMES = ('O"Neil', "Zoë", "Zoë Müller", "王小明", "back\\slash", "brace{d}", "two\nlines", "Ελένης", "d'Arc")
@@ -69,8 +69,8 @@ HARMLESS = (
 JUNK = st.text(st.characters(exclude_characters="[", exclude_categories=("Cs",)), max_size=12)
 
 
-def hidden(text: str, names: tuple[str, ...] = NAMES) -> tuple[str, Anonymized]:
-    made = anonymized(Prompt(messages=(user(f"Note: {text}"),)), "salt", names)
+def hidden(text: str, names: tuple[str, ...] = NAMES) -> tuple[str, AnonymizedPrompt]:
+    made = anonymize_prompt(Prompt(messages=(make_user_message(f"Note: {text}"),)), "salt", names)
     (part,) = made.prompt.messages[0].parts
     assert isinstance(part, Text)
     return part.text.removeprefix("Note: "), made
@@ -123,13 +123,13 @@ TEXTS = st.lists(
 @given(TEXTS)
 def test_what_was_hidden_comes_back_exactly_whatever_stands_around_it(text: str) -> None:
     shown, made = hidden(text)
-    assert rehydrated_text(shown, made.values) == text
+    assert rehydrate_text(shown, made.values) == text
 
 
 @given(TEXTS)
 def test_hiding_leaves_no_placeholder_that_is_not_its_own(text: str) -> None:
     shown, made = hidden(text)
-    assert set(unresolved(shown)) == set(made.values)
+    assert set(find_placeholders(shown)) == set(made.values)
 
 
 ANSWERS = st.lists(st.one_of(JUNK, st.sampled_from(sorted(PLACEHOLDERS))), max_size=8)
@@ -138,14 +138,14 @@ ANSWERS = st.lists(st.one_of(JUNK, st.sampled_from(sorted(PLACEHOLDERS))), max_s
 @given(ANSWERS)
 def test_a_model_may_use_placeholders_anywhere_and_nothing_else_is_touched(answer: list[str]) -> None:
     meant = "".join(PLACEHOLDERS.get(piece, piece) for piece in answer)
-    assert rehydrated_text("".join(answer), PLACEHOLDERS) == meant
+    assert rehydrate_text("".join(answer), PLACEHOLDERS) == meant
 
 
 @pytest.mark.parametrize(
     "text", ["[EMAIL_ 3f9a2c]", "EMAIL_3f9a2c", "[Email_3f9a2c]", "[EMAIL_3F9A2C]", "[EMAIL_3f9a2]", "[EMAIL_000000]"]
 )
 def test_a_placeholder_that_is_paraphrased_split_or_unknown_is_not_guessed(text: str) -> None:
-    assert rehydrated_text(text, {"[EMAIL_3f9a2c]": "bob@example.com"}) == text
+    assert rehydrate_text(text, {"[EMAIL_3f9a2c]": "bob@example.com"}) == text
 
 
 @given(ANSWERS.map("".join), st.data())
@@ -153,14 +153,14 @@ def test_a_stream_says_the_same_however_it_is_cut(text: str, data: st.DataObject
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20)))
     stream = StreamRehydrator(PLACEHOLDERS)
     said = [stream.feed(text[start:end]) for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert "".join([*said, stream.finish()]) == rehydrated_text(text, PLACEHOLDERS)
+    assert "".join([*said, stream.finish()]) == rehydrate_text(text, PLACEHOLDERS)
 
 
 @pytest.mark.parametrize("shown", [ONEIL, LINES])
 def test_a_stream_of_single_letters_says_the_same(shown: str) -> None:
     stream = StreamRehydrator(PLACEHOLDERS)
     text = f"[E[[EMAIL_ {shown}[{shown}"
-    assert "".join([*map(stream.feed, text), stream.finish()]) == rehydrated_text(text, PLACEHOLDERS)
+    assert "".join([*map(stream.feed, text), stream.finish()]) == rehydrate_text(text, PLACEHOLDERS)
 
 
 def test_a_stream_holds_back_only_what_may_be_the_beginning_of_a_placeholder() -> None:
@@ -182,7 +182,7 @@ JSONS = st.recursive(
 def everywhere(value: Any) -> Any:
     match value:
         case str():
-            return rehydrated_text(value, PLACEHOLDERS)
+            return rehydrate_text(value, PLACEHOLDERS)
         case list():
             return [everywhere(each) for each in cast("list[Any]", value)]
         case dict():
@@ -194,21 +194,21 @@ def everywhere(value: Any) -> Any:
 @given(JSONS)
 def test_arguments_stay_json_whatever_is_put_into_them(value: Any) -> None:
     for written in (json.dumps(value), json.dumps(value, ensure_ascii=False)):
-        assert json.loads(rehydrated_arguments(written, PLACEHOLDERS)) == everywhere(value)
+        assert json.loads(rehydrate_arguments(written, PLACEHOLDERS)) == everywhere(value)
 
 
 def test_arguments_are_otherwise_left_as_they_were_written() -> None:
     written = ' {"a":1.0,"a" : 1e400, "b":"\\u00e9\\/", "c": 12345678901234567890123 } '
-    assert rehydrated_arguments(written, PLACEHOLDERS) == written
+    assert rehydrate_arguments(written, PLACEHOLDERS) == written
 
 
 def test_arguments_that_are_cut_off_wrong_or_endlessly_deep_are_taken_as_they_are() -> None:
     shown = ONEIL
-    assert rehydrated_arguments(f'{{"to": "{shown} and', PLACEHOLDERS) == '{"to": "O\\"Neil and'
-    assert rehydrated_arguments(f'{{"to": {shown}}}', PLACEHOLDERS) == f'{{"to": {shown}}}'
-    assert rehydrated_arguments(f'{{"to": "\\u00{shown}"}}', PLACEHOLDERS) == f'{{"to": "\\u00{shown}"}}'
+    assert rehydrate_arguments(f'{{"to": "{shown} and', PLACEHOLDERS) == '{"to": "O\\"Neil and'
+    assert rehydrate_arguments(f'{{"to": {shown}}}', PLACEHOLDERS) == f'{{"to": {shown}}}'
+    assert rehydrate_arguments(f'{{"to": "\\u00{shown}"}}', PLACEHOLDERS) == f'{{"to": "\\u00{shown}"}}'
     deep = "[" * 10_000 + f'"{shown}"' + "]" * 10_000
-    assert rehydrated_arguments(deep, PLACEHOLDERS) == deep.replace(shown, 'O\\"Neil')
+    assert rehydrate_arguments(deep, PLACEHOLDERS) == deep.replace(shown, 'O\\"Neil')
 
 
 @given(st.lists(st.tuples(st.sampled_from(['"', "'", '"""', "'''"]), ANSWERS), max_size=3))
@@ -216,7 +216,7 @@ def test_a_call_that_is_written_as_text_stays_the_same_call(arguments: list[tupl
     inside = ", ".join(f"a{at}={quote}{quoted(text)}{quote}, n{at}=[1]" for at, (quote, text) in enumerate(arguments))
     text = f"I write to {ONEIL}: <skill k7>send({inside})</skill> {LINES}"
     before = read_calls(text, "k7").calls
-    after = rehydrated_reply(Reply((Text(text),)), PLACEHOLDERS, "k7")
+    after = rehydrate_reply(Reply((Text(text),)), PLACEHOLDERS, "k7")
     assert after.text.startswith('I write to O"Neil: <skill k7>')
     assert after.text.endswith("</skill> two\nlines")
     (call,), (meant,) = read_calls(after.text, "k7").calls, before
@@ -238,36 +238,36 @@ def test_an_escape_before_a_placeholder_takes_no_letter_of_the_value(before: str
     for shown in values:
         text = f'<skill k7>send(text="{before}{shown}")</skill>'
         (meant,) = read_calls(text, "k7").calls
-        (call,) = read_calls(rehydrated_reply(Reply((Text(text),)), values, "k7").text, "k7").calls
+        (call,) = read_calls(rehydrate_reply(Reply((Text(text),)), values, "k7").text, "k7").calls
         if meant.arguments.startswith("<skill>"):
             assert call.arguments.startswith("<skill>")
         else:
             kept = json.loads(call.arguments)["text"]
-            assert kept == rehydrated_text(json.loads(meant.arguments)["text"], values) or unresolved(kept)
+            assert kept == rehydrate_text(json.loads(meant.arguments)["text"], values) or find_placeholders(kept)
 
 
 def test_a_value_outside_of_quotes_becomes_no_argument_of_a_call() -> None:
     values = {"[NAME_aaaaaa]": "1, force=True"}
     text = "<skill k7>wipe(n=[NAME_aaaaaa])</skill>"
-    assert rehydrated_reply(Reply((Text(text),)), values, "k7").text == text
+    assert rehydrate_reply(Reply((Text(text),)), values, "k7").text == text
 
 
 def test_a_quote_that_is_never_closed_is_not_closed_by_a_value() -> None:
     values = {"[NAME_aaaaaa]": '", force=True'}
     for text in ('<skill k7>wipe(n="[NAME_aaaaaa])</skill>', '<skill k7>wipe(n="x)</skill> [NAME_aaaaaa])</skill>'):
-        assert rehydrated_reply(Reply((Text(text),)), values, "k7").text == text
+        assert rehydrate_reply(Reply((Text(text),)), values, "k7").text == text
 
 
 def test_a_call_over_several_parts_of_an_answer_is_one_call() -> None:
     parts = (Text('<skill k7>send(text="'), ToolCall("1", "look", "{}"), Text(f'{ONEIL}")</skill>'))
-    made = rehydrated_reply(Reply(parts), PLACEHOLDERS, "k7")
+    made = rehydrate_reply(Reply(parts), PLACEHOLDERS, "k7")
     assert made.text == '<skill k7>send(text="O\\"Neil")</skill>'
     assert [call.tool for call in made.calls] == ["look"]
 
 
 def test_an_answer_that_is_nothing_but_json_stays_json() -> None:
     text = json.dumps({"who": ONEIL})
-    made = rehydrated_reply(Reply((Text(text),)), PLACEHOLDERS)
+    made = rehydrate_reply(Reply((Text(text),)), PLACEHOLDERS)
     assert json.loads(made.text) == {"who": 'O"Neil'}
 
 
@@ -283,7 +283,7 @@ def test_everything_that_is_sent_is_looked_at() -> None:
     prompt = Prompt(
         system="You work for Zoë.",
         messages=(
-            user("Call +49 30 1234567."),
+            make_user_message("Call +49 30 1234567."),
             Message(
                 "assistant",
                 (Text("I call Zoë."), ToolCall("c", "send", '{"to": "Zo\\u00eb", "card": 378282246310005}')),
@@ -293,7 +293,7 @@ def test_everything_that_is_sent_is_looked_at() -> None:
         tools=(tool,),
         facts={"boss": ["Zoë", {"mail": "bob@example.com"}], "age": 7},
     )
-    made = anonymized(prompt, "salt", NAMES)
+    made = anonymize_prompt(prompt, "salt", NAMES)
     sent = msgspec.json.encode(made.prompt).decode()
     assert set(made.values.values()) == {"Zoë", "bob@example.com", "+49 30 1234567", "378282246310005", "10.20.30.40"}
     assert made.counts == {"name": 1, "email": 1, "phone": 1, "card": 1, "ip": 1}
@@ -321,9 +321,7 @@ def test_the_end_of_a_line_inside_of_json_hides_nobody() -> None:
 
 def test_a_name_in_an_earlier_call_that_was_written_as_text_is_hidden_again() -> None:
     for name in NAMES:
-        text = rehydrated_reply(
-            Reply((Text(f'<skill k7>send(text="{KNOWN[name]}")</skill>'),)), PLACEHOLDERS, "k7"
-        ).text
+        text = rehydrate_reply(Reply((Text(f'<skill k7>send(text="{KNOWN[name]}")</skill>'),)), PLACEHOLDERS, "k7").text
         shown, made = hidden(text)
         assert set(made.values.values()) == {name}
         assert shown == f'<skill k7>send(text="{KNOWN[name]}")</skill>'
@@ -333,50 +331,50 @@ def test_two_spellings_of_a_name_come_back_as_they_were_written() -> None:
     text = "Zoë and ZOË and zoë\nMÜLLER"
     shown, made = hidden(text)
     assert set(made.values.values()) == {"Zoë", "ZOË", "zoë\nMÜLLER"}
-    assert rehydrated_text(shown, made.values) == text
+    assert rehydrate_text(shown, made.values) == text
 
 
 def test_placeholders_are_the_same_in_every_request_of_a_session_and_in_no_other() -> None:
-    mail = Prompt(messages=(user("to bob@example.com"),))
-    more = Prompt(messages=(user("to zoe@example.com and bob@example.com"),))
-    first, second = anonymized(mail, "s1", ()), anonymized(more, "s1", ())
+    mail = Prompt(messages=(make_user_message("to bob@example.com"),))
+    more = Prompt(messages=(make_user_message("to zoe@example.com and bob@example.com"),))
+    first, second = anonymize_prompt(mail, "s1", ()), anonymize_prompt(more, "s1", ())
     assert set(first.values) < set(second.values)
-    assert set(first.values).isdisjoint(anonymized(mail, "s2", ()).values)
+    assert set(first.values).isdisjoint(anonymize_prompt(mail, "s2", ()).values)
 
 
 def test_two_values_never_share_a_placeholder() -> None:
     seen: dict[str, str] = {}
     for number in range(100_000):
         value = f"{number}@example.com"
-        (placeholder,) = anonymized(Prompt(messages=(user(value),)), "s", ()).values
+        (placeholder,) = anonymize_prompt(Prompt(messages=(make_user_message(value),)), "s", ()).values
         if placeholder in seen:
             break
         seen[placeholder] = value
     else:
         pytest.fail("no two values collide")
     text = f"{seen[placeholder]} and {value}"
-    made = anonymized(Prompt(messages=(user(seen[placeholder]), user(value))), "s", ())
+    made = anonymize_prompt(Prompt(messages=(make_user_message(seen[placeholder]), make_user_message(value))), "s", ())
     assert sorted(made.values.values()) == sorted((seen[placeholder], value))
     assert all(len(each) > len(placeholder) for each in made.values)
     (shown, other) = (message.parts[0] for message in made.prompt.messages)
     assert isinstance(shown, Text)
     assert isinstance(other, Text)
-    assert rehydrated_text(f"{shown.text} and {other.text}", made.values) == text
+    assert rehydrate_text(f"{shown.text} and {other.text}", made.values) == text
 
 
 def test_a_history_is_looked_at_once() -> None:
-    message = user("to bob@example.com")
-    first = anonymized(Prompt(messages=(message,)), "s", ("Zoë",))
-    second = anonymized(Prompt(messages=(message, user("and Zoë"))), "s", ("Zoë",))
+    message = make_user_message("to bob@example.com")
+    first = anonymize_prompt(Prompt(messages=(message,)), "s", ("Zoë",))
+    second = anonymize_prompt(Prompt(messages=(message, make_user_message("and Zoë"))), "s", ("Zoë",))
     assert second.prompt.messages[0] is first.prompt.messages[0]
-    other = anonymized(Prompt(messages=(message,)), "s", ("Bob",))
+    other = anonymize_prompt(Prompt(messages=(message,)), "s", ("Bob",))
     assert other.prompt.messages == first.prompt.messages
 
 
 @given(TEXTS, TEXTS)
 def test_what_is_sent_grows_by_no_more_than_is_said(one: str, two: str) -> None:
-    prompt = Prompt(system=one, messages=(user(two), user(one + two)))
-    made = anonymized(prompt, "salt", NAMES)
+    prompt = Prompt(system=one, messages=(make_user_message(two), make_user_message(one + two)))
+    made = anonymize_prompt(prompt, "salt", NAMES)
     assert size(made.prompt) <= size(prompt) + made.growth
 
 
@@ -391,7 +389,7 @@ def size(prompt: Prompt) -> int:
 def test_hostile_text_is_only_text(text: str) -> None:
     long = text * (200_000 // len(text))
     shown, made = hidden(long)
-    assert rehydrated_text(shown, made.values) == long
+    assert rehydrate_text(shown, made.values) == long
 
 
 @pytest.mark.parametrize(
@@ -430,4 +428,4 @@ def test_hostile_text_is_only_text(text: str) -> None:
     ],
 )
 def test_only_what_leads_nowhere_else_is_on_this_machine(name: str, base_url: str | None, *, here: bool) -> None:
-    assert stays_here(ModelName.parse(name), base_url) is here
+    assert runs_locally(ModelName.parse(name), base_url) is here

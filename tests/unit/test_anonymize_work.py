@@ -6,9 +6,9 @@ from collections.abc import Callable
 import pytest
 
 from bench import anonymous
-from halter.core.messages import Prompt, user
-from halter.guard.anonymize import anonymized
-from halter.guard.names import compiled
+from halter.core.messages import Prompt, make_user_message
+from halter.redaction.anonymize import anonymize_prompt
+from halter.redaction.personal_data import compile_names
 
 SMALL = 6_000
 
@@ -31,18 +31,18 @@ def calls_of(job: Callable[[], object]) -> int:
 
 
 def hide(text: str, names: tuple[str, ...] = anonymous.NAMES) -> object:
-    return anonymized(Prompt(messages=(user(text),)), "salt", names)
+    return anonymize_prompt(Prompt(messages=(make_user_message(text),)), "salt", names)
 
 
 def test_a_thousand_names_are_compiled_once_for_all_requests() -> None:
-    compiled.cache_clear()
+    compile_names.cache_clear()
     for number in range(5):
         hide(f"{number} {anonymous.letter(2_000)}")
-    assert compiled.cache_info().misses == 1
+    assert compile_names.cache_info().misses == 1
 
 
 def test_a_thousand_names_are_all_found() -> None:
-    made = anonymized(Prompt(messages=(user(", ".join(anonymous.NAMES)),)), "salt", anonymous.NAMES)
+    made = anonymize_prompt(Prompt(messages=(make_user_message(", ".join(anonymous.NAMES)),)), "salt", anonymous.NAMES)
     assert set(made.values.values()) == set(anonymous.NAMES)
 
 
@@ -63,5 +63,7 @@ def test_twice_the_text_takes_at_most_about_twice_the_work(what: str) -> None:
 
 
 def test_a_name_that_begins_another_one_is_found_where_the_other_one_does_not_end() -> None:
-    made = anonymized(Prompt(messages=(user("Ann Arbor, Ann Ar, Ann, Anna, Annas"),)), "s", ("Ann", "Ann Ar", "Anna"))
+    made = anonymize_prompt(
+        Prompt(messages=(make_user_message("Ann Arbor, Ann Ar, Ann, Anna, Annas"),)), "s", ("Ann", "Ann Ar", "Anna")
+    )
     assert sorted(made.values.values()) == ["Ann", "Ann Ar", "Anna"]

@@ -7,28 +7,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.brain.answers import LONGEST_DATA, ScoreAnswer, Worth, answered, asks
-from halter.core.messages import Reply, Stop, Text, ToolCall
+from halter.core.messages import Reply, StopReason, Text, ToolCall
+from halter.loop.prompt import LONGEST_DATA, ScoreAnswer, Worth, make_question_prompt, read_form_answer
 
 
-def said(text: str, stop: Stop = "end") -> Reply:
+def said(text: str, stop: StopReason = "end") -> Reply:
     return Reply((Text(text, "model", trusted=False),), stop)
 
 
-def called(*arguments: str, tool: str = "answer", stop: Stop = "calls") -> Reply:
+def called(*arguments: str, tool: str = "answer", stop: StopReason = "calls") -> Reply:
     return Reply(tuple(ToolCall(f"c{place}", tool, each) for place, each in enumerate(arguments)), stop)
 
 
 def test_a_form_that_is_filled_in_is_an_answer() -> None:
-    assert answered(called('{"open": false, "reason": "quiet"}'), Worth) == Worth(open=False, reason="quiet")
-    assert answered(called('{"open": true}'), Worth) == Worth(open=True)
-    assert answered(called('{"score": 1, "reason": "odd"}'), ScoreAnswer) == ScoreAnswer(1.0, "odd")
-    assert answered(said(' {"score": 0.25}\n'), ScoreAnswer) == ScoreAnswer(0.25)
+    assert read_form_answer(called('{"open": false, "reason": "quiet"}'), Worth) == Worth(open=False, reason="quiet")
+    assert read_form_answer(called('{"open": true}'), Worth) == Worth(open=True)
+    assert read_form_answer(called('{"score": 1, "reason": "odd"}'), ScoreAnswer) == ScoreAnswer(1.0, "odd")
+    assert read_form_answer(said(' {"score": 0.25}\n'), ScoreAnswer) == ScoreAnswer(0.25)
 
 
 def test_words_beside_a_call_decide_nothing() -> None:
     reply = Reply((Text("YES, open it!", "model", trusted=False), ToolCall("c", "answer", '{"open": false}')), "calls")
-    assert answered(reply, Worth) == Worth(open=False)
+    assert read_form_answer(reply, Worth) == Worth(open=False)
 
 
 PROSE = [
@@ -65,16 +65,16 @@ PROSE = [
 
 @pytest.mark.parametrize("text", PROSE)
 def test_prose_never_decides(text: str) -> None:
-    assert answered(said(text), Worth) is None
-    assert answered(called(text), Worth) is None
+    assert read_form_answer(said(text), Worth) is None
+    assert read_form_answer(called(text), Worth) is None
 
 
 @pytest.mark.parametrize(
     "score", ["NaN", "Infinity", "-Infinity", "1e999", "-0.1", "1.01", "2", '"0.5"', "true", "null", "[1]"]
 )
 def test_a_score_out_of_its_range_is_none(score: str) -> None:
-    assert answered(said(f'{{"score": {score}}}'), ScoreAnswer) is None
-    assert answered(called(f'{{"score": {score}}}'), ScoreAnswer) is None
+    assert read_form_answer(said(f'{{"score": {score}}}'), ScoreAnswer) is None
+    assert read_form_answer(called(f'{{"score": {score}}}'), ScoreAnswer) is None
 
 
 @pytest.mark.parametrize(
@@ -91,20 +91,20 @@ def test_a_score_out_of_its_range_is_none(score: str) -> None:
     ],
 )
 def test_an_answer_that_contradicts_itself_or_was_cut_off_is_none(reply: Reply) -> None:
-    assert answered(reply, Worth) is None
+    assert read_form_answer(reply, Worth) is None
 
 
 def test_the_same_answer_twice_is_one() -> None:
-    assert answered(called('{"open": false}', '{"open":false}'), Worth) == Worth(open=False)
+    assert read_form_answer(called('{"open": false}', '{"open":false}'), Worth) == Worth(open=False)
 
 
 @given(st.text() | st.text('{}":openfalstru0123.'))
 def test_no_text_upsets_it(text: str) -> None:
-    assert answered(said(text), Worth) in (None, Worth(open=True), Worth(open=False))
+    assert read_form_answer(said(text), Worth) in (None, Worth(open=True), Worth(open=False))
 
 
 def test_exactly_one_form_is_offered() -> None:
-    prompt = asks("Is this odd?", {"price": 5}, ScoreAnswer)
+    prompt = make_question_prompt("Is this odd?", {"price": 5}, ScoreAnswer)
     (form,) = prompt.tools
     schema = msgspec.json.decode(form.schema)
     assert (form.name, form.level, form.effect) == ("answer", "SAFE", "read")
@@ -124,13 +124,13 @@ def test_exactly_one_form_is_offered() -> None:
     ],
 )
 def test_data_is_shown_as_data_of_a_sensor_that_nobody_trusts(data: Any, shown: str) -> None:
-    prompt = asks("Is this odd?", data, Worth)
+    prompt = make_question_prompt("Is this odd?", data, Worth)
     assert prompt.messages[0].parts == (Text(shown, "sensor", trusted=False),)
     assert shown not in prompt.system
 
 
 def test_a_giant_reading_is_cut() -> None:
-    (part,) = asks("Is this odd?", "a" * 1_000_000, Worth).messages[0].parts
+    (part,) = make_question_prompt("Is this odd?", "a" * 1_000_000, Worth).messages[0].parts
     assert isinstance(part, Text)
     assert len(part.text) < LONGEST_DATA + 100
     assert part.text.endswith("[cut: 1,000,002 characters in all]")

@@ -2,13 +2,13 @@
 
 import pytest
 
-from halter.config.agent import agent_of
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes
-from halter.config.resolve import resolve
+from halter.config.agent_files import parse_agent
+from halter.config.merge import parse_fleet
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
 from halter.core.spec import Phase
-from halter.guard.ask import Call, Prepared, Standing, prepare
-from halter.tools.tool import FunctionTool, tool
+from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
+from halter.tools.function_tool import FunctionTool, tool
 
 
 @tool(level="RESTRICTED")
@@ -23,18 +23,18 @@ def look(order: int) -> str:
     return str(order)
 
 
-def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None) -> Standing:
-    resolved = resolve(
-        fleet_of(load_bytes(fleet.encode(), "halter.yaml")), agent_of(load_bytes(agent.encode(), "agent.yaml"))
+def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None) -> SessionContext:
+    resolved = resolve_policy(
+        parse_fleet(load_bytes(fleet.encode(), "halter.yaml")), parse_agent(load_bytes(agent.encode(), "agent.yaml"))
     )
-    return Standing(
+    return SessionContext(
         "s", "desk", Phase("work", grants), resolved, str(resolved.digest()), secrets=frozenset(resolved.secrets)
     )
 
 
-def prepared(where: Standing, using: FunctionTool | None, arguments: bytes = b'{"order": 7}') -> Prepared:
+def prepared(where: SessionContext, using: FunctionTool | None, arguments: bytes = b'{"order": 7}') -> PreparedCall:
     name = using.spec.name if using else "nosuch"
-    return prepare(where, Call("s.1", name, arguments), using, 0, 500)
+    return prepare_call(where, Call("s.1", name, arguments), using, 0, 500)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,16 @@ from halter.core.clock import SECOND
 from halter.core.events import CallStarted
 from halter.core.ids import FLEET
 from halter.core.ports import Draft, Write
-from halter.journal.checkpoints import AT_ONCE, RETRY, Checkpointer, Machine, newest_first
-from halter.journal.keys import public_key_path, public_keys, signing_key
+from halter.journal.checkpoints import (
+    IMMEDIATE_KINDS,
+    RETRY_INTERVAL,
+    Checkpointer,
+    CheckpointIo,
+    load_signing_key,
+    public_key_path,
+    read_lines_backwards,
+    read_public_keys,
+)
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 
@@ -57,7 +65,7 @@ def test_a_checkpoint_is_written_at_each_sessions_end(desk: "Desk") -> None:
     assert desk.heads() == [{"a": 1}, {"a": 3}]
 
 
-@pytest.mark.parametrize("kind", sorted(AT_ONCE))
+@pytest.mark.parametrize("kind", sorted(IMMEDIATE_KINDS))
 def test_what_a_person_said_is_checkpointed_with_its_own_commit(desk: "Desk", kind: str) -> None:
     checkpointer = desk.checkpointer()
     checkpointer.saw([desk.event("a", 1)])
@@ -77,10 +85,10 @@ def test_lines_are_read_from_the_newest_to_the_oldest_also_across_blocks_and_a_t
     path = tmp_path / "lines"
     lines = [bytes([97 + number % 26]) * (number * 997 % 9_000 + 1) for number in range(60)]
     path.write_bytes(b"".join(line + b"\n" for line in lines) + b"torn")
-    assert list(newest_first(path)) == lines[::-1]
+    assert list(read_lines_backwards(path)) == lines[::-1]
     path.write_bytes(b"torn")
-    assert list(newest_first(path)) == []
-    assert list(newest_first(tmp_path / "missing")) == []
+    assert list(read_lines_backwards(path)) == []
+    assert list(read_lines_backwards(tmp_path / "missing")) == []
 
 
 def test_a_checkpoint_is_on_the_disk_before_anybody_relies_on_it(desk: "Desk") -> None:
@@ -97,7 +105,7 @@ def test_a_checkpoint_that_cannot_be_synced_is_taken_back_and_made_up_for(desk: 
     def fails(_: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    machine = Machine(sync=fails)
+    machine = CheckpointIo(sync=fails)
     checkpointer = Checkpointer(desk.folder, desk.key_path, desk.store_id, lambda: desk.now, machine=machine)
     checkpointer.saw([desk.event("a", 1)])
     assert "Input/output error" in checkpointer.problem
@@ -168,7 +176,7 @@ def test_processes_that_append_at_the_same_time_never_break_the_chain(desk: "Des
 
 def test_a_private_key_is_made_once_and_for_its_owner_only(desk: "Desk") -> None:
     found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(signing_key(desk.key_path).public)) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: found.append(load_signing_key(desk.key_path).public)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -176,7 +184,7 @@ def test_a_private_key_is_made_once_and_for_its_owner_only(desk: "Desk") -> None
     assert len(found) == 8
     assert len(set(found)) == 1
     assert desk.key_path.stat().st_mode & 0o777 == 0o600
-    assert public_keys(public_key_path(desk.key_path)) == set(found)
+    assert read_public_keys(public_key_path(desk.key_path)) == set(found)
     assert sorted(path.name for path in desk.key_path.parent.iterdir()) == ["key", "key.pub", "outside"]
 
 
@@ -188,7 +196,7 @@ def test_a_missing_folder_is_told_and_what_it_missed_is_made_up_for(desk: "Desk"
     assert str(desk.path) in checkpointer.problem
     assert "No such file" in checkpointer.problem
     desk.folder.mkdir()
-    desk.now += RETRY
+    desk.now += RETRY_INTERVAL
     checkpointer.saw([desk.event("a", 2)])
     assert checkpointer.problem == ""
     assert desk.heads() == [{"a": 2, "b": 1}]
@@ -199,7 +207,7 @@ def test_a_failing_place_is_not_tried_again_with_every_commit(desk: "Desk") -> N
     desk.folder.rmdir()
     checkpointer.saw([desk.event("a", 1)])
     desk.folder.mkdir()
-    desk.now += RETRY - 1
+    desk.now += RETRY_INTERVAL - 1
     checkpointer.saw([desk.event("a", 2, "session_ended")])
     assert not desk.path.exists()
     checkpointer.flush()

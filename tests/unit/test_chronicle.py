@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from halter.journal.checkpoints import checkpoint_file
-from halter.journal.chronicle import Chronicle, read_chronicle
-from halter.journal.keys import signing_key
+from halter.journal.checkpoints import checkpoint_file, load_signing_key
+from halter.journal.verify import CheckpointLog, read_checkpoint_log
 
 if TYPE_CHECKING:
     from conftest import Desk
 
 
-def flaws(chronicle: Chronicle) -> list[tuple[str, int]]:
+def flaws(chronicle: CheckpointLog) -> list[tuple[str, int]]:
     return [(found.kind, found.seq) for found in chronicle.findings]
 
 
@@ -66,15 +65,15 @@ def test_an_append_goes_on_after_a_line_that_was_damaged(desk: "Desk") -> None:
 def test_checkpoints_of_another_store_vouch_for_nothing(desk: "Desk") -> None:
     three_lines(desk)
     desk.path.rename(checkpoint_file(desk.folder, "another"))
-    chronicle = read_chronicle(desk.folder, "another")
+    chronicle = read_checkpoint_log(desk.folder, "another")
     assert flaws(chronicle) == [("checkpoint_altered", number) for number in (1, 2, 3)]
     assert chronicle.claims == {}
 
 
 def test_checkpoints_with_a_key_that_is_not_trusted_vouch_for_nothing(desk: "Desk", tmp_path: Path) -> None:
     three_lines(desk)
-    trusted = signing_key(tmp_path / "mine").public
-    chronicle = read_chronicle(desk.folder, desk.store_id, [trusted])
+    trusted = load_signing_key(tmp_path / "mine").public
+    chronicle = read_checkpoint_log(desk.folder, desk.store_id, [trusted])
     assert flaws(chronicle) == [("checkpoint_key", number) for number in (1, 2, 3)]
     assert chronicle.claims == {}
 

@@ -5,13 +5,12 @@ import io
 import pytest
 from rich.console import Console
 
-from halter.cli.night import conclude, screen
+from halter.cli.demo import print_conclusion, render_night
 from halter.core.clock import HOUR
-from halter.core.money import usd
-from halter.demo.figures import Incident, Night
-from halter.demo.night import EVENING, Bill, Frame
+from halter.core.money import micros_to_usd
+from halter.demo.night import NIGHT_START, Bill, Frame, Incident, Night
 
-FRAME = Frame(EVENING + 3 * HOUR, 0.4, Bill(1606, usd(29_671_332)), Bill(25, usd(341_436)))
+FRAME = Frame(NIGHT_START + 3 * HOUR, 0.4, Bill(1606, micros_to_usd(29_671_332)), Bill(25, micros_to_usd(341_436)))
 INCIDENT = Incident("stuck", "A stuck item", "It is tried all night.", FRAME.without, FRAME.within, "After 3 runs.", {})
 
 
@@ -23,7 +22,7 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 def test_both_bills_are_on_the_screen_while_the_night_goes_by(width: int) -> None:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(screen({"A stuck item": FRAME}, width))
+    console.print(render_night({"A stuck item": FRAME}, width))
     lines = console.export_text().splitlines()
     assert all(len(line) <= width for line in lines)
     shown = " ".join(" ".join(lines).split())
@@ -32,7 +31,7 @@ def test_both_bills_are_on_the_screen_while_the_night_goes_by(width: int) -> Non
 
 
 def test_the_figures_fit_the_screen_and_end_in_a_sentence(width: int, capsys: pytest.CaptureFixture[str]) -> None:
-    conclude(Night("anthropic:claude-sonnet-4-5", [INCIDENT], FRAME.without, FRAME.within, 0))
+    print_conclusion(Night("anthropic:claude-sonnet-4-5", [INCIDENT], FRAME.without, FRAME.within, 0))
     said = capsys.readouterr().out
     assert "\x1b" not in said
     *table, last = said.splitlines()

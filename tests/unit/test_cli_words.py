@@ -2,9 +2,9 @@
 
 import pytest
 
-from halter.cli.answer import harmless
+from halter.cli.command import escape_text
 
 
 @pytest.mark.parametrize("sign", ["\x1b", "\x9b", "\r", "\u202e", "\u202a", "\u2066", "\u2069", "\ud800"])
 def test_no_sign_that_steers_or_deceives_is_shown(sign: str) -> None:
-    assert harmless(f"delete {sign}everything").plain == "delete \ufffdeverything"
+    assert escape_text(f"delete {sign}everything").plain == "delete \ufffdeverything"

@@ -8,26 +8,25 @@ from typing import Any
 
 import pytest
 
-from halter.config.agent import Agent, agent_of, read_agent
-from halter.config.fleet import Fleet, fleet_of, read_fleet
-from halter.config.load import load_bytes
-from halter.config.resolve import REVIEW, resolve, resolve_agent
-from halter.config.schema import agent_schema, fleet_schema
+from halter.config.agent_files import AgentFile, parse_agent, read_agent
+from halter.config.decode import agent_schema, fleet_schema
+from halter.config.merge import FleetConfig, parse_fleet, read_fleet
+from halter.config.resolve import REVIEW_PHASES, resolve_agent, resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import BrainSpec, Provider
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
-from halter.core.limits import Cap
-from halter.core.mind import Mind, Provider
-from halter.core.rates import Rate
-from halter.core.spec import FilesSpec, Phase, Resolved, ShellSpec
-from halter.core.usage import FREE, Price
+from halter.core.money import Cap, RateLimit
+from halter.core.spec import FilesSpec, Phase, ResolvedPolicy, ShellSpec
+from halter.core.usage import FREE_PRICE, Price
 
 
-def fleet(text: str) -> Fleet:
-    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+def fleet(text: str) -> FleetConfig:
+    return parse_fleet(load_bytes(text.encode(), "halter.yaml")) if text else FleetConfig()
 
 
-def agent(text: str = "") -> Agent:
-    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+def agent(text: str = "") -> AgentFile:
+    return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
 def nested(path: str, value: str) -> str:
@@ -36,7 +35,7 @@ def nested(path: str, value: str) -> str:
     return "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(keys))[:-1] + f" {value}\n"
 
 
-def caps(resolved: Resolved, scope: str, per: str) -> int | None:
+def caps(resolved: ResolvedPolicy, scope: str, per: str) -> int | None:
     found: Mapping[str, tuple[Cap, ...]] = {"agent": resolved.caps.agent, "fleet": resolved.caps.fleet}
     return next(cap.max_cost_usd for cap in found[scope] if cap.per == per)
 
@@ -129,7 +128,7 @@ AGENT: list[tuple[str, str, Any, Any]] = [
     ("tools/own", "[look_up]", lambda r: r.tools.own, ("look_up",)),
     ("phases", "{look: [read], act: all}", lambda r: r.phases, (Phase("look", ("read",)), Phase("act", None))),
     ("phases", "work", lambda r: r.phases, (Phase("work", None),)),
-    ("phases", "review", lambda r: r.phases, REVIEW),
+    ("phases", "review", lambda r: r.phases, REVIEW_PHASES),
     ("phases/work", "[read, write]", lambda r: r.phases, (Phase("work", ("read", "write")),)),
     ("allowed_models", "[anthropic/claude]", lambda r: r.allowed_models, ("anthropic:claude",)),
     ("secrets", "[API_KEY]", lambda r: r.secrets, ("API_KEY",)),
@@ -144,7 +143,7 @@ FLEET: list[tuple[str, str, Any, Any]] = [
     ("limits/max_cost_usd_per_month", "300", lambda r: caps(r, "fleet", "month"), 300_000_000),
     ("allowed_models", "['anthropic:*']", lambda r: r.allows_model("openai:gpt"), False),
     ("allowed_hosts", "['*.example.com']", lambda r: r.allowed_hosts, ("*.example.com",)),
-    ("models/*/price", "free", lambda r: r.prices, {"mine:deploy": FREE}),
+    ("models/*/price", "free", lambda r: r.prices, {"mine:deploy": FREE_PRICE}),
     ("models/*/price/input", "3", None, None),
     ("models/*/price/output", "15", None, None),
     ("models/*/price/cache_read", "0.3", None, None),
@@ -154,8 +153,8 @@ FLEET: list[tuple[str, str, Any, Any]] = [
 FLEET_MIND: list[tuple[str, str, Any, Any]] = [
     *((f"agents/limits/{key}", *rest) for key, *rest in MIND_LIMITS),
     *PROVIDER,
-    ("rates/*/requests_per_minute", "50", lambda m: m.rates, {"mine:deploy": Rate(requests=50)}),
-    ("rates/*/tokens_per_minute", "40000", lambda m: m.rates, {"mine:deploy": Rate(tokens=40_000)}),
+    ("rates/*/requests_per_minute", "50", lambda m: m.rates, {"mine:deploy": RateLimit(requests=50)}),
+    ("rates/*/tokens_per_minute", "40000", lambda m: m.rates, {"mine:deploy": RateLimit(tokens=40_000)}),
 ]
 
 
@@ -165,12 +164,12 @@ def placed(path: str) -> str:
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), AGENT)
 def test_each_key_of_an_agent_ends_in_what_is_resolved(path: str, written: str, look: Any, expected: Any) -> None:
-    assert look(resolve(Fleet(), agent(nested(placed(path), written)))) == expected
+    assert look(resolve_policy(FleetConfig(), agent(nested(placed(path), written)))) == expected
 
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), [case for case in FLEET if case[2]])
 def test_each_key_of_the_fleet_ends_in_what_is_resolved(path: str, written: str, look: Any, expected: Any) -> None:
-    assert look(resolve(fleet(nested(placed(path), written)), agent())) == expected
+    assert look(resolve_policy(fleet(nested(placed(path), written)), agent())) == expected
 
 
 @pytest.fixture
@@ -184,9 +183,9 @@ def folder(tmp_path: Path) -> Path:
 def test_each_key_of_how_an_agent_thinks_changes_its_mind(
     path: str, written: str, look: Any, expected: Any, folder: Path
 ) -> None:
-    mind = resolve_agent(Fleet(), agent(nested(placed(path), written)), folder).mind
+    mind = resolve_agent(FleetConfig(), agent(nested(placed(path), written)), folder).mind
     assert look(mind) == expected
-    assert mind != Mind()
+    assert mind != BrainSpec()
 
 
 @pytest.mark.parametrize(("path", "written", "look", "expected"), FLEET_MIND)
@@ -195,17 +194,19 @@ def test_each_key_of_the_fleet_on_how_agents_think_changes_their_minds(
 ) -> None:
     mind = resolve_agent(fleet(nested(placed(path), written)), agent(), folder).mind
     assert look(mind) == expected
-    assert mind != Mind()
+    assert mind != BrainSpec()
 
 
 @pytest.mark.parametrize(("path", "written"), [case[:2] for case in MIND])
 def test_no_key_of_how_an_agent_thinks_touches_its_policy(path: str, written: str) -> None:
-    thinking = resolve(Fleet(), agent(nested(placed(path), written)))
-    assert thinking.digest() == resolve(Fleet(), agent()).digest()
+    thinking = resolve_policy(FleetConfig(), agent(nested(placed(path), written)))
+    assert thinking.digest() == resolve_policy(FleetConfig(), agent()).digest()
 
 
 def test_fallback_models_are_read(folder: Path) -> None:
-    mind = resolve_agent(Fleet(), agent("model: openai:a\nfallback_models: [anthropic/b, ollama:c:7b]\n"), folder).mind
+    mind = resolve_agent(
+        FleetConfig(), agent("model: openai:a\nfallback_models: [anthropic/b, ollama:c:7b]\n"), folder
+    ).mind
     assert mind.fallback_models == ("anthropic:b", "ollama:c:7b")
 
 
@@ -218,8 +219,8 @@ def test_a_provider_of_the_fleet_and_of_the_agent_are_put_together(folder: Path)
 
 
 def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
-    mind = resolve_agent(Fleet(), agent(), folder).mind
-    assert mind == Mind()
+    mind = resolve_agent(FleetConfig(), agent(), folder).mind
+    assert mind == BrainSpec()
     assert (mind.max_retries, mind.max_output_tokens, mind.context_window, mind.streaming) == (3, 4096, 0, None)
     assert (mind.max_tokens_recoveries, mind.max_repeated_tool_steps, mind.context_strategy) == (2, 3, "compact")
 
@@ -227,18 +228,18 @@ def test_without_a_word_a_mind_is_at_its_defaults(folder: Path) -> None:
 def test_the_price_of_a_model_is_read() -> None:
     text = "models: {mine/big: {price: {input: 3, output: 15, cache_read: 0.3, cache_write: 3.75}}}\n"
     price = Price(Decimal(3), Decimal(15), Decimal("0.3"), Decimal("3.75"))
-    assert resolve(fleet(text), agent()).prices == {"mine:big": price}
+    assert resolve_policy(fleet(text), agent()).prices == {"mine:big": price}
 
 
 def test_the_rates_of_a_model_and_of_a_whole_provider_are_read_together(folder: Path) -> None:
     text = "rates:\n  anthropic/claude: {requests_per_minute: 50, tokens_per_minute: 40000}\n"
     mind = resolve_agent(fleet(text + "  anthropic:*: {requests_per_minute: 80}\n"), agent(), folder).mind
-    assert mind.rates == {"anthropic:claude": Rate(50, 40_000), "anthropic:*": Rate(80)}
+    assert mind.rates == {"anthropic:claude": RateLimit(50, 40_000), "anthropic:*": RateLimit(80)}
 
 
 def test_another_rate_of_a_model_voids_no_approval() -> None:
-    rated = resolve(fleet("rates: {'a:b': {requests_per_minute: 1}}\n"), agent())
-    assert rated.digest() == resolve(Fleet(), agent()).digest()
+    rated = resolve_policy(fleet("rates: {'a:b': {requests_per_minute: 1}}\n"), agent())
+    assert rated.digest() == resolve_policy(FleetConfig(), agent()).digest()
 
 
 def test_retention_is_read() -> None:
@@ -248,17 +249,17 @@ def test_retention_is_read() -> None:
 
 def test_what_the_fleet_allows_a_shell_to_do_is_read() -> None:
     text = "tools: {shell: {root: ., sandbox: false, network: true}}\n"
-    resolved = resolve(fleet("shell: {sandbox: false, network: true}\n"), agent(text))
+    resolved = resolve_policy(fleet("shell: {sandbox: false, network: true}\n"), agent(text))
     assert resolved.tools.shell == ShellSpec(root=".", sandbox=False, network=True)
 
 
 def test_the_secrets_that_the_fleet_allows_are_read() -> None:
     with pytest.raises(ConfigError, match=r"allows only `B` \(`allowed_secrets`\)"):
-        resolve(fleet("allowed_secrets: [B]\n"), agent("secrets: [A]\n"))
+        resolve_policy(fleet("allowed_secrets: [B]\n"), agent("secrets: [A]\n"))
 
 
 def test_the_name_is_read() -> None:
-    assert resolve(Fleet(), agent()).name == "night-watch"
+    assert resolve_policy(FleetConfig(), agent()).name == "night-watch"
 
 
 ELSEWHERE = {
@@ -321,7 +322,7 @@ def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], 
 
 
 def test_the_defaults_are_those_that_are_documented() -> None:
-    resolved = resolve(Fleet(), agent())
+    resolved = resolve_policy(FleetConfig(), agent())
     assert resolved.caps.session == Cap(1_000_000)
     assert resolved.caps.agent == (Cap(5_000_000, "day"),)
     assert resolved.caps.fleet == (Cap(20_000_000, "day"),)
@@ -476,7 +477,7 @@ def test_a_wrong_fleet_is_a_sentence_too(text: str, sentence: str) -> None:
 
 def test_an_agent_without_a_name_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match=r"agent\.yaml line 1: `name` is missing from agent\.yaml; write it\."):
-        agent_of(load_bytes(b"mode: SEMI\n", "agent.yaml"))
+        parse_agent(load_bytes(b"mode: SEMI\n", "agent.yaml"))
 
 
 def test_a_sentence_cannot_steer_the_terminal_that_shows_it() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.config.load import MAX_BYTES, MAX_DEPTH, load_bytes, load_file
+from halter.config.yaml_reader import MAX_BYTES, MAX_DEPTH, load_bytes, load_file
 from halter.core.errors import ConfigError
 
 BOMB = b"a: &a [x, x]\n" + b"".join(b"%c: &%c [*%c, *%c]\n" % (i, i, i - 1, i - 1) for i in range(98, 110))

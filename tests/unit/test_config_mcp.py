@@ -10,20 +10,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.config.load import MAX_BYTES, Document
-from halter.config.mcp import load_json, read_servers, servers_of
+from halter.config.mcp_file import load_json, parse_servers, read_servers
+from halter.config.yaml_reader import MAX_BYTES, Document
 from halter.core.errors import ConfigError
-from halter.core.servers import Server
+from halter.core.tools import ToolServer
 
 FOLDER = Path("/agents/night")
 
 
-def read(text: str | bytes, **environment: str) -> tuple[Server, ...]:
+def read(text: str | bytes, **environment: str) -> tuple[ToolServer, ...]:
     data = text.encode() if isinstance(text, str) else text
-    return servers_of(load_json(data, ".mcp.json"), FOLDER, environment)
+    return parse_servers(load_json(data, ".mcp.json"), FOLDER, environment)
 
 
-def one(entry: dict[str, Any], name: str = "x", **environment: str) -> Server:
+def one(entry: dict[str, Any], name: str = "x", **environment: str) -> ToolServer:
     return read(json.dumps({"mcpServers": {name: entry}}), **environment)[0]
 
 
@@ -47,10 +47,10 @@ def test_programs_and_addresses_are_read() -> None:
         }}"""
     )
     assert servers == (
-        Server("files", command="npx", args=("-y", "files"), env={"ROOT": "/data"}, cwd="/agents/night/sub"),
-        Server("web", "http", url="https://example.com/mcp", headers={"X-Key": "1"}),
-        Server("old", "sse", url="http://localhost:1/sse"),
-        Server("new", "http", url="http://localhost:1/mcp"),
+        ToolServer("files", command="npx", args=("-y", "files"), env={"ROOT": "/data"}, cwd="/agents/night/sub"),
+        ToolServer("web", "http", url="https://example.com/mcp", headers={"X-Key": "1"}),
+        ToolServer("old", "sse", url="http://localhost:1/sse"),
+        ToolServer("new", "http", url="http://localhost:1/mcp"),
     )
     assert one({"type": "stdio", "command": "x"}).cwd == "/agents/night"
     assert one({"command": "x", "cwd": "/srv"}).cwd == "/srv"
@@ -59,7 +59,7 @@ def test_programs_and_addresses_are_read() -> None:
 def test_a_folder_without_the_file_has_no_servers(tmp_path: Path) -> None:
     assert read_servers(tmp_path, {}) == ()
     (tmp_path / ".mcp.json").write_text('\ufeff{"mcpServers": {"a": {"command": "x"}}}', "utf-8")
-    assert read_servers(tmp_path, {}) == (Server("a", command="x", cwd=str(tmp_path)),)
+    assert read_servers(tmp_path, {}) == (ToolServer("a", command="x", cwd=str(tmp_path)),)
     assert read_servers(tmp_path / ".mcp.json", {})[0].name == "a"
     assert read('{"mcpServers": {}}') == ()
 
@@ -164,4 +164,4 @@ def test_every_value_of_a_file_has_its_line(value: Any, indent: int | str | None
 @given(st.binary() | JSON.map(lambda value: json.dumps({"mcpServers": {"a": value}}).encode()))
 def test_whatever_is_written_nothing_else_is_raised(data: bytes) -> None:
     with suppress(ConfigError):
-        servers_of(load_json(data, "f"), FOLDER, {})
+        parse_servers(load_json(data, "f"), FOLDER, {})

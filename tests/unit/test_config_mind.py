@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.config.agent import Agent, agent_of
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import MAX_BYTES, load_bytes
-from halter.config.resolve import resolve, resolve_agent
+from halter.config.agent_files import AgentFile, parse_agent
+from halter.config.merge import FleetConfig, parse_fleet
+from halter.config.resolve import resolve_agent, resolve_policy
+from halter.config.yaml_reader import MAX_BYTES, load_bytes
+from halter.core.agent_spec import BrainSpec
 from halter.core.errors import ConfigError
-from halter.core.mind import Mind
-from halter.core.spec import covered
+from halter.core.spec import is_covered
 
 KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 
 
-def fleet(text: str = "") -> Fleet:
-    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+def fleet(text: str = "") -> FleetConfig:
+    return parse_fleet(load_bytes(text.encode(), "halter.yaml")) if text else FleetConfig()
 
 
-def agent(text: str = "") -> Agent:
-    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+def agent(text: str = "") -> AgentFile:
+    return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
 def refused(folder: Path, said: str, bound: str = "") -> str:
@@ -257,15 +257,15 @@ def test_no_model_gets_past_what_either_file_allows(bound: list[str], own: list[
     except ConfigError:
         return
     for model in (mind.model, *mind.fallback_models):
-        assert covered(model, bound)
-        assert own is None or covered(model, own)
-        assert resolve(fleet(f"allowed_models: {bound}\n"), said).allows_model(model)
+        assert is_covered(model, bound)
+        assert own is None or is_covered(model, own)
+        assert resolve_policy(fleet(f"allowed_models: {bound}\n"), said).allows_model(model)
 
 
 def test_the_words_of_the_file_come_before_those_of_agents_md(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_bytes("\ufeff# Night\n\nWatch.\n".encode())
-    assert resolve_agent(Fleet(), agent(), tmp_path).mind.instructions == "# Night\n\nWatch."
-    both = resolve_agent(Fleet(), agent("instructions: |\n  First this.\n"), tmp_path).mind
+    assert resolve_agent(FleetConfig(), agent(), tmp_path).mind.instructions == "# Night\n\nWatch."
+    both = resolve_agent(FleetConfig(), agent("instructions: |\n  First this.\n"), tmp_path).mind
     assert both.instructions == "First this.\n\n# Night\n\nWatch."
 
 
@@ -302,7 +302,7 @@ def test_nothing_outside_of_the_folder_is_read(tmp_path: Path) -> None:
 def test_a_link_within_the_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text("Be brief.")
     (tmp_path / "AGENTS.md").symlink_to("notes.md")
-    assert resolve_agent(Fleet(), agent(), tmp_path).mind.instructions == "Be brief."
+    assert resolve_agent(FleetConfig(), agent(), tmp_path).mind.instructions == "Be brief."
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -346,12 +346,12 @@ def test_a_giant_script_is_not_read_to_its_end(tmp_path: Path) -> None:
 
 def test_replies_and_rules_are_known_by_their_lines(tmp_path: Path) -> None:
     (tmp_path / "replies.yaml").write_text("- text: a\n- text: b\n  takes: 2s\n")
-    read = resolve_agent(Fleet(), agent("script: replies.yaml\nreflex:\n- when: a\n- when: b\n"), tmp_path)
+    read = resolve_agent(FleetConfig(), agent("script: replies.yaml\nreflex:\n- when: a\n- when: b\n"), tmp_path)
     assert read.script_at((1, "takes")) == f"{tmp_path / 'replies.yaml'} line 3"
     assert read.reflex_at((1, "when")) == "agent.yaml line 5"
 
 
 def test_equal_minds_are_written_alike(tmp_path: Path) -> None:
     texts = ("model: openai:a\ntool_calls: native\n", "model: openai/a\n")
-    first, second = (resolve_agent(Fleet(), agent(text), tmp_path).mind for text in texts)
-    assert first.canonical() == second.canonical() != Mind().canonical()
+    first, second = (resolve_agent(FleetConfig(), agent(text), tmp_path).mind for text in texts)
+    assert first.canonical() == second.canonical() != BrainSpec().canonical()

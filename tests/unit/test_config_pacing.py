@@ -7,16 +7,15 @@ import pytest
 from jsonschema import Draft202012Validator
 from msgspec import UNSET
 
-from halter.config.agent import Agent, agent_of
-from halter.config.definition import recorded
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import load_bytes
-from halter.config.pacing import compiled_gate, compiled_signals, unwritten
-from halter.config.resolve import resolve, resolve_agent
-from halter.config.schema import agent_schema
+from halter.config.agent_files import AgentFile, parse_agent
+from halter.config.decode import agent_schema
+from halter.config.merge import FleetConfig, parse_fleet
+from halter.config.resolve import redact_definition, resolve_agent, resolve_policy
+from halter.config.sections import compile_gate, compile_signals, list_unwritten_fields
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import Autonomy, Detector, Gate, HotField, Pacing, SensorSpec, Source, Update
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
-from halter.core.pacing import Autonomy, Detector, Gate, HotField, Pacing, Sensor, Source, Update
 
 TRADER = """\
 name: trader
@@ -62,13 +61,13 @@ sensors:
 """
 
 
-def fleet(text: str = "") -> Fleet:
-    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+def fleet(text: str = "") -> FleetConfig:
+    return parse_fleet(load_bytes(text.encode(), "halter.yaml")) if text else FleetConfig()
 
 
-def agent(text: str = "") -> Agent:
+def agent(text: str = "") -> AgentFile:
     named = text if text.startswith("name:") else f"name: night-watch\n{text}"
-    return agent_of(load_bytes(named.encode(), "agent.yaml"))
+    return parse_agent(load_bytes(named.encode(), "agent.yaml"))
 
 
 def pacing(text: str = "", bound: str = "") -> Pacing:
@@ -267,7 +266,7 @@ def test_each_key_ends_in_how_the_agent_paces_itself(key: str, text: str, look: 
 
 @pytest.mark.parametrize(("key", "text"), [case[:2] for case in KEYS], ids=[case[0] for case in KEYS])
 def test_no_key_touches_the_policy(key: str, text: str) -> None:
-    assert resolve(Fleet(), agent(text)).digest() == resolve(Fleet(), agent()).digest(), key
+    assert resolve_policy(FleetConfig(), agent(text)).digest() == resolve_policy(FleetConfig(), agent()).digest(), key
 
 
 @pytest.mark.parametrize(("key", "text"), [case[:2] for case in KEYS], ids=[case[0] for case in KEYS])
@@ -305,7 +304,7 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     usual = Autonomy()
     assert (usual.min_sleep, usual.max_sleep, usual.idle_timeout) == (SECOND, DAY, 10 * MINUTE)
     assert (usual.max_consecutive_turns, usual.token_budget_per_hour, usual.max_actions_per_minute) == (50, 100_000, 10)
-    watched = Sensor(name="a", type="poll", source=Source())
+    watched = SensorSpec(name="a", type="poll", source=Source())
     assert (watched.interval, watched.jitter, watched.timeout) == (MINUTE, 0.1, 30 * SECOND)
     assert Gate() == Gate(on="change", max_skips=0)
 
@@ -366,9 +365,9 @@ def test_a_model_without_its_provider_is_told_how_it_is_written() -> None:
 
 
 def test_a_field_that_nothing_writes_is_told_and_no_mistake() -> None:
-    (sentence,) = unwritten(pacing(TRADER.replace("MODEL", "ollama:s")))
+    (sentence,) = list_unwritten_fields(pacing(TRADER.replace("MODEL", "ollama:s")))
     assert sentence.startswith("Nothing writes the field `signals_log`, so it will always be shown as not yet loaded:")
-    assert unwritten(pacing(sensor())) == ()
+    assert list_unwritten_fields(pacing(sensor())) == ()
 
 
 def test_expressions_are_compiled_for_those_who_run_them() -> None:
@@ -376,16 +375,16 @@ def test_expressions_are_compiled_for_those_who_run_them() -> None:
         "autonomy: {gate: {expression: \"'cash' in changed && hot.cash > before.cash\"}}\n"
         + signal("expression: value.price > 3")
     )
-    gate = compiled_gate(found)
+    gate = compile_gate(found)
     assert gate is not None
     context = {"hot": {"cash": 2}, "before": {"cash": 1}, "changed": ["cash"], "skips": 0}
     assert gate.holds(context)
     assert not gate.holds({**context, "changed": []})
-    signals = compiled_signals(found.sensors[0])
+    signals = compile_signals(found.sensors[0])
     assert list(signals) == ["odd"]
     assert signals["odd"].holds({"value": {"price": 4}, "hot": {}})
-    assert compiled_gate(pacing()) is None
-    assert compiled_signals(pacing(signal("detector: {}")).sensors[0]) == {}
+    assert compile_gate(pacing()) is None
+    assert compile_signals(pacing(signal("detector: {}")).sensors[0]) == {}
 
 
 @pytest.mark.parametrize(
@@ -443,7 +442,7 @@ def test_a_secret_that_is_listed_may_stand_in_a_header() -> None:
 
 
 def written_down(text: str) -> Pacing:
-    return recorded(resolve_agent(Fleet(), agent(text), None))["pacing"]
+    return redact_definition(resolve_agent(FleetConfig(), agent(text), None))["pacing"]
 
 
 def test_what_may_be_a_key_is_not_written_down() -> None:

@@ -6,20 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import Document, load_bytes
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import resolve_agent
+from halter.config.yaml_reader import Document, load_bytes
+from halter.core.agent_spec import Pacing
 from halter.core.errors import ConfigError
-from halter.core.pacing import Pacing
 
 KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 
 
 def refused(text: str, bound: str = "") -> str:
-    fleet = fleet_of(load_bytes(bound.encode(), "halter.yaml")) if bound else Fleet()
+    fleet = parse_fleet(load_bytes(bound.encode(), "halter.yaml")) if bound else FleetConfig()
     with pytest.raises(ConfigError) as error:
-        resolve_agent(fleet, agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml")), None)
+        resolve_agent(fleet, parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml")), None)
     return str(error.value)
 
 
@@ -433,12 +433,12 @@ def test_whatever_stands_there_is_read_or_is_a_sentence(steps: list[int], other:
     document = Document({"name": "x", **put(whole.value, steps, other)}, whole.places)
     found: Pacing | str
     try:
-        found = resolve_agent(Fleet(), agent_of(document), None).pacing
+        found = resolve_agent(FleetConfig(), parse_agent(document), None).pacing
     except ConfigError as error:
         found = str(error)
     assert isinstance(found, Pacing) or found.startswith("agent.yaml")
 
 
 def test_the_whole_of_it_is_right() -> None:
-    found = resolve_agent(Fleet(), agent_of(load_bytes(f"name: x{WHOLE}".encode(), "agent.yaml")), None).pacing
+    found = resolve_agent(FleetConfig(), parse_agent(load_bytes(f"name: x{WHOLE}".encode(), "agent.yaml")), None).pacing
     assert len(found.sensors) == 3

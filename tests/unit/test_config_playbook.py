@@ -6,22 +6,22 @@ from typing import Any
 
 import pytest
 
-from halter.config.load import load_bytes
-from halter.config.playbook import MAX_STEPS, playbook_of, read_playbook
+from halter.config.agent_files import MAX_STEPS, parse_playbook, read_playbook
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import MissingReference, Playbook, Results, bind_arguments
 from halter.core.errors import ConfigError
-from halter.core.playbook import MissingReference, Playbook, Results, bound
 
 PAGE = json.dumps({"offers": [{"price": 12.5, "tags": ["a", "b"]}], "title": "Tea", "none": None})
 
 
 def playbook(text: str) -> Playbook:
-    return playbook_of(load_bytes(text.encode(), "play.yaml"))
+    return parse_playbook(load_bytes(text.encode(), "play.yaml"))
 
 
 def filled(argument: Any, texts: dict[str, str] | None = None, **inputs: Any) -> Any:
     """Bind one argument of a step that follows one called `page`."""
     text = f"- {{call: get, as: page}}\n- call: put\n  as: last\n  with: {{x: {json.dumps(argument)}}}\n"
-    made = bound(playbook(text).steps[1], Results(inputs, {"page": PAGE} if texts is None else texts))
+    made = bind_arguments(playbook(text).steps[1], Results(inputs, {"page": PAGE} if texts is None else texts))
     return made.sentence if isinstance(made, MissingReference) else json.loads(made)["x"]
 
 
@@ -34,7 +34,7 @@ def test_steps_are_read_in_their_order() -> None:
     ]
     assert book.tools == ("get", "put")
     assert book.inputs == ("host",)
-    assert bound(book.steps[1], Results()) == b"{}"
+    assert bind_arguments(book.steps[1], Results()) == b"{}"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_a_wrong_playbook_is_a_sentence_with_a_line(text: str, sentence: str) ->
 @pytest.mark.parametrize("depth", range(50, 3000, 50))
 def test_a_deep_result_is_passed_on_or_refused_with_a_sentence(depth: int) -> None:
     steps = playbook("- {call: get, as: page}\n- {call: put, with: {x: '${steps.page.json}'}}\n").steps
-    made = bound(steps[1], Results({}, {"page": "[" * depth + "]" * depth}))
+    made = bind_arguments(steps[1], Results({}, {"page": "[" * depth + "]" * depth}))
     assert isinstance(made, bytes) or made.sentence.startswith("Step `put` (line 2): ")
 
 

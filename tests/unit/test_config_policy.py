@@ -5,28 +5,34 @@ import math
 
 import pytest
 
-from halter.config.agent import Agent, agent_of
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import Document, Places, load_bytes
-from halter.config.policy import Difference, bind, canonical, policy_digest, stored_fleet
-from halter.config.resolve import rates_of, resolve
+from halter.config.agent_files import AgentFile, parse_agent
+from halter.config.merge import FleetConfig, parse_fleet
+from halter.config.policy import (
+    DifferenceKind,
+    canonicalize_policy,
+    digest_policy,
+    merge_with_policy,
+    parse_stored_fleet,
+)
+from halter.config.resolve import read_model_rates, resolve_policy
+from halter.config.yaml_reader import Document, SourceMap, load_bytes
 from halter.core.errors import ConfigError
-from halter.core.spec import MODES, SIMULATES, FleetSpec, Resolved
+from halter.core.spec import MODES, SIMULATE_MODES, FleetSpec, ResolvedPolicy
 from halter.core.tools import LEVELS, Level
 
 TOOLS: list[tuple[str, Level]] = [("look", "SAFE"), ("wipe", "RESTRICTED"), ("shell", "PRIVILEGED")]
 
 
-def fleet(text: str) -> Fleet:
-    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+def fleet(text: str) -> FleetConfig:
+    return parse_fleet(load_bytes(text.encode(), "halter.yaml")) if text else FleetConfig()
 
 
-def stored(text: str) -> Fleet:
-    return stored_fleet(canonical(fleet(text).said))
+def stored(text: str) -> FleetConfig:
+    return parse_stored_fleet(canonicalize_policy(fleet(text).said))
 
 
-def agent(text: str = "") -> Agent:
-    return agent_of(load_bytes(f"name: desk\n{text}".encode(), "agent.yaml"))
+def agent(text: str = "") -> AgentFile:
+    return parse_agent(load_bytes(f"name: desk\n{text}".encode(), "agent.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -98,9 +104,11 @@ def agent(text: str = "") -> Agent:
     ],
 )
 def test_a_key_in_which_they_differ_is_named_with_what_that_means(
-    in_store: str, in_file: str, key: str, how: Difference
+    in_store: str, in_file: str, key: str, how: DifferenceKind
 ) -> None:
-    found = [each for each in bind(stored(in_store), fleet(in_file)).differences if each.key.startswith(key)]
+    found = [
+        each for each in merge_with_policy(stored(in_store), fleet(in_file)).differences if each.key.startswith(key)
+    ]
     assert [each.how for each in found] == [how]
     assert found[0].stored != found[0].written or key == "providers"
 
@@ -129,7 +137,7 @@ def rank(limit: int | None) -> float:
     return math.inf if limit is None else limit
 
 
-def is_within(one: Resolved, other: Resolved) -> bool:
+def is_within(one: ResolvedPolicy, other: ResolvedPolicy) -> bool:
     """Tell whether a policy allows nothing that another one forbids."""
     caps = [
         rank(ours.max_cost_usd) <= rank(theirs.max_cost_usd)
@@ -144,7 +152,7 @@ def is_within(one: Resolved, other: Resolved) -> bool:
     rules = [
         LEVELS.index(one.rule(*tool).level) >= LEVELS.index(other.rule(*tool).level)
         and rank(one.rule(*tool).rate) <= rank(other.rule(*tool).rate)
-        and SIMULATES.index(one.rule(*tool).simulate) >= SIMULATES.index(other.rule(*tool).simulate)
+        and SIMULATE_MODES.index(one.rule(*tool).simulate) >= SIMULATE_MODES.index(other.rule(*tool).simulate)
         and ("never", None, "always").index(one.rule(*tool).approval)
         >= ("never", None, "always").index(other.rule(*tool).approval)
         for tool in TOOLS
@@ -172,14 +180,14 @@ STORED = [stored(text) for text in FILES]
 
 
 @pytest.mark.parametrize("alone", STORED, ids=FILES)
-def test_what_holds_is_never_looser_than_the_stores_policy(alone: Fleet) -> None:
+def test_what_holds_is_never_looser_than_the_stores_policy(alone: FleetConfig) -> None:
     for written in READ:
-        both = bind(alone, written).fleet
-        assert is_within(resolve(both, agent()), resolve(alone, agent()))
+        both = merge_with_policy(alone, written).fleet
+        assert is_within(resolve_policy(both, agent()), resolve_policy(alone, agent()))
         for model in ("openai:gpt-5", "google:gemini", "anthropic:claude"):
-            allowed = [resolve(each, agent()).allows_model(model) for each in (both, alone, written)]
+            allowed = [resolve_policy(each, agent()).allows_model(model) for each in (both, alone, written)]
             assert allowed[0] == (allowed[1] and allowed[2])
-        rates = [rates_of(each).get("openai:*") for each in (both, alone, written)]
+        rates = [read_model_rates(each).get("openai:*") for each in (both, alone, written)]
         asked = [math.inf if rate is None or rate.requests is None else rate.requests for rate in rates]
         assert asked[0] == min(asked[1:])
         assert both.spec.shell.sandbox >= alone.spec.shell.sandbox
@@ -188,38 +196,41 @@ def test_what_holds_is_never_looser_than_the_stores_policy(alone: Fleet) -> None
 
 @pytest.mark.parametrize("text", FILES)
 def test_the_same_file_changes_nothing_and_says_nothing(text: str) -> None:
-    bound = bind(stored(text), fleet(text))
+    bound = merge_with_policy(stored(text), fleet(text))
     assert bound.differences == ()
-    assert resolve(bound.fleet, agent()).digest() == resolve(fleet(text), agent()).digest()
-    assert resolve(bind(stored(text), None).fleet, agent()).digest() == resolve(fleet(text), agent()).digest()
+    assert resolve_policy(bound.fleet, agent()).digest() == resolve_policy(fleet(text), agent()).digest()
+    assert (
+        resolve_policy(merge_with_policy(stored(text), None).fleet, agent()).digest()
+        == resolve_policy(fleet(text), agent()).digest()
+    )
 
 
 def test_a_cap_for_agents_in_a_file_does_not_raise_the_default_of_those_that_set_none() -> None:
-    both = bind(stored("mode: SEMI"), fleet("agents: {limits: {max_cost_usd: 3}}")).fleet
-    assert resolve(both, agent()).caps.session.max_cost_usd == 1_000_000
-    assert resolve(both, agent("limits: {max_cost_usd: 2}")).caps.session.max_cost_usd == 2_000_000
+    both = merge_with_policy(stored("mode: SEMI"), fleet("agents: {limits: {max_cost_usd: 3}}")).fleet
+    assert resolve_policy(both, agent()).caps.session.max_cost_usd == 1_000_000
+    assert resolve_policy(both, agent("limits: {max_cost_usd: 2}")).caps.session.max_cost_usd == 2_000_000
     with pytest.raises(ConfigError, match=r"\$4\.00, but .+ allows only \$3\.00"):
-        resolve(both, agent("limits: {max_cost_usd: 4}"))
+        resolve_policy(both, agent("limits: {max_cost_usd: 4}"))
 
 
 def test_a_rule_for_a_tool_in_a_file_does_not_hide_a_stricter_one_for_its_level_in_the_store() -> None:
     in_store = stored("policy: {levels: {PRIVILEGED: {rate: 2/hour, approval: always}}}")
-    both = bind(in_store, fleet("policy: {tools: {shell: {rate: 15/hour, approval: never}}}")).fleet
-    rule = resolve(both, agent()).rule("shell", "PRIVILEGED")
+    both = merge_with_policy(in_store, fleet("policy: {tools: {shell: {rate: 15/hour, approval: never}}}")).fleet
+    rule = resolve_policy(both, agent()).rule("shell", "PRIVILEGED")
     assert (rule.rate, rule.approval) == (2, "always")
 
 
 def test_an_agent_that_asks_for_more_than_the_store_allows_is_told_whose_word_that_is() -> None:
-    both = bind(stored("agents: {limits: {max_cost_usd: 2}}"), None).fleet
+    both = merge_with_policy(stored("agents: {limits: {max_cost_usd: 2}}"), None).fleet
     with pytest.raises(ConfigError, match=r"\$3\.00, but this store's policy allows only \$2\.00") as told:
-        resolve(both, agent("limits: {max_cost_usd: 3}"))
+        resolve_policy(both, agent("limits: {max_cost_usd: 3}"))
     assert "default" not in str(told.value)
 
 
 def test_a_stricter_file_is_named_with_its_line() -> None:
-    both = bind(stored("mode: SEMI"), fleet("mode: SEMI\nagents:\n  limits:\n    max_cost_usd: 0.5")).fleet
+    both = merge_with_policy(stored("mode: SEMI"), fleet("mode: SEMI\nagents:\n  limits:\n    max_cost_usd: 0.5")).fleet
     with pytest.raises(ConfigError, match=r"but halter\.yaml line 4 allows only \$0\.50"):
-        resolve(both, agent("limits: {max_cost_usd: 3}"))
+        resolve_policy(both, agent("limits: {max_cost_usd: 3}"))
 
 
 def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_be_a_key() -> None:
@@ -227,10 +238,10 @@ def test_what_is_stored_is_read_as_it_was_written_and_keeps_nothing_that_could_b
         "limits: {max_cost_usd_per_day: 0.05}\nretention: 90d\nmodels: {'a:b': {price: {input: 0.1, output: 2}}}\n"
         "notify: {channels: [{name: ops, type: webhook, url: 'https://hooks.example/T0/B0/made-up'}]}"
     )
-    policy = canonical(fleet(text).said)
+    policy = canonicalize_policy(fleet(text).said)
     assert "hooks.example" not in policy
-    assert policy_digest(policy) == policy_digest(canonical(dict(reversed([*fleet(text).said.items()]))))
-    again = stored_fleet(policy).spec
+    assert digest_policy(policy) == digest_policy(canonicalize_policy(dict(reversed([*fleet(text).said.items()]))))
+    again = parse_stored_fleet(policy).spec
     assert (again.limits, again.retention, again.models) == (
         fleet(text).spec.limits,
         fleet(text).spec.retention,
@@ -243,7 +254,7 @@ def test_every_key_of_a_fleets_file_is_compared() -> None:
     told = {
         each.key.partition(".")[0].partition("[")[0]
         for one, other in itertools.product(STORED, READ)
-        for each in bind(one, other).differences
+        for each in merge_with_policy(one, other).differences
     }
     elsewhere = {"retention", "providers", "notify"}
     assert {*FleetSpec.__struct_fields__} == told | elsewhere
@@ -251,14 +262,14 @@ def test_every_key_of_a_fleets_file_is_compared() -> None:
 
 def test_a_policy_of_a_newer_halter_is_not_taken_for_a_looser_one() -> None:
     with pytest.raises(ConfigError, match=r"`moon` is not a key of this store's policy; .+ A newer Halter"):
-        stored_fleet('{"moon":true}')
+        parse_stored_fleet('{"moon":true}')
 
 
 def test_a_program_s_figures_are_stored_as_numbers() -> None:
     from decimal import Decimal
 
     said = {"limits": {"max_cost_usd_per_day": Decimal("0.05")}}
-    assert canonical(said) == '{"limits":{"max_cost_usd_per_day":0.05}}'
-    assert fleet_of(Document({"limits": {"max_cost_usd_per_day": 0.05}}, Places("x"))).spec.limits == (
-        stored_fleet(canonical(said)).spec.limits
+    assert canonicalize_policy(said) == '{"limits":{"max_cost_usd_per_day":0.05}}'
+    assert parse_fleet(Document({"limits": {"max_cost_usd_per_day": 0.05}}, SourceMap("x"))).spec.limits == (
+        parse_stored_fleet(canonicalize_policy(said)).spec.limits
     )

@@ -9,32 +9,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from halter.config.agent import Agent, agent_of
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import Places, load_bytes
-from halter.config.resolve import against_tools, resolve, unknown_to_all
+from halter.config.agent_files import AgentFile, parse_agent
+from halter.config.merge import FleetConfig, parse_fleet
+from halter.config.resolve import check_named_tools, list_unknown_tool_rules, resolve_policy
+from halter.config.yaml_reader import SourceMap, load_bytes
 from halter.core.errors import ConfigError
 from halter.core.spec import (
-    SIMULATES,
+    SIMULATE_MODES,
     AgentSpec,
     FleetSpec,
     LevelRule,
     Policy,
-    Resolved,
+    ResolvedPolicy,
     ToolRule,
-    covered,
+    is_covered,
 )
 from halter.core.tools import LEVELS, Level, ToolSpec
 
 RULES = ("always", None, "never")
 
 
-def fleet(text: str = "") -> Fleet:
-    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+def fleet(text: str = "") -> FleetConfig:
+    return parse_fleet(load_bytes(text.encode(), "halter.yaml")) if text else FleetConfig()
 
 
-def agent(text: str = "") -> Agent:
-    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+def agent(text: str = "") -> AgentFile:
+    return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -132,33 +132,35 @@ def agent(text: str = "") -> Agent:
 )
 def test_a_loosening_is_a_sentence_that_names_both_files(fleet_says: str, agent_says: str, sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        resolve(fleet(fleet_says), agent(agent_says))
+        resolve_policy(fleet(fleet_says), agent(agent_says))
     assert str(refused.value).startswith(sentence)
     assert "halter.yaml" in str(refused.value)
 
 
 def test_of_two_caps_the_lower_counts() -> None:
-    resolved = resolve(
+    resolved = resolve_policy(
         fleet("agents: {limits: {max_cost_usd: 2, max_steps: 9}}\n"), agent("limits: {max_cost_usd: 1.5}\n")
     )
     assert (resolved.caps.session.max_cost_usd, resolved.max_steps) == (1_500_000, 9)
 
 
 def test_the_fleets_cap_counts_where_the_agent_says_nothing() -> None:
-    assert resolve(fleet("agents: {limits: {max_cost_usd: 7}}\n"), agent()).caps.session.max_cost_usd == 7_000_000
+    assert (
+        resolve_policy(fleet("agents: {limits: {max_cost_usd: 7}}\n"), agent()).caps.session.max_cost_usd == 7_000_000
+    )
 
 
 def test_an_agent_may_set_a_cap_where_the_fleet_says_nothing() -> None:
-    assert resolve(fleet(), agent("limits: {max_cost_usd: 7}\n")).caps.session.max_cost_usd == 7_000_000
+    assert resolve_policy(fleet(), agent("limits: {max_cost_usd: 7}\n")).caps.session.max_cost_usd == 7_000_000
 
 
 def test_a_month_of_the_fleet_does_not_replace_its_day() -> None:
-    caps = resolve(fleet("limits: {max_cost_usd_per_month: 100}\n"), agent()).caps.fleet
+    caps = resolve_policy(fleet("limits: {max_cost_usd_per_month: 100}\n"), agent()).caps.fleet
     assert [(cap.per, cap.max_cost_usd) for cap in caps] == [("day", 20_000_000), ("month", 100_000_000)]
 
 
 def test_a_rule_for_a_tool_does_not_hide_the_other_files_rule_for_its_level() -> None:
-    resolved = resolve(
+    resolved = resolve_policy(
         fleet("policy: {tools: {deploy: {approval: never, rate: none}}}\n"),
         agent("policy: {levels: {RESTRICTED: {approval: always, rate: 3/hour}}}\n"),
     )
@@ -168,7 +170,7 @@ def test_a_rule_for_a_tool_does_not_hide_the_other_files_rule_for_its_level() ->
 
 
 def test_raising_a_level_never_leads_to_laxer_rules() -> None:
-    resolved = resolve(
+    resolved = resolve_policy(
         fleet("policy: {levels: {PRIVILEGED: {approval: never, rate: none}, RESTRICTED: {rate: 4/hour}}}\n"),
         agent("policy: {tools: {deploy: {level: PRIVILEGED}}}\n"),
     )
@@ -180,13 +182,13 @@ level_rules = st.builds(
     LevelRule,
     approval=st.sampled_from(("always", "never", UNSET)),
     rate=st.none() | st.integers(0, 40) | st.just(UNSET),
-    simulate=st.sampled_from((*SIMULATES, UNSET)),
+    simulate=st.sampled_from((*SIMULATE_MODES, UNSET)),
 )
 tool_rules = st.builds(
     ToolRule,
     approval=st.sampled_from(("always", "never", UNSET)),
     rate=st.none() | st.integers(0, 40) | st.just(UNSET),
-    simulate=st.sampled_from((*SIMULATES, UNSET)),
+    simulate=st.sampled_from((*SIMULATE_MODES, UNSET)),
     level=st.sampled_from((*LEVELS, UNSET)),
 )
 policies = st.builds(
@@ -196,9 +198,11 @@ policies = st.builds(
 )
 
 
-def accepted(ours: Policy, theirs: Policy) -> Resolved | None:
+def accepted(ours: Policy, theirs: Policy) -> ResolvedPolicy | None:
     try:
-        return resolve(Fleet(FleetSpec(policy=ours)), Agent(AgentSpec(name="a", policy=theirs), Places("agent.yaml")))
+        return resolve_policy(
+            FleetConfig(FleetSpec(policy=ours)), AgentFile(AgentSpec(name="a", policy=theirs), SourceMap("agent.yaml"))
+        )
     except ConfigError:
         return None
 
@@ -215,23 +219,23 @@ def test_no_agent_that_is_accepted_has_laxer_rules_than_the_fleet_alone(
     assert LEVELS.index(rule.level) >= LEVELS.index(bound.level)
     assert RULES.index(rule.approval) <= RULES.index(bound.approval)
     assert bound.rate is None or (rule.rate is not None and rule.rate <= bound.rate)
-    assert SIMULATES.index(rule.simulate) >= SIMULATES.index(bound.simulate)
+    assert SIMULATE_MODES.index(rule.simulate) >= SIMULATE_MODES.index(bound.simulate)
 
 
 @pytest.mark.parametrize("hosts", ["{}", "{hosts: []}"])
 def test_the_web_without_hosts_is_a_sentence(hosts: str) -> None:
     with pytest.raises(ConfigError, match=r"agent\.yaml line 2: `tools\.http` has no hosts; name those"):
-        resolve(fleet(), agent(f"tools: {{http: {hosts}}}\n"))
+        resolve_policy(fleet(), agent(f"tools: {{http: {hosts}}}\n"))
 
 
 def test_the_web_without_hosts_of_its_own_has_those_of_the_fleet() -> None:
-    assert resolve(fleet("allowed_hosts: ['*.a.example']\n"), agent("tools: {http: {}}\n")).allowed_hosts == (
+    assert resolve_policy(fleet("allowed_hosts: ['*.a.example']\n"), agent("tools: {http: {}}\n")).allowed_hosts == (
         "*.a.example",
     )
 
 
 def test_disabled_tools_of_both_files_add_up() -> None:
-    resolved = resolve(fleet("policy: {disabled: [b]}\n"), agent("policy: {disabled: [a, b]}\n"))
+    resolved = resolve_policy(fleet("policy: {disabled: [b]}\n"), agent("policy: {disabled: [a, b]}\n"))
     assert resolved.disabled == ("a", "b")
 
 
@@ -256,12 +260,12 @@ def test_disabled_tools_of_both_files_add_up() -> None:
     ],
 )
 def test_patterns_cover_what_they_stand_for(name: str, patterns: tuple[str, ...], *, inside: bool) -> None:
-    assert covered(name, patterns) is inside
+    assert is_covered(name, patterns) is inside
 
 
 def test_equal_files_have_equal_digests_however_they_are_written() -> None:
-    one = resolve(fleet("mode: SEMI\nzone: UTC\n"), agent("limits: {timeout: 1h, max_steps: 5}\n"))
-    two = resolve(fleet("zone: UTC\n"), agent("limits:\n  max_steps: 5\n  timeout: 60m\n"))
+    one = resolve_policy(fleet("mode: SEMI\nzone: UTC\n"), agent("limits: {timeout: 1h, max_steps: 5}\n"))
+    two = resolve_policy(fleet("zone: UTC\n"), agent("limits:\n  max_steps: 5\n  timeout: 60m\n"))
     assert one.canonical() == two.canonical()
     assert re.fullmatch("[0-9a-f]{64}", one.digest())
 
@@ -280,15 +284,15 @@ def test_equal_files_have_equal_digests_however_they_are_written() -> None:
     ],
 )
 def test_whatever_changes_the_policy_changes_its_digest(change: str) -> None:
-    assert resolve(fleet(), agent(change)).digest() != resolve(fleet(), agent()).digest()
+    assert resolve_policy(fleet(), agent(change)).digest() != resolve_policy(fleet(), agent()).digest()
 
 
 def test_what_is_resolved_can_be_kept_and_read_again() -> None:
-    resolved = resolve(
+    resolved = resolve_policy(
         fleet("models: {a/b: {price: {input: 3, output: 15}}}\nlimits: {max_cost_usd_per_day: none}\n"),
         agent("policy: {levels: {SAFE: {rate: 5/hour}}}\ntools: {files: {root: .}}\nphases: {look: [a], act: all}\n"),
     )
-    kept = msgspec.json.decode(resolved.canonical(), type=Resolved)
+    kept = msgspec.json.decode(resolved.canonical(), type=ResolvedPolicy)
     assert kept == resolved
     assert kept.digest() == resolved.digest()
 
@@ -323,24 +327,24 @@ def tools(**levels: Level) -> list[ToolSpec]:
 def test_what_is_said_of_tools_is_checked_against_the_tools(text: str, sentence: str) -> None:
     said = agent(text)
     with pytest.raises(ConfigError) as refused:
-        against_tools(resolve(fleet(), said), said, tools(deploy="PRIVILEGED", read="SAFE"))
+        check_named_tools(resolve_policy(fleet(), said), said, tools(deploy="PRIVILEGED", read="SAFE"))
     assert str(refused.value).startswith(sentence)
 
 
 def test_rules_that_tighten_a_tool_pass() -> None:
     said = agent("policy: {tools: {read: {level: RESTRICTED, rate: 5/hour, simulate: asked, approval: always}}}\n")
-    against_tools(resolve(fleet(), said), said, tools(read="SAFE"))
+    check_named_tools(resolve_policy(fleet(), said), said, tools(read="SAFE"))
 
 
 def test_a_rule_of_the_fleet_that_fits_no_tool_is_pointed_out() -> None:
     said = fleet("policy:\n  tools:\n    shel: {approval: always}\n    read: {rate: 1/hour}\n  disabled: [rm]\n")
-    assert unknown_to_all(said, ["read", "shell"]) == (
+    assert list_unknown_tool_rules(said, ["read", "shell"]) == (
         "halter.yaml line 3: no agent has a tool `shel`; did you mean `shell`? The tools are `read`, `shell`.",
         "halter.yaml line 5: no agent has a tool `rm`; the tools are `read`, `shell`.",
     )
 
 
 def test_a_phase_grants_its_tools_and_no_other() -> None:
-    look, act = resolve(fleet(), agent("phases: {look: [read], act: all}\n")).phases
+    look, act = resolve_policy(fleet(), agent("phases: {look: [read], act: all}\n")).phases
     granted = [phase.grants_tool(tool) for phase, tool in itertools.product((look, act), ("read", "deploy"))]
     assert granted == [True, False, True, True]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from halter.config.agent import agent_of
-from halter.config.fleet import fleet_of
-from halter.config.load import load_bytes, load_file
-from halter.config.schema import DIALECT, agent_schema, fleet_schema
+from halter.config.agent_files import parse_agent
+from halter.config.decode import DIALECT, agent_schema, fleet_schema
+from halter.config.merge import parse_fleet
+from halter.config.yaml_reader import load_bytes, load_file
 from halter.core.errors import ConfigError
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -176,14 +176,14 @@ def document(text: str) -> Any:
 @pytest.mark.parametrize("text", RIGHT)
 def test_what_is_right_is_right_for_the_schema_and_for_the_reader(text: str) -> None:
     assert Draft202012Validator(agent_schema()).is_valid(document(text).value)
-    agent_of(document(text))
+    parse_agent(document(text))
 
 
 @pytest.mark.parametrize("text", WRONG)
 def test_what_the_schema_refuses_the_reader_refuses_too(text: str) -> None:
     assert not Draft202012Validator(agent_schema()).is_valid(document(text).value)
     with pytest.raises(ConfigError, match=r"^agent\.yaml line [12]: "):
-        agent_of(document(text))
+        parse_agent(document(text))
 
 
 @pytest.mark.parametrize(
@@ -200,4 +200,4 @@ def test_what_the_schema_of_the_fleet_refuses_its_reader_refuses_too(text: str) 
     read = load_bytes(text.encode(), "halter.yaml")
     assert not Draft202012Validator(fleet_schema()).is_valid(read.value)
     with pytest.raises(ConfigError, match=r"^halter\.yaml line 1: "):
-        fleet_of(read)
+        parse_fleet(read)

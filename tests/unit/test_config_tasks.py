@@ -9,23 +9,22 @@ from jsonschema import Draft202012Validator
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from halter.config.agent import Agent, agent_of
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import load_bytes
-from halter.config.resolve import IN_APP, REVIEW, against_tools, resolve, resolve_agent
-from halter.config.schema import agent_schema, fleet_schema
+from halter.config.agent_files import AgentFile, parse_agent
+from halter.config.decode import agent_schema, fleet_schema
+from halter.config.merge import FleetConfig, parse_fleet
+from halter.config.resolve import IN_APP_CHANNEL, REVIEW_PHASES, check_named_tools, resolve_agent, resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.agent_spec import VERBS, ActiveHours, Channel, Notify, Review, Tasks
 from halter.core.clock import MINUTE, SECOND
-from halter.core.limits import Cap
-from halter.core.pacing import ActiveHours
-from halter.core.tasks import VERBS, Channel, Notify, Review, Tasks
+from halter.core.money import Cap
 
 
-def fleet(text: str = "") -> Fleet:
-    return fleet_of(load_bytes(text.encode(), "halter.yaml")) if text else Fleet()
+def fleet(text: str = "") -> FleetConfig:
+    return parse_fleet(load_bytes(text.encode(), "halter.yaml")) if text else FleetConfig()
 
 
-def agent(text: str = "") -> Agent:
-    return agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
+def agent(text: str = "") -> AgentFile:
+    return parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml"))
 
 
 def tasks(text: str = "", bound: str = "", folder: Path | None = None) -> Tasks:
@@ -209,7 +208,9 @@ def test_each_key_ends_in_the_agents_tasks(key: str, text: str, look: Any, expec
 @pytest.mark.parametrize(("key", "text"), [case[:2] for case in ALL])
 def test_no_key_touches_the_policy(key: str, text: str) -> None:
     bare = "".join(line for line in text.splitlines(keepends=True) if line.startswith("secrets:"))
-    assert resolve(Fleet(), agent(text)).digest() == resolve(Fleet(), agent(bare)).digest(), key
+    assert resolve_policy(FleetConfig(), agent(text)).digest() == resolve_policy(FleetConfig(), agent(bare)).digest(), (
+        key
+    )
 
 
 @pytest.mark.parametrize(("key", "text"), [case[:2] for case in ALL])
@@ -252,14 +253,14 @@ def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
 
 
 def test_an_agent_without_a_word_of_it_has_no_tasks_and_tells_in_the_app() -> None:
-    assert tasks() == Tasks(notify=Notify(channels=(IN_APP,)))
+    assert tasks() == Tasks(notify=Notify(channels=(IN_APP_CHANNEL,)))
     assert tasks().idle_halt == 5 * MINUTE
     assert tasks().concurrency is None
     assert tasks().triggers() == ()
 
 
 def test_the_walk_of_a_review_has_five_phases_with_exactly_their_grants() -> None:
-    walk = {phase.name: phase.grants for phase in resolve(Fleet(), agent("phases: review\n")).phases}
+    walk = {phase.name: phase.grants for phase in resolve_policy(FleetConfig(), agent("phases: review\n")).phases}
     assert walk == {
         "intake": ("retrieve_chunks",),
         "analysis": ("retrieve_chunks", "run_skill", "run_playbook", "propose_precedent"),
@@ -267,7 +268,7 @@ def test_the_walk_of_a_review_has_five_phases_with_exactly_their_grants() -> Non
         "ethics_review": ("emit_finding",),
         "delivery": ("notify",),
     }
-    assert resolve(Fleet(), agent("phases: review\n")).phases == REVIEW
+    assert resolve_policy(FleetConfig(), agent("phases: review\n")).phases == REVIEW_PHASES
 
 
 def test_a_review_has_all_verbs_and_hides_what_is_personal() -> None:
@@ -289,7 +290,7 @@ def test_an_agent_has_the_verbs_that_its_phases_grant_and_one_for_its_documents(
 
 def test_a_verb_that_a_phase_grants_is_not_taken_for_a_missing_tool() -> None:
     for text in ("phases: review\n", "phases: {tell: [notify]}\n"):
-        against_tools(resolve(Fleet(), agent(text)), agent(text), ())
+        check_named_tools(resolve_policy(FleetConfig(), agent(text)), agent(text), ())
 
 
 def test_times_are_those_of_the_fleet_where_a_schedule_names_no_zone() -> None:
@@ -314,7 +315,7 @@ def test_the_channels_of_the_fleet_come_before_the_agents_own() -> None:
 def test_a_program_without_places_may_say_what_is_told_too() -> None:
     made = agent()
     spoken = replace(made, spec=replace(made.spec, notify=Notify(on=("halted",))))
-    assert resolve_agent(Fleet(), spoken, None).tasks.notify.on == ("halted",)
+    assert resolve_agent(FleetConfig(), spoken, None).tasks.notify.on == ("halted",)
 
 
 def test_a_trigger_is_found_by_its_name() -> None:

@@ -7,19 +7,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.config.agent import agent_of
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import Document, load_bytes
+from halter.config.agent_files import parse_agent
+from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import resolve_agent
+from halter.config.yaml_reader import Document, load_bytes
+from halter.core.agent_spec import Tasks
 from halter.core.errors import ConfigError
-from halter.core.tasks import Tasks
 
 KEY = "sk-proj-mAdeUpKeyThatOpensNothing1234567890"
 
 
 def read(text: str, bound: str = "", folder: Path | None = None) -> Tasks:
-    fleet = fleet_of(load_bytes(bound.encode(), "halter.yaml")) if bound else Fleet()
-    return resolve_agent(fleet, agent_of(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml")), folder).tasks
+    fleet = parse_fleet(load_bytes(bound.encode(), "halter.yaml")) if bound else FleetConfig()
+    return resolve_agent(
+        fleet, parse_agent(load_bytes(f"name: night-watch\n{text}".encode(), "agent.yaml")), folder
+    ).tasks
 
 
 def refused(text: str, bound: str = "", folder: Path | None = None) -> str:
@@ -343,7 +345,7 @@ def test_whatever_stands_there_is_read_or_is_a_sentence(steps: list[int], other:
     document = Document({"name": "x", **put(whole.value, steps, other)}, whole.places)
     found: Tasks | str
     try:
-        found = resolve_agent(Fleet(), agent_of(document), None).tasks
+        found = resolve_agent(FleetConfig(), parse_agent(document), None).tasks
     except ConfigError as error:
         found = str(error)
     assert isinstance(found, Tasks) or found.startswith("agent.yaml")

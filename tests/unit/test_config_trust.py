@@ -8,10 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from halter.config.command_lines import loads_from_data
-from halter.config.trust import MAX_BYTES, Code, Trust, data_places, digest_of, folder_digest
+from halter.config.trust import (
+    MAX_BYTES,
+    AgentCode,
+    TrustFile,
+    digest_contents,
+    digest_folder,
+    find_data_load,
+    list_data_places,
+)
 from halter.core.errors import ConfigError
-from halter.core.servers import Server
+from halter.core.tools import ToolServer
 
 
 @pytest.fixture
@@ -29,18 +36,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def trust(tmp_path: Path) -> Trust:
-    return Trust(tmp_path / "state/trust.json")
+def trust(tmp_path: Path) -> TrustFile:
+    return TrustFile(tmp_path / "state/trust.json")
 
 
-def test_nothing_is_trusted_before_a_person_said_so(folder: Path, trust: Trust) -> None:
-    assert not trust.is_trusted(folder, folder_digest(folder))
+def test_nothing_is_trusted_before_a_person_said_so(folder: Path, trust: TrustFile) -> None:
+    assert not trust.is_trusted(folder, digest_folder(folder))
 
 
-def test_what_a_person_trusted_stays_trusted(folder: Path, trust: Trust, tmp_path: Path) -> None:
-    trust.trust(folder, folder_digest(folder), "ada", 7)
-    again = Trust(tmp_path / "state/trust.json")
-    assert again.is_trusted(folder, folder_digest(folder))
+def test_what_a_person_trusted_stays_trusted(folder: Path, trust: TrustFile, tmp_path: Path) -> None:
+    trust.trust(folder, digest_folder(folder), "ada", 7)
+    again = TrustFile(tmp_path / "state/trust.json")
+    assert again.is_trusted(folder, digest_folder(folder))
     assert [(found.by, found.at) for found in again.folders().values()] == [("ada", 7)]
 
 
@@ -76,10 +83,10 @@ CHANGES: list[Callable[[Path], object]] = [
         *("venv", "sitecustomize", "package.json", "dotenv", "any file", "link", "git hook", "bytecode"),
     ],
 )
-def test_changed_code_is_not_trusted(folder: Path, trust: Trust, change: Callable[[Path], object]) -> None:
-    trust.trust(folder, folder_digest(folder), "ada", 7)
+def test_changed_code_is_not_trusted(folder: Path, trust: TrustFile, change: Callable[[Path], object]) -> None:
+    trust.trust(folder, digest_folder(folder), "ada", 7)
     change(folder)
-    assert not trust.is_trusted(folder, folder_digest(folder))
+    assert not trust.is_trusted(folder, digest_folder(folder))
 
 
 AGENT = """\
@@ -100,33 +107,33 @@ collections: {letters: {path: letters/new}}
 )
 def test_declarations_and_data_are_no_code(folder: Path, file: str) -> None:
     (folder / "agent.yaml").write_text(AGENT)
-    before = folder_digest(folder)
+    before = digest_folder(folder)
     (folder / file).parent.mkdir(parents=True, exist_ok=True)
     with (folder / file).open("a") as changed:
         changed.write("# other\n")
-    assert folder_digest(folder) == before
+    assert digest_folder(folder) == before
 
 
 @pytest.mark.parametrize("root", [".", "..", "/"])
 def test_a_root_over_everything_leaves_nothing_out(folder: Path, root: str) -> None:
     (folder / "agent.yaml").write_text(AGENT.replace("root: desk", f"root: {root}"))
-    before = folder_digest(folder)
+    before = digest_folder(folder)
     (folder / "server").write_text("evil")
-    assert folder_digest(folder) != before
+    assert digest_folder(folder) != before
 
 
-def test_what_has_changed_since_is_told(folder: Path, trust: Trust) -> None:
-    contents = Code(folder).contents()
-    trust.trust(folder, digest_of(contents), "ada", 7, contents)
+def test_what_has_changed_since_is_told(folder: Path, trust: TrustFile) -> None:
+    contents = AgentCode(folder).contents()
+    trust.trust(folder, digest_contents(contents), "ada", 7, contents)
     (folder / "server").write_text("evil")
     (folder / "new").write_text("")
     (folder / "notes.txt").unlink()
-    told = trust.changed(folder, Code(folder).contents())
+    told = trust.changed(folder, AgentCode(folder).contents())
     assert told == "changed: `server`; new: `new`; gone: `notes.txt`"
 
 
 def test_what_looks_as_it_did_is_not_read_again_and_what_does_not_is(folder: Path) -> None:
-    code = Code(folder)
+    code = AgentCode(folder)
     before = code.digest()
     about = (folder / "server").stat()
     (folder / "server").write_text("#!/bin/sh\nevil\n")
@@ -139,20 +146,20 @@ def test_names_and_contents_cannot_be_taken_for_each_other(tmp_path: Path) -> No
         (tmp_path / name).mkdir()
         for file, content in files.items():
             (tmp_path / name / file).write_text(content)
-    assert folder_digest(tmp_path / "one") != folder_digest(tmp_path / "two")
+    assert digest_folder(tmp_path / "one") != digest_folder(tmp_path / "two")
 
 
-def test_the_same_code_elsewhere_has_to_be_trusted_there(folder: Path, trust: Trust, tmp_path: Path) -> None:
-    trust.trust(folder, folder_digest(folder), "ada", 7)
+def test_the_same_code_elsewhere_has_to_be_trusted_there(folder: Path, trust: TrustFile, tmp_path: Path) -> None:
+    trust.trust(folder, digest_folder(folder), "ada", 7)
     copied = tmp_path / "copy"
     folder.rename(copied)
-    assert not trust.is_trusted(copied, folder_digest(copied))
+    assert not trust.is_trusted(copied, digest_folder(copied))
 
 
 def test_a_link_out_to_a_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "linked").symlink_to(tmp_path)
     with pytest.raises(ConfigError, match="is a link that leads out to a folder"):
-        folder_digest(folder)
+        digest_folder(folder)
 
 
 def test_a_link_to_data_is_refused(folder: Path) -> None:
@@ -160,55 +167,55 @@ def test_a_link_to_data_is_refused(folder: Path) -> None:
     (folder / "desk").mkdir()
     (folder / "linked").symlink_to("desk/server")
     with pytest.raises(ConfigError, match="is a link to where data lies"):
-        folder_digest(folder)
+        digest_folder(folder)
 
 
 def test_what_a_link_leads_out_to_is_covered(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "server").write_text("one")
     (folder / "linked").symlink_to(tmp_path / "server")
-    before = folder_digest(folder)
+    before = digest_folder(folder)
     (tmp_path / "server").write_text("two")
-    assert folder_digest(folder) != before
+    assert digest_folder(folder) != before
 
 
 @pytest.mark.parametrize(
     "server",
     [
-        Server("x", command="./desk/server"),
-        Server("x", command="python", args=("desk/server.py",)),
-        Server("x", command="python", args=("-m", "desk")),
-        Server("x", command="python", args=("./desk",)),
-        Server("x", command="sh", args=("-c", "cd desk && ./server")),
-        Server("x", command="node", args=("--require=./desk/x.js", "server.js")),
-        Server("x", command="python", args=("server.py",), env={"PYTHONPATH": "lib:desk"}),
-        Server("x", command="python", args=("-m", "desk.server")),
-        Server("x", command="uvicorn", args=("desk.server:app",)),
-        Server("x", command="ruby", args=("-Idesk", "server.rb")),
-        Server("x", command="sh", args=("-c", "cd desk&&./server")),
-        Server("x", command="linked/server"),
+        ToolServer("x", command="./desk/server"),
+        ToolServer("x", command="python", args=("desk/server.py",)),
+        ToolServer("x", command="python", args=("-m", "desk")),
+        ToolServer("x", command="python", args=("./desk",)),
+        ToolServer("x", command="sh", args=("-c", "cd desk && ./server")),
+        ToolServer("x", command="node", args=("--require=./desk/x.js", "server.js")),
+        ToolServer("x", command="python", args=("server.py",), env={"PYTHONPATH": "lib:desk"}),
+        ToolServer("x", command="python", args=("-m", "desk.server")),
+        ToolServer("x", command="uvicorn", args=("desk.server:app",)),
+        ToolServer("x", command="ruby", args=("-Idesk", "server.rb")),
+        ToolServer("x", command="sh", args=("-c", "cd desk&&./server")),
+        ToolServer("x", command="linked/server"),
     ],
 )
-def test_no_command_line_loads_from_where_an_agent_writes(folder: Path, server: Server) -> None:
+def test_no_command_line_loads_from_where_an_agent_writes(folder: Path, server: ToolServer) -> None:
     (folder / "agent.yaml").write_text(AGENT)
     (folder / "desk").mkdir()
     (folder / "linked").symlink_to("desk")
-    assert loads_from_data(replace(server, cwd=str(folder)), data_places(folder), {})
-    assert loads_from_data(Server("x", command="python", cwd=str(folder / "desk")), data_places(folder), {})
-    assert loads_from_data(
-        Server("x", command="s", cwd=str(folder)), data_places(folder), {"PATH": f"/bin:{folder}/desk"}
+    assert find_data_load(replace(server, cwd=str(folder)), list_data_places(folder), {})
+    assert find_data_load(ToolServer("x", command="python", cwd=str(folder / "desk")), list_data_places(folder), {})
+    assert find_data_load(
+        ToolServer("x", command="s", cwd=str(folder)), list_data_places(folder), {"PATH": f"/bin:{folder}/desk"}
     )
-    honest = Server("x", command="python", args=("-m", "server", "--port=80"), cwd=str(folder))
-    assert not loads_from_data(honest, data_places(folder), {"PATH": "/bin"})
+    honest = ToolServer("x", command="python", args=("-m", "server", "--port=80"), cwd=str(folder))
+    assert not find_data_load(honest, list_data_places(folder), {"PATH": "/bin"})
 
 
 def test_a_program_may_work_on_data_but_not_be_loaded_from_it(folder: Path) -> None:
     (folder / "agent.yaml").write_text(AGENT)
     (folder / "data").mkdir()
     (folder / "data" / "server.py").touch()
-    works = Server("x", command="npx", args=("-y", "some-files-server", "data"), cwd=str(folder))
-    assert not loads_from_data(works, data_places(folder), {})
+    works = ToolServer("x", command="npx", args=("-y", "some-files-server", "data"), cwd=str(folder))
+    assert not find_data_load(works, list_data_places(folder), {})
     for args in (("data",), ("-m", "data"), ("data/server.py",), ("server.py", "data/server.py")):
-        assert loads_from_data(replace(works, command="python", args=args), data_places(folder), {})
+        assert find_data_load(replace(works, command="python", args=args), list_data_places(folder), {})
 
 
 @pytest.mark.parametrize(
@@ -230,7 +237,9 @@ def test_a_program_may_work_on_data_but_not_be_loaded_from_it(folder: Path) -> N
 def test_data_is_not_given_to_a_program_that_could_load_it(folder: Path, line: str) -> None:
     (folder / "data").mkdir()
     command, *args = line.split()
-    assert loads_from_data(Server("x", command=command, args=tuple(args), cwd=str(folder)), data_places(folder), {})
+    assert find_data_load(
+        ToolServer("x", command=command, args=tuple(args), cwd=str(folder)), list_data_places(folder), {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,7 +254,9 @@ def test_data_is_not_given_to_a_program_that_could_load_it(folder: Path, line: s
 def test_data_is_given_to_a_program_where_it_is_certain_what_is_run(folder: Path, line: str) -> None:
     (folder / "data").mkdir()
     command, *args = line.split()
-    assert not loads_from_data(Server("x", command=command, args=tuple(args), cwd=str(folder)), data_places(folder), {})
+    assert not find_data_load(
+        ToolServer("x", command=command, args=tuple(args), cwd=str(folder)), list_data_places(folder), {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -266,35 +277,37 @@ def test_a_declaration_is_covered_if_it_could_be_run(folder: Path, named: str, f
     (folder / "playbooks").mkdir()
     for each in ("AGENTS.md", "playbooks/one.yaml", "replies.yaml", ".git/description"):
         (folder / each).write_text("one")
-    before = folder_digest(folder)
+    before = digest_folder(folder)
     (folder / file).write_text("two")
-    assert folder_digest(folder) != before
+    assert digest_folder(folder) != before
 
 
 def test_words_of_a_command_line_that_are_no_paths_are_passed_over(folder: Path) -> None:
     (folder / ".mcp.json").write_text('{"mcpServers": {"x": {"command": "sh", "args": ["' + "x" * 5000 + '"]}}}')
-    assert folder_digest(folder)
+    assert digest_folder(folder)
 
 
 def test_a_link_to_a_folder_is_no_folder(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder)
     with pytest.raises(ConfigError, match="is not a folder"):
-        folder_digest(tmp_path / "link")
+        digest_folder(tmp_path / "link")
 
 
 def test_a_pipe_in_the_folder_is_not_waited_for(folder: Path) -> None:
-    before = folder_digest(folder)
+    before = digest_folder(folder)
     os.mkfifo(folder / "pipe.py")
-    assert folder_digest(folder) != before
+    assert digest_folder(folder) != before
 
 
-def test_trust_can_be_taken_back(folder: Path, trust: Trust) -> None:
-    trust.trust(folder, folder_digest(folder), "ada", 7)
+def test_trust_can_be_taken_back(folder: Path, trust: TrustFile) -> None:
+    trust.trust(folder, digest_folder(folder), "ada", 7)
     trust.distrust(folder)
-    assert not trust.is_trusted(folder, folder_digest(folder))
+    assert not trust.is_trusted(folder, digest_folder(folder))
 
 
-def test_the_record_is_for_its_owner_alone_and_replaced_as_a_whole(folder: Path, trust: Trust, tmp_path: Path) -> None:
+def test_the_record_is_for_its_owner_alone_and_replaced_as_a_whole(
+    folder: Path, trust: TrustFile, tmp_path: Path
+) -> None:
     trust.trust(folder, "one", "ada", 7)
     trust.trust(folder, "two", "ada", 8)
     record = tmp_path / "state/trust.json"
@@ -302,7 +315,7 @@ def test_the_record_is_for_its_owner_alone_and_replaced_as_a_whole(folder: Path,
     assert list(record.parent.iterdir()) == [record]
 
 
-def test_a_record_that_others_may_write_is_not_believed(folder: Path, trust: Trust, tmp_path: Path) -> None:
+def test_a_record_that_others_may_write_is_not_believed(folder: Path, trust: TrustFile, tmp_path: Path) -> None:
     trust.trust(folder, "one", "ada", 7)
     (tmp_path / "state/trust.json").chmod(0o666)
     with pytest.raises(ConfigError, match="Others may write to"):
@@ -310,7 +323,7 @@ def test_a_record_that_others_may_write_is_not_believed(folder: Path, trust: Tru
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"a": 1}', b"\xff"])
-def test_a_damaged_record_is_a_sentence_and_no_trust(trust: Trust, tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_record_is_a_sentence_and_no_trust(trust: TrustFile, tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state/trust.json").write_bytes(damage)
     (tmp_path / "state/trust.json").chmod(0o600)
@@ -321,10 +334,10 @@ def test_a_damaged_record_is_a_sentence_and_no_trust(trust: Trust, tmp_path: Pat
 def test_a_record_that_cannot_be_written_is_a_sentence(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file where a folder should be")
     with pytest.raises(ConfigError, match=r"trust\.json cannot be"):
-        Trust(tmp_path / "state/trust.json").trust(folder, "one", "ada", 7)
+        TrustFile(tmp_path / "state/trust.json").trust(folder, "one", "ada", 7)
 
 
-def test_a_folder_in_place_of_the_record_is_a_sentence(folder: Path, trust: Trust, tmp_path: Path) -> None:
+def test_a_folder_in_place_of_the_record_is_a_sentence(folder: Path, trust: TrustFile, tmp_path: Path) -> None:
     (tmp_path / "state/trust.json").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"trust\.json cannot be read: Is a directory"):
         trust.is_trusted(folder, "one")
@@ -334,4 +347,4 @@ def test_too_much_code_is_a_sentence(folder: Path) -> None:
     with (folder / "large.py").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
     with pytest.raises(ConfigError, match="holds too much code to be looked at"):
-        folder_digest(folder)
+        digest_folder(folder)

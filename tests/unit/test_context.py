@@ -9,27 +9,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.brain.context import (
-    MARKER,
-    TARGET,
+from halter.core.agent_spec import ContextStrategy
+from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, make_user_message
+from halter.loop.history import (
+    MARKER_TOKENS,
+    TARGET_FILL,
     Cut,
     Fits,
-    Shape,
+    HistoryShape,
     TooLarge,
     all_trusted,
-    fit,
-    left_out,
-    marker_for,
+    build_history_view,
+    find_unanswered,
+    fit_history,
+    list_left_out,
+    make_marker,
     marker_text,
     may_start,
-    newest,
-    shape,
-    shortened,
-    view,
+    measure_history,
+    measure_message,
+    shorten_results,
 )
-from halter.brain.meter import size
-from halter.core.messages import Message, Part, Text, ToolCall, ToolResult, user
-from halter.core.mind import ContextStrategy
 
 STRATEGIES: tuple[ContextStrategy, ...] = get_args(ContextStrategy)
 
@@ -47,11 +47,11 @@ def flat(messages: Sequence[Message]) -> list[tuple[str, Part]]:
     return [(message.role, part) for message in messages for part in message.parts]
 
 
-def uniform(starts: str, *, turn: int = 0, newest: int | None = None) -> Shape:
+def uniform(starts: str, *, turn: int = 0, newest: int | None = None) -> HistoryShape:
     """Make a history of messages of ten tokens: `s` where a cut may fall, `-` where it may not."""
     last = starts.rindex("s") if newest is None else newest
     sizes = [10] * len(starts)
-    return Shape(sizes=sizes, starts=[sign == "s" for sign in starts], task=0, turn=turn, newest=last)
+    return HistoryShape(sizes=sizes, starts=[sign == "s" for sign in starts], task=0, turn=turn, newest=last)
 
 
 @pytest.mark.parametrize(
@@ -74,29 +74,29 @@ def uniform(starts: str, *, turn: int = 0, newest: int | None = None) -> Shape:
     ],
 )
 def test_a_cut_falls_where_it_may_and_as_far_back_as_it_can(
-    history: Shape, window: int, expected: Cut | Fits | TooLarge
+    history: HistoryShape, window: int, expected: Cut | Fits | TooLarge
 ) -> None:
-    assert fit(history, window) == expected
+    assert fit_history(history, window) == expected
 
 
 def test_a_cut_stays_until_the_window_is_full_again() -> None:
     cut = Cut(6, (0,))
-    assert fit(uniform("s" * 14), 99, cut) == Fits()
-    assert fit(uniform("s" * 15), 99, cut) == Cut(11, (0,))
-    assert fit(uniform("s" * 15, turn=8), 99, cut) == Cut(12, (0, 8))
-    assert fit(uniform("s" * 15, turn=14), 99, Cut(6, (0, 3))) == Cut(11, (0,))
+    assert fit_history(uniform("s" * 14), 99, cut) == Fits()
+    assert fit_history(uniform("s" * 15), 99, cut) == Cut(11, (0,))
+    assert fit_history(uniform("s" * 15, turn=8), 99, cut) == Cut(12, (0, 8))
+    assert fit_history(uniform("s" * 15, turn=14), 99, Cut(6, (0, 3))) == Cut(11, (0,))
 
 
 def test_what_is_said_in_place_of_the_rest_counts_as_well() -> None:
-    assert fit(uniform("s" * 10), 99, marker=10) == Cut(7, (0,))
-    assert fit(uniform("s" * 10), 20, marker=1) == TooLarge(21, 20)
-    assert fit(uniform("s" * 14), 99, Cut(6, (0,)), marker=10) == Cut(11, (0,))
+    assert fit_history(uniform("s" * 10), 99, marker=10) == Cut(7, (0,))
+    assert fit_history(uniform("s" * 10), 20, marker=1) == TooLarge(21, 20)
+    assert fit_history(uniform("s" * 14), 99, Cut(6, (0,)), marker=10) == Cut(11, (0,))
 
 
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        (user("Hi."), True),
+        (make_user_message("Hi."), True),
         (said(), True),
         (said("", "a"), True),
         (results("a"), False),
@@ -111,25 +111,34 @@ def test_nothing_begins_with_a_result(message: Message, expected: bool) -> None:
     ("history", "expected"),
     [
         ([], 0),
-        ([user("a")], 0),
-        ([user("a"), said(), user("b")], 2),
-        ([user("a"), said(), user("b"), user("c")], 2),
-        ([user("a"), said("", "x"), results("x")], 1),
-        ([user("a"), said("", "x"), results("x"), user("b")], 1),
-        ([user("a"), said("", "x"), user("b"), results("x")], 1),
-        ([user("a"), said()], 1),
+        ([make_user_message("a")], 0),
+        ([make_user_message("a"), said(), make_user_message("b")], 2),
+        ([make_user_message("a"), said(), make_user_message("b"), make_user_message("c")], 2),
+        ([make_user_message("a"), said("", "x"), results("x")], 1),
+        ([make_user_message("a"), said("", "x"), results("x"), make_user_message("b")], 1),
+        ([make_user_message("a"), said("", "x"), make_user_message("b"), results("x")], 1),
+        ([make_user_message("a"), said()], 1),
     ],
 )
 def test_what_is_not_answered_yet_is_known(history: list[Message], expected: int) -> None:
-    assert newest(history) == expected
+    assert find_unanswered(history) == expected
 
 
-HISTORY = [user("Task."), said("", "a"), results("a"), user("Turn."), said("", "b"), results("b"), said(), user("Now.")]
+HISTORY = [
+    make_user_message("Task."),
+    said("", "a"),
+    results("a"),
+    make_user_message("Turn."),
+    said("", "b"),
+    results("b"),
+    said(),
+    make_user_message("Now."),
+]
 
 
 def test_a_view_has_the_task_the_marker_what_opened_the_turn_and_the_rest() -> None:
-    marker = marker_for(Cut(6, (0, 3)), "compact")
-    opening, answer, last = view(HISTORY, Cut(6, (0, 3)), marker)
+    marker = make_marker(Cut(6, (0, 3)), "compact")
+    opening, answer, last = build_history_view(HISTORY, Cut(6, (0, 3)), marker)
     assert opening == Message(
         "user", (Text("Task."), Text(marker_text(4), "config", reason="compacted"), Text("Turn."))
     )
@@ -137,19 +146,19 @@ def test_a_view_has_the_task_the_marker_what_opened_the_turn_and_the_rest() -> N
 
 
 def test_messages_to_a_model_that_follow_each_other_become_one() -> None:
-    assert view([user("a"), results("x"), said(), said(), user("b")]) == (
+    assert build_history_view([make_user_message("a"), results("x"), said(), said(), make_user_message("b")]) == (
         Message("user", (Text("a"), *results("x").parts)),
         said(),
         said(),
-        user("b"),
+        make_user_message("b"),
     )
-    assert view(HISTORY)[0] is HISTORY[0]
-    assert view(HISTORY, Cut(7, (0,))) == (Message("user", (Text("Task."), Text("Now."))),)
+    assert build_history_view(HISTORY)[0] is HISTORY[0]
+    assert build_history_view(HISTORY, Cut(7, (0,))) == (Message("user", (Text("Task."), Text("Now."))),)
 
 
 def test_results_in_what_opened_the_turn_go_with_their_calls() -> None:
-    history = [user("Task."), said("", "a"), results("a", note="Turn."), said(), user("Now.")]
-    opening, _, _ = view(history, Cut(3, (0, 2)))
+    history = [make_user_message("Task."), said("", "a"), results("a", note="Turn."), said(), make_user_message("Now.")]
+    opening, _, _ = build_history_view(history, Cut(3, (0, 2)))
     assert opening == Message("user", (Text("Task."), Text("Turn.", "config", reason="hint")))
 
 
@@ -157,23 +166,23 @@ def test_a_marker_says_how_much_is_left_out_or_what_it_was_about() -> None:
     cut = Cut(6, (0, 3))
     assert cut.dropped == 4
     assert marker_text(1) == "[1 earlier message is left out here.]"
-    assert marker_for(cut, "sliding_window") is None
-    assert marker_for(cut, "compact") == marker_for(cut, "summarize")
-    told = marker_for(cut, "summarize", "They met.", trusted=True)
+    assert make_marker(cut, "sliding_window") is None
+    assert make_marker(cut, "compact") == make_marker(cut, "summarize")
+    told = make_marker(cut, "summarize", "They met.", trusted=True)
     assert told == Text(f"{marker_text(4)} A summary of them:\nThey met.", "model", True, "summarized")
-    assert size(Message("user", (Text(marker_text(10**12)),))) <= MARKER
+    assert measure_message(Message("user", (Text(marker_text(10**12)),))) <= MARKER_TOKENS
 
 
 def test_what_a_second_cut_leaves_out_is_told_apart_from_the_first() -> None:
-    assert left_out(HISTORY, Cut(4, (0, 3))) == (HISTORY[1], HISTORY[2])
-    assert left_out(HISTORY, Cut(6, (0, 3)), Cut(4, (0, 3))) == (HISTORY[4], HISTORY[5])
-    assert left_out(HISTORY, Cut(6, (0,)), Cut(4, (0, 3))) == (HISTORY[3], HISTORY[4], HISTORY[5])
+    assert list_left_out(HISTORY, Cut(4, (0, 3))) == (HISTORY[1], HISTORY[2])
+    assert list_left_out(HISTORY, Cut(6, (0, 3)), Cut(4, (0, 3))) == (HISTORY[4], HISTORY[5])
+    assert list_left_out(HISTORY, Cut(6, (0,)), Cut(4, (0, 3))) == (HISTORY[3], HISTORY[4], HISTORY[5])
 
 
 def test_a_summary_of_anything_untrusted_is_not_trusted() -> None:
-    assert all_trusted([user("a"), user("b", "config")])
-    assert not all_trusted([user("a"), results("x")])
-    assert not all_trusted([user("a"), user("b", "document", trusted=False)])
+    assert all_trusted([make_user_message("a"), make_user_message("b", "config")])
+    assert not all_trusted([make_user_message("a"), results("x")])
+    assert not all_trusted([make_user_message("a"), make_user_message("b", "document", trusted=False)])
     assert not all_trusted([Message("assistant", (ToolCall("c", "read", "{}"),))])
 
 
@@ -184,7 +193,7 @@ def long_result(length: int) -> Message:
 
 def test_a_long_result_shows_its_beginning_its_end_and_how_to_read_the_rest() -> None:
     message = long_result(10_000)
-    short = shortened(message, 1000)
+    short = shorten_results(message, 1000)
     result, words = short.parts
     assert isinstance(result, ToolResult)
     assert words == message.parts[1]
@@ -201,16 +210,16 @@ def test_a_long_result_shows_its_beginning_its_end_and_how_to_read_the_rest() ->
 
 def test_a_message_is_shortened_once_for_each_limit_and_one_that_fits_is_left_alone() -> None:
     message = long_result(5000)
-    assert shortened(message, 5000) is message
-    assert shortened(message, 1000) is shortened(message, 1000)
-    assert shortened(message, 500) != shortened(message, 1000)
+    assert shorten_results(message, 5000) is message
+    assert shorten_results(message, 1000) is shorten_results(message, 1000)
+    assert shorten_results(message, 500) != shorten_results(message, 1000)
     assert message == long_result(5000)
 
 
 @settings(deadline=None)
 @given(st.text(max_size=400), st.integers(0, 400))
 def test_a_result_never_grows_by_being_shortened(text: str, limit: int) -> None:
-    [part] = shortened(Message("user", (ToolResult("c", "read", "ok", text),)), limit).parts
+    [part] = shorten_results(Message("user", (ToolResult("c", "read", "ok", text),)), limit).parts
     assert isinstance(part, ToolResult)
     assert len(part.text) <= len(text)
     assert part.text == text or len(part.text) <= max(limit, 100)
@@ -240,20 +249,20 @@ def grow(session: Session, kind: str, length: int, calls: int) -> None:
                 session.turn = len(session.history) - 1 if length % 10 == 1 else session.turn
         case "turn":
             session.turn = len(session.history)
-            session.history.append(user(text))
+            session.history.append(make_user_message(text))
         case _:
-            session.history.append(user(text, "config", reason="max_tokens_recovery"))
+            session.history.append(make_user_message(text, "config", reason="max_tokens_recovery"))
 
 
 def ask(session: Session, window: int, strategy: ContextStrategy) -> None:
     """Make the request that a loop would make, and see that all promises hold."""
-    history, sizes = session.history, [size(message) for message in session.history]
-    now = shape(history, sizes, task=0, turn=session.turn)
-    match fit(now, window, session.cut, marker=MARKER):
+    history, sizes = session.history, [measure_message(message) for message in session.history]
+    now = measure_history(history, sizes, task=0, turn=session.turn)
+    match fit_history(now, window, session.cut, marker=MARKER_TOKENS):
         case TooLarge(least):
             must = {0, session.turn, *range(now.newest, len(history))}
             assert least > window
-            assert sum(sizes[place] for place in must) + MARKER > window
+            assert sum(sizes[place] for place in must) + MARKER_TOKENS > window
             return
         case Cut() as cut:
             assert cut != session.cut
@@ -261,14 +270,14 @@ def ask(session: Session, window: int, strategy: ContextStrategy) -> None:
             session.cut, session.before = cut, []
         case Fits():
             pass
-    marker = marker_for(session.cut, strategy, "S") if session.cut else None
-    sent = view(history, session.cut, marker)
+    marker = make_marker(session.cut, strategy, "S") if session.cut else None
+    sent = build_history_view(history, session.cut, marker)
     promised(session, sent, window)
 
 
 def promised(session: Session, sent: tuple[Message, ...], window: int) -> None:
     parts = flat(sent)
-    assert sum(map(size, sent)) <= window
+    assert sum(map(measure_message, sent)) <= window
     assert parts[: len(session.before)] == session.before
     session.before = parts
     for opening in (session.history[0], session.history[session.turn]):
@@ -291,7 +300,7 @@ growth = st.tuples(st.sampled_from(["answer"] * 4 + ["turn", "internal"]), st.in
 def test_a_session_that_grows_and_is_cut_keeps_all_promises(
     grown: list[tuple[str, int, int]], window: int, strategy: ContextStrategy
 ) -> None:
-    session = Session([user("The task.")])
+    session = Session([make_user_message("The task.")])
     for kind, length, calls in grown:
         grow(session, kind, length, calls)
         if session.history[-1].role == "user":
@@ -299,10 +308,10 @@ def test_a_session_that_grows_and_is_cut_keeps_all_promises(
 
 
 def test_cuts_are_rare() -> None:
-    session, cuts = Session([user("The task.")]), set[Cut | None]()
+    session, cuts = Session([make_user_message("The task.")]), set[Cut | None]()
     for step in range(400):
         grow(session, "answer", 100 + step % 7, 1)
         ask(session, 20_000, "compact")
         cuts.add(session.cut)
-    written = sum(map(size, session.history))
-    assert 2 < len(cuts) <= 2 + written / (20_000 * (1 - TARGET))
+    written = sum(map(measure_message, session.history))
+    assert 2 < len(cuts) <= 2 + written / (20_000 * (1 - TARGET_FILL))

@@ -15,10 +15,9 @@ from halter.core.events import CallSettled, DecisionMade, HaltRequested, StoreAc
 from halter.core.ids import FLEET
 from halter.core.money import Charge
 from halter.core.ports import Stored
-from halter.journal.checkpoints import Checkpointer, Machine, checkpoint_file
-from halter.journal.chronicle import read_chronicle
-from halter.journal.continuity import LOOKED_BACK, Accepted, Continuity, Doubt, place_of
-from halter.journal.keys import signing_key
+from halter.journal.checkpoints import Checkpointer, CheckpointIo, checkpoint_file, load_signing_key
+from halter.journal.open import FITTING_CHECKPOINTS, AcceptancePending, Continuity, OlderCopy, name_store_place
+from halter.journal.verify import read_checkpoint_log
 from tests.unit.conftest import event as made
 
 STORE = "store"
@@ -38,7 +37,7 @@ class History:
         self.now = SECOND
 
     def process(self, key: Path | None = None) -> Checkpointer:
-        quick = Machine(sync=lambda _: None)
+        quick = CheckpointIo(sync=lambda _: None)
         return Checkpointer(self.folder, key or self.key, STORE, lambda: self.now, every_events=10**6, machine=quick)
 
     def commits(self, stream: str, what: Any = None, salt: int = 0) -> Stored:
@@ -57,7 +56,7 @@ class History:
     def continuity(self) -> Continuity:
         return Continuity(self.folder, self.place)
 
-    def look(self, store: list[Stored] | None = None) -> Doubt | Accepted | None:
+    def look(self, store: list[Stored] | None = None) -> OlderCopy | AcceptancePending | None:
         return self.continuity().look(asking(self.events if store is None else store), STORE)
 
 
@@ -129,7 +128,7 @@ def test_every_copy_older_than_a_checkpoint_is_doubted_and_no_later_one(taken: S
         for length in range(len(history.events) + 1):
             found = history.look(history.copy(length))
             assert (found is not None) == (length < known)
-            if isinstance(found, Doubt):
+            if isinstance(found, OlderCopy):
                 assert found.kind == "older"
                 assert 0 < found.events <= len(history.events) - length
                 assert {gap.stream for gap in found.gaps} <= {event.stream for event in history.events[length:]}
@@ -146,7 +145,7 @@ def test_an_accepted_copy_goes_on_and_verifies_and_a_still_older_one_is_doubted_
         length = data.draw(st.integers(0, known - 1))
         lost = history.events[length:]
         found = history.look(history.copy(length))
-        assert isinstance(found, Doubt)
+        assert isinstance(found, OlderCopy)
         del history.events[length:]
         person = history.process()
         accepted = history.commits(FLEET, StoreAccepted(by="ada", lacks="much"), salt=1)
@@ -158,13 +157,13 @@ def test_an_accepted_copy_goes_on_and_verifies_and_a_still_older_one_is_doubted_
                 person.saw([history.commits(what, salt=1)])
         person.flush()
         assert history.look() is None
-        chronicle = read_chronicle(history.folder, STORE)
+        chronicle = read_checkpoint_log(history.folder, STORE)
         assert chronicle.findings == []
         whole = {(event.stream, event.seq): event.hash.hex() for event in history.events}
         for stream, claims in chronicle.claims.items():
             assert {(stream, seq): digest for seq, digest in claims.items()}.items() <= whole.items()
-        assert isinstance(history.look(history.copy(length)), Doubt)
-        assert isinstance(history.look([*history.copy(length), *lost]), Doubt)
+        assert isinstance(history.look(history.copy(length)), OlderCopy)
+        assert isinstance(history.look([*history.copy(length), *lost]), OlderCopy)
 
 
 def test_what_is_missing_is_said_in_words(history: History) -> None:
@@ -176,7 +175,7 @@ def test_what_is_missing_is_said_in_words(history: History) -> None:
     process.saw([history.commits("session:a", DecisionMade(decision="d", verdict="deny", by="ada", digest=""))])
     process.saw([history.commits("fleet", HaltRequested(scope="fleet", by="ada"))])
     found = history.look(history.copy(ends))
-    assert isinstance(found, Doubt)
+    assert isinstance(found, OlderCopy)
     assert found.sentence() == (
         f"The store {history.place} is older than its checkpoints: it ends at 2023-11-14 22:13:21 UTC, and 3 events "
         "until 2023-11-14 22:13:24 UTC are missing (1 of fleet, 2 of session:a). Missing with them: up to $0.12 of "
@@ -187,12 +186,12 @@ def test_what_is_missing_is_said_in_words(history: History) -> None:
 
 def test_a_store_is_looked_at_in_a_few_reads_however_much_was_checkpointed(history: History) -> None:
     process = history.process()
-    for number in range(3 * LOOKED_BACK):
+    for number in range(3 * FITTING_CHECKPOINTS):
         process.saw([history.commits(f"session:{number % 7}"), history.commits("session:other")])
         process.flush()
     ask = asking(history.events)
     assert history.continuity().look(ask, STORE) is None
-    assert ask.asked == LOOKED_BACK
+    assert ask.asked == FITTING_CHECKPOINTS
 
 
 def test_lines_of_other_processes_that_know_nothing_later_hide_nothing(history: History) -> None:
@@ -204,27 +203,27 @@ def test_lines_of_other_processes_that_know_nothing_later_hide_nothing(history: 
     history.process().saw([history.commits("fleet")])
     for process in others:
         process.flush()
-    assert isinstance(history.look(history.copy(length)), Doubt)
+    assert isinstance(history.look(history.copy(length)), OlderCopy)
     assert history.look() is None
 
 
 def test_a_checkpoint_of_an_earlier_version_is_compared_by_all_its_heads(history: History) -> None:
     process = history.process()
     process.saw([history.commits("session:a"), history.commits("fleet")])
-    path, key = checkpoint_file(history.folder, STORE), signing_key(history.key)
+    path, key = checkpoint_file(history.folder, STORE), load_signing_key(history.key)
     old = msgspec.json.decode(path.read_bytes())
     del old["last"]
     old["signature"] = ""
     old["signature"] = key.sign(b"halter.checkpoint.1\n" + msgspec.json.encode(old))
     path.write_bytes(msgspec.json.encode(old) + b"\n")
-    assert read_chronicle(history.folder, STORE).findings == []
+    assert read_checkpoint_log(history.folder, STORE).findings == []
     assert history.look() is None
-    assert isinstance(history.look(history.copy(1)), Doubt)
+    assert isinstance(history.look(history.copy(1)), OlderCopy)
 
 
 def test_a_line_that_nobody_signed_raises_no_doubt_and_hides_none(history: History, tmp_path: Path) -> None:
     history.process().saw([history.commits("fleet"), history.commits("fleet")])
-    trusted = {signing_key(history.key).public}
+    trusted = {load_signing_key(history.key).public}
     forger = history.process(tmp_path / "forged")
     forger.accept({"fleet": 0})
     ahead = msgspec.structs.replace(history.events[-1], seq=9)
@@ -232,16 +231,16 @@ def test_a_line_that_nobody_signed_raises_no_doubt_and_hides_none(history: Histo
     forger.flush()
     continuity = Continuity(history.folder, history.place, trusted)
     assert continuity.look(asking(history.events), STORE) is None
-    assert isinstance(continuity.look(asking(history.copy(1)), STORE), Doubt)
+    assert isinstance(continuity.look(asking(history.copy(1)), STORE), OlderCopy)
 
 
 def test_what_was_accepted_on_another_machine_is_accepted_here(history: History) -> None:
     history.process().saw([history.commits("session:a"), history.commits("session:b")])
     del history.events[1:]
-    assert isinstance(history.look(), Doubt)
+    assert isinstance(history.look(), OlderCopy)
     history.commits(FLEET, StoreAccepted(by="ada", lacks="much"))
     found = history.look()
-    assert isinstance(found, Accepted)
+    assert isinstance(found, AcceptancePending)
     assert found.given_up == {"session:b": 0}
     history.process().accept(found.given_up)
     assert history.look() is None
@@ -252,7 +251,7 @@ def test_an_acceptance_that_the_checkpoints_know_excuses_no_later_loss(history: 
     process.saw([history.commits(FLEET, StoreAccepted(by="ada", lacks="much"))])
     process.saw([history.commits("session:a")])
     process.flush()
-    assert isinstance(history.look(history.copy(1)), Doubt)
+    assert isinstance(history.look(history.copy(1)), OlderCopy)
 
 
 def test_a_store_that_is_gone_or_was_replaced_is_missed_where_it_was_used(history: History) -> None:
@@ -265,7 +264,7 @@ def test_a_store_that_is_gone_or_was_replaced_is_missed_where_it_was_used(histor
     assert gone is not None
     assert "is gone" in gone.sentence()
     replaced = continuity.look(asking([]), "another")
-    assert isinstance(replaced, Doubt)
+    assert isinstance(replaced, OlderCopy)
     assert "is not the one that was used here before" in replaced.sentence()
     assert Continuity(history.folder, "elsewhere").look(asking([]), "another") is None
     continuity.remember("another")
@@ -279,8 +278,8 @@ def spelled(folder: Path) -> Iterator[str]:
 
 
 def test_a_place_has_one_name_and_no_password(tmp_path: Path) -> None:
-    assert len({place_of(url) for url in spelled(tmp_path)}) == 1
-    assert place_of("memory:") == ""
-    place = place_of("postgresql://ada:secret@db.example:5432/fleet?connect_timeout=5")
+    assert len({name_store_place(url) for url in spelled(tmp_path)}) == 1
+    assert name_store_place("memory:") == ""
+    place = name_store_place("postgresql://ada:secret@db.example:5432/fleet?connect_timeout=5")
     assert place == "postgresql://db.example:5432/fleet?schema=halter"
-    assert place == place_of("postgresql://db.example/fleet")
+    assert place == name_store_place("postgresql://db.example/fleet")

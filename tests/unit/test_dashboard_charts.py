@@ -7,7 +7,6 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.app.desk.looking import Saw
 from halter.core.clock import SECOND
 from halter.core.events import (
     AnyEvent,
@@ -23,18 +22,21 @@ from halter.core.events import (
 )
 from halter.core.ids import StreamId
 from halter.core.ports import Stored
-from halter.server.dashboard.charts import (
+from halter.dashboard.parts import (
     BAD,
-    MOST,
-    Options,
-    Span,
-    history,
-    spend_over_time,
-    thin,
-    timeline,
+    MOST_BARS,
+    ChartOptions,
+    ChartSpan,
+    chart_history,
+    chart_spending,
+    chart_timeline,
+    make_file_name,
+    make_legible,
+    make_single_line,
+    thin_points,
 )
-from halter.server.dashboard.legible import file_name, legible, one_line
-from halter.server.dashboard.spans import LANES, healths_of, numbers_of, spans_of
+from halter.dashboard.session import LANES, find_health_spans, find_number_series, find_spans
+from halter.operations.queries import Saw
 
 ANY = st.text(st.characters(codec=None, categories=None), max_size=40)
 
@@ -60,7 +62,7 @@ def keys_of(value: Any) -> Iterator[str]:
             pass
 
 
-def harmless(options: Options) -> None:
+def harmless(options: ChartOptions) -> None:
     """No key comes from outside, tooltips are no HTML, and any browser is sent what it can read."""
     assert not any(key.startswith(":") or not key.isidentifier() for key in keys_of(options))
     assert options["tooltip"]["renderMode"] == "richText"
@@ -68,7 +70,7 @@ def harmless(options: Options) -> None:
 
 
 def test_spending_adds_up_against_its_cap() -> None:
-    made = spend_over_time([(1 * SECOND, 0.5), (2 * SECOND, 0.25)], 2.0, 9 * SECOND)
+    made = chart_spending([(1 * SECOND, 0.5), (2 * SECOND, 0.25)], 2.0, 9 * SECOND)
     (line,) = made["series"]
     assert line["data"] == [[1000, 0.5], [2000, 0.75], [9000, 0.75]]
     assert line["markLine"]["data"][0]["yAxis"] == 2.0
@@ -76,14 +78,14 @@ def test_spending_adds_up_against_its_cap() -> None:
 
 
 def test_without_a_cap_no_line_is_drawn_for_it_and_without_spending_nothing_breaks() -> None:
-    (line,) = spend_over_time([], None, SECOND)["series"]
+    (line,) = chart_spending([], None, SECOND)["series"]
     assert line["data"] == []
     assert "markLine" not in line
 
 
 def test_many_points_are_thinned_and_the_last_one_stays() -> None:
-    points = thin(list(range(12_345)))
-    assert len(points) <= MOST + 1
+    points = thin_points(list(range(12_345)))
+    assert len(points) <= MOST_BARS + 1
     assert points[-1] == 12_344
 
 
@@ -97,7 +99,7 @@ def test_a_timeline_tells_turns_requests_calls_and_brakes_apart() -> None:
         CallRefused(call="d", tool="pay", outcome="tool_not_granted", sentence="no", level="SAFE"),
         GuardrailTriggered(guardrail="idle", sentence="so"),
     )
-    spans = spans_of(events, 20 * SECOND)
+    spans = find_spans(events, 20 * SECOND)
     told = {(span.lane, span.name, span.start // SECOND, span.end and span.end // SECOND) for span in spans}
     assert told == {
         ("turns", "turn 1, under way", 1, 20),
@@ -107,12 +109,12 @@ def test_a_timeline_tells_turns_requests_calls_and_brakes_apart() -> None:
         ("brakes", "guardrail idle", 7, None),
     }
     assert {span.lane for span in spans if span.mood == BAD} == {"calls", "brakes"}
-    harmless(timeline(spans, LANES))
+    harmless(chart_timeline(spans, LANES))
 
 
 def test_a_turn_that_ended_well_and_one_that_was_stopped_look_different() -> None:
     well, stopped = (
-        spans_of(stored(TurnStarted(turn=1), TurnEnded(turn=1, why="ended", sentence=sentence)), 0)[0].mood
+        find_spans(stored(TurnStarted(turn=1), TurnEnded(turn=1, why="ended", sentence=sentence)), 0)[0].mood
         for sentence in ("", "It was stopped.")
     )
     assert well != stopped == BAD
@@ -120,7 +122,7 @@ def test_a_turn_that_ended_well_and_one_that_was_stopped_look_different() -> Non
 
 def test_the_health_of_a_sensor_lasts_until_it_changes() -> None:
     events = stored(SensorChanged(sensor="a", health="ok"), SensorChanged(sensor="a", health="failing"))
-    assert [(span.start, span.end, span.mood == BAD) for span in healths_of(events, 9 * SECOND)] == [
+    assert [(span.start, span.end, span.mood == BAD) for span in find_health_spans(events, 9 * SECOND)] == [
         (SECOND, 2 * SECOND, False),
         (2 * SECOND, 9 * SECOND, True),
     ]
@@ -128,34 +130,34 @@ def test_the_health_of_a_sensor_lasts_until_it_changes() -> None:
 
 def test_only_facts_that_are_numbers_and_seen_more_than_once_are_drawn() -> None:
     seen = [Saw(1, {"a": 1, "b": "x", "c": True, "d": 1e300}), Saw(2, {"a": 2.5, "b": 7, "e": None})]
-    assert numbers_of(seen) == {"a": [(1, 1.0), (2, 2.5)]}
+    assert find_number_series(seen) == {"a": [(1, 1.0), (2, 2.5)]}
 
 
 @given(ANY, ANY)
 def test_no_words_become_a_key_of_a_chart_or_its_html(name: str, lane: str) -> None:
-    harmless(history({name: [(0, 1.0)]}))
-    harmless(timeline([Span(lane, name, 0, 1), Span(lane, name, 5)], [lane]))
+    harmless(chart_history({name: [(0, 1.0)]}))
+    harmless(chart_timeline([ChartSpan(lane, name, 0, 1), ChartSpan(lane, name, 5)], [lane]))
 
 
 @given(ANY)
 def test_any_text_can_be_sent_to_a_browser_and_hides_nothing(text: str) -> None:
-    shown = legible(text)
+    shown = make_legible(text)
     shown.encode()
     assert not set(shown) & set("\u202e\u202d\u2066\u2067\u2068\u200b\u200f\x00\x1b\x07")
-    assert "\n" not in one_line(text)
+    assert "\n" not in make_single_line(text)
 
 
 def test_what_turns_letters_around_is_made_visible() -> None:
-    assert legible("invoice\u202efdp.exe") == "invoice⟨U+202E⟩fdp.exe"
+    assert make_legible("invoice\u202efdp.exe") == "invoice⟨U+202E⟩fdp.exe"
 
 
 def test_long_words_are_cut_and_it_is_said_how_much_is_missing() -> None:
-    assert legible("x" * 30_000).endswith("… (10,000 characters more)")
+    assert make_legible("x" * 30_000).endswith("… (10,000 characters more)")
 
 
 @given(ANY)
 def test_the_name_of_a_download_is_a_plain_one(text: str) -> None:
-    name = file_name(text)
+    name = make_file_name(text)
     assert name
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
     assert not name.startswith(".")

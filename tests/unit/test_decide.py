@@ -5,34 +5,35 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.brain import words
-from halter.brain.decide import (
-    EXPECTED,
-    LONGEST_BACK_OFF,
+from halter.core.clock import SECOND
+from halter.core.events import YieldRequest
+from halter.core.messages import Reply, Text, ToolCall, ToolResult
+from halter.core.vocabulary import SessionKind, TurnEnd
+from halter.loop import decide
+from halter.loop.decide import (
+    LONGEST_BACKOFF,
     LONGEST_RETRY_AFTER,
     MOST_CALLS,
-    OVERFLOWS,
+    MOST_OUTPUT_REMINDERS,
+    MOST_OVERFLOWS,
     Act,
-    Again,
     End,
+    FailedAttempt,
     Finish,
+    NextTurn,
     Park,
     Refuse,
-    Rules,
     Say,
     Shrink,
     Think,
-    after_turn,
-    back_off,
-    next_step,
+    Turn,
+    TurnLimits,
+    compute_backoff,
+    decide_after_turn,
+    decide_next_step,
 )
-from halter.brain.turn import Failure, Turn
-from halter.core.clock import SECOND
-from halter.core.events import Yielded
-from halter.core.messages import Reply, Text, ToolCall, ToolResult
-from halter.core.vocabulary import SessionKind, TurnEnd
 
-RULES = Rules(kind="task")
+RULES = TurnLimits(kind="task")
 CALL = ToolCall("c1_0_0", "send", "{}")
 TROUBLES: tuple[TurnEnd, ...] = ("max_steps", "timed_out", "repetition", "model_error")
 KINDS: tuple[SessionKind, ...] = ("chat", "task", "autonomous")
@@ -43,12 +44,12 @@ def turn(**given: Any) -> Turn:
     return Turn(number=1, over=False, **{"since": 0, **given})
 
 
-def rules(**given: Any) -> Rules:
+def rules(**given: Any) -> TurnLimits:
     return msgspec.structs.replace(RULES, **given)
 
 
-def step(given: Turn, of: Rules = RULES, **more: Any) -> Any:
-    return next_step(given, of, more.pop("now", 0), **more)
+def step(given: Turn, of: TurnLimits = RULES, **more: Any) -> Any:
+    return decide_next_step(given, of, more.pop("now", 0), **more)
 
 
 def why(found: Any) -> str:
@@ -90,7 +91,7 @@ def test_as_many_calls_as_may_be_are_made() -> None:
 
 
 def test_before_each_step_a_halt_goes_first_then_the_time_then_the_steps() -> None:
-    everything: dict[str, Any] = {"halted": True, "since": LONG_AGO, "steps": 50, "failures": (Failure("no"),)}
+    everything: dict[str, Any] = {"halted": True, "since": LONG_AGO, "steps": 50, "failures": (FailedAttempt("no"),)}
     assert why(step(turn(**everything))) == "external_halt"
     everything["halted"] = False
     assert why(step(turn(**everything))) == "timed_out"
@@ -115,7 +116,7 @@ def test_a_cap_ends_the_turn_with_last_words_or_without() -> None:
     wrapping = capped.told("wrap_up", 0)
     assert step(wrapping) == Think()
     assert why(step(wrapping.thought(Reply(()), (), 0))) == "cost_cap_reached"
-    assert why(step(wrapping.failed(0, Failure("no", may_retry=True), 0))) == "cost_cap_reached"
+    assert why(step(wrapping.failed(0, FailedAttempt("no", may_retry=True), 0))) == "cost_cap_reached"
     assert why(step(wrapping.refused(0, "cost_cap_reached", "none left", 0))) == "cost_cap_reached"
 
 
@@ -145,7 +146,7 @@ def test_an_empty_answer_is_asked_about_once() -> None:
     empty = spoken(" \n")
     assert reason(step(empty)) == "empty_answer"
     again = empty.told("empty_answer", 0).thought(Reply(()), (), 0)
-    assert step(again) == Finish("model_error", words.SAID_NOTHING)
+    assert step(again) == Finish("model_error", decide.SAID_NOTHING)
 
 
 def test_an_autonomous_turn_that_has_acted_may_end_in_silence() -> None:
@@ -168,7 +169,7 @@ def test_a_cut_answer_is_continued_so_often(used: int, most: int, *, ends: bool)
 
 
 def test_a_cut_call_is_asked_for_again() -> None:
-    refused = [ToolResult(CALL.id, "send", "invalid_arguments", words.CUT_CALL)]
+    refused = [ToolResult(CALL.id, "send", "invalid_arguments", decide.CUT_CALL)]
     given = turn(calls=(CALL,), stop="max_tokens").acted([CALL], refused, 0)
     assert reason(step(given)) == "cut_call"
     assert given.told("cut_call", 0).recoveries == 1
@@ -176,7 +177,7 @@ def test_a_cut_call_is_asked_for_again() -> None:
 
 def test_an_expected_output_is_asked_for_until_patience_ends() -> None:
     given, expecting = spoken("Seven."), rules(expects_output=True)
-    for _ in range(EXPECTED):
+    for _ in range(MOST_OUTPUT_REMINDERS):
         assert reason(step(given, expecting)) == "output_expected"
         told = given.told("output_expected", 0)
         given = told.thought(Reply((Text("Seven.", "model", trusted=False),)), (), 0)
@@ -210,8 +211,8 @@ def test_a_warning_is_given_once() -> None:
     assert turn().told("near_budget", 0).opened(2, 0, 0).warned
 
 
-RETRY, FINAL = Failure("busy", may_retry=True), Failure("bad")
-OVERFLOW = Failure("ContextOverflow: too long")
+RETRY, FINAL = FailedAttempt("busy", may_retry=True), FailedAttempt("bad")
+OVERFLOW = FailedAttempt("ContextOverflow: too long")
 
 
 @pytest.mark.parametrize(
@@ -236,21 +237,21 @@ def test_a_failure_is_tried_again_then_elsewhere_then_told(failures: Any, models
 
 
 def test_a_history_is_not_shrunk_for_ever() -> None:
-    assert why(step(turn(failures=(OVERFLOW,), overflows=OVERFLOWS))) == "model_error"
+    assert why(step(turn(failures=(OVERFLOW,), overflows=MOST_OVERFLOWS))) == "model_error"
     assert why(step(turn(failures=(OVERFLOW,)).hopeless())) == "model_error"
 
 
 def test_pauses_grow_and_spread_and_have_an_end() -> None:
-    assert [back_off(RETRY, tries, 1.0) // SECOND for tries in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
-    assert back_off(RETRY, 3, 0.0) == 2 * SECOND
-    assert back_off(RETRY, 900, 1.0) == LONGEST_BACK_OFF
+    assert [compute_backoff(RETRY, tries, 1.0) // SECOND for tries in range(1, 8)] == [1, 2, 4, 8, 16, 30, 30]
+    assert compute_backoff(RETRY, 3, 0.0) == 2 * SECOND
+    assert compute_backoff(RETRY, 900, 1.0) == LONGEST_BACKOFF
     asked = msgspec.structs.replace(RETRY, retry_after=20 * SECOND)
-    assert back_off(asked, 1, 1.0) == 20 * SECOND
-    assert back_off(asked, 6, 1.0) == 30 * SECOND
-    assert back_off(msgspec.structs.replace(RETRY, retry_after=10**12), 1, 1.0) == LONGEST_RETRY_AFTER
+    assert compute_backoff(asked, 1, 1.0) == 20 * SECOND
+    assert compute_backoff(asked, 6, 1.0) == 30 * SECOND
+    assert compute_backoff(msgspec.structs.replace(RETRY, retry_after=10**12), 1, 1.0) == LONGEST_RETRY_AFTER
 
 
-def ended(end: TurnEnd, chosen: Yielded | None = None, **given: Any) -> Turn:
+def ended(end: TurnEnd, chosen: YieldRequest | None = None, **given: Any) -> Turn:
     return turn(**given).ended(end, "", chosen, 0)
 
 
@@ -265,17 +266,17 @@ def ended(end: TurnEnd, chosen: Yielded | None = None, **given: Any) -> Turn:
     ],
 )
 def test_a_halt_a_cancel_and_a_cap_end_any_session(kind: Any, end: Any, state: Any, terminal: Any) -> None:
-    assert after_turn(ended(end), rules(kind=kind)) == End(state, terminal)
+    assert decide_after_turn(ended(end), rules(kind=kind)) == End(state, terminal)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_question_waits_for_its_answer_in_any_session(kind: SessionKind) -> None:
-    assert after_turn(ended("asked"), rules(kind=kind)) == Park("WAITING_FOR_INPUT")
+    assert decide_after_turn(ended("asked"), rules(kind=kind)) == Park("WAITING_FOR_INPUT")
 
 
 @pytest.mark.parametrize("end", ["ended", *TROUBLES])
 def test_a_chat_waits_for_its_person_whatever_ended_its_turn(end: Any) -> None:
-    assert after_turn(ended(end, troubles=9), rules(kind="chat")) == Park("WAITING_FOR_INPUT")
+    assert decide_after_turn(ended(end, troubles=9), rules(kind="chat")) == Park("WAITING_FOR_INPUT")
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_a_chat_waits_for_its_person_whatever_ended_its_turn(end: Any) -> None:
     ],
 )
 def test_a_task_ends_as_its_turn_does(end: Any, state: Any, terminal: Any) -> None:
-    assert after_turn(ended(end), rules(kind="task")) == End(state, terminal)
+    assert decide_after_turn(ended(end), rules(kind="task")) == End(state, terminal)
 
 
 ALONE = rules(kind="autonomous", min_sleep=2 * SECOND, max_sleep=100 * SECOND)
@@ -298,32 +299,32 @@ ALONE = rules(kind="autonomous", min_sleep=2 * SECOND, max_sleep=100 * SECOND)
 @pytest.mark.parametrize(
     ("chosen", "after"),
     [
-        (Yielded("shutdown"), End("COMPLETED", "completed")),
-        (Yielded("continue"), Again()),
-        (Yielded("sleep", 50 * SECOND), Park("SLEEPING", 50 * SECOND)),
-        (Yielded("sleep", 0), Park("SLEEPING", 2 * SECOND)),
-        (Yielded("sleep", 10**12), Park("SLEEPING", 100 * SECOND)),
+        (YieldRequest("shutdown"), End("COMPLETED", "completed")),
+        (YieldRequest("continue"), NextTurn()),
+        (YieldRequest("sleep", 50 * SECOND), Park("SLEEPING", 50 * SECOND)),
+        (YieldRequest("sleep", 0), Park("SLEEPING", 2 * SECOND)),
+        (YieldRequest("sleep", 10**12), Park("SLEEPING", 100 * SECOND)),
     ],
 )
-def test_an_autonomous_session_goes_on_as_it_yielded(chosen: Yielded, after: Any) -> None:
-    assert after_turn(ended("yielded", chosen), ALONE) == after
+def test_an_autonomous_session_goes_on_as_it_yielded(chosen: YieldRequest, after: Any) -> None:
+    assert decide_after_turn(ended("yielded", chosen), ALONE) == after
 
 
 @pytest.mark.parametrize("end", ["ended", *TROUBLES])
 def test_without_a_yield_its_pauses_double_up_to_the_longest(end: Any) -> None:
     def slept(before: int) -> int | None:
-        found = after_turn(ended(end, pauses=before), ALONE)
+        found = decide_after_turn(ended(end, pauses=before), ALONE)
         assert isinstance(found, Park)
         assert found.state == "SLEEPING"
         return found.sleep
 
     assert [slept(before) for before in range(7)] == [each * SECOND for each in (2, 4, 8, 16, 32, 64, 100)]
     assert slept(10_000) == 100 * SECOND
-    assert ended("yielded", Yielded("continue"), pauses=5).pauses == 0
+    assert ended("yielded", YieldRequest("continue"), pauses=5).pauses == 0
 
 
 @pytest.mark.parametrize("end", TROUBLES)
 def test_three_bad_turns_in_a_row_are_too_many(end: Any) -> None:
-    assert isinstance(after_turn(ended(end, troubles=1), ALONE), Park)
-    assert after_turn(ended(end, troubles=2), ALONE) == End("ERROR", end)
-    assert ended("ended", troubles=2).troubles == ended("yielded", Yielded("continue"), troubles=2).troubles == 0
+    assert isinstance(decide_after_turn(ended(end, troubles=1), ALONE), Park)
+    assert decide_after_turn(ended(end, troubles=2), ALONE) == End("ERROR", end)
+    assert ended("ended", troubles=2).troubles == ended("yielded", YieldRequest("continue"), troubles=2).troubles == 0

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.autonomy.detector import HIGHEST, Detected, Unusable, number
+from halter.autonomy.signals import MAX_SCORE, DetectorState, UnusableSample, parse_sample
 
 SEEDS = range(8)
 
 
-def learned(numbers: Iterable[float], detected: Detected | None = None) -> tuple[Detected, list[float]]:
-    detected, scores = detected or Detected(), []
+def learned(numbers: Iterable[float], detected: DetectorState | None = None) -> tuple[DetectorState, list[float]]:
+    detected, scores = detected or DetectorState(), []
     for x in numbers:
         detected, score = detected.learn(x)
         scores.append(score)
@@ -49,14 +49,14 @@ def test_nothing_alarms_while_it_warms_up() -> None:
 def test_a_number_that_never_moved_and_jumps_scores_high_and_finite() -> None:
     detected, scores = learned([42.0] * 1000)
     assert max(scores) == 0
-    assert 1000 < detected.learn(43.0)[1] <= HIGHEST
+    assert 1000 < detected.learn(43.0)[1] <= MAX_SCORE
     assert detected.learn(math.nextafter(42, 43))[1] < 1
 
 
 def test_an_outlier_barely_moves_what_is_usual() -> None:
     before, _ = learned(noise(1, 500))
     after, score = before.learn(1e12)
-    assert score == HIGHEST
+    assert score == MAX_SCORE
     assert abs(after.mean - before.mean) < 0.2 * before.deviation
     assert after.deviation < 1.2 * before.deviation
     assert after.learn(140)[1] >= 5
@@ -85,8 +85,8 @@ def test_what_is_not_finite_is_passed_over(odd: float) -> None:
 
 @pytest.mark.parametrize("value", [None, True, "5", [], {}, math.nan, math.inf, 10**400, -(10**400)])
 def test_what_is_no_number_is_told_in_a_sentence(value: Any) -> None:
-    answer = number(value)
-    assert isinstance(answer, Unusable)
+    answer = parse_sample(value)
+    assert isinstance(answer, UnusableSample)
     assert answer.sentence.startswith("a detector takes a")
 
 
@@ -96,8 +96,8 @@ def test_what_is_no_number_is_told_in_a_sentence(value: Any) -> None:
     st.integers(2, 40),
 )
 def test_no_series_upsets_it(numbers: list[float], half_life: float, warmup: int) -> None:
-    detected, scores = learned(numbers, Detected(half_life=half_life, warmup=warmup))
-    assert all(0 <= score <= HIGHEST for score in scores)
+    detected, scores = learned(numbers, DetectorState(half_life=half_life, warmup=warmup))
+    assert all(0 <= score <= MAX_SCORE for score in scores)
     assert math.isfinite(detected.mean)
     assert math.isfinite(detected.variance)
     assert detected.variance >= 0

@@ -3,8 +3,8 @@
 import random
 
 from halter.core.clock import SECOND
-from halter.guard.families import FAMILIES
-from halter.guard.redact import Redactor
+from halter.redaction.key_patterns import SECRET_FAMILIES
+from halter.redaction.redact import Redactor
 from halter_drills import approval, halt, kill
 from halter_drills.approval import FORGED, HONEST
 from halter_drills.canaries import KEYS, SPELLINGS, key, spelled, values
@@ -99,7 +99,7 @@ def test_fifty_halts_are_planned_in_all_scopes_against_everything_that_can_be_st
 
 
 def test_there_is_a_made_up_key_of_every_family_and_it_is_hidden() -> None:
-    assert {family for family, _ in KEYS} == {family.name for family in FAMILIES}
+    assert {family for family, _ in KEYS} == {family.name for family in SECRET_FAMILIES}
     redactor = Redactor({})
     for family, form in KEYS:
         canary = key(random.Random(7), family, form)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from halter.core.clock import DAY
-from halter.core.durations import parse_duration
+from halter.core.clock import DAY, parse_duration
 from halter.core.errors import ConfigError
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed, Permit, Valid
-from halter.tools.files import files
-from halter.tools.tool import FunctionTool
+from halter.tools.files import make_file_tools
+from halter.tools.function_tool import FunctionTool
 
 SECRET = "not for agents"
 
@@ -29,7 +29,7 @@ class Desk:
         self.outside = folder / "outside"
         self.outside.mkdir(exist_ok=True)
         (self.outside / "secret.txt").write_text(SECRET)
-        self.tools: dict[str, FunctionTool] = {each.spec.name: each for each in files(self.root, **limits)}
+        self.tools: dict[str, FunctionTool] = {each.spec.name: each for each in make_file_tools(self.root, **limits)}
 
     async def do(self, name: str, **arguments: Any) -> str:
         subject = self.tools[name]
@@ -197,4 +197,4 @@ async def test_what_is_missing_is_said_by_its_path(desk: Desk, name: str) -> Non
 
 def test_a_root_that_is_no_folder_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no folder"):
-        files(tmp_path / "missing")
+        make_file_tools(tmp_path / "missing")

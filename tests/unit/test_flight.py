@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from halter.core.errors import LeaseLost
-from halter.guard.flight import to_its_end
+from halter.guard.halts import run_shielded
 
 
 async def test_it_goes_on_when_whoever_waits_is_cancelled() -> None:
@@ -17,7 +17,7 @@ async def test_it_goes_on_when_whoever_waits_is_cancelled() -> None:
         await go_on.wait()
         done.set()
 
-    waiting = asyncio.create_task(to_its_end(act()))
+    waiting = asyncio.create_task(run_shielded(act()))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -31,7 +31,7 @@ async def test_whoever_waits_hears_what_went_wrong() -> None:
         raise LeaseLost("It belongs to somebody else.")
 
     with pytest.raises(LeaseLost):
-        await to_its_end(act())
+        await run_shielded(act())
 
 
 async def test_what_goes_wrong_when_nobody_waits_any_more_is_told_to_nobody() -> None:
@@ -44,7 +44,7 @@ async def test_what_goes_wrong_when_nobody_waits_any_more_is_told_to_nobody() ->
         await go_on.wait()
         raise LeaseLost("It belongs to somebody else.")
 
-    waiting = asyncio.create_task(to_its_end(act()))
+    waiting = asyncio.create_task(run_shielded(act()))
     await begun.wait()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):

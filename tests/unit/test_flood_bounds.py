@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from halter.core.agent_spec import Autonomy
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.pacing import Autonomy
 from halter.core.usage import Usage
 from halter.testing.fakes import ManualClock
 from halter_drills.checker import RecordedEvent

@@ -4,18 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.autonomy.forecast import Balances, Clockwork, Forecast, ScheduledRuns, bound_by_windows, forecast
-from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.limits import Cap, Caps
-from halter.core.money import DOLLAR, BudgetRow
+from halter.autonomy.triggers import Balances, Clockwork, Forecast, ScheduledRuns, bound_by_windows, forecast_bounds
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND, WindowLength, window_at
+from halter.core.money import DOLLAR, BudgetRow, Cap, Caps
 from halter.core.schedules import Timing
-from halter.core.windows import Per, window_at
-from halter.testing.seedloop import START
+from halter.testing.world import VIRTUAL_START
 
 MONTH = 30 * DAY
 NO_CAPS = Caps(session=Cap(None), agent=(Cap(None),), fleet=(Cap(None),))
-HOURLY = Timing(every=HOUR, anchor=START)
-EACH_SECOND = Timing(every=SECOND, anchor=START)
+HOURLY = Timing(every=HOUR, anchor=VIRTUAL_START)
+EACH_SECOND = Timing(every=SECOND, anchor=VIRTUAL_START)
 
 
 def desk(caps: Caps, *, renews: bool = False, **schedules: Timing) -> Clockwork:
@@ -25,52 +23,58 @@ def desk(caps: Caps, *, renews: bool = False, **schedules: Timing) -> Clockwork:
 
 
 def balance(scope: str, spent: int, cap: int | None = None, by: str = "") -> Balances:
-    window = window_at("day", START)
+    window = window_at("day", VIRTUAL_START)
     return {(scope, window): BudgetRow(scope, window, "usd", cap, 0, by, spent, held=DOLLAR // 2)}
 
 
 def test_an_agent_that_runs_by_itself_without_a_gate_is_forecast_at_what_its_caps_leave() -> None:
-    assert forecast(desk(Caps(), renews=True), {}, START, START + 12 * HOUR) == Forecast(5 * DOLLAR, 5 * DOLLAR)
-    assert forecast(desk(Caps(), renews=True), {}, START, START + MONTH) == Forecast(150 * DOLLAR, 150 * DOLLAR)
+    assert forecast_bounds(desk(Caps(), renews=True), {}, VIRTUAL_START, VIRTUAL_START + 12 * HOUR) == Forecast(
+        5 * DOLLAR, 5 * DOLLAR
+    )
+    assert forecast_bounds(desk(Caps(), renews=True), {}, VIRTUAL_START, VIRTUAL_START + MONTH) == Forecast(
+        150 * DOLLAR, 150 * DOLLAR
+    )
 
 
 def test_hourly_runs_under_a_day_cap_of_five_cents_cost_that_cap_each_day() -> None:
     caps = Caps(session=Cap(DOLLAR // 2), agent=(Cap(DOLLAR // 20, "day"),))
-    assert forecast(desk(caps, hourly=HOURLY), {}, START, START + MONTH).clock == 30 * DOLLAR // 20
+    assert (
+        forecast_bounds(desk(caps, hourly=HOURLY), {}, VIRTUAL_START, VIRTUAL_START + MONTH).clock == 30 * DOLLAR // 20
+    )
 
 
 def test_a_span_that_passes_midnight_has_the_rest_of_today_and_all_of_tomorrow() -> None:
     spent = balance("agent:desk", 4 * DOLLAR)
-    work, since = desk(Caps(), renews=True), START + 20 * HOUR
-    assert forecast(work, spent, since, since + 12 * HOUR).clock == 6 * DOLLAR
+    work, since = desk(Caps(), renews=True), VIRTUAL_START + 20 * HOUR
+    assert forecast_bounds(work, spent, since, since + 12 * HOUR).clock == 6 * DOLLAR
     lowered = balance("agent:desk", DOLLAR, 2 * DOLLAR, "ada")
-    assert forecast(work, lowered, since, since + 12 * HOUR).clock == 6 * DOLLAR
+    assert forecast_bounds(work, lowered, since, since + 12 * HOUR).clock == 6 * DOLLAR
 
 
 def test_in_each_window_the_tightest_cap_counts() -> None:
     caps = Caps(agent=(Cap(DOLLAR, "hour"), Cap(5 * DOLLAR, "day")), fleet=(Cap(20 * DOLLAR, "day"),))
-    since = START + 21 * HOUR
+    since = VIRTUAL_START + 21 * HOUR
     # Three hours of today, and all that tomorrow allows.
-    assert forecast(desk(caps, renews=True), {}, since, since + 12 * HOUR).clock == 8 * DOLLAR
+    assert forecast_bounds(desk(caps, renews=True), {}, since, since + 12 * HOUR).clock == 8 * DOLLAR
     used_up = balance("fleet", 20 * DOLLAR)
-    assert forecast(desk(caps, renews=True), used_up, since, since + 12 * HOUR).clock == 5 * DOLLAR
+    assert forecast_bounds(desk(caps, renews=True), used_up, since, since + 12 * HOUR).clock == 5 * DOLLAR
 
 
 def test_without_any_cap_it_is_any_amount_and_without_anything_to_do_it_is_nothing() -> None:
-    assert forecast(desk(NO_CAPS, renews=True), {}, START, START + DAY) == Forecast(None, None)
-    assert forecast(desk(NO_CAPS, hourly=HOURLY), {}, START, START + DAY) == Forecast(None, None)
-    assert forecast(desk(NO_CAPS), {}, START, START + DAY) == Forecast(0, None)
-    assert forecast(desk(Caps()), {}, START, START + DAY) == Forecast(0, 5 * DOLLAR)
+    assert forecast_bounds(desk(NO_CAPS, renews=True), {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(None, None)
+    assert forecast_bounds(desk(NO_CAPS, hourly=HOURLY), {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(None, None)
+    assert forecast_bounds(desk(NO_CAPS), {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(0, None)
+    assert forecast_bounds(desk(Caps()), {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(0, 5 * DOLLAR)
 
 
 def test_a_session_that_nothing_renews_is_all_that_it_spends_by_itself() -> None:
     work = Clockwork(agent="desk", caps=Caps(), sessions=(DOLLAR // 3, DOLLAR // 3))
-    assert forecast(work, {}, START, START + DAY) == Forecast(2 * (DOLLAR // 3), 5 * DOLLAR)
+    assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + DAY) == Forecast(2 * (DOLLAR // 3), 5 * DOLLAR)
 
 
 def test_what_has_no_price_costs_nothing() -> None:
     work = Clockwork(agent="desk", caps=NO_CAPS, sessions=(None,), renews=True, free=True)
-    assert forecast(work, {}, START, START + MONTH) == Forecast(0, 0)
+    assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + MONTH) == Forecast(0, 0)
 
 
 WIDE = Caps(agent=(Cap(None),), fleet=(Cap(None),))
@@ -85,27 +89,27 @@ WIDE = Caps(agent=(Cap(None),), fleet=(Cap(None),))
         (ScheduledRuns(trigger="t", timing=EACH_SECOND, caps=WIDE), 43_200 * DOLLAR),
         (ScheduledRuns(trigger="t", timing=EACH_SECOND, caps=WIDE, min_interval=MINUTE), 786 * DOLLAR),
         (ScheduledRuns(trigger="t", timing=Timing(cron="*/30 * * * *"), caps=WIDE), 24 * DOLLAR),
-        (ScheduledRuns(trigger="t", timing=Timing(at=START + DAY), caps=WIDE), 0),
-        (ScheduledRuns(trigger="t", timing=Timing(at=START - DAY), caps=WIDE), 0),
-        (ScheduledRuns(trigger="t", timing=Timing(every=HOUR, anchor=START + DAY), caps=WIDE), 0),
-        (ScheduledRuns(trigger="t", timing=Timing(every=HOUR, anchor=START + 12 * HOUR), caps=WIDE), DOLLAR),
+        (ScheduledRuns(trigger="t", timing=Timing(at=VIRTUAL_START + DAY), caps=WIDE), 0),
+        (ScheduledRuns(trigger="t", timing=Timing(at=VIRTUAL_START - DAY), caps=WIDE), 0),
+        (ScheduledRuns(trigger="t", timing=Timing(every=HOUR, anchor=VIRTUAL_START + DAY), caps=WIDE), 0),
+        (ScheduledRuns(trigger="t", timing=Timing(every=HOUR, anchor=VIRTUAL_START + 12 * HOUR), caps=WIDE), DOLLAR),
     ],
 )
 def test_runs_are_counted_by_their_times(run: ScheduledRuns, amount: int) -> None:
     work = Clockwork(agent="desk", caps=WIDE, schedules=(run,))
-    assert forecast(work, {}, START, START + 12 * HOUR).clock == amount
+    assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + 12 * HOUR).clock == amount
 
 
 def test_a_schedule_is_bounded_by_its_own_caps_in_the_windows_that_it_touches() -> None:
     caps = Caps(trigger=(Cap(3 * DOLLAR, "day"),), agent=(Cap(None),), fleet=(Cap(None),))
     work = desk(caps, hourly=HOURLY)
-    assert forecast(work, {}, START, START + 12 * HOUR).clock == 3 * DOLLAR
+    assert forecast_bounds(work, {}, VIRTUAL_START, VIRTUAL_START + 12 * HOUR).clock == 3 * DOLLAR
     spent = balance("trigger:desk/hourly", 2 * DOLLAR)
-    assert forecast(work, spent, START, START + DAY).clock == DOLLAR
+    assert forecast_bounds(work, spent, VIRTUAL_START, VIRTUAL_START + DAY).clock == DOLLAR
 
 
 AMOUNT = st.none() | st.integers(0, 40)
-PERS: tuple[Per, ...] = ("hour", "day", "month")
+PERS: tuple[WindowLength, ...] = ("hour", "day", "month")
 
 
 @st.composite
@@ -116,7 +120,7 @@ def limits(draw: st.DrawFn) -> list[tuple[str, Cap]]:
 @settings(max_examples=60, deadline=None)
 @given(
     caps=limits(),
-    since=st.integers(0, 40 * 24).map(lambda hours: START + hours * HOUR),
+    since=st.integers(0, 40 * 24).map(lambda hours: VIRTUAL_START + hours * HOUR),
     hours=st.integers(1, 60),
     spent=st.integers(0, 50),
 )

@@ -20,12 +20,11 @@ from typing import Any, cast
 import pytest
 
 from halter.core.events import HaltLifted
-from halter.core.forks import ForkLock, fork
-from halter.core.tools import STARTED_BY_AGENT, Failed, Happened, Happening, Output, Permit, Unstoppable, Valid
-from halter.journal.sqlite_file import open_connection
-from halter.testing.seedloop import SeedLoop, run
-from halter.tools.arguments import Deps
-from halter.tools.tool import FunctionTool, tool
+from halter.core.processes import ForkLock, fork
+from halter.core.tools import AGENT_VARIABLE, EffectStatus, Failed, JournalEffect, Output, Permit, Unstoppable, Valid
+from halter.journal.sqlite import open_connection
+from halter.testing.world import SeedLoop, run_in_virtual_time
+from halter.tools.function_tool import Deps, FunctionTool, tool
 from tests.processes import gone, runs
 
 CATASTROPHE = re.compile(r"(a+)+$")
@@ -164,7 +163,7 @@ async def test_a_copy_handles_no_signal_as_the_process_does_and_says_that_an_age
     def tell() -> list[Any]:
         """Tell."""
         usual = signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
-        return [os.getpid() == os.getsid(0), os.environ[STARTED_BY_AGENT], usual]
+        return [os.getpid() == os.getsid(0), os.environ[AGENT_VARIABLE], usual]
 
     def handle(_number: int, _frame: object) -> None: ...
 
@@ -173,7 +172,7 @@ async def test_a_copy_handles_no_signal_as_the_process_does_and_says_that_an_age
         assert json.loads(await ran(tool(tell))) == [True, "tool", True]
     finally:
         signal.signal(signal.SIGUSR1, before)
-    assert STARTED_BY_AGENT not in os.environ
+    assert AGENT_VARIABLE not in os.environ
 
 
 async def test_a_signal_that_comes_while_a_copy_is_made_is_handled_once_and_by_the_process() -> None:
@@ -310,7 +309,7 @@ async def outcome(subject: FunctionTool) -> str:
 
 async def test_a_plain_tool_cannot_have_events_written_down() -> None:
     def happen() -> Output:
-        return Output("done", happened=(Happening(HaltLifted(scope="fleet", by="ada")),))
+        return Output("done", happened=(JournalEffect(HaltLifted(scope="fleet", by="ada")),))
 
     with pytest.raises(Failed, match="NotCarried"):
         await ran(tool(happen))
@@ -320,7 +319,7 @@ async def test_a_plain_check_can_be_killed_too(tmp_path: Path) -> None:
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
 
-    def paid() -> Happened:
+    def paid() -> EffectStatus:
         fifo.write_text(str(os.getpid()))
         return "done" if CATASTROPHE.match(ENDLESS) else "not_done"
 
@@ -366,7 +365,7 @@ def test_virtual_time_waits_for_a_copy() -> None:
         ticking.cancel()
         return text, loop.time()
 
-    assert [run(scene(), seed=seed) for seed in (None, 1, 2)] == [("499999500000", 0.0)] * 3
+    assert [run_in_virtual_time(scene(), seed=seed) for seed in (None, 1, 2)] == [("499999500000", 0.0)] * 3
 
 
 def _child_of(done: threading.Event) -> None:

@@ -6,20 +6,20 @@ from typing import Any
 import pytest
 from msgspec import UNSET
 
-from halter.autonomy.gate import AskModel, Open, Skip, gate_answer, gate_prompt, open_gate
-from halter.autonomy.hotstate import FieldChange
-from halter.brain.answers import LONGEST_DATA
-from halter.core.expressions import Expression, compiled
+from halter.autonomy.hot_state import FieldChange
+from halter.autonomy.pace import AskGateModel, GateOpen, GateSkip, build_gate_prompt, open_gate, parse_gate_answer
+from halter.core.agent_spec import Gate
 from halter.core.messages import Reply, Text, ToolCall
-from halter.core.pacing import Gate
+from halter.core.text import Expression, compile_expression
+from halter.loop.prompt import LONGEST_DATA
 
 CASH = FieldChange("cash", 5, 6)
 KNOWS: Mapping[str, Any] = {"hot": {}, "before": {}, "changed": [], "skips": 0}
-NOTHING = Skip("change", "Nothing has changed since the last turn.")
+NOTHING = GateSkip("change", "Nothing has changed since the last turn.")
 
 
 def expression(text: str) -> Expression | None:
-    return compiled(text, KNOWS, "agent.yaml") if text else None
+    return compile_expression(text, KNOWS, "agent.yaml") if text else None
 
 
 def asked(
@@ -29,7 +29,7 @@ def asked(
     pending: bool = False,
     skips: int = 0,
     before: Mapping[str, Any] | None = None,
-) -> Open | Skip | AskModel:
+) -> GateOpen | GateSkip | AskGateModel:
     return open_gate(
         gate,
         changed=changed,
@@ -44,26 +44,34 @@ def asked(
 @pytest.mark.parametrize(
     ("gate", "changed", "answer"),
     [
-        (None, (), Open()),
-        (None, (CASH,), Open()),
+        (None, (), GateOpen()),
+        (None, (CASH,), GateOpen()),
         (Gate(), (), NOTHING),
-        (Gate(), (CASH,), Open()),
-        (Gate(on="always"), (), Open()),
+        (Gate(), (CASH,), GateOpen()),
+        (Gate(on="always"), (), GateOpen()),
         (Gate(model="a:b"), (), NOTHING),
-        (Gate(model="a:b"), (CASH,), AskModel()),
-        (Gate(on="always", model="a:b"), (), AskModel()),
-        (Gate(expression="hot.cash > before.cash"), (CASH,), Open()),
+        (Gate(model="a:b"), (CASH,), AskGateModel()),
+        (Gate(on="always", model="a:b"), (), AskGateModel()),
+        (Gate(expression="hot.cash > before.cash"), (CASH,), GateOpen()),
         (Gate(expression="hot.cash > before.cash"), (), NOTHING),
-        (Gate(expression="hot.cash < before.cash"), (CASH,), Skip("expression", "`hot.cash < before.cash` is false.")),
-        (Gate(expression="'cash' in changed"), (CASH,), Open()),
-        (Gate(expression="'cash' in changed", on="always"), (), Skip("expression", "`'cash' in changed` is false.")),
-        (Gate(expression="skips >= 1"), (CASH,), Skip("expression", "`skips >= 1` is false.")),
-        (Gate(expression="hot.cash > 1", model="a:b"), (CASH,), AskModel()),
-        (Gate(expression="hot.cash > 9", model="a:b"), (CASH,), Skip("expression", "`hot.cash > 9` is false.")),
+        (
+            Gate(expression="hot.cash < before.cash"),
+            (CASH,),
+            GateSkip("expression", "`hot.cash < before.cash` is false."),
+        ),
+        (Gate(expression="'cash' in changed"), (CASH,), GateOpen()),
+        (
+            Gate(expression="'cash' in changed", on="always"),
+            (),
+            GateSkip("expression", "`'cash' in changed` is false."),
+        ),
+        (Gate(expression="skips >= 1"), (CASH,), GateSkip("expression", "`skips >= 1` is false.")),
+        (Gate(expression="hot.cash > 1", model="a:b"), (CASH,), AskGateModel()),
+        (Gate(expression="hot.cash > 9", model="a:b"), (CASH,), GateSkip("expression", "`hot.cash > 9` is false.")),
     ],
 )
 def test_all_that_a_gate_says_must_hold_in_its_order(
-    gate: Gate | None, changed: Sequence[FieldChange], answer: Open | Skip | AskModel
+    gate: Gate | None, changed: Sequence[FieldChange], answer: GateOpen | GateSkip | AskGateModel
 ) -> None:
     assert asked(gate, changed) == answer
 
@@ -72,32 +80,32 @@ def test_all_that_a_gate_says_must_hold_in_its_order(
     "gate", [Gate(), Gate(expression="false"), Gate(model="a:b"), Gate(on="always", expression="false")]
 )
 def test_whatever_is_pending_opens_the_gate(gate: Gate) -> None:
-    assert asked(gate, pending=True) == Open()
+    assert asked(gate, pending=True) == GateOpen()
 
 
 @pytest.mark.parametrize("gate", [Gate(), Gate(expression="false"), Gate(model="a:b")])
 def test_the_first_turn_is_always_taken(gate: Gate) -> None:
     opened = open_gate(gate, changed=(), pending=False, skips=0, expression=None, before=None, hot={})
-    assert opened == Open()
+    assert opened == GateOpen()
 
 
 @pytest.mark.parametrize(
     ("most", "skips", "answer"),
-    [(0, 0, NOTHING), (0, 10_000, NOTHING), (3, 2, NOTHING), (3, 3, Open()), (3, 4, Open()), (1, 0, NOTHING)],
+    [(0, 0, NOTHING), (0, 10_000, NOTHING), (3, 2, NOTHING), (3, 3, GateOpen()), (3, 4, GateOpen()), (1, 0, NOTHING)],
 )
-def test_after_so_many_skips_a_turn_is_taken(most: int, skips: int, answer: Open | Skip) -> None:
+def test_after_so_many_skips_a_turn_is_taken(most: int, skips: int, answer: GateOpen | GateSkip) -> None:
     assert asked(Gate(max_skips=most), skips=skips) == answer
 
 
 @pytest.mark.parametrize("text", ["hot.missing > 5", "hot.cash > 'a'", "hot.cash", "'yes'", "1 / 0 == 1", "null"])
 def test_an_expression_without_an_answer_leaves_the_gate_open(text: str) -> None:
     opened = asked(Gate(expression=text, model="a:b"), (CASH,))
-    assert isinstance(opened, Open)
+    assert isinstance(opened, GateOpen)
     assert f"`{text}`" in opened.sentence
 
 
 def words(gate: Gate, changed: Sequence[FieldChange]) -> str:
-    (part,) = gate_prompt(gate, changed).messages[0].parts
+    (part,) = build_gate_prompt(gate, changed).messages[0].parts
     assert isinstance(part, Text)
     assert (part.origin, part.trusted) == ("sensor", False)
     return part.text
@@ -113,7 +121,7 @@ def test_a_model_is_shown_what_differs_and_nothing_else() -> None:
 
 
 def test_what_the_model_is_to_look_for_is_said_first() -> None:
-    assert "Wake it for crashes." in gate_prompt(Gate(prompt="Wake it for crashes."), (CASH,)).system
+    assert "Wake it for crashes." in build_gate_prompt(Gate(prompt="Wake it for crashes."), (CASH,)).system
 
 
 def test_a_noisy_field_cannot_hide_another() -> None:
@@ -144,14 +152,14 @@ def call(arguments: str) -> Reply:
 @pytest.mark.parametrize(
     ("reply", "answer"),
     [
-        (call('{"open": true, "reason": "a crash"}'), Open()),
-        (call('{"open": false, "reason": "only noise"}'), Skip("model", "only noise")),
-        (call('{"open": false}'), Skip("model", "The gate's model finds no turn worth it.")),
-        (Reply((Text('{"open": false, "reason": "quiet"}'),)), Skip("model", "quiet")),
+        (call('{"open": true, "reason": "a crash"}'), GateOpen()),
+        (call('{"open": false, "reason": "only noise"}'), GateSkip("model", "only noise")),
+        (call('{"open": false}'), GateSkip("model", "The gate's model finds no turn worth it.")),
+        (Reply((Text('{"open": false, "reason": "quiet"}'),)), GateSkip("model", "quiet")),
     ],
 )
-def test_a_clear_answer_decides(reply: Reply, answer: Open | Skip) -> None:
-    assert gate_answer(reply) == answer
+def test_a_clear_answer_decides(reply: Reply, answer: GateOpen | GateSkip) -> None:
+    assert parse_gate_answer(reply) == answer
 
 
 @pytest.mark.parametrize(
@@ -166,13 +174,13 @@ def test_a_clear_answer_decides(reply: Reply, answer: Open | Skip) -> None:
     ],
 )
 def test_whatever_is_no_clear_no_opens_the_gate(reply: Reply) -> None:
-    opened = gate_answer(reply)
-    assert isinstance(opened, Open)
+    opened = parse_gate_answer(reply)
+    assert isinstance(opened, GateOpen)
     assert opened.sentence.startswith("The gate is left open")
 
 
 def test_a_long_reason_is_kept_short_and_storable() -> None:
-    skipped = gate_answer(call('{"open": false, "reason": "' + "\\u0000a" * 5000 + '"}'))
-    assert isinstance(skipped, Skip)
+    skipped = parse_gate_answer(call('{"open": false, "reason": "' + "\\u0000a" * 5000 + '"}'))
+    assert isinstance(skipped, GateSkip)
     assert len(skipped.sentence) <= 301
     assert "\x00" not in skipped.sentence

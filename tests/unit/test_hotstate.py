@@ -10,12 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from halter.autonomy.hotstate import LARGEST_VALUE, Changed, FieldChange, HotState, Refused, Same, Seen, changes
-from halter.autonomy.showing import LONGEST_BLOCK
-from halter.brain.values import DEEPEST
+from halter.autonomy.hot_state import (
+    LARGEST_VALUE,
+    LONGEST_BLOCK,
+    ChangedValue,
+    FieldChange,
+    HotState,
+    HotStateSnapshot,
+    RejectedValue,
+    Unchanged,
+    list_changed_fields,
+)
+from halter.core.agent_spec import FieldType, HotField
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.pacing import FieldType, HotField
-from halter.core.sensing import HealthReport
+from halter.core.tools import HealthReport
+from halter.loop.text_calls import DEEPEST_VALUE
 
 NOW = 1_000 * HOUR
 
@@ -80,15 +89,15 @@ def nested(levels: int) -> Any:
         ("any", {1, 2}, False),
         ("any", b"bytes", False),
         ("any", object(), False),
-        ("any", nested(DEEPEST), True),
-        ("any", nested(DEEPEST + 1), False),
+        ("any", nested(DEEPEST_VALUE), True),
+        ("any", nested(DEEPEST_VALUE + 1), False),
         ("any", nested(100_000), False),
     ],
 )
 def test_a_value_is_kept_only_if_it_fits_its_field(wanted: FieldType, value: Any, *, fits: bool) -> None:
     hot = state(x=HotField(type=wanted))
     answer = hot.put("x", value, NOW, by="sensor")
-    assert isinstance(answer, Changed if fits else Refused)
+    assert isinstance(answer, ChangedValue if fits else RejectedValue)
     assert ("x" in hot.values()) == fits
 
 
@@ -96,23 +105,23 @@ def test_a_value_that_does_not_fit_leaves_the_old_one_with_its_age() -> None:
     hot = state(x=HotField(type="number"))
     hot.put("x", 5, NOW, by="sensor")
     refused = hot.put("x", "five", NOW + SECOND, by="prices")
-    assert refused == Refused(
+    assert refused == RejectedValue(
         "What prices gave for `x` is left out: the field takes a number, and this is the text 'five'."
     )
     assert lines(hot, NOW + 5 * SECOND)[-1] == "x: 5 (5s ago)"
 
 
 def test_a_field_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    assert state(a=HotField(), b=HotField()).put("c", 1, NOW, by="prices") == Refused(
+    assert state(a=HotField(), b=HotField()).put("c", 1, NOW, by="prices") == RejectedValue(
         "prices writes `c`, but the fields of hot state are `a`, `b`."
     )
 
 
 def test_a_value_is_bounded() -> None:
     hot = state()
-    assert hot.put("x", "a" * (LARGEST_VALUE - 2), NOW, by="s") == Changed()
+    assert hot.put("x", "a" * (LARGEST_VALUE - 2), NOW, by="s") == ChangedValue()
     refused = hot.put("x", "b" * (LARGEST_VALUE - 1), NOW, by="s")
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, RejectedValue)
     assert "64,001 bytes" in refused.sentence
     assert hot.values()["x"][0] == "a"
 
@@ -136,9 +145,9 @@ def test_an_equal_value_is_no_change(old: Any, new: Any, *, same: bool) -> None:
     hot = state()
     hot.put("x", old, NOW, by="s")
     before = hot.seen()
-    assert hot.put("x", new, NOW, by="s") == (Same() if same else Changed())
+    assert hot.put("x", new, NOW, by="s") == (Unchanged() if same else ChangedValue())
     assert (hot.seen().digest == before.digest) == same
-    assert (changes(before, hot.seen()) == ()) == same
+    assert (list_changed_fields(before, hot.seen()) == ()) == same
 
 
 def test_an_equal_value_renews_the_age() -> None:
@@ -160,7 +169,7 @@ def test_what_is_changed_outside_later_is_not_changed_here() -> None:
 
 def test_an_array_takes_news_and_drops_the_oldest() -> None:
     hot = state(log=HotField(type="array", max_items=3))
-    assert hot.put("log", 0, NOW, by="s", append=True) == Changed()
+    assert hot.put("log", 0, NOW, by="s", append=True) == ChangedValue()
     for item in range(1, 6):
         hot.put("log", item, NOW, by="s", append=True)
     assert hot.values() == {"log": [3, 4, 5]}
@@ -178,20 +187,20 @@ def test_an_item_that_is_a_list_is_one_item() -> None:
 def test_nothing_is_added_to_what_is_no_array(field: HotField) -> None:
     hot = state(x=field)
     hot.put("x", 1, NOW, by="s")
-    assert isinstance(hot.put("x", 2, NOW, by="s", append=True), Refused)
+    assert isinstance(hot.put("x", 2, NOW, by="s", append=True), RejectedValue)
     assert hot.values() == {"x": 1}
 
 
 def test_a_full_array_goes_on_taking_news() -> None:
     hot = state(log=HotField(type="array"))
     for item in range(20):
-        assert hot.put("log", f"{item:010}" * 1000, NOW, by="s", append=True) == Changed()
+        assert hot.put("log", f"{item:010}" * 1000, NOW, by="s", append=True) == ChangedValue()
         assert len(msgspec.json.encode(hot.values()["log"])) <= LARGEST_VALUE
     assert hot.values()["log"][-1].startswith("0000000019")
-    assert isinstance(hot.put("log", "x" * LARGEST_VALUE, NOW, by="s", append=True), Refused)
-    assert isinstance(hot.put("log", "x" * (LARGEST_VALUE - 3), NOW, by="s", append=True), Refused)
+    assert isinstance(hot.put("log", "x" * LARGEST_VALUE, NOW, by="s", append=True), RejectedValue)
+    assert isinstance(hot.put("log", "x" * (LARGEST_VALUE - 3), NOW, by="s", append=True), RejectedValue)
     assert len(hot.values()["log"]) == 6
-    assert hot.put("log", "x" * (LARGEST_VALUE - 4), NOW, by="s", append=True) == Changed()
+    assert hot.put("log", "x" * (LARGEST_VALUE - 4), NOW, by="s", append=True) == ChangedValue()
     assert len(msgspec.json.encode(hot.values()["log"])) == LARGEST_VALUE
 
 
@@ -322,29 +331,29 @@ def test_what_was_seen_survives_the_journal(values: dict[str, Any]) -> None:
     for name, value in values.items():
         hot.put(name, value, NOW, by="s")
     seen = hot.seen()
-    read = Seen.from_bytes(seen.to_bytes())
+    read = HotStateSnapshot.from_bytes(seen.to_bytes())
     assert read is not None
     assert read.digest == seen.digest
-    assert changes(seen, read) == ()
+    assert list_changed_fields(seen, read) == ()
 
 
 @pytest.mark.parametrize(
     "garbage", [b"", b"{", b"[1]", b"null", b"\xff", b'{"a":' * 5000, b'{"a":' + b"[" * 90 + b"]" * 90 + b"}"]
 )
 def test_what_cannot_be_read_was_not_seen(garbage: bytes) -> None:
-    assert Seen.from_bytes(garbage) is None
+    assert HotStateSnapshot.from_bytes(garbage) is None
 
 
 def test_changes_name_what_is_new_other_or_gone() -> None:
-    before = Seen.of({"same": 1, "other": [1], "gone": None})
-    after = Seen.of({"same": 1.0, "other": [2], "new": False})
-    assert changes(before, after) == (
+    before = HotStateSnapshot.of({"same": 1, "other": [1], "gone": None})
+    after = HotStateSnapshot.of({"same": 1.0, "other": [2], "new": False})
+    assert list_changed_fields(before, after) == (
         FieldChange("other", [1], [2]),
         FieldChange("new", UNSET, False),
         FieldChange("gone", None, UNSET),
     )
-    assert changes(None, Seen.of({"a": 1})) == (FieldChange("a", UNSET, 1),)
-    assert changes(None, Seen.of({})) == ()
+    assert list_changed_fields(None, HotStateSnapshot.of({"a": 1})) == (FieldChange("a", UNSET, 1),)
+    assert list_changed_fields(None, HotStateSnapshot.of({})) == ()
 
 
 def test_a_restored_value_is_stale_until_it_is_written_again() -> None:
@@ -357,7 +366,7 @@ def test_a_restored_value_is_stale_until_it_is_written_again() -> None:
     assert new.seen() == old.seen()
     assert lines(new)[1:] == ['x: [1,2.5,"é"] (stale: 5s ago)', "y: 1 (stale: 0s ago)", "z: not yet loaded"]
     assert new.due(NOW) == ["y"]
-    assert new.put("y", 1, NOW, by="s") == Same()
+    assert new.put("y", 1, NOW, by="s") == Unchanged()
     assert new.due(NOW) == []
     assert lines(new)[2] == "y: 1 (0s ago)"
 

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.autonomy.hours import Hours, asleep_until, hours_of
+from halter.autonomy.pace import Hours, find_wake_time, parse_active_hours
+from halter.core.agent_spec import ActiveHours
 from halter.core.clock import DAY, SECOND
 from halter.core.errors import ConfigError
-from halter.core.pacing import ActiveHours
 
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
 
 
 def hours(start: str, end: str, zone: str = "UTC") -> Hours:
-    return hours_of(ActiveHours(start=start, end=end, timezone=zone))
+    return parse_active_hours(ActiveHours(start=start, end=end, timezone=zone))
 
 
 def at(text: str) -> int:
@@ -45,7 +45,7 @@ def at(text: str) -> int:
     ],
 )
 def test_an_agent_sleeps_to_the_next_start(start: str, end: str, now: str, until: str | None) -> None:
-    assert asleep_until(hours(start, end), at(now)) == (at(until) if until else None)
+    assert find_wake_time(hours(start, end), at(now)) == (at(until) if until else None)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_an_agent_sleeps_to_the_next_start(start: str, end: str, now: str, until
 def test_a_change_of_the_clock_moves_the_ends_and_cuts_nothing_in_two(
     zone: str, start: str, end: str, now: str, until: str | None
 ) -> None:
-    assert asleep_until(hours(start, end, zone), at(now)) == (at(until) if until else None)
+    assert find_wake_time(hours(start, end, zone), at(now)) == (at(until) if until else None)
 
 
 MINUTES = st.integers(0, 24 * 60 - 1)
@@ -146,13 +146,13 @@ def test_the_moment_that_is_named_is_the_first_active_one(
     if start == end:
         return
     when = hours(shown(start), shown(end), zone)
-    until = asleep_until(when, now)
+    until = find_wake_time(when, now)
     if until is None:
         return
     assert now < until <= now + 2 * DAY + 2 * 3600 * SECOND
-    assert asleep_until(when, until) is None
-    assert asleep_until(when, until - 1) == until
-    assert asleep_until(when, now + int((until - now) * part)) == until
+    assert find_wake_time(when, until) is None
+    assert find_wake_time(when, until - 1) == until
+    assert find_wake_time(when, now + int((until - now) * part)) == until
 
 
 @given(MINUTES, MINUTES, ZONES, MOMENTS)
@@ -167,7 +167,7 @@ def test_away_from_a_change_the_wall_clock_alone_decides(start: int, end: int, z
         return
     minute = local.hour * 60 + local.minute
     active = start <= minute < end if start < end else minute >= start or minute < end
-    assert (asleep_until(hours(shown(start), shown(end), zone), now) is None) == active
+    assert (find_wake_time(hours(shown(start), shown(end), zone), now) is None) == active
 
 
 @pytest.mark.parametrize(
@@ -192,4 +192,4 @@ def test_a_zone_that_does_not_exist_is_refused(zone: str) -> None:
 
 
 def test_without_a_zone_the_clock_is_that_of_utc() -> None:
-    assert hours_of(ActiveHours(start="08:00", end="23:00")).zone == "UTC"
+    assert parse_active_hours(ActiveHours(start="08:00", end="23:00")).zone == "UTC"

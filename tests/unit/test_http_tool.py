@@ -17,9 +17,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed, Permit, Unstoppable, Valid
-from halter.tools.addresses import is_public, resolve
-from halter.tools.http import http, is_below
-from halter.tools.tool import FunctionTool
+from halter.tools.function_tool import FunctionTool
+from halter.tools.http import is_public, make_http_tools, matches_host, resolve_host
 
 LOOPBACK = ("127.0.0.1/32",)
 TRUSTING_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -84,7 +83,7 @@ class Names:
     async def __call__(self, host: str, port: int) -> Sequence[str]:
         answers = self.known.get(host)
         if answers is None:
-            return await resolve(host, port)
+            return await resolve_host(host, port)
         return answers.pop(0) if len(answers) > 1 else answers[0]
 
 
@@ -96,12 +95,12 @@ async def ran(subject: FunctionTool, **arguments: Any) -> str:
 
 async def got(url: str, hosts: Sequence[str] = ("*",), **options: Any) -> str:
     headers = options.pop("headers", {})
-    get, _ = http(hosts, **{"tls": TRUSTING_NOBODY, **options})
+    get, _ = make_http_tools(hosts, **{"tls": TRUSTING_NOBODY, **options})
     return await ran(get, url=url, headers=headers)
 
 
 async def posted(url: str, body: str, **options: Any) -> str:
-    _, post = http(["*"], allow_addresses=LOOPBACK, tls=TRUSTING_NOBODY, **options)
+    _, post = make_http_tools(["*"], allow_addresses=LOOPBACK, tls=TRUSTING_NOBODY, **options)
     return await ran(post, url=url, body=body)
 
 
@@ -200,7 +199,7 @@ async def test_headers_for_one_place_are_not_carried_to_another(site: Site) -> N
     ],
 )
 def test_patterns_of_hosts_match_whole_names(host: str, pattern: str, *, below: bool) -> None:
-    assert is_below(host, pattern) is below
+    assert matches_host(host, pattern) is below
 
 
 @pytest.mark.parametrize(
@@ -302,11 +301,11 @@ async def test_a_certificate_must_be_that_of_the_name_and_not_of_the_address(tmp
 @pytest.mark.parametrize("hosts", [[], ["*example.com"], ["a.*.com"]])
 def test_hosts_that_name_nothing_or_too_much_are_refused_at_once(hosts: list[str]) -> None:
     with pytest.raises(ConfigError):
-        http(hosts)
+        make_http_tools(hosts)
 
 
 def test_web_tools_say_that_their_arguments_choose_where_data_goes() -> None:
-    specs = [each.spec for each in http(["*"])]
+    specs = [each.spec for each in make_http_tools(["*"])]
     assert [(spec.name, spec.effect, spec.egress) for spec in specs] == [
         ("http_get", "read", True),
         ("http_post", "write", True),

@@ -14,7 +14,7 @@ from halter.core.ids import (
     session_stream,
     trigger_stream,
 )
-from halter.testing.seedloop import START
+from halter.testing.world import VIRTUAL_START
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_first_part_of_an_id_is_its_millisecond() -> None:
         return 0
 
     assert SortableIds(lambda: 0, zero).new() == "0" * 25 + "1"
-    early, late = (SortableIds(lambda at=at: at, zero).new() for at in (START, START + 1000))
+    early, late = (SortableIds(lambda at=at: at, zero).new() for at in (VIRTUAL_START, VIRTUAL_START + 1000))
     assert early[:10] < late[:10]
     assert early[10:] == late[10:] == "0" * 16
 
@@ -46,13 +46,13 @@ def test_the_first_part_of_an_id_is_its_millisecond() -> None:
 @given(st.lists(st.integers(0, 2**80 - 1), min_size=1, max_size=20))
 def test_whatever_chance_gives_ids_count_up(drawn: list[int]) -> None:
     numbers = iter(drawn)
-    ids = SortableIds(lambda: START, lambda _: next(numbers))
+    ids = SortableIds(lambda: VIRTUAL_START, lambda _: next(numbers))
     made = [ids.new() for _ in drawn]
     assert made == sorted(set(made))
 
 
 def test_even_the_largest_draw_is_followed_by_a_larger_id() -> None:
-    ids = SortableIds(lambda: START, lambda bits: 2**bits - 1)
+    ids = SortableIds(lambda: VIRTUAL_START, lambda bits: 2**bits - 1)
     made = [ids.new() for _ in range(3)]
     assert made == sorted(set(made))
     assert {len(one) for one in made} == {26}

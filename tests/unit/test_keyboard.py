@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from halter.cli.keyboard import NOT_TAKEN, TerminalDevice, confirm
-from halter.cli.lines import Lines
+from halter.cli.terminal import EARLY_INPUT_NOTICE, LineReader, TerminalDevice, confirm
 
 
 class Terminal:
@@ -38,17 +37,17 @@ def terminal() -> Iterator[Terminal]:
 
 
 async def test_a_question_is_answered_by_what_is_typed_after_it(terminal: Terminal) -> None:
-    async with Lines("you> ", terminal.keyboard) as lines:
+    async with LineReader("you> ", terminal.keyboard) as lines:
         terminal.types("y\nyes\ny")
         asking = asyncio.create_task(lines.ask("approve? "))
-        await terminal.shows(NOT_TAKEN)
+        await terminal.shows(EARLY_INPUT_NOTICE)
         await terminal.shows("approve? ")
         terminal.types("n\n")
         assert (await asking, lines.ahead) == ("n", False)
 
 
 async def test_a_message_may_be_typed_ahead_and_is_known_to_have_been(terminal: Terminal) -> None:
-    async with Lines("you> ", terminal.keyboard) as lines:
+    async with LineReader("you> ", terminal.keyboard) as lines:
         terminal.types("one\n")
         each = aiter(lines)
         assert (await anext(each), lines.ahead) == ("one", True)
@@ -60,7 +59,7 @@ async def test_a_message_may_be_typed_ahead_and_is_known_to_have_been(terminal: 
 
 
 async def test_what_answers_a_question_that_is_settled_answers_no_other(terminal: Terminal) -> None:
-    async with Lines("you> ", terminal.keyboard) as lines:
+    async with LineReader("you> ", terminal.keyboard) as lines:
         first = asyncio.create_task(lines.ask("pay? "))
         await terminal.shows("pay? ")
         first.cancel()
@@ -68,14 +67,14 @@ async def test_what_answers_a_question_that_is_settled_answers_no_other(terminal
         second = asyncio.create_task(lines.ask("wipe? "))
         await asyncio.sleep(0)
         terminal.types("y\n")
-        await terminal.shows(NOT_TAKEN)
+        await terminal.shows(EARLY_INPUT_NOTICE)
         await terminal.shows("wipe? ")
         terminal.types("n\n")
         assert await second == "n"
 
 
 async def test_the_end_of_input_answers_nothing(terminal: Terminal) -> None:
-    async with Lines("you> ", terminal.keyboard) as lines:
+    async with LineReader("you> ", terminal.keyboard) as lines:
         asking = asyncio.create_task(lines.ask("approve? "))
         await terminal.shows("approve? ")
         terminal.types("\x04")
@@ -89,7 +88,7 @@ async def test_the_end_of_input_answers_nothing(terminal: Terminal) -> None:
 async def test_only_a_yes_is_a_yes(terminal: Terminal, typed: str, meant: bool) -> None:  # noqa: FBT001 It is a case.
     terminal.types("y\n")
     asking = asyncio.create_task(asyncio.to_thread(confirm, "Erase?", lambda: terminal.keyboard))
-    await terminal.shows(NOT_TAKEN)
+    await terminal.shows(EARLY_INPUT_NOTICE)
     await terminal.shows("Erase? [y/N]: ")
     terminal.types("ja\n")
     await terminal.shows("Erase? [y/N]: ")

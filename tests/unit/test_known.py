@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from halter.core.row import RowKey
 from halter.core.rows import HaltRow
+from halter.core.vocabulary import RowKey
 from halter.journal.apply import Changes
-from halter.journal.known import MOST, KnownRows
 from halter.journal.sqlite import SqliteEngine
+from halter.journal.store import MOST_CACHED_ROWS, RowCache
 
 FLEET: RowKey = (HaltRow, ("fleet",))
 HALTED = HaltRow("fleet", 1, 1, "ada", "", 0)
@@ -41,28 +41,28 @@ def table() -> Table:
 
 
 @pytest.fixture
-def known(table: Table) -> KnownRows:
-    return KnownRows(table.look, lambda: table.version)
+def known(table: Table) -> RowCache:
+    return RowCache(table.look, lambda: table.version)
 
 
-def test_a_row_is_looked_up_once(table: Table, known: KnownRows) -> None:
+def test_a_row_is_looked_up_once(table: Table, known: RowCache) -> None:
     assert [known.load([FLEET])[FLEET] for _ in range(3)] == [HALTED] * 3
     assert table.looks == 1
 
 
-def test_that_a_row_is_not_there_is_known_as_well(table: Table, known: KnownRows) -> None:
+def test_that_a_row_is_not_there_is_known_as_well(table: Table, known: RowCache) -> None:
     table.row = None
     assert [known.load([FLEET])[FLEET] for _ in range(3)] == [None] * 3
     assert table.looks == 1
 
 
-def test_after_somebody_else_wrote_everything_is_looked_up_again(table: Table, known: KnownRows) -> None:
+def test_after_somebody_else_wrote_everything_is_looked_up_again(table: Table, known: RowCache) -> None:
     known.load([FLEET])
     table.row, table.version = RESUMED, 2
     assert known.load([FLEET])[FLEET] == RESUMED
 
 
-def test_what_is_written_counts_when_it_is_committed(known: KnownRows) -> None:
+def test_what_is_written_counts_when_it_is_committed(known: RowCache) -> None:
     known.load([FLEET])
     known.wrote(changing(RESUMED))
     assert known.load([FLEET])[FLEET] == HALTED
@@ -70,7 +70,7 @@ def test_what_is_written_counts_when_it_is_committed(known: KnownRows) -> None:
     assert known.load([FLEET])[FLEET] == RESUMED
 
 
-def test_what_is_undone_was_never_there(known: KnownRows) -> None:
+def test_what_is_undone_was_never_there(known: RowCache) -> None:
     known.load([FLEET])
     known.wrote(changing(deletes=[FLEET]))
     known.forget()
@@ -78,8 +78,8 @@ def test_what_is_undone_was_never_there(known: KnownRows) -> None:
     assert known.load([FLEET])[FLEET] == HALTED
 
 
-def test_no_more_rows_are_known_than_fit(table: Table, known: KnownRows) -> None:
-    known.load([(HaltRow, (f"session:{number}",)) for number in range(MOST + 1)])
+def test_no_more_rows_are_known_than_fit(table: Table, known: RowCache) -> None:
+    known.load([(HaltRow, (f"session:{number}",)) for number in range(MOST_CACHED_ROWS + 1)])
     before = table.looks
     known.load([(HaltRow, ("session:0",))])
     assert table.looks == before + 1

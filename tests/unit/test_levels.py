@@ -6,24 +6,31 @@ from typing import Any
 import pytest
 
 from halter.core.clock import DAY, HOUR
-from halter.core.limits import Caps
+from halter.core.money import Caps
 from halter.core.spec import (
     MODES,
-    SIMULATES,
+    SIMULATE_MODES,
     Approval,
     LevelRule,
     Mode,
     Policy,
-    Resolved,
+    ResolvedPolicy,
     Simulate,
     ToolRule,
     ToolsSpec,
 )
 from halter.core.tools import LEVELS, Level, ToolSpec
 from halter.core.vocabulary import RiskLevel
-from halter.guard import levels
-from halter.guard.judge import Rate
-from halter.guard.levels import audited, declared, rate_of, risk_assessed, rule_of, simulated
+from halter.guard import judge
+from halter.guard.judge import (
+    AttemptRate,
+    audit_of_policy,
+    declared_level,
+    find_attempt_rate,
+    find_tool_policy,
+    needs_risk_assessment,
+    needs_simulation,
+)
 
 RISKS: tuple[RiskLevel | None, ...] = (None, "LOW", "MEDIUM", "HIGH", "CRITICAL")
 ASKS: dict[Level, str] = {
@@ -35,8 +42,8 @@ ASKS: dict[Level, str] = {
 }
 
 
-def policy(mode: Mode = "SEMI", fleet: Policy | None = None, agent: Policy | None = None) -> Resolved:
-    return Resolved(
+def policy(mode: Mode = "SEMI", fleet: Policy | None = None, agent: Policy | None = None) -> ResolvedPolicy:
+    return ResolvedPolicy(
         name="ann",
         mode=mode,
         observe=False,
@@ -72,8 +79,8 @@ def overrides(level: Level, approval: Approval | None) -> list[Policy]:
     ]
 
 
-def needs_approval(policy: Resolved, spec: ToolSpec, risk: RiskLevel | None) -> bool:
-    return levels.needs_approval(rule_of(policy, spec), policy.mode, risk)
+def needs_approval(policy: ResolvedPolicy, spec: ToolSpec, risk: RiskLevel | None) -> bool:
+    return judge.needs_approval(find_tool_policy(policy, spec), policy.mode, risk)
 
 
 CELLS = list(product(LEVELS, MODES, (None, "always", "never"), RISKS))
@@ -110,42 +117,46 @@ def test_the_tool_s_own_rule_is_nearer_than_its_level_s() -> None:
         ("MONITORED", "arguments", None, False),
         ("CONTROLLED", "full", None, False),
         ("RESTRICTED", "full", None, True),
-        ("PRIVILEGED", "full", Rate(20, HOUR), True),
+        ("PRIVILEGED", "full", AttemptRate(20, HOUR), True),
     ],
 )
-def test_the_other_cells_of_the_table(level: Level, audit: str, rate: Rate | None, *, assessed: bool) -> None:
-    rule = rule_of(policy(), spec(level))
-    assert audited(rule) == audit
-    assert rate_of(rule) == rate
-    assert risk_assessed(rule) is assessed
+def test_the_other_cells_of_the_table(level: Level, audit: str, rate: AttemptRate | None, *, assessed: bool) -> None:
+    rule = find_tool_policy(policy(), spec(level))
+    assert audit_of_policy(rule) == audit
+    assert find_attempt_rate(rule) == rate
+    assert needs_risk_assessment(rule) is assessed
 
 
-@pytest.mark.parametrize(("level", "simulate"), list(product(LEVELS, (None, *SIMULATES))))
+@pytest.mark.parametrize(("level", "simulate"), list(product(LEVELS, (None, *SIMULATE_MODES))))
 def test_simulation_happens_when_a_person_is_asked_or_when_it_is_written(
     level: Level, simulate: Simulate | None
 ) -> None:
     fleet = Policy() if simulate is None else Policy(tools={"act": ToolRule(simulate=simulate)})
     meant = simulate or ("asked" if level in {"RESTRICTED", "PRIVILEGED"} else "never")
-    rule = rule_of(policy(fleet=fleet), spec(level))
-    assert simulated(rule, asked=True) is (meant != "never")
-    assert simulated(rule, asked=False) is (meant == "always")
+    rule = find_tool_policy(policy(fleet=fleet), spec(level))
+    assert needs_simulation(rule, asked=True) is (meant != "never")
+    assert needs_simulation(rule, asked=False) is (meant == "always")
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_rate_can_be_set_for_a_tool_or_a_level(level: Level) -> None:
-    assert rate_of(rule_of(policy(fleet=Policy(tools={"act": ToolRule(rate=3)})), spec(level))) == Rate(3, HOUR)
-    assert rate_of(rule_of(policy(fleet=Policy(levels={level: LevelRule(rate=4)})), spec(level))) == Rate(4, HOUR)
+    assert find_attempt_rate(
+        find_tool_policy(policy(fleet=Policy(tools={"act": ToolRule(rate=3)})), spec(level))
+    ) == AttemptRate(3, HOUR)
+    assert find_attempt_rate(
+        find_tool_policy(policy(fleet=Policy(levels={level: LevelRule(rate=4)})), spec(level))
+    ) == AttemptRate(4, HOUR)
 
 
 @pytest.mark.parametrize(("written", "own"), list(product(LEVELS, LEVELS)))
 def test_the_fleet_can_say_of_what_level_a_tool_is(written: Level, own: Level) -> None:
     placed = policy("SEMI", Policy(tools={"act": ToolRule(level=written)}))
     assert needs_approval(placed, spec(own), None) is (ASKS[written][1] == "y")
-    assert risk_assessed(rule_of(placed, spec(own))) is (written in {"RESTRICTED", "PRIVILEGED"})
+    assert needs_risk_assessment(find_tool_policy(placed, spec(own))) is (written in {"RESTRICTED", "PRIVILEGED"})
 
 
 def test_a_tool_that_says_nothing_is_controlled() -> None:
-    assert declared(ToolSpec(name="act", description="", schema=b"{}")) == "CONTROLLED"
+    assert declared_level(ToolSpec(name="act", description="", schema=b"{}")) == "CONTROLLED"
 
 
 @pytest.mark.parametrize(
@@ -159,4 +170,4 @@ def test_a_tool_that_says_nothing_is_controlled() -> None:
 def test_a_tool_of_a_server_that_does_not_say_it_only_reads_is_restricted(
     level: Level, effect: Any, is_level: Level
 ) -> None:
-    assert declared(spec(level, effect=effect, server="far")) == is_level
+    assert declared_level(spec(level, effect=effect, server="far")) == is_level

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.servers import Server
-from halter.core.tools import Failed, Permit, Unstoppable, Valid
+from halter.core.tools import Failed, Permit, ToolServer, Unstoppable, Valid
 from halter.testing.fakes import ManualClock
-from halter.tools.mcp import McpTool, Terms, mcp_tools
+from halter.tools.mcp import McpTerms, McpTool, open_mcp_tools
 
 HONEST = Path(__file__).parent / "mcp_servers" / "honest.py"
 READ = {"readOnlyHint": True}
@@ -30,8 +29,8 @@ WISH = {"content": [{"type": "text", "text": "as you wish"}]}
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
 
 
-def terms(**more: Any) -> Terms:
-    return replace(Terms(ManualClock(), {}), **more)
+def terms(**more: Any) -> McpTerms:
+    return replace(McpTerms(ManualClock(), {}), **more)
 
 
 async def ran(tool: McpTool, **arguments: Any) -> str:
@@ -54,7 +53,7 @@ async def honest() -> AsyncGenerator[str]:
 
 
 async def test_an_honest_server_is_used_over_http() -> None:
-    async with honest() as url, mcp_tools([Server("web", "http", url=url)], terms()) as offer:
+    async with honest() as url, open_mcp_tools([ToolServer("web", "http", url=url)], terms()) as offer:
         tools = {tool.spec.name: tool for tool in offer.tools}
         assert offer.left_out == ()
         assert await ran(tools["web__add"], a=2, b=3) == "5"
@@ -78,9 +77,9 @@ class Actor:
     async def playing(self, transport: Any = "http", **more: Any) -> AsyncGenerator[McpTool]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/mcp"
-        described = Server("actor", transport, url=url, headers={"authorization": "Bearer ${secret:KEY}"})
+        described = ToolServer("actor", transport, url=url, headers={"authorization": "Bearer ${secret:KEY}"})
         reveal = {"KEY": "hush"}.__getitem__
-        async with server, mcp_tools([described], terms(reveal=reveal, **more)) as offer:
+        async with server, open_mcp_tools([described], terms(reveal=reveal, **more)) as offer:
             assert offer.left_out == ()
             yield offer.tools[0]
 
@@ -229,14 +228,14 @@ async def test_a_server_that_is_not_there_is_left_out_with_a_sentence() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
     for transport in ("http", "sse"):
-        async with mcp_tools([Server("gone", transport, url=url)], terms()) as offer:
+        async with open_mcp_tools([ToolServer("gone", transport, url=url)], terms()) as offer:
             assert offer.tools == ()
             assert "The server gone is left out. NotConnected: the server gone cannot be used:" in offer.left_out[0]
 
 
 async def test_a_server_that_is_gone_did_nothing() -> None:
     async with honest() as url:
-        opened = mcp_tools([Server("web", "http", url=url)], terms(grace=0))
+        opened = open_mcp_tools([ToolServer("web", "http", url=url)], terms(grace=0))
         offer = await opened.__aenter__()
         tool = next(tool for tool in offer.tools if tool.spec.name == "web__shout")
     with pytest.raises(Failed, match="NotReached: it cannot be reached"):

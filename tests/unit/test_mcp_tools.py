@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.servers import Server
-from halter.core.tools import Failed, Invalid, Permit, Unstoppable, Valid
+from halter.core.tools import Failed, Invalid, Permit, ToolServer, Unstoppable, Valid
 from halter.testing.fakes import ManualClock
-from halter.tools.mcp import McpTool, Offer, Terms, mcp_tools
+from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools
 
 SERVERS = Path(__file__).parent / "mcp_servers"
 READ = {"readOnlyHint": True}
@@ -25,19 +24,19 @@ LOOP = {"type": "object", "$ref": "#"}
 MILLISECOND = SECOND // 1000
 
 
-def terms(**more: Any) -> Terms:
+def terms(**more: Any) -> McpTerms:
     environment = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "ANTHROPIC_API_KEY": "a-key-that-stays-here"}
-    return replace(Terms(ManualClock(), environment, grace=50 * MILLISECOND), **more)
+    return replace(McpTerms(ManualClock(), environment, grace=50 * MILLISECOND), **more)
 
 
-def honest(**more: Any) -> Server:
-    return Server("honest", command=sys.executable, args=(str(SERVERS / "honest.py"),), **more)
+def honest(**more: Any) -> ToolServer:
+    return ToolServer("honest", command=sys.executable, args=(str(SERVERS / "honest.py"),), **more)
 
 
-def liar(*names: str, annotations: Mapping[str, Any] | None = None, **how: Any) -> Server:
+def liar(*names: str, annotations: Mapping[str, Any] | None = None, **how: Any) -> ToolServer:
     tools = [described(name, annotations=dict(annotations or {})) for name in names]
     said = json.dumps({"tools": tools, **how})
-    return Server("liar", command=sys.executable, args=("-I", str(SERVERS / "liar.py"), said))
+    return ToolServer("liar", command=sys.executable, args=("-I", str(SERVERS / "liar.py"), said))
 
 
 def described(name: Any = "echo", schema: Any = None, **more: Any) -> dict[str, Any]:
@@ -45,14 +44,14 @@ def described(name: Any = "echo", schema: Any = None, **more: Any) -> dict[str, 
 
 
 @asynccontextmanager
-async def using(server: Server, **more: Any) -> AsyncGenerator[dict[str, McpTool]]:
-    async with mcp_tools([server], terms(**more)) as offer:
+async def using(server: ToolServer, **more: Any) -> AsyncGenerator[dict[str, McpTool]]:
+    async with open_mcp_tools([server], terms(**more)) as offer:
         assert offer.left_out == ()
         yield {tool.spec.name.partition("__")[2]: tool for tool in offer.tools}
 
 
-async def offered(server: Server, **more: Any) -> Offer:
-    async with mcp_tools([server], terms(**more)) as offer:
+async def offered(server: ToolServer, **more: Any) -> McpOffer:
+    async with open_mcp_tools([server], terms(**more)) as offer:
         return offer
 
 
@@ -162,7 +161,7 @@ async def test_a_list_without_end_is_cut() -> None:
 
 async def test_a_tool_with_a_lie_is_left_out_and_the_others_are_used() -> None:
     lies = [described("bad", {"type": "object", "properties": 3}), {"name": "bare"}, "a tool", described("loop", LOOP)]
-    async with mcp_tools([liar(tools=[*lies, described("echo")])], terms()) as offer:
+    async with open_mcp_tools([liar(tools=[*lies, described("echo")])], terms()) as offer:
         assert [tool.spec.name for tool in offer.tools] == ["liar__echo"]
         assert len(offer.left_out) == 4
         assert await ran(offer.tools[0], {"x": 1}) == '{"x": 1}'
@@ -322,16 +321,16 @@ async def test_a_server_that_knows_only_the_newest_protocol_is_used() -> None:
 @pytest.mark.parametrize(
     ("server", "seconds", "why"),
     [
-        (Server("none", command="/no/such/program"), 60, "/no/such/program could not be started"),
-        (Server("none", command=sys.executable, cwd="/no/such/folder"), 60, "could not be started"),
+        (ToolServer("none", command="/no/such/program"), 60, "/no/such/program could not be started"),
+        (ToolServer("none", command=sys.executable, cwd="/no/such/folder"), 60, "could not be started"),
         (liar(dead=True), 60, "the server liar cannot be used"),
         (liar(mute=True), 0.3, "it did not answer within 0.3 s"),
         (liar(version="1999-01-01"), 60, "Unsupported protocol version"),
-        (Server("none", command="/bin/cat"), 0.3, "cannot be used"),
+        (ToolServer("none", command="/bin/cat"), 0.3, "cannot be used"),
     ],
 )
 async def test_a_server_that_cannot_be_used_is_left_out_with_a_sentence(
-    server: Server, seconds: float, why: str
+    server: ToolServer, seconds: float, why: str
 ) -> None:
     offer = await offered(server, start_timeout=round(seconds * SECOND))
     assert offer.tools == ()
@@ -339,7 +338,7 @@ async def test_a_server_that_cannot_be_used_is_left_out_with_a_sentence(
 
 
 async def test_a_server_that_cannot_be_used_stands_in_nobodys_way() -> None:
-    async with mcp_tools([liar(dead=True), liar("echo")], terms()) as offer:
+    async with open_mcp_tools([liar(dead=True), liar("echo")], terms()) as offer:
         assert len(offer.left_out) == 1
         assert await ran(offer.tools[0]) == "{}"
 
@@ -379,7 +378,7 @@ async def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     program = (
         "import sys, asyncio; sys.modules['mcp'] = None\n"
         "from halter.core.errors import ConfigError\n"
-        "from halter.core.servers import Server\nfrom halter.tools.mcp import McpServer, Terms\n"
+        "from halter.core.tools import Server\nfrom halter.tools.mcp import McpServer, Terms\n"
         "from halter.testing.fakes import ManualClock\n"
         "async def main():\n"
         "    try: await McpServer(Server('files', command='x'), Terms(ManualClock(), {})).open()\n"

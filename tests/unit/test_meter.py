@@ -6,59 +6,69 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.brain.meter import Meter, Size, size
-from halter.core.counting import message_tokens, most_tokens
-from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, user
+from halter.core.messages import (
+    Message,
+    Prompt,
+    Text,
+    ToolCall,
+    ToolResult,
+    bound_message_tokens,
+    bound_prompt_tokens,
+    make_user_message,
+)
+from halter.loop.history import PromptSize, TokenMeter, measure_message
 
 MODEL = "made:up"
 
 
 def test_the_sizes_of_messages_add_up_to_the_size_of_a_prompt() -> None:
     messages = (
-        user("Hällo 😀"),
+        make_user_message("Hällo 😀"),
         Message("assistant", (Text("ok"), ToolCall("c", "read", "{}"))),
         Message("user", (ToolResult("c", "read", "ok", "\ud800"),)),
     )
-    assert most_tokens(Prompt(messages=messages)) == most_tokens(Prompt(messages=())) + sum(map(size, messages))
+    assert bound_prompt_tokens(Prompt(messages=messages)) == bound_prompt_tokens(Prompt(messages=())) + sum(
+        map(measure_message, messages)
+    )
 
 
 def test_a_message_is_counted_once() -> None:
-    message = user("Hello.")
-    assert size(message) == message_tokens(message)
+    message = make_user_message("Hello.")
+    assert measure_message(message) == bound_message_tokens(message)
     vars(message)["size"] = 7
-    assert size(message) == 7
-    assert message == user("Hello.")
+    assert measure_message(message) == 7
+    assert message == make_user_message("Hello.")
 
 
 def test_a_model_that_was_never_asked_gets_a_token_for_every_byte() -> None:
-    assert Meter().bound(MODEL, Size("p", 900, 100)) == 1000
-    assert Meter().estimate(MODEL, 1000) == 1000
+    assert TokenMeter().bound(MODEL, PromptSize("p", 900, 100)) == 1000
+    assert TokenMeter().estimate(MODEL, 1000) == 1000
 
 
 def test_a_prompt_that_goes_on_is_what_was_reported_and_the_bytes_that_are_new() -> None:
-    meter = Meter().learned(MODEL, Size("p", 900, 100), 250)
-    assert meter.bound(MODEL, Size("p", 940, 60)) == 250 + 40 + 60
+    meter = TokenMeter().learned(MODEL, PromptSize("p", 900, 100), 250)
+    assert meter.bound(MODEL, PromptSize("p", 940, 60)) == 250 + 40 + 60
     assert meter.estimate(MODEL, 1000) == math.ceil(1000 * 0.25 * 1.15)
-    assert meter.bound("other:one", Size("p", 940, 60)) == 1000
+    assert meter.bound("other:one", PromptSize("p", 940, 60)) == 1000
     assert meter.estimate("other:one", 1000) == 1000
 
 
-@pytest.mark.parametrize("other", [Size("q", 940, 60), Size("p", 899, 60)])
-def test_a_prompt_that_begins_otherwise_is_counted_anew(other: Size) -> None:
-    meter = Meter().learned(MODEL, Size("p", 900, 100), 250)
+@pytest.mark.parametrize("other", [PromptSize("q", 940, 60), PromptSize("p", 899, 60)])
+def test_a_prompt_that_begins_otherwise_is_counted_anew(other: PromptSize) -> None:
+    meter = TokenMeter().learned(MODEL, PromptSize("p", 900, 100), 250)
     assert meter.bound(MODEL, other) == other.total
 
 
 @pytest.mark.parametrize("reported", [-1, 0, 61, 1001, 10**9])
 def test_a_report_that_cannot_be_true_is_not_believed(reported: int) -> None:
-    assert Meter().learned(MODEL, Size("p", 900, 100), reported) == Meter()
-    assert Meter().learned(MODEL, Size("p", 0), reported) == Meter()
+    assert TokenMeter().learned(MODEL, PromptSize("p", 900, 100), reported) == TokenMeter()
+    assert TokenMeter().learned(MODEL, PromptSize("p", 0), reported) == TokenMeter()
 
 
 def test_the_densest_text_that_was_seen_counts_and_never_more_than_its_bytes() -> None:
-    meter = Meter().learned(MODEL, Size("p", 1000), 500).learned(MODEL, Size("p", 2000), 600)
+    meter = TokenMeter().learned(MODEL, PromptSize("p", 1000), 500).learned(MODEL, PromptSize("p", 2000), 600)
     assert meter.estimate(MODEL, 1000) == 575
-    assert meter.learned(MODEL, Size("p", 1000), 1000).estimate(MODEL, 1000) == 1000
+    assert meter.learned(MODEL, PromptSize("p", 1000), 1000).estimate(MODEL, 1000) == 1000
 
 
 requests = st.lists(
@@ -77,12 +87,12 @@ requests = st.lists(
 @settings(deadline=None)
 @given(requests)
 def test_the_bound_is_never_below_the_truth(drawn: list[tuple[int, int, float, float, bool, bool]]) -> None:
-    meter, stable, truth, cuts = Meter(), 100, 100, 0
+    meter, stable, truth, cuts = TokenMeter(), 100, 100, 0
     for new, volatile, dense, end_dense, cut, reports in drawn:
         if cut:
             stable, truth, cuts = stable // 2, min(truth, stable // 2), cuts + 1
         stable, truth = stable + new, truth + math.ceil(new * dense)
-        asked, true = Size(str(cuts), stable, volatile), truth + math.ceil(volatile * end_dense)
+        asked, true = PromptSize(str(cuts), stable, volatile), truth + math.ceil(volatile * end_dense)
         assert true <= meter.bound(MODEL, asked) <= asked.total
         assert 0 <= meter.estimate(MODEL, asked.total) <= asked.total
         if reports:

@@ -10,23 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.money import (
-    COLD_START,
+    COLD_START_COST,
     DOLLAR,
     Account,
     BudgetRow,
     CapReached,
     Charge,
-    Forecast,
+    CostForecast,
     Leg,
     MustWait,
     Overrun,
     Reserved,
-    dollars,
-    forecast,
-    overrun_by_cap,
+    compute_cap_overrun,
+    forecast_cost,
+    format_micros,
     reserve,
     settle,
-    shown,
+    usd_to_micros,
 )
 
 AMOUNTS = st.integers(0, 1000)
@@ -56,12 +56,12 @@ def budget(spent: int = 0, held: int = 0, cap: int | None = None, by: str = "", 
     ],
 )
 def test_dollars_become_whole_micro_dollars_and_never_fewer(written: str | float | Decimal, micros: int) -> None:
-    assert dollars(written) == micros
+    assert usd_to_micros(written) == micros
 
 
 @given(st.decimals(0, 10**9, allow_nan=False, places=9))
 def test_rounding_up_adds_less_than_one_micro_dollar(amount: Decimal) -> None:
-    assert amount * DOLLAR <= dollars(amount) < amount * DOLLAR + 1
+    assert amount * DOLLAR <= usd_to_micros(amount) < amount * DOLLAR + 1
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ def test_rounding_up_adds_less_than_one_micro_dollar(amount: Decimal) -> None:
     ],
 )
 def test_amounts_are_shown_in_cents_and_finer_only_where_there_is_something_finer(micros: int, text: str) -> None:
-    assert shown(micros) == text
+    assert format_micros(micros) == text
 
 
 @given(st.integers(0, 10**12))
 def test_what_is_shown_is_exact(micros: int) -> None:
-    assert dollars(shown(micros).removeprefix("$").replace(",", "")) == micros
+    assert usd_to_micros(format_micros(micros).removeprefix("$").replace(",", "")) == micros
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_the_truth_can_always_be_recorded(
 ) -> None:
     """The rule that the database keeps, `spent + held <= cap + overrun`, never stands in its way."""
     taken = budget(spent, others + amount, overrun=earlier)
-    before = taken.capped(cap, 1).moved(overrun=overrun_by_cap(taken, cap))
+    before = taken.capped(cap, 1).moved(overrun=compute_cap_overrun(taken, cap))
     charge = settle([leg(amount, cap)], truth, 0, lambda _: before)
     after = before.moved(spent=charge.usd, held=-amount, overrun=sum(over.amount for over in charge.overruns))
     assert (after.spent, after.held) == (spent + truth, others)
@@ -222,13 +222,13 @@ def test_the_truth_can_always_be_recorded(
 def test_a_cap_may_be_lowered_below_what_is_spent_and_the_excess_is_known(
     spent: int, held: int, overrun: int, cap: int | None, excess: int
 ) -> None:
-    assert overrun_by_cap(budget(spent, held, overrun=overrun), cap) == excess
+    assert compute_cap_overrun(budget(spent, held, overrun=overrun), cap) == excess
 
 
 @given(AMOUNTS, AMOUNTS, CAPS)
 def test_a_lowered_cap_can_always_be_recorded(spent: int, held: int, cap: int | None) -> None:
     before = budget(spent, held)
-    after = before.capped(cap, 1, "mara").moved(overrun=overrun_by_cap(before, cap))
+    after = before.capped(cap, 1, "mara").moved(overrun=compute_cap_overrun(before, cap))
     assert after.cap == cap
     assert cap is None or after.spent + after.held <= cap + after.overrun
 
@@ -274,26 +274,26 @@ def test_accounts_legs_and_charges_are_the_same_after_being_written_and_read() -
 
 @pytest.mark.parametrize("count", range(5))
 def test_before_five_samples_the_forecast_is_the_default(count: int) -> None:
-    assert forecast([1] * count) == Forecast(COLD_START, COLD_START, count)
-    assert forecast([1] * count, 77) == Forecast(77, 77, count)
+    assert forecast_cost([1] * count) == CostForecast(COLD_START_COST, COLD_START_COST, count)
+    assert forecast_cost([1] * count, 77) == CostForecast(77, 77, count)
 
 
 def test_a_steady_cost_is_forecast_exactly() -> None:
-    assert forecast([500] * 5) == Forecast(500, 500, 5)
+    assert forecast_cost([500] * 5) == CostForecast(500, 500, 5)
 
 
 def test_the_bound_is_the_mean_and_three_deviations_rounded_up() -> None:
-    assert forecast([100, 100, 100, 100, 200]) == Forecast(120, 120 + 3 * 40, 5)
-    assert forecast([1, 1, 1, 1, 2]).mean == 2
+    assert forecast_cost([100, 100, 100, 100, 200]) == CostForecast(120, 120 + 3 * 40, 5)
+    assert forecast_cost([1, 1, 1, 1, 2]).mean == 2
 
 
 def test_only_the_newest_hundred_samples_count() -> None:
-    assert forecast([10] * 100 + [10**9] * 50) == Forecast(10, 10, 100)
+    assert forecast_cost([10] * 100 + [10**9] * 50) == CostForecast(10, 10, 100)
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=5, max_size=120))
 def test_a_forecast_lies_between_the_least_and_the_most_and_its_bound_is_not_below_it(costs: list[int]) -> None:
-    made = forecast(costs)
+    made = forecast_cost(costs)
     newest = costs[:100]
     assert min(newest) <= made.mean <= max(newest)
     assert made.bound >= made.mean >= math.floor(sum(newest) / len(newest))

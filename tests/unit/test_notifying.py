@@ -3,9 +3,9 @@
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import NotificationFailed, NotificationQueued, NotificationSent
 from halter.core.ids import OUTBOX
-from halter.core.task_rows import NotificationRow
-from halter.core.telling import Telling, telling_of
-from halter.work.notifying import back_off, failed, queued, sent
+from halter.core.ports import NotificationContent, parse_notification
+from halter.core.rows import NotificationRow
+from halter.tasks.task_tools import compute_notification_backoff, queue_notification, record_send_failure, record_sent
 
 
 class Locked:
@@ -25,26 +25,26 @@ WAITING = NotificationRow("n1", queued_at=1)
 
 
 def test_a_failing_channel_is_tried_less_and_less_often_and_given_up_after_a_week() -> None:
-    pauses = [back_off(attempts) for attempts in range(1, 14)]
+    pauses = [compute_notification_backoff(attempts) for attempts in range(1, 14)]
     assert pauses == [MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, *(7 * [DAY]), None]
-    assert back_off(1_000_000) is None
+    assert compute_notification_backoff(1_000_000) is None
 
 
 def test_what_is_to_be_told_is_an_event_with_its_words_in_the_body() -> None:
-    telling = Telling(subject="Grüße", text="a\0b")
-    draft = queued("n1", "ops", "night-watch", telling, "finding")
+    telling = NotificationContent(subject="Grüße", text="a\0b")
+    draft = queue_notification("n1", "ops", "night-watch", telling, "finding")
     assert draft.event == NotificationQueued(notification="n1", channel="ops", agent="night-watch", about="finding")
     assert draft.body is not None
-    assert telling_of(draft.body) == Telling(subject="Grüße", text="a␀b")
+    assert parse_notification(draft.body) == NotificationContent(subject="Grüße", text="a␀b")
 
 
 def test_a_body_that_is_no_json_is_told_as_it_stands() -> None:
     for body in (b"just words", b"[1]", b'"x"', b"\xff", b'{"text": 5}'):
-        assert telling_of(body).text == body.decode(errors="replace")
+        assert parse_notification(body).text == body.decode(errors="replace")
 
 
 def test_that_it_was_sent_is_written_once_and_only_while_it_waits() -> None:
-    write = sent("n1", 2)
+    write = record_sent("n1", 2)
     assert (write.stream, write.key) == (OUTBOX, "sent/n1")
     assert [draft.event for draft in write.decide(Locked(WAITING))] == [NotificationSent(notification="n1", attempts=2)]
     for row in (None, NotificationRow("n1", sent_at=5), NotificationRow("n1", gave_up=1)):
@@ -52,16 +52,18 @@ def test_that_it_was_sent_is_written_once_and_only_while_it_waits() -> None:
 
 
 def test_a_failure_says_when_it_is_tried_again_or_that_it_is_not() -> None:
-    (draft,) = failed("n1", 1, "no", may_retry=True).decide(Locked(WAITING))
+    (draft,) = record_send_failure("n1", 1, "no", may_retry=True).decide(Locked(WAITING))
     assert draft.event == NotificationFailed(notification="n1", attempts=1, error="no", next_at=1_000 + MINUTE)
-    (draft,) = failed("n1", 1, "no", may_retry=False).decide(Locked(WAITING))
+    (draft,) = record_send_failure("n1", 1, "no", may_retry=False).decide(Locked(WAITING))
     assert draft.event == NotificationFailed(notification="n1", attempts=1, error="no")
-    (draft,) = failed("n1", 13, "no", may_retry=True).decide(Locked(WAITING))
+    (draft,) = record_send_failure("n1", 13, "no", may_retry=True).decide(Locked(WAITING))
     assert draft.event == NotificationFailed(notification="n1", attempts=13, error="no")
 
 
 def test_of_two_who_failed_at_once_one_counts() -> None:
-    write = failed("n1", 1, "no", may_retry=True)
+    write = record_send_failure("n1", 1, "no", may_retry=True)
     assert write.decide(Locked(NotificationRow("n1", attempts=1))) == []
     assert write.decide(Locked(NotificationRow("n1", sent_at=5))) == []
-    assert failed("n1", 1, "a", may_retry=True).key != failed("n1", 2, "a", may_retry=True).key
+    assert (
+        record_send_failure("n1", 1, "a", may_retry=True).key != record_send_failure("n1", 2, "a", may_retry=True).key
+    )

@@ -5,11 +5,11 @@ from functools import partial
 
 import pytest
 
-from halter.app.library import Guard
 from halter.core.errors import ConfigError
-from halter.tools.http import http
-from halter.tools.shell import shell
-from halter.tools.tool import tool
+from halter.runtime.guard_api import Guard
+from halter.tools.function_tool import tool
+from halter.tools.http import make_http_tools
+from halter.tools.shell import make_shell_tool
 
 
 def look(place: str) -> str:
@@ -22,8 +22,16 @@ def look(place: str) -> str:
     [
         (partial(tool, look), {"levl": "SAFE"}, "`levl` is no option of a tool; did you mean `level`?"),
         (tool, {"colour": 1}, "`colour` is no option of a tool; its options are `check`, `cost`, "),
-        (partial(shell, "."), {"sandboxed": 1}, "`sandboxed` is no option of the shell tool; did you mean `sandbox`?"),
-        (partial(http, ["a.example"]), {"time_out": 1}, "no option of the http tools; did you mean `timeout`?"),
+        (
+            partial(make_shell_tool, "."),
+            {"sandboxed": 1},
+            "`sandboxed` is no option of the shell tool; did you mean `sandbox`?",
+        ),
+        (
+            partial(make_http_tools, ["a.example"]),
+            {"time_out": 1},
+            "no option of the http tools; did you mean `timeout`?",
+        ),
         (partial(Guard, "memory:"), {"max_cost": 1}, "no option of a guard; did you mean `max_cost_usd`?"),
         (partial(Guard("memory:").tool, look), {"effects": "read"}, "no option of a tool; did you mean `effect`?"),
     ],

@@ -3,10 +3,16 @@
 import msgspec
 import pytest
 
-from halter.app.pins import LASTS, MOST_ASKED, TOGETHER, Plan, plan_pins
 from halter.core.rows import DecisionRow
 from halter.core.tools import ToolSpec
 from halter.guard.approvals import Question, ServerChange
+from halter.runtime.assemble import (
+    MAX_TOOLS_PER_QUESTION,
+    MERGED_QUESTION_REASON,
+    PIN_QUESTION_LIFETIME,
+    PinPlan,
+    plan_pins,
+)
 
 NOW = 1000
 
@@ -26,11 +32,11 @@ def pins(specs: list[ToolSpec]) -> dict[str, str]:
 AGREED = pins(tools("web", "a", "a", "a"))
 
 
-def planned(specs: list[ToolSpec], *asked: DecisionRow, servers: tuple[str, ...] = ("web",), now: int = NOW) -> Plan:
+def planned(specs: list[ToolSpec], *asked: DecisionRow, servers: tuple[str, ...] = ("web",), now: int = NOW) -> PinPlan:
     return plan_pins("desk", servers, specs, AGREED, asked, now)
 
 
-def row(question: Question, verdict: str = "", expires_at: int = NOW + LASTS) -> DecisionRow:
+def row(question: Question, verdict: str = "", expires_at: int = NOW + PIN_QUESTION_LIFETIME) -> DecisionRow:
     return DecisionRow(
         question.decision, question.about, agent="desk", subject=question.subject, name=question.name,
         digest=question.digest, verdict=verdict, expires_at=expires_at,
@@ -58,7 +64,7 @@ def test_a_server_that_announces_thousands_of_tools_is_one_bounded_question() ->
     many = [*tools("web", "a", "a", "a", *"b" * 20_000, description="x" * 20_000)]
     plan = planned(many)
     (question,) = plan.questions
-    assert len(change(question).pins) == MOST_ASKED
+    assert len(change(question).pins) == MAX_TOOLS_PER_QUESTION
     assert len(question.shown) < 32 * 1024
     assert len(plan.waiting) == 20_000
     assert "19,900 more tools stay out of use" in change(question).shown
@@ -105,13 +111,13 @@ def test_a_question_that_stands_is_not_put_twice_and_one_that_was_denied_not_aga
 def test_a_change_that_comes_again_is_asked_about_again(before: str) -> None:
     specs = tools("web", "a", "b")
     (question,) = planned(specs).questions
-    (again,) = planned(specs, row(question, before, NOW if not before else NOW + LASTS)).questions
+    (again,) = planned(specs, row(question, before, NOW if not before else NOW + PIN_QUESTION_LIFETIME)).questions
     assert (again.digest, again.decision) == (question.digest, f"{question.decision}/1")
 
 
 def test_questions_of_an_earlier_version_about_single_tools_give_way_to_the_one_of_their_server() -> None:
     old = DecisionRow("desk/web__t1/bbbb", "changed_tool", agent="desk", subject="web__t1", expires_at=NOW + 1)
     plan = planned(tools("web", "a", "b"), old)
-    assert plan.withdrawn == ((old.decision, TOGETHER),)
+    assert plan.withdrawn == ((old.decision, MERGED_QUESTION_REASON),)
     assert len(plan.questions) == 1
     assert planned(tools("web", "a", "a", "a"), old).withdrawn[0][1] == "web offers again what was agreed to."

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from halter.core.agent_spec import SensorSpec as Spec
+from halter.core.agent_spec import Source
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.pacing import Sensor as Spec
-from halter.core.pacing import Source
-from halter.core.sensing import LARGEST_READING, Sensor, SensorFailed
-from halter.sensors.poll import SHORTEST, poll, rest
+from halter.core.tools import LARGEST_READING, Sensor, SensorFailed
+from halter.sensors.poll import MIN_POLLING_INTERVAL, compute_poll_rest, make_poll_sensor
 from halter.testing.world import World
 
 
@@ -66,7 +66,7 @@ async def listen(sensor: Sensor, note: Callable[[Any], None]) -> None:
 async def test_a_poll_looks_at_once_and_then_every_interval(world: World) -> None:
     looks = Looks(world)
     heard: list[Any] = []
-    world.spawn(listen(poll(spec(), looks, world.clock, world.random), heard.append))
+    world.spawn(listen(make_poll_sensor(spec(), looks, world.clock, world.random), heard.append))
     await world.advance(35 * SECOND)
     assert looks.seconds() == [0, 10, 20, 30]
     assert heard == [1, 2, 3, 4]
@@ -74,21 +74,21 @@ async def test_a_poll_looks_at_once_and_then_every_interval(world: World) -> Non
 
 async def test_a_slow_look_does_not_shift_the_next(world: World) -> None:
     looks = Looks(world, lasting=4)
-    world.spawn(listen(poll(spec(), looks, world.clock, world.random), ignore))
+    world.spawn(listen(make_poll_sensor(spec(), looks, world.clock, world.random), ignore))
     await world.advance(35 * SECOND)
     assert looks.seconds() == [0, 10, 20, 30]
 
 
 async def test_what_was_missed_by_a_look_that_took_long_is_not_made_up_for(world: World) -> None:
     looks = Looks(world, lasting=14)
-    world.spawn(listen(poll(spec(), looks, world.clock, world.random), ignore))
+    world.spawn(listen(make_poll_sensor(spec(), looks, world.clock, world.random), ignore))
     await world.advance(59 * SECOND)
     assert looks.seconds() == [0, 20, 40]
 
 
 async def test_chance_adds_no_more_than_its_part_of_the_interval(world: World) -> None:
     looks = Looks(world)
-    world.spawn(listen(poll(spec(jitter=0.5), looks, world.clock, world.random), ignore))
+    world.spawn(listen(make_poll_sensor(spec(jitter=0.5), looks, world.clock, world.random), ignore))
     await world.advance(10 * MINUTE)
     pauses = [after - before for before, after in pairwise(looks.at)]
     assert all(10 * SECOND <= each <= 15 * SECOND for each in pauses)
@@ -100,7 +100,7 @@ async def test_chance_adds_no_more_than_its_part_of_the_interval(world: World) -
 async def test_a_clock_that_jumps_makes_neither_a_burst_nor_a_silence(world: World, jump: int, when: int) -> None:
     """While somebody looks, and while nobody does."""
     looks, clock = Looks(world, lasting=5), Jumping(world)
-    world.spawn(listen(poll(spec(), looks, clock, world.random), ignore))
+    world.spawn(listen(make_poll_sensor(spec(), looks, clock, world.random), ignore))
     await world.advance(when * SECOND)
     clock.off = jump
     await world.advance(2 * MINUTE)
@@ -109,7 +109,7 @@ async def test_a_clock_that_jumps_makes_neither_a_burst_nor_a_silence(world: Wor
 
 
 async def test_a_look_that_hangs_is_a_failure(world: World) -> None:
-    sensor = poll(spec(), Looks(world, lasting=3600), world.clock, world.random)
+    sensor = make_poll_sensor(spec(), Looks(world, lasting=3600), world.clock, world.random)
     with pytest.raises(SensorFailed, match="no answer within 30 s"):
         await listen(sensor, ignore)
 
@@ -120,16 +120,16 @@ async def test_a_look_at_what_is_no_reading_is_a_failure(world: World, value: An
         return value
 
     with pytest.raises(SensorFailed):
-        await listen(poll(spec(), look, world.clock, world.random), ignore)
+        await listen(make_poll_sensor(spec(), look, world.clock, world.random), ignore)
 
 
 async def test_nobody_is_asked_without_a_pause(world: World) -> None:
     looks = Looks(world)
-    world.spawn(listen(poll(spec(interval=0), looks, world.clock, world.random), ignore))
+    world.spawn(listen(make_poll_sensor(spec(interval=0), looks, world.clock, world.random), ignore))
     await world.advance(SECOND)
-    assert len(looks.at) == SECOND // SHORTEST + 1
+    assert len(looks.at) == SECOND // MIN_POLLING_INTERVAL + 1
 
 
 def test_a_rest_is_never_nothing_nor_more_than_a_period() -> None:
     chance = random.Random(2)
-    assert all(0 < rest(7, chance.randrange(-(10**9), 10**9)) <= 7 for _ in range(1000))
+    assert all(0 < compute_poll_rest(7, chance.randrange(-(10**9), 10**9)) <= 7 for _ in range(1000))

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from halter.core.clock import DAY
 from halter.core.usage import ModelName, Usage
-from halter.models.prices import NO_LIMIT, Prices, Tariff, listed
+from halter.models.providers import NO_LIMIT, Prices, Tariff, compile_listed_price
 
 SONNET = "anthropic:claude-sonnet-4-5"
 
@@ -47,7 +47,7 @@ def rates(name: str, base_url: str | None = None, prices: Prices | None = None) 
 
 @cache
 def priced() -> list[tuple[ModelInfo, Tariff]]:
-    entries = ((model, listed(model)) for seller in providers for model in seller.models)
+    entries = ((model, compile_listed_price(model)) for seller in providers for model in seller.models)
     return [(model, tariff) for model, tariff in entries if tariff is not None]
 
 
@@ -270,7 +270,7 @@ strange_models = st.builds(
 
 @given(st.data(), strange_models)
 def test_any_table_is_read_as_the_library_reads_it(data: st.DataObject, model: ModelInfo) -> None:
-    tariff = listed(model)
+    tariff = compile_listed_price(model)
     assert tariff is not None
     for usage in corners(tariff, 1_500, 10):
         at = data.draw(st.sampled_from(sorted(times_around(tariff))))
@@ -279,7 +279,7 @@ def test_any_table_is_read_as_the_library_reads_it(data: st.DataObject, model: M
 
 @given(strange_models, st.sampled_from([0, 50, 100, 101, 1_500]), st.sampled_from([0, 10, 1_000]))
 def test_no_table_can_lead_to_a_cost_above_the_hold(model: ModelInfo, most_input: int, most_output: int) -> None:
-    tariff = listed(model)
+    tariff = compile_listed_price(model)
     assert tariff is not None
     assert breaches(tariff, tariff, most_input, most_output) == []
 
@@ -295,7 +295,9 @@ def test_no_table_can_lead_to_a_cost_above_the_hold(model: ModelInfo, most_input
 )
 def test_a_hold_covers_the_short_request_where_long_ones_are_cheaper(falling: dict[str, TieredPrices]) -> None:
     figures = {"input_mtok": Decimal(1), "output_mtok": Decimal(1), **falling}
-    tariff = listed(ModelInfo(id="falling", match=ClauseEquals(equals="falling"), prices=ModelPrice(**figures)))
+    tariff = compile_listed_price(
+        ModelInfo(id="falling", match=ClauseEquals(equals="falling"), prices=ModelPrice(**figures))
+    )
     assert tariff is not None
     assert breaches(tariff, tariff, 10_001, 10_000) == []
     assert tariff.cost(Usage(10_000, 10_000), NOW) > tariff.cost(Usage(10_001, 10_000), NOW)
@@ -317,7 +319,7 @@ def test_the_hours_of_a_price_are_read_in_their_zone_and_across_midnight(
     dear = ConditionalPrice(
         TimeOfDateConstraint(start, end), prices=ModelPrice(input_mtok=Decimal(9), output_mtok=Decimal(9))
     )
-    tariff = listed(ModelInfo(id="daily", match=ClauseEquals(equals="daily"), prices=[usual, dear]))
+    tariff = compile_listed_price(ModelInfo(id="daily", match=ClauseEquals(equals="daily"), prices=[usual, dear]))
     assert tariff is not None
     costs = {hour: tariff.cost(Usage(1), micros(2026, 11, 15, hour)) for hour in range(24)}
     assert {hour for hour, cost in costs.items() if cost == 9} == dear_hours

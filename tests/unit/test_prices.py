@@ -8,9 +8,8 @@ from genai_prices.data import providers
 from genai_prices.types import ClauseEquals, ModelInfo, ModelPrice
 
 from halter.core.clock import DAY
-from halter.core.here import on_this_machine
-from halter.core.usage import FREE, ModelName, Price, Unpriced, Usage
-from halter.models.prices import Prices, Tariff, listed, stated
+from halter.core.usage import FREE_PRICE, ModelName, Price, Unpriced, Usage, is_local_address
+from halter.models.providers import Prices, Tariff, compile_listed_price, compile_stated_price
 
 
 def micros(year: int, month: int, day: int, hour: int = 0, minute: int = 0) -> int:
@@ -119,7 +118,7 @@ def test_an_entry_without_figures_is_never_taken_for_free() -> None:
     empty = [model for model in listings if isinstance(model.prices, ModelPrice) and not vars(model.prices)]
     assert empty
     empty.append(ModelInfo(id="bare", match=ClauseEquals(equals="bare")))
-    assert {listed(model) for model in empty} == {None}
+    assert {compile_listed_price(model) for model in empty} == {None}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +201,7 @@ def test_of_several_sellers_the_dearest_counts_where_nobody_says_which(name: str
 )
 @pytest.mark.parametrize("name", ["ollama:gpt-oss:20b", "llamacpp:any", "vllm:meta-llama/Llama-3", "lmstudio:gemma3"])
 def test_servers_that_run_models_themselves_are_free_on_this_machine(name: str, base_url: str) -> None:
-    assert on_this_machine(base_url)
+    assert is_local_address(base_url)
     assert rates(name, base_url).bound(10**9, 10**9, NOW) == 0
     assert rates(name).bound(10**9, 10**9, NOW) == 0
 
@@ -231,7 +230,7 @@ def test_what_only_its_maker_runs_is_not_free_on_this_machine_whatever_the_provi
     ],
 )
 def test_endpoints_elsewhere_are_not_taken_for_this_machine(base_url: str | None) -> None:
-    assert not on_this_machine(base_url)
+    assert not is_local_address(base_url)
 
 
 @pytest.mark.parametrize("name", ["ollama:llama3:8b", "scripted:replies.yaml", "reflex:rules.yaml"])
@@ -263,23 +262,23 @@ def test_a_price_of_the_configuration_wins_on_this_machine_too() -> None:
 
 
 def test_a_models_own_price_wins_over_that_of_its_provider() -> None:
-    prices = Prices({"vllm": CHEAP, "vllm:small": FREE})
+    prices = Prices({"vllm": CHEAP, "vllm:small": FREE_PRICE})
     assert rates("vllm:small", None, prices).cost(Usage(1_000), NOW) == 0
     assert rates("vllm:large", None, prices).cost(Usage(1_000), NOW) == 1_000
 
 
 def test_a_model_that_is_declared_free_costs_nothing() -> None:
-    prices = Prices({"openai:gpt-4o": FREE})
+    prices = Prices({"openai:gpt-4o": FREE_PRICE})
     assert rates("openai:gpt-4o", prices=prices).bound(10**9, 10**9, NOW) == 0
 
 
 def test_cached_tokens_without_a_figure_cost_what_plain_input_costs() -> None:
-    tariff = stated(Price(Decimal("0.5"), Decimal(2)))
+    tariff = compile_stated_price(Price(Decimal("0.5"), Decimal(2)))
     assert tariff.cost(Usage(1_000, 0, 400, 300), NOW) == 500
 
 
 def test_a_figure_is_kept_exactly_to_eighteen_digits_and_never_becomes_nothing() -> None:
-    tiny = stated(Price(Decimal("1e-18"), Decimal("1e-30")))
+    tiny = compile_stated_price(Price(Decimal("1e-18"), Decimal("1e-30")))
     assert tiny.cost(Usage(10**18), NOW) == 1
     assert tiny.cost(Usage(10**18 + 1), NOW) == 2
     assert tiny.cost(Usage(0, 1), NOW) == 1
@@ -295,7 +294,7 @@ def test_a_model_is_looked_up_once() -> None:
 
 ALONE = """
 import sys, threading
-import halter.models.prices as prices
+import halter.models.providers as prices
 from halter.core.usage import ModelName
 assert "genai_prices" not in sys.modules, "the table was imported before it was needed"
 

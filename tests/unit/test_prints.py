@@ -9,9 +9,8 @@ from functools import partial
 
 import pytest
 
-from halter.core.prints import prints_masked, prints_watched, show_printed
-from halter.guard.redact import Redactor
-from halter.guard.stream import StreamRedactor
+from halter.core.processes import install_print_masks, mask_prints, print_masked_output
+from halter.redaction.redact import Redactor, StreamRedactor
 
 SECRET = "correct-horse-battery-staple-41"
 MASK = partial(StreamRedactor, Redactor({"TOKEN": SECRET}))
@@ -19,9 +18,9 @@ MASK = partial(StreamRedactor, Redactor({"TOKEN": SECRET}))
 
 def test_what_is_printed_outside_of_a_call_passes_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     """Commands print tokens on purpose."""
-    with prints_watched():
+    with install_print_masks():
         sys.stdout.write(f"log in with {SECRET}\n")
-        with prints_masked(MASK):
+        with mask_prints(MASK):
             sys.stdout.write(f"the tool has {SECRET}\n")
         sys.stdout.writelines([f"again {SECRET}\n"])
     out = capsys.readouterr().out
@@ -36,14 +35,14 @@ async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsy
         sys.stdout.write(f"left {SECRET}\n")
 
     async def call() -> "asyncio.Task[None]":
-        with prints_masked(MASK):
+        with mask_prints(MASK):
             lingering = asyncio.create_task(lingers())
             beside.set()
             await asyncio.sleep(0)
             sys.stdout.writelines(["called ", SECRET[:9], SECRET[9:], "\n"])
         return lingering
 
-    with prints_watched():
+    with install_print_masks():
         calling = asyncio.create_task(call())
         await beside.wait()
         sys.stdout.write(f"beside {SECRET}\n")
@@ -57,7 +56,7 @@ async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsy
 def test_a_call_that_asks_for_what_it_printed_to_be_shown_has_it_shown_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with prints_watched(), prints_masked(MASK):
+    with install_print_masks(), mask_prints(MASK):
         sys.stdout.write(f"half way, with {SECRET}\n")
         assert capsys.readouterr().out == ""
         sys.stdout.flush()
@@ -66,8 +65,8 @@ def test_a_call_that_asks_for_what_it_printed_to_be_shown_has_it_shown_at_once(
 
 def test_the_streams_and_the_logs_are_as_before_in_the_end() -> None:
     before = (sys.stdout, sys.stderr, logging.getLogRecordFactory())
-    with prints_watched():
-        with prints_watched():
+    with install_print_masks():
+        with install_print_masks():
             assert sys.stdout is not before[0]
             assert sys.stdout.encoding == before[0].encoding
         assert sys.stdout is not before[0]
@@ -77,13 +76,13 @@ def test_the_streams_and_the_logs_are_as_before_in_the_end() -> None:
 def test_a_stream_that_somebody_else_exchanged_is_left_to_them() -> None:
     theirs = io.StringIO()
     with redirect_stderr(sys.stderr):
-        with prints_watched():
+        with install_print_masks():
             sys.stderr = theirs
         assert sys.stderr is theirs
 
 
 def test_a_log_record_has_no_secrets_for_any_handler(caplog: pytest.LogCaptureFixture) -> None:
-    with prints_watched(), prints_masked(MASK):
+    with install_print_masks(), mask_prints(MASK):
         try:
             int(SECRET)
         except ValueError:
@@ -96,15 +95,15 @@ def test_a_log_record_has_no_secrets_for_any_handler(caplog: pytest.LogCaptureFi
 
 
 def test_a_closed_stream_is_no_failure_of_the_call() -> None:
-    with redirect_stdout(io.StringIO()), prints_watched(), prints_masked(MASK):
+    with redirect_stdout(io.StringIO()), install_print_masks(), mask_prints(MASK):
         sys.stdout.write("something")
         sys.stdout.close()
 
 
 def test_what_a_process_printed_is_shown_for_a_call_only(capsys: pytest.CaptureFixture[str]) -> None:
-    with prints_watched():
-        show_printed("of nobody's call")
-        with prints_masked(MASK):
-            show_printed(f"it is {SECRET}")
-            show_printed("")
+    with install_print_masks():
+        print_masked_output("of nobody's call")
+        with mask_prints(MASK):
+            print_masked_output(f"it is {SECRET}")
+            print_masked_output("")
     assert capsys.readouterr() == ("", "it is [redacted:TOKEN]\n")

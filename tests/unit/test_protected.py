@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from halter.app.protected import protected_for
-from halter.config.agent import read_agent
-from halter.core.protected import Protected, ProtectedPaths
+from halter.config.agent_files import read_agent
+from halter.core.folders import ProtectedEntry, ProtectedPaths
 from halter.core.tools import Failed, Permit, Valid
+from halter.runtime.assemble import list_protected_paths
 from halter.settings import Settings
-from halter.tools.files import files
-from halter.tools.sandbox import Sandbox
-from halter.tools.shell import shell
-from halter.tools.tool import FunctionTool
+from halter.tools.files import make_file_tools
+from halter.tools.function_tool import FunctionTool
+from halter.tools.shell import Sandbox, make_shell_tool
 
 POLICY = "name: clerk\nmodel: reflex\nreflex: rules/first.yaml\nlimits: {max_cost_usd: 0.05}\n"
 SKILL = ".agents/skills/count/SKILL.md"
@@ -67,7 +66,7 @@ class House:
 
     @property
     def paths(self) -> ProtectedPaths:
-        return protected_for(self.settings, read_agent(self.agent), self.agent)
+        return list_protected_paths(self.settings, read_agent(self.agent), self.agent)
 
     def protect(self, *tools: FunctionTool) -> dict[str, FunctionTool]:
         for each in tools:
@@ -184,7 +183,7 @@ def test_what_is_mounted_at_a_root_or_below_it_is_told(house: House, source: str
     (house.agent / ".git" / "hooks").mkdir()
     asked = (
         "import sys; from pathlib import Path; from halter.config.roots import definition_of;"
-        "from halter.core.protected import ProtectedPaths as P; place = Path(sys.argv[1]);"
+        "from halter.core.folders import ProtectedPaths as P; place = Path(sys.argv[1]);"
         "print(P(tuple(definition_of(place)), place).reach(place / 'desk'))"
     )
     mount = 'mount --bind "$1/$4" "$1/$5" && exec "$2" -c "$3" "$1"'
@@ -243,7 +242,7 @@ LATER = (
 async def test_what_a_root_leads_to_is_looked_at_for_every_write(
     house: House, happens: Callable[[House], None], path: str
 ) -> None:
-    tools = house.protect(*files(house.desk))
+    tools = house.protect(*make_file_tools(house.desk))
     await does(tools["write_file"], path="before.txt", text="fine")
     (house.desk / "before.txt").unlink()
     happens(house)
@@ -256,7 +255,7 @@ async def test_what_a_root_leads_to_is_looked_at_for_every_write(
 
 @pytest.mark.parametrize("path", ["agent.yaml", "Agent.YAML", "halter.yaml", "inner/agent.yaml", "old/AGENTS.md"])
 async def test_no_tool_makes_or_changes_an_agent(house: House, path: str) -> None:
-    tools = house.protect(*files(house.desk))
+    tools = house.protect(*make_file_tools(house.desk))
     (house.desk / "old").mkdir()
     (house.desk / "old" / "agent.yaml").write_text("name: old\n")
     with pytest.raises(Failed, match="Protected"):
@@ -265,7 +264,7 @@ async def test_no_tool_makes_or_changes_an_agent(house: House, path: str) -> Non
 
 @pytest.mark.parametrize("name", ["read_file", "write_file", "delete_file"])
 async def test_another_name_of_the_store_is_neither_read_nor_written(house: House, name: str) -> None:
-    tools = house.protect(*files(house.desk))
+    tools = house.protect(*make_file_tools(house.desk))
     os.link(house.settings.store, house.desk / "notes")
     more = {"text": "x"} if name == "write_file" else {}
     with pytest.raises(Failed, match="Protected: notes leads to what no tool may reach: the store"):
@@ -274,7 +273,7 @@ async def test_another_name_of_the_store_is_neither_read_nor_written(house: Hous
 
 
 async def test_a_root_that_leads_to_the_keys_later_is_not_read(house: House) -> None:
-    tools = house.protect(*files(house.desk))
+    tools = house.protect(*make_file_tools(house.desk))
     (house.home / "tokens" / "tokens.json").write_text("not for agents")
     house.desk.rmdir()
     house.desk.symlink_to(house.home / "tokens")
@@ -284,7 +283,7 @@ async def test_a_root_that_leads_to_the_keys_later_is_not_read(house: House) -> 
 
 
 async def test_an_honest_agent_writes_reads_and_deletes(house: House) -> None:
-    tools = house.protect(*files(house.desk))
+    tools = house.protect(*make_file_tools(house.desk))
     await does(tools["write_file"], path="a/b.txt", text="fine")
     assert await does(tools["read_file"], path="a/b.txt") == "fine"
     await does(tools["delete_file"], path="a/b.txt")
@@ -305,7 +304,7 @@ def sandbox(tmp_path_factory: pytest.TempPathFactory) -> None:
 async def test_no_command_runs_in_a_root_that_leads_elsewhere_later(
     house: House, happens: Callable[[House], None]
 ) -> None:
-    tools = house.protect(shell(house.desk))
+    tools = house.protect(make_shell_tool(house.desk))
     assert await does(tools["run_command"], argv=["touch", "fine"]) == ""
     (house.desk / "fine").unlink()
     happens(house)
@@ -319,7 +318,7 @@ async def test_no_command_runs_in_a_root_that_leads_elsewhere_later(
 async def test_a_link_on_the_way_to_a_root_is_seen_as_well(house: House) -> None:
     inner = house.desk / "playbooks"
     inner.mkdir()
-    tools = house.protect(shell(inner), *files(inner))
+    tools = house.protect(make_shell_tool(inner), *make_file_tools(inner))
     replaced_by_a_link(house)
     with pytest.raises(Failed, match="Protected"):
         await does(tools["run_command"], argv=["touch", "new.yaml"])
@@ -330,7 +329,7 @@ async def test_a_link_on_the_way_to_a_root_is_seen_as_well(house: House) -> None
 
 @pytest.mark.usefixtures("sandbox")
 async def test_no_command_runs_beside_another_name_of_the_policy(house: House) -> None:
-    tools = house.protect(shell(house.desk))
+    tools = house.protect(make_shell_tool(house.desk))
     os.link(house.agent / "agent.yaml", house.desk / "notes")
     with pytest.raises(Failed, match="Protected"):
         await does(tools["run_command"], argv=["sh", "-c", "echo x > notes"])
@@ -339,8 +338,8 @@ async def test_no_command_runs_beside_another_name_of_the_policy(house: House) -
 
 @pytest.mark.usefixtures("sandbox")
 async def test_no_command_runs_where_the_sandbox_itself_would_show_a_key(house: House) -> None:
-    key = Protected(Path("/etc/ssl/halter/signing.key"), "the signing key", secret=True)
-    tool = shell(house.desk)
+    key = ProtectedEntry(Path("/etc/ssl/halter/signing.key"), "the signing key", secret=True)
+    tool = make_shell_tool(house.desk)
     assert tool.place is not None
     tool.place.protect(ProtectedPaths((key,)))
     with pytest.raises(Failed, match="Protected"):

@@ -5,21 +5,20 @@ from typing import Any
 
 import pytest
 
+from halter.core.agent_spec import Provider
 from halter.core.errors import ConfigError
-from halter.core.mind import Provider
 from halter.core.usage import ModelName
-from halter.models.prices import Prices
-from halter.models.providers import KNOWN, LOCAL_WINDOW, USUAL_WINDOW, model_from, window_of
-from halter.models.wire import Wire
+from halter.models.providers import DEFAULT_WINDOW, KNOWN_PROVIDERS, LOCAL_WINDOW, Prices, estimate_window, make_model
+from halter.models.wire import WireModel
 
 
-def made(name: str, environment: Mapping[str, str] | None = None, **providers: Provider) -> Wire:
-    return model_from(name, providers, (environment or {}).get)
+def made(name: str, environment: Mapping[str, str] | None = None, **providers: Provider) -> WireModel:
+    return make_model(name, providers, (environment or {}).get)
 
 
 def sentence(name: str, environment: Mapping[str, str] | None = None, **options: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        model_from(name, options.pop("providers", {}), (environment or {}).get, **options)
+        make_model(name, options.pop("providers", {}), (environment or {}).get, **options)
     return str(caught.value)
 
 
@@ -117,7 +116,7 @@ def test_a_key_does_not_belong_into_a_file() -> None:
 def test_an_unknown_provider_says_what_to_write() -> None:
     said = sentence("acme:m")
     assert "providers: {acme: {wire: openai, base_url:" in said
-    assert all(f"`{known}`" in said for known in KNOWN)
+    assert all(f"`{known}`" in said for known in KNOWN_PROVIDERS)
 
 
 @pytest.mark.parametrize("name", ["", "gpt-5", "openai:", ":gpt-5"])
@@ -142,11 +141,13 @@ def test_a_library_that_is_missing_says_what_to_install(missing: str) -> None:
 
 
 def test_a_window_is_the_models_own_or_a_cautious_guess() -> None:
-    assert window_of(ModelName("openai", "gpt-4.1")) == 1_000_000
-    assert window_of(ModelName("anthropic", "claude-opus-4-8")) == 1_000_000
-    assert window_of(ModelName("gemini", "gemini-2.0-flash")) == window_of(ModelName("google", "gemini-2.0-flash"))
-    assert window_of(ModelName("openai", "nobody-knows-this-one")) == USUAL_WINDOW
-    assert window_of(ModelName("ollama", "qwen3")) == LOCAL_WINDOW
-    assert window_of(ModelName("mine", "m"), "http://localhost:1/v1") == LOCAL_WINDOW
-    assert window_of(ModelName("mine", "openai/gpt-4.1"), "http://localhost:1/v1") == 1_000_000
-    assert window_of(ModelName("mine", "m"), "https://mine.example/v1") == USUAL_WINDOW
+    assert estimate_window(ModelName("openai", "gpt-4.1")) == 1_000_000
+    assert estimate_window(ModelName("anthropic", "claude-opus-4-8")) == 1_000_000
+    assert estimate_window(ModelName("gemini", "gemini-2.0-flash")) == estimate_window(
+        ModelName("google", "gemini-2.0-flash")
+    )
+    assert estimate_window(ModelName("openai", "nobody-knows-this-one")) == DEFAULT_WINDOW
+    assert estimate_window(ModelName("ollama", "qwen3")) == LOCAL_WINDOW
+    assert estimate_window(ModelName("mine", "m"), "http://localhost:1/v1") == LOCAL_WINDOW
+    assert estimate_window(ModelName("mine", "openai/gpt-4.1"), "http://localhost:1/v1") == 1_000_000
+    assert estimate_window(ModelName("mine", "m"), "https://mine.example/v1") == DEFAULT_WINDOW

@@ -6,27 +6,36 @@ from functools import partial
 import msgspec
 import pytest
 
-from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND, window_at, window_end
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, OverrunIncurred, RequestStarted
 from halter.core.ids import WorkerId, session_stream
-from halter.core.limits import Cap, Caps, Spender, accounts, legs
-from halter.core.money import COLD_START, MOST, Account, BudgetRow, Charge, Forecast, Leg
-from halter.core.ports import BLOB_FROM, Lease, Query, Write
+from halter.core.money import (
+    COLD_START_COST,
+    LARGEST_AMOUNT,
+    Account,
+    BudgetRow,
+    Cap,
+    Caps,
+    Charge,
+    CostForecast,
+    Leg,
+    Spender,
+    list_accounts,
+    make_legs,
+)
+from halter.core.ports import BLOB_THRESHOLD, Lease, Query, Write
 from halter.core.project import rows_of_hold
 from halter.core.rows import HoldRow, SpendRow
 from halter.core.usage import Usage
 from halter.core.vocabulary import Purpose
-from halter.core.windows import window_at, window_end
-from halter.guard.flight import StillHeld
-from halter.guard.purse import PATIENCE, Purse, Truth, change_cap, settling
+from halter.guard.halts import StillHeld
+from halter.guard.ledger import BUDGET_WAIT, ActualResult, Ledger, change_cap, settle_flight
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
-from halter.state.life import end
-from halter.testing.crash import Crash
-from halter.testing.holds import HoldRefused, HoldTaken, Intent, decide_hold, hold
-from halter.testing.seedloop import START
-from halter.testing.world import World
+from halter.state.lifecycle import end_session
+from halter.testing.fakes import Crash, HoldRefused, HoldTaken, Intent, decide_hold, hold
+from halter.testing.world import VIRTUAL_START, World
 
 SESSION = Account("session:s1", "", "usd")
 CAPS = Caps(session=Cap(100), agent=(), fleet=())
@@ -44,7 +53,7 @@ async def begun(world: World, agent: str = "a1") -> Lease:
 
 
 def call(world: World, usd: int, name: str = "c1", caps: Caps = CAPS) -> CallStarted:
-    return CallStarted(call=name, tool="spend", legs=legs(caps, Spender("s1", "a1"), world.now, usd=usd))
+    return CallStarted(call=name, tool="spend", legs=make_legs(caps, Spender("s1", "a1"), world.now, usd=usd))
 
 
 async def held(world: World, lease: Lease, intent: Intent) -> HoldTaken:
@@ -55,7 +64,7 @@ async def held(world: World, lease: Lease, intent: Intent) -> HoldTaken:
 
 async def spent(world: World, lease: Lease, usd: int, name: str, caps: Caps = CAPS) -> None:
     taken = await held(world, lease, call(world, usd, name, caps))
-    await world.purse.settle(lease, taken.flight, Truth("ok", usd=usd))
+    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=usd))
 
 
 async def budget(world: World, account: Account = SESSION) -> BudgetRow:
@@ -74,7 +83,7 @@ async def test_the_hold_stands_before_anything_acts_and_the_rest_is_freed_after_
     taken = await held(world, lease, call(world, 60))
     assert await sums(world) == (0, 60, 0)
     assert (await world.session("s1")).in_flight == {"c1": taken.flight}
-    await world.purse.settle(lease, taken.flight, Truth("ok", usd=25))
+    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=25))
     assert await sums(world) == (25, 0, 0)
     assert (await world.session("s1")).in_flight == {}
 
@@ -83,7 +92,7 @@ async def test_the_charge_is_the_reported_truth_and_the_hold_only_where_nothing_
     lease = await begun(world)
     for name, usd in (("known", 3), ("free", 0), ("unknown", None)):
         taken = await held(world, lease, call(world, 20, name))
-        await world.purse.settle(lease, taken.flight, Truth("ok", usd=usd))
+        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=usd))
     spends = await world.store.ask(Query("all_spends", SpendRow))
     assert {row.hold: (row.usd, row.held_usd) for row in spends} == {
         "known": (3, 20),
@@ -111,7 +120,7 @@ async def test_a_budget_full_of_holds_makes_wait_and_the_wait_ends_when_a_hold_i
     await world.advance(10 * SECOND)
     assert not waiting.done()
     settled_at = world.now
-    await world.purse.settle(lease, first.flight, Truth("ok", usd=30))
+    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=30))
     answer = await waiting
     assert isinstance(answer, HoldTaken)
     assert answer.flight.since == settled_at
@@ -123,7 +132,7 @@ async def test_a_wait_is_a_refusal_once_the_holds_before_it_were_really_spent(wo
     first = await held(world, lease, call(world, 80, "first"))
     waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
     await world.advance(SECOND)
-    await world.purse.settle(lease, first.flight, Truth("ok", usd=80))
+    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=80))
     assert isinstance(await waiting, HoldRefused)
 
 
@@ -133,7 +142,7 @@ async def test_a_wait_is_bounded_and_leaves_nothing_behind(world: World) -> None
     before, events = world.now, len(world.history)
     answer = await hold(world.purse, lease, call(world, 60))
     assert answer == StillHeld("c1")
-    assert world.now - before == PATIENCE
+    assert world.now - before == BUDGET_WAIT
     assert len(world.history) == events
     assert await sums(world) == (0, 80, 0)
 
@@ -143,7 +152,7 @@ async def test_a_hold_that_another_process_settles_is_noticed_within_half_a_seco
     first = await held(world, lease, call(world, 80, "first"))
     waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
     await world.advance(30 * SECOND)
-    await Purse(world.store, world.clock).settle(lease, first.flight, Truth("ok", usd=0))
+    await Ledger(world.store, world.clock).settle(lease, first.flight, ActualResult("ok", usd=0))
     await world.advance(SECOND // 2)
     assert waiting.done()
 
@@ -154,7 +163,7 @@ async def test_all_who_wait_get_their_turn_as_holds_are_settled(world: World) ->
     async def spend(number: int) -> None:
         taken = await held(world, lease, call(world, 40, f"c{number}"))
         await world.clock.sleep(SECOND)
-        await world.purse.settle(lease, taken.flight, Truth("ok", usd=1))
+        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=1))
 
     before = world.now
     await asyncio.gather(*(spend(number) for number in range(20)))
@@ -169,7 +178,7 @@ async def test_whoever_gives_up_waiting_does_not_take_the_word_from_others(world
     await world.advance(SECOND)
     waiting[0].cancel()
     before = world.now
-    await world.purse.settle(lease, first.flight, Truth("ok", usd=0))
+    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=0))
     assert isinstance(await waiting[1], HoldTaken)
     assert world.now == before
 
@@ -179,7 +188,7 @@ def test_dearer_than_held_but_within_the_cap_just_settles(path: str | None) -> N
     async def scene() -> None:
         lease = await begun(world)
         taken = await held(world, lease, call(world, 10))
-        await world.purse.settle(lease, taken.flight, Truth("ok", usd=90))
+        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=90))
         assert await sums(world) == (90, 0, 0)
         assert not (await world.session("s1")).overrun
 
@@ -192,7 +201,7 @@ def test_a_truth_beyond_the_cap_is_recorded_in_full_as_an_overrun_with_an_incide
     async def scene() -> None:
         lease = await begun(world)
         taken = await held(world, lease, call(world, 10))
-        committed = await world.purse.settle(lease, taken.flight, Truth("ok", usd=130))
+        committed = await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=130))
         assert committed.events[1].event == OverrunIncurred(
             hold="c1", scope="session:s1", window="", unit="usd", amount=30
         )
@@ -210,9 +219,9 @@ def test_an_overrun_into_what_others_hold_breaks_no_promise_made_to_them(path: s
         lease = await begun(world)
         first = await held(world, lease, call(world, 50, "first"))
         second = await held(world, lease, call(world, 50, "second"))
-        await world.purse.settle(lease, first.flight, Truth("ok", usd=70))
+        await world.purse.settle(lease, first.flight, ActualResult("ok", usd=70))
         assert await sums(world) == (70, 50, 20)
-        await world.purse.settle(lease, second.flight, Truth("ok", usd=50))
+        await world.purse.settle(lease, second.flight, ActualResult("ok", usd=50))
         assert await sums(world) == (120, 0, 20)
 
     with World(path=path) as world:
@@ -228,7 +237,7 @@ def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more
         await world.store.commit(change_cap(SESSION, 50, "mara", "lower"))
         assert await sums(world) == (40, 30, 20)
         assert (await budget(world)).cap == 50
-        await world.purse.settle(lease, taken.flight, Truth("ok", usd=30))
+        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=30))
         assert await sums(world) == (70, 0, 20)
         assert isinstance(await hold(world.purse, lease, call(world, 1, "third")), HoldRefused)
 
@@ -260,7 +269,7 @@ async def test_a_window_that_is_full_refuses_today_and_takes_the_same_tomorrow(w
     answer = await hold(world.purse, lease, call(world, 1, caps=DAILY))
     assert isinstance(answer, HoldRefused)
     rolls = window_end(answer.event.window)
-    assert rolls == START + DAY
+    assert rolls == VIRTUAL_START + DAY
     await world.advance(rolls - world.now)
     assert isinstance(await hold(world.purse, lease, call(world, 1, caps=DAILY), attempt=1), HoldTaken)
 
@@ -270,7 +279,7 @@ async def test_a_hold_is_settled_into_the_window_that_it_was_taken_from(world: W
     await world.advance(DAY - SECOND)
     taken = await held(world, lease, call(world, 60, caps=DAILY))
     await world.advance(HOUR)
-    await world.purse.settle(lease, taken.flight, Truth("ok", usd=45))
+    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=45))
     assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
     assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
 
@@ -283,7 +292,7 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
             await hold(world.purse, lease, call(world, 60, caps=DAILY))
         await world.advance(MINUTE)
         taken = await held(world, lease, call(world, 60, caps=DAILY))
-        await world.purse.settle(lease, taken.flight, Truth("ok", usd=45))
+        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=45))
         assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
         assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
 
@@ -294,8 +303,8 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
 async def test_what_is_settled_twice_is_charged_once(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 60))
-    first = await world.purse.settle(lease, taken.flight, Truth("ok", usd=25))
-    second = await world.purse.settle(lease, taken.flight, Truth("error", usd=99))
+    first = await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=25))
+    second = await world.purse.settle(lease, taken.flight, ActualResult("error", usd=99))
     assert second.repeated
     assert second.events == first.events
     assert await sums(world) == (25, 0, 0)
@@ -325,7 +334,7 @@ async def test_a_hold_in_doubt_is_freed_by_no_timer_and_settled_at_its_most(worl
     await world.restart()
     assert await sums(world) == (0, 60, 0)
     (again,) = await taken_over(world)
-    assert (await world.store.commit(end(again, "ERROR", "crashed"))).events == ()
+    assert (await world.store.commit(end_session(again, "ERROR", "crashed"))).events == ()
     await world.purse.settle_in_doubt(again, list((await world.session("s1")).in_flight.values()))
     assert await sums(world) == (60, 0, 0)
     assert await world.store.ask(Query("holds", HoldRow)) == []
@@ -336,7 +345,7 @@ async def test_an_owner_that_lost_its_lease_can_neither_hold_nor_settle(world: W
     taken = await held(world, lease, call(world, 60))
     await taken_over(world)
     with pytest.raises(LeaseLost):
-        await world.purse.settle(lease, taken.flight, Truth("ok", usd=1))
+        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=1))
     with pytest.raises(LeaseLost):
         await hold(world.purse, lease, call(world, 1, "c2"))
     assert await sums(world) == (0, 60, 0)
@@ -347,13 +356,13 @@ async def test_tokens_are_held_and_settled_like_money(world: World) -> None:
     caps = Caps(session=Cap(None), agent=(), fleet=(), token_budget=1000)
 
     def request(name: str, tokens: int) -> RequestStarted:
-        amounts = legs(caps, Spender("s1", "a1"), world.now, usd=5, tokens=tokens)
+        amounts = make_legs(caps, Spender("s1", "a1"), world.now, usd=5, tokens=tokens)
         return RequestStarted(request=name, model="scripted:m", purpose="turn", legs=amounts)
 
     account = Account("session:s1", "", "tokens")
     taken = await held(world, lease, request("r1", 800))
     assert await sums(world, account) == (0, 800, 0)
-    await world.purse.settle(lease, taken.flight, Truth("ok", usd=2, tokens=300))
+    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=2, tokens=300))
     assert await sums(world, account) == (300, 0, 0)
     answer = await hold(world.purse, lease, request("r2", 701))
     assert isinstance(answer, HoldRefused)
@@ -362,9 +371,9 @@ async def test_tokens_are_held_and_settled_like_money(world: World) -> None:
 
 async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: World) -> None:
     lease = await begun(world, agent="night-watch")
-    amounts = legs(CAPS, Spender("s1", "night-watch"), world.now, usd=50)
+    amounts = make_legs(CAPS, Spender("s1", "night-watch"), world.now, usd=50)
     taken = await held(world, lease, RequestStarted(request="r1", model="scripted:m", purpose="gate", legs=amounts))
-    await world.purse.settle(lease, taken.flight, Truth("ok", usd=7, usage=Usage(100, 20, 30, 4)))
+    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=7, usage=Usage(100, 20, 30, 4)))
     (spend,) = await world.store.ask(Query("all_spends", SpendRow))
     assert (spend.at, spend.hold, spend.session) == (world.now, "r1", "s1")
     assert (spend.agent, spend.trigger) == ("night-watch", "")
@@ -377,7 +386,7 @@ async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: Wo
 async def test_a_call_that_costs_nothing_is_settled_without_touching_any_budget(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 0))
-    committed = await world.purse.settle(lease, taken.flight, Truth("ok"))
+    committed = await world.purse.settle(lease, taken.flight, ActualResult("ok"))
     assert [stored.kind for stored in committed.events] == ["call_settled"]
     assert await world.store.ask(Query("budgets", BudgetRow)) == []
 
@@ -385,13 +394,13 @@ async def test_a_call_that_costs_nothing_is_settled_without_touching_any_budget(
 @pytest.mark.parametrize(
     ("tool", "purpose", "expected"),
     [
-        ("spend", "turn", Forecast(10, 10, 5)),
-        ("spend", "sensor", Forecast(COLD_START, COLD_START, 0)),
-        ("other", "turn", Forecast(COLD_START, COLD_START, 0)),
+        ("spend", "turn", CostForecast(10, 10, 5)),
+        ("spend", "sensor", CostForecast(COLD_START_COST, COLD_START_COST, 0)),
+        ("other", "turn", CostForecast(COLD_START_COST, COLD_START_COST, 0)),
     ],
 )
 async def test_the_forecast_learns_from_the_settled_costs_of_one_tool_and_purpose(
-    world: World, tool: str, purpose: Purpose, expected: Forecast
+    world: World, tool: str, purpose: Purpose, expected: CostForecast
 ) -> None:
     lease = await begun(world)
     for number in range(5):
@@ -406,14 +415,14 @@ async def test_the_forecast_forgets_what_is_older_than_thirty_days(world: World)
     await world.advance(30 * DAY)
     assert (await world.purse.forecast("spend")).samples == 5
     await world.advance(1)
-    assert (await world.purse.forecast("spend", cold_start=77)) == Forecast(77, 77, 0)
+    assert (await world.purse.forecast("spend", cold_start=77)) == CostForecast(77, 77, 0)
 
 
 async def test_a_body_too_large_for_the_events_table_is_kept_as_a_blob(world: World) -> None:
     lease = await begun(world)
-    large = bytes(BLOB_FROM + 1)
+    large = bytes(BLOB_THRESHOLD + 1)
     taken = await held(world, lease, call(world, 1))
-    (settled,) = (await world.purse.settle(lease, taken.flight, Truth("ok", usd=1, body=large))).events
+    (settled,) = (await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))).events
     assert settled.body is None
     assert settled.blob is not None
     assert await world.store.get(settled.blob) == large
@@ -432,8 +441,8 @@ async def test_a_cap_that_is_lowered_while_the_clock_is_set_back_is_lowered_all_
 async def test_a_cost_that_nothing_was_held_for_counts_all_the_same(world: World) -> None:
     lease = await begun(world)
     free = await held(world, lease, CallStarted(call="c1", tool="look"))
-    flight = msgspec.structs.replace(free.flight, accounts=accounts(CAPS, Spender("s1", "a1"), world.now))
-    await world.purse.settle(lease, flight, Truth("ok", usd=130))
+    flight = msgspec.structs.replace(free.flight, accounts=list_accounts(CAPS, Spender("s1", "a1"), world.now))
+    await world.purse.settle(lease, flight, ActualResult("ok", usd=130))
     assert await sums(world) == (130, 0, 30)
     (spend,) = await world.store.ask(Query("all_spends", SpendRow))
     assert (spend.name, spend.usd, spend.held_usd) == ("look", 130, 0)
@@ -446,14 +455,14 @@ def test_a_cost_that_cannot_be_is_taken_for_none_that_was_reported(reported: int
     async def scene() -> None:
         lease = await begun(world)
         taken = await held(world, lease, call(world, 60))
-        await world.purse.settle(lease, taken.flight, Truth("ok", usd=reported, tokens=reported))
+        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=reported, tokens=reported))
         assert await sums(world) == (60, 0, 0)
 
     with World(path=path) as world:
         world.run(scene())
 
 
-@pytest.mark.parametrize("amount", [-1, MOST + 1])
+@pytest.mark.parametrize("amount", [-1, LARGEST_AMOUNT + 1])
 def test_no_amount_that_frees_money_or_cannot_be_counted_is_held(amount: int) -> None:
     with pytest.raises(ValueError, match="cannot be held"):
         Leg("session:s1", "", "usd", 100, amount)
@@ -476,7 +485,7 @@ async def test_who_waits_past_midnight_spends_the_money_of_the_new_day(world: Wo
     answer = await waiting
     assert isinstance(answer, HoldTaken)
     assert await sums(world, Account("agent:a1", today, "usd")) == (0, 60, 0)
-    await world.purse.settle(lease, first.flight, Truth("ok", usd=80))
+    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=80))
     assert await sums(world, Account("agent:a1", yesterday, "usd")) == (80, 0, 0)
 
 
@@ -493,18 +502,18 @@ async def test_what_was_settled_and_is_held_again_is_settled_again(world: World)
     await spent(world, lease, 10, "c1")
     again = await hold(world.purse, lease, call(world, 20), attempt=1)
     assert isinstance(again, HoldTaken)
-    await world.purse.settle(lease, again.flight, Truth("ok", usd=15))
+    await world.purse.settle(lease, again.flight, ActualResult("ok", usd=15))
     assert await sums(world) == (25, 0, 0)
 
 
 async def test_a_settlement_without_its_hold_charges_nothing(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 60))
-    await world.purse.settle(lease, taken.flight, Truth("ok", usd=25))
+    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=25))
     twice = Write(
         session_stream("s1"),
         "another key",
-        lambda rows: settling(taken.flight, Truth("ok", usd=25), rows),
+        lambda rows: settle_flight(taken.flight, ActualResult("ok", usd=25), rows),
         rows_of_hold("c1", taken.flight.legs),
         lease,
     )

@@ -5,7 +5,7 @@ import sqlite3
 
 import pytest
 
-from halter.journal.queries import load, migrations, statements
+from halter.journal.engine import list_migrations, load_queries, split_statements
 
 GROWS = (
     "events",
@@ -39,17 +39,17 @@ _TABLE = re.compile(r"SCAN (\w+)(?! USING INDEX)\b")
 @pytest.fixture(scope="module")
 def tables() -> sqlite3.Connection:
     connection = sqlite3.connect(":memory:")
-    for _, script in migrations("sqlite"):
-        for statement in statements(script):
+    for _, script in list_migrations("sqlite"):
+        for statement in split_statements(script):
             connection.execute(statement)
     return connection
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in load("queries.sql") if name not in WHOLE and not name.startswith("all_")]
+    "name", [name for name in load_queries("queries.sql") if name not in WHOLE and not name.startswith("all_")]
 )
 def test_no_question_of_a_face_walks_through_all_that_ever_was(tables: sqlite3.Connection, name: str) -> None:
-    assert walked(tables, load("queries.sql")[name]) == set()
+    assert walked(tables, load_queries("queries.sql")[name]) == set()
 
 
 def test_a_question_without_an_index_is_found_out(tables: sqlite3.Connection) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.work.quotes import supported
+from halter.tasks.review import is_quote_supported
 
 SOURCE = """The tenant shall pay the rent of \u20ac500 on the \ufb01rst day of each month \u2013 \u201cwithout
 delay\u201d. This docu-
@@ -32,7 +32,7 @@ STANDS = {
 
 @pytest.mark.parametrize("case", STANDS)
 def test_a_quote_stands_however_it_is_set(case: str) -> None:
-    assert supported(STANDS[case], SOURCE)
+    assert is_quote_supported(STANDS[case], SOURCE)
 
 
 STANDS_NOT = {
@@ -56,7 +56,7 @@ STANDS_NOT = {
 
 @pytest.mark.parametrize("case", STANDS_NOT)
 def test_what_the_source_does_not_say_is_not_supported(case: str) -> None:
-    assert not supported(STANDS_NOT[case], SOURCE)
+    assert not is_quote_supported(STANDS_NOT[case], SOURCE)
 
 
 WORDS = st.lists(st.text("abC.,", min_size=1, max_size=6), min_size=8, max_size=30)
@@ -68,9 +68,9 @@ def test_any_run_of_words_stands_in_its_text_whatever_lies_between_them(
 ) -> None:
     text = "".join(word + chance.choice([" ", "\n", "  ", "\u00a0"]) for word in words)
     start = chance.randrange(0, len(words) - 4)
-    assert supported(" ".join(words[start : start + 5]), text) or len(" ".join(words[start : start + 5])) < 8
+    assert is_quote_supported(" ".join(words[start : start + 5]), text) or len(" ".join(words[start : start + 5])) < 8
 
 
 @pytest.mark.parametrize("unit", ["a", "-\n", " \n", "- ", "a-\n", "\u00ad\n"])
 def test_no_text_takes_long(unit: str) -> None:
-    assert not supported(unit * 200_000 + "the end is not here", unit * 400_000)
+    assert not is_quote_supported(unit * 200_000 + "the end is not here", unit * 400_000)

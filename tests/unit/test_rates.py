@@ -9,22 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.app.desk.money import is_current
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import AnyEvent, GuardrailTriggered, RequestRefused, RequestSettled, RequestStarted
 from halter.core.ids import StreamId, session_stream
-from halter.core.limits import Cap, Caps, Spender
-from halter.core.money import MINUTELY, BudgetRow, Charge, Leg, MustWait, Reserved, settle
-from halter.core.project import Gone, budget_row, project
-from halter.core.rates import Rate, RateReached, paces_of, rate_legs, within_rates
-from halter.core.row import Row
-from halter.core.usage import FREE
-from halter.guard.weigh import Asking, rows_of, weigh
-from halter.models.prices import stated
+from halter.core.money import (
+    MINUTE_WINDOW,
+    BudgetRow,
+    Cap,
+    Caps,
+    Charge,
+    Leg,
+    MustWait,
+    RateLimit,
+    RateReached,
+    Reserved,
+    Spender,
+    check_rate_legs,
+    find_rate_limits,
+    make_rate_legs,
+    settle,
+)
+from halter.core.project import RowDeleted, budget_row, project_event
+from halter.core.usage import FREE_PRICE
+from halter.core.vocabulary import Row
+from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
+from halter.models.providers import compile_stated_price
+from halter.operations.money import is_current
 
 NOON = 1_767_268_800 * SECOND
 MODEL = "anthropic:claude"
-RATES = {MODEL: Rate(50, 40_000), "anthropic:*": Rate(80), "openai:gpt": Rate(1)}
+RATES = {MODEL: RateLimit(50, 40_000), "anthropic:*": RateLimit(80), "openai:gpt": RateLimit(1)}
 UNCAPPED = Caps(Cap(None), (), (Cap(None, "day"),), (Cap(None, "day"),))
 
 
@@ -39,8 +53,8 @@ class Rows:
         return self.kept.get((kind, key))
 
     def take(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
-        for change in project(event, Standing(stream, seq, self.now), self):
-            if isinstance(change, Gone):
+        for change in project_event(event, Standing(stream, seq, self.now), self):
+            if isinstance(change, RowDeleted):
                 del self.kept[change.key]
             elif isinstance(change, Row):
                 self.kept[change.key()] = change
@@ -53,23 +67,23 @@ class Standing(msgspec.Struct):
 
 
 def used(unit: Any = "requests", *, at: int = NOON, spent: int = 0, held: int = 0, cap: int = 50) -> BudgetRow:
-    return BudgetRow(f"model:{MODEL}", MINUTELY, unit, cap, at, "", spent, held)
+    return BudgetRow(f"model:{MODEL}", MINUTE_WINDOW, unit, cap, at, "", spent, held)
 
 
-def fits(*rows: BudgetRow, rate: Rate = RATES[MODEL], tokens: int = 1000) -> Reserved | MustWait | RateReached:
+def fits(*rows: BudgetRow, rate: RateLimit = RATES[MODEL], tokens: int = 1000) -> Reserved | MustWait | RateReached:
     known = Rows(*rows)
-    return within_rates(rate_legs(((MODEL, rate),), NOON, tokens), lambda leg: budget_row(known, leg))
+    return check_rate_legs(make_rate_legs(((MODEL, rate),), NOON, tokens), lambda leg: budget_row(known, leg))
 
 
 def test_a_model_is_asked_under_its_own_rate_and_that_of_its_provider() -> None:
-    assert paces_of(RATES, MODEL) == ((MODEL, Rate(50, 40_000)), ("anthropic:*", Rate(80)))
-    assert paces_of(RATES, "anthropic:haiku") == (("anthropic:*", Rate(80)),)
-    assert paces_of(RATES, "openai:gpt-5") == ()
+    assert find_rate_limits(RATES, MODEL) == ((MODEL, RateLimit(50, 40_000)), ("anthropic:*", RateLimit(80)))
+    assert find_rate_limits(RATES, "anthropic:haiku") == (("anthropic:*", RateLimit(80)),)
+    assert find_rate_limits(RATES, "openai:gpt-5") == ()
 
 
 def test_the_legs_of_a_rate_stand_in_the_minute_of_now() -> None:
     window = "minute/2026-01-01T12:00"
-    assert rate_legs(paces_of(RATES, MODEL), NOON + 59 * SECOND, 700) == (
+    assert make_rate_legs(find_rate_limits(RATES, MODEL), NOON + 59 * SECOND, 700) == (
         Leg(f"model:{MODEL}", window, "requests", 50, 1),
         Leg(f"model:{MODEL}", window, "tokens", 40_000, 700),
         Leg("model:anthropic:*", window, "requests", 80, 1),
@@ -97,10 +111,10 @@ def test_what_fits_a_minute_is_let_through_and_all_else_waits(rows: tuple[Budget
 
 
 def test_a_request_that_is_larger_than_a_minute_holds_all_of_one() -> None:
-    (leg,) = rate_legs(((MODEL, Rate(tokens=500)),), NOON, 700)
+    (leg,) = make_rate_legs(((MODEL, RateLimit(tokens=500)),), NOON, 700)
     assert leg.amount == 500
-    assert isinstance(fits(rate=Rate(tokens=500), tokens=700), Reserved)
-    assert isinstance(fits(used("tokens", spent=1, cap=500), rate=Rate(tokens=500), tokens=700), RateReached)
+    assert isinstance(fits(rate=RateLimit(tokens=500), tokens=700), Reserved)
+    assert isinstance(fits(used("tokens", spent=1, cap=500), rate=RateLimit(tokens=500), tokens=700), RateReached)
 
 
 def test_what_is_waited_for_is_said_in_a_sentence() -> None:
@@ -111,12 +125,12 @@ def test_what_is_waited_for_is_said_in_a_sentence() -> None:
 
 
 def test_to_pass_a_rate_is_no_overrun_of_money() -> None:
-    legs = (*rate_legs(((MODEL, Rate(tokens=500)),), NOON, 700), Leg("session:s", "", "tokens", 1000, 700))
+    legs = (*make_rate_legs(((MODEL, RateLimit(tokens=500)),), NOON, 700), Leg("session:s", "", "tokens", 1000, 700))
     charge = settle(legs, 0, 900, lambda leg: BudgetRow(leg.scope, leg.window, leg.unit, leg.cap, held=leg.amount))
     assert charge == Charge(tokens=900)
 
 
-def asking(**more: Any) -> Asking:
+def asking(**more: Any) -> RequestAttempt:
     known: dict[str, Any] = {
         "request": "r/0",
         "model": MODEL,
@@ -124,25 +138,25 @@ def asking(**more: Any) -> Asking:
         "spender": Spender("s", "desk"),
         "caps": UNCAPPED,
         "now": NOON,
-        "rates": stated(FREE),
+        "rates": compile_stated_price(FREE_PRICE),
         "input_tokens": 100,
         "max_output_tokens": 900,
         "min_output_tokens": 1,
         "scopes": ("fleet",),
-        "paces": ((MODEL, Rate(50, 40_000)),),
+        "paces": ((MODEL, RateLimit(50, 40_000)),),
     }
-    return Asking(**{**known, **more})
+    return RequestAttempt(**{**known, **more})
 
 
-def decided(asked: Asking, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
-    return [draft.event for draft in weigh(asked, Rows(*rows, now=now))]
+def decided(asked: RequestAttempt, *rows: Row, now: int = NOON) -> Sequence[AnyEvent]:
+    return [draft.event for draft in judge_attempt(asked, Rows(*rows, now=now))]
 
 
 def test_a_rate_is_held_beside_the_money_in_the_minute_of_the_stores_clock() -> None:
     (started,) = decided(asking(now=NOON - SECOND), now=NOON)
     assert isinstance(started, RequestStarted)
-    assert started.legs[-2:] == rate_legs(((MODEL, Rate(50, 40_000)),), NOON, 1000)
-    assert (BudgetRow, (f"model:{MODEL}", MINUTELY, "requests")) in rows_of(asking())
+    assert started.legs[-2:] == make_rate_legs(((MODEL, RateLimit(50, 40_000)),), NOON, 1000)
+    assert (BudgetRow, (f"model:{MODEL}", MINUTE_WINDOW, "requests")) in list_request_rows(asking())
 
 
 def test_whoever_is_late_is_told_until_when_and_nothing_is_refused_nor_held() -> None:
@@ -203,7 +217,7 @@ def streams_of(lives: Sequence[Life]) -> Mapping[StreamId, Sequence[AnyEvent]]:
     told: dict[StreamId, list[AnyEvent]] = {}
     ordered = sorted(lives, key=lambda life: life.minute)
     for number, life in enumerate(ordered):
-        legs = rate_legs((("m:x", Rate(life.rate, life.rate)),), NOON + life.minute * MINUTE, life.bound)
+        legs = make_rate_legs((("m:x", RateLimit(life.rate, life.rate)),), NOON + life.minute * MINUTE, life.bound)
         events = told.setdefault(session_stream(f"s{life.session}"), [])
         events.append(RequestStarted(request=f"r{number}", model="m:x", purpose="turn", legs=legs))
         if life.used is not None:

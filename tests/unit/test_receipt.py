@@ -20,10 +20,10 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import StreamId, inbox_stream, session_stream
-from halter.core.money import Charge, usd
+from halter.core.money import Charge, micros_to_usd
 from halter.core.ports import Stored
 from halter.core.vocabulary import Outcome
-from halter.state.receipt import Receipt, brake_of, receipt
+from halter.state.receipt import Receipt, brake_of_outcome, make_receipt
 
 START = SessionStarted(session="s", agent="clerk", kind="task", started_by="ada", origin="agent", trusted=False)
 ASKED = DecisionAsked(decision="d", about="approval", subject="c1", name="send", digest="x", expires_at=9)
@@ -52,7 +52,7 @@ def stored(*events: AnyEvent | Unknown, stream: StreamId | None = None) -> list[
 
 
 def made(*events: AnyEvent | Unknown, inbox: tuple[AnyEvent, ...] = ()) -> Receipt:
-    return receipt(stored(START, *events), stored(*inbox, stream=inbox_stream("s")))
+    return make_receipt(stored(START, *events), stored(*inbox, stream=inbox_stream("s")))
 
 
 def call(name: str = "c1", **facts: Any) -> CallStarted:
@@ -104,7 +104,7 @@ def test_a_refused_call_is_a_brake_with_its_sentence(outcome: Outcome, brake: st
     (tripped,) = made(refusal(outcome, level="PRIVILEGED", phase="work")).brakes
     assert (tripped.brake, tripped.code, tripped.sentence) == (brake, outcome, "Why not.")
     assert (tripped.level, tripped.phase, tripped.refused) == ("PRIVILEGED", "work", "c1")
-    assert brake_of(outcome) == brake
+    assert brake_of_outcome(outcome) == brake
 
 
 def test_a_cap_that_refused_something_is_told_once_with_its_scope_and_its_sentence() -> None:
@@ -144,7 +144,10 @@ def test_what_simulations_cost_is_told_apart_from_turns() -> None:
         call(),
         CallSettled(call="c1", outcome="ok", charge=Charge(usd=4)),
     )
-    assert (told.spent_by_purpose_usd, told.cost_usd) == ({"turn": usd(4), "simulation": usd(3)}, usd(7))
+    assert (told.spent_by_purpose_usd, told.cost_usd) == (
+        {"turn": micros_to_usd(4), "simulation": micros_to_usd(3)},
+        micros_to_usd(7),
+    )
 
 
 def test_what_nobody_knows_is_told_apart_from_what_is_still_in_doubt() -> None:

@@ -20,11 +20,11 @@ from halter.core.events import (
     WakePosted,
 )
 from halter.core.ids import StreamId, inbox_stream, session_stream
-from halter.core.money import Charge, usd
+from halter.core.money import Charge, micros_to_usd
 from halter.core.ports import Stored
 from halter.core.usage import Usage
 from halter.core.vocabulary import Outcome
-from halter.state.receipt import Receipt, receipt
+from halter.state.receipt import Receipt, make_receipt
 
 START = SessionStarted(session="s", agent="clerk", kind="task", started_by="trigger:clerk/in", folder="f" * 64)
 
@@ -39,7 +39,7 @@ def stored(stream: StreamId, *events: AnyEvent) -> list[Stored]:
 
 
 def made(*events: AnyEvent, inbox: tuple[AnyEvent, ...] = ()) -> Receipt:
-    return receipt(stored(session_stream("s"), START, *events), stored(inbox_stream("s"), *inbox))
+    return make_receipt(stored(session_stream("s"), START, *events), stored(inbox_stream("s"), *inbox))
 
 
 def asked(name: str, model: str) -> RequestStarted:
@@ -82,7 +82,7 @@ def test_tokens_and_money_are_added_up_for_each_model() -> None:
         asked("r4", "b:small"),
     )
     large, small = told.models
-    assert (large.model, large.requests, large.failed, large.cost_usd) == ("a:large", 2, 0, usd(42))
+    assert (large.model, large.requests, large.failed, large.cost_usd) == ("a:large", 2, 0, micros_to_usd(42))
     assert (large.input_tokens, large.output_tokens, large.cache_read_tokens, large.cache_write_tokens) == (
         150,
         15,
@@ -105,7 +105,9 @@ def test_a_finding_is_told_with_what_its_reviewers_said_and_with_who_they_were()
         ("f1", "withheld", ("a:large",)),
         ("f2", None, ()),
     ]
-    assert [(one.wanted, one.chosen, one.most_usd, one.cap_usd) for one in told.judges] == [(3, 1, usd(5), usd(4))]
+    assert [(one.wanted, one.chosen, one.most_usd, one.cap_usd) for one in told.judges] == [
+        (3, 1, micros_to_usd(5), micros_to_usd(4))
+    ]
 
 
 def test_what_was_given_and_what_was_proposed_are_told_apart() -> None:

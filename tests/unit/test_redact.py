@@ -15,8 +15,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from halter.guard.families import FAMILIES
-from halter.guard.redact import Redactor, secret_like
+from halter.redaction.key_patterns import SECRET_FAMILIES
+from halter.redaction.redact import Redactor, is_secret_name
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\x00"))
 PLAIN = Redactor({})
@@ -152,7 +152,7 @@ def test_a_key_of_each_usual_family_is_hidden_under_its_family_s_name(family: st
 def test_the_table_covers_the_families_that_it_should() -> None:
     assert len(EXAMPLES) >= 45
     assert len({family for family, _ in EXAMPLES}) >= 45
-    assert {family for family, _ in EXAMPLES} <= {family.name for family in FAMILIES}
+    assert {family for family, _ in EXAMPLES} <= {family.name for family in SECRET_FAMILIES}
 
 
 @pytest.mark.parametrize("text", INNOCENT)
@@ -307,12 +307,12 @@ def test_of_the_environment_only_secret_like_names_count_and_short_values_never(
 
 @pytest.mark.parametrize("name", ["OPENAI_API_KEY", "db-password", "GH_PAT", "client.secret", "SENTRY_DSN"])
 def test_names_of_secrets_are_known(name: str) -> None:
-    assert secret_like(name)
+    assert is_secret_name(name)
 
 
 @pytest.mark.parametrize("name", ["HOME", "PWD", "KEYBOARD", "AWS_ACCESS_KEY_ID", "TOKENIZERS_PARALLELISM"])
 def test_names_of_other_things_are_known(name: str) -> None:
-    assert not secret_like(name)
+    assert not is_secret_name(name)
 
 
 def test_a_mark_that_somebody_else_wrote_hides_nothing() -> None:
@@ -320,7 +320,7 @@ def test_a_mark_that_somebody_else_wrote_hides_nothing() -> None:
 
 
 PARTS = st.sampled_from(
-    [head.decode("utf-8", "ignore") for family in FAMILIES for head in family.heads]
+    [head.decode("utf-8", "ignore") for family in SECRET_FAMILIES for head in family.heads]
     + [text for _, text in EXAMPLES]
     + ["password=", "secret: bearer ", "open-sesame", "[redacted:", "[redacted:github]", "]", "://", "@", "=", " ", "."]
 )

@@ -5,8 +5,7 @@ import random
 import pytest
 
 from bench import corpus
-from halter.guard.redact import Redactor
-from halter.guard.stream import StreamRedactor
+from halter.redaction.redact import Redactor, StreamRedactor
 
 REDACTOR = Redactor({})
 SEEDS = (1, 2, 3)

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.guard.redact import Redactor
-from halter.guard.stream import StreamRedactor
+from halter.redaction.redact import Redactor, StreamRedactor
 
 SECRET = "open sesame/4+2"
 REDACTOR = Redactor({"MINE": SECRET})

@@ -8,23 +8,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.config.load import load_bytes
-from halter.core.counting import most_tokens
+from halter.config.yaml_reader import load_bytes
 from halter.core.errors import ConfigError
-from halter.core.messages import Message, Model, Prompt, Reply, Text, ToolCall, ToolResult, user
+from halter.core.messages import (
+    Message,
+    Model,
+    Prompt,
+    Reply,
+    Text,
+    ToolCall,
+    ToolResult,
+    bound_prompt_tokens,
+    make_user_message,
+)
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
-from halter.models.prices import Prices
-from halter.models.reflex import NO_RULE, Reflex, reflex_from
+from halter.models.providers import Prices
+from halter.models.reflex import NO_RULE, Reflex, make_reflex_model
 
 
 def rules(text: str) -> Reflex:
     document = load_bytes(text.encode(), "rules.yaml")
-    return reflex_from(document.value, document.places.at)
+    return make_reflex_model(document.value, document.places.at)
 
 
 async def asked(model: Model, *messages: Message, **facts: Any) -> Reply:
-    return await model.ask(Prompt(messages=messages or (user("Hello."),), facts=facts), Permit("r/0", 0, {}))
+    return await model.ask(
+        Prompt(messages=messages or (make_user_message("Hello."),), facts=facts), Permit("r/0", 0, {})
+    )
 
 
 def answered(reply: Reply, outcome: str = "ok", text: str = "done") -> tuple[Message, Message]:
@@ -61,7 +72,7 @@ async def test_the_first_rule_that_holds_wins() -> None:
         ),
     )
     assert (await asked(model, disk=50)).text == "Nothing to do."
-    assert (await asked(model, user("And how is it?"), disk=50)).text == "Well."
+    assert (await asked(model, make_user_message("And how is it?"), disk=50)).text == "Well."
 
 
 async def test_an_answer_is_free_and_says_why_it_stopped() -> None:
@@ -71,13 +82,15 @@ async def test_an_answer_is_free_and_says_why_it_stopped() -> None:
     acting, saying = await asked(model, disk=95), await asked(model)
     assert (acting.stop, acting.usage) == ("calls", Usage(0, 0))
     assert (saying.stop, saying.usage) == ("end", Usage(0, 0))
-    assert model.count(Prompt(messages=(user("Hi."),))) == most_tokens(Prompt(messages=(user("Hi."),)))
+    assert model.count(Prompt(messages=(make_user_message("Hi."),))) == bound_prompt_tokens(
+        Prompt(messages=(make_user_message("Hi."),))
+    )
 
 
 async def test_what_is_said_is_heard_and_asking_takes_a_permit() -> None:
     heard: list[str] = []
     permit = Permit("r/0", 0, {})
-    model, prompt = rules(DISK), Prompt(messages=(user("Hello."),))
+    model, prompt = rules(DISK), Prompt(messages=(make_user_message("Hello."),))
     await model.ask(prompt, permit, heard.append)
     assert heard == ["Nothing to do."]
     with pytest.raises(RuntimeError, match="was used before"):
@@ -91,24 +104,24 @@ async def test_where_no_rule_holds_the_turn_ends_with_a_sentence() -> None:
 
 async def test_a_rule_does_not_make_its_calls_twice_in_a_turn() -> None:
     model = rules("- {call: {tool: look}}\n- {calls: [{tool: look}, {tool: touch}]}\n- say: Done.\n")
-    history = [user("Go.")]
+    history = [make_user_message("Go.")]
     for expected in (["look"], ["look", "touch"], []):
         reply = await asked(model, *history)
         assert [call.tool for call in reply.calls] == expected
         history += answered(reply) if reply.calls else [Message("assistant", reply.parts)]
-    assert [call.tool for call in (await asked(model, *history, user("Again."))).calls] == ["look"]
+    assert [call.tool for call in (await asked(model, *history, make_user_message("Again."))).calls] == ["look"]
 
 
 async def test_a_rule_may_be_allowed_to_repeat_itself() -> None:
     model = rules("- {when: step < 3, call: {tool: look}, once: false}\n- say: Enough.\n")
-    history, made = [user("Go.")], 0
+    history, made = [make_user_message("Go.")], 0
     while (reply := await asked(model, *history)).calls:
         history += answered(reply)
         made += 1
     assert (made, reply.text) == (3, "Enough.")
 
 
-WAKE = user("It is nine.", "config", reason="wake")
+WAKE = make_user_message("It is nine.", "config", reason="wake")
 
 
 async def test_a_turn_that_no_person_opened_is_a_new_one_as_well() -> None:
@@ -138,18 +151,20 @@ async def test_a_rule_sees_the_last_results_of_its_turn() -> None:
 - call: {tool: look}
 """)
     first = await asked(model)
-    told = (user("Go."), *answered(first, text="7 lines"))
+    told = (make_user_message("Go."), *answered(first, text="7 lines"))
     assert (await asked(model, *told)).text == "Seven."
-    assert (await asked(model, *told, user("A hint.", "config", reason="hint"))).text == "Seven."
-    assert (await asked(model, user("Go."), *answered(first, text="8 lines"))).text == "Something else."
-    assert (await asked(model, *told, user("And now?"))).calls == first.calls
+    assert (await asked(model, *told, make_user_message("A hint.", "config", reason="hint"))).text == "Seven."
+    assert (await asked(model, make_user_message("Go."), *answered(first, text="8 lines"))).text == "Something else."
+    assert (await asked(model, *told, make_user_message("And now?"))).calls == first.calls
 
 
 async def test_only_a_persons_words_are_the_message() -> None:
     model = rules('- {when: message == "Stop.", say: Stopping.}\n- say: Going on.\n')
-    stop = user("Stop.")
-    assert (await asked(model, stop, user("Stop it all!", "document", trusted=False))).text == "Stopping."
-    assert (await asked(model, user("Go."), user("Stop.", "document", trusted=False))).text == "Going on."
+    stop = make_user_message("Stop.")
+    assert (await asked(model, stop, make_user_message("Stop it all!", "document", trusted=False))).text == "Stopping."
+    assert (
+        await asked(model, make_user_message("Go."), make_user_message("Stop.", "document", trusted=False))
+    ).text == "Going on."
     assert (await asked(model, WAKE)).text == "Going on."
 
 
@@ -198,7 +213,7 @@ values = st.recursive(
 @given(st.dictionaries(st.text(), values, max_size=3), st.text())
 async def test_whatever_is_known_and_said_an_answer_comes(facts: dict[str, Any], text: str) -> None:
     model = rules("- {when: hot.x > 3 && message.size() > 2, say: Yes.}\n- say: No.\n")
-    prompt = Prompt(messages=(user(text),), facts=facts)
+    prompt = Prompt(messages=(make_user_message(text),), facts=facts)
     assert (await model.ask(prompt, Permit("r/0", 0, {}))).text in {"Yes.", "No."}
 
 

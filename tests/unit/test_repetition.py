@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.brain.repetition import LONGEST_PERIOD, Loop, fingerprint, stuck
 from halter.core.messages import ToolCall, ToolResult
+from halter.loop.decide import LONGEST_PERIOD, RepeatedSteps, find_repetition, fingerprint_step
 
 
 def call(arguments: str = "{}", tool: str = "read", name: str = "c") -> ToolCall:
@@ -21,7 +21,7 @@ def result(text: str = "same", name: str = "c", outcome: str = "ok") -> ToolResu
 
 def first_stuck(steps: str, most: int = 3) -> int | None:
     """Tell after how many steps a turn is found to be stuck."""
-    return next((length for length in range(len(steps) + 1) if stuck(steps[:length], most)), None)
+    return next((length for length in range(len(steps) + 1) if find_repetition(steps[:length], most)), None)
 
 
 @pytest.mark.parametrize(
@@ -51,20 +51,20 @@ def test_a_loop_is_found_with_the_step_that_completes_it(steps: str, most: int, 
 
 
 def test_a_loop_is_told_in_a_sentence() -> None:
-    assert stuck("AAAA", 3) == Loop(1, 4)
-    assert stuck("XABAB", 3) == Loop(2, 4)
-    assert Loop(1, 4).sentence == "The last 4 steps made the same calls and got the same results."
-    assert "a circle of 2 steps" in Loop(2, 4).sentence
+    assert find_repetition("AAAA", 3) == RepeatedSteps(1, 4)
+    assert find_repetition("XABAB", 3) == RepeatedSteps(2, 4)
+    assert RepeatedSteps(1, 4).sentence == "The last 4 steps made the same calls and got the same results."
+    assert "a circle of 2 steps" in RepeatedSteps(2, 4).sentence
 
 
 def test_a_result_that_changes_is_polling_and_no_loop() -> None:
-    steps = [fingerprint([call()], [result(f"{percent} %")]) for percent in (10, 10, 10, 20, 20, 20, 30)]
-    assert stuck(steps, 3) is None
+    steps = [fingerprint_step([call()], [result(f"{percent} %")]) for percent in (10, 10, 10, 20, 20, 20, 30)]
+    assert find_repetition(steps, 3) is None
 
 
 def test_writes_with_a_long_common_prefix_are_not_the_same() -> None:
     prefix = "x" * 100_000
-    steps = [fingerprint([call(f'{{"text":"{prefix}{number}"}}')], [result()]) for number in range(4)]
+    steps = [fingerprint_step([call(f'{{"text":"{prefix}{number}"}}')], [result()]) for number in range(4)]
     assert len(set(steps)) == 4
 
 
@@ -88,14 +88,14 @@ def test_writes_with_a_long_common_prefix_are_not_the_same() -> None:
 def test_whatever_differs_counts(
     one: tuple[list[ToolCall], list[ToolResult]], other: tuple[list[ToolCall], list[ToolResult]]
 ) -> None:
-    assert fingerprint(*one) != fingerprint(*other)
+    assert fingerprint_step(*one) != fingerprint_step(*other)
 
 
 def test_ids_order_and_the_way_that_json_is_written_do_not_count() -> None:
-    one = fingerprint(
+    one = fingerprint_step(
         [call('{"a": 1, "b": [2]}', name="x"), call('{"c":3}', name="y")], [result("X", "x"), result("Y", "y")]
     )
-    other = fingerprint(
+    other = fingerprint_step(
         [call('{"c": 3}', name="1"), call('{"b":[2],"a":1}', name="2")], [result("X", "2"), result("Y", "1")]
     )
     assert one == other
@@ -112,15 +112,15 @@ def test_any_step_has_one_fingerprint_however_it_is_ordered(
 ) -> None:
     calls = [ToolCall(str(place), tool, arguments) for place, (tool, arguments, _) in enumerate(drawn)]
     results = [ToolResult(str(place), tool, "ok", text) for place, (tool, _, text) in enumerate(drawn)]
-    expected = fingerprint(calls, results)
+    expected = fingerprint_step(calls, results)
     chance.shuffle(calls)
     chance.shuffle(results)
-    assert fingerprint(calls, results) == expected
+    assert fingerprint_step(calls, results) == expected
 
 
 @pytest.mark.parametrize("arguments", ["[" * 100_000, "\x00", '"\ud800"', "\ud800", "1e999", "9" * 10_000, ""])
 def test_no_arguments_are_too_strange(arguments: str) -> None:
-    assert fingerprint([call(arguments)], []) == fingerprint([call(arguments, name="d")], [])
+    assert fingerprint_step([call(arguments)], []) == fingerprint_step([call(arguments, name="d")], [])
 
 
 def naively(steps: Sequence[str], most: int) -> bool:
@@ -136,7 +136,7 @@ def naively(steps: Sequence[str], most: int) -> bool:
 @settings(deadline=None)
 @given(st.text("ABC", max_size=16), st.integers(1, 6))
 def test_loops_are_found_as_the_rule_says(steps: str, most: int) -> None:
-    assert (stuck(steps, most) is not None) == naively(steps, most)
+    assert (find_repetition(steps, most) is not None) == naively(steps, most)
 
 
 class Counted(Sequence[str]):
@@ -156,5 +156,5 @@ class Counted(Sequence[str]):
 
 def test_only_the_end_of_a_long_turn_is_looked_at() -> None:
     steps = Counted("AB" * 50_000 + "ABCDEF" * 3)
-    assert stuck(steps, 3) is None
+    assert find_repetition(steps, 3) is None
     assert steps.looked <= 2 * LONGEST_PERIOD * LONGEST_PERIOD

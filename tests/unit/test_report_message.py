@@ -3,33 +3,43 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from halter.app.report import AgentReport, CapLine, Report
-from halter.app.report_message import MOST, REST, message_of
 from halter.core.clock import DAY
-from halter.core.money import NOTHING, usd
+from halter.core.money import ZERO_USD, micros_to_usd
+from halter.operations.report import (
+    MAX_REPORT_MESSAGE,
+    REPORT_TRUNCATED,
+    AgentReport,
+    CapLine,
+    Report,
+    render_report_message,
+)
 
 
 def made(*needs: str, agents: int = 1) -> Report:
     reports = tuple(
         AgentReport(
-            agent=f"agent{number}", began=2, ended={"COMPLETED, completed": 2}, runs=2, spent_usd=usd(1_500_000)
+            agent=f"agent{number}",
+            began=2,
+            ended={"COMPLETED, completed": 2},
+            runs=2,
+            spent_usd=micros_to_usd(1_500_000),
         )
         for number in range(agents)
     )
-    caps = (CapLine("fleet", "day/2026-11-15", usd(20_000_000), usd(1_500_000), NOTHING),)
+    caps = (CapLine("fleet", "day/2026-11-15", micros_to_usd(20_000_000), micros_to_usd(1_500_000), ZERO_USD),)
     return Report(
         since=0,
         until=DAY,
         agents=reports,
-        spent_usd=usd(1_500_000),
-        spent_by_purpose_usd={"turn": usd(1_500_000)},
+        spent_usd=micros_to_usd(1_500_000),
+        spent_by_purpose_usd={"turn": micros_to_usd(1_500_000)},
         caps=caps,
         needs_you=needs,
     )
 
 
 def test_a_quiet_night_is_told_in_a_few_lines() -> None:
-    told = message_of(made())
+    told = render_report_message(made())
     assert told.subject == "Halter: nothing needs you; 2 sessions and $1.50 in 1d"
     assert told.text.splitlines() == [
         "Nothing needs you.",
@@ -40,7 +50,7 @@ def test_a_quiet_night_is_told_in_a_few_lines() -> None:
 
 
 def test_what_needs_somebody_comes_first_and_is_counted_in_the_subject() -> None:
-    told = message_of(made("halter approve d1", "halter resume fleet"))
+    told = render_report_message(made("halter approve d1", "halter resume fleet"))
     assert told.subject.startswith("Halter: 2 things need you")
     assert told.text.splitlines()[:3] == ["Needs you:", "- halter approve d1", "- halter resume fleet"]
 
@@ -48,10 +58,10 @@ def test_what_needs_somebody_comes_first_and_is_counted_in_the_subject() -> None
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=3000), max_size=40), st.integers(0, 40))
 def test_a_message_is_never_longer_than_it_may_be(needs: list[str], agents: int) -> None:
-    assert len(message_of(made(*needs, agents=agents)).text) <= MOST
+    assert len(render_report_message(made(*needs, agents=agents)).text) <= MAX_REPORT_MESSAGE
 
 
 def test_one_long_line_does_not_crowd_out_the_others_and_what_is_left_out_is_said() -> None:
-    told = message_of(made("x" * 5000, "halter approve d1", agents=100))
+    told = render_report_message(made("x" * 5000, "halter approve d1", agents=100))
     assert "- halter approve d1" in told.text
-    assert told.text.endswith(REST)
+    assert told.text.endswith(REPORT_TRUNCATED)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.autonomy.restarts import Again, GiveUp, after_failure
-from halter.brain.decide import MOST_CALLS, allowed
-from halter.brain.recall import Recalled
+from halter.autonomy.upkeep import GiveUp, RestartAfter, decide_restart
 from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.loop.decide import MOST_CALLS, count_allowed_calls
+from halter.loop.history import SessionHistory
 
 NOW = 100 * HOUR
 
@@ -15,21 +15,21 @@ NOW = 100 * HOUR
 @pytest.mark.parametrize(
     ("ages", "answer"),
     [
-        ([], Again(1 * SECOND)),
-        ([0], Again(1 * SECOND)),
-        ([1, 0], Again(2 * SECOND)),
-        ([3, 1, 0], Again(4 * SECOND)),
-        ([7, 3, 1, 0], Again(8 * SECOND)),
+        ([], RestartAfter(1 * SECOND)),
+        ([0], RestartAfter(1 * SECOND)),
+        ([1, 0], RestartAfter(2 * SECOND)),
+        ([3, 1, 0], RestartAfter(4 * SECOND)),
+        ([7, 3, 1, 0], RestartAfter(8 * SECOND)),
         ([15, 7, 3, 1, 0], GiveUp()),
         ([599, 7, 3, 1, 0], GiveUp()),
-        ([600, 7, 3, 1, 0], Again(8 * SECOND)),
-        ([9000, 8000, 7000, 6000, 5000, 4000, 0], Again(1 * SECOND)),
+        ([600, 7, 3, 1, 0], RestartAfter(8 * SECOND)),
+        ([9000, 8000, 7000, 6000, 5000, 4000, 0], RestartAfter(1 * SECOND)),
         ([-5, -4, -3, -2, 0], GiveUp()),
-        ([-3600, -3601, -3602, -3603, 0], Again(1 * SECOND)),
+        ([-3600, -3601, -3602, -3603, 0], RestartAfter(1 * SECOND)),
     ],
 )
-def test_five_breakdowns_in_ten_minutes_are_left_to_a_person(ages: list[int], answer: Again | GiveUp) -> None:
-    assert after_failure([NOW - age * SECOND for age in ages], NOW) == answer
+def test_five_breakdowns_in_ten_minutes_are_left_to_a_person(ages: list[int], answer: RestartAfter | GiveUp) -> None:
+    assert decide_restart([NOW - age * SECOND for age in ages], NOW) == answer
 
 
 @pytest.mark.parametrize(
@@ -46,15 +46,15 @@ def test_five_breakdowns_in_ten_minutes_are_left_to_a_person(ages: list[int], an
     ],
 )
 def test_a_minute_sees_so_many_calls(ages: list[int], most: int, more: int) -> None:
-    assert allowed([NOW - age * SECOND for age in ages], NOW, most) == more
+    assert count_allowed_calls([NOW - age * SECOND for age in ages], NOW, most) == more
 
 
 @given(st.lists(st.integers(0, 20 * SECOND), max_size=80), st.integers(1, 5))
 def test_no_minute_ever_sees_more(pauses: list[int], most: int) -> None:
-    now, made, recalled = NOW, list[int](), Recalled("s")
+    now, made, recalled = NOW, list[int](), SessionHistory("s")
     for pause in pauses:
         now += pause
-        if allowed(recalled.actions, now, most):
+        if count_allowed_calls(recalled.actions, now, most):
             recalled.acts(now)
             made.append(now)
     assert len(recalled.actions) <= most

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from halter.core.tools import Effect, ToolSpec, Valid
-from halter.guard.risk import Risk, assess
+from halter.risk.risk import Risk, assess_risk
 
 
 def risk(values: dict[str, Any], effect: Effect = "write") -> Risk:
     spec = ToolSpec(name="act", description="Acts.", schema=b"{}", level="RESTRICTED", effect=effect)
-    return assess(spec, Valid(values, msgspec.json.encode(values)))
+    return assess_risk(spec, Valid(values, msgspec.json.encode(values)))
 
 
 LINES = [
@@ -229,7 +229,7 @@ def test_arguments_that_are_nested_very_deeply_are_looked_at_all_the_same() -> N
     for _ in range(5000):
         values = {"a": values}
     spec = ToolSpec(name="act", description="Acts.", schema=b"{}", level="RESTRICTED", effect="write")
-    assert assess(spec, Valid(values, b"{}")).level == "CRITICAL"
+    assert assess_risk(spec, Valid(values, b"{}")).level == "CRITICAL"
 
 
 @pytest.mark.parametrize("depth", [20, 2000])

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from halter.core.tools import ToolSpec, Valid
-from halter.guard.risk import ORDER, assess
+from halter.risk.risk import RISK_ORDER, assess_risk
 
 SPEC = ToolSpec(name="act", description="Acts.", schema=b"{}", level="RESTRICTED", effect="write")
 
 
 def level(values: dict[str, Any]) -> int:
-    return ORDER.index(assess(SPEC, Valid(values, msgspec.json.encode(values))).level)
+    return RISK_ORDER.index(assess_risk(SPEC, Valid(values, msgspec.json.encode(values))).level)
 
 
 def lines(table: str) -> list[str]:
@@ -30,7 +30,11 @@ def lines(table: str) -> list[str]:
 def outside(table: str, least: str, most: str) -> list[tuple[str, str]]:
     """List those lines of a table that are taken for less or for more than they are."""
     rated = [(line, level({"command": line})) for line in lines(table)]
-    return [(line, ORDER[found]) for line, found in rated if not ORDER.index(least) <= found <= ORDER.index(most)]
+    return [
+        (line, RISK_ORDER[found])
+        for line, found in rated
+        if not RISK_ORDER.index(least) <= found <= RISK_ORDER.index(most)
+    ]
 
 
 def test_what_destroys_is_critical_however_it_is_written() -> None:
@@ -172,7 +176,7 @@ def test_no_line_breaks_the_reading_of_it(line: str) -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="ab'\"\\$(){}<>|;` \n", max_size=40))
 def test_nothing_that_follows_hides_what_a_line_begins_with(line: str) -> None:
-    assert level({"command": f"rm -rf /\n{line}"}) >= ORDER.index("HIGH")
+    assert level({"command": f"rm -rf /\n{line}"}) >= RISK_ORDER.index("HIGH")
 
 
 REPEATED = [
@@ -185,4 +189,4 @@ REPEATED = [
 @pytest.mark.parametrize("part", REPEATED)
 def test_a_line_that_is_made_to_be_slow_is_judged_all_the_same(part: str) -> None:
     level({"command": f"foo {part * 3_000}"})
-    assert level({"command": f"rm -rf /; {part * 3_000}"}) >= ORDER.index("HIGH")
+    assert level({"command": f"rm -rf /; {part * 3_000}"}) >= RISK_ORDER.index("HIGH")

@@ -8,27 +8,27 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from halter.brain.fastpaths import (
-    HELP,
-    Asked,
+from halter.core.clock import SECOND
+from halter.core.schedules import find_timing_flaw, next_tick_after
+from halter.front_door.fast_paths import (
+    HELP_ANSWER,
+    ClockQuestion,
     Decided,
     FastPath,
-    Field,
-    Named,
-    Result,
+    HotStateQuestion,
+    RoutingContext,
+    ScheduleName,
     Scope,
-    Spent,
-    Surroundings,
-    told_time,
+    SpendingQuestion,
+    SumResult,
+    describe_time,
 )
-from halter.brain.recurrence import Unclear
-from halter.brain.route import Delegated, Routed, Scheduled, Script, Strategy, route
-from halter.core.clock import SECOND
-from halter.core.schedules import flaw, next_after
+from halter.front_door.route import Delegated, RoutingDecision, Scheduled, Script, Strategy, route_message
+from halter.front_door.schedule_text import Unclear
 
 # A Sunday, 15:00 in Berlin.
 NOW = int(datetime(2026, 11, 15, 14, 0, tzinfo=UTC).timestamp()) * SECOND
-HERE = Surroundings(
+HERE = RoutingContext(
     agent="scout",
     now=NOW,
     timezone="Europe/Berlin",
@@ -41,8 +41,8 @@ HERE = Surroundings(
 )
 
 
-def sent(text: str, surroundings: Surroundings = HERE) -> Routed:
-    return route(text, surroundings)
+def sent(text: str, surroundings: RoutingContext = HERE) -> RoutingDecision:
+    return route_message(text, surroundings)
 
 
 FAST: dict[FastPath, str] = {
@@ -585,7 +585,7 @@ def test_all_else_takes_one_of_the_strategies(text: str, strategy: Strategy) -> 
 
 @pytest.mark.parametrize("text", lines(MODEL))
 def test_without_tools_what_no_grammar_reads_is_one_answer(text: str) -> None:
-    assert sent(text, Surroundings(agent="scout", now=NOW)).strategy == "DIRECT_RESPONSE"
+    assert sent(text, RoutingContext(agent="scout", now=NOW)).strategy == "DIRECT_RESPONSE"
 
 
 def test_there_are_thirteen_fast_paths_and_each_is_tried() -> None:
@@ -604,32 +604,32 @@ def test_there_are_thirteen_fast_paths_and_each_is_tried() -> None:
         ("halt session 01HQ8ZC4KA", Scope("session:01hq8zc4ka")),
         ("resume", Scope("agent:scout")),
         ("resume everything", Scope("fleet")),
-        ("what time is it?", Asked("time", "Europe/Berlin")),
-        ("what day is it?", Asked("date", "Europe/Berlin")),
-        ("what time is it in New York?", Asked("time", "America/New_York")),
-        ("what time is it in UTC?", Asked("time", "UTC")),
-        ("what is 15% of 80?", Result("12")),
-        ("1,234.50 + 2", Result("1236.5")),
-        ("10/3", Result("10/3, about 3.33333333333333")),
-        ("0.1 + 0.2", Result("0.3")),
-        ("-2^2", Result("-4")),
-        ("2^3^2", Result("512")),
-        ("9**9**9", Result("That number is too large to be worked out here.")),
-        ("1/0", Result("Nothing can be divided by zero.")),
-        ("7 mod 0", Result("Nothing can be divided by zero.")),
-        ("how much have you spent?", Spent("today")),
-        ("how much have you spent so far this week?", Spent("week")),
-        ("costs for this month", Spent("month")),
+        ("what time is it?", ClockQuestion("time", "Europe/Berlin")),
+        ("what day is it?", ClockQuestion("date", "Europe/Berlin")),
+        ("what time is it in New York?", ClockQuestion("time", "America/New_York")),
+        ("what time is it in UTC?", ClockQuestion("time", "UTC")),
+        ("what is 15% of 80?", SumResult("12")),
+        ("1,234.50 + 2", SumResult("1236.5")),
+        ("10/3", SumResult("10/3, about 3.33333333333333")),
+        ("0.1 + 0.2", SumResult("0.3")),
+        ("-2^2", SumResult("-4")),
+        ("2^3^2", SumResult("512")),
+        ("9**9**9", SumResult("That number is too large to be worked out here.")),
+        ("1/0", SumResult("Nothing can be divided by zero.")),
+        ("7 mod 0", SumResult("Nothing can be divided by zero.")),
+        ("how much have you spent?", SpendingQuestion("today")),
+        ("how much have you spent so far this week?", SpendingQuestion("week")),
+        ("costs for this month", SpendingQuestion("month")),
         ("approve", Decided("approve", "", ambiguous=True)),
         ("approve 01hq8", Decided("approve", "01hq8zc4ka")),
         ("deny 01HQ9AAAAA", Decided("deny", "01hq9aaaaa")),
         ("approve 01hq", Decided("approve", "", ambiguous=True)),
         ("approve 99zz88yy77", Decided("approve", "99zz88yy77")),
-        ("cancel Morning-News", Named("morning-news", known=True)),
-        ("cancel schedule nope", Named("nope", known=False)),
-        ("cancel all schedules", Named("", known=False)),
-        ("what is the cpu load?", Field("cpu_load")),
-        ("hot state", Field("")),
+        ("cancel Morning-News", ScheduleName("morning-news", known=True)),
+        ("cancel schedule nope", ScheduleName("nope", known=False)),
+        ("cancel all schedules", ScheduleName("", known=False)),
+        ("what is the cpu load?", HotStateQuestion("cpu_load")),
+        ("hot state", HotStateQuestion("")),
         ("@writer, draft a letter to Bob.", Delegated("writer", "draft a letter to Bob.")),
         ("have a separate agent check the mail, please", Delegated("", "check the mail")),
         ("delegate the letter to Bob to writer", Delegated("writer", "the letter to Bob")),
@@ -644,16 +644,16 @@ def test_the_details_say_all_that_is_needed(text: str, details: object) -> None:
 
 
 def test_a_name_that_sounds_like_a_time_is_no_time() -> None:
-    named = Surroundings(agent="scout", now=NOW, has_tools=True, playbooks=("nightly",), schedules=("daily",))
+    named = RoutingContext(agent="scout", now=NOW, has_tools=True, playbooks=("nightly",), schedules=("daily",))
     assert sent("run nightly", named).details == Script("nightly", "")
     assert sent("delete daily", named).strategy == "GOAL"
     assert sent("check the mail nightly", named).strategy == "SCHEDULED_TASK"
 
 
 def test_the_one_decision_that_waits_needs_no_id() -> None:
-    one = Surroundings(agent="scout", now=NOW, decisions=("01hq8zc4ka",))
+    one = RoutingContext(agent="scout", now=NOW, decisions=("01hq8zc4ka",))
     assert sent("approve", one).details == Decided("approve", "01hq8zc4ka", implied=True)
-    assert sent("approve", Surroundings(agent="scout", now=NOW)).details == Decided("approve", "")
+    assert sent("approve", RoutingContext(agent="scout", now=NOW)).details == Decided("approve", "")
 
 
 @pytest.mark.parametrize(
@@ -714,8 +714,8 @@ def test_the_one_decision_that_waits_needs_no_id() -> None:
 def test_a_time_is_read_exactly_and_the_rest_is_the_prompt(text: str, first: str, prompt: str, recurring: bool) -> None:  # noqa: FBT001
     details = sent(text).details
     assert isinstance(details, Scheduled)
-    assert flaw(details.timing) == ""
-    after = next_after(details.timing, NOW)
+    assert find_timing_flaw(details.timing) == ""
+    after = next_tick_after(details.timing, NOW)
     assert after is not None
     assert datetime.fromtimestamp(after / SECOND, UTC).strftime("%Y-%m-%dT%H:%M") == first
     assert (details.prompt, details.recurring) == (prompt, recurring)
@@ -788,14 +788,14 @@ def test_a_long_prompt_may_follow_its_time() -> None:
 
 
 def test_the_clock_is_told_for_its_zone() -> None:
-    assert told_time(NOW, "Europe/Berlin") == "It is 15:00 on Sunday, 15 November 2026 (Europe/Berlin)."
+    assert describe_time(NOW, "Europe/Berlin") == "It is 15:00 on Sunday, 15 November 2026 (Europe/Berlin)."
 
 
 def test_help_names_each_fast_path() -> None:
     for word in ("time", "sums", "status", "spent", "halt", "resume", "needs me", "approve", "schedules", "cancel"):
-        assert word in HELP
-    assert "hot state" in HELP
-    assert "last receipt" in HELP
+        assert word in HELP_ANSWER
+    assert "hot state" in HELP_ANSWER
+    assert "last receipt" in HELP_ANSWER
 
 
 WORDS = lines(
@@ -866,7 +866,7 @@ def test_nothing_recurring_comes_of_text_that_names_no_recurrence(text: str) -> 
 @pytest.mark.parametrize("text", lines(SCHEDULED + SUB_AGENT + SCRIPT) + [t for b in FAST.values() for t in lines(b)])
 def test_what_was_decided_is_kept_in_an_event_unchanged(text: str) -> None:
     routed = sent(text)
-    assert msgspec.json.decode(msgspec.json.encode(routed), type=Routed) == routed
+    assert msgspec.json.decode(msgspec.json.encode(routed), type=RoutingDecision) == routed
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from itertools import product
 
 import pytest
 
-from halter.brain.fastpaths import Surroundings
-from halter.brain.route import Scheduled, route
 from halter.core.clock import SECOND
-from halter.core.schedules import next_after
+from halter.core.schedules import next_tick_after
+from halter.front_door.fast_paths import RoutingContext
+from halter.front_door.route import Scheduled, route_message
 
 # A Sunday, 15:00 in Berlin.
 NOW = int(datetime(2026, 11, 15, 14, 0, tzinfo=UTC).timestamp()) * SECOND
-HERE = Surroundings(agent="scout", now=NOW, timezone="Europe/Berlin", has_tools=True, agents=("scout", "writer"))
+HERE = RoutingContext(agent="scout", now=NOW, timezone="Europe/Berlin", has_tools=True, agents=("scout", "writer"))
 
 RECURRENCES = {
     "every 2 days at 9": "2026-11-17T08:00",
@@ -188,8 +188,8 @@ def test_a_plain_imperative_with_a_time_before_or_behind_it_is_read_exactly(recu
     wrong: list[tuple[str, object]] = []
     for (when, first), task in product((RECURRENCES if recurring else MOMENTS).items(), TASKS):
         for text in (f"{when} {task}", f"{when}, please {task}", f"Please {task} {when}.\n"):
-            details = route(text, HERE).details
-            after = next_after(details.timing, NOW) if isinstance(details, Scheduled) else None
+            details = route_message(text, HERE).details
+            after = next_tick_after(details.timing, NOW) if isinstance(details, Scheduled) else None
             shown = datetime.fromtimestamp(after / SECOND, UTC).strftime("%Y-%m-%dT%H:%M") if after else ""
             if not isinstance(details, Scheduled) or (shown, details.prompt, details.recurring) != (
                 first,
@@ -202,14 +202,14 @@ def test_a_plain_imperative_with_a_time_before_or_behind_it_is_read_exactly(recu
 
 def test_what_is_denied_asked_quoted_described_or_past_is_never_planned() -> None:
     assert len(set(NOT_PLANNED)) >= 250
-    assert [text for text in NOT_PLANNED if route(text, HERE).strategy == "SCHEDULED_TASK"] == []
+    assert [text for text in NOT_PLANNED if route_message(text, HERE).strategy == "SCHEDULED_TASK"] == []
 
 
 @pytest.mark.parametrize(
     "word", ["halt", "stop", "resume", "help", "status", "what needs me", "approve", "2+2", "schedules"]
 )
 def test_what_stands_around_a_message_unseen_changes_nothing(word: str) -> None:
-    plain = route(word, HERE)
+    plain = route_message(word, HERE)
     assert plain.route != "strategy"
     for around in (
         "{}\n",
@@ -223,11 +223,11 @@ def test_what_stands_around_a_message_unseen_changes_nothing(word: str) -> None:
         "\u2060{}\u3000",
         "{}.\n",
     ):
-        assert route(around.format(word), HERE).route == plain.route
+        assert route_message(around.format(word), HERE).route == plain.route
 
 
 @pytest.mark.parametrize(
     "text", ["\uff28\uff21\uff2c\uff34", "HALT\u203c", "**Halt!**", "halt\uff01", "halt\u3002", "stop\u2026"]
 )
 def test_halting_does_not_depend_on_the_width_of_letters_and_signs(text: str) -> None:
-    assert route(text, HERE).route == "halt"
+    assert route_message(text, HERE).route == "halt"

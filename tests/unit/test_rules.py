@@ -12,8 +12,24 @@ from hypothesis import strategies as st
 from halter.core.rows import RuleRow
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import RuleScope
-from halter.guard.conditions import Anything, Argv, Inside, Leads, exactly
-from halter.guard.rules import Always, At, Each, Matcher, Same, Under, Unknown, Words, always_of, digest, matches
+from halter.guard.approvals import (
+    AnyCondition,
+    ArgvCondition,
+    EachArgument,
+    FolderCondition,
+    HostCondition,
+    LegacyFolder,
+    LegacyHost,
+    LegacyWords,
+    RuleMatcher,
+    SameArguments,
+    StandingRule,
+    UnreadableRule,
+    digest_approval,
+    make_equals_condition,
+    matches_rule,
+    read_standing_rule,
+)
 
 SPEC = ToolSpec(name="run", description="Runs.", schema=b"{}")
 
@@ -22,21 +38,21 @@ def valid(values: dict[str, Any]) -> Valid:
     return Valid(values, msgspec.json.encode(values, order="sorted"))
 
 
-def rule(matcher: Matcher, scope: RuleScope = "fleet", owner: str = "", keys: tuple[str, ...] = ()) -> Always:
-    return Always(
+def rule(matcher: RuleMatcher, scope: RuleScope = "fleet", owner: str = "", keys: tuple[str, ...] = ()) -> StandingRule:
+    return StandingRule(
         id="r1", tool="run", matcher=matcher, keys=keys, scope=scope, owner=owner, by="ann", made_at=10, expires_at=20
     )
 
 
-def answers(asked: Always, values: dict[str, Any], now: int = 15) -> bool:
-    return matches(asked, SPEC, valid(values), "s1", "night-watch", now)
+def answers(asked: StandingRule, values: dict[str, Any], now: int = 15) -> bool:
+    return matches_rule(asked, SPEC, valid(values), "s1", "night-watch", now)
 
 
-GIT = Each((Argv("command", ("git", "status")),))
+GIT = EachArgument((ArgvCondition("command", ("git", "status")),))
 
 
-def command(*words: str) -> Always:
-    return rule(Each((Argv("command", words),)))
+def command(*words: str) -> StandingRule:
+    return rule(EachArgument((ArgvCondition("command", words),)))
 
 
 @pytest.mark.parametrize("line", ["git status", "git  status", ["git", "status"], "git 'status'"])
@@ -168,7 +184,7 @@ def test_a_program_has_no_wildcard_and_a_rule_without_words_answers_nothing() ->
     ],
 )
 def test_a_path_is_answered_only_inside_the_folder(folder: str, path: Any, *, inside: bool) -> None:
-    assert answers(rule(Each((Inside("path", folder),))), {"path": path}) is inside
+    assert answers(rule(EachArgument((FolderCondition("path", folder),))), {"path": path}) is inside
 
 
 @pytest.mark.parametrize(
@@ -196,7 +212,7 @@ def test_a_path_is_answered_only_inside_the_folder(folder: str, path: Any, *, in
     ],
 )
 def test_an_url_is_answered_only_at_that_host(url: Any, *, there: bool) -> None:
-    assert answers(rule(Each((Leads("url", "api.example.com"),))), {"url": url}) is there
+    assert answers(rule(EachArgument((HostCondition("url", "api.example.com"),))), {"url": url}) is there
 
 
 CALL = {"url": "https://api.example.com/v1", "method": "GET", "tries": 1, "more": {"a": [1, {"b": True}]}}
@@ -218,8 +234,8 @@ CALL = {"url": "https://api.example.com/v1", "method": "GET", "tries": 1, "more"
     ],
 )
 def test_what_a_person_did_not_open_stays_exactly_as_it_was_shown(other: dict[str, Any]) -> None:
-    pinned = tuple(exactly(key, value) for key, value in CALL.items() if key != "url")
-    here = rule(Each((Leads("url", "api.example.com"), *pinned)))
+    pinned = tuple(make_equals_condition(key, value) for key, value in CALL.items() if key != "url")
+    here = rule(EachArgument((HostCondition("url", "api.example.com"), *pinned)))
     assert answers(here, CALL)
     assert answers(here, {**CALL, "url": "https://api.example.com/v2"})
     assert not answers(here, {**CALL, **other})
@@ -228,7 +244,7 @@ def test_what_a_person_did_not_open_stays_exactly_as_it_was_shown(other: dict[st
 
 
 def test_an_argument_that_a_person_opened_may_be_anything_and_must_be_there() -> None:
-    here = rule(Each((Inside("path", "notes"), Anything("content"))))
+    here = rule(EachArgument((FolderCondition("path", "notes"), AnyCondition("content"))))
     assert answers(here, {"path": "notes/a", "content": {"x": [None]}})
     assert not answers(here, {"path": "notes/a"})
     assert not answers(here, {"path": "notes/a", "content": "", "mode": "x"})
@@ -237,15 +253,15 @@ def test_an_argument_that_a_person_opened_may_be_anything_and_must_be_there() ->
 @pytest.mark.parametrize(
     ("earlier", "good", "bad"),
     [
-        (Words("command", ("git", "status")), {"command": "git status"}, {"command": "git status -s"}),
-        (Words("command", ("find", ".")), {"command": "find ."}, {"command": "find . -delete"}),
-        (Words("command", ("ls", "*")), {"command": ["ls", "*"]}, {"command": ["ls", "x"]}),
-        (Under("path", "notes"), {"path": "notes/a"}, {"path": "notes/a", "mode": "w"}),
-        (At("url", "api.example.com"), {"url": CALL["url"]}, {"url": CALL["url"], "method": "DELETE"}),
+        (LegacyWords("command", ("git", "status")), {"command": "git status"}, {"command": "git status -s"}),
+        (LegacyWords("command", ("find", ".")), {"command": "find ."}, {"command": "find . -delete"}),
+        (LegacyWords("command", ("ls", "*")), {"command": ["ls", "*"]}, {"command": ["ls", "x"]}),
+        (LegacyFolder("path", "notes"), {"path": "notes/a"}, {"path": "notes/a", "mode": "w"}),
+        (LegacyHost("url", "api.example.com"), {"url": CALL["url"]}, {"url": CALL["url"], "method": "DELETE"}),
     ],
 )
 def test_a_rule_of_an_earlier_version_is_read_narrowly(
-    earlier: Matcher, good: dict[str, Any], bad: dict[str, Any]
+    earlier: RuleMatcher, good: dict[str, Any], bad: dict[str, Any]
 ) -> None:
     assert answers(rule(earlier), good)
     assert not answers(rule(earlier, keys=("mode", "method")), bad)
@@ -253,8 +269,8 @@ def test_a_rule_of_an_earlier_version_is_read_narrowly(
 
 def test_a_rule_that_cannot_be_read_answers_nothing() -> None:
     row = RuleRow(rule="r", tool="run", scope="fleet", matcher='{"by":"magic"}', keys="[]", by="ann", expires_at=20)
-    assert always_of(row).matcher == Unknown()
-    assert not answers(rule(Unknown()), {"command": "ls"})
+    assert read_standing_rule(row).matcher == UnreadableRule()
+    assert not answers(rule(UnreadableRule()), {"command": "ls"})
 
 
 def test_arguments_that_nobody_agreed_to_are_not_answered() -> None:
@@ -263,9 +279,9 @@ def test_arguments_that_nobody_agreed_to_are_not_answered() -> None:
 
 
 def test_the_same_arguments_are_answered_and_no_others() -> None:
-    narrow = Always(
+    narrow = StandingRule(
         tool="run",
-        matcher=Same(sha256(valid({"a": 1}).canonical).hexdigest()),
+        matcher=SameArguments(sha256(valid({"a": 1}).canonical).hexdigest()),
         keys=("a",),
         id="r",
         scope="fleet",
@@ -273,7 +289,7 @@ def test_the_same_arguments_are_answered_and_no_others() -> None:
         made_at=10,
         expires_at=20,
     )
-    assert isinstance(narrow.matcher, Same)
+    assert isinstance(narrow.matcher, SameArguments)
     assert answers(narrow, {"a": 1})
     assert not answers(narrow, {"a": 2})
     assert not answers(narrow, {"a": 1, "b": 1})
@@ -301,12 +317,18 @@ def test_a_rule_answers_only_while_it_lasts(now: int, *, answered: bool) -> None
 
 def test_a_rule_answers_only_for_its_tool() -> None:
     other = msgspec.structs.replace(SPEC, name="run2")
-    assert not matches(rule(GIT), other, valid({"command": "git status"}), "s1", "night-watch", 15)
+    assert not matches_rule(rule(GIT), other, valid({"command": "git status"}), "s1", "night-watch", 15)
 
 
 def test_a_rule_can_be_kept_and_read_back() -> None:
-    for matcher in (GIT, Each((exactly("a", 1), Anything("b"))), Under("path", "x"), At("url", "h"), Same("d")):
-        assert msgspec.json.decode(msgspec.json.encode(rule(matcher)), type=Always) == rule(matcher)
+    for matcher in (
+        GIT,
+        EachArgument((make_equals_condition("a", 1), AnyCondition("b"))),
+        LegacyFolder("path", "x"),
+        LegacyHost("url", "h"),
+        SameArguments("d"),
+    ):
+        assert msgspec.json.decode(msgspec.json.encode(rule(matcher)), type=StandingRule) == rule(matcher)
 
 
 PARTS = ("run", b'{"a":1}', "s1", "p1")
@@ -314,8 +336,8 @@ PARTS = ("run", b'{"a":1}', "s1", "p1")
 
 def test_a_digest_is_bound_to_each_of_its_parts() -> None:
     changed = [("run2", *PARTS[1:]), (PARTS[0], b'{"a":2}', *PARTS[2:]), (*PARTS[:2], "s2", "p1"), (*PARTS[:3], "p2")]
-    assert len({digest(*parts) for parts in (PARTS, *changed)}) == 5
-    assert digest(*PARTS) == digest(*PARTS)
+    assert len({digest_approval(*parts) for parts in (PARTS, *changed)}) == 5
+    assert digest_approval(*PARTS) == digest_approval(*PARTS)
 
 
 @given(
@@ -323,7 +345,7 @@ def test_a_digest_is_bound_to_each_of_its_parts() -> None:
     st.lists(st.text("ab", max_size=3), min_size=4, max_size=4),
 )
 def test_no_part_of_a_digest_can_pose_as_another(one: list[str], two: list[str]) -> None:
-    first, second = (digest(parts[0], parts[1].encode(), parts[2], parts[3]) for parts in (one, two))
+    first, second = (digest_approval(parts[0], parts[1].encode(), parts[2], parts[3]) for parts in (one, two))
     assert (first == second) is (one == two)
 
 

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.schedules import LONGEST, Ticks, Timing, explained, flaw, next_after, parse_at, ticks
+from halter.core.schedules import (
+    LONGEST,
+    TickCount,
+    Timing,
+    count_ticks,
+    explain_timing,
+    find_timing_flaw,
+    next_tick_after,
+    parse_moment,
+)
 
 BERLIN, NEW_YORK, LORD_HOWE = "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"
 KOLKATA, AUCKLAND, SANTIAGO, APIA = "Asia/Kolkata", "Pacific/Auckland", "America/Santiago", "Pacific/Apia"
@@ -28,7 +37,7 @@ def three(timing: Timing, after: str) -> list[str]:
     found: list[str] = []
     moment: int | None = at(after)
     while moment is not None and len(found) < 3:
-        moment = next_after(timing, moment)
+        moment = next_tick_after(timing, moment)
         if moment is not None:
             found.append(shown(moment).removesuffix(":00"))
     return found
@@ -101,7 +110,7 @@ def three(timing: Timing, after: str) -> list[str]:
 )
 def test_a_cron_fires_when_the_wall_clock_says_so(cron: str, zone: str, after: str, times: str) -> None:
     timing = Timing(cron=cron, timezone=zone)
-    assert flaw(timing) == ""
+    assert find_timing_flaw(timing) == ""
     assert three(timing, after) == times.split()
 
 
@@ -172,7 +181,7 @@ def test_a_cron_fires_when_the_wall_clock_says_so(cron: str, zone: str, after: s
     ],
 )
 def test_intervals_days_and_moments_fire_in_their_order(timing: Timing, after: str, times: str) -> None:
-    assert flaw(timing) == ""
+    assert find_timing_flaw(timing) == ""
     assert three(timing, after) == times.split()
 
 
@@ -215,7 +224,7 @@ def test_intervals_days_and_moments_fire_in_their_order(timing: Timing, after: s
     ],
 )
 def test_a_cron_that_can_never_fire_is_refused_with_what_to_write(cron: str) -> None:
-    said = flaw(Timing(cron=cron))
+    said = find_timing_flaw(Timing(cron=cron))
     assert said.endswith("Write it like `0 9 * * 1-5`, which is 09:00 on weekdays.")
     assert len(said) < 2 * LONGEST + 300
 
@@ -243,7 +252,7 @@ def test_a_cron_that_can_never_fire_is_refused_with_what_to_write(cron: str) -> 
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_sentence(timing: Timing, said: str) -> None:
-    assert said in flaw(timing)
+    assert said in find_timing_flaw(timing)
 
 
 def test_a_day_that_a_zone_left_out_fires_at_its_end() -> None:
@@ -272,13 +281,13 @@ def test_a_day_that_a_zone_left_out_fires_at_its_end() -> None:
 def test_missed_ticks_are_counted_with_bounded_work(
     timing: Timing, after: str, until: str, found: tuple[int, str]
 ) -> None:
-    missed = ticks(timing, at(after), at(until))
+    missed = count_ticks(timing, at(after), at(until))
     assert (missed.count, shown(missed.latest)) == found
 
 
 def test_no_more_ticks_are_counted_than_asked_for_but_the_latest_is_found() -> None:
-    assert ticks(Timing(every=MINUTE), 0, DAY, most=3) == Ticks(3, DAY)
-    assert ticks(Timing(every=MINUTE), 0, DAY, most=0) == Ticks(0, None)
+    assert count_ticks(Timing(every=MINUTE), 0, DAY, most=3) == TickCount(3, DAY)
+    assert count_ticks(Timing(every=MINUTE), 0, DAY, most=0) == TickCount(0, None)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +306,7 @@ def test_no_more_ticks_are_counted_than_asked_for_but_the_latest_is_found() -> N
     ],
 )
 def test_a_schedule_is_explained_in_plain_words(timing: Timing, words: str) -> None:
-    assert explained(timing) == words
+    assert explain_timing(timing) == words
 
 
 @pytest.mark.parametrize(
@@ -314,7 +323,7 @@ def test_a_schedule_is_explained_in_plain_words(timing: Timing, words: str) -> N
     ],
 )
 def test_a_moment_is_read_by_the_wall_clock_of_its_zone(text: str, zone: str, moment: str) -> None:
-    assert parse_at(text, zone) == at(moment)
+    assert parse_moment(text, zone) == at(moment)
 
 
 @pytest.mark.parametrize(
@@ -335,13 +344,13 @@ def test_a_moment_is_read_by_the_wall_clock_of_its_zone(text: str, zone: str, mo
     ],
 )
 def test_a_moment_that_cannot_be_read_is_answered_with_a_sentence(text: str) -> None:
-    said = parse_at(text, AUCKLAND)
+    said = parse_moment(text, AUCKLAND)
     assert isinstance(said, str)
     assert "write it like 2026-12-01 09:00" in said
 
 
 def test_a_moment_in_an_unknown_zone_is_answered_with_a_sentence() -> None:
-    assert "Europe/Berlin" in str(parse_at("2026-12-01 09:00", "Mars/Base"))
+    assert "Europe/Berlin" in str(parse_moment("2026-12-01 09:00", "Mars/Base"))
 
 
 CRONS = ["30 2 * * *", "*/20 * * * *", "0 0 * * 0", "0 1-3 * * *", "0 */2 * * *", "15,45 1,2 * * *", "59 23 L * *"]
@@ -354,22 +363,22 @@ def test_a_tick_always_lies_after_and_the_next_one_after_that(cron: str, zone: s
     timing = Timing(cron=cron, timezone=zone)
     moments = [after]
     for _ in range(5):
-        moments.append(next_after(timing, moments[-1]) or 0)
+        moments.append(next_tick_after(timing, moments[-1]) or 0)
     assert all(early < late for early, late in pairwise(moments))
 
 
 @given(st.sampled_from(CRONS), st.sampled_from(ZONES), MOMENTS, st.integers(0, 3 * DAY))
 def test_what_was_asked_in_two_parts_is_what_was_asked_at_once(cron: str, zone: str, after: int, more: int) -> None:
     timing = Timing(cron=cron, timezone=zone)
-    whole = ticks(timing, after, after + 3 * DAY)
-    first, second = ticks(timing, after, after + more), ticks(timing, after + more, after + 3 * DAY)
+    whole = count_ticks(timing, after, after + 3 * DAY)
+    first, second = count_ticks(timing, after, after + more), count_ticks(timing, after + more, after + 3 * DAY)
     assert whole.count == first.count + second.count
 
 
 @given(st.text(max_size=40))
 def test_any_text_for_a_cron_is_answered(text: str) -> None:
     timing = Timing(cron=text, timezone=BERLIN)
-    assert flaw(timing) != "" or next_after(timing, at("2026-11-15T12:00")) is not None
+    assert find_timing_flaw(timing) != "" or next_tick_after(timing, at("2026-11-15T12:00")) is not None
 
 
 @given(st.integers(-(2**70), 2**70), st.sampled_from(["cron", "days", "every", "at"]))
@@ -380,5 +389,5 @@ def test_no_moment_is_too_far_away_to_ask_about(after: int, kind: str) -> None:
         "every": Timing(every=HOUR),
         "at": Timing(at=5),
     }
-    found = next_after(timings[kind], after)
+    found = next_tick_after(timings[kind], after)
     assert found is None or found > after

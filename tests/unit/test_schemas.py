@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.tools import Invalid, Valid
-from halter.tools.schemas import Checker, Unusable, compiled
+from halter.tools.function_tool import SchemaChecker, UnusableSchema, compile_schema
 
 
-def checker(properties: dict[str, Any], **more: Any) -> Checker:
-    made = compiled({"type": "object", "properties": properties, **more})
-    assert isinstance(made, Checker), made
+def checker(properties: dict[str, Any], **more: Any) -> SchemaChecker:
+    made = compile_schema({"type": "object", "properties": properties, **more})
+    assert isinstance(made, SchemaChecker), made
     return made
 
 
-def verdict(made: Checker, value: Any) -> str:
+def verdict(made: SchemaChecker, value: Any) -> str:
     match made.validate("tool", json.dumps(value).encode()):
         case Valid():
             return ""
@@ -88,8 +88,8 @@ def test_no_arguments_are_an_empty_object_and_keys_have_one_order() -> None:
     ],
 )
 def test_a_schema_that_cannot_be_used_says_why(schema: Any, why: str) -> None:
-    made = compiled(schema)
-    assert isinstance(made, Unusable)
+    made = compile_schema(schema)
+    assert isinstance(made, UnusableSchema)
     assert why in made.why
 
 
@@ -97,7 +97,7 @@ def test_nothing_that_a_schema_refers_to_is_fetched() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.setblocking(False)
         base = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        assert isinstance(compiled({"type": "object", "allOf": [{"$ref": base}]}), Unusable)
+        assert isinstance(compile_schema({"type": "object", "allOf": [{"$ref": base}]}), UnusableSchema)
         made = checker({"a": {"$ref": "#/$defs/x"}}, **{"$id": base, "$schema": base, "$defs": {"x": {"$id": "x"}}})
         verdict(made, {"a": 1})
         with pytest.raises(BlockingIOError):
@@ -140,6 +140,6 @@ ANYTHING = st.recursive(
 
 @given(ANYTHING, st.binary() | ANYTHING.map(lambda value: json.dumps(value).encode()))
 def test_whatever_a_server_and_a_model_write_nothing_is_raised(schema: Any, arguments: bytes) -> None:
-    made = compiled({"type": "object", "properties": {"x": schema}})
-    if isinstance(made, Checker):
+    made = compile_schema({"type": "object", "properties": {"x": schema}})
+    if isinstance(made, SchemaChecker):
         assert isinstance(made.validate("tool", arguments), Valid | Invalid)

@@ -4,21 +4,29 @@ from typing import Any
 
 import pytest
 
-from halter.config.load import load_bytes
+from halter.config.yaml_reader import load_bytes
 from halter.core.clock import SECOND
-from halter.core.counting import most_tokens
 from halter.core.errors import ConfigError, ModelRejected, ModelUnavailable
-from halter.core.messages import Message, Prompt, Reply, Text, ToolCall, ToolResult, user
+from halter.core.messages import (
+    Message,
+    Prompt,
+    Reply,
+    Text,
+    ToolCall,
+    ToolResult,
+    bound_prompt_tokens,
+    make_user_message,
+)
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import Usage
-from halter.models.scripted import Line, Scripted, say, scripted_from
+from halter.models.scripted import Scripted, ScriptLine, make_scripted_model, say
 from halter.testing.fakes import ManualClock
 from halter.testing.world import World
 
 
 def script(text: str, clock: Any = None) -> Scripted:
     document = load_bytes(text.encode(), "script.yaml")
-    return scripted_from(document.value, document.places.at, clock or ManualClock())
+    return make_scripted_model(document.value, document.places.at, clock or ManualClock())
 
 
 def permit() -> Permit:
@@ -26,7 +34,7 @@ def permit() -> Permit:
 
 
 async def asked(model: Scripted, text: str = "Hello.") -> Reply:
-    return await model.ask(Prompt(messages=(user(text),)), permit())
+    return await model.ask(Prompt(messages=(make_user_message(text),)), permit())
 
 
 async def test_replies_are_given_in_order() -> None:
@@ -133,14 +141,14 @@ def test_every_byte_that_is_sent_counts_as_a_token() -> None:
     heard = Message("user", (ToolResult("1", "look", "ok", "ü" * 500),))
     for more, least in (
         (Prompt(system="ä" * 100, messages=()), 200),
-        (Prompt(messages=(user("\ud800" * 10),)), 30),
+        (Prompt(messages=(make_user_message("\ud800" * 10),)), 30),
         (Prompt(messages=(said, heard)), 1000 + len("1look{}1look")),
         (Prompt(messages=(), tools=(tool,)), len(b'lookLXXXXk.{"type":"object"}')),
     ):
-        assert most_tokens(more) >= most_tokens(bare) + least
-        assert Scripted([], ManualClock()).count(more) == most_tokens(more)
+        assert bound_prompt_tokens(more) >= bound_prompt_tokens(bare) + least
+        assert Scripted([], ManualClock()).count(more) == bound_prompt_tokens(more)
 
 
 async def test_a_line_made_by_hand_needs_no_file() -> None:
-    model = Scripted([Line(reply=Reply(()), when="x"), say("Hi.", Usage(1, 2))], ManualClock())
+    model = Scripted([ScriptLine(reply=Reply(()), when="x"), say("Hi.", Usage(1, 2))], ManualClock())
     assert await asked(model) == Reply((Text("Hi.", "model", trusted=False),), "end", Usage(1, 2))

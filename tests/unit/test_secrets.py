@@ -2,7 +2,13 @@
 
 import pytest
 
-from halter.guard.secrets import GivenSecrets, from_environment, missing, references, sentence
+from halter.redaction.secrets import (
+    GivenSecrets,
+    describe_missing_secrets,
+    find_missing_secrets,
+    list_secret_references,
+    read_environment_secrets,
+)
 
 
 @pytest.mark.parametrize(
@@ -15,11 +21,11 @@ from halter.guard.secrets import GivenSecrets, from_environment, missing, refere
     ],
 )
 def test_references_are_found_wherever_they_stand(arguments: bytes, names: set[str]) -> None:
-    assert references(arguments) == names
+    assert list_secret_references(arguments) == names
 
 
 def test_only_variables_with_the_prefix_are_secrets() -> None:
-    secrets = from_environment(
+    secrets = read_environment_secrets(
         {"HALTER_SECRET_ACME": "open-sesame", "HALTER_SECRET_": "x", "HALTER_SECRET_NO": "", "PATH": "/bin"}
     )
     assert secrets.names() == {"ACME"}
@@ -29,6 +35,6 @@ def test_only_variables_with_the_prefix_are_secrets() -> None:
 def test_what_is_not_there_or_not_granted_is_missing() -> None:
     secrets = GivenSecrets({"ONE": "1" * 8, "TWO": "2" * 8})
     arguments = b'{"a":"${secret:TWO}${secret:ONE}${secret:NINE}"}'
-    assert missing(arguments, secrets) == ("NINE",)
-    assert missing(arguments, secrets, granted=["ONE"]) == ("NINE", "TWO")
-    assert "HALTER_SECRET_NINE" in sentence(missing(arguments, secrets))
+    assert find_missing_secrets(arguments, secrets) == ("NINE",)
+    assert find_missing_secrets(arguments, secrets, granted=["ONE"]) == ("NINE", "TWO")
+    assert "HALTER_SECRET_NINE" in describe_missing_secrets(find_missing_secrets(arguments, secrets))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from halter.core.clock import SECOND
-from halter.testing.seedloop import START, SeedLoop, run
+from halter.testing.world import VIRTUAL_START, SeedLoop, run_in_virtual_time
 
 SEEDS = range(21)
 EVERY_ORDER = [None, *SEEDS]
@@ -22,7 +22,7 @@ def this_loop() -> SeedLoop:
 
 
 def traces(scene: Scene) -> list[Trace]:
-    return [run(scene(), seed=seed) for seed in SEEDS]
+    return [run_in_virtual_time(scene(), seed=seed) for seed in SEEDS]
 
 
 async def fifty_tasks() -> Trace:
@@ -113,19 +113,19 @@ def test_different_seeds_give_different_interleavings() -> None:
 
 
 def test_a_lost_update_is_found_by_some_seed_and_then_always_by_that_seed() -> None:
-    failing = [seed for seed in SEEDS if run(lost_update(), seed=seed) == [1]]
+    failing = [seed for seed in SEEDS if run_in_virtual_time(lost_update(), seed=seed) == [1]]
     assert 0 < len(failing) < len(SEEDS)
-    assert all(run(lost_update(), seed=failing[0]) == [1] for _ in range(20))
+    assert all(run_in_virtual_time(lost_update(), seed=failing[0]) == [1] for _ in range(20))
 
 
 def test_a_race_that_plain_asyncio_hides_is_found_by_some_seed() -> None:
     assert asyncio.run(reader_beside_writer()) == ["here"]
-    assert run(reader_beside_writer(), seed=None) == ["here"]
+    assert run_in_virtual_time(reader_beside_writer(), seed=None) == ["here"]
     assert [] in traces(reader_beside_writer)
 
 
 def test_without_a_seed_tasks_run_in_the_order_of_asyncio() -> None:
-    firsts = [number for number, step, _ in run(fifty_tasks(), seed=None) if step == 0]
+    firsts = [number for number, step, _ in run_in_virtual_time(fifty_tasks(), seed=None) if step == 0]
     assert firsts == list(range(50))
 
 
@@ -141,7 +141,7 @@ def test_the_cancellation_at_the_end_replays_too() -> None:
         found: list[Trace] = []
         for seed in SEEDS:
             found.append([])
-            run(tasks_left_behind(found[-1]), seed=seed)
+            run_in_virtual_time(tasks_left_behind(found[-1]), seed=seed)
         return found
 
     first = ends()
@@ -156,7 +156,7 @@ def test_tasks_have_the_same_names_in_every_replay() -> None:
         await asyncio.gather(*children, named)
         return [task.get_name() for task in [*children, named]]
 
-    assert run(names()) == run(names()) == ["Task-2", "Task-3", "Task-4", "mine"]
+    assert run_in_virtual_time(names()) == run_in_virtual_time(names()) == ["Task-2", "Task-3", "Task-4", "mine"]
 
 
 @pytest.mark.parametrize("seed", EVERY_ORDER)
@@ -170,7 +170,7 @@ def test_call_soon_keeps_its_order(seed: int | None) -> None:
         await asyncio.gather(*tasks)
         return trace
 
-    assert run(scene(), seed=seed) == list(range(30))
+    assert run_in_virtual_time(scene(), seed=seed) == list(range(30))
 
 
 @pytest.mark.parametrize("seed", EVERY_ORDER)
@@ -184,7 +184,7 @@ def test_what_a_future_tells_first_happens_before_its_waiter_goes_on(seed: int |
         await future
         return [*trace, "went on"]
 
-    assert run(scene(), seed=seed) == ["told", "went on"]
+    assert run_in_virtual_time(scene(), seed=seed) == ["told", "went on"]
 
 
 def test_timers_of_one_moment_come_in_any_order_and_those_of_two_moments_in_theirs() -> None:
@@ -215,7 +215,7 @@ def test_a_timer_that_is_cancelled_when_already_due_does_not_run(seed: int | Non
         await asyncio.sleep(2)
         return trace
 
-    assert len(run(scene(), seed=seed)) == 1
+    assert len(run_in_virtual_time(scene(), seed=seed)) == 1
 
 
 def test_a_callback_that_is_cancelled_when_already_ready_does_not_run() -> None:
@@ -271,9 +271,9 @@ def test_queues_events_locks_and_timeouts_keep_their_promises(seed: int | None) 
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(5):
                 await queue.get()
-        return [*taken, this_loop().now() - START]
+        return [*taken, this_loop().now() - VIRTUAL_START]
 
-    assert run(scene(), seed=seed) == [*range(20), 15 * SECOND]
+    assert run_in_virtual_time(scene(), seed=seed) == [*range(20), 15 * SECOND]
 
 
 def test_callbacks_keep_their_context() -> None:
@@ -302,7 +302,7 @@ def test_a_callback_that_fails_reaches_the_exception_handler_and_the_loop_goes_o
         await asyncio.sleep(2)
         return trace
 
-    assert run(scene()) == [ValueError, ValueError]
+    assert run_in_virtual_time(scene()) == [ValueError, ValueError]
 
 
 def test_run_cancels_and_closes_all_that_is_left_behind() -> None:
@@ -326,7 +326,7 @@ def test_run_cancels_and_closes_all_that_is_left_behind() -> None:
 
     closed: Trace = []
     open_ends: Trace = []
-    loop = run(scene())
+    loop = run_in_virtual_time(scene())
     assert loop.is_closed()
     assert closed == ["task", "generator"]
-    assert loop.now() == START
+    assert loop.now() == VIRTUAL_START

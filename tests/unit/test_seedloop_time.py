@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from halter.core.clock import DAY, SECOND, Clock
-from halter.testing.seedloop import START, Deadlock, SeedLoop, run
+from halter.testing.world import VIRTUAL_START, Deadlock, SeedLoop, run_in_virtual_time
 
 EVERY_ORDER = [None, *range(21)]
 
@@ -25,12 +25,12 @@ def this_loop() -> SeedLoop:
 def test_a_week_of_timers_every_five_seconds_passes_to_the_microsecond() -> None:
     async def week() -> tuple[int, int]:
         loop, ticks = this_loop(), 0
-        while loop.now() < START + 7 * DAY:
+        while loop.now() < VIRTUAL_START + 7 * DAY:
             await asyncio.sleep(5)
             ticks += 1
         return ticks, loop.now()
 
-    assert run(week()) == (120_960, START + 7 * DAY)
+    assert run_in_virtual_time(week()) == (120_960, VIRTUAL_START + 7 * DAY)
 
 
 def test_fractions_of_a_second_do_not_drift() -> None:
@@ -39,7 +39,7 @@ def test_fractions_of_a_second_do_not_drift() -> None:
             await asyncio.sleep(0.1)
         return this_loop().now()
 
-    assert run(scene(), start=5) == 5 + 1000 * SECOND
+    assert run_in_virtual_time(scene(), start=5) == 5 + 1000 * SECOND
 
 
 def test_timers_still_fire_after_ten_years() -> None:
@@ -48,7 +48,7 @@ def test_timers_still_fire_after_ten_years() -> None:
         await asyncio.sleep(0.000_001)
         return this_loop().now()
 
-    assert run(scene()) == START + 3650 * DAY + 1
+    assert run_in_virtual_time(scene()) == VIRTUAL_START + 3650 * DAY + 1
 
 
 @given(st.lists(st.integers(0, 30 * DAY), min_size=1, max_size=20), st.none() | st.integers(0, 1000))
@@ -59,12 +59,12 @@ def test_every_sleeper_wakes_exactly_at_its_time(delays: list[int], seed: int | 
 
         async def sleeper(delay: int) -> None:
             await clock.sleep(delay)
-            trace.append((delay, clock.now() - START))
+            trace.append((delay, clock.now() - VIRTUAL_START))
 
         await asyncio.gather(*map(sleeper, delays))
         return trace
 
-    assert run(scene(), seed=seed) == [(delay, delay) for delay in sorted(delays)]
+    assert run_in_virtual_time(scene(), seed=seed) == [(delay, delay) for delay in sorted(delays)]
 
 
 def test_waiting_for_a_deadline_in_a_loop_ends_though_floats_round() -> None:
@@ -77,7 +77,7 @@ def test_waiting_for_a_deadline_in_a_loop_ends_though_floats_round() -> None:
             await asyncio.sleep(deadline - loop.time())
         return loop.now()
 
-    assert run(scene()) == START + 300_001
+    assert run_in_virtual_time(scene()) == VIRTUAL_START + 300_001
 
 
 def test_cancelled_timers_do_not_accumulate() -> None:
@@ -90,7 +90,7 @@ def test_cancelled_timers_do_not_accumulate() -> None:
             await asyncio.sleep(0)
         return len(alive)
 
-    assert all(run(scene(), seed=seed) < 250 for seed in (None, 0))
+    assert all(run_in_virtual_time(scene(), seed=seed) < 250 for seed in (None, 0))
 
 
 def test_time_does_not_jump_to_a_cancelled_timer() -> None:
@@ -100,7 +100,7 @@ def test_time_does_not_jump_to_a_cancelled_timer() -> None:
         await asyncio.sleep(1)
         return this_loop().now()
 
-    assert run(scene()) == START + 2 * SECOND
+    assert run_in_virtual_time(scene()) == VIRTUAL_START + 2 * SECOND
 
 
 @pytest.mark.parametrize("seed", EVERY_ORDER)
@@ -121,9 +121,9 @@ def test_it_is_quiet_when_all_that_can_happen_at_this_moment_has_happened(seed: 
         await this_loop().wait_until_quiet()
         seen = [*trace]
         await asyncio.gather(*tasks)
-        return [sorted(seen), trace.count("too late"), this_loop().now() - START]
+        return [sorted(seen), trace.count("too late"), this_loop().now() - VIRTUAL_START]
 
-    assert run(scene(), seed=seed) == [list(range(10)), 10, SECOND + 1]
+    assert run_in_virtual_time(scene(), seed=seed) == [list(range(10)), 10, SECOND + 1]
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -134,7 +134,7 @@ def test_it_is_quiet_only_after_a_thread_came_back(seed: int | None) -> None:
         await this_loop().wait_until_quiet()
         return work.done()
 
-    assert run(scene(), seed=seed)
+    assert run_in_virtual_time(scene(), seed=seed)
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -146,7 +146,7 @@ def test_a_deadlock_is_an_error_that_names_the_waiting_tasks(seed: int | None) -
             group.create_task(never.wait(), name="right philosopher")
 
     with pytest.raises(Deadlock, match=r"nothing can wake them.*left philosopher, right philosopher"):
-        run(scene(), seed=seed)
+        run_in_virtual_time(scene(), seed=seed)
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -156,7 +156,7 @@ def test_a_timer_at_infinity_does_not_hide_a_deadlock(seed: int | None) -> None:
             await asyncio.Event().wait()
 
     with pytest.raises(Deadlock):
-        run(scene(), seed=seed)
+        run_in_virtual_time(scene(), seed=seed)
 
 
 @pytest.mark.parametrize("seed", EVERY_ORDER)
@@ -168,9 +168,9 @@ def test_time_stands_still_while_a_thread_works(seed: int | None) -> None:
             group.create_task(asyncio.to_thread(gate.set))
         before = this_loop().now()
         await asyncio.sleep(1)
-        return [waiter.result(), before - START, this_loop().now() - before]
+        return [waiter.result(), before - VIRTUAL_START, this_loop().now() - before]
 
-    assert run(scene(), seed=seed) == [True, 0, SECOND]
+    assert run_in_virtual_time(scene(), seed=seed) == [True, 0, SECOND]
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -181,7 +181,7 @@ def test_time_goes_on_after_a_thread_has_failed(seed: int | None) -> None:
         await asyncio.sleep(1)
         return this_loop().now()
 
-    assert run(scene(), seed=seed) == START + SECOND
+    assert run_in_virtual_time(scene(), seed=seed) == VIRTUAL_START + SECOND
 
 
 @pytest.mark.parametrize("seed", [None, 0])
@@ -195,9 +195,9 @@ def test_what_is_declared_outside_is_really_waited_for(seed: int | None) -> None
                 thread.start()
                 await answer
         thread.join()
-        return answer.result() + this_loop().now() - START
+        return answer.result() + this_loop().now() - VIRTUAL_START
 
-    assert run(scene(), seed=seed) == 42
+    assert run_in_virtual_time(scene(), seed=seed) == 42
 
 
 @pytest.mark.parametrize("seed", EVERY_ORDER)
@@ -224,7 +224,7 @@ def test_real_sockets_work_in_every_order(seed: int | None) -> None:
                 return await asyncio.gather(*(ask(port, word) for word in words))
 
     words = [b"%d" % number * 1000 for number in range(10)]
-    assert run(scene(), seed=seed) == words
+    assert run_in_virtual_time(scene(), seed=seed) == words
 
 
 def test_without_threads_what_blocks_is_done_at_once_and_its_failure_reaches_who_waits() -> None:
@@ -240,4 +240,4 @@ def test_without_threads_what_blocks_is_done_at_once_and_its_failure_reaches_who
         same, error = runner.run(scene())
     assert same
     assert error.startswith("invalid literal")
-    assert run(scene())[0] is False
+    assert run_in_virtual_time(scene())[0] is False

@@ -8,9 +8,19 @@ from typing import Any
 
 import pytest
 
-from halter.autonomy.sensing import CAP, FLOOR, MOST_BYTES, MOST_READINGS, QUIET, Buffer, Sensing, back_off, pause
+from halter.autonomy.resident import (
+    HEALTH_REPORT_INTERVAL,
+    MAX_BACKOFF,
+    MIN_BACKOFF,
+    MOST_BYTES,
+    MOST_READINGS,
+    ReadingBuffer,
+    SupervisedSensor,
+    compute_sensor_backoff,
+    compute_sensor_pause,
+)
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.sensing import LARGEST_READING, HealthReport, Reading, SensorFailed
+from halter.core.tools import LARGEST_READING, HealthReport, Reading, SensorFailed
 from halter.testing.world import World
 
 FAILS = SensorFailed("The source is on fire.")
@@ -56,7 +66,7 @@ class Watcher:
         self.deaf: list[BaseException] = []
         self._world = world
         self._refuse = refuse or (lambda _: None)
-        self.sensing = Sensing(source, world.clock, world.random, self._take, self._changed)
+        self.sensing = SupervisedSensor(source, world.clock, world.random, self._take, self._changed)
         self.task = world.spawn(self.sensing.run())
 
     async def _take(self, reading: Reading) -> None:
@@ -99,9 +109,9 @@ async def test_failures_are_waited_out_each_time_longer_up_to_a_cap(world: World
     watcher = Watcher(world, source)
     await world.advance(2 * HOUR)
     pauses = source.pauses()
-    assert FLOOR <= pauses[0] <= 2 * FLOOR
-    assert all(2**n * FLOOR <= pause <= 2 ** (n + 1) * FLOOR for n, pause in enumerate(pauses[:7]))
-    assert all(CAP / 2 <= pause <= CAP for pause in pauses[9:])
+    assert MIN_BACKOFF <= pauses[0] <= 2 * MIN_BACKOFF
+    assert all(2**n * MIN_BACKOFF <= pause <= 2 ** (n + 1) * MIN_BACKOFF for n, pause in enumerate(pauses[:7]))
+    assert all(MAX_BACKOFF / 2 <= pause <= MAX_BACKOFF for pause in pauses[9:])
     assert len(set(pauses[9:])) > 1
     assert watcher.health == ["failing"]
     assert watcher.sensing.report.failures == len(source.begun)
@@ -112,7 +122,7 @@ async def test_a_clean_close_never_reconnects_faster_than_the_floor(world: World
     source = Programmed(world, [], then=[1])
     watcher = Watcher(world, source)
     await world.advance(MINUTE)
-    assert set(source.pauses()) == {FLOOR}
+    assert set(source.pauses()) == {MIN_BACKOFF}
     assert watcher.health == ["ok"]
 
 
@@ -120,7 +130,7 @@ async def test_a_clean_close_without_a_reading_waits_too(world: World) -> None:
     source = Programmed(world, [], then=[])
     watcher = Watcher(world, source)
     await world.advance(MINUTE)
-    assert min(source.pauses()) >= FLOOR
+    assert min(source.pauses()) >= MIN_BACKOFF
     assert watcher.sensing.report.health == "starting"
 
 
@@ -128,8 +138,8 @@ async def test_a_reading_ends_the_row_of_failures(world: World) -> None:
     source = Programmed(world, [[FAILS], [FAILS], [FAILS], [FAILS], [1, FAILS]], then=[1000.0])
     Watcher(world, source)
     await world.advance(HOUR)
-    assert source.pauses()[3] >= 8 * FLOOR
-    assert source.pauses()[4] <= 2 * FLOOR
+    assert source.pauses()[3] >= 8 * MIN_BACKOFF
+    assert source.pauses()[4] <= 2 * MIN_BACKOFF
 
 
 @pytest.mark.parametrize(("asked", "least", "most"), [(90, 90, 90), (0, 1, 2), (86_400, 300, 300)])
@@ -163,7 +173,7 @@ async def test_a_sensor_that_flaps_tells_at_most_one_change_in_ten_seconds(world
     watcher = Watcher(world, Programmed(world, [], then=[1, 0.5, FAILS]))
     await world.advance(10 * MINUTE)
     times = [at for at, _ in watcher.told]
-    assert all(after - before >= QUIET for before, after in pairwise(times))
+    assert all(after - before >= HEALTH_REPORT_INTERVAL for before, after in pairwise(times))
     assert all(before != after for before, after in pairwise(watcher.health))
     assert len(times) > 3
 
@@ -174,7 +184,7 @@ async def test_the_newest_health_is_told_when_the_quiet_time_is_over(world: Worl
     assert watcher.health == ["ok"]
     await world.advance(SECOND)
     assert watcher.health == ["ok", "failing"]
-    assert watcher.told[1][0] - watcher.told[0][0] == QUIET
+    assert watcher.told[1][0] - watcher.told[0][0] == HEALTH_REPORT_INTERVAL
 
 
 async def test_health_that_could_not_be_told_is_told_later(world: World) -> None:
@@ -223,7 +233,7 @@ async def test_what_waits_to_be_taken_does_not_hide_that_the_source_fails(world:
 
     async def note(_: HealthReport) -> None: ...
 
-    sensing = Sensing(Programmed(world, [[1, 2, 3]]), world.clock, world.random, slowly, note)
+    sensing = SupervisedSensor(Programmed(world, [[1, 2, 3]]), world.clock, world.random, slowly, note)
     world.spawn(sensing.run())
     await world.advance(50 * SECOND)
     assert sensing.report.health == "failing"
@@ -264,7 +274,7 @@ async def test_a_flood_neither_fills_the_memory_nor_stops_the_others(world: Worl
             others += 1
             await asyncio.sleep(0)
 
-    sensing = Sensing(flood, world.clock, world.random, slowly, note)
+    sensing = SupervisedSensor(flood, world.clock, world.random, slowly, note)
     world.spawn(sensing.run())
     await world.spawn(other())
     await world.advance(HOUR)
@@ -276,7 +286,7 @@ async def test_a_flood_neither_fills_the_memory_nor_stops_the_others(world: Worl
 
 
 def test_large_readings_that_wait_are_bounded_by_their_bytes() -> None:
-    buffer = Buffer()
+    buffer = ReadingBuffer()
     for number in range(10):
         buffer.put(Reading(number, 0, LARGEST_READING))
     assert buffer.dropped == 10 - MOST_BYTES // LARGEST_READING
@@ -306,8 +316,8 @@ def test_back_off_stays_between_floor_and_cap() -> None:
     chance = random.Random(1)
     for failures in (*range(30), 10**9):
         for _ in range(20):
-            assert FLOOR <= back_off(failures, chance) <= CAP
-            assert FLOOR <= pause(failures, chance.randrange(10**12), chance) <= CAP
+            assert MIN_BACKOFF <= compute_sensor_backoff(failures, chance) <= MAX_BACKOFF
+            assert MIN_BACKOFF <= compute_sensor_pause(failures, chance.randrange(10**12), chance) <= MAX_BACKOFF
 
 
 async def test_a_sensor_that_is_told_to_stop_stops_also_when_stopping_fails(world: World) -> None:
@@ -322,7 +332,7 @@ async def test_a_sensor_that_is_told_to_stop_stops_also_when_stopping_fails(worl
     async def changed(_: HealthReport) -> None:
         """Nobody cares."""
 
-    sensing = Sensing(Programmed(world, [[1]]), world.clock, random.Random(0), take, changed)
+    sensing = SupervisedSensor(Programmed(world, [[1]]), world.clock, random.Random(0), take, changed)
     running = asyncio.create_task(sensing.run())
     await world.advance(MINUTE)
     running.cancel()

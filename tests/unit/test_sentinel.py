@@ -6,8 +6,15 @@ from mmap import mmap
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.pulse import SIZE, Pulse, Signs, read_signs
-from halter.dispatch.sentinel_program import Look, begun, first_heard, is_blocked, listened, why_to_end
+from halter.core.processes import LIVENESS_BYTES, LivenessReading, LivenessWriter, read_liveness
+from halter.dispatch.sentinel_program import (
+    ProcessSample,
+    begin_first_silence,
+    begin_silence,
+    find_reason_to_end,
+    is_blocked,
+    update_silence,
+)
 
 NANO = 1_000_000_000
 
@@ -15,39 +22,39 @@ NANO = 1_000_000_000
 @pytest.fixture
 def memory() -> mmap:
     descriptor = os.memfd_create("test")
-    os.ftruncate(descriptor, SIZE)
-    shared = mmap(descriptor, SIZE)
+    os.ftruncate(descriptor, LIVENESS_BYTES)
+    shared = mmap(descriptor, LIVENESS_BYTES)
     os.close(descriptor)
     return shared
 
 
 def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
     begun: list[int] = []
-    pulse = Pulse(memory, lambda: begun.append(1))
+    pulse = LivenessWriter(memory, lambda: begun.append(1))
     pulse.beat()
     pulse.show_groups([7, 8])
-    assert read_signs(memory)[1:] == (0, "", (), (7, 8))
+    assert read_liveness(memory)[1:] == (0, "", (), (7, 8))
     with pulse.works_as("up.1"), pulse.in_flight("slow\0tool", 60 * SECOND):
         with pulse.in_flight("quick", SECOND):
-            signs = read_signs(memory)
+            signs = read_liveness(memory)
         assert (signs.call, signs.workers, signs.groups) == ("quick", ("up.1",), (7, 8))
         assert 0 < signs.deadline - signs.alive_at <= NANO
-        assert read_signs(memory).deadline - signs.alive_at > 59 * NANO
-    assert read_signs(memory)[1:] == (0, "quick", (), (7, 8))
+        assert read_liveness(memory).deadline - signs.alive_at > 59 * NANO
+    assert read_liveness(memory)[1:] == (0, "quick", (), (7, 8))
     assert begun == [1]
 
 
 def test_whatever_a_process_has_fits_into_its_pulse(memory: mmap) -> None:
-    pulse = Pulse(memory)
+    pulse = LivenessWriter(memory)
     pulse.show_groups(range(100_000))
     with pulse.works_as("w" * 100_000), pulse.in_flight("ü" * 100_000, SECOND):
-        signs = read_signs(memory)
+        signs = read_liveness(memory)
     assert signs.call == "ü" * 200
     assert len(signs.groups) == 1024
 
 
 def test_a_pulse_that_nobody_reads_costs_nothing() -> None:
-    pulse = Pulse()
+    pulse = LivenessWriter()
     with pulse.works_as("up.1"), pulse.in_flight("tool", SECOND):
         pulse.beat()
         pulse.show_groups([1])
@@ -55,11 +62,14 @@ def test_a_pulse_that_nobody_reads_costs_nothing() -> None:
 
 def looks(*seen: tuple[float, int, str, float], deadline: int = 0, workers: tuple[str, ...] = ("w",)) -> str:
     """Look again and again: when, at which last sign of life, in which state, after how much processor time."""
-    first, *more = [Look(at, Signs(alive, deadline, "tool", workers), state, cpu) for at, alive, state, cpu in seen]
-    silence = begun(first)
+    first, *more = [
+        ProcessSample(at, LivenessReading(alive, deadline, "tool", workers), state, cpu)
+        for at, alive, state, cpu in seen
+    ]
+    silence = begin_silence(first)
     for look in more:
-        silence = listened(silence, look)
-    return why_to_end(silence, [first, *more][-1], lambda worker: f"agent:{worker}")
+        silence = update_silence(silence, look)
+    return find_reason_to_end(silence, [first, *more][-1], lambda worker: f"agent:{worker}")
 
 
 def each_tenth(seconds: float, state: str, cpu: float) -> list[tuple[float, int, str, float]]:
@@ -122,23 +132,23 @@ def test_a_blocked_process_that_keeps_the_store_locked_is_ended_since_no_halt_co
 ) -> None:
     """One that computes nothing is given longer: it may have the lock, and wait for a busy processor."""
     times = [tick / 10 for tick in range(int(seconds * 10) + 1)]
-    signs = [Look(at, Signs(1), state, share * at, locked[0] <= at <= locked[1]) for at in times]
-    silence = begun(signs[0])
+    signs = [ProcessSample(at, LivenessReading(1), state, share * at, locked[0] <= at <= locked[1]) for at in times]
+    silence = begin_silence(signs[0])
     for look in signs[1:]:
-        silence = listened(silence, look)
-    assert why_to_end(silence, signs[-1], lambda _: "") == why
+        silence = update_silence(silence, look)
+    assert find_reason_to_end(silence, signs[-1], lambda _: "") == why
 
 
 def test_a_silence_counts_from_before_the_first_look_unless_the_process_was_stopped() -> None:
     """The sentinel needs a while to start; a process that was blocked by then is not given another while."""
-    signs = Signs(10 * NANO, 0, "tool", ("w",))
+    signs = LivenessReading(10 * NANO, 0, "tool", ("w",))
     for state, since in (("S", 10.0), ("R", 10.0), ("T", 11.0)):
-        assert first_heard(Look(11.0, signs, state, 0.0)).since == since
-    assert first_heard(Look(11.0, Signs(0), "S", 0.0)).since == 11.0
+        assert begin_first_silence(ProcessSample(11.0, signs, state, 0.0)).since == since
+    assert begin_first_silence(ProcessSample(11.0, LivenessReading(0), "S", 0.0)).since == 11.0
 
 
 def test_a_silence_counts_from_the_last_sign_of_life() -> None:
-    first = Look(0.0, Signs(1), "S", 0.0)
-    heard = listened(begun(first), Look(0.9, Signs(2), "S", 0.0))
+    first = ProcessSample(0.0, LivenessReading(1), "S", 0.0)
+    heard = update_silence(begin_silence(first), ProcessSample(0.9, LivenessReading(2), "S", 0.0))
     assert heard.since == 0.9
-    assert not is_blocked(heard, Look(2.3, Signs(2), "S", 0.0))
+    assert not is_blocked(heard, ProcessSample(2.3, LivenessReading(2), "S", 0.0))

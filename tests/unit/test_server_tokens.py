@@ -9,8 +9,17 @@ import pytest
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError
-from halter.server.limits import Bucket, Limits, Open, Rates, taken
-from halter.server.tokens import Keyring, TokenFile, digest_of, found, name_for, new_secret, shown, token_of
+from halter.server.auth import (
+    Keyring,
+    TokenFile,
+    describe_token,
+    digest_token_secret,
+    find_token,
+    new_secret,
+    render_token,
+    suggest_token_name,
+)
+from halter.server.middleware import Bucket, OpenStreams, RateLimiters, ServerLimits, take_from_bucket
 
 SECRET = new_secret(lambda size: b"s" * size)
 
@@ -23,26 +32,31 @@ def test_a_token_is_long_and_no_two_are_the_same() -> None:
 
 def test_only_the_digest_is_kept_in_a_file_that_is_its_owners_alone(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "made" / "tokens.json")
-    file.add(token_of(SECRET, "ada", "operator", 7, ["desk"]))
+    file.add(describe_token(SECRET, "ada", "operator", 7, ["desk"]))
     text = file.path.read_text()
     assert SECRET not in text
     assert SECRET.removeprefix("halter_") not in text
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
     (kept,) = file.tokens()
-    assert (kept.name, kept.role, kept.agents, kept.digest) == ("ada", "operator", ("desk",), digest_of(SECRET))
-    assert "digest" not in shown(kept)
+    assert (kept.name, kept.role, kept.agents, kept.digest) == (
+        "ada",
+        "operator",
+        ("desk",),
+        digest_token_secret(SECRET),
+    )
+    assert "digest" not in render_token(kept)
     assert [each.name for each in file.path.parent.iterdir()] == ["tokens.json"]
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o666, 0o601, 0o610])
 def test_a_file_that_others_may_read_is_refused_with_a_sentence(tmp_path: Path, mode: int) -> None:
     file = TokenFile(tmp_path / "tokens.json")
-    file.add(token_of(SECRET, "ada", "admin", 0))
+    file.add(describe_token(SECRET, "ada", "admin", 0))
     file.path.chmod(mode)
     with pytest.raises(ConfigError, match="run chmod 600"):
         file.tokens()
     with pytest.raises(ConfigError, match="run chmod 600"):
-        file.add(token_of(new_secret(), "bob", "admin", 0))
+        file.add(describe_token(new_secret(), "bob", "admin", 0))
     ring = Keyring(file)
     assert ring.tokens() == ()
     assert "chmod 600" in ring.problem
@@ -69,33 +83,33 @@ def test_a_damaged_file_is_a_sentence_and_lets_nobody_in(tmp_path: Path, text: s
 @pytest.mark.parametrize("name", ["", "Ada", "agent:desk", "-a", ".a", "a b", "a/b", "é", "a" * 65, "a\n", "a\x00"])
 def test_a_name_that_could_be_taken_for_something_else_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match="cannot be the name of a token"):
-        token_of(SECRET, name, "admin", 0)
+        describe_token(SECRET, name, "admin", 0)
 
 
 def test_a_role_that_is_none_and_a_name_that_is_taken_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="write one of viewer, approver, operator, admin"):
-        token_of(SECRET, "ada", "root", 0)
+        describe_token(SECRET, "ada", "root", 0)
     file = TokenFile(tmp_path / "tokens.json")
-    file.add(token_of(SECRET, "ada", "viewer", 0))
+    file.add(describe_token(SECRET, "ada", "viewer", 0))
     with pytest.raises(ConfigError, match="halter tokens remove ada"):
-        file.add(token_of(new_secret(), "ada", "admin", 0))
+        file.add(describe_token(new_secret(), "ada", "admin", 0))
 
 
 def test_a_change_counts_at_once_for_who_has_read_the_file_before(tmp_path: Path) -> None:
     file = TokenFile(tmp_path / "tokens.json")
-    ring = Keyring(file, [token_of(SECRET, "guest", "viewer", 0)])
+    ring = Keyring(file, [describe_token(SECRET, "guest", "viewer", 0)])
     assert [token.name for token in ring.tokens()] == ["guest"]
-    token = token_of(new_secret(), "ada", "admin", 0)
+    token = describe_token(new_secret(), "ada", "admin", 0)
     file.add(token)
     assert ring.counts(token)
     assert TokenFile(file.path).remove("ada")
     assert not ring.counts(token)
     assert not file.remove("ada")
-    assert found(ring.tokens(), SECRET) is not None
+    assert find_token(ring.tokens(), SECRET) is not None
 
 
 def _add(path: Path, number: int) -> None:
-    TokenFile(path).add(token_of(new_secret(), f"t{number}", "viewer", 0))
+    TokenFile(path).add(describe_token(new_secret(), f"t{number}", "viewer", 0))
 
 
 def test_of_many_changes_at_once_none_is_lost(tmp_path: Path) -> None:
@@ -107,7 +121,7 @@ def test_of_many_changes_at_once_none_is_lost(tmp_path: Path) -> None:
 
 
 def test_a_token_is_named_after_a_person_whatever_they_are_called() -> None:
-    assert [name_for(each) for each in ("ada", "Ada Lovelace", "uid 1000", "☃", "agent:x")] == [
+    assert [suggest_token_name(each) for each in ("ada", "Ada Lovelace", "uid 1000", "☃", "agent:x")] == [
         "ada", "ada-lovelace", "uid-1000", "owner", "agent-x",
     ]  # fmt: skip
 
@@ -115,19 +129,19 @@ def test_a_token_is_named_after_a_person_whatever_they_are_called() -> None:
 def test_a_minute_allows_so_many_and_fills_again_evenly() -> None:
     bucket, now = None, 100 * MINUTE
     for _ in range(60):
-        bucket, wait = taken(bucket, 60, now)
+        bucket, wait = take_from_bucket(bucket, 60, now)
         assert wait == 0
-    bucket, wait = taken(bucket, 60, now)
+    bucket, wait = take_from_bucket(bucket, 60, now)
     assert wait == SECOND
-    bucket, wait = taken(bucket, 60, now + SECOND)
+    bucket, wait = take_from_bucket(bucket, 60, now + SECOND)
     assert wait == 0
-    assert taken(bucket, 60, now + SECOND)[1] > 0
-    assert taken(Bucket(0, now), 60, now - MINUTE)[1] > 0
-    assert taken(Bucket(0, now), 60, now + 9 * MINUTE)[0].left == 59
+    assert take_from_bucket(bucket, 60, now + SECOND)[1] > 0
+    assert take_from_bucket(Bucket(0, now), 60, now - MINUTE)[1] > 0
+    assert take_from_bucket(Bucket(0, now), 60, now + 9 * MINUTE)[0].left == 59
 
 
 def test_allowances_are_apart_and_few_are_kept() -> None:
-    rates = Rates(1)
+    rates = RateLimiters(1)
     assert rates.wait("a", 0) == 0
     assert rates.wait("a", 0) > 0
     assert rates.wait("b", 0) == 0
@@ -139,7 +153,7 @@ def test_allowances_are_apart_and_few_are_kept() -> None:
 
 
 def test_streams_are_counted_by_who_has_them_and_in_all() -> None:
-    streams = Open(2, 3)
+    streams = OpenStreams(2, 3)
     assert [streams.enter(name) for name in ("a", "a", "a", "b", "b")] == [True, True, False, True, False]
     streams.leave("a")
     assert streams.enter("b")
@@ -147,4 +161,4 @@ def test_streams_are_counted_by_who_has_them_and_in_all() -> None:
 
 
 def test_the_limits_are_those_of_the_documents() -> None:
-    assert (Limits().body, Limits().streams) == (1024 * 1024, 20)
+    assert (ServerLimits().body, ServerLimits().streams) == (1024 * 1024, 20)

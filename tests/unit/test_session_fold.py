@@ -26,7 +26,7 @@ from halter.core.events import (
 from halter.core.ids import StreamId
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
-from halter.core.vocabulary import ENDS, Outcome, State
+from halter.core.vocabulary import END_STATES, Outcome, State
 from halter.state.session import InFlight, Session, UnknownEvent, fold, replay
 
 START = SessionStarted(
@@ -83,7 +83,7 @@ def test_it_rests_and_is_taken_up_again() -> None:
     assert (woken.state, woken.inbox_seen, woken.wake_at, woken.head) == ("RUNNING", 4, None, 3)
 
 
-@pytest.mark.parametrize("state", sorted(ENDS))
+@pytest.mark.parametrize("state", sorted(END_STATES))
 def test_every_end_is_an_end_with_its_reason(state: State) -> None:
     session = folded(START, SessionEnded(state=state, terminal_reason="because"))
     assert session.ended

@@ -13,9 +13,8 @@ import pytest
 
 from halter.core.errors import ConfigError
 from halter.core.tools import Failed, Permit, Valid
-from halter.tools.sandbox import Limits, Sandbox
-from halter.tools.shell import shell
-from halter.tools.tool import FunctionTool
+from halter.tools.function_tool import FunctionTool
+from halter.tools.shell import Sandbox, SandboxLimits, make_shell_tool
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 
 
 async def test_a_command_works_below_its_root(root: Path) -> None:
-    subject = shell(root)
+    subject = make_shell_tool(root)
     assert subject.spec.level == "RESTRICTED"
     (root / "inner").mkdir()
     assert await ran(subject, "pwd", folder="inner") == f"{root}/inner\n"
@@ -53,7 +52,7 @@ async def test_a_command_works_below_its_root(root: Path) -> None:
 
 
 async def test_arguments_are_never_read_by_a_shell(root: Path) -> None:
-    assert await ran(shell(root), "echo", "$(id)", ";", "*", "`x`") == "$(id) ; * `x`\n"
+    assert await ran(make_shell_tool(root), "echo", "$(id)", ";", "*", "`x`") == "$(id) ; * `x`\n"
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ async def test_arguments_are_never_read_by_a_shell(root: Path) -> None:
     ],
 )
 async def test_however_a_command_ends_its_end_is_told(root: Path, argv: list[str], told: str) -> None:
-    assert told in await ran(shell(root), *argv)
+    assert told in await ran(make_shell_tool(root), *argv)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ async def test_however_a_command_ends_its_end_is_told(root: Path, argv: list[str
     ],
 )
 async def test_a_command_that_cannot_be_is_refused(root: Path, arguments: dict[str, Any], told: str) -> None:
-    subject = shell(root)
+    subject = make_shell_tool(root)
     valid = subject.validate(json.dumps(arguments).encode())
     assert isinstance(valid, Valid)
     with pytest.raises(Failed, match=told):
@@ -92,7 +91,9 @@ async def test_a_command_that_cannot_be_is_refused(root: Path, arguments: dict[s
 
 async def test_a_gigabyte_of_output_does_not_fill_the_memory(root: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    text = await ran(shell(root, max_output=100_000), "sh", "-c", "echo first; yes | head -c 1000000000; echo last")
+    text = await ran(
+        make_shell_tool(root, max_output=100_000), "sh", "-c", "echo first; yes | head -c 1000000000; echo last"
+    )
     assert text.startswith("first\ny\n")
     assert text.endswith("y\nlast\n")
     assert "bytes are left out here]" in text
@@ -123,16 +124,16 @@ async def test_a_sandbox_does_not_let_out(root: Path, attempt: str) -> None:
     outside = root.parent / "outside"
     outside.mkdir()
     (outside / "secret").write_text("not for agents")
-    limits = Limits(file_size=1000) if "large" in attempt else Limits()
+    limits = SandboxLimits(file_size=1000) if "large" in attempt else SandboxLimits()
     command = attempt.format(outside=outside, pid=os.getpid())
-    text = await ran(shell(root, limits=limits), "sh", "-c", command)
+    text = await ran(make_shell_tool(root, limits=limits), "sh", "-c", command)
     assert "[exit code" in text
     assert "not for agents" not in text
     assert (outside / "secret").read_text() == "not for agents"
 
 
 async def test_a_command_sees_no_process_no_variable_and_no_network_of_ours(root: Path) -> None:
-    subject = shell(root, environment={"GIVEN": "yes"})
+    subject = make_shell_tool(root, environment={"GIVEN": "yes"})
     interfaces = await ran(subject, "sed", "1,2d", "/proc/net/dev")
     assert [line.split(":")[0].strip() for line in interfaces.splitlines()] == ["lo"]
     assert await ran(subject, "sh", "-c", "ls -d /proc/[0-9]* | wc -l") < "9"
@@ -145,7 +146,7 @@ async def test_stopping_a_command_kills_all_that_it_started(root: Path, escape: 
     fifo = root / "fifo"
     os.mkfifo(fifo)
     command = f"{escape}sh -c 'exec 3> fifo; echo started >&3; sleep 600 & sleep 600' & sleep 600"
-    task = asyncio.create_task(ran(shell(root), "sh", "-c", command))
+    task = asyncio.create_task(ran(make_shell_tool(root), "sh", "-c", command))
     with await asyncio.to_thread(fifo.open) as alive:
         assert await asyncio.to_thread(alive.readline) == "started\n"
         task.cancel()
@@ -159,7 +160,9 @@ async def test_what_a_command_leaves_behind_ends_with_it(root: Path) -> None:
     fifo = root / "fifo"
     os.mkfifo(fifo)
     left = "setsid sh -c 'exec 3> fifo; echo started >&3; touch ready; exec sleep 600' &"
-    task = asyncio.create_task(ran(shell(root), "sh", "-c", f"{left} while [ ! -e ready ]; do :; done; echo over"))
+    task = asyncio.create_task(
+        ran(make_shell_tool(root), "sh", "-c", f"{left} while [ ! -e ready ]; do :; done; echo over")
+    )
     with await asyncio.to_thread(fifo.open) as alive:
         assert await asyncio.to_thread(alive.readline) == "started\n"
         assert await task == "over\n"
@@ -187,7 +190,7 @@ async def test_a_sandbox_with_a_hole_runs_nothing(root: Path, breaks: Any, told:
 
 
 async def test_a_memory_limit_that_does_not_apply_is_found(root: Path) -> None:
-    class Careless(Limits):
+    class Careless(SandboxLimits):
         def wrap(self, argv: Any) -> list[str]:
             return list(argv)
 
@@ -196,7 +199,7 @@ async def test_a_memory_limit_that_does_not_apply_is_found(root: Path) -> None:
 
 
 async def test_without_a_sandbox_only_a_configuration_that_says_so_runs(root: Path) -> None:
-    subject = shell(root, sandbox=False)
+    subject = make_shell_tool(root, sandbox=False)
     assert subject.spec.level == "PRIVILEGED"
     assert subject.spec.egress
     assert await ran(subject, "pwd") == f"{root}\n"
@@ -206,8 +209,8 @@ async def test_without_a_sandbox_only_a_configuration_that_says_so_runs(root: Pa
 @pytest.mark.parametrize("folder", ["/", "/no-such-folder"])
 def test_a_root_that_cannot_be_is_refused_at_once(folder: str) -> None:
     with pytest.raises(ConfigError, match="cannot be the root"):
-        shell(folder)
+        make_shell_tool(folder)
 
 
 def test_limits_can_be_set_one_by_one() -> None:
-    assert "--as=5" in replace(Limits(), memory=5).wrap(["true"])
+    assert "--as=5" in replace(SandboxLimits(), memory=5).wrap(["true"])

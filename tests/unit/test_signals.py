@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from halter.autonomy.signals import Looked, Score, Scored, Signals, Unscored, sentence_of, threshold
+from halter.autonomy.signals import (
+    Score,
+    ScoredSignal,
+    ScoringFailure,
+    SignalResults,
+    Signals,
+    describe_signal,
+    resolve_threshold,
+)
+from halter.core.agent_spec import Detector, Signal
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import LeaseLost, ModelUnavailable
-from halter.core.expressions import compiled
-from halter.core.pacing import Detector, Signal
-from halter.core.sensing import Reading
+from halter.core.text import compile_expression
+from halter.core.tools import Reading
 
 KNOWS: Mapping[str, Any] = {"value": {}, "hot": {}}
 NOW = 1_000 * MINUTE
@@ -20,25 +28,27 @@ NOW = 1_000 * MINUTE
 class Panel:
     """A judge who says what it is told to say, and remembers what it was asked."""
 
-    def __init__(self, says: Callable[[Any], Score | Unscored] = lambda _: Score(1.0, "odd")) -> None:
+    def __init__(self, says: Callable[[Any], Score | ScoringFailure] = lambda _: Score(1.0, "odd")) -> None:
         self.says = says
         self.asked: list[Any] = []
 
-    async def judge(self, signal: Signal, value: Any) -> Score | Unscored:
+    async def judge(self, signal: Signal, value: Any) -> Score | ScoringFailure:
         self.asked.append(value)
         return self.says(value)
 
 
 def signals(*given: Signal, panel: Panel | None = None) -> Signals:
-    expressions = {each.name: compiled(each.expression, KNOWS, "agent.yaml") for each in given if each.expression}
+    expressions = {
+        each.name: compile_expression(each.expression, KNOWS, "agent.yaml") for each in given if each.expression
+    }
     return Signals(given, expressions, (panel or Panel()).judge)
 
 
-async def look(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> Looked:
+async def look(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> SignalResults:
     return await watched.look(Reading(value, NOW + after), hot or {})
 
 
-async def one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> Scored:
+async def one(watched: Signals, value: Any, after: int = 0, hot: Mapping[str, Any] | None = None) -> ScoredSignal:
     (scored,) = (await look(watched, value, after, hot)).scored
     return scored
 
@@ -102,7 +112,7 @@ async def test_a_reading_that_is_no_json_scores_nothing(value: Any) -> None:
     ],
 )
 def test_a_signal_fires_from_its_threshold_on(signal: Signal, most: float) -> None:
-    assert threshold(signal) == most
+    assert resolve_threshold(signal) == most
 
 
 async def test_a_signal_is_told_once_in_its_cooldown() -> None:
@@ -174,32 +184,32 @@ async def test_a_model_that_found_nothing_is_asked_again() -> None:
     assert [(await one(watched, value)).fires for value in range(3)] == [False, False, True]
 
 
-def fails(_: Any) -> Score | Unscored:
+def fails(_: Any) -> Score | ScoringFailure:
     raise ModelUnavailable("Overloaded: try later")
 
 
-def takes_too_long(_: Any) -> Score | Unscored:
+def takes_too_long(_: Any) -> Score | ScoringFailure:
     raise TimeoutError
 
 
 @pytest.mark.parametrize(
     ("says", "sentence"),
     [
-        (lambda _: Unscored("it gave no form."), "it gave no form."),
+        (lambda _: ScoringFailure("it gave no form."), "it gave no form."),
         (lambda _: Score(math.nan), "its model gave no finite number."),
         (lambda _: Score(math.inf), "its model gave no finite number."),
         (fails, "its model failed: Overloaded: try later."),
         (takes_too_long, "its model failed: it took too long."),
     ],
 )
-async def test_a_judge_that_fails_gives_no_score(says: Callable[[Any], Score | Unscored], sentence: str) -> None:
+async def test_a_judge_that_fails_gives_no_score(says: Callable[[Any], Score | ScoringFailure], sentence: str) -> None:
     looked = await look(signals(Signal(name="m", model="a:b"), panel=Panel(says)), 1)
     assert looked.sentences == (f"The signal `m` has no score: {sentence}",)
-    assert looked.scored == (Scored(Signal(name="m", model="a:b")),)
+    assert looked.scored == (ScoredSignal(Signal(name="m", model="a:b")),)
 
 
 async def test_whoever_lost_the_session_hears_of_it() -> None:
-    def lost(_: Any) -> Score | Unscored:
+    def lost(_: Any) -> Score | ScoringFailure:
         raise LeaseLost("Somebody else owns it.")
 
     with pytest.raises(LeaseLost):
@@ -245,18 +255,18 @@ async def test_each_detector_learns_for_itself() -> None:
     ("scored", "value", "sentence"),
     [
         (
-            Scored(Signal(name="odd"), 0.91234567, fires=True, reason="it fell"),
+            ScoredSignal(Signal(name="odd"), 0.91234567, fires=True, reason="it fell"),
             {"price": 5},
             'The signal `odd` of the sensor `prices` fired with 0.9123: it fell. It read {"price":5}',
         ),
-        (Scored(Signal(name="odd")), "a\nb", 'The signal `odd` of the sensor `prices` fired. It read "a\\nb"'),
-        (Scored(Signal(name="odd")), math.nan, "The signal `odd` of the sensor `prices` fired. It read no JSON"),
+        (ScoredSignal(Signal(name="odd")), "a\nb", 'The signal `odd` of the sensor `prices` fired. It read "a\\nb"'),
+        (ScoredSignal(Signal(name="odd")), math.nan, "The signal `odd` of the sensor `prices` fired. It read no JSON"),
     ],
 )
-def test_a_signal_is_told_in_a_sentence(scored: Scored, value: Any, sentence: str) -> None:
-    assert sentence_of("prices", scored, Reading(value, NOW)) == sentence
+def test_a_signal_is_told_in_a_sentence(scored: ScoredSignal, value: Any, sentence: str) -> None:
+    assert describe_signal("prices", scored, Reading(value, NOW)) == sentence
 
 
 def test_a_sentence_stays_short_whatever_was_read() -> None:
-    scored = Scored(Signal(name="odd"), 1.0, reason="r" * 10_000)
-    assert len(sentence_of("prices", scored, Reading("x" * 1_000_000, NOW))) < 600
+    scored = ScoredSignal(Signal(name="odd"), 1.0, reason="r" * 10_000)
+    assert len(describe_signal("prices", scored, Reading("x" * 1_000_000, NOW))) < 600

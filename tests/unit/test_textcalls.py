@@ -7,18 +7,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from halter.brain.literals import DEEPEST
-from halter.brain.textcalls import (
-    MOST_CALLS,
-    MOST_TOKENS,
-    SHOWN,
-    as_text,
-    explained,
-    read_calls,
-    tagged,
-)
-from halter.core.messages import Message, Text, ToolCall, ToolResult, user
+from halter.core.messages import Message, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
+from halter.loop.text_calls import (
+    DEEPEST_LITERAL,
+    LONGEST_UNREADABLE_CALL,
+    MOST_TEXT_CALLS,
+    MOST_TOKENS,
+    explain_nonce,
+    explain_text_calls,
+    read_calls,
+    to_text_message,
+)
 
 KEY = "k7f2"
 OPEN = f"<skill {KEY}>"
@@ -144,10 +144,10 @@ def test_what_cannot_be_read_is_a_call_that_no_tool_accepts(inside: str) -> None
 
 
 def test_a_call_that_cannot_be_read_keeps_its_name_and_the_start_of_what_was_written() -> None:
-    [call] = read_calls(f"{OPEN} write(1, {'x' * SHOWN})</skill>", KEY).calls
+    [call] = read_calls(f"{OPEN} write(1, {'x' * LONGEST_UNREADABLE_CALL})</skill>", KEY).calls
     assert call.tool == "write"
     assert call.arguments.startswith("<skill> write(1, xxx")
-    assert len(call.arguments) <= SHOWN + len("<skill>")
+    assert len(call.arguments) <= LONGEST_UNREADABLE_CALL + len("<skill>")
     assert read_calls(f"{OPEN}(1)</skill>", KEY).calls[0].tool == ""
 
 
@@ -224,12 +224,12 @@ def test_an_answer_that_ends_after_its_calls_is_not_cut() -> None:
 
 
 def test_there_is_an_end_to_how_much_one_answer_asks_for() -> None:
-    found = calls(f"{OPEN}f()</skill>" * (MOST_CALLS + 5))
-    assert len(found) == MOST_CALLS + 1
-    assert found[MOST_CALLS - 1] == ("f", {}, MOST_CALLS - 1)
-    assert isinstance(found[MOST_CALLS][1], str)
+    found = calls(f"{OPEN}f()</skill>" * (MOST_TEXT_CALLS + 5))
+    assert len(found) == MOST_TEXT_CALLS + 1
+    assert found[MOST_TEXT_CALLS - 1] == ("f", {}, MOST_TEXT_CALLS - 1)
+    assert isinstance(found[MOST_TEXT_CALLS][1], str)
     assert is_refused(f"f(a=[{'1,' * MOST_TOKENS}])")
-    assert not is_refused(f"f(a={'[' * (DEEPEST - 1)}{']' * (DEEPEST - 1)})")
+    assert not is_refused(f"f(a={'[' * (DEEPEST_LITERAL - 1)}{']' * (DEEPEST_LITERAL - 1)})")
 
 
 @pytest.mark.parametrize(
@@ -342,39 +342,39 @@ def tool(name: str, schema: bytes = b'{"type":"object"}') -> ToolSpec:
 
 
 def test_a_model_is_told_its_tools_in_words_that_stay_the_same_and_the_key_apart() -> None:
-    told = explained([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
-    assert told == explained([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
+    told = explain_text_calls([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
+    assert told == explain_text_calls([tool("read"), tool("write", b'{"properties":{"path":{}}}')])
     assert "read: Does read." in told
     assert '{"properties":{"path":{}}}' in told
     assert KEY not in told
-    assert OPEN in tagged(KEY)
-    assert explained([]) == ""
+    assert OPEN in explain_nonce(KEY)
+    assert explain_text_calls([]) == ""
 
 
 def test_the_example_that_a_model_is_told_can_be_read() -> None:
-    found = calls(explained([tool("read")]).replace("KEY", KEY))
+    found = calls(explain_text_calls([tool("read")]).replace("KEY", KEY))
     assert found[0] == ("name", {"text": "some words", "count": 3, "items": [1, {"a": None}]}, 0)
     assert [(name, group) for name, _, group in found[1:]] == [("first", 1), ("second", 1)]
 
 
 def test_calls_and_results_become_text_and_keep_where_they_came_from() -> None:
     answer = Message("assistant", read_calls(f"{OPEN}read()</skill>", KEY).parts)
-    assert as_text(answer).parts == answer.parts[:1]
+    assert to_text_message(answer).parts == answer.parts[:1]
     told = Message("user", (ToolResult("c", "read", "ok", "42"), Text("Go on.", "config", reason="hint")))
-    assert as_text(told).parts == (
+    assert to_text_message(told).parts == (
         Text("Result of read (ok): 42", "tool", trusted=False),
         Text("Go on.", "config", reason="hint"),
     )
     trusted = Message("user", (ToolResult("c", "note", "error", "no", "agent", trusted=True),))
-    assert as_text(trusted).parts == (Text("Result of note (error): no", "agent", trusted=True),)
+    assert to_text_message(trusted).parts == (Text("Result of note (error): no", "agent", trusted=True),)
 
 
 def test_calls_of_another_model_are_told_in_words_where_there_are_no_others() -> None:
     answer = Message("assistant", (ToolCall("c", "read", '{"a":1}'),))
-    assert as_text(answer).parts == (Text('I called read with {"a":1}.', "model", trusted=False),)
+    assert to_text_message(answer).parts == (Text('I called read with {"a":1}.', "model", trusted=False),)
 
 
 def test_a_message_becomes_text_only_once() -> None:
-    message = user("Hello.")
-    assert as_text(message) is as_text(message)
-    assert message == user("Hello.")
+    message = make_user_message("Hello.")
+    assert to_text_message(message) is to_text_message(message)
+    assert message == make_user_message("Hello.")

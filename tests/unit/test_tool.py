@@ -18,18 +18,17 @@ from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.tools import (
     Effect,
+    EffectStatus,
     Failed,
-    Happened,
     Invalid,
     Output,
     Permit,
     Unstoppable,
     Valid,
-    secret_names,
-    with_secrets,
+    find_secret_names,
+    substitute_secrets,
 )
-from halter.tools.arguments import CallKey
-from halter.tools.tool import FunctionTool, spec_from_hints, tool
+from halter.tools.function_tool import CallKey, FunctionTool, spec_from_hints, tool
 from tests.processes import gone
 
 
@@ -267,7 +266,7 @@ async def test_secrets_are_put_in_only_for_the_call() -> None:
         got.append((place.city, headers, key))
 
     arguments = valid(send, place={"city": "in ${secret:TOWN}"}, headers={"a": ["Bearer ${secret:KEY}"]})
-    assert secret_names(arguments.canonical) == {"TOWN", "KEY"}
+    assert find_secret_names(arguments.canonical) == {"TOWN", "KEY"}
     await send.run(arguments, permit(TOWN="${secret:KEY}", KEY='quote" and \\'))
     assert got == [("in ${secret:KEY}", {"a": ['Bearer quote" and \\']}, "call-1")]
     assert b"quote" not in arguments.canonical
@@ -282,11 +281,11 @@ async def test_a_secret_that_was_not_granted_stops_the_call() -> None:
 def test_secrets_reach_texts_and_nothing_else() -> None:
     value = {"${secret:A}": ["${secret:A}", 1, None, {"x": "<${secret:A}>"}, "${secret:}", "$secret:A"]}
     expected = {"${secret:A}": ["1", 1, None, {"x": "<1>"}, "${secret:}", "$secret:A"]}
-    assert with_secrets(value, {"A": "1"}.__getitem__) == expected
+    assert substitute_secrets(value, {"A": "1"}.__getitem__) == expected
 
 
 async def test_a_check_tells_what_became_of_a_call() -> None:
-    async def paid(amount: int, key: CallKey) -> Happened:
+    async def paid(amount: int, key: CallKey) -> EffectStatus:
         return "done" if (amount, key) == (5, "call-1") else "not_done"
 
     def pay(amount: int, to: str, key: CallKey) -> None: ...

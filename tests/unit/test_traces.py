@@ -6,8 +6,6 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from halter.app.traces import Span, Trace, follow, trace_of
-from halter.core.event import Event
 from halter.core.events import (
     AnyEvent,
     CallRefused,
@@ -22,13 +20,15 @@ from halter.core.events import (
     SessionStarted,
     TurnEnded,
     TurnStarted,
-    Yielded,
+    YieldRequest,
 )
 from halter.core.ids import StreamId
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.usage import Usage
+from halter.core.vocabulary import Event
+from halter.runtime.telemetry import Span, Trace, advance_trace, begin_trace
 
 CANARY = "canary-7f3a"
 REPLY = Reply((Text(f"I write {CANARY}"), ToolCall("c", "send", f'{{"to":"{CANARY}"}}')), "calls")
@@ -69,17 +69,17 @@ ANSWERS = RequestSettled(
 )
 CALLS = CallStarted(call="c1", tool="send", level="RESTRICTED", risk="HIGH", decided_by=f"{CANARY} person")
 DONE = CallSettled(call="c1", outcome="ok", charge=Charge(usd=500_000))
-ENDS_TURN = TurnEnded(turn=1, why="yielded", sentence=CANARY, yielded=Yielded("sleep", 1, reason=CANARY))
+ENDS_TURN = TurnEnded(turn=1, why="yielded", sentence=CANARY, yielded=YieldRequest("sleep", 1, reason=CANARY))
 ENDS = SessionEnded(state="COMPLETED", terminal_reason="completed")
 WHOLE = journal(START, TurnStarted(turn=1), ASKS, (ANSWERS, msgspec.json.encode(REPLY)), CALLS, DONE, ENDS_TURN, ENDS)
 
 
 def spans(events: Sequence[Stored], *, content: bool = False) -> list[Span]:
-    trace = trace_of(events[0])
+    trace = begin_trace(events[0])
     assert trace is not None
     found: list[Span] = []
     for stored in events[1:]:
-        trace, span = follow(trace, stored, content=content)
+        trace, span = advance_trace(trace, stored, content=content)
         found += [span] if span is not None else []
     return found
 
@@ -181,13 +181,13 @@ def test_what_did_not_go_well_says_why_and_nothing_of_what_was_said(
 
 
 def test_a_span_has_the_same_id_whoever_makes_it_and_wherever_they_begin() -> None:
-    trace = trace_of(WHOLE[0])
+    trace = begin_trace(WHOLE[0])
     assert trace is not None
     kept: list[Trace] = []
     for stored in WHOLE[1:5]:
-        trace, _ = follow(trace, stored)
+        trace, _ = advance_trace(trace, stored)
         kept.append(trace)
-    again = [follow(kept[-1], WHOLE[5])[1]]
+    again = [advance_trace(kept[-1], WHOLE[5])[1]]
     assert again == [spans(WHOLE)[1]]
 
 
@@ -216,4 +216,4 @@ def test_a_body_that_is_erased_or_no_answer_is_left_out() -> None:
 
 def test_all_else_makes_no_span() -> None:
     assert spans(journal(START, MessageAdded(turn=1, reason="repetition"))) == []
-    assert trace_of(journal(ENDS)[0]) is None
+    assert begin_trace(journal(ENDS)[0]) is None

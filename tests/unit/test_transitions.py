@@ -8,9 +8,9 @@ from halter.core.clock import HOUR
 from halter.core.events import SessionParked
 from halter.core.ids import WorkerId
 from halter.core.ports import Lease
-from halter.core.vocabulary import ENDS, State, TerminalReason
-from halter.state import life
-from halter.state.transitions import TRANSITIONS, IllegalTransition, demand
+from halter.core.vocabulary import END_STATES, State, TerminalReason
+from halter.state import lifecycle
+from halter.state.session import TRANSITIONS, IllegalTransition, check_transition
 from halter.testing.world import World
 
 STATES: tuple[State, ...] = get_args(State)
@@ -30,17 +30,17 @@ def allowed(before: State, after: State) -> bool:
 
 def test_every_state_is_of_one_kind_and_in_the_table() -> None:
     assert sorted((*WORKING, *RESTING, *OVER)) == sorted(STATES) == sorted(TRANSITIONS)
-    assert set(OVER) == set(ENDS)
+    assert set(OVER) == set(END_STATES)
 
 
 @pytest.mark.parametrize("before", STATES)
 @pytest.mark.parametrize("after", STATES)
 def test_a_transition_is_let_be_exactly_where_it_makes_sense(before: State, after: State) -> None:
     if allowed(before, after):
-        demand("s", before, after)
+        check_transition("s", before, after)
         return
     with pytest.raises(IllegalTransition, match=f"Session s is {before} and cannot become {after}"):
-        demand("s", before, after)
+        check_transition("s", before, after)
 
 
 def test_nobody_can_change_the_table() -> None:
@@ -58,7 +58,7 @@ async def resting(world: World, state: State) -> Lease:
     await world.start("s")
     lease = await claimed(world)
     parked = SessionParked(state=state, wake_at=world.now + HOUR, resident=True)
-    await world.store.commit(life.park(lease, "rest", parked))
+    await world.store.commit(lifecycle.park_session(lease, "rest", parked))
     return lease
 
 
@@ -77,7 +77,7 @@ REASONS: dict[State, TerminalReason] = {
 @pytest.mark.parametrize("after", RESTING)
 async def test_what_rests_may_rest_on_for_something_else(world: World, state: State, after: State) -> None:
     lease = await resting(world, state)
-    await world.store.commit(life.park(lease, "then", SessionParked(state=after)))
+    await world.store.commit(lifecycle.park_session(lease, "then", SessionParked(state=after)))
     assert (await world.session("s")).state == after
 
 
@@ -85,7 +85,7 @@ async def test_what_rests_may_rest_on_for_something_else(world: World, state: St
 @pytest.mark.parametrize("after", OVER)
 async def test_of_what_rests_only_a_halt_or_a_cancel_makes_an_end(world: World, state: State, after: State) -> None:
     lease = await resting(world, state)
-    write = life.end(lease, after, REASONS[after])
+    write = lifecycle.end_session(lease, after, REASONS[after])
     if after in ("HALTED", "CANCELLED"):
         await world.store.commit(write)
         assert (await world.session("s")).state == after
@@ -99,8 +99,8 @@ async def test_of_what_rests_only_a_halt_or_a_cancel_makes_an_end(world: World, 
 async def test_what_is_over_may_be_let_go_on_unless_it_was_cancelled(world: World, state: State) -> None:
     await world.start("s")
     lease = await claimed(world)
-    await world.store.commit(life.end(lease, state, REASONS[state]))
-    reopened = await world.store.commit(life.reopen("s", "again", "ada"))
+    await world.store.commit(lifecycle.end_session(lease, state, REASONS[state]))
+    reopened = await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))
     assert bool(reopened.events) == (state != "CANCELLED")
     session = await world.session("s")
     assert (session.state, session.ended) == (("CANCELLED", True) if state == "CANCELLED" else ("RUNNING", False))
@@ -109,10 +109,10 @@ async def test_what_is_over_may_be_let_go_on_unless_it_was_cancelled(world: Worl
 @pytest.mark.parametrize("by", ["", "agent:desk"])
 async def test_nobody_but_a_person_lets_a_session_go_on(world: World, by: str) -> None:
     await world.start("s")
-    await world.store.commit(life.end(await claimed(world), "COMPLETED", "completed"))
-    assert not (await world.store.commit(life.reopen("s", "again", by))).events
+    await world.store.commit(lifecycle.end_session(await claimed(world), "COMPLETED", "completed"))
+    assert not (await world.store.commit(lifecycle.reopen_session("s", "again", by))).events
 
 
 async def test_a_session_that_runs_is_not_reopened(world: World) -> None:
     await world.start("s")
-    assert not (await world.store.commit(life.reopen("s", "again", "ada"))).events
+    assert not (await world.store.commit(lifecycle.reopen_session("s", "again", "ada"))).events

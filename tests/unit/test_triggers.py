@@ -5,22 +5,22 @@ from typing import Any
 import pytest
 
 from halter.autonomy.triggers import (
-    Around,
-    Delay,
-    Empty,
-    Item,
-    Quarantine,
-    Queue,
-    Run,
-    Skip,
-    Start,
-    schedule_now,
-    watch_now,
+    CapExhausted,
+    DelayDocuments,
+    QuarantineDocument,
+    QueueRun,
+    RunNow,
+    SkipRuns,
+    StartRun,
+    TriggerConditions,
+    WatchedDocument,
+    decide_schedule,
+    decide_watch,
 )
+from halter.core.agent_spec import Schedule, Watch
 from halter.core.clock import MINUTE, SECOND
+from halter.core.rows import TriggerRow
 from halter.core.schedules import Timing
-from halter.core.task_rows import TriggerRow
-from halter.core.tasks import Schedule, Watch
 
 EVERY = Schedule(name="tick", prompt="Look.", every=MINUTE)
 TIMING = Timing(every=MINUTE, anchor=0)
@@ -30,51 +30,51 @@ def row(**more: Any) -> TriggerRow:
     return TriggerRow("a/tick", **more)
 
 
-def around(now: int, **more: Any) -> Around:
-    return Around(now=now, on_since=0, **more)
+def around(now: int, **more: Any) -> TriggerConditions:
+    return TriggerConditions(now=now, on_since=0, **more)
 
 
 def test_a_run_is_not_too_soon_because_the_one_before_it_began_a_little_late() -> None:
     last = row(ticked_at=MINUTE, ran_at=MINUTE + 900_000)
-    assert schedule_now(EVERY, TIMING, last, around(2 * MINUTE + 1)) == [Run(2 * MINUTE)]
+    assert decide_schedule(EVERY, TIMING, last, around(2 * MINUTE + 1)) == [RunNow(2 * MINUTE)]
 
 
 def test_a_run_that_was_made_up_for_keeps_the_next_one_at_a_distance() -> None:
     last = row(ticked_at=MINUTE, ran_at=MINUTE + 40 * SECOND)
-    (found,) = schedule_now(EVERY, TIMING, last, around(2 * MINUTE))
-    assert isinstance(found, Skip)
+    (found,) = decide_schedule(EVERY, TIMING, last, around(2 * MINUTE))
+    assert isinstance(found, SkipRuns)
     assert found.why == "too_soon"
 
 
 def test_a_queued_run_starts_when_nothing_works_and_not_during_a_halt() -> None:
     waiting = row(ticked_at=MINUTE, queued_at=MINUTE)
-    assert schedule_now(EVERY, TIMING, waiting, around(MINUTE + 1)) == [Run(MINUTE)]
-    assert schedule_now(EVERY, TIMING, waiting, around(MINUTE + 1, running=1)) == []
-    assert schedule_now(EVERY, TIMING, waiting, around(MINUTE + 1, halted="fleet was halted")) == []
+    assert decide_schedule(EVERY, TIMING, waiting, around(MINUTE + 1)) == [RunNow(MINUTE)]
+    assert decide_schedule(EVERY, TIMING, waiting, around(MINUTE + 1, running=1)) == []
+    assert decide_schedule(EVERY, TIMING, waiting, around(MINUTE + 1, halted="fleet was halted")) == []
 
 
 @pytest.mark.parametrize(
-    ("more", "why"), [({"on_since": MINUTE}, "off"), ({"empty": Empty("$1.00 is spent.")}, "cost_cap_reached")]
+    ("more", "why"), [({"on_since": MINUTE}, "off"), ({"empty": CapExhausted("$1.00 is spent.")}, "cost_cap_reached")]
 )
 def test_a_queued_run_says_why_it_does_not_start_after_all(more: Any, why: str) -> None:
     waiting = row(ticked_at=MINUTE, queued_at=MINUTE)
-    found = schedule_now(EVERY, TIMING, waiting, Around(**{"now": MINUTE + 1, "on_since": 0, **more}))
+    found = decide_schedule(EVERY, TIMING, waiting, TriggerConditions(**{"now": MINUTE + 1, "on_since": 0, **more}))
     (skip,) = found
-    assert isinstance(skip, Skip)
+    assert isinstance(skip, SkipRuns)
     assert (skip.why, skip.due_at) == (why, MINUTE)
 
 
 def test_only_one_run_waits_for_the_one_before_it() -> None:
     queues = Schedule(name="tick", prompt="Look.", every=MINUTE, overlap="queue")
-    assert schedule_now(queues, TIMING, row(), around(MINUTE, running=1)) == [Queue(MINUTE)]
-    (found,) = schedule_now(queues, TIMING, row(ticked_at=MINUTE, queued_at=MINUTE), around(2 * MINUTE, running=1))
-    assert isinstance(found, Skip)
+    assert decide_schedule(queues, TIMING, row(), around(MINUTE, running=1)) == [QueueRun(MINUTE)]
+    (found,) = decide_schedule(queues, TIMING, row(ticked_at=MINUTE, queued_at=MINUTE), around(2 * MINUTE, running=1))
+    assert isinstance(found, SkipRuns)
     assert found.why == "overlap"
 
 
-def item(name: str, **more: Any) -> Item:
+def item(name: str, **more: Any) -> WatchedDocument:
     fields = {"item": name, "ignored": 0, "attempts": 0, "session": "", "quarantined_at": None, **more}
-    return Item(name=name, **fields)
+    return WatchedDocument(name=name, **fields)
 
 
 WATCH = Watch(name="papers", path="in", max_parallel=2)
@@ -87,27 +87,27 @@ WATCH = Watch(name="papers", path="in", max_parallel=2)
         (1, {}, 1, "overlap"),
         (0, {"running": 1}, 0, "cost_cap_reached"),
         (None, {"halted": "fleet was halted"}, 0, "halted"),
-        (None, {"empty": Empty("$1.00 is spent.", MINUTE)}, 0, "cost_cap_reached"),
+        (None, {"empty": CapExhausted("$1.00 is spent.", MINUTE)}, 0, "cost_cap_reached"),
         (None, {"running": 2}, 0, "overlap"),
     ],
 )
 def test_what_is_not_begun_waits_for_a_reason(room: int | None, more: Any, begun: int, why: str) -> None:
-    found = watch_now(WATCH, [item(name) for name in "abcd"], around(0, **more), room)
-    assert [act.item.name for act in found.acts if isinstance(act, Start)] == list("abcd")[:begun]
-    (delay,) = [act for act in found.acts if isinstance(act, Delay)]
+    found = decide_watch(WATCH, [item(name) for name in "abcd"], around(0, **more), room)
+    assert [act.item.name for act in found.acts if isinstance(act, StartRun)] == list("abcd")[:begun]
+    (delay,) = [act for act in found.acts if isinstance(act, DelayDocuments)]
     assert (delay.why, delay.waiting) == (why, 4 - begun)
 
 
 def test_a_document_rests_longer_after_each_failure() -> None:
     failed = item("a", attempts=2, session="s", state="ERROR", ended_at=100 * SECOND)
-    assert watch_now(WATCH, [failed], around(119 * SECOND)).acts == ()
-    assert watch_now(WATCH, [failed], around(119 * SECOND)).until == 120 * SECOND
-    assert watch_now(WATCH, [failed], around(120 * SECOND)).acts == (Start(failed, 3),)
+    assert decide_watch(WATCH, [failed], around(119 * SECOND)).acts == ()
+    assert decide_watch(WATCH, [failed], around(119 * SECOND)).until == 120 * SECOND
+    assert decide_watch(WATCH, [failed], around(120 * SECOND)).acts == (StartRun(failed, 3),)
 
 
 def test_a_document_over_which_sessions_hang_is_not_tried_for_ever() -> None:
     stopped = item("a", attempts=3, session="s", state="HALTED", ended_at=SECOND, terminal_reason="external_halt")
-    assert watch_now(WATCH, [stopped], around(MINUTE)).acts == (Start(stopped, 3),)
+    assert decide_watch(WATCH, [stopped], around(MINUTE)).acts == (StartRun(stopped, 3),)
     hung = item("a", attempts=3, session="s", state="HALTED", ended_at=SECOND, terminal_reason="idle_timeout")
-    (left,) = watch_now(WATCH, [hung], around(MINUTE)).acts
-    assert isinstance(left, Quarantine)
+    (left,) = decide_watch(WATCH, [hung], around(MINUTE)).acts
+    assert isinstance(left, QuarantineDocument)

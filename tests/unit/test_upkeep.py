@@ -6,11 +6,21 @@ from typing import Any
 import msgspec
 import pytest
 
-from halter.autonomy.upkeep import RESTS, Attend, Begin, Nothing, Reopen, Stop, Upkeep, UsedUp, upkeep
+from halter.autonomy.upkeep import (
+    REST_STATES,
+    AttendSession,
+    BeginSession,
+    ExhaustedSession,
+    LeaveAlone,
+    ReopenSession,
+    StopSession,
+    UpkeepStep,
+    decide_upkeep,
+)
 from halter.core.clock import MINUTE
 from halter.core.rows import AgentRow, HaltRow, SessionRow
-from halter.core.vocabulary import ENDS, State
-from halter.guard.judge import turn_in_ramp
+from halter.core.vocabulary import END_STATES, State
+from halter.guard.judge import compute_ramp_delay
 
 BEFORE, THEN, LATER, NOW = 100, 200, 300, 10_000_000_000
 """Before a session ended, when it ended, after that, and the moment of the decision."""
@@ -19,11 +29,11 @@ ON = AgentRow("watch", 1, BEFORE, "ada", "")
 AGAIN = AgentRow("watch", 1, LATER, "ada", "")
 OFF = AgentRow("watch", 0, LATER, "ada", "")
 
-OFF_SENTENCE = Nothing("watch is switched off: halter on watch")
+OFF_SENTENCE = LeaveAlone("watch is switched off: halter on watch")
 
 
 def session(state: State, name: str = "watch-3", **more: Any) -> SessionRow:
-    ended = THEN if state in ENDS else None
+    ended = THEN if state in END_STATES else None
     return SessionRow(name, agent="watch", kind="autonomous", state=state, started_at=1, ended_at=ended, **more)
 
 
@@ -38,12 +48,12 @@ def decided(
     *,
     now: int = NOW,
     starting: bool = False,
-) -> Upkeep:
-    return upkeep("watch", switch, last, {row.scope: row for row in halts}, now, starting=starting)
+) -> UpkeepStep:
+    return decide_upkeep("watch", switch, last, {row.scope: row for row in halts}, now, starting=starting)
 
 
-def over(state: State, reason: str) -> Nothing:
-    return Nothing(f"watch-3 is over ({state}, {reason}): halter on watch begins the next session.")
+def over(state: State, reason: str) -> LeaveAlone:
+    return LeaveAlone(f"watch-3 is over ({state}, {reason}): halter on watch begins the next session.")
 
 
 @pytest.mark.parametrize("starting", [True, False])
@@ -54,23 +64,23 @@ def over(state: State, reason: str) -> Nothing:
         (OFF, None, OFF_SENTENCE),
         (OFF, session("COMPLETED"), OFF_SENTENCE),
         (OFF, session("HALTED"), OFF_SENTENCE),
-        (ON, None, Begin(1)),
-        (AGAIN, session("COMPLETED"), Begin(4)),
-        (AGAIN, session("BUDGET_EXCEEDED"), Begin(4)),
-        (AGAIN, session("HALTED"), Begin(4)),
-        (AGAIN, session("CANCELLED"), Begin(4)),
-        (AGAIN, session("ERROR", "watch-41"), Begin(42)),
-        (AGAIN, session("ERROR", "named-by-hand"), Begin(2)),
-        (ON, session("RUNNING"), Nothing()),
-        (ON, session("SLEEPING"), Nothing()),
-        (OFF, session("SLEEPING"), Stop("watch-3", "ada")),
+        (ON, None, BeginSession(1)),
+        (AGAIN, session("COMPLETED"), BeginSession(4)),
+        (AGAIN, session("BUDGET_EXCEEDED"), BeginSession(4)),
+        (AGAIN, session("HALTED"), BeginSession(4)),
+        (AGAIN, session("CANCELLED"), BeginSession(4)),
+        (AGAIN, session("ERROR", "watch-41"), BeginSession(42)),
+        (AGAIN, session("ERROR", "named-by-hand"), BeginSession(2)),
+        (ON, session("RUNNING"), LeaveAlone()),
+        (ON, session("SLEEPING"), LeaveAlone()),
+        (OFF, session("SLEEPING"), StopSession("watch-3", "ada")),
         (ON, session("ERROR", terminal_reason="model_error"), over("ERROR", "model_error")),
         (ON, session("BUDGET_EXCEEDED", terminal_reason="overrun"), over("BUDGET_EXCEEDED", "overrun")),
         (ON, session("HALTED", terminal_reason="external_halt"), over("HALTED", "external_halt")),
     ],
 )
 def test_the_switch_and_the_newest_session_decide(
-    switch: AgentRow | None, last: SessionRow | None, answer: Upkeep, *, starting: bool
+    switch: AgentRow | None, last: SessionRow | None, answer: UpkeepStep, *, starting: bool
 ) -> None:
     assert decided(switch, last, starting=starting) == answer
 
@@ -79,81 +89,81 @@ def test_the_switch_and_the_newest_session_decide(
 @pytest.mark.parametrize("at", [BEFORE, BEFORE + 1])
 def test_switching_on_after_a_session_was_stopped_counts_before_it_has_ended(state: State, at: int) -> None:
     stopped = [halt("session:watch-3", at=BEFORE)]
-    assert decided(AgentRow("watch", 1, at, "ada", ""), session(state), stopped) == Begin(4)
+    assert decided(AgentRow("watch", 1, at, "ada", ""), session(state), stopped) == BeginSession(4)
     assert decided(AgentRow("watch", 1, BEFORE - 1, "ada", ""), session(state), stopped) == over(state, "")
 
 
 def test_an_agent_that_shut_itself_down_begins_anew_only_when_a_process_starts() -> None:
     last = session("COMPLETED", terminal_reason="completed")
-    assert decided(ON, last, starting=True) == Begin(4)
+    assert decided(ON, last, starting=True) == BeginSession(4)
     assert decided(ON, last) == over("COMPLETED", "completed")
 
 
-@pytest.mark.parametrize("state", sorted(ENDS - {"COMPLETED"}))
+@pytest.mark.parametrize("state", sorted(END_STATES - {"COMPLETED"}))
 def test_a_start_gives_no_other_ended_session_a_new_budget(state: State) -> None:
-    assert isinstance(decided(ON, session(state), starting=True), Nothing)
+    assert isinstance(decided(ON, session(state), starting=True), LeaveAlone)
 
 
 @pytest.mark.parametrize("scope", ["fleet", "agent:watch"])
 @pytest.mark.parametrize("last", [None, session("COMPLETED"), session("HALTED"), session("ERROR")])
 def test_while_everything_is_halted_nothing_begins(scope: str, last: SessionRow | None) -> None:
     sentence = f"{scope} was halted by bob: halter resume {scope}"
-    assert decided(AGAIN, last, [halt(scope)], starting=True) == Nothing(sentence)
+    assert decided(AGAIN, last, [halt(scope)], starting=True) == LeaveAlone(sentence)
 
 
 def test_a_halt_of_another_agent_or_session_is_none_of_its_business() -> None:
     others = [halt("agent:other"), halt("session:other-1"), halt("session:watch-2")]
-    assert decided(ON, None, others) == Begin(1)
-    assert decided(ON, session("SLEEPING"), others) == Nothing()
+    assert decided(ON, None, others) == BeginSession(1)
+    assert decided(ON, session("SLEEPING"), others) == LeaveAlone()
 
 
 @pytest.mark.parametrize("scope", ["fleet", "agent:watch", "session:watch-3"])
-@pytest.mark.parametrize("state", sorted(RESTS))
+@pytest.mark.parametrize("state", sorted(REST_STATES))
 def test_a_session_that_rests_though_it_is_halted_is_attended_so_that_it_ends(scope: str, state: State) -> None:
-    assert decided(ON, session(state), [halt(scope)]) == Attend("watch-3")
-    assert decided(OFF, session(state), [halt(scope)]) == Attend("watch-3")
-    assert decided(ON, session(state), [halt(scope, halted=False)]) == Nothing()
-    assert decided(ON, session(state, owner="somebody"), [halt(scope)]) == Nothing()
+    assert decided(ON, session(state), [halt(scope)]) == AttendSession("watch-3")
+    assert decided(OFF, session(state), [halt(scope)]) == AttendSession("watch-3")
+    assert decided(ON, session(state), [halt(scope, halted=False)]) == LeaveAlone()
+    assert decided(ON, session(state, owner="somebody"), [halt(scope)]) == LeaveAlone()
 
 
 @pytest.mark.parametrize("state", ["RUNNING", "WAITING_FOR_APPROVAL", "WAITING_FOR_BUDGET", "WAITING_FOR_TOOL"])
 def test_one_that_is_halted_in_the_middle_of_a_turn_looks_for_itself(state: State) -> None:
-    assert decided(ON, session(state), [halt("fleet")]) == Nothing()
+    assert decided(ON, session(state), [halt("fleet")]) == LeaveAlone()
 
 
 @pytest.mark.parametrize("scope", ["fleet", "agent:watch", "session:watch-3"])
 def test_a_halt_that_is_lifted_lets_the_session_go_on_that_it_ended(scope: str) -> None:
     lifted = halt(scope, halted=False)
-    assert decided(ON, session("HALTED"), [lifted]) == Reopen("watch-3", "bob")
-    assert isinstance(decided(ON, session("HALTED"), [halt(scope, halted=False, at=BEFORE)]), Nothing)
-    for state in ENDS - {"HALTED"}:
-        assert isinstance(decided(ON, session(state), [lifted]), Nothing)
+    assert decided(ON, session("HALTED"), [lifted]) == ReopenSession("watch-3", "bob")
+    assert isinstance(decided(ON, session("HALTED"), [halt(scope, halted=False, at=BEFORE)]), LeaveAlone)
+    for state in END_STATES - {"HALTED"}:
+        assert isinstance(decided(ON, session(state), [lifted]), LeaveAlone)
 
 
 def test_of_several_halts_all_must_be_lifted_and_the_last_one_says_who_did_it() -> None:
     own, fleet = halt("session:watch-3", halted=False), halt("fleet", halted=False, at=LATER + 1)
-    assert isinstance(decided(ON, session("HALTED"), [own, halt("fleet")]), Nothing)
-    assert isinstance(decided(ON, session("HALTED"), [fleet, halt("session:watch-3")]), Nothing)
+    assert isinstance(decided(ON, session("HALTED"), [own, halt("fleet")]), LeaveAlone)
+    assert isinstance(decided(ON, session("HALTED"), [fleet, halt("session:watch-3")]), LeaveAlone)
     later = HaltRow("fleet", 0, LATER + 1, "eve", "", 0)
-    assert decided(ON, session("HALTED"), [own, later]) == Reopen("watch-3", "eve")
+    assert decided(ON, session("HALTED"), [own, later]) == ReopenSession("watch-3", "eve")
 
 
 def test_sessions_are_let_go_in_their_turn() -> None:
     lifted = halt("fleet", halted=False, ramp=MINUTE)
-    due = LATER + turn_in_ramp("watch-3", MINUTE)
+    due = LATER + compute_ramp_delay("watch-3", MINUTE)
     waits = decided(ON, session("HALTED"), [lifted], now=due - 1)
-    assert waits == Nothing("fleet was resumed by bob; watch-3 goes on in its turn.", due)
-    assert decided(ON, session("HALTED"), [lifted], now=due) == Reopen("watch-3", "bob")
+    assert waits == LeaveAlone("fleet was resumed by bob; watch-3 goes on in its turn.", due)
+    assert decided(ON, session("HALTED"), [lifted], now=due) == ReopenSession("watch-3", "bob")
 
 
 ENDED = session("BUDGET_EXCEEDED", terminal_reason="cost_cap_reached")
-FITS = UsedUp("its cap of $0.50", "max_cost_usd", turns=3, bounded=True)
+FITS = ExhaustedSession("its cap of $0.50", "max_cost_usd", turns=3, bounded=True)
 
 
 @pytest.mark.parametrize("starting", [True, False])
 def test_after_its_cap_the_next_session_begins_by_itself_and_says_why(*, starting: bool) -> None:
-    answer = upkeep("watch", ON, ENDED, {}, NOW, starting=starting, used_up=FITS)
-    assert answer == Begin(4, "watch-3", "watch-3 has used up its cap of $0.50.")
+    answer = decide_upkeep("watch", ON, ENDED, {}, NOW, starting=starting, used_up=FITS)
+    assert answer == BeginSession(4, "watch-3", "watch-3 has used up its cap of $0.50.")
 
 
 @pytest.mark.parametrize(
@@ -166,19 +176,19 @@ def test_after_its_cap_the_next_session_begins_by_itself_and_says_why(*, startin
     ],
 )
 def test_where_no_other_cap_holds_or_none_lasts_a_person_is_waited_for(known: dict[str, Any], sentence: str) -> None:
-    answer = upkeep("watch", ON, ENDED, {}, NOW, used_up=msgspec.structs.replace(FITS, **known))
-    assert isinstance(answer, Nothing)
+    answer = decide_upkeep("watch", ON, ENDED, {}, NOW, used_up=msgspec.structs.replace(FITS, **known))
+    assert isinstance(answer, LeaveAlone)
     assert sentence in answer.sentence
     assert "`halter on watch` begins the next session." in answer.sentence
 
 
 @pytest.mark.parametrize("scope", ["fleet", "agent:watch"])
 def test_after_its_cap_nothing_begins_that_is_halted_or_off(scope: str) -> None:
-    assert isinstance(upkeep("watch", ON, ENDED, {scope: halt(scope)}, NOW, used_up=FITS), Nothing)
-    assert upkeep("watch", OFF, ENDED, {}, NOW, used_up=FITS) == OFF_SENTENCE
-    assert upkeep("watch", None, ENDED, {}, NOW, used_up=FITS) == OFF_SENTENCE
+    assert isinstance(decide_upkeep("watch", ON, ENDED, {scope: halt(scope)}, NOW, used_up=FITS), LeaveAlone)
+    assert decide_upkeep("watch", OFF, ENDED, {}, NOW, used_up=FITS) == OFF_SENTENCE
+    assert decide_upkeep("watch", None, ENDED, {}, NOW, used_up=FITS) == OFF_SENTENCE
 
 
 def test_a_person_who_switches_it_on_begins_the_next_session_in_any_case() -> None:
     poor = msgspec.structs.replace(FITS, turns=0, bounded=False)
-    assert upkeep("watch", AGAIN, ENDED, {}, NOW, used_up=poor) == Begin(4)
+    assert decide_upkeep("watch", AGAIN, ENDED, {}, NOW, used_up=poor) == BeginSession(4)

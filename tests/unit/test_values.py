@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import UNSET
 
-from halter.autonomy.differing import Difference, differences
-from halter.brain.values import Found, Missing, path_value
+from halter.autonomy.pace import FieldDifference, diff_json
+from halter.loop.text_calls import MissingPath, PathValue, look_up_path
 
 READING = {"quotes": {"AAPL": 5, "a b": 6, "é": 7, "0": 8}, "items": [{"x": 1}, {"x": [2, 3]}], "none": None}
 
@@ -27,11 +27,11 @@ READING = {"quotes": {"AAPL": 5, "a b": 6, "é": 7, "0": 8}, "items": [{"x": 1},
     ],
 )
 def test_a_path_leads_to_a_part_of_a_reading(path: str, value: Any) -> None:
-    assert path_value(READING, path) == Found(value)
+    assert look_up_path(READING, path) == PathValue(value)
 
 
 def test_a_path_may_begin_with_a_place() -> None:
-    assert path_value([[1], [2]], "[1][0]") == Found(2)
+    assert look_up_path([[1], [2]], "[1][0]") == PathValue(2)
 
 
 @pytest.mark.parametrize(
@@ -52,12 +52,12 @@ def test_a_path_may_begin_with_a_place() -> None:
     ],
 )
 def test_a_path_that_leads_nowhere_says_where_it_ends(path: str, sentence: str) -> None:
-    assert path_value(READING, path) == Missing(sentence)
+    assert look_up_path(READING, path) == MissingPath(sentence)
 
 
 @given(st.text() | st.text("a.[]09"), st.sampled_from([READING, [], 5, None, "text", {"a": [[0]]}]))
 def test_no_path_raises(path: str, value: Any) -> None:
-    assert isinstance(path_value(value, path), Found | Missing)
+    assert isinstance(look_up_path(value, path), PathValue | MissingPath)
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_no_path_raises(path: str, value: Any) -> None:
     ],
 )
 def test_only_what_differs_is_named(before: Any, after: Any, found: list[tuple[str, Any, Any]]) -> None:
-    assert list(differences("x", before, after)) == [Difference(*each) for each in found]
+    assert list(diff_json("x", before, after)) == [FieldDifference(*each) for each in found]

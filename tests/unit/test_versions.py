@@ -3,15 +3,15 @@
 import pytest
 
 from halter.core.clock import HOUR, SECOND
-from halter.core.workers import About, WorkerRow
-from halter.dispatch.clocks import StoreTime, steady, wall
-from halter.dispatch.versions import in_force
+from halter.core.rows import WorkerInfo, WorkerRow
+from halter.dispatch.dispatcher import find_version_in_force
+from halter.dispatch.heartbeat import StoreClock, read_steady_clock, read_wall_clock
 
 NOW = 1_000
 
 
 def worker(version: str, started_at: int, *, alive_until: int = NOW, closing: bool = False) -> WorkerRow:
-    about = About(agents={"desk": version}, started_at=started_at, closing=closing)
+    about = WorkerInfo(agents={"desk": version}, started_at=started_at, closing=closing)
     return WorkerRow(f"{version}.{started_at}", alive_until, about.said())
 
 
@@ -28,22 +28,22 @@ def worker(version: str, started_at: int, *, alive_until: int = NOW, closing: bo
     ],
 )
 def test_the_newest_version_that_a_live_worker_brought_is_in_force(workers: list[WorkerRow], version: str) -> None:
-    assert in_force(workers, "desk", NOW) == version
-    assert in_force(workers, "another", NOW) == ""
+    assert find_version_in_force(workers, "desk", NOW) == version
+    assert find_version_in_force(workers, "another", NOW) == ""
 
 
 @pytest.mark.parametrize(("ahead", "word"), [(2 * HOUR, "behind"), (-2 * HOUR, "ahead of"), (3 * SECOND, "behind")])
 def test_a_machine_that_tells_another_time_than_the_store_is_refused(ahead: int, word: str) -> None:
-    clock, now = StoreTime(), steady()
-    clock.heard(now, wall() + ahead, now)
+    clock, now = StoreClock(), read_steady_clock()
+    clock.heard(now, read_wall_clock() + ahead, now)
     assert word in clock.refusal()
     assert "set it" in clock.refusal()
 
 
 def test_the_stores_time_is_told_and_a_slow_answer_proves_nothing() -> None:
-    clock, now = StoreTime(), steady()
+    clock, now = StoreClock(), read_steady_clock()
     assert clock.refusal() == ""
-    clock.heard(now, wall() + HOUR, now)
-    assert HOUR - SECOND < clock.now() - wall() < HOUR + SECOND
-    clock.heard(now - 3 * HOUR, wall() - HOUR, now)
+    clock.heard(now, read_wall_clock() + HOUR, now)
+    assert HOUR - SECOND < clock.now() - read_wall_clock() < HOUR + SECOND
+    clock.heard(now - 3 * HOUR, read_wall_clock() - HOUR, now)
     assert clock.refusal() == ""

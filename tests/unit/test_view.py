@@ -2,10 +2,10 @@
 
 import pytest
 
-from halter.cli.styles import LOOK, NEEDED, PLAIN
-from halter.cli.view import View
-from halter.core.acts import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled
+from halter.cli.command import PLAIN, URGENT_STYLE, WARNING_STYLE
+from halter.cli.up import EventLines
 from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.effect_events import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled
 from halter.core.events import (
     AnyEvent,
     AttendingFailed,
@@ -23,7 +23,7 @@ from halter.core.events import (
     TurnSkipped,
     TurnStarted,
     WakePosted,
-    Yielded,
+    YieldRequest,
 )
 from halter.core.ids import StreamId
 from halter.core.money import Charge
@@ -36,27 +36,27 @@ def stored(event: AnyEvent, body: bytes = b"", stream: str = "session:desk-1") -
     return Stored(StreamId(stream), 1, event.KIND, 1, NOW, 1, "k", None, b"{}", body, b"", b"", b"", event)
 
 
-def shown(view: View, event: AnyEvent, body: bytes = b"") -> tuple[str, str]:
+def shown(view: EventLines, event: AnyEvent, body: bytes = b"") -> tuple[str, str]:
     line = view.line(stored(event, body))
     return (line.text.partition(" desk-1 ")[2], line.style) if line else ("", "")
 
 
 LINES: list[tuple[AnyEvent, bytes, str, str]] = [
     (TurnStarted(turn=3), b"", "turn 3 begins", PLAIN),
-    (TurnEnded(turn=3, why="yielded", yielded=Yielded("continue")), b"", "turn 3 ends, $0.00: on at once", PLAIN),
+    (TurnEnded(turn=3, why="yielded", yielded=YieldRequest("continue")), b"", "turn 3 ends, $0.00: on at once", PLAIN),
     (
-        TurnEnded(turn=3, why="yielded", yielded=Yielded("sleep", 5 * MINUTE, (), "all\nquiet")),
+        TurnEnded(turn=3, why="yielded", yielded=YieldRequest("sleep", 5 * MINUTE, (), "all\nquiet")),
         b"",
         "turn 3 ends, $0.00: sleep 5m (all quiet)",
         PLAIN,
     ),
-    (TurnEnded(turn=3, why="yielded", yielded=Yielded("shutdown")), b"", "turn 3 ends, $0.00: shut down", PLAIN),
+    (TurnEnded(turn=3, why="yielded", yielded=YieldRequest("shutdown")), b"", "turn 3 ends, $0.00: shut down", PLAIN),
     (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: it said nothing of how to go on", PLAIN),
     (
         TurnEnded(turn=3, why="model_error", sentence="It is on fire."),
         b"",
         "turn 3 ends, $0.00: model_error. It is on fire.",
-        LOOK,
+        WARNING_STYLE,
     ),
     (TurnSkipped(stage="change", skips=1, sentence="Nothing new."), b"", "skips a turn, $0.00: Nothing new.", PLAIN),
     (TurnSkipped(stage="model", skips=4), b"", "skips a turn, 4 in a row, $0.00", PLAIN),
@@ -66,13 +66,18 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         SessionParked(state="WAITING_FOR_INPUT"),
         b"",
         "Needs you: it waits for a word. Answer it with halter chat.",
-        NEEDED,
+        URGENT_STYLE,
     ),
     (SessionWoken(cause="timer"), b"", "wakes, by timer", PLAIN),
     (SessionWoken(cause="takeover"), b"", "is taken up where it stood", PLAIN),
     (SessionEnded(state="HALTED", terminal_reason="external_halt"), b"", "is over: HALTED, external_halt", PLAIN),
     (SessionResumed(by="ada"), b"", "may go on, says ada", PLAIN),
-    (WakePosted(cause="signal", origin="sensor", sender="shop", notifies=True), b"Flood!", "alert: Flood!", LOOK),
+    (
+        WakePosted(cause="signal", origin="sensor", sender="shop", notifies=True),
+        b"Flood!",
+        "alert: Flood!",
+        WARNING_STYLE,
+    ),
     (WakePosted(cause="message", origin="person", sender="ada", notifies=True), b"ada: Hi", "hears: ada: Hi", PLAIN),
     (WakePosted(cause="signal", origin="sensor", sender="shop", name="flood"), b"", "flood of shop", PLAIN),
     (WakePosted(cause="signal", origin="sensor", sender="shop", name="shop"), b"", "shop has news", PLAIN),
@@ -82,47 +87,52 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         GuardrailTriggered(guardrail="idle_timeout", sentence="It was idle."),
         b"",
         "guardrail idle_timeout: It was idle.",
-        LOOK,
+        WARNING_STYLE,
     ),
-    (SensorChanged(sensor="shop", health="failing", sentence="No route."), b"", "sensor shop fails: No route.", LOOK),
+    (
+        SensorChanged(sensor="shop", health="failing", sentence="No route."),
+        b"",
+        "sensor shop fails: No route.",
+        WARNING_STYLE,
+    ),
     (SensorChanged(sensor="shop", health="ok"), b"", "sensor shop reads", PLAIN),
-    (AttendingFailed(failures=1, error="Boom"), b"", "broke down, and is tried again: Boom", LOOK),
+    (AttendingFailed(failures=1, error="Boom"), b"", "broke down, and is tried again: Boom", WARNING_STYLE),
     (
         AttendingFailed(failures=5, error="Boom", quarantined=True),
         b"",
         "Needs you: it broke down 5 times, and goes on with halter on desk: Boom",
-        NEEDED,
+        URGENT_STYLE,
     ),
     (
         DecisionAsked(decision="d1", about="approval", subject="c", name="wipe", digest="", expires_at=1),
         b"",
         "Needs you: halter approve d1 (approval of wipe)",
-        NEEDED,
+        URGENT_STYLE,
     ),
     (
         DecisionAsked(decision="d1", about="cap_raise", subject="c", name="wipe", digest="", expires_at=1),
         b"",
         "Needs you: halter approve d1 --cap AMOUNT (cap_raise of wipe)",
-        NEEDED,
+        URGENT_STYLE,
     ),
     (DecisionMade(decision="d1", verdict="deny", by="ada", digest=""), b"", "ada says deny", PLAIN),
     (
         CostCapReached(refused="r", name="m", scope="fleet", window="day/x", unit="usd", cap=1, spent=0, amount=9),
         b"",
         "m does not fit the cap of fleet day/x",
-        LOOK,
+        WARNING_STYLE,
     ),
     (
         CallRefused(call="c", tool="wipe", outcome="rate_limited", sentence="Too often."),
         b"",
         "wipe was refused (rate_limited): Too often.",
-        LOOK,
+        WARNING_STYLE,
     ),
     (
         RequestSettled(request="r", outcome="error", error="Overloaded"),
         b"",
         "the model gave no answer: Overloaded",
-        LOOK,
+        WARNING_STYLE,
     ),
     (SessionStarted(session="desk-1", agent="desk", kind="autonomous", started_by="ada"), b"", "", ""),
     (HotStateSeen(turn=1, digest="x"), b"", "", ""),
@@ -131,17 +141,19 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
 
 @pytest.mark.parametrize(("event", "body", "text", "style"), LINES)
 def test_an_event_is_one_line_or_none(event: AnyEvent, body: bytes, text: str, style: str) -> None:
-    assert shown(View(), event, body) == (text, style)
+    assert shown(EventLines(), event, body) == (text, style)
 
 
 def test_a_sleep_names_its_length_its_end_and_what_ends_it_before() -> None:
-    early = shown(View(), SessionParked(state="SLEEPING", wake_at=NOW + 2 * HOUR - 1, wake_on=("jump", "message")))[0]
+    early = shown(
+        EventLines(), SessionParked(state="SLEEPING", wake_at=NOW + 2 * HOUR - 1, wake_on=("jump", "message"))
+    )[0]
     assert early.startswith("sleeps 2h, until ")
     assert early.endswith(", or by jump, message")
 
 
 def test_a_turn_tells_what_it_cost_and_how_many_calls_it_made_since_the_last_one() -> None:
-    view = View()
+    view = EventLines()
     shown(view, CallStarted(call="c1", tool="look"))
     shown(view, CallSettled(call="c1", outcome="ok", charge=Charge(usd=20_000)))
     shown(view, CallStarted(call="c2", tool="yield"))
@@ -153,7 +165,7 @@ def test_a_turn_tells_what_it_cost_and_how_many_calls_it_made_since_the_last_one
 
 
 def test_a_question_of_the_agent_is_shown() -> None:
-    view = View()
+    view = EventLines()
     reply = b'{"parts":[{"part":"call","id":"1","tool":"ask_user","arguments":"{\\"question\\":\\"Which door?\\"}"}]}'
     shown(view, RequestSettled(request="r1", outcome="ok"), reply)
     assert shown(view, SessionParked(state="WAITING_FOR_INPUT"))[0].startswith("Needs you: Which door?")
@@ -163,13 +175,13 @@ def test_a_question_of_the_agent_is_shown() -> None:
     "reply", [b"", b"}", b'{"parts":[{"part":"call","id":"1","tool":"ask_user","arguments":"["}]}']
 )
 def test_an_answer_that_cannot_be_read_breaks_no_view(reply: bytes) -> None:
-    view = View()
+    view = EventLines()
     assert shown(view, RequestSettled(request="r1", outcome="ok"), reply) == ("", "")
 
 
 def test_what_others_wrote_stays_on_its_line_and_is_not_long() -> None:
     event = WakePosted(cause="signal", origin="sensor", sender="s", notifies=True)
-    line = View().line(stored(event, b"a\nb\x1b[2J " * 1000))
+    line = EventLines().line(stored(event, b"a\nb\x1b[2J " * 1000))
     assert line is not None
     assert "\n" not in line.text
     assert len(line.text) < 300

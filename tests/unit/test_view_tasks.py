@@ -2,10 +2,9 @@
 
 import pytest
 
-from halter.app.words.told import in_words
-from halter.cli.styles import LOOK, NEEDED, PLAIN
-from halter.cli.tail import line as tail_line
-from halter.cli.view import View
+from halter.cli.command import PLAIN, URGENT_STYLE, WARNING_STYLE
+from halter.cli.sessions import format_event_line as tail_line
+from halter.cli.up import EventLines
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import (
     AnyEvent,
@@ -36,6 +35,7 @@ from halter.core.events import (
 )
 from halter.core.ids import StreamId
 from halter.core.ports import Stored
+from halter.present.events import describe_event
 
 NOW = 1_767_225_600 * SECOND
 TRIGGER = "clerk/papers"
@@ -47,7 +47,9 @@ def stored(event: AnyEvent, body: bytes = b"", stream: str = "session:clerk.pape
     return Stored(StreamId(stream), 1, event.KIND, 1, NOW, 1, "k", None, b"{}", body, b"", b"", b"", event)
 
 
-def shown(view: View, event: AnyEvent, body: bytes = b"", stream: str = "session:clerk.papers-1") -> tuple[str, str]:
+def shown(
+    view: EventLines, event: AnyEvent, body: bytes = b"", stream: str = "session:clerk.papers-1"
+) -> tuple[str, str]:
     line = view.line(stored(event, body, stream))
     name = stream.partition(":")[2]
     return (line.text.partition(f" {name} ")[2], line.style) if line else ("", "")
@@ -67,18 +69,18 @@ TRIGGERED: list[tuple[AnyEvent, str, str]] = [
     (
         RunSkipped(trigger=TRIGGER, why="overlap", due_at=1, count=3, sentence="The last one still runs."),
         "does not run 3 times (overlap): The last one still runs.",
-        LOOK,
+        WARNING_STYLE,
     ),
     (RunQueued(trigger=TRIGGER, due_at=1), "waits for the run before it", PLAIN),
     (
         RunsDelayed(trigger=TRIGGER, why="cost_cap_reached", waiting=2, sentence="No money."),
         "keeps 2 waiting (cost_cap_reached): No money.",
-        LOOK,
+        WARNING_STYLE,
     ),
     (
         ItemQuarantined(trigger=TRIGGER, item=ITEM, attempts=3, sentence="It failed."),
         f"Needs you: document {ITEM[:12]} is left to you after 3 attempts: It failed.",
-        NEEDED,
+        URGENT_STYLE,
     ),
     (ItemReleased(trigger=TRIGGER, item=ITEM, by="ada"), f"document {ITEM[:12]} is tried anew, says ada", PLAIN),
 ]
@@ -86,11 +88,11 @@ TRIGGERED: list[tuple[AnyEvent, str, str]] = [
 
 @pytest.mark.parametrize(("event", "text", "style"), TRIGGERED)
 def test_what_a_trigger_does_is_one_line_beside_its_name(event: AnyEvent, text: str, style: str) -> None:
-    assert shown(View(), event, stream=f"trigger:{TRIGGER}") == (text, style)
+    assert shown(EventLines(), event, stream=f"trigger:{TRIGGER}") == (text, style)
 
 
 def test_a_document_is_called_by_the_name_under_which_it_was_found() -> None:
-    view, stream = View(), f"trigger:{TRIGGER}"
+    view, stream = EventLines(), f"trigger:{TRIGGER}"
     shown(view, ItemSeen(trigger=TRIGGER, item=ITEM, name="may.pdf"), stream=stream)
     started = RunStarted(trigger=TRIGGER, session="clerk.papers-1", cause="watch", item=ITEM)
     assert shown(view, started, stream=stream)[0] == "starts clerk.papers-1 for may.pdf, by watch"
@@ -107,14 +109,14 @@ WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
         JudgesChosen(wanted=3, chosen=1, items=2, usd=0, sentence="Three cost too much."),
         b"",
         "1 of 3 judges for 2 findings: Three cost too much.",
-        LOOK,
+        WARNING_STYLE,
     ),
     (MessageRouted(route="goal", strategy="GOAL", why="it has tools"), b"", "takes it as GOAL: it has tools", PLAIN),
     (
         FindingEmitted(finding="f1", agent="clerk", severity="high", support="supported", name="may.pdf"),
         FINDING,
         "finds (high) in may.pdf: Late by a week",
-        LOOK,
+        WARNING_STYLE,
     ),
     (
         FindingEmitted(finding="f1", agent="clerk", severity="low", support="unsupported"),
@@ -123,8 +125,8 @@ WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
         PLAIN,
     ),
     (FindingReviewed(finding="f1", verdict="released"), b"", "f1 is released by its review", PLAIN),
-    (FindingReviewed(finding="f1", verdict="withheld"), b"", "f1 is withheld by its review", LOOK),
-    (FindingReviewed(finding="f1", verdict="not_reviewed"), b"", "f1 was not reviewed", LOOK),
+    (FindingReviewed(finding="f1", verdict="withheld"), b"", "f1 is withheld by its review", WARNING_STYLE),
+    (FindingReviewed(finding="f1", verdict="not_reviewed"), b"", "f1 was not reviewed", WARNING_STYLE),
     (MemoryProposed(memory="m1", agent="clerk"), b"May is short.", "wants to remember: May is short.", PLAIN),
     (PrecedentProposed(precedent="p", agent="c", kind="late"), b"By a week", "met a case (late): By a week", PLAIN),
     (ProposalDecided(proposal="f1", about="finding", status="kept", by="ada"), b"", "ada kept the finding f1", PLAIN),
@@ -139,32 +141,32 @@ WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
         NotificationFailed(notification="n1", attempts=1, error="No route.", next_at=5),
         b"",
         "could not tell n1, which is tried again: No route.",
-        LOOK,
+        WARNING_STYLE,
     ),
 ]
 
 
 @pytest.mark.parametrize(("event", "body", "text", "style"), WALKED)
 def test_where_a_task_is_and_what_it_leaves_is_one_line(event: AnyEvent, body: bytes, text: str, style: str) -> None:
-    assert shown(View(), event, body) == (text, style)
+    assert shown(EventLines(), event, body) == (text, style)
 
 
 def test_a_session_that_was_paused_says_when_it_ends_and_what_lets_it_go_on() -> None:
-    text, style = shown(View(), SessionParked(state="PAUSED", wake_at=NOW + 5 * MINUTE))
+    text, style = shown(EventLines(), SessionParked(state="PAUSED", wake_at=NOW + 5 * MINUTE))
     assert text.startswith("Needs you: it is paused, and ends at ")
     assert text.endswith(" without halter on clerk")
-    assert style == NEEDED
+    assert style == URGENT_STYLE
 
 
 def test_a_task_that_broke_down_names_its_agent_and_not_its_trigger() -> None:
-    text, _ = shown(View(), AttendingFailed(failures=5, error="Boom", quarantined=True))
+    text, _ = shown(EventLines(), AttendingFailed(failures=5, error="Boom", quarantined=True))
     assert "halter on clerk:" in text
 
 
 def test_a_finding_is_shown_in_words_and_not_as_it_is_kept() -> None:
     event = FindingEmitted(finding="f1", agent="clerk", severity="high", support="supported")
-    assert in_words(event, FINDING) == 'Late by a week\nSee below.\n"due in May"'
-    assert in_words(event, b"[[[") == "[[["
+    assert describe_event(event, FINDING) == 'Late by a week\nSee below.\n"due in May"'
+    assert describe_event(event, b"[[[") == "[[["
 
 
 def test_a_trigger_is_followed_under_its_own_name() -> None:

@@ -7,16 +7,15 @@ import pytest
 
 from halter.core.clock import DAY
 from halter.core.events import AnyEvent, RequestRefused, RequestStarted
-from halter.core.limits import Cap, Caps, Spender
-from halter.core.money import BudgetRow
-from halter.core.row import Row
+from halter.core.money import BudgetRow, Cap, Caps, Spender
 from halter.core.rows import HaltRow, HoldRow
-from halter.core.usage import FREE, ModelName, Price, Unpriced
-from halter.guard.weigh import Asking, rows_of, weigh
-from halter.models.prices import stated
+from halter.core.usage import FREE_PRICE, ModelName, Price, Unpriced
+from halter.core.vocabulary import Row
+from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
+from halter.models.providers import compile_stated_price
 
 UNCAPPED = Caps(Cap(None), (), (Cap(None, "day"),), (Cap(None, "day"),))
-ONE = stated(Price(Decimal(1), Decimal(1)), margin=Decimal(0))
+ONE = compile_stated_price(Price(Decimal(1), Decimal(1)), margin=Decimal(0))
 """A token costs a micro-dollar, and nothing is added to a bound."""
 
 
@@ -31,7 +30,7 @@ class Laid:
         return self._rows.get((kind, key))
 
 
-def asking(caps: Caps = UNCAPPED, **more: Any) -> Asking:
+def asking(caps: Caps = UNCAPPED, **more: Any) -> RequestAttempt:
     known: dict[str, Any] = {
         "request": "r/0",
         "model": "test:paid",
@@ -45,7 +44,7 @@ def asking(caps: Caps = UNCAPPED, **more: Any) -> Asking:
         "min_output_tokens": 256,
         "scopes": ("session:s", "agent:desk", "fleet"),
     }
-    return Asking(**{**known, **more})
+    return RequestAttempt(**{**known, **more})
 
 
 def session(caps: int | None) -> Caps:
@@ -56,17 +55,17 @@ def spent(amount: int, held: int = 0, **more: Any) -> BudgetRow:
     return BudgetRow("session:s", "", "usd", spent=amount, held=held, **more)
 
 
-def decided(asked: Asking, *rows: Row, now: int = 0) -> list[AnyEvent]:
-    return [draft.event for draft in weigh(asked, Laid(*rows, now=now))]
+def decided(asked: RequestAttempt, *rows: Row, now: int = 0) -> list[AnyEvent]:
+    return [draft.event for draft in judge_attempt(asked, Laid(*rows, now=now))]
 
 
-def started(asked: Asking, *rows: Row) -> RequestStarted:
+def started(asked: RequestAttempt, *rows: Row) -> RequestStarted:
     (event,) = decided(asked, *rows)
     assert isinstance(event, RequestStarted)
     return event
 
 
-def refusal(asked: Asking, *rows: Row) -> RequestRefused:
+def refusal(asked: RequestAttempt, *rows: Row) -> RequestRefused:
     event = decided(asked, *rows)[-1]
     assert isinstance(event, RequestRefused)
     return event
@@ -108,7 +107,7 @@ def test_money_of_a_window_that_is_over_is_not_held() -> None:
 
 
 def test_a_free_model_holds_its_tokens_alone() -> None:
-    event = started(asking(session(1), rates=stated(FREE)))
+    event = started(asking(session(1), rates=compile_stated_price(FREE_PRICE)))
     assert [(leg.unit, leg.amount) for leg in event.legs] == [("tokens", 1100)]
 
 
@@ -146,7 +145,7 @@ def test_a_halt_comes_before_everything_and_is_never_waived() -> None:
 def test_every_row_that_is_looked_at_is_declared() -> None:
     caps = Caps(Cap(1), (Cap(2), Cap(3, "hour")), (Cap(4, "day"),), (Cap(5, "month"),), token_budget=9)
     asked = asking(caps, spender=Spender("s", "desk", "nightly"))
-    keys = rows_of(asked)
+    keys = list_request_rows(asked)
     assert (HoldRow, ("r/0",)) in keys
     assert {key[0] for kind, key in keys if kind is HaltRow} == set(asked.scopes)
     scopes = [(key[0], key[2]) for kind, key in keys if kind is BudgetRow]

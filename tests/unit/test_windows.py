@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from halter.core.clock import DAY, HOUR, SECOND
-from halter.core.windows import Per, window_at, window_end
+from halter.core.clock import DAY, HOUR, SECOND, WindowLength, window_at, window_end
 
 ZONES = (
     "UTC",
@@ -48,7 +47,7 @@ def utc(moment: int | None) -> str:
         ("hour", "Asia/Kathmandu", "hour/2026-11-14T23"),
     ],
 )
-def test_a_window_is_named_so_that_it_can_be_read_back_alone(per: Per, zone: str, name: str) -> None:
+def test_a_window_is_named_so_that_it_can_be_read_back_alone(per: WindowLength, zone: str, name: str) -> None:
     assert window_at(per, at("2026-11-14T23:30:00"), zone) == name
 
 
@@ -106,7 +105,7 @@ def test_the_hour_that_a_clock_change_repeats_is_two_windows() -> None:
 
 
 @given(MOMENTS, st.sampled_from(("hour", "day", "month")), st.sampled_from(ZONES))
-def test_every_moment_lies_in_exactly_one_window_of_each_length(now: int, per: Per, zone: str) -> None:
+def test_every_moment_lies_in_exactly_one_window_of_each_length(now: int, per: WindowLength, zone: str) -> None:
     window = window_at(per, now, zone)
     end = window_end(window)
     assert end is not None
@@ -116,6 +115,6 @@ def test_every_moment_lies_in_exactly_one_window_of_each_length(now: int, per: P
 
 
 @given(MOMENTS, MOMENTS, st.sampled_from(("hour", "day", "month")), st.sampled_from(ZONES))
-def test_later_moments_have_the_same_or_a_later_window(one: int, other: int, per: Per, zone: str) -> None:
+def test_later_moments_have_the_same_or_a_later_window(one: int, other: int, per: WindowLength, zone: str) -> None:
     earlier, later = sorted((one, other))
     assert window_at(per, earlier, zone) <= window_at(per, later, zone)

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from halter.core.usage import Usage
-from halter.models.wire_usage import Meter
+from halter.models.wire_format import UsageReader
 
 
-def whole(wire: Any, body: Any) -> Meter:
-    meter = Meter(wire)
+def whole(wire: Any, body: Any) -> UsageReader:
+    meter = UsageReader(wire)
     written = body if isinstance(body, bytes) else json.dumps(body).encode()
     meter.feed(written[:7])
     meter.feed(written[7:])
@@ -18,8 +18,8 @@ def whole(wire: Any, body: Any) -> Meter:
     return meter
 
 
-def streamed(wire: Any, *events: Any, end: bytes = b"\n\n") -> Meter:
-    meter = Meter(wire)
+def streamed(wire: Any, *events: Any, end: bytes = b"\n\n") -> UsageReader:
+    meter = UsageReader(wire)
     for event in events:
         written = event if isinstance(event, bytes) else b"data: " + json.dumps(event).encode() + end
         for byte in range(0, len(written), 11):
@@ -181,7 +181,7 @@ def test_the_last_line_of_a_stream_may_have_no_end() -> None:
 def test_an_answer_that_was_cut_in_its_body_has_no_report() -> None:
     body = json.dumps(chat(counted(20), "stop")).encode()
     for length in range(len(body)):
-        meter = Meter("openai")
+        meter = UsageReader("openai")
         meter.feed(body[:length])
         assert (meter.usage, meter.final) == (None, False)
         meter.close()

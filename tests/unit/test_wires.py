@@ -10,19 +10,19 @@ from hypothesis import strategies as st
 from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCNotification, JSONRPCRequest, JSONRPCResponse
 
-from halter.tools.wires import Ending, Heard, Lines, Said
+from halter.tools.mcp_transport import ConnectionEnding, LineSplitter, ServerInput, ServerOutput
 
 
 @given(st.lists(st.binary(max_size=20)))
 def test_lines_do_not_depend_on_how_they_arrive(chunks: list[bytes]) -> None:
-    lines = Lines(1000)
+    lines = LineSplitter(1000)
     cut = [line for chunk in chunks for line in lines.cut(chunk)]
     assert cut == b"".join(chunks).split(b"\n")[:-1]
 
 
 @pytest.mark.parametrize("chunks", [[b"x" * 11 + b"\n"], [b"x" * 11], [b"x" * 6] * 2, [b"a\n", b"x" * 11 + b"\n"]])
 def test_a_line_longer_than_agreed_is_not_kept(chunks: list[bytes]) -> None:
-    lines = Lines(10)
+    lines = LineSplitter(10)
     with pytest.raises(OverflowError):
         list(chain.from_iterable(map(lines.cut, chunks)))
 
@@ -32,12 +32,12 @@ def request(number: int, method: str) -> Any:
 
 
 async def test_questions_of_a_server_wait_in_bounded_numbers() -> None:
-    ending = Ending()
+    ending = ConnectionEnding()
     told, inner = anyio.create_memory_object_stream[Any](1000)
     outward, sent = anyio.create_memory_object_stream[Any](1000)
     async with told, inner, outward, sent:
-        heard = Heard(inner, ending)
-        said = Said(outward, heard)
+        heard = ServerOutput(inner, ending)
+        said = ServerInput(outward, heard)
         for number in range(300):
             told.send_nowait(request(number, "ping" if number % 2 else "sampling/createMessage"))
         told.send_nowait(ValueError("a message that cannot be read"))
@@ -50,9 +50,9 @@ async def test_questions_of_a_server_wait_in_bounded_numbers() -> None:
 
 
 async def test_the_end_of_a_connection_is_noticed() -> None:
-    ending = Ending()
+    ending = ConnectionEnding()
     told, inner = anyio.create_memory_object_stream[Any](1)
-    async with Heard(inner, ending) as heard:
+    async with ServerOutput(inner, ending) as heard:
         told.send_nowait(SessionMessage(JSONRPCNotification(jsonrpc="2.0", method="last")))
         told.close()
         assert not ending.over.is_set()

@@ -8,16 +8,15 @@ from typing import get_args
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.events import KINDS, CallSettled, Leaving, OfTriggers, RequestSettled
+from halter.core.events import EVENTS_BY_KIND, ArtifactEvent, CallSettled, RequestSettled, TriggerEvent
 from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream
-from halter.core.money import dollars
-from halter.core.ports import BLOB_FROM, Lease, Stored
+from halter.core.money import usd_to_micros
+from halter.core.ports import BLOB_THRESHOLD, Lease, Stored
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.state.session import Session, replay
-from halter.testing.crash import Crash, Crashed, CrashingStore
-from halter.testing.fakes import ManualClock, SeededIds, seeded_salts
+from halter.testing.fakes import Crash, Crashed, CrashingStore, ManualClock, SeededIds, make_seeded_salts
 from halter_drills.workload import BLOB_BYTES, SessionUnavailable, Told, Workload, child_of, plan, spends
 
 SESSION = "drill"
@@ -30,7 +29,7 @@ class Bench:
     def __init__(self) -> None:
         self.clock = ManualClock(1_767_225_600 * SECOND)
         engine = MemoryEngine(now=self.clock.now, new_id=SeededIds(1, self.clock.now).new, lease=SECOND // 2)
-        self.store = JournalStore(engine, inline=True, salt=seeded_salts(1))
+        self.store = JournalStore(engine, inline=True, salt=make_seeded_salts(1))
         self.told: list[Told] = []
         self.acknowledgments = 0
 
@@ -63,7 +62,7 @@ BY_OTHERS = {
     *("rule_made", "rule_ended", "tool_pinned"),
     *("session_resumed", "turn_started", "message_added", "context_cut", "turn_ended"),
     *("hot_state_seen", "turn_skipped", "guardrail_triggered", "sensor_changed", "attending_failed", "agent_switched"),
-    *(event.KIND for event in (*get_args(Leaving), *get_args(OfTriggers))),
+    *(event.KIND for event in (*get_args(ArtifactEvent), *get_args(TriggerEvent))),
     *("phase_entered", "context_given", "document_read", "judges_chosen", "message_routed"),
 }
 """What only the guard and the loop write, and people through them: the plan has no tool, model or person."""
@@ -72,7 +71,7 @@ BY_OTHERS = {
 async def test_the_plan_brings_about_every_kind_of_event_but_those_of_the_guard_and_the_loop(bench: Bench) -> None:
     state = await bench.run()
     assert (state.state, state.terminal_reason) == ("COMPLETED", "completed")
-    assert {stored.kind for stored, _ in bench.told} == set(KINDS) - BY_OTHERS
+    assert {stored.kind for stored, _ in bench.told} == set(EVENTS_BY_KIND) - BY_OTHERS
     assert 70 <= len(bench.told) <= 100
     assert (await verify(bench.store)).ok
 
@@ -97,7 +96,7 @@ async def test_money_is_settled_in_every_way_there_is(bench: Bench) -> None:
     await bench.run()
     child = replay(await bench.events(session_stream(child_of(SESSION))))
     parent = replay(await bench.events(session_stream(SESSION)))
-    assert (child.overrun, child.spent.usd) == (True, dollars("0.15") + dollars("0.004") + 1)
+    assert (child.overrun, child.spent.usd) == (True, usd_to_micros("0.15") + usd_to_micros("0.004") + 1)
     assert (parent.overrun, parent.cost_cap_reached) == (False, True)
     refused = f"{SESSION}/closing/too-dear"
     assert await bench.settled() == Counter(spend.id for spend in spends(plan(SESSION)) if spend.id != refused)
@@ -106,7 +105,7 @@ async def test_money_is_settled_in_every_way_there_is(bench: Bench) -> None:
 async def test_something_too_large_for_a_body_is_kept_as_a_blob(bench: Bench) -> None:
     await bench.run()
     [blob] = [event.blob for event in await bench.events(inbox_stream(SESSION)) if event.blob]
-    assert len(await bench.store.get(blob)) == BLOB_BYTES > BLOB_FROM
+    assert len(await bench.store.get(blob)) == BLOB_BYTES > BLOB_THRESHOLD
 
 
 async def test_a_successor_goes_on_from_wherever_its_predecessor_died() -> None:

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import pytest
 
-from halter.core.messages import Message, Prompt, Reply, user
+from halter.core.messages import Message, Prompt, Reply, make_user_message
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName
-from halter.models.wire import Wire
+from halter.models.wire import WireModel
 
 Finish = Literal["stop", "calls", "length", "filter"]
 Event = tuple[str, bytes]
@@ -376,11 +376,11 @@ class Desk:
         self.requests = itertools.count()
         self.model = self.reach(MODELS[wire])
 
-    def reach(self, name: ModelName, port: int | None = None, **options: Any) -> Wire:
+    def reach(self, name: ModelName, port: int | None = None, **options: Any) -> WireModel:
         url = f"http://127.0.0.1:{port or self.provider.port}{PATHS[self.wire]}"
-        return Wire(name, self.wire, url, KEY, base_url=url, **options)
+        return WireModel(name, self.wire, url, KEY, base_url=url, **options)
 
-    async def ask(self, prompt: Prompt | None = None, model: Wire | None = None) -> Reply:
+    async def ask(self, prompt: Prompt | None = None, model: WireModel | None = None) -> Reply:
         self.heard.clear()
         permit = Permit(f"r{next(self.requests)}", 0, {})
         hear = self.heard.append if self.streaming else None
@@ -388,7 +388,7 @@ class Desk:
 
     @staticmethod
     def prompt(*messages: Message, system: str = "Be brief.", tools: tuple[ToolSpec, ...] = (TOOL,)) -> Prompt:
-        said = messages or (user("What is in app.log?"),)
+        said = messages or (make_user_message("What is in app.log?"),)
         return Prompt(system=system, messages=said, tools=tools, max_output_tokens=777)
 
 
@@ -433,7 +433,7 @@ def desk_in_a_loop() -> Callable[[], Coroutine[Any, Any, str]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    model = Wire(MODELS["openai"], "openai", f"http://127.0.0.1:{port}/v1", KEY)
+    model = WireModel(MODELS["openai"], "openai", f"http://127.0.0.1:{port}/v1", KEY)
 
     async def ask() -> str:
         made = Provider()

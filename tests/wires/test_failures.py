@@ -16,8 +16,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable
 from halter.core.tools import Permit
 from halter.core.usage import Usage
-from halter.models.wire import Wire
-from halter.models.wire_exchange import Terms
+from halter.models.wire import ExchangeTerms, WireModel
 
 
 async def failed(desk: Any, model: Any = None) -> ModelError:
@@ -62,7 +61,7 @@ async def test_what_may_pass_is_worth_another_try_and_costs_nothing(desk: Any, s
 )
 async def test_a_provider_that_bills_errors_is_taken_at_its_word(desk: Any, status: int, billed: bool) -> None:  # noqa: FBT001
     desk.provider.refuses(status)
-    model = desk.reach(desk.model.name, terms=Terms(bills_errors=True))
+    model = desk.reach(desk.model.name, terms=ExchangeTerms(bills_errors=True))
     error = await failed(desk, model)
     await model.aclose()
     assert (error.billed, error.usage) == (billed, None)
@@ -133,7 +132,7 @@ async def test_a_proxy_that_lets_nothing_through_costs_nothing(desk: Any, monkey
     async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
         for name in ("https_proxy", "HTTPS_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}")
-        model = Wire(desk.model.name, desk.wire, "https://provider.invalid/v1", "k")
+        model = WireModel(desk.model.name, desk.wire, "https://provider.invalid/v1", "k")
         error = await failed(desk, model)
         await model.aclose()
     assert (type(error), error.billed) == (ModelUnavailable, False)
@@ -173,7 +172,7 @@ async def test_where_nobody_listens_nothing_was_paid(desk: Any) -> None:
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
 async def test_a_host_that_nobody_knows_costs_nothing(desk: Any) -> None:
-    model = Wire(desk.model.name, "openai", "http://nobody.invalid/v1", "k")
+    model = WireModel(desk.model.name, "openai", "http://nobody.invalid/v1", "k")
     error = await failed(desk, model)
     await model.aclose()
     assert type(error) is ModelUnavailable
@@ -183,7 +182,7 @@ async def test_a_host_that_nobody_knows_costs_nothing(desk: Any) -> None:
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
 async def test_a_connection_that_cannot_be_encrypted_costs_nothing(desk: Any) -> None:
-    model = Wire(desk.model.name, "openai", f"https://127.0.0.1:{desk.provider.port}/v1", "k")
+    model = WireModel(desk.model.name, "openai", f"https://127.0.0.1:{desk.provider.port}/v1", "k")
     error = await failed(desk, model)
     await model.aclose()
     assert str(error).startswith("ConnectionFailed: ")
@@ -205,7 +204,7 @@ def silent() -> Iterator[int]:
 
 
 async def test_a_connection_that_does_not_come_about_in_time_costs_nothing(desk: Any, silent: int) -> None:
-    model = desk.reach(desk.model.name, silent, terms=Terms(connecting=0.05))
+    model = desk.reach(desk.model.name, silent, terms=ExchangeTerms(connecting=0.05))
     error = await failed(desk, model)
     await model.aclose()
     assert type(error) is ModelUnavailable
@@ -451,7 +450,7 @@ MEGABYTE = 1 << 20
 
 async def test_an_answer_without_end_is_not_read_to_its_end(desk: Any) -> None:
     desk.provider.says("x" * 2 * MEGABYTE)
-    bounded = desk.reach(desk.model.name, terms=Terms(largest=MEGABYTE))
+    bounded = desk.reach(desk.model.name, terms=ExchangeTerms(largest=MEGABYTE))
     error = await failed(desk, bounded)
     await bounded.aclose()
     assert type(error) is ModelUnavailable
@@ -463,7 +462,7 @@ async def test_little_that_unpacks_to_much_is_not_unpacked_to_its_end(streamed: 
     streamed.provider.says("x" * 2 * MEGABYTE)
     packed = gzip.compress(streamed.provider.written(streamed.wire))
     streamed.provider.sends(200, packed, "text/event-stream", content_encoding="gzip")
-    bounded = streamed.reach(streamed.model.name, terms=Terms(largest=MEGABYTE))
+    bounded = streamed.reach(streamed.model.name, terms=ExchangeTerms(largest=MEGABYTE))
     error = await failed(streamed, bounded)
     await bounded.aclose()
     assert type(error) is ModelUnavailable

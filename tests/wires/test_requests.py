@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 
-from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, user
-from halter.core.mind import Provider
+from halter.core.agent_spec import Provider
+from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
 from halter.core.usage import ModelName
-from halter.models.providers import model_from
-from halter.models.wire_messages import history
+from halter.models.providers import make_model
+from halter.models.wire_format import shape_history
 
 CALLED = Message("assistant", (Text("Let me look.", "model"), ToolCall("id-1", "read_file", '{"path": "a.log"}')))
 RESULT = Message("user", (ToolResult("id-1", "read_file", "ok", "line one"),))
-LONG = (user("What is in a.log?"), CALLED, RESULT, Message("assistant", (Text("One line.", "model"),)), user("Sure?"))
+LONG = (
+    make_user_message("What is in a.log?"),
+    CALLED,
+    RESULT,
+    Message("assistant", (Text("One line.", "model"),)),
+    make_user_message("Sure?"),
+)
 
 
 @pytest.fixture(params=[False], ids=["whole"])
@@ -110,9 +116,9 @@ async def test_each_request_begins_with_all_of_the_one_before(desk: Any) -> None
 
 
 def test_a_message_is_converted_once() -> None:
-    messages = [user(f"Message {number}.") if number % 2 == 0 else CALLED for number in range(6)]
-    first = [part for turn in history(messages) for part in turn.parts]
-    again = [part for turn in history([*messages, RESULT]) for part in turn.parts]
+    messages = [make_user_message(f"Message {number}.") if number % 2 == 0 else CALLED for number in range(6)]
+    first = [part for turn in shape_history(messages) for part in turn.parts]
+    again = [part for turn in shape_history([*messages, RESULT]) for part in turn.parts]
     assert all(one is other for one, other in zip(first, again, strict=False))
 
 
@@ -142,7 +148,7 @@ async def test_arguments_that_a_model_got_wrong_can_be_shown_to_it_again(desk: A
     desk.provider.says("Yes.")
     called = Message("assistant", (ToolCall("id-1", "read_file", arguments),))
     told = Message("user", (ToolResult("id-1", "read_file", "error", "These are no arguments."),))
-    assert (await desk.ask(desk.prompt(user("Go."), called, told))).text == "Yes."
+    assert (await desk.ask(desk.prompt(make_user_message("Go."), called, told))).text == "Yes."
     sent = {
         "openai": lambda body: json.loads(body["messages"][2]["tool_calls"][0]["function"]["arguments"]),
         "anthropic": lambda body: body["messages"][1]["content"][0]["input"],
@@ -156,7 +162,7 @@ async def test_arguments_that_a_model_got_wrong_can_be_shown_to_it_again(desk: A
 async def test_a_call_that_failed_is_told_as_one(desk: Any) -> None:
     desk.provider.says("Yes.")
     failed = Message("user", (ToolResult("id-1", "read_file", "denied", "You may not."),))
-    await desk.ask(desk.prompt(user("Go."), CALLED, failed))
+    await desk.ask(desk.prompt(make_user_message("Go."), CALLED, failed))
     block = desk.provider.last["messages"][2]["content"][0]
     assert (block["type"], block["is_error"]) == ("tool_result", True)
 
@@ -164,13 +170,13 @@ async def test_a_call_that_failed_is_told_as_one(desk: Any) -> None:
 async def test_turns_alternate_and_results_stand_before_words(desk: Any) -> None:
     desk.provider.says("Yes.")
     said = (
-        user("One."),
-        user("Two."),
+        make_user_message("One."),
+        make_user_message("Two."),
         Message("assistant", (ToolCall("a", "read_file", "{}"), ToolCall("b", "read_file", "{}"))),
         Message("user", (Text("By the way."), ToolResult("a", "read_file", "ok", "first"))),
         Message("user", (ToolResult("b", "read_file", "ok", "second"), Text("Go on."))),
         Message("assistant", (Text("  \n", "model"),)),
-        user(""),
+        make_user_message(""),
     )
     await desk.ask(desk.prompt(*said, system=""))
     sent = turns(desk.provider.last)
@@ -187,7 +193,7 @@ async def test_ids_and_names_that_no_provider_takes_are_mended_alike_in_call_and
     desk.provider.says("Yes.")
     called = Message("assistant", (ToolCall("0.0/ü" * 20, "no such: tool!", "{}"),))
     told = Message("user", (ToolResult("0.0/ü" * 20, "no such: tool!", "error", "There is no such tool."),))
-    await desk.ask(desk.prompt(user("Go."), called, told))
+    await desk.ask(desk.prompt(make_user_message("Go."), called, told))
     ids = [text for text in texts(turns(desk.provider.last)) if text.startswith("call_")]
     assert len(ids) == 2
     assert len(set(ids)) == 1
@@ -197,7 +203,7 @@ async def test_ids_and_names_that_no_provider_takes_are_mended_alike_in_call_and
 @pytest.mark.parametrize("text", ["\x00", "a\ud800b", "\udfff", "😀", "﷽" * 100])
 async def test_any_text_can_be_said(desk: Any, text: str) -> None:
     desk.provider.says("Yes.")
-    told = (user(text), CALLED, Message("user", (ToolResult("id-1", "read_file", "ok", text),)))
+    told = (make_user_message(text), CALLED, Message("user", (ToolResult("id-1", "read_file", "ok", text),)))
     assert (await desk.ask(desk.prompt(*told, system=text))).text == "Yes."
 
 
@@ -246,7 +252,7 @@ async def test_nothing_in_the_environment_goes_to_an_address_that_an_agents_file
     desk.provider.says("Yes.")
     chosen = Provider(wire=desk.wire, base_url=desk.model.base_url, api_key=api_key)
     for name in ("openai:m", "anthropic:m", "google:m", "mine:m"):
-        model = model_from(name, {name.split(":")[0]: chosen}, {**AMBIENT, "MINE": "own-key"}.get)
+        model = make_model(name, {name.split(":")[0]: chosen}, {**AMBIENT, "MINE": "own-key"}.get)
         await desk.ask(model=model)
         await model.aclose()
     for asked in desk.provider.asked:
@@ -268,17 +274,17 @@ async def test_a_key_of_the_environment_goes_where_the_environment_points(desk: 
     desk.provider.says("Yes.")
     prefix = desk.wire.upper()
     known = {f"{prefix}_BASE_URL": desk.model.base_url, f"{prefix}_API_KEY": "given-key"}
-    model = model_from(f"{desk.wire}:m", {}, known.get)
+    model = make_model(f"{desk.wire}:m", {}, known.get)
     await desk.ask(model=model)
     await model.aclose()
     assert "given-key" in str(desk.provider.asked[-1].headers)
 
 
 def test_a_key_is_not_shown_by_the_model_that_has_it() -> None:
-    model = model_from("openai:gpt-5", {}, {"OPENAI_API_KEY": "sk-made-up"}.get)
+    model = make_model("openai:gpt-5", {}, {"OPENAI_API_KEY": "sk-made-up"}.get)
     assert "sk-made-up" not in repr(model)
 
 
 def test_a_prompt_is_counted_without_asking_anybody() -> None:
-    model = model_from("openai:gpt-5", {}, {"OPENAI_API_KEY": "sk-made-up"}.get)
-    assert model.count(Prompt(messages=(user("four"),))) >= 4
+    model = make_model("openai:gpt-5", {}, {"OPENAI_API_KEY": "sk-made-up"}.get)
+    assert model.count(Prompt(messages=(make_user_message("four"),))) >= 4

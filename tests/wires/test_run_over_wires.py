@@ -8,7 +8,7 @@ from agents import Bench, finished, shown
 
 from halter import Agent, Result, StreamChunk
 from halter.core.clock import SystemClock
-from halter.core.money import usd
+from halter.core.money import micros_to_usd
 
 ADDRESS = {"openai": "/v1", "anthropic": ""}
 PRICE = {"price": {"input": 2, "cache_read": 0.5, "output": 10}}
@@ -84,7 +84,7 @@ async def test_a_tool_is_called_and_the_answer_streams(run: Desk) -> None:
     assert (result.state, result.text, run.read) == ("COMPLETED", "Nothing is in it.", ["app.log"])
     assert shown(run.chunks) == "I look.Nothing is in it."
     assert (result.usage.input_tokens, result.usage.output_tokens, result.usage.cache_read_tokens) == (200, 40, 80)
-    assert result.receipt.cost_usd == usd(2 * (60 * 2 + 40 // 2 + 20 * 10))
+    assert result.receipt.cost_usd == micros_to_usd(2 * (60 * 2 + 40 // 2 + 20 * 10))
     assert run.provider.asked[0].body["stream"] is True
 
 

@@ -1,4 +1,10 @@
-"""Signals: scores on the readings of one sensor, by an expression, a small model or a detector."""
+"""Signals: scores on the readings of one sensor, by an expression, a small model or a detector.
+
+Finds numbers that are far from what they usually are, while they come in.
+
+What is usual is a mean and a variance in which older readings count less and less. The score of a reading is how many
+deviations it is away from the mean.
+"""
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -7,16 +13,87 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from halter.autonomy.detector import Detected, Unusable, number
-from halter.brain.values import Missing, NotJson, checked, cut, one_line, path_value
+from halter.core.agent_spec import Detector, Signal
 from halter.core.clock import SECOND
 from halter.core.errors import ModelError
-from halter.core.expressions import Expression, Unanswered
-from halter.core.pacing import Detector, Signal
-from halter.core.sensing import Reading
-from halter.core.text import clean, shorten
+from halter.core.text import EvaluationFailure, Expression, clean, describe_value, shorten
+from halter.core.tools import Reading
+from halter.loop.text_calls import MissingPath, NotJson, copy_json_value, cut_text, look_up_path, to_json_line
 
-THRESHOLD: Final = 0.5
+MAX_SCORE: Final = 1_000_000.0
+"""No score is higher: for a number that never moved, any step is far away."""
+
+_LEARNED: Final = 3.0
+"""What is further away than so many deviations is learned as if it were only that far away."""
+_LARGEST: Final = 1e150
+"""Larger numbers count as this one, so that no square of them overflows."""
+_FINEST: Final = 1e-9
+"""The part of the mean, or of 1 if that is larger, that counts as a deviation at least."""
+
+
+class UnusableSample(msgspec.Struct, frozen=True):
+    """Not a number that anything can be learned from, and a sentence that says what it is instead."""
+
+    sentence: str
+
+
+class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
+    """What was learned so far: a mean, a variance, of how many readings; `strange` counts outliers in a row."""
+
+    half_life: float = 20
+    warmup: int = 20
+    seen: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    strange: int = 0
+
+    @property
+    def deviation(self) -> float:
+        """How far a reading usually is from the mean."""
+        return max(math.sqrt(self.variance), _FINEST * max(1.0, abs(self.mean)))
+
+    def learn(self, x: float) -> tuple["DetectorState", float]:
+        """Score a number by what was learned before it, and learn from it; what is not finite is passed over.
+
+        An outlier barely moves what is usual. When as many as a warm-up has come in a row, they are the new usual.
+        """
+        if not math.isfinite(x):
+            return self, 0.0
+        x = min(max(x, -_LARGEST), _LARGEST)
+        away = x - self.mean
+        if self.seen < self.warmup:
+            return self._with(away, strange=0), 0.0
+        score = min(abs(away) / self.deviation, MAX_SCORE)
+        if score <= _LEARNED:
+            return self._with(away, strange=0), score
+        if self.strange + 1 >= self.warmup:
+            return DetectorState(half_life=self.half_life, warmup=self.warmup, seen=1, mean=x), score
+        return self._with(math.copysign(_LEARNED * self.deviation, away), strange=self.strange + 1), score
+
+    def _with(self, away: float, *, strange: int) -> "DetectorState":
+        """Learn from a number so far from the mean. The first ones count alike, for nothing is usual yet."""
+        weight = max(1 - 0.5 ** (1 / self.half_life), 1 / (self.seen + 1))
+        return msgspec.structs.replace(
+            self,
+            seen=self.seen + 1,
+            mean=self.mean + weight * away,
+            variance=(1 - weight) * (self.variance + weight * away * away),
+            strange=strange,
+        )
+
+
+def parse_sample(value: Any) -> float | UnusableSample:
+    """Take a value for a number, if it is one that can be learned from."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return UnusableSample(f"a detector takes a number, and this is {describe_value(value)}")
+    try:
+        found = float(value)
+    except OverflowError:
+        return UnusableSample("a detector takes a number of usual size, and this one is too large")
+    return found if math.isfinite(found) else UnusableSample("a detector takes a finite number, and this one is not")
+
+
+DEFAULT_THRESHOLD: Final = 0.5
 DETECTOR_THRESHOLD: Final = 4.0
 SHORTEST_COOLDOWN: Final = SECOND
 """What fires is written down: no source, however fast, may fill a journal."""
@@ -32,17 +109,17 @@ class Score(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Unscored(msgspec.Struct, frozen=True):
+class ScoringFailure(msgspec.Struct, frozen=True):
     """There is no score, and a sentence for whoever looks at the sensor's health."""
 
     sentence: str
 
 
-Judge = Callable[[Signal, Any], Awaitable[Score | Unscored]]
+ScoreByModel = Callable[[Signal, Any], Awaitable[Score | ScoringFailure]]
 """Asks a signal's model about a value."""
 
 
-class Scored(msgspec.Struct, frozen=True):
+class ScoredSignal(msgspec.Struct, frozen=True):
     """What a signal makes of a reading. It is `told` when it fires and has been quiet for long enough."""
 
     signal: Signal
@@ -52,10 +129,10 @@ class Scored(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Looked(msgspec.Struct, frozen=True):
+class SignalResults(msgspec.Struct, frozen=True):
     """What all signals make of a reading, whether it is written into its fields, and what could not be scored."""
 
-    scored: tuple[Scored, ...]
+    scored: tuple[ScoredSignal, ...]
     writes: bool
     sentences: tuple[str, ...] = ()
 
@@ -63,29 +140,31 @@ class Looked(msgspec.Struct, frozen=True):
 class Signals:
     """The signals of one sensor, with what they have learned and when they were last told."""
 
-    def __init__(self, signals: Sequence[Signal], expressions: Mapping[str, Expression], judge: Judge) -> None:
+    def __init__(self, signals: Sequence[Signal], expressions: Mapping[str, Expression], judge: ScoreByModel) -> None:
         self._signals = tuple(signals)
         self._expressions = expressions
         self._judge = judge
-        self._learned: dict[str, Detected] = {}
+        self._learned: dict[str, DetectorState] = {}
         self._told: dict[str, int] = {}
 
-    async def look(self, reading: Reading, hot: Mapping[str, Any]) -> Looked:
+    async def look(self, reading: Reading, hot: Mapping[str, Any]) -> SignalResults:
         """Score a reading; `hot` is hot state's own values. What cannot be scored does not fire, and is said why."""
-        read = checked(reading.value)
+        read = copy_json_value(reading.value)
         if isinstance(read, NotJson):
-            unscored = tuple(Scored(signal) for signal in self._signals)
-            return Looked(unscored, writes=False, sentences=(f"The reading is no JSON: {read.reason}.",))
-        scored: list[Scored] = []
+            unscored = tuple(ScoredSignal(signal) for signal in self._signals)
+            return SignalResults(unscored, writes=False, sentences=(f"The reading is no JSON: {read.reason}.",))
+        scored: list[ScoredSignal] = []
         sentences: list[str] = []
         for signal in self._signals:
             score = await self._score(signal, read.value, hot, reading.at)
-            if isinstance(score, Unscored):
+            if isinstance(score, ScoringFailure):
                 sentences.append(f"The signal `{signal.name}` has no score: {score.sentence}")
             scored.append(self._weighed(signal, score, reading.at))
-        return Looked(tuple(scored), _writes(scored), tuple(sentences))
+        return SignalResults(tuple(scored), _is_written(scored), tuple(sentences))
 
-    async def _score(self, signal: Signal, value: Any, hot: Mapping[str, Any], now: int) -> Score | Unscored | None:
+    async def _score(
+        self, signal: Signal, value: Any, hot: Mapping[str, Any], now: int
+    ) -> Score | ScoringFailure | None:
         """Score a value; None if it is not looked at."""
         if signal.detector is not UNSET:
             return self._detected(signal.name, signal.detector, value)
@@ -95,49 +174,51 @@ class Signals:
             return None
         return await self._judged(signal, value)
 
-    def _detected(self, name: str, detector: Detector, value: Any) -> Score | Unscored:
-        found = path_value(value, detector.path)
-        if isinstance(found, Missing):
-            return Unscored(found.sentence)
-        x = number(found.value)
-        if isinstance(x, Unusable):
-            return Unscored(f"{x.sentence}.")
-        before = self._learned.get(name) or Detected(half_life=detector.half_life, warmup=detector.warmup)
+    def _detected(self, name: str, detector: Detector, value: Any) -> Score | ScoringFailure:
+        found = look_up_path(value, detector.path)
+        if isinstance(found, MissingPath):
+            return ScoringFailure(found.sentence)
+        x = parse_sample(found.value)
+        if isinstance(x, UnusableSample):
+            return ScoringFailure(f"{x.sentence}.")
+        before = self._learned.get(name) or DetectorState(half_life=detector.half_life, warmup=detector.warmup)
         self._learned[name], score = before.learn(x)
         side = "above" if x >= before.mean else "below"
         return Score(score, f"{x:g} is {score:.1f} deviations {side} the usual {before.mean:.6g}")
 
-    def _worked_out(self, name: str, value: Any, hot: Mapping[str, Any]) -> Score | Unscored:
+    def _worked_out(self, name: str, value: Any, hot: Mapping[str, Any]) -> Score | ScoringFailure:
         expression = self._expressions.get(name)
         if expression is None:
-            return Unscored("its expression was not compiled.")
+            return ScoringFailure("its expression was not compiled.")
         match expression.value({"value": value, "hot": dict(hot)}):
-            case Unanswered(sentence=sentence):
-                return Unscored(sentence)
+            case EvaluationFailure(sentence=sentence):
+                return ScoringFailure(sentence)
             case bool() as holds:
                 return Score(float(holds), f"`{expression.text}` is {'true' if holds else 'false'}")
             case int() | float() as worth if math.isfinite(worth):
                 return Score(float(worth), f"`{expression.text}` is {worth:g}")
             case _:
-                return Unscored(f"`{expression.text}` is neither true nor false nor a number.")
+                return ScoringFailure(f"`{expression.text}` is neither true nor false nor a number.")
 
-    async def _judged(self, signal: Signal, value: Any) -> Score | Unscored:
+    async def _judged(self, signal: Signal, value: Any) -> Score | ScoringFailure:
         try:
             score = await self._judge(signal, value)
         except (ModelError, TimeoutError) as error:
-            return Unscored(f"its model failed: {shorten(clean(str(error)), _LONGEST_REASON) or 'it took too long'}.")
+            return ScoringFailure(
+                f"its model failed: {shorten(clean(str(error)), _LONGEST_REASON) or 'it took too long'}."
+            )
         if isinstance(score, Score) and not math.isfinite(score.score):
-            return Unscored("its model gave no finite number.")
+            return ScoringFailure("its model gave no finite number.")
         return score
 
-    def _weighed(self, signal: Signal, score: Score | Unscored | None, now: int) -> Scored:
+    def _weighed(self, signal: Signal, score: Score | ScoringFailure | None, now: int) -> ScoredSignal:
         if not isinstance(score, Score):
-            return Scored(signal)
-        fires = score.score >= threshold(signal)
+            return ScoredSignal(signal)
+        fires = score.score >= resolve_threshold(signal)
         told = fires and not self._is_quiet(signal, now)
         if told:
             self._told[signal.name] = now
-        return Scored(signal, score.score, fires, told, score.reason)
+        return ScoredSignal(signal, score.score, fires, told, score.reason)
 
     def _is_quiet(self, signal: Signal, now: int) -> bool:
         """Tell whether a signal was told a short while ago. A clock that was set back makes nobody quiet."""
@@ -145,25 +226,25 @@ class Signals:
         return told is not None and 0 <= now - told < max(signal.cooldown, SHORTEST_COOLDOWN)
 
 
-def threshold(signal: Signal) -> float:
+def resolve_threshold(signal: Signal) -> float:
     """Tell from which score on a signal fires."""
     if signal.threshold is not UNSET:
         return signal.threshold
-    return THRESHOLD if signal.detector is UNSET else DETECTOR_THRESHOLD
+    return DEFAULT_THRESHOLD if signal.detector is UNSET else DETECTOR_THRESHOLD
 
 
-def _writes(scored: Sequence[Scored]) -> bool:
+def _is_written(scored: Sequence[ScoredSignal]) -> bool:
     filters = [each for each in scored if each.signal.filter]
     return not filters or any(each.fires for each in filters)
 
 
-def sentence_of(sensor: str, scored: Scored, reading: Reading) -> str:
+def describe_signal(sensor: str, scored: ScoredSignal, reading: Reading) -> str:
     """Say that a signal fired, for the agent's next turn. What the sensor read is quoted, and cut."""
     reason = f": {shorten(clean(scored.reason), _LONGEST_REASON)}" if scored.reason else ""
     score = "" if scored.score is None else f" with {scored.score:.4g}"
-    return f"The signal `{scored.signal.name}` of the sensor `{sensor}` fired{score}{reason}. It read {_shown(reading)}"
+    return f"The signal `{scored.signal.name}` of the sensor `{sensor}` fired{score}{reason}. It read {_show_reading(reading)}"
 
 
-def _shown(reading: Reading) -> str:
-    read = checked(reading.value)
-    return "no JSON" if isinstance(read, NotJson) else cut(one_line(read.value), _LONGEST_READING)
+def _show_reading(reading: Reading) -> str:
+    read = copy_json_value(reading.value)
+    return "no JSON" if isinstance(read, NotJson) else cut_text(to_json_line(read.value), _LONGEST_READING)

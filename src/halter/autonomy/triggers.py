@@ -2,38 +2,43 @@
 
 A schedule's times are dealt with one after the other, and each that starts nothing says why. A document of a watch is
 done only when a session about it came to a good end; one that fails too often is left to a person.
+
+The most that an agent can spend within a span: by the clock alone, and whatever happens. A decision without I/O.
+
+The clock alone causes the agent's own turns, the runs of its schedules, and what is under way. A model chooses how long
+it sleeps and how much it does in a turn, so no pace bounds the cost of its turns: the caps do.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Final
 
 import msgspec
 
-from halter.autonomy.hours import Hours, asleep_until
-from halter.core.clock import MINUTE, SECOND
-from halter.core.money import shown
-from halter.core.schedules import Ticks, Timing, next_after, ticks
-from halter.core.task_rows import TriggerRow
-from halter.core.tasks import Schedule, Watch
-from halter.core.triggered import SkipReason
+from halter.autonomy.pace import Hours, find_wake_time
+from halter.core.agent_spec import Schedule, Watch
+from halter.core.clock import MINUTE, SECOND, WindowLength, window_at, window_end
+from halter.core.effect_events import SkipReason
+from halter.core.money import BudgetRow, Cap, Caps, format_micros
+from halter.core.rows import TriggerRow
+from halter.core.schedules import TickCount, Timing, count_ticks, next_tick_after
 from halter.core.vocabulary import State
 
-LATE: Final = MINUTE
+LATENESS_TOLERANCE: Final = MINUTE
 """A time that was dealt with within so long was not missed."""
-SLACK: Final = 5 * SECOND
+MIN_INTERVAL_SLACK: Final = 5 * SECOND
 """A run may begin so much before its `min_interval` is over: the one before it was never quite punctual."""
-RETRY: Final = 5 * SECOND
+FIRST_RETRY_DELAY: Final = 5 * SECOND
 """How long a document rests after its first failure; each further rest is four times as long."""
 
 
-class Run(msgspec.Struct, frozen=True):
+class RunNow(msgspec.Struct, frozen=True):
     """Start the run of that time."""
 
     due_at: int
 
 
-class Skip(msgspec.Struct, frozen=True):
+class SkipRuns(msgspec.Struct, frozen=True):
     """Start nothing for these times, the last of them `due_at`."""
 
     why: SkipReason
@@ -42,20 +47,20 @@ class Skip(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-class Queue(msgspec.Struct, frozen=True):
+class QueueRun(msgspec.Struct, frozen=True):
     """Start the run of that time when the one before it is over."""
 
     due_at: int
 
 
-class Empty(msgspec.Struct, frozen=True):
+class CapExhausted(msgspec.Struct, frozen=True):
     """Why no money is left, and until when."""
 
     sentence: str
     until: int | None = None
 
 
-class Around(msgspec.Struct, frozen=True, kw_only=True):
+class TriggerConditions(msgspec.Struct, frozen=True, kw_only=True):
     """What a trigger's decision depends on beside itself.
 
     `on_since` is when its agent was switched on; `halted` and `empty` say what stands against it, if something does.
@@ -64,65 +69,71 @@ class Around(msgspec.Struct, frozen=True, kw_only=True):
     now: int
     on_since: int
     halted: str = ""
-    empty: Empty | None = None
+    empty: CapExhausted | None = None
     running: int = 0
 
 
-def schedule_now(
-    schedule: Schedule, timing: Timing, row: TriggerRow, around: Around, hours: Hours | None = None
-) -> Sequence[Run | Skip | Queue]:
+def decide_schedule(
+    schedule: Schedule, timing: Timing, row: TriggerRow, around: TriggerConditions, hours: Hours | None = None
+) -> Sequence[RunNow | SkipRuns | QueueRun]:
     """Decide what becomes of the times that have come since the last look."""
     if row.queued_at is not None and not around.running and not around.halted:
-        return [_queued(schedule, row.queued_at, row, around, hours)]
-    found = ticks(timing, row.ticked_at, around.now)
+        return [_decide_queued(schedule, row.queued_at, row, around, hours)]
+    found = count_ticks(timing, row.ticked_at, around.now)
     if found.latest is None:
         return []
-    while_off = ticks(timing, row.ticked_at, min(around.on_since, around.now))
-    skipped = list(_past(found, while_off))
+    while_off = count_ticks(timing, row.ticked_at, min(around.on_since, around.now))
+    skipped = list(_skip_past(found, while_off))
     latest = found.latest
     if latest <= around.on_since or around.now < latest + _jitter(schedule, row.trigger, latest):
         return skipped
-    return [*skipped, _latest(schedule, latest, row, around, hours)]
+    return [*skipped, _decide_latest(schedule, latest, row, around, hours)]
 
 
-def _queued(schedule: Schedule, due: int, row: TriggerRow, around: Around, hours: Hours | None) -> Run | Skip:
+def _decide_queued(
+    schedule: Schedule, due: int, row: TriggerRow, around: TriggerConditions, hours: Hours | None
+) -> RunNow | SkipRuns:
     """Start a run that waited for the one before it, unless there is something against it by now."""
     if due <= around.on_since:
-        return Skip("off", due, 1, "The agent was switched off.")
-    against = _against(schedule, row, around, hours)
-    return Run(due) if against is None else Skip(against[0], due, 1, against[1])
+        return SkipRuns("off", due, 1, "The agent was switched off.")
+    against = _find_objection(schedule, row, around, hours)
+    return RunNow(due) if against is None else SkipRuns(against[0], due, 1, against[1])
 
 
-def _past(found: Ticks, while_off: Ticks) -> Iterator[Skip]:
+def _skip_past(found: TickCount, while_off: TickCount) -> Iterator[SkipRuns]:
     """Skip what came while the agent was off, and all but the last of what came while nothing looked."""
     if while_off.latest is not None:
-        yield Skip("off", while_off.latest, while_off.count, "The agent was switched off.")
+        yield SkipRuns("off", while_off.latest, while_off.count, "The agent was switched off.")
     missed = found.count - while_off.count - 1
     if missed > 0 and found.latest is not None:
-        yield Skip("missed", found.latest - 1, missed, "Nothing ran then; the last one stands in for all.")
+        yield SkipRuns("missed", found.latest - 1, missed, "Nothing ran then; the last one stands in for all.")
 
 
-def _latest(schedule: Schedule, due: int, row: TriggerRow, around: Around, hours: Hours | None) -> Run | Skip | Queue:
+def _decide_latest(
+    schedule: Schedule, due: int, row: TriggerRow, around: TriggerConditions, hours: Hours | None
+) -> RunNow | SkipRuns | QueueRun:
     late = around.now - due - _jitter(schedule, row.trigger, due)
-    if schedule.catch_up == "never" and late > LATE:
-        return Skip("missed", due, 1, "Nothing ran then, and it is not made up for.")
-    against = _against(schedule, row, around, hours)
+    if schedule.catch_up == "never" and late > LATENESS_TOLERANCE:
+        return SkipRuns("missed", due, 1, "Nothing ran then, and it is not made up for.")
+    against = _find_objection(schedule, row, around, hours)
     if against is not None:
-        return Skip(against[0], due, 1, against[1])
+        return SkipRuns(against[0], due, 1, against[1])
     if not around.running:
-        return Run(due)
+        return RunNow(due)
     if schedule.overlap == "queue" and row.queued_at is None:
-        return Queue(due)
+        return QueueRun(due)
     waits = " and another one waits" if row.queued_at is not None else ""
-    return Skip("overlap", due, 1, f"{row.session} is still at work{waits}.")
+    return SkipRuns("overlap", due, 1, f"{row.session} is still at work{waits}.")
 
 
-def _against(schedule: Schedule, row: TriggerRow, around: Around, hours: Hours | None) -> tuple[SkipReason, str] | None:
+def _find_objection(
+    schedule: Schedule, row: TriggerRow, around: TriggerConditions, hours: Hours | None
+) -> tuple[SkipReason, str] | None:
     if around.halted:
         return ("halted", around.halted)
-    if hours is not None and asleep_until(hours, around.now) is not None:
+    if hours is not None and find_wake_time(hours, around.now) is not None:
         return ("active_hours", "It is outside of the active hours.")
-    if row.ran_at and around.now - row.ran_at < schedule.min_interval - SLACK:
+    if row.ran_at and around.now - row.ran_at < schedule.min_interval - MIN_INTERVAL_SLACK:
         return ("too_soon", "The run before it began less than `min_interval` ago.")
     if around.empty is not None:
         return ("cost_cap_reached", around.empty.sentence)
@@ -136,15 +147,15 @@ def _jitter(schedule: Schedule, trigger: str, due: int) -> int:
     return int.from_bytes(sha256(f"{trigger} {due}".encode()).digest()[:8]) % (schedule.jitter + 1)
 
 
-def schedule_next(schedule: Schedule, timing: Timing, row: TriggerRow, now: int) -> int | None:
+def find_next_schedule_look(schedule: Schedule, timing: Timing, row: TriggerRow, now: int) -> int | None:
     """Tell when to look again."""
-    due = next_after(timing, row.ticked_at)
+    due = next_tick_after(timing, row.ticked_at)
     if due is None:
         return None
     return max(now, due + _jitter(schedule, row.trigger, due))
 
 
-class Item(msgspec.Struct, frozen=True):
+class WatchedDocument(msgspec.Struct, frozen=True):
     """A document of a watch, and how its newest session stands."""
 
     item: str
@@ -173,21 +184,21 @@ class Item(msgspec.Struct, frozen=True):
         return self.state == "HALTED" and self.terminal_reason != "idle_timeout"
 
 
-class Start(msgspec.Struct, frozen=True):
+class StartRun(msgspec.Struct, frozen=True):
     """Start a session about a document."""
 
-    item: Item
+    item: WatchedDocument
     attempt: int
 
 
-class Quarantine(msgspec.Struct, frozen=True):
+class QuarantineDocument(msgspec.Struct, frozen=True):
     """Leave a document to a person."""
 
-    item: Item
+    item: WatchedDocument
     sentence: str
 
 
-class Delay(msgspec.Struct, frozen=True):
+class DelayDocuments(msgspec.Struct, frozen=True):
     """Let the rest wait."""
 
     why: SkipReason
@@ -196,63 +207,187 @@ class Delay(msgspec.Struct, frozen=True):
     until: int | None = None
 
 
-class Watching(msgspec.Struct, frozen=True):
+class WatchPlan(msgspec.Struct, frozen=True):
     """What to do about the documents of a watch, and when to look again by itself."""
 
-    acts: tuple[Start | Quarantine | Delay, ...] = ()
+    acts: tuple[StartRun | QuarantineDocument | DelayDocuments, ...] = ()
     until: int | None = None
 
 
-def watch_now(watch: Watch, items: Sequence[Item], around: Around, room: int | None = None) -> Watching:
+def decide_watch(
+    watch: Watch, items: Sequence[WatchedDocument], around: TriggerConditions, room: int | None = None
+) -> WatchPlan:
     """Decide which documents are begun, which are left to a person, and why the rest waits.
 
     `room` is for how many sessions money is left; None for as many as there may be.
     """
     waiting = [item for item in items if not item.done and not item.open]
-    given_up = [item for item in waiting if _hopeless(item, watch)]
+    given_up = [item for item in waiting if _is_hopeless(item, watch)]
     ready = [item for item in waiting if item not in given_up]
     resting = [at for item in ready if (at := _rests_until(item)) > around.now]
     startable = [item for item in ready if _rests_until(item) <= around.now]
     slots = 0 if around.halted or around.empty else max(0, watch.max_parallel - around.running)
     begun = startable[: slots if room is None else min(slots, room)]
-    acts: list[Start | Quarantine | Delay] = [Quarantine(item, _failed(item)) for item in given_up]
-    acts += [Start(item, item.attempts if item.blameless else item.attempts + 1) for item in begun]
+    acts: list[StartRun | QuarantineDocument | DelayDocuments] = [
+        QuarantineDocument(item, _describe_failure(item)) for item in given_up
+    ]
+    acts += [StartRun(item, item.attempts if item.blameless else item.attempts + 1) for item in begun]
     left = len(startable) - len(begun)
     if left:
-        acts.append(_delay(left, around, room))
-    return Watching(tuple(acts), min(resting, default=None))
+        acts.append(_make_delay(left, around, room))
+    return WatchPlan(tuple(acts), min(resting, default=None))
 
 
-def _hopeless(item: Item, watch: Watch) -> bool:
+def _is_hopeless(item: WatchedDocument, watch: Watch) -> bool:
     if item.state == "CANCELLED":
         return True
     return item.attempts >= watch.max_attempts and not item.blameless
 
 
-def _failed(item: Item) -> str:
+def _describe_failure(item: WatchedDocument) -> str:
     if item.state == "CANCELLED":
         return f"{item.name}: a person cancelled {item.session}."
     return f"{item.name} was tried {item.attempts} times; the last session, {item.session}, ended {item.state}."
 
 
-def _rests_until(item: Item) -> int:
+def _rests_until(item: WatchedDocument) -> int:
     if item.ended_at is None or item.blameless:
         return 0
-    return item.ended_at + RETRY * 4 ** max(0, item.attempts - 1)
+    return item.ended_at + FIRST_RETRY_DELAY * 4 ** max(0, item.attempts - 1)
 
 
-def _delay(left: int, around: Around, room: int | None) -> Delay:
+def _make_delay(left: int, around: TriggerConditions, room: int | None) -> DelayDocuments:
     if around.halted:
-        return Delay("halted", left, around.halted)
+        return DelayDocuments("halted", left, around.halted)
     if around.empty is not None:
-        return Delay("cost_cap_reached", left, around.empty.sentence, around.empty.until)
+        return DelayDocuments("cost_cap_reached", left, around.empty.sentence, around.empty.until)
     if room == 0:
-        return Delay("cost_cap_reached", left, "What is at work now may need all the money that is left.")
-    return Delay("overlap", left, f"{around.running or 'As many as may be'} are at work.")
+        return DelayDocuments("cost_cap_reached", left, "What is at work now may need all the money that is left.")
+    return DelayDocuments("overlap", left, f"{around.running or 'As many as may be'} are at work.")
 
 
-def empty_of(left: int, cap: int, scope: str, until: int | None) -> Empty | None:
+def check_cap_exhausted(left: int, cap: int, scope: str, until: int | None) -> CapExhausted | None:
     """Say that a cap leaves nothing to begin with."""
     if left > 0:
         return None
-    return Empty(f"{shown(cap)}, the cap of {scope}, is spent or held.", until)
+    return CapExhausted(f"{format_micros(cap)}, the cap of {scope}, is spent or held.", until)
+
+
+COARSEST_FIRST: Final[tuple[WindowLength, ...]] = ("", "month", "day", "hour", "minute")
+
+Balances = Mapping[tuple[str, str], BudgetRow]
+"""What stands against caps in dollars, by scope and window. Where no row is known, nothing is spent yet."""
+ScopedCap = tuple[str, Cap]
+
+
+class ScheduledRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of one schedule. `caps` include the schedule's own; `pending` counts runs that are due already."""
+
+    trigger: str
+    timing: Timing
+    caps: Caps
+    min_interval: int = 0
+    pending: int = 0
+
+
+class Clockwork(msgspec.Struct, frozen=True, kw_only=True):
+    """What the clock alone makes an agent do.
+
+    `sessions` lists what each session may still spend that is under way or begins by itself; None is any amount. If the
+    agent `renews`, a session that has used up its cap is followed by the next. `free` says that nothing it uses has a
+    price.
+    """
+
+    agent: str
+    caps: Caps
+    sessions: tuple[int | None, ...] = ()
+    renews: bool = False
+    schedules: tuple[ScheduledRuns, ...] = ()
+    free: bool = False
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """The most that can be spent within a span, in micro-dollars, by the clock alone and in all. None is any amount."""
+
+    clock: int | None
+    most: int | None
+
+
+def forecast_bounds(work: Clockwork, balances: Balances, since: int, until: int) -> Forecast:
+    """Bound what an agent spends from `since` until `until` by what the clock causes and by every cap that applies."""
+    if work.free:
+        return Forecast(0, 0)
+    own: list[ScopedCap] = [(f"agent:{work.agent}", cap) for cap in work.caps.agent]
+    fleet: list[ScopedCap] = [("fleet", cap) for cap in work.caps.fleet]
+    most = bound_by_windows([*own, *fleet], work.caps.zone, balances, since, until)
+    runs = [_bound_runs(each, balances, since, until, most) for each in work.schedules]
+    caused = None if work.renews else _add([*work.sessions, *runs])
+    return Forecast(find_tightest([caused, most]), most)
+
+
+def bound_by_windows(caps: Sequence[ScopedCap], zone: str, balances: Balances, since: int, until: int) -> int | None:
+    """Add up what caps leave in all windows that a span touches; None where nothing bounds it.
+
+    In each window the tightest cap counts: its own, or what the finer windows within it leave together. An hour that
+    a local day cuts in two counts in both, so that the bound holds.
+    """
+    if not caps:
+        return None
+    per = min((cap for _, cap in caps), key=lambda cap: COARSEST_FIRST.index(cap.per)).per
+    here = [(scope, cap) for scope, cap in caps if cap.per == per]
+    finer = [(scope, cap) for scope, cap in caps if cap.per != per]
+    total, at = 0, since
+    while at < until:
+        window = window_at(per, at, zone)
+        end = min(until, window_end(window) or until)
+        left = [_remaining_in_window(scope, cap, window, balances) for scope, cap in here]
+        tightest = find_tightest([*left, bound_by_windows(finer, zone, balances, at, end)])
+        if tightest is None:
+            return None
+        total, at = total + tightest, end
+    return total
+
+
+def _remaining_in_window(scope: str, cap: Cap, window: str, balances: Balances) -> int | None:
+    """Tell what a cap leaves in a window. What is held there is about to be spent, so it is part of what is left."""
+    row = balances.get((scope, window)) or BudgetRow(scope, window, "usd")
+    binding = row.binding(cap.max_cost_usd)
+    return None if binding is None else max(0, binding - row.spent)
+
+
+def _bound_runs(each: ScheduledRuns, balances: Balances, since: int, until: int, most: int | None) -> int | None:
+    """Bound the runs of a schedule by their number and their cap, and by the caps of all its runs together."""
+    own: list[ScopedCap] = [(f"trigger:{each.trigger}", cap) for cap in each.caps.trigger]
+    together = bound_by_windows(own, each.caps.zone, balances, since, until)
+    cap = each.caps.session.max_cost_usd
+    runs = _count_runs(each, since, until, _count_enough_runs(cap, find_tightest([together, most])))
+    return 0 if not runs else find_tightest([None if cap is None else runs * cap, together])
+
+
+def _count_enough_runs(cap: int | None, tightest: int | None) -> int | None:
+    """Tell how many runs are worth counting: more than reach the tightest cap change nothing."""
+    if not cap:
+        return 1
+    return None if tightest is None else tightest // cap + 1
+
+
+def _count_runs(each: ScheduledRuns, since: int, until: int, enough: int | None) -> int:
+    """Count the runs that begin within a span, up to `enough`. Those that others hold back are counted as well."""
+    spaced = (until - since) // max(SECOND, each.min_interval - MIN_INTERVAL_SLACK) + 1
+    counted = spaced if enough is None else min(spaced, enough)
+    every, anchor = each.timing.every, each.timing.anchor
+    if every:
+        times = (until - anchor) // every - (max(since, anchor - 1) - anchor) // every
+    else:
+        times = count_ticks(each.timing, since, until, counted).count
+    return min(max(0, times), counted) + each.pending
+
+
+def find_tightest(amounts: Sequence[int | None]) -> int | None:
+    """Find the tightest bound; None where there is none."""
+    return min((amount for amount in amounts if amount is not None), default=None)
+
+
+def _add(amounts: Sequence[int | None]) -> int | None:
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if len(known) == len(amounts) else None

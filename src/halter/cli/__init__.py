@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 def build() -> "typer.Typer":
     """Make the whole tree of commands."""
-    from halter.cli.tree import tree
+    from halter.cli.commands import build_command_tree
 
-    return tree()
+    return build_command_tree()
 
 
 def main() -> None:
     """Run the command that was typed."""
     try:
-        from halter.cli.door import enter
+        from halter.cli.entrypoint import run_program
 
-        code = enter()
+        code = run_program()
     except KeyboardInterrupt:
         code = 130
     sys.exit(code)

@@ -1,31 +1,228 @@
-"""`halter audit`: who called which tool, with what outcome, and who agreed to it; for people, programs and sinks."""
+"""`halter audit`: who called which tool, with what outcome, and who agreed to it; for people, programs and sinks.
 
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from contextlib import aclosing
-from typing import Annotated, Final
+How far a sink has read, kept in a small file: the next export under the same name goes on exactly there.
+
+For each stream the number of the last event that was read. Streams are numbered without gaps and in the order of their
+commits, so nothing that settles late can be passed over, as it could by any one number or time for all of them.
+
+Where an export goes: to a file that only its owner may read, or to the standard output.
+
+`halter export`: a session's journal as a file that can be checked with no store at hand.
+"""
+
+import os
+import re
+import stat
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from io import FileIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Protocol
 
 import msgspec
 import typer
 
-from halter.app import App
-from halter.app.desk import auditing
-from halter.app.desk.auditing import Wanted
-from halter.app.follow import EVERYTHING, Follower, growing, heads
-from halter.app.words.moments import written
-from halter.cli.answer import answer_json, answer_line, answer_table, say
-from halter.cli.command import WRONG_USE, JsonOption, StoreOption, desk_of, duration, fail, with_app
-from halter.cli.cursor import Cursor, cursor_path, is_name, read_cursor, write_cursor
-from halter.cli.export import OUTPUT, sink
+from halter import __version__
+from halter.cli.command import (
+    WRONG_USE,
+    JsonOption,
+    SessionArgument,
+    StoreOption,
+    answer_json,
+    answer_line,
+    answer_table,
+    encode_json_line,
+    fail,
+    make_desk,
+    parse_typed_duration,
+    run_with_app,
+    say,
+)
+from halter.cli.terminal import ProgressListener, patience, share
+from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, is_inbox, session_of
-from halter.core.money import shown_usd
+from halter.core.money import format_usd
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
-from halter.core.text import counted
-from halter.state.audit import AuditEntry, AuditFound, as_it_was, concluded, entry, with_words
+from halter.core.text import format_count
+from halter.operations import queries
+from halter.operations.journal import sessions_below
+from halter.operations.queries import AuditFilter
+from halter.present.events import format_moment
+from halter.runtime.feed import EVERYTHING, Follower, read_stream_heads, watch_growth
+from halter.runtime.proof import encode_receipt
+from halter.runtime.runtime import App
+from halter.state.audit import (
+    AuditEntry,
+    AuditRecord,
+    find_concluded_call,
+    load_audit_bodies,
+    make_audit_entry,
+    restore_audit_record,
+)
+
+if TYPE_CHECKING:
+    from halter.journal.engine import StoreView
+    from halter.journal.export import ExportLine
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+class ReadPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was read of which store."""
+
+    store: str
+    seen: dict[StreamId, int] = {}
+
+
+def is_cursor_name(name: str) -> bool:
+    """Tell whether a cursor may have this name, which is also that of a file."""
+    return _NAME.fullmatch(name) is not None
+
+
+def cursor_path(environ: Mapping[str, str], name: str) -> Path:
+    """Tell where a cursor is kept."""
+    if environ.get("HALTER_CURSORS"):
+        return Path(environ["HALTER_CURSORS"]) / f"{name}.json"
+    if environ.get("XDG_STATE_HOME"):
+        return Path(environ["XDG_STATE_HOME"]) / "halter" / "cursors" / f"{name}.json"
+    try:
+        return Path.home() / ".local/state/halter/cursors" / f"{name}.json"
+    except RuntimeError:
+        raise ConfigError("You have no home folder, and HALTER_CURSORS is not set: set it, or HOME.") from None
+
+
+def read_cursor(path: Path, store: str) -> ReadPosition:
+    """Read a cursor; one that is not there yet has seen nothing."""
+    try:
+        cursor = msgspec.json.decode(path.read_bytes(), type=ReadPosition)
+    except FileNotFoundError:
+        return ReadPosition(store)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): remove it, and everything is exported anew.") from None
+    if cursor.store != store:
+        raise ConfigError(f"{path} is the cursor of another store: give this one a cursor of its own, by another name.")
+    return cursor
+
+
+def write_cursor(path: Path, cursor: ReadPosition) -> None:
+    """Replace a cursor as a whole: whatever happens, the old one or the new one is there."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".cursor-", delete=False) as file:
+            written = Path(file.name)
+            try:
+                file.write(msgspec.json.encode(cursor))
+                file.flush()
+                os.fsync(file.fileno())
+                written.replace(path)
+            except OSError:
+                written.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+STDOUT_ARGUMENT: Final = "-"
+
+
+class RowSink(Protocol):
+    """Somewhere to put rows."""
+
+    def put(self, rows: Iterable[object]) -> None:
+        """Write rows, each on a line of its own; they have arrived when this returns."""
+        ...
+
+
+class PrintedRows:
+    """Rows on the standard output."""
+
+    def put(self, rows: Iterable[object]) -> None:
+        """Write rows, and let whoever reads them have them."""
+        for row in rows:
+            sys.stdout.write(encode_json_line(row).decode())
+        sys.stdout.flush()
+
+
+class RowFile:
+    """Rows in a file."""
+
+    def __init__(self, file: FileIO, path: str) -> None:
+        self._file = file
+        self._path = path
+        self._on_disk = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+
+    def put(self, rows: Iterable[object]) -> None:
+        """Write rows, and wait until they are on the disk; a pipe or a device has none."""
+        try:
+            _write_all(self._file, b"".join(map(encode_json_line, rows)))
+            if self._on_disk:
+                os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _unwritable_error(self._path, error) from error
+
+
+@contextmanager
+def open_sink(target: str, *, append: bool, private: bool = False) -> Generator[RowSink]:
+    """Open what was named; a file is begun anew unless something goes on in it.
+
+    A new file is for its owner alone; one that was there before becomes so if it is to be `private`.
+    """
+    if target == STDOUT_ARGUMENT:
+        yield PrintedRows()
+        return
+    try:
+        cut_short = append and _is_cut_short(Path(target))
+        how = os.O_APPEND if append else os.O_TRUNC
+        file = FileIO(os.open(target, os.O_WRONLY | os.O_CREAT | how, 0o600), "wb")
+    except (OSError, ValueError) as error:
+        raise _unwritable_error(target, error) from error
+    with file:
+        if private and stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fchmod(file.fileno(), 0o600)
+        if cut_short:
+            _write_all(file, b"\n")
+        yield RowFile(file, target)
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a whole file that only its owner may read."""
+    try:
+        with FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                os.fchmod(file.fileno(), 0o600)
+            _write_all(file, text.encode())
+    except (OSError, ValueError) as error:
+        raise _unwritable_error(path, error) from error
+
+
+def _write_all(file: FileIO, data: bytes) -> None:
+    """Write without a buffer: what could not be written must not be tried once more when the file is closed."""
+    while data:
+        data = data[file.write(data) :]
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Tell whether a crash cut the last line of a file short: it has to end, or it spoils the next one."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+def _unwritable_error(path: str, error: OSError | ValueError) -> ConfigError:
+    why = error.strerror if isinstance(error, OSError) else None
+    return ConfigError(f"{path!r} cannot be written: {why or error}.")
+
 
 PAGE: Final = 1000
-USUAL: Final = "1d"
+DEFAULT_AUDIT_AGE: Final = "1d"
 
-Put = Callable[[Sequence[AuditEntry]], None]
+WriteEntries = Callable[[Sequence[AuditEntry]], None]
 """Something that takes rows, and has them when it returns."""
 
 
@@ -49,15 +246,15 @@ def audit(
     What is followed or exported are calls that have come to an outcome. With a cursor nothing is ever left out; after a
     crash some rows may come twice, so tell them apart by call, outcome and created_at.
     """
-    back, wanted = duration(since or USUAL), Wanted(tool=tool, outcome=outcome)
+    back, wanted = parse_typed_duration(since or DEFAULT_AUDIT_AGE), AuditFilter(tool=tool, outcome=outcome)
     if cursor:
         _refuse_beside_cursor(cursor, export, [since, tool, outcome])
     if export:
         _export(export, cursor, back, wanted, store, follow=follow)
     elif follow:
-        with_app(
+        run_with_app(
             store,
-            lambda app: _followed(app, back, wanted, _print_json if as_json else _print),
+            lambda app: _follow_audit(app, back, wanted, _print_json if as_json else _print),
             following=True,
             despite_doubt=True,
         )
@@ -66,7 +263,7 @@ def audit(
 
 
 def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) -> None:
-    if not is_name(cursor):
+    if not is_cursor_name(cursor):
         fail(f"{cursor!r} cannot name a cursor: write letters, digits, - and _.", WRONG_USE)
     if not export:
         fail("--cursor remembers how far an export has come: add --export FILE, or --export - to print it.", WRONG_USE)
@@ -74,25 +271,25 @@ def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) ->
         fail("--cursor is for everything: leave out --since, --tool and --outcome, or leave out --cursor.", WRONG_USE)
 
 
-def _show(back: int, wanted: Wanted, store: str | None, *, as_json: bool) -> None:
+def _show(back: int, wanted: AuditFilter, store: str | None, *, as_json: bool) -> None:
     async def job(app: App) -> list[AuditEntry]:
-        return [entry(row) async for row in auditing.audit(desk_of(app), _from(app, back, wanted))]
+        return [make_audit_entry(row) async for row in queries.audit(make_desk(app), _set_start(app, back, wanted))]
 
-    entries = with_app(store, job, despite_doubt=True)
+    entries = run_with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json(entries)
         return
     columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
     rows = [
         [
-            written(e.created_at),
+            format_moment(e.created_at),
             e.agent,
             e.tool,
             e.capability_level,
             e.risk_level,
             e.outcome or "under way",
             e.decided_by,
-            shown_usd(e.cost_usd),
+            format_usd(e.cost_usd),
             e.input_summary,
             e.output_summary,
         ]
@@ -101,17 +298,17 @@ def _show(back: int, wanted: Wanted, store: str | None, *, as_json: bool) -> Non
     answer_table("Audit", columns, rows, right="cost", long="arguments result", empty="No audited calls in that time.")
 
 
-def _from(app: App, back: int, wanted: Wanted) -> Wanted:
+def _set_start(app: App, back: int, wanted: AuditFilter) -> AuditFilter:
     return msgspec.structs.replace(wanted, since=app.clock.now() - back)
 
 
 def _print(entries: Sequence[AuditEntry]) -> None:
     for e in entries:
         by = f", agreed to by {e.decided_by}" if e.decided_by else ""
-        cost = f" {shown_usd(e.cost_usd)}" if e.cost_usd else ""
+        cost = f" {format_usd(e.cost_usd)}" if e.cost_usd else ""
         level = f"{e.capability_level} {e.risk_level}".strip()
         say(
-            f"{written(e.created_at)} {e.agent} {e.tool} ({level}) {e.outcome}{cost}{by}  {e.input_summary}",
+            f"{format_moment(e.created_at)} {e.agent} {e.tool} ({level}) {e.outcome}{cost}{by}  {e.input_summary}",
             at_once=True,
         )
 
@@ -121,27 +318,27 @@ def _print_json(entries: Sequence[AuditEntry]) -> None:
         answer_line(e)
 
 
-async def _followed(app: App, back: int, wanted: Wanted, put: Put) -> None:
+async def _follow_audit(app: App, back: int, wanted: AuditFilter, put: WriteEntries) -> None:
     """Hand on what was, then what comes. What settles in between may be in both, and is told once."""
-    follower = Follower(app.store, dict(await heads(app.store)), wanted=_has_calls)
-    told = await _put_past(app, _from(app, back, wanted), put)
-    async with aclosing(growing(app.store, app.clock)) as changes:
+    follower = Follower(app.store, dict(await read_stream_heads(app.store)), wanted=_has_calls)
+    told = await _put_past(app, _set_start(app, back, wanted), put)
+    async with aclosing(watch_growth(app.store, app.clock)) as changes:
         async for change in changes:
-            rows = [row async for row in settled(app.store, follower, change)]
-            put([entry(row) for row in rows if wanted.fits(row) and (row.call, row.settled_seq) not in told])
+            rows = [row async for row in read_settled_calls(app.store, follower, change)]
+            put([make_audit_entry(row) for row in rows if wanted.fits(row) and (row.call, row.settled_seq) not in told])
 
 
 def _has_calls(stream: StreamId) -> bool:
     return session_of(stream) is not None and not is_inbox(stream)
 
 
-async def _put_past(app: App, wanted: Wanted, put: Put) -> Collection[tuple[str, int]]:
-    rows = [row async for row in auditing.audit(desk_of(app), wanted) if row.outcome]
-    put([entry(row) for row in rows])
+async def _put_past(app: App, wanted: AuditFilter, put: WriteEntries) -> Collection[tuple[str, int]]:
+    rows = [row async for row in queries.audit(make_desk(app), wanted) if row.outcome]
+    put([make_audit_entry(row) for row in rows])
     return {(row.call, row.settled_seq) for row in rows}
 
 
-async def settled(store: Store, follower: Follower, change: Change) -> AsyncGenerator[AuditFound]:
+async def read_settled_calls(store: Store, follower: Follower, change: Change) -> AsyncGenerator[AuditRecord]:
     """Read on, and tell the audited calls that have come to an outcome, in the order in which they did in a session."""
     async with aclosing(follower.new(change)) as pages:
         async for page in pages:
@@ -151,19 +348,19 @@ async def settled(store: Store, follower: Follower, change: Change) -> AsyncGene
                     yield row
 
 
-async def _row(store: Store, stored: Stored) -> AuditFound | None:
-    call = concluded(stored)
+async def _row(store: Store, stored: Stored) -> AuditRecord | None:
+    call = find_concluded_call(stored)
     if call is None:
         return None
-    found = await store.ask(Query("audit_of", AuditFound, {"call": call}))
-    return await with_words(store, as_it_was(found[0], stored)) if found else None
+    found = await store.ask(Query("audit_of", AuditRecord, {"call": call}))
+    return await load_audit_bodies(store, restore_audit_record(found[0], stored)) if found else None
 
 
-def _export(target: str, cursor: str, back: int, wanted: Wanted, store: str | None, *, follow: bool) -> None:
+def _export(target: str, cursor: str, back: int, wanted: AuditFilter, store: str | None, *, follow: bool) -> None:
     count = 0
 
     async def job(app: App) -> None:
-        with sink(target, append=cursor != "") as file:
+        with open_sink(target, append=cursor != "") as file:
 
             def put(entries: Sequence[AuditEntry]) -> None:
                 nonlocal count
@@ -174,13 +371,13 @@ def _export(target: str, cursor: str, back: int, wanted: Wanted, store: str | No
             if cursor:
                 await _from_cursor(app, cursor, put, follow=follow)
             elif follow:
-                await _followed(app, back, wanted, put)
+                await _follow_audit(app, back, wanted, put)
             else:
-                await _put_past(app, _from(app, back, wanted), put)
+                await _put_past(app, _set_start(app, back, wanted), put)
 
-    with_app(store, job, following=follow, despite_doubt=True)
-    if target != OUTPUT:
-        say(f"Exported {counted(count, 'row')} to {target}.")
+    run_with_app(store, job, following=follow, despite_doubt=True)
+    if target != STDOUT_ARGUMENT:
+        say(f"Exported {format_count(count, 'row')} to {target}.")
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -188,7 +385,7 @@ class _Word(msgspec.Struct, frozen=True):
     value: str
 
 
-async def _from_cursor(app: App, name: str, put: Put, *, follow: bool) -> None:
+async def _from_cursor(app: App, name: str, put: WriteEntries, *, follow: bool) -> None:
     """Export from where the last export ended. The cursor moves when rows have arrived: never before."""
     meta = {word.name: word.value for word in await app.store.ask(Query("meta", _Word))}
     path = cursor_path(app.environ, name)
@@ -196,24 +393,98 @@ async def _from_cursor(app: App, name: str, put: Put, *, follow: bool) -> None:
     follower = Follower(app.store, cursor.seen, wanted=_has_calls)
     if not follow:
         await _export_new(app.store, follower, put)
-        write_cursor(path, Cursor(cursor.store, follower.seen))
+        write_cursor(path, ReadPosition(cursor.store, follower.seen))
         return
-    async with aclosing(growing(app.store, app.clock)) as changes:
+    async with aclosing(watch_growth(app.store, app.clock)) as changes:
         async for change in changes:
             if await _export_new(app.store, follower, put, change) or change.stream == EVERY_STREAM:
-                write_cursor(path, Cursor(cursor.store, follower.seen))
+                write_cursor(path, ReadPosition(cursor.store, follower.seen))
 
 
-async def _export_new(store: Store, follower: Follower, put: Put, change: Change = EVERYTHING) -> bool:
+async def _export_new(store: Store, follower: Follower, put: WriteEntries, change: Change = EVERYTHING) -> bool:
     """Hand on what is new, a page at a time; tell whether there was anything."""
     rows: list[AuditEntry] = []
     found = False
-    async with aclosing(settled(store, follower, change)) as new:
+    async with aclosing(read_settled_calls(store, follower, change)) as new:
         async for row in new:
             found = True
-            rows.append(entry(row))
+            rows.append(make_audit_entry(row))
             if len(rows) >= PAGE:
                 put(rows)
                 rows = []
     put(rows)
     return found
+
+
+EXPORT_BATCH: Final = 500
+"""So many lines are written at once."""
+
+
+def export(
+    session: SessionArgument,
+    *,
+    output: Annotated[
+        str, typer.Option("--output", metavar="FILE", help="Where to; - or nothing is the standard output.")
+    ] = STDOUT_ARGUMENT,
+    children: Annotated[bool, typer.Option("--children", help="With its sub-sessions, and theirs.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a session's journal, with its inbox and its receipt, as JSON lines that anyone can check.
+
+    `halter receipt --verify RECEIPT --journal FILE` does, with no store. Only you may read the file: it holds all that
+    was said and not erased.
+    """
+
+    async def job(app: App, tell: ProgressListener) -> tuple[Sequence[str], int]:
+        desk = make_desk(app)
+        whole = (await desk.session(session)).session
+        sessions = [whole, *(await sessions_below(desk, whole) if children else [])]
+        return sessions, await app.store.study(lambda view: _write(view, sessions, output, app.clock.now(), tell))
+
+    with patience("Exporting", quiet=as_json) as tell:
+        sessions, events = run_with_app(store, lambda app: job(app, tell), despite_doubt=True)
+    if output == STDOUT_ARGUMENT:
+        return
+    if as_json:
+        answer_json({"sessions": sessions, "events": events, "file": output})
+        return
+    say(f"Exported {format_count(events, 'event')} of {format_count(len(sessions), 'session')} to {output}.")
+    say(f"Anyone can check it with: halter receipt --verify {output} --journal {output}")
+
+
+def _write(view: "StoreView", sessions: Sequence[str], output: str, now: int, tell: ProgressListener) -> int:
+    """Write it all as one view shows it; tell how many events that were."""
+    from halter.journal.export import export_sessions as lines_of
+
+    events = 0
+    with open_sink(output, append=False, private=True) as file:
+        pending: list[ExportLine] = []
+        for line, left in _report_progress(
+            lines_of(view, sessions, encode_receipt, version=__version__, now=now), tell
+        ):
+            events = max(events, left)
+            pending.append(line)
+            if len(pending) >= EXPORT_BATCH:
+                _put(file, pending)
+        _put(file, pending)
+    return events
+
+
+def _put(file: RowSink, pending: "list[ExportLine]") -> None:
+    file.put(pending)
+    pending.clear()
+
+
+def _report_progress(
+    lines: "Iterator[tuple[ExportLine, int]]", tell: ProgressListener
+) -> "Iterator[tuple[ExportLine, int]]":
+    """Say from time to time how far it has come."""
+    total, tenth = 0, 0
+    for line, left in lines:
+        total = max(total, left)
+        done = 10 * (total - left) // max(1, total)
+        if done > tenth:
+            tenth = done
+            tell(share(total - left, total))
+        yield line, left

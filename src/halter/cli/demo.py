@@ -1,36 +1,57 @@
-"""`halter demo`: the worst night, and then an agent that watches this machine."""
+"""`halter demo`: the worst night, and then an agent that watches this machine.
+
+The worst night on the screen: two bills that grow beside each other, and at the end a table.
+"""
 
 import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+import time
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from halter.app import App
-from halter.app.bus import Bus
-from halter.cli.answer import answer_json, painted, say, warn
-from halter.cli.command import INTERRUPTED, WRONG_USE, JsonOption, fail, saying_errors, with_app
-from halter.core.clock import SystemClock
+from halter.cli.command import (
+    INTERRUPTED,
+    WRONG_USE,
+    JsonOption,
+    answer_json,
+    answer_table,
+    fail,
+    render_sentence,
+    report_errors,
+    run_with_app,
+    say,
+    warn,
+)
+from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
-from halter.settings import person_of
+from halter.core.text import format_count
+from halter.runtime.feed import Bus
+from halter.runtime.runtime import App
+from halter.settings import name_person
 
 if TYPE_CHECKING:
-    from halter.app.hooks import Hooks
-    from halter.cli.printer import Printer
-    from halter.demo.place import Furnished, Place
+    from halter.cli.terminal import Printer
+    from halter.demo.night import Bill, Frame, Night, Scene
+    from halter.demo.place import DemoFolder, LayoutResult
+    from halter.runtime.webhooks import WebhookReceiver
 
     Act = Callable[[], Coroutine[Any, Any, None]]
 
-MADE_UP: Final = "Interrupted. The night was made up, and leaves nothing behind."
-PLAN: Final = (
+NIGHT_INTERRUPTED: Final = "Interrupted. The night was made up, and leaves nothing behind."
+DEMO_PLAN: Final = (
     "Within a minute the service that it watches goes down, and it asks you whether it may delete an old file."
 )
-STOPPED: Final = "night-watch is stopped. `halter demo --skip-night` goes on where it stands."
+DEMO_STOPPED: Final = "night-watch is stopped. `halter demo --skip-night` goes on where it stands."
 
 
 def demo(
@@ -55,44 +76,43 @@ def demo(
 
 
 def _night(*, as_json: bool) -> None:
-    saying_errors(lambda: _lived(as_json=as_json), interrupted=MADE_UP)
+    report_errors(lambda: _run_night(as_json=as_json), interrupted=NIGHT_INTERRUPTED)
 
 
-def _lived(*, as_json: bool) -> None:
-    from halter.cli.night import conclude, introduce, whole_night
+def _run_night(*, as_json: bool) -> None:
 
     if as_json:
-        answer_json(whole_night(quiet=True))
+        answer_json(run_whole_night(quiet=True))
     else:
-        introduce()
-        conclude(whole_night(quiet=False))
+        print_introduction()
+        print_conclusion(run_whole_night(quiet=False))
 
 
 def _live(*, browser: bool) -> None:
     """Run the agent until somebody interrupts it, which is how it is meant to end."""
-    from halter.cli.up import AGAIN
-    from halter.demo.place import brain, furnish, place_of
+    from halter.cli.up import RESTART_HINT
+    from halter.demo.place import choose_demo_model, find_demo_folder, lay_out_files
 
-    person = person_of(os.environ)
-    place = saying_errors(lambda: place_of(os.environ, _home()))
-    model = brain(os.environ)
-    furnished = saying_errors(lambda: furnish(place, model, person, SystemClock().now()))
-    words = words_for(place, model, furnished, _hidden())
+    person = name_person(os.environ)
+    place = report_errors(lambda: find_demo_folder(os.environ, _home()))
+    model = choose_demo_model(os.environ)
+    furnished = report_errors(lambda: lay_out_files(place, model, person, SystemClock().now()))
+    words = describe_demo(place, model, furnished, _find_hidden_program())
     try:
-        with_app(
+        run_with_app(
             None,
-            lambda app: _watched(app, place, words, browser=browser),
+            lambda app: _run_demo_agent(app, place, words, browser=browser),
             new=True,
             acts=True,
             following=True,
             settings=place.settings(person),
-            runs=AGAIN,
+            runs=RESTART_HINT,
         )
     except typer.Exit as left:
         if left.exit_code != INTERRUPTED:
             raise
         # A terminal has just shown the keys that were pressed.
-        say(f"\n{STOPPED}" if sys.stdout.isatty() else STOPPED)
+        say(f"\n{DEMO_STOPPED}" if sys.stdout.isatty() else DEMO_STOPPED)
 
 
 def _home() -> Path | None:
@@ -102,7 +122,7 @@ def _home() -> Path | None:
         return None
 
 
-def _hidden() -> Path | None:
+def _find_hidden_program() -> Path | None:
     """Find the folder of this program, if typing `halter` would not find it, as after `make run`."""
     import shutil
 
@@ -110,14 +130,16 @@ def _hidden() -> Path | None:
     return program.parent if program.name == "halter" and shutil.which("halter") is None else None
 
 
-def words_for(place: "Place", model: str, furnished: "Furnished", hidden: Path | None = None) -> Sequence[str]:
+def describe_demo(
+    place: "DemoFolder", model: str, furnished: "LayoutResult", hidden: Path | None = None
+) -> Sequence[str]:
     """Say what will be seen, what thinks and what it may cost, before anything starts."""
-    from halter.demo.place import RULES
+    from halter.demo.place import RULES_MODEL
 
-    with_what = "rules, without a network" if model == RULES else f"{model}, whose key is in your environment"
+    with_what = "rules, without a network" if model == RULES_MODEL else f"{model}, whose key is in your environment"
     return (
         "",
-        f"Now a live one: night-watch looks after this machine. {PLAN}",
+        f"Now a live one: night-watch looks after this machine. {DEMO_PLAN}",
         *(() if "agent.yaml" in furnished.changed else (f"It thinks with {with_what}.",)),
         *furnished.told,
         f"All of it lies in {place.root}. You can also speak with it in another terminal:",
@@ -127,47 +149,168 @@ def words_for(place: "Place", model: str, furnished: "Furnished", hidden: Path |
     )
 
 
-async def _watched(app: App, place: "Place", words: Sequence[str], *, browser: bool) -> None:
+async def _run_demo_agent(app: App, place: "DemoFolder", words: Sequence[str], *, browser: bool) -> None:
     """Run the agent with its dashboard, and show a line for whatever it does."""
-    from halter.brain.together import together
-    from halter.cli.printer import Printer
-    from halter.cli.up import HOW_TO_STOP, bus_of, run_and_show, shows_of
-    from halter.demo.scenery import Scenery
+    from halter.cli.terminal import Printer
+    from halter.cli.up import HOW_TO_STOP, make_bus, make_feed_printer, run_and_show
+    from halter.demo.place import Scenery
+    from halter.loop.session_runtime import run_together
 
-    bus = bus_of(app)
+    bus = make_bus(app)
     async with Printer() as printer:
-        shows = shows_of(printer, app.clock, as_json=False)
+        shows = make_feed_printer(printer, app.clock, as_json=False)
         for sentence in words:
-            printer.put(painted(sentence))
+            printer.put(render_sentence(sentence))
         serving = _dashboard(app, bus, printer, browser=browser)
-        printer.put(painted(f"{HOW_TO_STOP}\n"))
+        printer.put(render_sentence(f"{HOW_TO_STOP}\n"))
         around = Scenery(place.agent, app.clock).around
         running = [lambda: around(lambda: run_and_show(app, [place.agent], bus, shows, _no_deliveries, "demo"))]
-        await together([*running, *serving])
+        await run_together([*running, *serving])
 
 
-async def _no_deliveries(_: "Hooks") -> None:
+async def _no_deliveries(_: "WebhookReceiver") -> None:
     """The agent has no webhooks."""
 
 
 def _dashboard(app: App, bus: Bus, printer: "Printer", *, browser: bool) -> Sequence["Act"]:
     """Say where the dashboard is, and how it is served; without its libraries, say what is missing."""
-    from halter.demo.dashboard import dashboard, has_display
+    from halter.demo.place import has_display, open_demo_dashboard
 
     try:
-        found = dashboard(app, bus, lambda sentence: warn(sentence, "red"))
+        found = open_demo_dashboard(app, bus, lambda sentence: warn(sentence, "red"))
     except ConfigError as error:
-        printer.put(painted(str(error)))
+        printer.put(render_sentence(str(error)))
         return ()
     # An address is one word: broken into lines it could not be followed.
-    printer.put(f"{painted(found.told)}{found.url}\n")
-    opens = [lambda: _opened(found.url)] if browser and has_display(os.environ) else []
+    printer.put(f"{render_sentence(found.told)}{found.url}\n")
+    opens = [lambda: _open_browser(found.url)] if browser and has_display(os.environ) else []
     return (found.serve, *opens)
 
 
-async def _opened(url: str) -> None:
+async def _open_browser(url: str) -> None:
     """Open a browser. Where that fails, the address stands on the screen."""
     import webbrowser
 
     with suppress(webbrowser.Error, OSError):
         await asyncio.to_thread(webbrowser.open, url)
+
+
+PROMISE: Final = (
+    "Let agents work while you sleep. They cannot spend more than you said, do what you did not allow, or lose what "
+    "they did."
+)
+MIN_INCIDENT_SECONDS: Final = 4.0
+"""In no fewer seconds an incident passes before somebody who watches."""
+MIN_WIDE_COLUMNS: Final = 80
+"""Columns from which on an incident has a line to itself."""
+LOSS: Final = "bold red"
+GAIN: Final = "bold green"
+
+Pause = Callable[[float], None]
+Show = Callable[["Scene", "Frame"], None]
+
+
+def run_whole_night(*, quiet: bool, pause: Pause = time.sleep) -> "Night":
+    """Live through all incidents, shown as they go by, unless a program only wants the figures."""
+    from halter.demo.night import SCENES, play_incident, sum_night, summarize_incident
+
+    with _show_live(quiet=quiet, pause=pause) as show:
+        incidents = [
+            summarize_incident(play_incident(scene, lambda frame, scene=scene: show(scene, frame))) for scene in SCENES
+        ]
+    return sum_night(incidents)
+
+
+def print_introduction() -> None:
+    """Say what is about to be seen, and why."""
+    from halter.demo.night import MODEL
+
+    say(f"{PROMISE}\n")
+    say(
+        "The worst night comes first: three things that happen to agents nobody watches. Each is lived through twice, "
+        f"in virtual time, with one scripted model at the price of {MODEL.model}: in a plain loop with retries and a "
+        "budget check, and in Halter. It takes less than a minute, and Ctrl-C ends it.\n",
+        at_once=True,
+    )
+
+
+@contextmanager
+def _show_live(*, quiet: bool, pause: Pause) -> Generator[Show]:
+    """Show the night live at a terminal; elsewhere there is nobody to watch it."""
+    console = Console(highlight=False)
+    if quiet or not console.is_terminal:
+        yield lambda _, __: None
+        return
+    from rich.live import Live
+
+    frames: dict[str, Frame] = {}
+    with Live(console=console, transient=True, auto_refresh=False) as live:
+        began = time.monotonic()
+
+        def show(scene: "Scene", frame: "Frame") -> None:
+            nonlocal began
+            frames[scene.title] = frame
+            live.update(render_night(frames, console.width), refresh=True)
+            pause(max(0.0, began + MIN_INCIDENT_SECONDS * scene.frame / scene.span - time.monotonic()))
+            began = time.monotonic()
+
+        yield show
+
+
+def render_night(frames: "dict[str, Frame]", width: int) -> RenderableType:
+    """Draw all that has happened so far: a line for each incident, or three where lines are short."""
+    if width < MIN_WIDE_COLUMNS:
+        return Text("\n").join(_block(title, frame) for title, frame in frames.items())
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("", width=18)
+    for name in ("time", "a plain loop", "", "Halter", ""):
+        table.add_column(name, justify="right")
+    for title, frame in frames.items():
+        table.add_row(title, _hour(frame.at), *_pair(frame.without, LOSS), *_pair(frame.within, GAIN))
+    return table
+
+
+def _pair(bill: "Bill", style: str) -> tuple[Text, Text]:
+    from halter.demo.night import format_cents
+
+    return Text(format_count(bill.requests, "request")), Text(format_cents(bill.cost_usd), style)
+
+
+def _block(title: str, frame: "Frame") -> Text:
+    without, within = _pair(frame.without, LOSS), _pair(frame.within, GAIN)
+    return Text.assemble(
+        f"{title}, {_hour(frame.at)}\n  a plain loop ",
+        without[1],
+        f" ({without[0]})\n  Halter ",
+        within[1],
+        f" ({within[0]})",
+    )
+
+
+def _hour(at: int) -> str:
+    """Write the time of that night, which has no place on earth."""
+    return datetime.fromtimestamp(at / SECOND, UTC).strftime("%H:%M")
+
+
+def print_conclusion(night: "Night") -> None:
+    """Show the figures, and what they come to."""
+    from halter.demo.night import format_cents
+
+    columns = ["what happens", "a plain loop", "Halter", "what stopped it"]
+    rows = [
+        [f"{each.title}. {each.happens}", _bill(each.without), _bill(each.within), each.stopped_by]
+        for each in night.incidents
+    ]
+    answer_table("The worst night", columns, rows)
+    passed = format_count(night.overruns, "time") if night.overruns else "never"
+    say(
+        f"A plain loop paid {format_cents(night.without.cost_usd)} for {format_count(night.without.requests, 'request')}. "
+        f"Halter paid {format_cents(night.within.cost_usd)} for {night.within.requests:,}; a cap was {passed} passed.",
+        at_once=True,
+    )
+
+
+def _bill(bill: "Bill") -> str:
+    from halter.demo.night import format_cents
+
+    return f"{format_cents(bill.cost_usd)}\n{format_count(bill.requests, 'request')}"

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from halter.cli.answer import answer_json, answer_table
-from halter.cli.answer import console as screen
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, fail, saying_errors
-from halter.core.errors import needs
-from halter.core.text import counted
+from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, answer_json, answer_table, fail, report_errors
+from halter.cli.command import make_console as screen
+from halter.core.errors import explain_extra
+from halter.core.text import format_count
 from halter_drills import DRILLS, find
 
 if TYPE_CHECKING:
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
 
 ALL: Final = "all"
 MOST: Final = 1_000_000
-REMOVED: Final = "Interrupted. The drill has removed its own store, and touched no other."
-SHARES: Final = 4
+DRILL_INTERRUPTED: Final = "Interrupted. The drill has removed its own store, and touched no other."
+PROGRESS_LINES: Final = 4
 """How many lines of progress a drill writes where nobody watches it live."""
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class DrillRun:
     """A drill that was run, and how long it took."""
 
     drill: "Drill"
@@ -38,9 +37,11 @@ class Done:
 
     def line(self) -> str:
         """Say how it went, for somebody who watches."""
-        found = counted(self.result.violations, "violation") if self.result.violations else "no violation"
+        found = format_count(self.result.violations, "violation") if self.result.violations else "no violation"
         where = f"{self.drill.name} on {self.result.store}"
-        return f"{where}: {counted(self.result.cases, 'case')}, {found} ({self.seconds:.0f} s). {self.drill.proves}"
+        return (
+            f"{where}: {format_count(self.result.cases, 'case')}, {found} ({self.seconds:.0f} s). {self.drill.proves}"
+        )
 
 
 def drill(
@@ -82,7 +83,7 @@ def drill(
     console = screen(stderr=as_json)
     console.soft_wrap = not console.is_terminal
     setting = Setting(store, seeds, teeth)
-    done = saying_errors(lambda: list(_run(name, setting, console)), interrupted=REMOVED)
+    done = report_errors(lambda: list(_run(name, setting, console)), interrupted=DRILL_INTERRUPTED)
     results = [one.result for one in done]
     if as_json:
         answer_json(results if name == ALL else results[0])
@@ -91,35 +92,35 @@ def drill(
     _judge(results, console, teeth=teeth)
 
 
-def _run(name: str, setting: "Setting", console: Console) -> Generator[Done]:
+def _run(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]:
     """Run one drill, or all: on SQLite, and then on a throwaway PostgreSQL if no store is named."""
     from halter_drills.drill import kind_of
 
     kind = kind_of(setting.store)
     wanted = [find(each) for each in (DRILLS if name == ALL else (name,))]
     if name == ALL:
-        wanted = list(_possible(wanted, console))
+        wanted = list(_filter_runnable(wanted, console))
     # One that runs on PostgreSQL only brings a server of its own, if no store is named.
     bringing = [each for each in wanted if setting.store is None and kind not in each.stores]
     fitting = [each for each in wanted if kind in each.stores]
     if not fitting and not bringing:
         fail(f"The drill {name} runs on {' and '.join(wanted[0].stores)} only: name another --store.", WRONG_USE)
     also = [each for each in fitting if "postgresql" in each.stores and name == ALL and setting.store is None]
-    lacking = _lacking() if also else ""
+    lacking = _find_missing() if also else ""
     if lacking:
         console.print(f"PostgreSQL is left out. {lacking}", markup=False)
         also = bringing = []
-    places = _places(len(fitting) + len(also) + len(bringing))
-    yield from _on(fitting, setting, console, places)
+    places = _number_drills(len(fitting) + len(also) + len(bringing))
+    yield from _run_drills(fitting, setting, console, places)
     if also:
         with _server() as url:
-            yield from _on(also, replace(setting, store=url), console, places)
+            yield from _run_drills(also, replace(setting, store=url), console, places)
     if bringing:
         with _set_up():
-            yield from _on(bringing, setting, console, places)
+            yield from _run_drills(bringing, setting, console, places)
 
 
-def _possible(wanted: Sequence["Drill"], console: Console) -> Iterator["Drill"]:
+def _filter_runnable(wanted: Sequence["Drill"], console: Console) -> Iterator["Drill"]:
     """Leave out of all drills those for which something is not installed, and say so."""
     for each in wanted:
         if lacking := each.lacking():
@@ -149,25 +150,27 @@ def _set_up() -> Generator[None]:
         ) from error
 
 
-def _places(total: int) -> Iterator[str]:
+def _number_drills(total: int) -> Iterator[str]:
     """Say of each drill which it is of all, if there are several."""
     return (f"drill {number} of {total}: " if total > 1 else "" for number in count(1))
 
 
-def _lacking() -> str:
+def _find_missing() -> str:
     """Say what a throwaway PostgreSQL would need that is not here."""
     from importlib.util import find_spec
 
-    from halter.testing.postgres import PostgresMissing, binaries
+    from halter.testing.postgres import PostgresMissing, find_postgres_binaries
 
     try:
-        binaries()
+        find_postgres_binaries()
     except PostgresMissing as missing:
         return str(missing)
-    return "" if find_spec("psycopg") else needs("postgres")
+    return "" if find_spec("psycopg") else explain_extra("postgres")
 
 
-def _on(drills: Iterable["Drill"], setting: "Setting", console: Console, places: Iterator[str]) -> Generator[Done]:
+def _run_drills(
+    drills: Iterable["Drill"], setting: "Setting", console: Console, places: Iterator[str]
+) -> Generator[DrillRun]:
     from halter_drills.drill import in_words, kind_of
 
     for each in drills:
@@ -176,7 +179,7 @@ def _on(drills: Iterable["Drill"], setting: "Setting", console: Console, places:
         name = f"{next(places)}{each.name} on {kind if kind in each.stores else each.stores[0]}"
         with _progress(name, console) as progress, in_words():
             result = each.run(replace(setting, progress=progress))
-        done = Done(each, result, time.monotonic() - began)
+        done = DrillRun(each, result, time.monotonic() - began)
         if console.is_terminal:
             console.print(done.line(), markup=False)
         yield done
@@ -202,7 +205,7 @@ def _lines(name: str, console: Console) -> "Progress":
 
     def progress(done: int, total: int, note: str) -> None:
         nonlocal told
-        share = SHARES * done // max(total, 1)
+        share = PROGRESS_LINES * done // max(total, 1)
         if share > told:
             told = share
             console.print(f"{name}: {done} of {total} ({note})", markup=False)
@@ -210,7 +213,7 @@ def _lines(name: str, console: Console) -> "Progress":
     return progress
 
 
-def _show(done: Sequence[Done]) -> None:
+def _show(done: Sequence[DrillRun]) -> None:
     columns = ["drill", "what it proves", "store", "cases", "violations", "seconds"]
     rows = [
         [
@@ -239,5 +242,5 @@ def _judge(results: Sequence["DrillResult"], console: Console, *, teeth: bool) -
         for sentence in result.detail["violations"]:
             console.print(f"{result.drill} on {result.store}: {sentence}", markup=False)
     if found:
-        fail(f"{counted(sum(result.violations for result in found), 'violation')} in all.", NOT_FINE)
-    console.print(f"{counted(sum(result.cases for result in results), 'case')}, no violation.")
+        fail(f"{format_count(sum(result.violations for result in found), 'violation')} in all.", NOT_FINE)
+    console.print(f"{format_count(sum(result.cases for result in results), 'case')}, no violation.")

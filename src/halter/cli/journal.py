@@ -1,29 +1,39 @@
-"""`halter verify` and `halter erase`: looking for tampering, and letting go of what was said."""
+"""`halter verify` and `halter erase`: looking for tampering, and letting go of what was said.
+
+`halter store`: whether the store has all that its checkpoints know, and going on without what is missing.
+"""
 
 from typing import Annotated
 
+import msgspec
 import typer
 
-from halter.app import App
-from halter.app.desk import journal as desk_journal
-from halter.cli.answer import answer_json, answer_table, say
 from halter.cli.command import (
     NOT_FINE,
     WRONG_USE,
     JsonOption,
     ReasonOption,
     StoreOption,
-    desk_of,
-    duration,
+    answer_json,
+    answer_table,
+    demand_person,
+    demand_readable_name,
     fail,
-    readable,
-    with_app,
+    make_desk,
+    parse_typed_duration,
+    read_cli_settings,
+    report_errors,
+    run_with_app,
+    say,
+    warn,
 )
-from halter.cli.keyboard import confirm
-from halter.cli.patience import patience, share
-from halter.core.text import counted
-from halter.journal.report import Report
+from halter.cli.commands import PlainCommand, PlainGroup
+from halter.cli.terminal import confirm, patience, share
+from halter.core.text import format_count
+from halter.journal.rebuild import IntegrityReport
 from halter.journal.retention import Erasure
+from halter.operations import journal as desk_journal
+from halter.runtime.runtime import App, find_continuity
 
 
 def verify(
@@ -43,13 +53,15 @@ def verify(
         def progress(done: int, total: int) -> None:
             tell(share(done, total, "streams"))
 
-        report = with_app(
-            store, lambda app: desk_journal.verify(desk_of(app), rebuild=repair, progress=progress), despite_doubt=True
+        report = run_with_app(
+            store,
+            lambda app: desk_journal.verify(make_desk(app), rebuild=repair, progress=progress),
+            despite_doubt=True,
         )
     if as_json:
         answer_json(report)
     else:
-        _say(report)
+        _print_report(report)
     if repair and not as_json:
         say(
             "All tables were made anew from the events." if report.rebuilt else "Nothing was rebuilt: see the findings."
@@ -58,16 +70,16 @@ def verify(
         raise typer.Exit(NOT_FINE)
 
 
-def _say(report: Report) -> None:
+def _print_report(report: IntegrityReport) -> None:
     if report.findings:
         rows = [[found.kind, found.stream, str(found.seq or ""), found.sentence] for found in report.findings]
         answer_table("Not as it was written", ["finding", "stream", "event", "meaning"], rows, long="stream meaning")
     for note in report.notes:
         say(note)
-    verdict = "Nothing was altered" if report.ok else counted(len(report.findings), "finding")
-    covered = "no checkpoints" if report.checkpoints is None else counted(report.checkpoints, "checkpoint")
+    verdict = "Nothing was altered" if report.ok else format_count(len(report.findings), "finding")
+    covered = "no checkpoints" if report.checkpoints is None else format_count(report.checkpoints, "checkpoint")
     say(
-        f"{verdict}: {counted(report.events, 'event')} in {counted(report.streams, 'stream')}, "
+        f"{verdict}: {format_count(report.events, 'event')} in {format_count(report.streams, 'stream')}, "
         f"{report.erased:,} erased, "
         f"{report.uncovered_events:,} not covered by a checkpoint yet ({covered})."
     )
@@ -96,9 +108,9 @@ def erase(
     """
     if (bool(session), bool(older_than), messages).count(True) != 1:
         fail("Name either sessions (--session ID), an age (--older-than 90d) or --messages.", WRONG_USE)
-    age = duration(older_than) if older_than else 0
+    age = parse_typed_duration(older_than) if older_than else 0
     for name in session or []:
-        readable(name, "a session's id")
+        demand_readable_name(name, "a session's id")
     what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or ["all messages"])
     if not yes and not confirm(f"Erase the bodies of {what}? This cannot be undone."):
         fail("Nothing was erased.", NOT_FINE)
@@ -106,16 +118,16 @@ def erase(
     async def job(app: App) -> Erasure:
         back = age if older_than else None
         return await desk_journal.erase(
-            desk_of(app), sessions=session or (), older_than=back, messages=messages, reason=reason
+            make_desk(app), sessions=session or (), older_than=back, messages=messages, reason=reason
         )
 
     with patience("Erasing", quiet=as_json):
-        erasure = with_app(store, job)
+        erasure = run_with_app(store, job)
     if as_json:
         answer_json(erasure)
     else:
-        outside = f" and of {counted(erasure.messages, 'message')} outside of sessions" if erasure.messages else ""
-        say(f"Erased the bodies of {counted(len(erasure.erased), 'session')}{outside}.")
+        outside = f" and of {format_count(erasure.messages, 'message')} outside of sessions" if erasure.messages else ""
+        say(f"Erased the bodies of {format_count(len(erasure.erased), 'session')}{outside}.")
         for refused in erasure.refused:
             say(refused.sentence)
         if not erasure.scrubbed:
@@ -125,3 +137,86 @@ def erase(
             )
     if erasure.refused:
         raise typer.Exit(NOT_FINE)
+
+
+class StoreCompleteness(msgspec.Struct, frozen=True):
+    """Whether a store has all that its checkpoints know; if not, how many events are known to be missing."""
+
+    store: str
+    whole: bool
+    missing: int = 0
+    sentence: str = ""
+
+
+def build() -> typer.Typer:
+    """Make the group of commands."""
+    group = typer.Typer(name="store", cls=PlainGroup, invoke_without_command=True)
+    group.callback()(_default)
+    group.command("accept", cls=PlainCommand)(accept)
+    return group
+
+
+def _default(context: typer.Context, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Tell whether the store has all that its checkpoints know, or go on without what is missing.
+
+    Leaves with 1 if something is missing.
+    """
+    if context.invoked_subcommand is None:
+        _show(store, as_json=as_json)
+    elif store is not None or as_json:
+        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", WRONG_USE)
+
+
+def _show(store: str | None, *, as_json: bool) -> None:
+    async def job(app: App) -> StoreCompleteness:
+        if app.doubt is None:
+            return StoreCompleteness(app.checkpointer.store_id, whole=True)
+        return StoreCompleteness(app.checkpointer.store_id, False, app.doubt.events, app.doubt.sentence())
+
+    found = run_with_app(store, job, warned=False, despite_doubt=True)
+    if as_json:
+        answer_json(found)
+    else:
+        say(found.sentence or f"The store {found.store} has all that its newest checkpoints know.")
+    if not found.whole:
+        raise typer.Exit(NOT_FINE)
+
+
+def accept(
+    *,
+    reason: ReasonOption = "",
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a store that lacks what its checkpoints know, such as a backup, without what is missing.
+
+    It says what is missing and asks first, unless --yes is given. The journal and the checkpoints keep who did it.
+    What happened outside since then is not undone: look at `halter inbox` before you let agents run.
+    """
+
+    async def job(app: App) -> int | None:
+        from halter.operations import control
+
+        demand_person(app, "go on with a store that lacks something")
+        if app.doubt is None:
+            return None
+        if not yes:
+            warn(app.doubt.lacks())
+            if not confirm("Go on without it? This cannot be undone."):
+                fail("Nothing was accepted.", NOT_FINE)
+        done = await control.accept(make_desk(app), reason)
+        if app.checkpointer.problem:
+            warn(app.checkpointer.problem)
+        return done.events
+
+    settings = report_errors(lambda: read_cli_settings(store))
+    continuity = report_errors(lambda: find_continuity(settings))
+    gone = None if continuity is None else continuity.gone()
+    missing = run_with_app(store, job, new=gone is not None, despite_doubt=True, warned=False, settings=settings)
+    if as_json:
+        answer_json({"subject": "store", "done": missing is not None, "missing": missing or 0})
+    elif missing is None:
+        say("The store has all that its newest checkpoints know: there is nothing to accept.")
+    else:
+        say("The store is accepted as it is. Agents run on it from their next start.")

@@ -8,21 +8,32 @@ from typing import Annotated, Final
 
 import typer
 
-from halter.app import App
-from halter.cli.answer import answer_json, say, warn
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, saying_errors, settings_for, with_app
-from halter.cli.named import session_meant
+from halter.cli.command import (
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    StoreOption,
+    answer_json,
+    fail,
+    find_session_by_prefix,
+    read_cli_settings,
+    report_errors,
+    run_with_app,
+    say,
+    warn,
+)
+from halter.core.agent_spec import Step
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide
-from halter.core.money import shown_usd
-from halter.core.playbook import Step
+from halter.core.money import format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
-from halter.guard.chokepoint import Answer, NeedsPerson
-from halter.work.playbooks import Ended
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.runtime.runtime import App
+from halter.tasks.playbooks import PlaybookOutcome
 
 AGENT_FILE: Final = "agent.yaml"
-WIDEST: Final = 100
+MAX_STEP_TEXT: Final = 100
 
 AgentOption = Annotated[
     Path | None,
@@ -45,28 +56,34 @@ def play(
 
     A playbook is a list of calls in YAML; no model is asked. Leaves with 1 if a step was refused or failed.
     """
-    given = _given(inputs or [])
-    folder = agent or _folder_of(playbook)
+    given = _parse_inputs(inputs or [])
+    folder = agent or _find_agent_folder(playbook)
 
-    async def job(app: App) -> tuple[SessionId, Ended]:
-        from halter.app.agent import assembled
-        from halter.app.playing import begin, go_on
-        from halter.config.playbook import read_playbook
+    async def job(app: App) -> tuple[SessionId, PlaybookOutcome]:
+        from halter.config.agent_files import read_playbook
+        from halter.runtime.assemble import assemble_agent
+        from halter.runtime.sessions import begin_playbook, resume_playbook
 
-        async with assembled(app, folder) as ready:
+        async with assemble_agent(app, folder) as ready:
             for sentence in ready.left_out:
                 warn(sentence)
-            session = await (_meant(app, resume) if resume else begin(app, ready, read_playbook(playbook), given))
+            session = await (
+                _find_play_session(app, resume)
+                if resume
+                else begin_playbook(app, ready, read_playbook(playbook), given)
+            )
             if not as_json:
                 say(f"Session {session}", at_once=True)
             try:
-                return session, await go_on(app, ready, session, _silent if as_json else stepped, _waits)
+                return session, await resume_playbook(
+                    app, ready, session, _ignore_step if as_json else show_step, _announce_wait
+                )
             except asyncio.CancelledError:
                 warn(f"It can go on where it stands: halter play {playbook} --resume {session}")
                 raise
 
     again = f"It goes on with: halter play {quote(str(playbook))} --resume SESSION (halter sessions names it)."
-    session, ended = with_app(store, job, new=True, acts=True, runs=again)
+    session, ended = run_with_app(store, job, new=True, acts=True, runs=again)
     if as_json:
         answer_json({"session": session, "state": ended.state, "terminal_reason": ended.terminal_reason})
     else:
@@ -76,8 +93,8 @@ def play(
         raise typer.Exit(NOT_FINE)
 
 
-async def _meant(app: App, beginning: str) -> SessionId:
-    row = await session_meant(app, beginning)
+async def _find_play_session(app: App, beginning: str) -> SessionId:
+    row = await find_session_by_prefix(app, beginning)
     if row.ended_at is not None:
         fail(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.", NOT_FINE)
     return SessionId(row.session)
@@ -90,21 +107,21 @@ def trust(
 
     Code is its tools.py, and the servers that its .mcp.json names: look through both before. It runs as you.
     """
-    settings = settings_for(None)
+    settings = read_cli_settings(None)
 
     def job() -> tuple[str, str]:
-        from halter.app.agent import code_of, trust_of
-        from halter.config.trust import digest_of
+        from halter.config.trust import digest_contents
         from halter.core.clock import SystemClock
+        from halter.runtime.assemble import find_agent_code, open_trust
 
         if not may_decide(settings.person):
             raise ConfigError("Only a person can trust code, and this was started by an agent.")
-        contents, trust = code_of(settings, folder).contents(), trust_of(settings)
-        digest, since = digest_of(contents), trust.changed(folder, contents)
+        contents, trust = find_agent_code(settings, folder).contents(), open_trust(settings)
+        digest, since = digest_contents(contents), trust.changed(folder, contents)
         trust.trust(folder, digest, settings.person, SystemClock().now(), contents)
         return digest, since
 
-    digest, since = saying_errors(job)
+    digest, since = report_errors(job)
     if as_json:
         answer_json({"folder": str(folder), "digest": digest, "by": settings.person, "since": since})
         return
@@ -113,7 +130,7 @@ def trust(
         say(f"Since it was trusted last: {since}.")
 
 
-def _folder_of(playbook: Path) -> Path:
+def _find_agent_folder(playbook: Path) -> Path:
     """Find the agent that a playbook belongs to: in its folder, or in the one above."""
     for folder in (playbook.parent, playbook.parent.parent):
         if (folder / AGENT_FILE).is_file():
@@ -121,7 +138,7 @@ def _folder_of(playbook: Path) -> Path:
     return fail(f"There is no {AGENT_FILE} beside {playbook} or above: name the agent with --agent FOLDER.", WRONG_USE)
 
 
-def _given(inputs: Sequence[str]) -> dict[str, str]:
+def _parse_inputs(inputs: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in inputs:
         name, equals, value = text.partition("=")
@@ -131,18 +148,18 @@ def _given(inputs: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def stepped(step: Step, answer: Answer) -> None:
+def show_step(step: Step, answer: Answer) -> None:
     """Show what became of a step."""
-    cost = f" {shown_usd(answer.cost_usd)}" if answer.cost_usd else ""
-    first = shorten(clean(answer.text).strip().partition("\n")[0], WIDEST)
+    cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
+    first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_STEP_TEXT)
     say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True)
 
 
-def _waits(asked: NeedsPerson, state: State) -> None:
+def _announce_wait(asked: NeedsPerson, state: State) -> None:
     """Say that a person has to decide, and how: beside the answer, so that a program's reader is told, too."""
     more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
     warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
 
 
-def _silent(_: Step, __: Answer) -> None:
+def _ignore_step(_: Step, __: Answer) -> None:
     """Say nothing: a program reads the answer at the end."""

@@ -1,20 +1,164 @@
-"""`halter serve`: the API and the dashboard, and agents that run by themselves beside them."""
+"""`halter serve`: the API and the dashboard, and agents that run by themselves beside them.
 
+`halter tokens`: who may come in through the server, and what they may do there.
+
+`halter worker`: one of many processes that share the sessions of a PostgreSQL store.
+"""
+
+import asyncio
 import re
+import signal
 import socket
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from halter.app import App
-from halter.cli.answer import json_line, painted
-from halter.cli.command import WRONG_USE, JsonOption, StoreOption, fail, only_a_person, with_app
-from halter.cli.printer import Printer
-from halter.cli.tokens import file_of, made
-from halter.cli.up import AGAIN, HOW_TO_STOP, address, bus_of, folders_of, run_and_show, shows_of
+from halter.cli.command import (
+    EXIT_UNUSABLE,
+    EXIT_USAGE,
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    StoreOption,
+    answer_json,
+    answer_table,
+    demand_person,
+    encode_json_line,
+    fail,
+    parse_typed_duration,
+    read_cli_settings,
+    render_sentence,
+    report_errors,
+    run_with_app,
+    say,
+)
+from halter.cli.commands import ListingGroup, PlainCommand
+from halter.cli.terminal import Printer
+from halter.cli.up import (
+    AGENT_FILE,
+    HOW_TO_STOP,
+    RESTART_HINT,
+    make_bus,
+    make_feed_printer,
+    parse_listen_address,
+    print_feed,
+    resolve_agent_folders,
+    run_and_show,
+)
+from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
+from halter.core.ids import may_decide
+from halter.core.text import format_count
+from halter.present.events import format_moment
+from halter.runtime.feed import Bus, FeedItem
+from halter.runtime.runtime import App, CommitObserver
+from halter.settings import Settings
+
+if TYPE_CHECKING:
+    from halter.runtime.supervisor import FleetRunner
+    from halter.runtime.telemetry import Job
+    from halter.runtime.worker import DispatchMode
+    from halter.server.auth import Token, TokenFile
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A token's name; it stands in every event.")]
+
+
+def build() -> typer.Typer:
+    """Make the group of commands."""
+    help_text = "Show the tokens for the server; make or remove one."
+    group = typer.Typer(name="tokens", cls=ListingGroup, help=help_text)
+    for name, command in (("list", show), ("add", add), ("remove", remove)):
+        group.command(name, cls=PlainCommand)(command)
+    return group
+
+
+def show(*, as_json: JsonOption = False) -> None:
+    """List the tokens. What they are is not kept: a lost one is removed, and another made.
+
+    Each with its role, and with the agents that it sees: a viewer looks, an approver decides and stops, an operator
+    steers and spends, an admin does all of it.
+    """
+    from halter.server.auth import render_token
+
+    tokens = report_errors(lambda: find_token_file(read_cli_settings(None)).tokens())
+    if as_json:
+        answer_json([render_token(token) for token in tokens])
+        return
+    if not tokens:
+        say("There are no tokens: `halter serve` makes the first, `halter tokens add NAME --role ROLE` any other.")
+        return
+    rows = [
+        [token.name, token.role, ", ".join(token.agents) or "all", format_moment(token.made_at)] for token in tokens
+    ]
+    answer_table("Tokens", ["name", "role", "agents", "made"], rows)
+
+
+def add(
+    name: NameArgument,
+    *,
+    role: Annotated[str, typer.Option("--role", metavar="ROLE", help="viewer, approver, operator or admin.")],
+    agent: Annotated[
+        list[str] | None, typer.Option("--agent", metavar="AGENT", help="Only this agent is seen; may be repeated.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a token. It is shown once, now; it counts at once, also where a server runs.
+
+    Its name stands in every event that it brings about. With --agent all other agents do not exist for it.
+    """
+    from halter.server.auth import render_token
+
+    secret, token = report_errors(lambda: create_token(_demand_person_settings(), name, role, agent or ()), WRONG_USE)
+    if as_json:
+        answer_json({**render_token(token), "token": secret})
+        return
+    say(secret)
+    sees = f"sees only {', '.join(token.agents)}" if token.agents else "sees every agent"
+    say(f"This is the token {name}: {role}, {sees}. It is shown this once and kept nowhere; only its digest is.")
+
+
+def create_token(settings: Settings, name: str, role: str, agents: Sequence[str] = ()) -> "tuple[str, Token]":
+    """Make a token and keep its digest; return what is shown once."""
+    from halter.server.auth import describe_token, new_secret
+
+    secret = new_secret()
+    token = describe_token(secret, name, role, SystemClock().now(), agents)
+    find_token_file(settings).add(token)
+    return secret, token
+
+
+def remove(name: NameArgument, *, as_json: JsonOption = False) -> None:
+    """End a token: from this moment it opens nothing, and what it has open is closed within seconds.
+
+    That is what to do with a token that was lost. Leaves with 2 if there is none of that name.
+    """
+    was_there = report_errors(lambda: find_token_file(_demand_person_settings()).remove(name))
+    if not was_there:
+        fail(f"There is no token called {name!r}: look at `halter tokens`.", WRONG_USE)
+    if as_json:
+        answer_json({"subject": name, "done": True})
+    else:
+        say(f"The token {name} opens nothing any more.")
+
+
+def _demand_person_settings() -> Settings:
+    settings = read_cli_settings(None)
+    if not may_decide(settings.person):
+        fail(f"Only a person may change tokens, and this was started by an agent ({settings.person}).", NOT_FINE)
+    return settings
+
+
+def find_token_file(settings: Settings) -> "TokenFile":
+    """Find the file of tokens. Raises ConfigError where there is no place for one."""
+    from halter.server.auth import TokenFile
+
+    if settings.tokens is None:
+        raise ConfigError("You have no home folder, and HALTER_TOKENS is not set: set it, or HOME.")
+    return TokenFile(settings.tokens)
+
 
 _HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
@@ -41,18 +185,20 @@ def serve(
 
     The first start makes a token and shows it once. Others are made with `halter tokens add`.
     """
-    where = address(listen, least=0)
+    where = parse_listen_address(listen, least=0)
     names = [_name(each) for each in host or ()]
-    folders = folders_of(agents or ())
+    folders = resolve_agent_folders(agents or ())
 
     async def job(app: App) -> None:
-        from halter.server.web import bind, demand_server
+        from halter.server.server import bind, demand_server
 
-        only_a_person(app, "open the server")
+        demand_person(app, "open the server")
         demand_server()
         await _serve(app, folders, bind(*where, beyond=beyond), names, as_json=as_json)
 
-    with_app(store, job, new=bool(folders), acts=bool(folders), following=True, runs=AGAIN if folders else "")
+    run_with_app(
+        store, job, new=bool(folders), acts=bool(folders), following=True, runs=RESTART_HINT if folders else ""
+    )
 
 
 def _name(host: str) -> str:
@@ -62,15 +208,15 @@ def _name(host: str) -> str:
 
 
 async def _serve(app: App, folders: list[Path], listening: socket.socket, names: list[str], *, as_json: bool) -> None:
-    from halter.brain.together import together
-    from halter.server.tokens import Keyring
-    from halter.server.web import Deliveries, Extras, serve_web
+    from halter.loop.session_runtime import run_together
+    from halter.server.auth import Keyring
+    from halter.server.server import ServerExtras, WebhookEndpoint, serve_web
 
-    file, bus, deliveries = file_of(app.settings), bus_of(app), Deliveries()
+    file, bus, deliveries = find_token_file(app.settings), make_bus(app), WebhookEndpoint()
     async with Printer() as printer:
-        shows = shows_of(printer, app.clock, as_json=as_json)
+        shows = make_feed_printer(printer, app.clock, as_json=as_json)
         printer.put(_welcome(app, listening, as_json=as_json))
-        extras: Extras = Extras(
+        extras: ServerExtras = ServerExtras(
             names=names,
             deliveries=deliveries,
             tell=lambda sentence: shows.told("", sentence),
@@ -78,12 +224,12 @@ async def _serve(app: App, folders: list[Path], listening: socket.socket, names:
         )
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
         running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
-        await together([*serving, *running])
+        await run_together([*serving, *running])
 
 
 def _by_name(folders: list[Path]) -> dict[str, Path]:
     """Read the names of agents; a folder that cannot be read is told of when its agent is to run."""
-    from halter.config.agent import read_agent
+    from halter.config.agent_files import read_agent
 
     found: dict[str, Path] = {}
     for folder in folders:
@@ -94,18 +240,155 @@ def _by_name(folders: list[Path]) -> dict[str, Path]:
 
 def _welcome(app: App, listening: socket.socket, *, as_json: bool) -> str:
     """Say where the server is; where nobody has a token yet, make one and show it this once."""
-    from halter.server.login import login_url
-    from halter.server.tokens import LOST, name_for
-    from halter.server.web import address as address_of
+    from halter.server.auth import LOST_TOKEN_ADVICE, suggest_token_name
+    from halter.server.server import format_address as address_of
+    from halter.server.server import make_login_url
 
     url, first = address_of(listening), ""
-    if not file_of(app.settings).tokens():
-        secret, _ = made(app.settings, name_for(app.settings.person), "admin")
-        first = login_url(url, secret)
+    if not find_token_file(app.settings).tokens():
+        secret, _ = create_token(app.settings, suggest_token_name(app.settings.person), "admin")
+        first = make_login_url(url, secret)
     if as_json:
         more = {"login_url": first} if first else {}
-        return json_line({"name": "serving", "at": app.clock.now(), "url": url, **more}).decode()
+        return encode_json_line({"name": "serving", "at": app.clock.now(), "url": url, **more}).decode()
     way = (
-        f"Open it with your first token, which is shown this once: {first}" if first else f"Log in with a token. {LOST}"
+        f"Open it with your first token, which is shown this once: {first}"
+        if first
+        else f"Log in with a token. {LOST_TOKEN_ADVICE}"
     )
-    return "".join(painted(line) for line in (f"The dashboard and the API are at {url}", way, HOW_TO_STOP))
+    return "".join(render_sentence(line) for line in (f"The dashboard and the API are at {url}", way, HOW_TO_STOP))
+
+
+HOW_TO_STOP: Final = "Ctrl-C or SIGTERM lets what runs come to its rest and ends this; a second one ends it at once."
+WORKER_RESTART_HINT: Final = (
+    "Start it again. Its sessions go on with other workers when its lease is over; what was halted ends."
+)
+AGENTS_FOLDER: Final = "agents"
+
+
+def worker(
+    agents: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="AGENT…", help="The folders of the agents (without any: those here and in ./agents)."),
+    ] = None,
+    *,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", metavar="N", min=1, help="How many sessions are awake here at once.")
+    ] = 100,
+    drain: Annotated[
+        str, typer.Option("--drain", metavar="TIME", help="How long what runs may take to come to its rest at the end.")
+    ] = "30s",
+    listen: Annotated[
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Take webhooks here as well.")
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run agents as one of many workers on a PostgreSQL store, on as many machines as you like.
+
+    Sessions go to whoever has room. If a worker dies, its sessions go on elsewhere when its lease has run out.
+    """
+    folders = resolve_agent_folders(agents or _find_agent_folders())
+    where, grace = None if listen is None else parse_listen_address(listen), parse_typed_duration(drain)
+
+    places = report_errors(lambda: read_cli_settings(store))
+    _demand_postgres(places.store)
+
+    async def job(app: App) -> None:
+        from halter.runtime.worker import make_distributed_mode
+
+        manner = make_distributed_mode(app.settings.store, app.clock, concurrency, grace)
+        await _work(app, folders, manner, where, as_json=as_json)
+
+    run_with_app(
+        store, job, new=True, acts=True, following=True, patient=True, settings=places, runs=WORKER_RESTART_HINT
+    )
+
+
+def _find_agent_folders() -> list[Path]:
+    """Find the agents of this folder."""
+    here = Path()
+    places = [
+        here,
+        *sorted(here.iterdir()),
+        *(sorted((here / AGENTS_FOLDER).iterdir()) if (here / AGENTS_FOLDER).is_dir() else ()),
+    ]
+    found = [place for place in places if (place / AGENT_FILE).is_file()]
+    if not found:
+        fail(
+            f"There is no {AGENT_FILE} here, nor in a folder here or in ./{AGENTS_FOLDER}: name the agents' folders.",
+            EXIT_USAGE,
+        )
+    return found
+
+
+def _demand_postgres(url: str) -> None:
+    """Refuse what can have no workers, before any file is made: tickets come from Procrastinate, in the same store."""
+    from halter.journal.open import mask_url
+
+    if not url.lower().startswith(("postgresql:", "postgres:")):
+        fail(
+            f"Workers share a PostgreSQL store, and {mask_url(url)} is none: set HALTER_STORE=postgresql://…, or run the "
+            "agents of this machine with `halter up`.",
+            EXIT_UNUSABLE,
+        )
+
+
+async def _work(
+    app: App, folders: list[Path], manner: "DispatchMode", where: tuple[str, int] | None, *, as_json: bool
+) -> None:
+    from halter.loop.session_runtime import run_until_first
+    from halter.runtime.supervisor import FleetRunner, Supervisor
+    from halter.runtime.telemetry import trace_worker
+    from halter.runtime.webhooks import WebhookReceiver
+
+    async def serve(hooks: WebhookReceiver) -> None:
+        if where is not None:
+            from halter.server.api import serve_hooks
+
+            await serve_hooks(hooks, *where)
+
+    async with Printer() as printer:
+        shows, bus = make_feed_printer(printer, app.clock, as_json=as_json), make_bus(app)
+        if not as_json:
+            printer.put(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP}"))
+        runs = FleetRunner(app, lambda app: Supervisor(app, shows.told, bus.pulse, serve=serve, manner=manner))
+        _drain_on_signals(runs)
+        committed = CommitObserver(
+            asyncio.get_running_loop(), lambda stream: stream.startswith(("session:", "trigger:"))
+        )
+        app.store.observe(committed)
+        patient = app.store.patient(app.clock)
+        with trace_worker(app, patient, lambda told: shows.told("traces", told)) as tracing:
+            await run_until_first(
+                [runs.run(folders), print_feed(_news(committed, bus), shows), *map(_run_beside, tracing)]
+            )
+
+
+async def _news(committed: CommitObserver, bus: Bus) -> AsyncGenerator[FeedItem]:
+    """Tell of what this process commits. What others do is theirs to show: each worker's log is its own."""
+    async with aclosing(committed.each()) as events:
+        async for stored in events:
+            yield await bus.named(stored)
+
+
+async def _run_beside(job: "Job") -> None:
+    """Do something for as long as the worker is there; if it comes to its end, the worker goes on."""
+    await job()
+    await asyncio.Event().wait()
+
+
+def _drain_on_signals(runs: "FleetRunner") -> None:
+    """Let the first signal drain a worker and the second end it."""
+    running, loop = asyncio.current_task(), asyncio.get_running_loop()
+    asked: list[int] = []
+
+    def heard() -> None:
+        asked.append(1)
+        if len(asked) == 1:
+            runs.drain()
+        elif running is not None:
+            running.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, heard)

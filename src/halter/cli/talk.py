@@ -1,37 +1,203 @@
-"""`halter run` and `chat`: an agent at work, and an agent to talk with."""
+"""`halter run` and `chat`: an agent at work, and an agent to talk with.
+
+`halter route`: which way a message would take.
+
+What a person says passes the front door first: what needs no model is answered there.
+
+A session on the screen while it works: its words as they come, its calls, what they cost, and what waits for you.
+"""
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
-from halter.app import App
-from halter.app.desk import Desk, Who
-from halter.app.desk.waiting import decision_meant
-from halter.cli.answer import answer_json, answer_line, say, warn
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, StoreOption, fail, with_app
-from halter.cli.frontdoor import Done, Door, show_done
-from halter.cli.lines import Lines
-from halter.cli.look import next_due
-from halter.cli.named import all_events, session_meant
-from halter.cli.screen import Screen
+from halter.cli.command import (
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    StoreOption,
+    all_events,
+    answer_json,
+    answer_line,
+    escape_text,
+    fail,
+    find_session_by_prefix,
+    read_cli_settings,
+    report_errors,
+    run_with_app,
+    say,
+    warn,
+)
+from halter.cli.play import show_step
+from halter.cli.sessions import describe_next_due
+from halter.cli.terminal import LineReader
+from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide, session_stream
-from halter.core.money import shown_usd
-from halter.core.vocabulary import State, Verdict
-from halter.guard.approvals import decide
-from halter.guard.chokepoint import NeedsPerson
+from halter.core.messages import StreamChunk, ToolCall
+from halter.core.money import format_micros, format_usd
+from halter.core.text import clean, shorten
+from halter.core.vocabulary import SessionKind, State, Verdict
+from halter.guard.approvals import answer_decision
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.operations.decisions import decision_meant
+from halter.operations.desk import Desk, Who
+from halter.runtime.runtime import App
+
+if TYPE_CHECKING:
+    from halter.core.ports import Store
+    from halter.front_door.fast_paths import RoutingContext
+    from halter.front_door.route import RoutingDecision
+    from halter.loop.loop import LoopObserver
+
+MAX_CALL_TEXT = 100
+
+
+class Screen:
+    """Shows one session. Words are the answer, and go where answers go; all else is said beside them."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._line_open = False
+        self.streamed = ""
+
+    def listen(self, chunk: StreamChunk) -> None:
+        """Show a piece of an answer; what turns out to belong to a failed attempt is taken back in words."""
+        if chunk.discard and self.streamed:
+            self.end_line()
+            self.beside("  again    the answer above was cut off, and is given anew.")
+            self.streamed = ""
+        if chunk.text and not self.quiet:
+            sys.stdout.write(escape_text(chunk.text).plain)
+            sys.stdout.flush()
+            self._line_open = not chunk.text.endswith("\n")
+        self.streamed += chunk.text
+
+    def said(self, text: str, cost: int) -> None:
+        """Show what the model said, if it was not shown as it came, and what it cost."""
+        if text and not self.streamed and not self.quiet:
+            say(text, at_once=True)
+        self.end_line()
+        self.streamed = ""
+        if cost:
+            self.beside(f"  {format_micros(cost)}")
+
+    def did(self, call: ToolCall, answer: Answer) -> None:
+        """Show what became of a call."""
+        cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
+        first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_CALL_TEXT)
+        arguments = shorten(clean(call.arguments), 60)
+        self.beside(f"  {answer.outcome:<8} {call.tool} {arguments}{cost}  {first}")
+
+    def waits(self, asked: NeedsPerson, state: State) -> None:
+        """Say that a person has to decide, and how."""
+        self.end_line()
+        more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
+        warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
+
+    def beside_words(self) -> "LoopObserver":
+        """Show another session that works for this one: its calls as they come, its words when all is done."""
+        from halter.loop.loop import LoopObserver
+
+        return LoopObserver(said=self._cost, did=self.did)
+
+    def _cost(self, _: str, cost: int) -> None:
+        if cost:
+            self.beside(f"  {format_micros(cost)}")
+
+    def end_line(self) -> None:
+        """Begin a new line where one is begun."""
+        if self._line_open:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            self._line_open = False
+
+    def beside(self, sentence: str) -> None:
+        """Say something beside the answer."""
+        if not self.quiet:
+            self.end_line()
+            warn(sentence, "dim")
+
+
+class FrontDoorAnswer(msgspec.Struct, frozen=True):
+    """A message that was answered at the door."""
+
+    route: str
+    strategy: str | None
+    why: str
+    ok: bool
+    text: str
+    session: str
+
+
+class SessionDoor:
+    """The door of one session."""
+
+    def __init__(
+        self,
+        speaking: Any,
+        screen: Screen,
+        waits: Callable[[NeedsPerson, State], None],
+        began: Callable[[], None] = lambda: None,
+        *,
+        routes: bool,
+    ) -> None:
+        self._speaking = speaking
+        self._screen = screen
+        self._waits = waits
+        self._began = began
+        self._routes = routes
+
+    async def hear(
+        self, session: SessionId, text: str, kind: SessionKind, *, asked: bool, ahead: bool = False
+    ) -> FrontDoorAnswer | None:
+        """Answer a message, or pass it on to the session; None if its agent has to answer.
+
+        One that was typed `ahead` agrees to nothing that was shown meanwhile.
+        """
+        from halter.runtime.front_door import ForwardedMessage, SubSessionObserver, handle_message, send_message
+
+        told = False
+        if self._routes:
+            showing = SubSessionObserver(self._screen.beside_words(), self._waits, self._stepped, self._began)
+            done = await handle_message(
+                self._speaking, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead
+            )
+            if not isinstance(done, ForwardedMessage):
+                routed = done.routed
+                return FrontDoorAnswer(routed.route, routed.strategy, routed.why, done.ok, done.answer, done.session)
+            told = done.told
+        if not told:
+            await send_message(self._speaking, session, text, kind)
+        self._began()
+        return None
+
+    def _stepped(self, step: Any, answer: Any) -> None:
+        if not self._screen.quiet:
+            show_step(step, answer)
+
+
+def show_front_door_answer(done: FrontDoorAnswer, *, as_json: bool, alone: bool = False) -> None:
+    """Show what was answered; `alone` where it is all that there is to show."""
+    if as_json:
+        (answer_json if alone else answer_line)(done)
+    elif done.ok:
+        say(done.text, at_once=True)
+    else:
+        warn(done.text)
+
 
 AGENT_FILE: Final = "agent.yaml"
-LEAVE: Final = frozenset(("/quit", "/exit", "/q"))
-ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
+LEAVE_COMMANDS: Final = frozenset(("/quit", "/exit", "/q"))
+TYPED_ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
 
 AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="An agent's folder.")]
 NoRouteOption = Annotated[bool, typer.Option("--no-route", help="Go straight to the model, whatever is said.")]
@@ -60,23 +226,23 @@ def run(
     screen = Screen(quiet=as_json)
 
     async def job(app: App) -> Any:
-        async with speaking_with(app, folder_of(agent)) as speaking:
-            session = await _again(app, speaking, resume) if resume else SessionId(app.ids.new())
-            asked = bool(resume) and await _asked(app, session)
-            door = Door(speaking, screen, screen.waits, routes=not no_route)
+        async with open_agent_context(app, resolve_agent_folder(agent)) as speaking:
+            session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
+            asked = bool(resume) and await _is_waiting_for_answer(app, session)
+            door = SessionDoor(speaking, screen, screen.waits, routes=not no_route)
             done = await door.hear(session, text, "task", asked=asked) if text.strip() else None
             if done is not None:
                 return done
             screen.beside(f"Session {session}")
             try:
-                return await _attended(speaking, session, screen)
+                return await _attend_session(speaking, session, screen)
             except asyncio.CancelledError:
                 screen.end_line()
                 warn(f"It can go on where it stands: halter run {quote(str(agent))} --resume {session}")
                 raise
 
     again = f"It goes on with: halter run {quote(str(agent))} --resume SESSION (halter sessions names it)."
-    result = with_app(store, job, new=True, acts=True, following=True, runs=again)
+    result = run_with_app(store, job, new=True, acts=True, following=True, runs=again)
     _tell(result, agent, as_json=as_json)
     if not result.ok:
         raise typer.Exit(NOT_FINE)
@@ -94,20 +260,20 @@ def chat(
 
     What needs no model is answered without one. Ctrl-D or /quit leaves; the talk can be gone on with later.
     """
-    folder = folder_of(agent)
+    folder = resolve_agent_folder(agent)
 
     async def job(app: App) -> None:
         await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
 
     again = f"It goes on with: halter chat {quote(str(folder))} --resume SESSION (halter sessions names it)."
-    with_app(store, job, new=True, acts=True, following=True, runs=again)
+    run_with_app(store, job, new=True, acts=True, following=True, runs=again)
 
 
 async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
     """Talk line by line. A session begins with its first line: who says nothing leaves nothing behind."""
-    async with speaking_with(app, folder) as speaking, Lines(prompt="" if as_json else "you> ") as lines:
-        session = await _again(app, speaking, resume) if resume else SessionId(app.ids.new())
-        talk = Talk(begun=bool(resume), asked=bool(resume) and await _asked(app, session))
+    async with open_agent_context(app, folder) as speaking, LineReader(prompt="" if as_json else "you> ") as lines:
+        session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
+        talk = ChatState(begun=bool(resume), asked=bool(resume) and await _is_waiting_for_answer(app, session))
         if not as_json:
             say(f"Session {session}, with {speaking.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
             await _tell_of_what_runs(app, speaking)
@@ -115,10 +281,10 @@ async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: b
             if resume:
                 await _go_on_with_parts(app, speaking, session, lines, as_json=as_json)
             async for line in lines:
-                if line.strip() in LEAVE:
+                if line.strip() in LEAVE_COMMANDS:
                     break
                 if line.strip():
-                    await _said(app, speaking, session, line, lines, talk, routes=routes, as_json=as_json)
+                    await _answer_line(app, speaking, session, line, lines, talk, routes=routes, as_json=as_json)
                     if talk.over:
                         return
         finally:
@@ -129,7 +295,7 @@ async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: b
 
 
 @dataclass(slots=True)
-class Talk:
+class ChatState:
     """Where a talk stands: whether its session has begun, whether the agent has asked something, whether it is over."""
 
     begun: bool = False
@@ -141,27 +307,27 @@ class Talk:
         self.begun = True
 
 
-async def _said(
+async def _answer_line(
     app: App,
     speaking: Any,
     session: SessionId,
     line: str,
-    lines: Lines,
-    talk: Talk,
+    lines: LineReader,
+    talk: ChatState,
     *,
     routes: bool,
     as_json: bool,
 ) -> None:
     """Let one line be answered: at the door, or by the agent."""
     screen = Screen(quiet=as_json)
-    asking = _Asking(app, lines, screen)
+    asking = _DecisionPrompt(app, lines, screen)
     try:
-        door = Door(speaking, screen, asking.waits, talk.begin, routes=routes)
+        door = SessionDoor(speaking, screen, asking.waits, talk.begin, routes=routes)
         done = await door.hear(session, line, "chat", asked=talk.asked, ahead=lines.ahead)
         if done is not None:
-            show_done(done, as_json=as_json)
+            show_front_door_answer(done, as_json=as_json)
             return
-        result = await _attended(speaking, session, screen, asking.waits)
+        result = await _attend_session(speaking, session, screen, asking.waits)
     finally:
         await asking.end()
     _show(result, as_json=as_json)
@@ -170,14 +336,14 @@ async def _said(
         lines.require_fresh()
 
 
-async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: Lines, *, as_json: bool) -> None:
+async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: LineReader, *, as_json: bool) -> None:
     """Take up what other agents were doing for the session when it was left."""
-    from halter.app.delegating import go_on
+    from halter.runtime.sessions import resume_delegation
 
     screen = Screen(quiet=as_json)
-    asking = _Asking(app, lines, screen)
+    asking = _DecisionPrompt(app, lines, screen)
     try:
-        async with aclosing(go_on(speaking, session, screen.beside_words(), asking.waits)) as parts:
+        async with aclosing(resume_delegation(speaking, session, screen.beside_words(), asking.waits)) as parts:
             async for came in parts:
                 screen.beside(f"Session {came.session}, a part of this one:")
                 if not as_json:
@@ -186,19 +352,19 @@ async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: 
         await asking.end()
 
 
-async def _asked(app: App, session: SessionId) -> bool:
-    from halter.app.desk.agents import asks
+async def _is_waiting_for_answer(app: App, session: SessionId) -> bool:
+    from halter.operations.agents import asks
 
     return await asks(app, session)
 
 
 async def _tell_of_what_runs(app: App, speaking: Any) -> None:
     """Say whether the agent runs by itself beside this talk."""
-    from halter.app.attending import autonomous_of
+    from halter.runtime.session_builder import find_autonomous_session
 
-    beside = await autonomous_of(speaking)
+    beside = await find_autonomous_session(speaking)
     if beside is not None and beside.ended_at is None:
-        due = next_due(beside, app.clock.now())
+        due = describe_next_due(beside, app.clock.now())
         rest = f", next turn {due}" if due else ""
         told = f"{beside.agent} also runs by itself, in {beside.session} ({beside.state}{rest})."
         say(f"{told} What you say here reaches it; what it knows is shown here as it was kept last.", at_once=True)
@@ -213,10 +379,10 @@ def _show(result: Any, *, as_json: bool) -> None:
         warn(f"  {result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}")
 
 
-class _Asking:
+class _DecisionPrompt:
     """Puts decisions before whoever sits at the keyboard; they may as well be made elsewhere."""
 
-    def __init__(self, app: App, lines: Lines, screen: Screen) -> None:
+    def __init__(self, app: App, lines: LineReader, screen: Screen) -> None:
         self._app = app
         self._lines = lines
         self._screen = screen
@@ -237,14 +403,14 @@ class _Asking:
             for line in found.shown.splitlines():
                 warn(f"  {line}")
             word: str | None = ""
-            while word is not None and word not in ANSWERS:
+            while word is not None and word not in TYPED_ANSWERS:
                 word = await self._lines.ask("  approve? [y/n] ")
                 word = None if word is None else word.strip().lower()
             if word is None:
                 self._screen.waits(asked, "WAITING_FOR_APPROVAL")
                 return
             person = self._app.settings.person
-            await self._app.store.commit(decide(found, ANSWERS[word], person, self._app.ids.new()))
+            await self._app.store.commit(answer_decision(found, TYPED_ANSWERS[word], person, self._app.ids.new()))
 
     async def end(self) -> None:
         """Stop asking."""
@@ -254,40 +420,40 @@ class _Asking:
 
 
 @asynccontextmanager
-async def speaking_with(app: App, folder: Path) -> AsyncGenerator[Any]:
+async def open_agent_context(app: App, folder: Path) -> AsyncGenerator[Any]:
     """Have an agent ready to talk."""
-    from halter.app.desk import agents
+    from halter.operations import agents
 
     async with agents.speaking_with(app, folder, warn) as speaking:
         yield speaking
 
 
-async def _again(app: App, speaking: Any, beginning: str) -> SessionId:
-    from halter.app.talking import reopen
+async def _resume_session(app: App, speaking: Any, beginning: str) -> SessionId:
+    from halter.runtime.sessions import reopen_agent_session
 
-    row = await session_meant(app, beginning)
+    row = await find_session_by_prefix(app, beginning)
     if row.ended_at is not None and not may_decide(app.settings.person):
         raise ConfigError("Only a person lets a session go on that is over, and this was started by an agent.")
-    await reopen(speaking, row.session)
+    await reopen_agent_session(speaking, row.session)
     return SessionId(row.session)
 
 
-async def _attended(speaking: Any, session: SessionId, screen: Screen, waits: Any = None) -> Any:
-    from halter.app.result import result_of
-    from halter.app.talking import attend
-    from halter.brain.loop import Watching
-    from halter.state.receipt import receipt
+async def _attend_session(speaking: Any, session: SessionId, screen: Screen, waits: Any = None) -> Any:
+    from halter.loop.loop import LoopObserver
+    from halter.runtime.agent import build_result
+    from halter.runtime.sessions import attend_session
+    from halter.state.receipt import make_receipt
 
-    watching = Watching(screen.listen, screen.said, screen.did)
-    came, loop = await attend(speaking, session, watching=watching, waits=waits or screen.waits)
+    watching = LoopObserver(screen.listen, screen.said, screen.did)
+    came, loop = await attend_session(speaking, session, watching=watching, waits=waits or screen.waits)
     screen.end_line()
-    made = receipt(await all_events(speaking.app, session_stream(session)))
-    return result_of(came, loop, made)
+    made = make_receipt(await all_events(speaking.app, session_stream(session)))
+    return build_result(came, loop, made)
 
 
 def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
-    if isinstance(result, Done):
-        show_done(result, as_json=as_json, alone=True)
+    if isinstance(result, FrontDoorAnswer):
+        show_front_door_answer(result, as_json=as_json, alone=True)
         return
     if as_json:
         answer_json(_as_object(result))
@@ -297,7 +463,7 @@ def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
         warn(f'Answer it: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
     elif not result.ok:
         warn(f"{result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}".strip())
-    warn(f"{result.state}, {shown_usd(result.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")
+    warn(f"{result.state}, {format_usd(result.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")
 
 
 def _as_object(result: Any) -> dict[str, Any]:
@@ -316,7 +482,7 @@ def _as_object(result: Any) -> dict[str, Any]:
     }
 
 
-def folder_of(agent: Path) -> Path:
+def resolve_agent_folder(agent: Path) -> Path:
     if not (agent / AGENT_FILE).is_file() and not agent.is_file():
         fail(f"There is no {AGENT_FILE} in {agent}: name an agent's folder, or make one with halter init.", WRONG_USE)
     return agent.parent if agent.is_file() else agent
@@ -324,3 +490,49 @@ def folder_of(agent: Path) -> Path:
 
 def _text(message: str) -> str:
     return sys.stdin.read() if message == "-" else message
+
+
+def route(
+    agent: AgentArgument,
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What would be said to it.")],
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show which way a message to an agent would take, and why. Nothing is done, and nothing is written down.
+
+    What needs no model, such as sums, dates and commands, is answered without one: this tells which rule decides
+    it.
+    """
+    folder = resolve_agent_folder(agent)
+    name, found = report_errors(lambda: _route_text(folder, text, store))
+    if as_json:
+        answer_json({"route": found.route, "strategy": found.strategy, "why": found.why})
+    else:
+        say(f"{name}: {found.strategy or found.route}. {found.why}")
+
+
+def _route_text(folder: Path, text: str, store: str | None) -> "tuple[str, RoutingDecision]":
+    from halter.config.agent_files import read_agent
+    from halter.config.merge import FleetConfig
+    from halter.config.resolve import resolve_agent
+    from halter.front_door.route import route_message as routed
+    from halter.journal.open import store_file_exists
+    from halter.runtime.front_door import build_surroundings, declares_tools
+    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+
+    settings = read_cli_settings(store)
+    file = read_local_fleet(settings)
+
+    async def names(fleet: FleetConfig, store: "Store | None", now: int) -> "RoutingContext":
+        agent = resolve_agent(fleet, read_agent(folder), folder)
+        return await build_surroundings(agent, store, now, has_tools=declares_tools(agent, folder))
+
+    async def job(app: App) -> "RoutingContext":
+        return await names((await resolve_effective_policy(app.store, file)).fleet, app.store, app.clock.now())
+
+    if store_file_exists(settings.store):
+        known = run_with_app(store, job, despite_doubt=True)
+    else:
+        known = asyncio.run(names(file or FleetConfig(), None, SystemClock().now()))
+    return known.agent, routed(text, known)

@@ -13,95 +13,104 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.config.both import MOST, UNLIMITED, hourly, shown_cap, usual_rule
-from halter.config.fleet import Fleet, fleet_of
-from halter.config.load import Document, KeyPath, Places
+from halter.config.decode import format_key_path, value_or_default
+from halter.config.merge import (
+    LIMIT_FORMATS,
+    UNLIMITED_RULE,
+    FleetConfig,
+    default_level_rule,
+    format_cap,
+    format_hourly_rate,
+    parse_fleet,
+)
 from halter.config.resolve import AGENT_DAY_CAP, FLEET_DAY_CAP, MAX_STEPS, SESSION_CAP, TIMEOUT
-from halter.config.shape import dotted, either
-from halter.core.bounds import FleetLimits, Limits, ModelRate
-from halter.core.durations import shown_duration
+from halter.config.yaml_reader import Document, KeyPath, SourceMap
+from halter.core.agent_spec import BrainSpec
+from halter.core.clock import format_duration
 from halter.core.errors import ConfigError
-from halter.core.mind import Mind
 from halter.core.spec import (
     APPROVAL_EXPIRY,
     MODES,
-    SIMULATES,
+    SIMULATE_MODES,
+    FleetLimits,
     FleetSpec,
     LevelRule,
+    Limits,
+    ModelRate,
     ModelSpec,
     Policy,
     ShellBounds,
     ToolRule,
-    covered,
+    is_covered,
 )
-from halter.core.text import listed
+from halter.core.text import join_names
 from halter.core.tools import LEVELS
-from halter.core.usage import FREE, Price
+from halter.core.usage import FREE_PRICE, Price
 
-STORED: Final = "this store's policy"
-KEPT_BY_FILES: Final = frozenset(("notify",))
+STORED_POLICY_NAME: Final = "this store's policy"
+FILE_ONLY_KEYS: Final = frozenset(("notify",))
 
-Difference = Literal["looser", "stricter", "fixed", "free"]
+DifferenceKind = Literal["looser", "stricter", "fixed", "free"]
 """How a file differs from a store's policy in a key: it allows more, or less; only the store's word counts there; or
 the key limits nothing, and the file's word is taken."""
 
-USUAL: Final[Mapping[str, Any]] = {
+DEFAULT_LIMITS: Final[Mapping[str, Any]] = {
     "max_cost_usd": SESSION_CAP,
     "max_cost_usd_per_day": AGENT_DAY_CAP,
     "max_steps": MAX_STEPS,
     "timeout": TIMEOUT,
-    "max_output_tokens": Mind().max_output_tokens,
-    "max_retries": Mind().max_retries,
+    "max_output_tokens": BrainSpec().max_output_tokens,
+    "max_retries": BrainSpec().max_retries,
 }
 """What an agent has that sets no limit of its own, where nobody else does."""
 
-APPROVALS: Final[tuple[str | UnsetType, ...]] = ("never", UNSET, "always")
+APPROVALS_LAXEST_FIRST: Final[tuple[str | UnsetType, ...]] = ("never", UNSET, "always")
 """The laxest first. Without a word the mode decides."""
 
-Show = Callable[[Any], str]
+FormatPolicyValue = Callable[[Any], str]
 
 
-class Differs(msgspec.Struct, frozen=True):
+class PolicyDifference(msgspec.Struct, frozen=True):
     """One key in which a file and a store's policy differ, with both values as people read them."""
 
     key: str
-    how: Difference
+    how: DifferenceKind
     stored: str
     written: str
 
 
-class Bound(msgspec.Struct, frozen=True):
+class BoundPolicy(msgspec.Struct, frozen=True):
     """What holds of both, and where they differ."""
 
-    fleet: Fleet
-    differences: tuple[Differs, ...] = ()
+    fleet: FleetConfig
+    differences: tuple[PolicyDifference, ...] = ()
 
-    def those(self, *hows: Difference) -> tuple[Differs, ...]:
+    def those(self, *hows: DifferenceKind) -> tuple[PolicyDifference, ...]:
         """List the differences of some kinds."""
         return tuple(each for each in self.differences if each.how in hows)
 
 
-def canonical(said: Mapping[str, Any]) -> str:
+def canonicalize_policy(said: Mapping[str, Any]) -> str:
     """Write down what a file says, in the one way that equal files have in common."""
-    kept = {key: value for key, value in said.items() if key not in KEPT_BY_FILES}
+    kept = {key: value for key, value in said.items() if key not in FILE_ONLY_KEYS}
     return msgspec.json.Encoder(order="sorted", decimal_format="number").encode(kept).decode()
 
 
-def policy_digest(policy: str) -> str:
+def digest_policy(policy: str) -> str:
     """Name a policy that is written down."""
     return hashlib.sha256(policy.encode()).hexdigest()
 
 
-def stored_fleet(policy: str) -> Fleet:
+def parse_stored_fleet(policy: str) -> FleetConfig:
     """Read a policy that a store holds."""
     said: dict[str, Any] = msgspec.json.decode(policy)
     try:
-        fleet = fleet_of(Document(said, Places(STORED)))
+        fleet = parse_fleet(Document(said, SourceMap(STORED_POLICY_NAME)))
     except ConfigError as error:
         raise ConfigError(
             f"{error} A newer Halter has adopted it: use that one, or adopt another policy with halter policy apply."
         ) from error
-    return msgspec.structs.replace(fleet, places=StorePlaces(STORED, dict.fromkeys(_paths(said), 0)))
+    return msgspec.structs.replace(fleet, places=StoreSourceMap(STORED_POLICY_NAME, dict.fromkeys(_paths(said), 0)))
 
 
 def _paths(value: Any, path: KeyPath = ()) -> Iterable[KeyPath]:
@@ -112,42 +121,44 @@ def _paths(value: Any, path: KeyPath = ()) -> Iterable[KeyPath]:
             yield from _paths(item, (*path, str(key)))  # pyright: ignore[reportUnknownArgumentType]  As above.
 
 
-class StorePlaces(Places, frozen=True):
+class StoreSourceMap(SourceMap, frozen=True):
     """Where values stand: in a store's policy, which has no lines, or in the file beside it where that is stricter."""
 
-    file_beside: Places | None = None
+    file_beside: SourceMap | None = None
     stricter: frozenset[str] = frozenset()
 
     def at(self, path: KeyPath = ()) -> str:
         """Name where a value comes from."""
-        if self.file_beside is not None and dotted(path) in self.stricter:
+        if self.file_beside is not None and format_key_path(path) in self.stricter:
             return self.file_beside.at(path)
         return self.file
 
 
-def bind(stored: Fleet, written: Fleet | None) -> Bound:
+def merge_with_policy(stored: FleetConfig, written: FleetConfig | None) -> BoundPolicy:
     """Hold a file to a store's policy. Without a file, the store's policy alone counts."""
     if written is None:
-        return Bound(stored)
+        return BoundPolicy(stored)
     pair = _Pair()
     spec = pair.specs(stored.spec, written.spec)
     stricter = frozenset(each.key for each in pair.differences if each.how == "stricter")
-    places = StorePlaces(STORED, {**stored.places.lines, **written.places.lines}, written.places, stricter)
+    places = StoreSourceMap(
+        STORED_POLICY_NAME, {**stored.places.lines, **written.places.lines}, written.places, stricter
+    )
     beside = () if stored.spec.policy == written.spec.policy else (written.spec.policy,)
-    fleet = Fleet(spec, places, written.said, beside, Limits(**pair.silent))
-    return Bound(fleet, tuple(pair.differences))
+    fleet = FleetConfig(spec, places, written.said, beside, Limits(**pair.silent))
+    return BoundPolicy(fleet, tuple(pair.differences))
 
 
 class _Pair:
     """Compares key by key, and remembers the differences."""
 
     def __init__(self) -> None:
-        self.differences: list[Differs] = []
+        self.differences: list[PolicyDifference] = []
         self.silent: dict[str, Any] = {}
 
-    def note(self, path: KeyPath, how: Difference, stored: str, written: str) -> None:
+    def note(self, path: KeyPath, how: DifferenceKind, stored: str, written: str) -> None:
         """Remember a difference."""
-        self.differences.append(Differs(dotted(path), how, stored, written))
+        self.differences.append(PolicyDifference(format_key_path(path), how, stored, written))
 
     def specs(self, stored: FleetSpec, written: FleetSpec) -> FleetSpec:
         """Take of each key what holds."""
@@ -168,12 +179,15 @@ class _Pair:
             rates=self.rates(stored.rates, written.rates),
             shell=self.shell(stored.shell, written.shell),
             retention=self.fixed(
-                ("retention",), either(stored.retention, None), either(written.retention, None), _lasting
+                ("retention",),
+                value_or_default(stored.retention, None),
+                value_or_default(written.retention, None),
+                _format_duration,
             ),
             notify=written.notify,
         )
 
-    def fixed(self, path: KeyPath, stored: Any, written: Any, show: Show = str) -> Any:
+    def fixed(self, path: KeyPath, stored: Any, written: Any, show: FormatPolicyValue = str) -> Any:
         """Take the store's word, whatever the file says."""
         if stored != written:
             self.note(path, "fixed", show(stored), show(written))
@@ -184,7 +198,7 @@ class _Pair:
         if stored == written:
             return stored
         looser = order.index(written) > order.index(stored)
-        self.note(path, "looser" if looser else "stricter", _word(stored), _word(written))
+        self.note(path, "looser" if looser else "stricter", _format_word(stored), _format_word(written))
         return stored if looser else written
 
     def fleet_limits(self, stored: FleetLimits, written: FleetLimits) -> FleetLimits:
@@ -197,12 +211,14 @@ class _Pair:
             }
         )
 
-    def lower(self, path: KeyPath, stored: Any, written: Any, default: Any, show: Show = shown_cap) -> Any:
+    def lower(
+        self, path: KeyPath, stored: Any, written: Any, default: Any, show: FormatPolicyValue = format_cap
+    ) -> Any:
         """Take the lower of two limits, of which None is no limit."""
-        ours, theirs = _rank(either(stored, default)), _rank(either(written, default))
+        ours, theirs = _rank(value_or_default(stored, default)), _rank(value_or_default(written, default))
         if ours == theirs:
             return stored
-        said = [_or_default(show, limit, default) for limit in (stored, written)]
+        said = [_format_or_default(show, limit, default) for limit in (stored, written)]
         self.note(path, "looser" if theirs > ours else "stricter", *said)
         return stored if ours < theirs else written
 
@@ -212,21 +228,21 @@ class _Pair:
         for key in Limits.__struct_fields__:
             ours, theirs = getattr(stored, key), getattr(written, key)
             path = ("agents", "limits", key)
-            if key in MOST:
-                found[key] = self.agent_limit(key, ours, theirs, *MOST[key])
+            if key in LIMIT_FORMATS:
+                found[key] = self.agent_limit(key, ours, theirs, *LIMIT_FORMATS[key])
             else:
-                found[key] = either(theirs, ours)
+                found[key] = value_or_default(theirs, ours)
                 if ours != theirs:
-                    self.note(path, "free", _word(ours), _word(theirs))
+                    self.note(path, "free", _format_word(ours), _format_word(theirs))
         return Limits(**found)
 
-    def agent_limit(self, key: str, stored: Any, written: Any, show: Show, endless: Any) -> Any:
+    def agent_limit(self, key: str, stored: Any, written: Any, show: FormatPolicyValue, endless: Any) -> Any:
         """Take the lower limit. Where the store's policy has none, agents that set none keep the default."""
         if stored == written:
             return stored
-        default = USUAL.get(key, endless)
+        default = DEFAULT_LIMITS.get(key, endless)
         ours, theirs, usual = (_rank(limit, endless) for limit in (stored, written, default))
-        said = (_or_default(show, stored, default), _or_default(show, written, default))
+        said = (_format_or_default(show, stored, default), _format_or_default(show, written, default))
         looser = theirs > (usual if stored is UNSET else ours)
         self.note(("agents", "limits", key), "looser" if looser else "stricter", *said)
         if not looser:
@@ -238,34 +254,38 @@ class _Pair:
 
     def policy(self, stored: Policy, written: Policy) -> Policy:
         """Hold the rules together. What each says of levels and tools stays in a policy of its own."""
-        for level in _both(stored.levels, written.levels):
+        for level in _union_keys(stored.levels, written.levels):
             ours, theirs = (each.levels.get(level, LevelRule()) for each in (stored, written))
-            self.rules(("policy", "levels", level), ours, theirs, usual_rule(level))
-        for tool in _both(stored.tools, written.tools):
+            self.rules(("policy", "levels", level), ours, theirs, default_level_rule(level))
+        for tool in _union_keys(stored.tools, written.tools):
             ours, theirs = (each.tools.get(tool, ToolRule()) for each in (stored, written))
-            self.rules(("policy", "tools", tool), ours, theirs, UNLIMITED)
+            self.rules(("policy", "tools", tool), ours, theirs, UNLIMITED_RULE)
             self.level(("policy", "tools", tool, "level"), ours, theirs)
         disabled = tuple(dict.fromkeys((*stored.disabled, *written.disabled)))
         if missing := [name for name in stored.disabled if name not in written.disabled]:
-            self.note(("policy", "disabled"), "looser", listed(stored.disabled), f"without {listed(missing)}")
+            self.note(("policy", "disabled"), "looser", join_names(stored.disabled), f"without {join_names(missing)}")
         elif disabled != stored.disabled:
-            self.note(("policy", "disabled"), "stricter", listed(stored.disabled) or "none", listed(written.disabled))
+            self.note(
+                ("policy", "disabled"), "stricter", join_names(stored.disabled) or "none", join_names(written.disabled)
+            )
         expiry = self.lower(
             ("policy", "approval_expiry"),
             stored.approval_expiry,
             written.approval_expiry,
             APPROVAL_EXPIRY,
-            shown_duration,
+            format_duration,
         )
         return msgspec.structs.replace(stored, disabled=disabled, approval_expiry=expiry)
 
     def rules(self, path: KeyPath, stored: LevelRule, written: LevelRule, usual: LevelRule) -> None:
         """Compare two rules; whoever judges a call takes the strictest word of both."""
-        self.lesser((*path, "approval"), stored.approval, written.approval, APPROVALS[::-1])
-        ours, theirs = (either(rule.rate, either(usual.rate, None)) for rule in (stored, written))
-        self.lower((*path, "rate"), ours, theirs, None, hourly)
-        before, after = (either(rule.simulate, either(usual.simulate, "never")) for rule in (stored, written))
-        self.lesser((*path, "simulate"), before, after, SIMULATES[::-1])
+        self.lesser((*path, "approval"), stored.approval, written.approval, APPROVALS_LAXEST_FIRST[::-1])
+        ours, theirs = (value_or_default(rule.rate, value_or_default(usual.rate, None)) for rule in (stored, written))
+        self.lower((*path, "rate"), ours, theirs, None, format_hourly_rate)
+        before, after = (
+            value_or_default(rule.simulate, value_or_default(usual.simulate, "never")) for rule in (stored, written)
+        )
+        self.lesser((*path, "simulate"), before, after, SIMULATE_MODES[::-1])
 
     def level(self, path: KeyPath, stored: ToolRule, written: ToolRule) -> None:
         """Compare how dangerous a tool is taken to be. What it says of itself is not known here."""
@@ -273,8 +293,8 @@ class _Pair:
             return
         ranks = [-1 if rule.level is UNSET else LEVELS.index(rule.level) for rule in (stored, written)]
         known = stored.level is not UNSET or written.level == LEVELS[-1]
-        how: Difference = "stricter" if known and ranks[1] > ranks[0] else "looser"
-        self.note(path, how, _word(stored.level), _word(written.level))
+        how: DifferenceKind = "stricter" if known and ranks[1] > ranks[0] else "looser"
+        self.note(path, how, _format_word(stored.level), _format_word(written.level))
 
     def within(
         self, key: str, stored: tuple[str, ...] | UnsetType, written: tuple[str, ...] | UnsetType
@@ -282,38 +302,38 @@ class _Pair:
         """Take what both lists allow; no list allows all."""
         if stored == written:
             return stored
-        said = ("all" if names is UNSET else listed(names) or "nothing" for names in (stored, written))
+        said = ("all" if names is UNSET else join_names(names) or "nothing" for names in (stored, written))
         if stored is UNSET or written is UNSET:
             self.note((key,), "looser" if written is UNSET else "stricter", *said)
-            return either(stored, written)
-        both = [name for name in written if covered(name, stored)]
+            return value_or_default(stored, written)
+        both = [name for name in written if is_covered(name, stored)]
         if len(both) < len(written):
             self.note((key,), "looser", *said)
-        elif not all(covered(name, written) for name in stored):
+        elif not all(is_covered(name, written) for name in stored):
             self.note((key,), "stricter", *said)
-        return tuple(dict.fromkeys((*both, *(name for name in stored if covered(name, written)))))
+        return tuple(dict.fromkeys((*both, *(name for name in stored if is_covered(name, written)))))
 
     def prices(self, stored: Mapping[str, ModelSpec], written: Mapping[str, ModelSpec]) -> Mapping[str, ModelSpec]:
         """Take the higher price. One that only the file has is not taken: it could be lower than the known price."""
         found: dict[str, ModelSpec] = dict(stored)
-        for model in _both(stored, written):
+        for model in _union_keys(stored, written):
             path, ours, theirs = ("models", model, "price"), _price(stored, model), _price(written, model)
             if theirs is None or ours is None:
                 if theirs is not None:
                     self.note(path, "looser", "not set", _dollars(theirs))
                 continue
-            higher = _higher(ours, theirs)
-            if higher != _higher(ours, ours):
+            higher = _higher_price(ours, theirs)
+            if higher != _higher_price(ours, ours):
                 found[model] = ModelSpec(price=higher)
-            if _higher(ours, ours) != _higher(theirs, theirs):
-                looser = higher != _higher(theirs, theirs)
+            if _higher_price(ours, ours) != _higher_price(theirs, theirs):
+                looser = higher != _higher_price(theirs, theirs)
                 self.note(path, "looser" if looser else "stricter", _dollars(ours), _dollars(theirs))
         return found
 
     def providers(self, stored: Mapping[str, Any], written: Mapping[str, Any]) -> Mapping[str, Any]:
         """Lead no provider elsewhere that the store's policy knows; a file may add others."""
-        for name in _both(stored, written):
-            how: Difference = "fixed" if name in stored and name in written else "free"
+        for name in _union_keys(stored, written):
+            how: DifferenceKind = "fixed" if name in stored and name in written else "free"
             if stored.get(name) != written.get(name):
                 said = ("as it is" if name in each else "not set" for each in (stored, written))
                 self.note(("providers", name), how, *said)
@@ -324,16 +344,18 @@ class _Pair:
         return {
             model: ModelRate(
                 **{
-                    key: self.model_rate(("rates", model, key), _said(stored, model, key), _said(written, model, key))
+                    key: self.model_rate(
+                        ("rates", model, key), _read_rate(stored, model, key), _read_rate(written, model, key)
+                    )
                     for key in ModelRate.__struct_fields__
                 }
             )
-            for model in _both(stored, written)
+            for model in _union_keys(stored, written)
         }
 
     def model_rate(self, path: KeyPath, stored: Any, written: Any) -> Any:
         """Take the lower of two rates, of which one may not be set."""
-        lower = self.lower(path, either(stored, None), either(written, None), None, _word)
+        lower = self.lower(path, value_or_default(stored, None), value_or_default(written, None), None, _format_word)
         return UNSET if lower is None else lower
 
     def shell(self, stored: ShellBounds, written: ShellBounds) -> ShellBounds:
@@ -344,11 +366,11 @@ class _Pair:
         )
 
 
-def _both(stored: Mapping[Any, Any], written: Mapping[Any, Any]) -> Sequence[Any]:
+def _union_keys(stored: Mapping[Any, Any], written: Mapping[Any, Any]) -> Sequence[Any]:
     return list(dict.fromkeys((*stored, *written)))
 
 
-def _said(rates: Mapping[str, ModelRate], model: str, key: str) -> Any:
+def _read_rate(rates: Mapping[str, ModelRate], model: str, key: str) -> Any:
     return getattr(rates.get(model, ModelRate()), key)
 
 
@@ -356,7 +378,7 @@ def _rank(limit: Any, endless: Any = None) -> float:
     return math.inf if limit is UNSET or limit == endless else limit
 
 
-def _word(value: Any) -> str:
+def _format_word(value: Any) -> str:
     match value:
         case bool():
             return str(value).lower()
@@ -366,11 +388,11 @@ def _word(value: Any) -> str:
             return str(value)
 
 
-def _lasting(micros: int | None) -> str:
-    return "none" if micros is None else shown_duration(micros)
+def _format_duration(micros: int | None) -> str:
+    return "none" if micros is None else format_duration(micros)
 
 
-def _or_default(show: Show, value: Any, default: Any) -> str:
+def _format_or_default(show: FormatPolicyValue, value: Any, default: Any) -> str:
     if value is not UNSET:
         return show(value)
     return "not set" if default is None or default == 0 else f"{show(default)} by default"
@@ -380,24 +402,24 @@ def _price(models: Mapping[str, ModelSpec], model: str) -> Price | None:
     spec = models.get(model)
     if spec is None:
         return None
-    return FREE if isinstance(spec.price, str) else spec.price
+    return FREE_PRICE if isinstance(spec.price, str) else spec.price
 
 
-def _higher(one: Price, other: Price) -> Price:
+def _higher_price(one: Price, other: Price) -> Price:
     """Take the higher of each figure; cached tokens without one cost what plain input costs."""
 
     def cached(key: str) -> Decimal:
-        return max(one.input if getattr(one, key) is None else getattr(one, key), _cached(other, key))
+        return max(one.input if getattr(one, key) is None else getattr(one, key), _cached_price(other, key))
 
     return Price(
         max(one.input, other.input), max(one.output, other.output), cached("cache_read"), cached("cache_write")
     )
 
 
-def _cached(price: Price, key: str) -> Decimal:
+def _cached_price(price: Price, key: str) -> Decimal:
     figure: Decimal | None = getattr(price, key)
     return price.input if figure is None else figure
 
 
 def _dollars(price: Price) -> str:
-    return "free" if price == FREE else f"${price.input} in, ${price.output} out"
+    return "free" if price == FREE_PRICE else f"${price.input} in, ${price.output} out"

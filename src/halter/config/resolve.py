@@ -5,41 +5,70 @@ higher than the default, but never one that is higher than the fleet's. The mode
 fleet's also where the fleet's file is silent: its silence means SEMI, and the usual table.
 
 Only `policy` is what decisions of a person hold for: another model, other instructions or tasks leave them as they are.
+
+What defines an agent: its files by one digest, and what they came to as a store may keep it.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from halter.config.agent import INSTRUCTIONS, Agent
-from halter.config.beside import Unreadable, read_beside, text_of
-from halter.config.both import Both, hourly
-from halter.config.fleet import Fleet
-from halter.config.load import KeyPath, Places, load_bytes
-from halter.config.pacing import all_fields, compiled_gate, compiled_signals, paced_models, pacing_mistakes
-from halter.config.playbook import read_playbook
-from halter.config.shape import dotted, either
-from halter.config.skills import read_skills
-from halter.config.tasks import CHANNELS, task_mistakes
-from halter.config.usual import NOBODY, USUAL
-from halter.core.bounds import Limits
+from halter.config.agent_files import (
+    DEFAULT_PROVIDERS,
+    INSTRUCTIONS,
+    UNKNOWN_PROVIDER,
+    AgentFile,
+    UnusableFile,
+    decode_file_text,
+    read_beside,
+    read_playbook,
+    read_skills,
+)
+from halter.config.decode import format_key_path, value_or_default
+from halter.config.merge import FilePair, FleetConfig, format_hourly_rate
+from halter.config.sections import (
+    CHANNELS_PATH,
+    collect_hot_fields,
+    compile_gate,
+    compile_signals,
+    list_paced_models,
+    list_pacing_mistakes,
+    list_task_mistakes,
+)
+from halter.config.yaml_reader import MAX_BYTES, KeyPath, SourceMap, load_bytes
+from halter.core.agent_spec import (
+    REFLEX,
+    SCRIPTED,
+    VERBS,
+    Anonymize,
+    Autonomy,
+    BrainSpec,
+    Channel,
+    Gate,
+    Notify,
+    Pacing,
+    Playbook,
+    Provider,
+    Schedule,
+    Skill,
+    Source,
+    Tasks,
+    Verbs,
+    WireFormat,
+)
 from halter.core.clock import MINUTE
 from halter.core.errors import ConfigError
-from halter.core.limits import Cap, Caps
-from halter.core.mind import REFLEX, SCRIPTED, Mind, Provider, WireFormat
-from halter.core.money import DOLLAR
-from halter.core.pacing import Autonomy, Gate, Pacing
-from halter.core.playbook import Playbook
-from halter.core.rates import Rate
-from halter.core.spec import AgentSpec, FleetSpec, Phase, ProviderSpec, Resolved, Walk, covered
-from halter.core.tasks import VERBS, Anonymize, Channel, Notify, Schedule, Skill, Tasks, Verbs
-from halter.core.text import listed, nearest, shorten, told
-from halter.core.tools import ToolSpec, secret_names
-from halter.core.usage import FREE, ModelName, Price
+from halter.core.money import DOLLAR, Cap, Caps, RateLimit
+from halter.core.spec import AgentSpec, FleetSpec, Limits, Phase, PhasePlan, ProviderSpec, ResolvedPolicy, is_covered
+from halter.core.text import describe_value, join_names, shorten, suggest_nearest
+from halter.core.tools import ToolSpec, find_secret_names
+from halter.core.usage import FREE_PRICE, ModelName, Price
 
 SESSION_CAP: Final = 1 * DOLLAR
 AGENT_DAY_CAP: Final = 5 * DOLLAR
@@ -50,8 +79,8 @@ MIN_OUTPUT_TOKENS: Final = 256
 RESERVE_TOKENS: Final = 512
 RESERVE_COST_FRACTION: Final = 0.1
 
-WORK: Final = (Phase("work", None),)
-REVIEW: Final = (
+WORK_PHASES: Final = (Phase("work", None),)
+REVIEW_PHASES: Final = (
     Phase("intake", ("retrieve_chunks",)),
     Phase("analysis", ("retrieve_chunks", "run_skill", "run_playbook", "propose_precedent")),
     Phase("drafting", ("run_skill", "emit_finding", "propose_memory", "propose_precedent")),
@@ -60,7 +89,7 @@ REVIEW: Final = (
 )
 """The walk that is written `phases: review`."""
 
-IN_APP: Final = Channel(name="in_app", type="in_app")
+IN_APP_CHANNEL: Final = Channel(name="in_app", type="in_app")
 """The channel of an agent whose files name none."""
 
 _HERE: Final = frozenset((SCRIPTED, REFLEX))
@@ -74,7 +103,7 @@ _OF_LIMITS: Final = (
     "max_repeated_tool_steps",
 )
 
-Where = Callable[[KeyPath], str]
+LocateValue = Callable[[KeyPath], str]
 """Names the file and the line in which a value stands."""
 
 
@@ -86,15 +115,15 @@ class ResolvedAgent:
     rules stand, for sentences about them.
     """
 
-    policy: Resolved
-    mind: Mind = field(default_factory=Mind)
+    policy: ResolvedPolicy
+    mind: BrainSpec = field(default_factory=BrainSpec)
     pacing: Pacing = field(default_factory=Pacing)
     tasks: Tasks = field(default_factory=Tasks)
     skills: Mapping[str, Skill] = field(default_factory=dict[str, Skill])
     playbooks: Mapping[str, Playbook] = field(default_factory=dict[str, Playbook])
     place: Path | None = None
-    script_at: Where = lambda _: "the agent"
-    reflex_at: Where = lambda _: "the agent"
+    script_at: LocateValue = lambda _: "the agent"
+    reflex_at: LocateValue = lambda _: "the agent"
 
     def models(self) -> Iterator[str]:
         """List all models that the agent may ask."""
@@ -108,13 +137,13 @@ class ResolvedAgent:
         return {each.name: getattr(self, each.name) for each in fields(ResolvedAgent)}
 
 
-def resolve_agent(fleet: Fleet, agent: Agent, folder: Path | None) -> ResolvedAgent:
+def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> ResolvedAgent:
     """Put both files and those beside the agent's together, or raise a ConfigError that says what to change.
 
     An agent of a program has no folder: it has no `AGENTS.md`, and the files that it names are those here.
     """
-    both, here = Both(fleet, agent), folder or Path()
-    policy = resolve(fleet, agent)
+    both, here = FilePair(fleet, agent), folder or Path()
+    policy = resolve_policy(fleet, agent)
     providers = _providers(both)
     _check_models(both, providers)
     script, script_at = _script(agent, here)
@@ -134,27 +163,27 @@ def resolve_agent(fleet: Fleet, agent: Agent, folder: Path | None) -> ResolvedAg
     )
 
 
-def resolve(fleet: Fleet, agent: Agent) -> Resolved:
+def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
     """Put both files together, or say in a ConfigError what the agent would loosen."""
-    both = Both(fleet, agent)
+    both = FilePair(fleet, agent)
     ours, theirs = fleet.spec, agent.spec
     limits = both.limits()
-    return Resolved(
+    return ResolvedPolicy(
         name=theirs.name,
         mode=both.mode(),
         observe=both.observe(),
         caps=_caps(limits, ours),
-        on_cap=either(limits.on_cap, "wrap_up"),
-        max_steps=either(limits.max_steps, MAX_STEPS),
-        timeout=either(limits.timeout, TIMEOUT),
-        min_output_tokens=either(limits.min_output_tokens, MIN_OUTPUT_TOKENS),
-        reserve_tokens=either(limits.reserve_tokens, RESERVE_TOKENS),
-        reserve_cost_fraction=either(limits.reserve_cost_fraction, RESERVE_COST_FRACTION),
+        on_cap=value_or_default(limits.on_cap, "wrap_up"),
+        max_steps=value_or_default(limits.max_steps, MAX_STEPS),
+        timeout=value_or_default(limits.timeout, TIMEOUT),
+        min_output_tokens=value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS),
+        reserve_tokens=value_or_default(limits.reserve_tokens, RESERVE_TOKENS),
+        reserve_cost_fraction=value_or_default(limits.reserve_cost_fraction, RESERVE_COST_FRACTION),
         policies=both.policies(),
         disabled=tuple(sorted({*ours.policy.disabled, *theirs.policy.disabled})),
         approval_expiry=both.expiry(),
         tools=both.tools(),
-        phases=walk(theirs.phases),
+        phases=resolve_phases(theirs.phases),
         allowed_models=both.models(),
         allowed_hosts=both.hosts(),
         secrets=both.within("allowed_secrets", theirs.secrets, ours.allowed_secrets, ("secrets",)) or (),
@@ -162,7 +191,7 @@ def resolve(fleet: Fleet, agent: Agent) -> Resolved:
     )
 
 
-def against_tools(resolved: Resolved, agent: Agent, tools: Iterable[ToolSpec]) -> None:
+def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterable[ToolSpec]) -> None:
     """Check what an agent's file says of tools against the tools that there are, once they are known.
 
     Raises a ConfigError for a name that no tool has, and for a rule that would loosen what holds for the tool.
@@ -170,40 +199,42 @@ def against_tools(resolved: Resolved, agent: Agent, tools: Iterable[ToolSpec]) -
     known = {tool.name: tool for tool in tools}
     for path, name in _named_tools(agent):
         if name not in known:
-            raise agent.places.wrong(path, f"there is no tool `{name}`; {nearest(name, sorted(known), 'the tools')}")
+            raise agent.places.wrong(
+                path, f"there is no tool `{name}`; {suggest_nearest(name, sorted(known), 'the tools')}"
+            )
     for name, asked in agent.spec.policy.tools.items():
         holds = resolved.rule(name, known[name].level)
         for key, kept, show in (
             ("level", asked.level in (UNSET, holds.level), str),
-            ("rate", asked.rate in (UNSET, holds.rate), hourly),
+            ("rate", asked.rate in (UNSET, holds.rate), format_hourly_rate),
             ("simulate", asked.simulate in (UNSET, holds.simulate), str),
         ):
             if not kept:
                 path = ("policy", "tools", name, key)
                 words = f"{show(getattr(asked, key))}, but {show(getattr(holds, key))} holds for this tool"
-                raise agent.places.wrong(path, f"`{dotted(path)}` is {words}; an agent can only tighten it.")
+                raise agent.places.wrong(path, f"`{format_key_path(path)}` is {words}; an agent can only tighten it.")
 
 
-def unknown_to_all(fleet: Fleet, tools: Iterable[str]) -> tuple[str, ...]:
+def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[str, ...]:
     """Say which rules of the fleet are for tools that no agent has: perhaps a slip of the pen that protects nothing."""
     known = sorted({*tools})
     policy = fleet.spec.policy
     named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in policy.tools]
     named += [(("policy", "disabled", index), name) for index, name in enumerate(policy.disabled)]
     return tuple(
-        f"{fleet.places.at(path)}: no agent has a tool `{name}`; {nearest(name, known, 'the tools')}"
+        f"{fleet.places.at(path)}: no agent has a tool `{name}`; {suggest_nearest(name, known, 'the tools')}"
         for path, name in named
         if name not in known
     )
 
 
-def _named_tools(agent: Agent) -> list[tuple[KeyPath, str]]:
+def _named_tools(agent: AgentFile) -> list[tuple[KeyPath, str]]:
     spec = agent.spec
     named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in spec.policy.tools]
     named += [(("policy", "disabled", index), name) for index, name in enumerate(spec.policy.disabled)]
-    named += [(("tools", "own", index), name) for index, name in enumerate(either(spec.tools.own, ()))]
+    named += [(("tools", "own", index), name) for index, name in enumerate(value_or_default(spec.tools.own, ()))]
     if not isinstance(spec.phases, str):
-        for phase in walk(spec.phases):
+        for phase in resolve_phases(spec.phases):
             named += [(("phases", phase.name, index), name) for index, name in enumerate(phase.grants or ())]
     return [(path, name) for path, name in named if path[0] != "phases" or name not in VERBS]
 
@@ -211,45 +242,45 @@ def _named_tools(agent: Agent) -> list[tuple[KeyPath, str]]:
 def _caps(limits: Limits, fleet: FleetSpec) -> Caps:
     hourly, monthly = limits.max_cost_usd_per_hour, fleet.limits.max_cost_usd_per_month
     return Caps(
-        session=Cap(either(limits.max_cost_usd, SESSION_CAP)),
+        session=Cap(value_or_default(limits.max_cost_usd, SESSION_CAP)),
         agent=(
-            Cap(either(limits.max_cost_usd_per_day, AGENT_DAY_CAP), "day"),
+            Cap(value_or_default(limits.max_cost_usd_per_day, AGENT_DAY_CAP), "day"),
             *(() if hourly is UNSET else (Cap(hourly, "hour"),)),
         ),
         fleet=(
-            Cap(either(fleet.limits.max_cost_usd_per_day, FLEET_DAY_CAP), "day"),
+            Cap(value_or_default(fleet.limits.max_cost_usd_per_day, FLEET_DAY_CAP), "day"),
             *(() if monthly is UNSET else (Cap(monthly, "month"),)),
         ),
-        token_budget=either(limits.token_budget, 0) or None,
+        token_budget=value_or_default(limits.token_budget, 0) or None,
         zone=fleet.zone,
     )
 
 
-def walk(phases: "Walk | UnsetType") -> tuple[Phase, ...]:
+def resolve_phases(phases: "PhasePlan | UnsetType") -> tuple[Phase, ...]:
     """Tell the phases that an agent's file asks for."""
     if phases == "review":
-        return REVIEW
+        return REVIEW_PHASES
     if phases is UNSET or isinstance(phases, str):
-        return WORK
+        return WORK_PHASES
     return tuple(Phase(name, None if isinstance(grants, str) else grants) for name, grants in phases.items())
 
 
 def _price(price: "Price | str") -> Price:
-    return FREE if isinstance(price, str) else price
+    return FREE_PRICE if isinstance(price, str) else price
 
 
-def _mind(both: Both, providers: Mapping[str, Provider], instructions: str) -> Mind:
+def _mind(both: FilePair, providers: Mapping[str, Provider], instructions: str) -> BrainSpec:
     spec, limits = both.agent.spec, both.limits()
     _check_output(both, limits)
-    return Mind(
-        model=either(spec.model, ""),
+    return BrainSpec(
+        model=value_or_default(spec.model, ""),
         fallback_models=spec.fallback_models,
         model_for=dict(spec.model_for),
         providers=providers,
         instructions=instructions,
         tool_calls=spec.tool_calls,
-        temperature=either(spec.temperature, None),
-        rates=rates_of(both.fleet),
+        temperature=value_or_default(spec.temperature, None),
+        rates=read_model_rates(both.fleet),
         **{key: word for key in _OF_LIMITS if (word := getattr(limits, key)) is not UNSET},
     )
 
@@ -266,28 +297,30 @@ def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
     return {name: read_playbook(file, str(file.relative_to(folder))) for name, file in found.items()}
 
 
-def rates_of(fleet: Fleet) -> dict[str, Rate]:
+def read_model_rates(fleet: FleetConfig) -> dict[str, RateLimit]:
     """Tell how fast models may be asked: that is the fleet's word alone, as it is shared by all agents."""
     return {
-        name: Rate(either(said.requests_per_minute, None), either(said.tokens_per_minute, None))
+        name: RateLimit(
+            value_or_default(said.requests_per_minute, None), value_or_default(said.tokens_per_minute, None)
+        )
         for name, said in fleet.spec.rates.items()
     }
 
 
-def _check_output(both: Both, limits: Limits) -> None:
+def _check_output(both: FilePair, limits: Limits) -> None:
     """Refuse lengths that leave no room for an answer."""
-    most = either(limits.max_output_tokens, Mind().max_output_tokens)
-    least = either(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
-    window = either(limits.context_window, 0)
+    most = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
+    least = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
+    window = value_or_default(limits.context_window, 0)
     if most < least:
         sentence = f"no answer can be both: at most {most} tokens (`max_output_tokens`) and at least {least}"
-        raise _said(both, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
+        raise _limit_error(both, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
     if window and window <= most:
         sentence = f"a window of {window} tokens has no room beside an answer of up to {most}"
-        raise _said(both, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
+        raise _limit_error(both, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
 
 
-def _said(both: Both, key: str, sentence: str) -> ConfigError:
+def _limit_error(both: FilePair, key: str, sentence: str) -> ConfigError:
     """Speak of a limit where it was written: by the agent, or else by the fleet."""
     if ("limits", key) in both.agent.places.lines:
         return both.agent.places.wrong(("limits", key), sentence)
@@ -296,7 +329,7 @@ def _said(both: Both, key: str, sentence: str) -> ConfigError:
     return both.agent.places.wrong(("limits",), sentence)
 
 
-def _providers(both: Both) -> dict[str, Provider]:
+def _providers(both: FilePair) -> dict[str, Provider]:
     """Put the providers of both files together: an agent may add its own, and lead no known one elsewhere."""
     ours, theirs = both.fleet.spec.providers, both.agent.spec.providers
     for name, spec in theirs.items():
@@ -309,23 +342,26 @@ def _providers(both: Both) -> dict[str, Provider]:
     return found
 
 
-def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Places) -> Provider:
+def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: SourceMap) -> Provider:
     """Take of each key the agent's word, else the fleet's, else what is usual."""
     path: KeyPath = ("providers", name)
     if name in _HERE:
         raise places.wrong(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
     theirs, ours = said
-    usual = USUAL.get(name, NOBODY)
-    base_url = either(theirs.base_url, either(ours.base_url, usual.base_url))
+    usual = DEFAULT_PROVIDERS.get(name, UNKNOWN_PROVIDER)
+    base_url = value_or_default(theirs.base_url, value_or_default(ours.base_url, usual.base_url))
     if not base_url:
-        sentence = f"`base_url` is missing from `{dotted(path)}`, whose address nobody knows; write it"
+        sentence = f"`base_url` is missing from `{format_key_path(path)}`, whose address nobody knows; write it"
         raise places.wrong(path, f"{sentence}, as in http://localhost:8000/v1.")
-    wire: WireFormat = either(theirs.wire, either(ours.wire, usual.wire))
-    key, bills = either(theirs.api_key, either(ours.api_key, "")), either(theirs.bills_errors, ours.bills_errors)
+    wire: WireFormat = value_or_default(theirs.wire, value_or_default(ours.wire, usual.wire))
+    key, bills = (
+        value_or_default(theirs.api_key, value_or_default(ours.api_key, "")),
+        value_or_default(theirs.bills_errors, ours.bills_errors),
+    )
     return Provider(wire=wire, base_url=base_url, api_key=key, bills_errors=bills is True)
 
 
-def _check_provider(both: Both, name: str, asked: ProviderSpec) -> None:
+def _check_provider(both: FilePair, name: str, asked: ProviderSpec) -> None:
     """Refuse an address, a key or a price of errors that the fleet does not leave to its agents."""
     fleet, path = both.fleet.spec, ("providers", name)
     if asked.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
@@ -333,16 +369,16 @@ def _check_provider(both: Both, name: str, asked: ProviderSpec) -> None:
     if asked.base_url is not UNSET:
         _check_address(both, name, asked.base_url)
     if asked.api_key is not UNSET and fleet.allowed_secrets is not UNSET:
-        for secret in secret_names(asked.api_key.encode()):
-            if not covered(secret, fleet.allowed_secrets):
-                allowed = listed(fleet.allowed_secrets) or "nothing"
+        for secret in find_secret_names(asked.api_key.encode()):
+            if not is_covered(secret, fleet.allowed_secrets):
+                allowed = join_names(fleet.allowed_secrets) or "nothing"
                 raise both.looser((*path, "api_key"), f"`{secret}`", ("allowed_secrets",), allowed)
 
 
-def _check_address(both: Both, name: str, base_url: str) -> None:
+def _check_address(both: FilePair, name: str, base_url: str) -> None:
     fleet, path = both.fleet.spec, ("providers", name, "base_url")
     if name in fleet.providers:
-        there = either(fleet.providers[name].base_url, USUAL.get(name, NOBODY).base_url)
+        there = value_or_default(fleet.providers[name].base_url, DEFAULT_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url)
         if there != base_url:
             raise both.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
     both.reached(path, base_url)
@@ -354,34 +390,36 @@ def _named_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
         yield ("model",), spec.model
     yield from ((("fallback_models", index), model) for index, model in enumerate(spec.fallback_models))
     yield from ((("model_for", purpose), model) for purpose, model in spec.model_for.items())
-    yield from paced_models(spec)
+    yield from list_paced_models(spec)
     yield from ((("review", "judges", index), model) for index, model in enumerate(spec.review.judges))
 
 
-def _check_models(both: Both, providers: Mapping[str, Provider]) -> None:
+def _check_models(both: FilePair, providers: Mapping[str, Provider]) -> None:
     spec, places = both.agent.spec, both.agent.places
     if spec.fallback_models and spec.model is UNSET:
         raise places.wrong(
             ("fallback_models",), "`fallback_models` stand in for a `model`, which is missing; write it."
         )
-    known = sorted({*USUAL, *_HERE, *providers})
+    known = sorted({*DEFAULT_PROVIDERS, *_HERE, *providers})
     for path, model in _named_models(spec):
         provider = ModelName.parse(model).provider
         if provider not in known:
-            hint = nearest(provider, known, "the known ones")
-            sentence = f"`{dotted(path)}` is of a provider `{provider}` that nobody knows: write it under `providers`"
+            hint = suggest_nearest(provider, known, "the known ones")
+            sentence = (
+                f"`{format_key_path(path)}` is of a provider `{provider}` that nobody knows: write it under `providers`"
+            )
             raise places.wrong(path, f"{sentence}; {hint}")
         _check_allowed(both, path, model)
 
 
-def _check_allowed(both: Both, path: KeyPath, model: str) -> None:
+def _check_allowed(both: FilePair, path: KeyPath, model: str) -> None:
     allowed = both.models()
-    if allowed is None or covered(model, allowed):
+    if allowed is None or is_covered(model, allowed):
         return
     if both.agent.spec.allowed_models is UNSET:
-        raise both.looser(path, f"`{model}`", ("allowed_models",), listed(allowed) or "nothing")
+        raise both.looser(path, f"`{model}`", ("allowed_models",), join_names(allowed) or "nothing")
     there = both.agent.places.at(("allowed_models",))
-    sentence = f"`{dotted(path)}` is `{model}`, which is not among the `allowed_models` of {there}"
+    sentence = f"`{format_key_path(path)}` is `{model}`, which is not among the `allowed_models` of {there}"
     raise both.agent.places.wrong(path, f"{sentence}; add it there, or name another model.")
 
 
@@ -391,76 +429,78 @@ def _instructions(spec: AgentSpec, folder: Path | None) -> str:
         return spec.instructions.strip()
     try:
         data = read_beside(folder, INSTRUCTIONS)
-        text = "" if data is None else text_of(data)
-    except Unreadable as why:
+        text = "" if data is None else decode_file_text(data)
+    except UnusableFile as why:
         raise ConfigError(f"{folder / INSTRUCTIONS} {why}.") from None
     return "\n\n".join(part for part in (spec.instructions.strip(), text.strip()) if part)
 
 
-def _script(agent: Agent, folder: Path) -> tuple[tuple[Any, ...], Where]:
+def _script(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValue]:
     """Read the replies of a model that is scripted."""
     name = agent.spec.script
     if name is UNSET:
-        _demand_none(agent, SCRIPTED, "script", "write `script:` with the name of a file of replies")
+        _refuse_empty_model(agent, SCRIPTED, "script", "write `script:` with the name of a file of replies")
         return (), agent.places.at
-    return _list_in(agent, folder, "script", name)
+    return _read_list(agent, folder, "script", name)
 
 
-def _reflex(agent: Agent, folder: Path) -> tuple[tuple[Any, ...], Where]:
+def _reflex(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValue]:
     """Read the rules of a model that works by rules, from the agent's file or from one of their own."""
     rules = agent.spec.reflex
     if rules is UNSET:
-        _demand_none(agent, REFLEX, "reflex", "write `reflex:` with a list of rules, or with the name of their file")
+        _refuse_empty_model(
+            agent, REFLEX, "reflex", "write `reflex:` with a list of rules, or with the name of their file"
+        )
         return (), agent.places.at
     if isinstance(rules, str):
-        return _list_in(agent, folder, "reflex", rules)
+        return _read_list(agent, folder, "reflex", rules)
     if not rules:
         raise agent.places.wrong(("reflex",), "`reflex` has no rules; write at least one.")
     return rules, lambda path: agent.places.at(("reflex", *path))
 
 
-def _demand_none(agent: Agent, provider: str, key: str, remedy: str) -> None:
+def _refuse_empty_model(agent: AgentFile, provider: str, key: str, remedy: str) -> None:
     """Refuse a model that would have nothing to say."""
     for path, model in _named_models(agent.spec):
         if ModelName.parse(model).provider == provider:
-            sentence = f"`{dotted(path)}` is `{provider}`, but there is no `{key}`"
+            sentence = f"`{format_key_path(path)}` is `{provider}`, but there is no `{key}`"
             raise agent.places.wrong(path, f"{sentence}; {remedy}.")
 
 
-def _list_in(agent: Agent, folder: Path, key: str, name: str) -> tuple[tuple[Any, ...], Where]:
+def _read_list(agent: AgentFile, folder: Path, key: str, name: str) -> tuple[tuple[Any, ...], LocateValue]:
     """Read a YAML file that holds a list."""
     try:
         data = read_beside(folder, name)
-    except Unreadable as why:
-        raise _unusable(agent, key, name, str(why)) from None
+    except UnusableFile as why:
+        raise _unusable_file_error(agent, key, name, str(why)) from None
     if data is None:
-        raise _unusable(agent, key, name, "is missing")
+        raise _unusable_file_error(agent, key, name, "is missing")
     document = load_bytes(data, str(folder / name))
     items: Any = document.value
     if not isinstance(items, list) or not items:
         what = "a list of replies" if key == "script" else "a list of rules"
-        raise document.places.wrong((), f"this must be {what}, but it is {told(items or None)}.")
+        raise document.places.wrong((), f"this must be {what}, but it is {describe_value(items or None)}.")
     return tuple(cast("list[Any]", items)), document.places.at
 
 
-def _unusable(agent: Agent, key: str, name: str, why: str) -> ConfigError:
+def _unusable_file_error(agent: AgentFile, key: str, name: str, why: str) -> ConfigError:
     sentence = f"`{key}` names `{shorten(name)}`, which {why}; name a file in the agent's folder."
     return agent.places.wrong((key,), sentence)
 
 
-def _pacing(both: Both) -> Pacing:
+def _pacing(both: FilePair) -> Pacing:
     spec, places = both.agent.spec, both.agent.places
-    for path, sentence in pacing_mistakes(spec):
+    for path, sentence in list_pacing_mistakes(spec):
         raise places.wrong(path, sentence)
     for index, sensor in enumerate(spec.sensors):
         if sensor.source.url is not UNSET:
             both.reached(("sensors", index, "source", "url"), sensor.source.url)
     pacing = Pacing(
-        autonomy=_autonomy(spec.autonomy, both.fleet.spec.zone), fields=all_fields(spec), sensors=spec.sensors
+        autonomy=_autonomy(spec.autonomy, both.fleet.spec.zone), fields=collect_hot_fields(spec), sensors=spec.sensors
     )
-    compiled_gate(pacing, places.at(("autonomy", "gate", "expression")))
+    compile_gate(pacing, places.at(("autonomy", "gate", "expression")))
     for index, sensor in enumerate(spec.sensors):
-        compiled_signals(sensor, lambda path, at=index: places.at(("sensors", at, *path)))
+        compile_signals(sensor, lambda path, at=index: places.at(("sensors", at, *path)))
     return pacing
 
 
@@ -468,15 +508,15 @@ def _autonomy(autonomy: Autonomy, zone: str) -> Autonomy:
     """Fill in the fleet's zone, and take the other place for the gate's model for the gate's own."""
     gate, hours = autonomy.gate, autonomy.active_hours
     if autonomy.precheck_model is not UNSET:
-        gate = replace(either(gate, Gate()), model=autonomy.precheck_model)
+        gate = replace(value_or_default(gate, Gate()), model=autonomy.precheck_model)
     if hours is not UNSET:
-        hours = replace(hours, timezone=either(hours.timezone, zone))
+        hours = replace(hours, timezone=value_or_default(hours.timezone, zone))
     return replace(autonomy, gate=gate, active_hours=hours, precheck_model=UNSET)
 
 
-def _tasks(both: Both, folder: Path | None) -> Tasks:
+def _tasks(both: FilePair, folder: Path | None) -> Tasks:
     spec, zone = both.agent.spec, both.fleet.spec.zone
-    for path, sentence in task_mistakes(spec, folder, zone):
+    for path, sentence in list_task_mistakes(spec, folder, zone):
         raise both.agent.places.wrong(path, sentence)
     _check_reached(both)
     return Tasks(
@@ -486,54 +526,121 @@ def _tasks(both: Both, folder: Path | None) -> Tasks:
         collections=dict(spec.collections),
         review=spec.review,
         notify=_notify(both.fleet, both.agent),
-        anonymize=_hidden(spec),
+        anonymize=_anonymized_names(spec),
         verbs=_verbs(spec),
         idle_halt=round(spec.idle_halt_minutes * MINUTE),
-        concurrency=either(spec.concurrency, None),
+        concurrency=value_or_default(spec.concurrency, None),
     )
 
 
-def _check_reached(both: Both) -> None:
+def _check_reached(both: FilePair) -> None:
     """See that the fleet allows the hosts that an agent's own channels lead to."""
     for index, channel in enumerate(both.agent.spec.notify.channels):
         if channel.url is not UNSET:
-            both.reached((*CHANNELS, index, "url"), channel.url)
+            both.reached((*CHANNELS_PATH, index, "url"), channel.url)
         if channel.host is not UNSET:
-            both.reached((*CHANNELS, index, "host"), f"smtp://{channel.host}")
+            both.reached((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
 
 
 def _schedule(schedule: Schedule, zone: str) -> Schedule:
     """Fill in whose clock it is."""
-    zone, hours = either(schedule.timezone, zone), schedule.active_hours
+    zone, hours = value_or_default(schedule.timezone, zone), schedule.active_hours
     if hours is not UNSET:
-        hours = replace(hours, timezone=either(hours.timezone, zone))
+        hours = replace(hours, timezone=value_or_default(hours.timezone, zone))
     return replace(schedule, timezone=zone, active_hours=hours)
 
 
-def _notify(fleet: Fleet, agent: Agent) -> Notify:
+def _notify(fleet: FleetConfig, agent: AgentFile) -> Notify:
     """Put the channels of both files together; what is told of is the agent's word, if it has one."""
     ours, theirs, usual = fleet.spec.notify, agent.spec.notify, Notify()
     taken = {channel.name for channel in ours.channels}
     for index, channel in enumerate(theirs.channels):
         if channel.name in taken:
-            path = (*CHANNELS, index, "name")
-            sentence = f"`{dotted(path)}` is `{channel.name}`, as that of a channel in {fleet.places.at(CHANNELS)}"
+            path = (*CHANNELS_PATH, index, "name")
+            sentence = f"`{format_key_path(path)}` is `{channel.name}`, as that of a channel in {fleet.places.at(CHANNELS_PATH)}"
             raise agent.places.wrong(path, f"{sentence}, which every agent has; choose another name.")
     says = ("notify", "on") in agent.places.lines or theirs.on != usual.on
-    return Notify(channels=(*ours.channels, *theirs.channels) or (IN_APP,), on=theirs.on if says else ours.on)
+    return Notify(channels=(*ours.channels, *theirs.channels) or (IN_APP_CHANNEL,), on=theirs.on if says else ours.on)
 
 
-def _hidden(spec: AgentSpec) -> tuple[str, ...] | None:
+def _anonymized_names(spec: AgentSpec) -> tuple[str, ...] | None:
     said = spec.anonymize
     if isinstance(said, bool):
         return () if said else None
-    said = either(said, Anonymize())
-    return said.names if either(said.enabled, spec.phases == "review") else None
+    said = value_or_default(said, Anonymize())
+    return said.names if value_or_default(said.enabled, spec.phases == "review") else None
 
 
 def _verbs(spec: AgentSpec) -> Verbs:
     """Take the verbs that are named, those that a phase grants, and that to read documents where there are any."""
-    found = {*spec.verbs, *(name for phase in walk(spec.phases) for name in phase.grants or ())}
+    found = {*spec.verbs, *(name for phase in resolve_phases(spec.phases) for name in phase.grants or ())}
     if spec.collections or spec.watches:
         found.add("retrieve_chunks")
     return tuple(verb for verb in VERBS if verb in found)
+
+
+Asked = TypeVar("Asked", Source, Channel)
+
+HIDDEN_VALUE: Final = "…"
+
+_BELOW: Final = ("playbooks", ".agents")
+
+
+def definition_digest(folder: Path) -> str:
+    """Name an agent's files by their names and contents: those in its folder itself, its playbooks and its skills.
+
+    What lies in other folders is what it works on, and what is too large to be a definition counts by its size.
+    """
+    digest = hashlib.sha256(b"halter definition 1\n")
+    for path in sorted(_files(folder), key=lambda found: found.as_posix()):
+        name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
+        content = _content(path)
+        digest.update(b"%d:%s%d:%s" % (len(name), name, len(content), content))
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    yield from (path for path in folder.iterdir() if path.is_file())
+    for name in _BELOW:
+        yield from (path for path in (folder / name).rglob("*") if path.is_file())
+
+
+def _content(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+        return path.read_bytes() if size <= MAX_BYTES else b"%d bytes" % size
+    except OSError:
+        return b"unreadable"
+
+
+def redact_definition(agent: ResolvedAgent) -> Mapping[str, Any]:
+    """Return what a store keeps of an agent: without what may be a key in plain text, or a person's name."""
+    pacing, tasks = _define_pacing(agent.pacing), _define_tasks(agent.tasks)
+    return {"policy": agent.policy, "mind": agent.mind, "pacing": pacing, "tasks": tasks}
+
+
+def _define_pacing(pacing: Pacing) -> Pacing:
+    sensors = (replace(sensor, source=_without_keys(sensor.source)) for sensor in pacing.sensors)
+    return replace(pacing, sensors=tuple(sensors))
+
+
+def _define_tasks(tasks: Tasks) -> Tasks:
+    channels = tuple(_without_keys(channel) for channel in tasks.notify.channels)
+    hidden = None if tasks.anonymize is None else (HIDDEN_VALUE,) * len(tasks.anonymize)
+    return replace(tasks, notify=replace(tasks.notify, channels=channels), anonymize=hidden)
+
+
+def _without_keys(asked: Asked) -> Asked:
+    """Keep of each header only the secrets that it names, and of an address all but its query."""
+    headers = {
+        name: " ".join(f"${{secret:{each}}}" for each in sorted(find_secret_names(value.encode()))) or HIDDEN_VALUE
+        for name, value in asked.headers.items()
+    }
+    return replace(asked, headers=headers, url=_without_query(asked.url))
+
+
+def _without_query(url: str | UnsetType) -> str | UnsetType:
+    if url is UNSET:
+        return url
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(query=HIDDEN_VALUE)) if parts.query else url

@@ -1,43 +1,160 @@
-"""The folders that an agent's file names for its tools and its documents, and what they must not reach."""
+"""The folders that an agent's file names for its tools and its documents, and what they must not reach.
 
-from collections.abc import Iterator
+The files of a new agent: few, short, and at work as they stand.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from msgspec import UNSET
 
-from halter.config.agent import AGENT_FILE, INSTRUCTIONS, Agent, read_agent
-from halter.config.load import KeyPath
-from halter.config.mcp import MCP_FILE
-from halter.config.shape import dotted
-from halter.config.starter import TOOLS_FILE
-from halter.config.tasks import located, triggers
+from halter.config.agent_files import (
+    AGENT_FILE,
+    DEFAULT_PROVIDERS,
+    INSTRUCTIONS,
+    UNKNOWN_PROVIDER,
+    AgentFile,
+    read_agent,
+)
+from halter.config.decode import format_key_path
+from halter.config.mcp_file import MCP_FILE
+from halter.config.sections import list_triggers, locate_folder
+from halter.config.yaml_reader import KeyPath
+from halter.core.agent_spec import REFLEX, SCRIPTED
 from halter.core.errors import ConfigError
-from halter.core.protected import Protected, ProtectedPaths, Writable
+from halter.core.folders import ProtectedEntry, ProtectedPaths, WritableFolders
 from halter.core.spec import AgentSpec
 from halter.core.text import shorten
+from halter.core.usage import ModelName
 
-FILES: Final = (AGENT_FILE, INSTRUCTIONS, TOOLS_FILE, MCP_FILE)
+TOOLS_FILE: Final = "tools.py"
+REPLIES_FILE: Final = "replies.yaml"
+
+_AGENT: Final = """\
+# Who this agent is, what thinks for it, and how far it may go.
+# All keys: `halter schema`. A wrong one is a sentence with its line.
+name: {name}
+{model}
+mode: SEMI  # you are asked before risky calls; with ASSIST before most
+
+limits:
+  max_cost_usd: 0.25  # of one session; it stops before it would cost more
+  max_cost_usd_per_day: 1.00  # of all its sessions in a day
+  max_steps: 20  # of one turn
+"""
+
+_RULES: Final = """\
+model: reflex  # needs no network and costs nothing; for a real one write, for example, openai:gpt-5-mini
+
+reflex:  # the first rule that holds decides
+  - when: message.contains("hello")
+    say: Hello. I work by rules; look into agent.yaml and give me a model.
+  - say: None of my rules is about that.
+"""
+
+_SCRIPT: Final = """\
+model: scripted  # says what its script says, each reply once: for tests
+script: replies.yaml
+"""
+
+_REPLIES: Final = """\
+- text: Let me count.
+  calls: [{tool: days_between, arguments: {first: "2026-01-01", last: "2026-12-31"}}]
+- text: Hello. The year has 364 days after its first.
+"""
+
+_INSTRUCTIONS: Final = """\
+# {name}
+
+You are {name}, an agent that works by itself.
+
+- Say what you did, and what you did not do.
+- Use your tools rather than guess.
+- When you are finished, or cannot go on, say so in one sentence.
+"""
+
+_TOOLS: Final = '''\
+"""Tools of this agent: plain typed functions. What they may do is decided by the guard."""
+
+from datetime import date
+
+from halter import tool
+
+
+@tool(level="SAFE", effect="read")
+def days_between(first: str, last: str) -> str:
+    """Count the days from one date to another, both written as 2026-11-15."""
+    return str((date.fromisoformat(last) - date.fromisoformat(first)).days)
+'''
+
+
+def render_starter_files(name: str, model: str) -> Mapping[str, str]:
+    """Write the files of an agent, by name; without a model, it works by rules."""
+    files = {
+        AGENT_FILE: _AGENT.format(name=_plain(name), model=_model_lines(model)),
+        INSTRUCTIONS: _INSTRUCTIONS.format(name=name),
+        TOOLS_FILE: _TOOLS,
+    }
+    return files | ({REPLIES_FILE: _REPLIES} if _provider(model) == SCRIPTED else {})
+
+
+def find_key_variable(model: str) -> str:
+    """Name the variable in which a new agent's key is looked for, if its model needs one."""
+    return DEFAULT_PROVIDERS.get(_provider(model), UNKNOWN_PROVIDER).key
+
+
+def _provider(model: str) -> str:
+    return ModelName.parse(model).provider if model else REFLEX
+
+
+def _model_lines(model: str) -> str:
+    match _provider(model):
+        case "reflex":
+            return _RULES
+        case "scripted":
+            return _SCRIPT
+        case provider:
+            return f"model: {_plain(model)}\n{_provider_lines(provider)}"
+
+
+def _provider_lines(provider: str) -> str:
+    """Write where a provider is reached, if nobody knows that."""
+    if DEFAULT_PROVIDERS.get(provider, UNKNOWN_PROVIDER).base_url:
+        return ""
+    comment = "where it is reached; what it costs is said in halter.yaml, under `models`"
+    return f"providers:\n  {_plain(provider)}:\n    base_url: http://localhost:8000/v1  # {comment}\n"
+
+
+def _plain(text: str) -> str:
+    """Write text without quotes where YAML takes it as it is meant."""
+    plain = re.fullmatch(r"[A-Za-z][\w.:/@+-]*\w", text, re.ASCII) and text.lower() not in {"true", "false", "null"}
+    return text if plain else json.dumps(text, ensure_ascii=False)
+
+
+DEFINITION_FILES: Final = (AGENT_FILE, INSTRUCTIONS, TOOLS_FILE, MCP_FILE)
 """What an agent is loaded from, whether it is there or not: a file that appears counts from the next start on."""
-BELOW: Final = (".agents", "playbooks")
+DECLARATION_FOLDERS: Final = (".agents", "playbooks")
 """Folders of declarations: skills and playbooks."""
-FOLDERS: Final = (*BELOW, ".git", ".venv", "node_modules")
+PROTECTED_FOLDERS: Final = (*DECLARATION_FOLDERS, ".git", ".venv", "node_modules")
 """Folders of an agent's own that tools must not write into: what they hold is loaded, or run by what is loaded."""
 
 
-def definition_of(folder: Path, spec: AgentSpec | None = None, what: str = "") -> Iterator[Protected]:
+def definition_of(folder: Path, spec: AgentSpec | None = None, what: str = "") -> Iterator[ProtectedEntry]:
     """List what an agent is loaded from; with its file's content, also the files that this names."""
     told = what or f"from which the agent in {folder} is loaded"
-    names = (*FILES, *(() if spec is None else named_files(spec)))
-    yield from (Protected(folder / name, told) for name in names)
-    yield from (Protected(folder / name, told, folder=True) for name in FOLDERS)
+    names = (*DEFINITION_FILES, *(() if spec is None else list_named_files(spec)))
+    yield from (ProtectedEntry(folder / name, told) for name in names)
+    yield from (ProtectedEntry(folder / name, told, folder=True) for name in PROTECTED_FOLDERS)
     # What stands in one of these folders may lie elsewhere, or have another name there, by which it could be written.
-    yield from (Protected(path, told, folder=path.is_dir()) for path in _linked(folder))
+    yield from (ProtectedEntry(path, told, folder=path.is_dir()) for path in _list_links(folder))
 
 
-def _linked(folder: Path) -> Iterator[Path]:
+def _list_links(folder: Path) -> Iterator[Path]:
     """List the links among an agent's skills and playbooks, dangling ones too, and files with more than one name."""
-    for name in BELOW:
+    for name in DECLARATION_FOLDERS:
         try:
             for path in (folder / name).rglob("*"):
                 if path.is_symlink() or (path.is_file() and path.stat().st_nlink > 1):
@@ -46,13 +163,13 @@ def _linked(folder: Path) -> Iterator[Path]:
             continue
 
 
-def named_files(spec: AgentSpec) -> Iterator[str]:
+def list_named_files(spec: AgentSpec) -> Iterator[str]:
     """List the files beside an agent's own that it names: replies, rules and playbooks."""
     yield from (name for name in (spec.script, spec.reflex) if isinstance(name, str))
-    yield from (trigger.playbook for _, trigger in triggers(spec) if trigger.playbook is not UNSET)
+    yield from (trigger.playbook for _, trigger in list_triggers(spec) if trigger.playbook is not UNSET)
 
 
-def roots_of(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
+def list_tool_roots(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
     """List the roots of an agent's tools, with the way to each."""
     if spec.tools.files is not UNSET:
         yield ("tools", "files", "root"), spec.tools.files.root
@@ -60,7 +177,7 @@ def roots_of(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
         yield ("tools", "shell", "root"), spec.tools.shell.root
 
 
-def read_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
+def list_readable_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
     """List the files and folders that an agent's file lets it read, with the way to each and a pattern."""
     for index, watch in enumerate(spec.watches):
         if watch.path is not UNSET:
@@ -72,31 +189,31 @@ def read_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
             yield ("sensors", index, "source", "path"), sensor.source.path, sensor.source.pattern
 
 
-def writable(folder: Path, spec: AgentSpec | None = None) -> Writable:
+def find_writable_folders(folder: Path, spec: AgentSpec | None = None) -> WritableFolders:
     """Find the folders that the tools of an agent can write; an agent whose file cannot be read has no tools."""
     read = spec or _spec(folder)
-    return Writable(folder, () if read is None else tuple(folder / name for _, name in roots_of(read)))
+    return WritableFolders(folder, () if read is None else tuple(folder / name for _, name in list_tool_roots(read)))
 
 
-def agents_above(place: Path) -> Iterator[Path]:
+def list_agents_above(place: Path) -> Iterator[Path]:
     """List the agents' folders that a place lies in, the nearest first."""
-    found = located(None, str(place))
+    found = locate_folder(None, str(place))
     yield from (each for each in (() if found is None else found.parents) if (each / AGENT_FILE).is_file())
 
 
-def agents_beside(folder: Path) -> Iterator[Path]:
+def list_agents_beside(folder: Path) -> Iterator[Path]:
     """List the agents' folders beside an agent's own."""
     own = folder.resolve()
     yield from (file.parent for file in sorted(own.parent.glob(f"*/{AGENT_FILE}")) if file.parent != own)
 
 
-def around(agent: Agent, folder: Path) -> Iterator[Protected]:
+def list_other_definitions(agent: AgentFile, folder: Path) -> Iterator[ProtectedEntry]:
     """List what other agents are loaded from: those beside this one, and those in whose folder a root of it lies."""
-    own = located(None, str(folder))
-    for other in agents_beside(folder):
+    own = locate_folder(None, str(folder))
+    for other in list_agents_beside(folder):
         yield from definition_of(other)
-    for _, name in roots_of(agent.spec):
-        for other in agents_above(folder / name):
+    for _, name in list_tool_roots(agent.spec):
+        for other in list_agents_above(folder / name):
             if other != own:
                 yield from definition_of(other, _spec(other))
 
@@ -108,16 +225,16 @@ def _spec(folder: Path) -> AgentSpec | None:
         return None
 
 
-def against_protected(agent: Agent, folder: Path, protected: ProtectedPaths) -> None:
+def check_protected_roots(agent: AgentFile, folder: Path, protected: ProtectedPaths) -> None:
     """Refuse, in a ConfigError, a root from which a tool would reach what it must not, and a place to read it from."""
-    for path, name in roots_of(agent.spec):
+    for path, name in list_tool_roots(agent.spec):
         if found := protected.reach(folder / name):
             raise agent.places.wrong(
                 path,
-                f"`{dotted(path)}` is `{shorten(name)}`, which {found}. Tools must reach nothing of the kind: "
+                f"`{format_key_path(path)}` is `{shorten(name)}`, which {found}. Tools must reach nothing of the kind: "
                 "name a folder of its own, as in `root: work`.",
             )
-    for path, name, pattern in read_places(agent.spec):
+    for path, name, pattern in list_readable_places(agent.spec):
         if found := protected.shown(folder / name, pattern):
-            sentence = f"`{dotted(path)}` is `{shorten(name)}`, which {found}"
+            sentence = f"`{format_key_path(path)}` is `{shorten(name)}`, which {found}"
             raise agent.places.wrong(path, f"{sentence}. No agent may read that: name another folder.")

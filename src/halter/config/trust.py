@@ -5,64 +5,245 @@ and modules, packages and settings beside it. Left out are only the declarations
 command line or a link names one, and the folders of data, from which no command line may load anything. A changed,
 added or removed file is another digest, and another digest is not trusted. Compiled Python counts too: whoever loads
 trusted code must not write bytecode beside it.
+
+The command lines of `.mcp.json`: which files of an agent's folder they name, and whether they could load data.
+
+An argument counts as something to work on, and not to load, only where it is certain what is run: after the script, the
+module or the package of a program that is known to run such. Of any other program nobody can say it.
 """
 
 import hashlib
 import os
+import re
 import stat
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
-from halter.config.agent import AGENT_FILE, INSTRUCTIONS, read_agent
-from halter.config.command_lines import DATA, named_by_servers
-from halter.config.mcp import MCP_FILE
-from halter.config.roots import named_files, read_places, roots_of
-from halter.config.starter import TOOLS_FILE
+from halter.config.agent_files import AGENT_FILE, INSTRUCTIONS, read_agent
+from halter.config.mcp_file import MCP_FILE
+from halter.config.roots import TOOLS_FILE, list_named_files, list_readable_places, list_tool_roots
 from halter.core.errors import ConfigError
+from halter.core.folders import is_path_within
 from halter.core.ids import Digest
-from halter.core.text import listed
+from halter.core.text import join_names
+from halter.core.tools import ToolServer
+
+DATA_FOLDER: Final = "data"
+"""A folder of this name in an agent's own holds what its code writes: no code may be loaded from it."""
+
+_WORDS: Final = re.compile(r"""[\s=:,;'"&|()<>@]+""")
+_DOTTED: Final = re.compile(r"[A-Za-z_][\w.]*(?::[\w.]+)?")
+_MODULE: Final = frozenset({"-m", "--module"})
+
+
+class _Runner(msgspec.Struct, frozen=True):
+    """A program that runs what its first plain word names, and gives it all further words.
+
+    `flags` have no value, and the value of `valued` is not what is run. After one of `ends` the next word is run. With
+    `letters`, flags of one letter may be joined. A `verb` has to come first.
+    """
+
+    flags: frozenset[str] = frozenset()
+    valued: frozenset[str] = frozenset()
+    ends: frozenset[str] = frozenset()
+    letters: str = ""
+    verb: str = ""
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_PYTHON: Final = _Runner(valued=_words("-X -W"), ends=_words("-m -c"), letters="bBdEIOPqsSuvx")
+_PACKAGE: Final = _Runner(
+    flags=_words("-y --yes -q --quiet --no-install --offline --isolated --prefer-offline"),
+    valued=_words("-p --package --from --with --python --registry"),
+)
+_SHELL: Final = _Runner(flags=_words("--norc --noprofile --login"), ends=_words("-c"), letters="aefuxlv")
+_NODE: Final = _Runner(flags=_words("--no-warnings --enable-source-maps --experimental-strip-types --trace-warnings"))
+_OF_UV: Final = _Runner(
+    flags=_words("-q --quiet --frozen --locked --no-sync --no-project --isolated --offline --no-dev"),
+    valued=_words("-p --python --with --extra --group"),
+    ends=_words("-m --module"),
+    verb="run",
+)
+_OF_DENO: Final = _Runner(flags=_words("-A -q --allow-all --quiet --no-lock --no-check --no-prompt"), verb="run")
+_RUNNERS: Final[Mapping[str, _Runner]] = {
+    **dict.fromkeys(("python", "pypy"), _PYTHON),
+    **dict.fromkeys(("npx", "bunx", "pnpx", "uvx"), _PACKAGE),
+    **dict.fromkeys(("sh", "bash", "dash", "zsh"), _SHELL),
+    **dict.fromkeys(("node", "nodejs", "tsx", "ts-node", "nodemon", "jiti"), _NODE),
+    **dict.fromkeys(("ruby", "perl"), _Runner(letters="w")),
+    "uv": _OF_UV,
+    "deno": _OF_DENO,
+    "bun": msgspec.structs.replace(_OF_DENO, flags=frozenset()),
+}
+_LOADERS: Final = _words(
+    "runpy pdb trace timeit profile cProfile unittest pytest uvicorn gunicorn hypercorn streamlit flask celery"
+)
+"""Modules and programs that load what their arguments name."""
+
+
+def find_data_load(server: ToolServer, places: Iterable[Path], environ: Mapping[str, str]) -> str:
+    """Name the word of a command line by which it could load something from a folder of data, or nothing.
+
+    Such a folder may hold what an agent wrote. So no command line may name it, or run in it, or search it. Only the
+    agent's own `data` may be given to a program to work on, after the word that says what the program is to run.
+    """
+    cwd, kept = Path(server.cwd), tuple(places)
+    line = (server.command, *server.args)
+    begins = _find_work_start(line, cwd)
+    texts = [(text, at >= begins) for at, text in enumerate(line)]
+    texts += [(text, False) for text in (server.cwd, *server.env.values(), environ.get("PATH", ""))]
+    modules = [name for before, name in pairwise(line) if before in _MODULE or ":" in name]
+    texts += [(name.partition(":")[0].replace(".", "/"), False) for name in modules if _DOTTED.fullmatch(name)]
+    for text, works in texts:
+        for word in _paths_in(text):
+            found = [place for place in kept if is_path_within(cwd / word, place)]
+            if any(place.name != DATA_FOLDER or not works or not (cwd / word).is_dir() for place in found):
+                return word
+    return ""
+
+
+def _paths_in(text: str) -> Iterator[str]:
+    """List all in a text that may be meant as a path, also behind the letter of an option."""
+    for word in (text, *_WORDS.split(text)):
+        if word and "\0" not in word:
+            yield word
+            if word.startswith("-") and len(word) > len("-x"):
+                yield word[2:]
+
+
+def _find_work_start(line: Sequence[str], cwd: Path) -> int:
+    """Find the place in a command line behind which everything is only given to what is run."""
+    at = 0
+    while at < len(line):
+        name = os.path.basename(line[at])  # noqa: PTH119, it may be no path.
+        runner = _RUNNERS.get(re.sub(r"[\d.]+$", "", name))
+        if runner is None:
+            break
+        run = _skip_runner_words(runner, line, at + 1)
+        if line[run - 1] in runner.ends:
+            return len(line) if line[run : run + 1] and line[run].partition(".")[0] in _LOADERS else run + 1
+        at = run
+    else:
+        return len(line)
+    if name in _LOADERS:
+        return len(line)
+    if at:
+        return at + 1
+    # A program of the agent's own: it may have words of its own for what it runs.
+    own = "/" in line[0] and is_path_within(cwd / line[0], cwd)
+    plain = [number for number, text in enumerate(line[1:], 1) if not text.startswith("-")]
+    return plain[0] + 1 if own and plain else len(line)
+
+
+def _skip_runner_words(runner: _Runner, line: Sequence[str], at: int) -> int:
+    """Step over a runner's own words; the end of the line where one of them is not known."""
+    if runner.verb:
+        if line[at : at + 1] != (runner.verb,):
+            return len(line)
+        at += 1
+    while at < len(line) and line[at].startswith("-"):
+        word = line[at]
+        joined = not word.startswith("--") and set(word[1:]) <= set(runner.letters)
+        if word in runner.ends:
+            return at + 1
+        if word in runner.valued:
+            at += 1
+        elif word == "--":
+            return at + 1
+        elif not joined and word not in runner.flags and "=" not in word:
+            return len(line)
+        at += 1
+    return at
+
+
+def list_server_paths(folder: Path) -> Iterator[Path]:
+    """List the paths that a command line of an agent's `.mcp.json` may mean, whether there is anything or not."""
+    try:
+        read = msgspec.json.decode((folder / MCP_FILE).read_bytes(), type=_File)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    for server in read.mcpServers.values():
+        cwd = folder / _cwd(server)
+        yield from (cwd / word for text in _texts(server) for word in _paths_in(text))
+
+
+class _File(msgspec.Struct, frozen=True):
+    """As much of the file as is looked at before it is read properly."""
+
+    mcpServers: dict[str, object] = {}  # noqa: N815, the name of the key.
+
+
+def _cwd(server: object) -> str:
+    match server:
+        case {"cwd": str(cwd)}:
+            return cwd
+        case _:
+            return "."
+
+
+def _texts(value: object) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for each in cast("dict[str, object]", value).values():
+                yield from _texts(each)
+        case list():
+            for each in cast("list[object]", value):
+                yield from _texts(each)
+        case _:
+            return
+
 
 MAX_BYTES: Final = 2_000_000_000
 MAX_FILES: Final = 200_000
-SETTLED: Final = 2_000_000_000
+SETTLED_NANOSECONDS: Final = 2_000_000_000
 """Nanoseconds after which a file that looks the same is the same: what changed later shows another time."""
-NAMED: Final = 5
+MAX_FILES_NAMED: Final = 5
 """So many changed files are named."""
-LISTED: Final = 2_000
+MAX_FILES_LISTED: Final = 2_000
 """Of a folder with more files than this it is not kept what each of them held."""
 _PORTION: Final = 1 << 20
 _OF_GIT: Final = frozenset(("config", "hooks"))
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
-def folder_digest(folder: Path, left_out: Iterable[Path] = ()) -> Digest:
+def digest_folder(folder: Path, left_out: Iterable[Path] = ()) -> Digest:
     """Name the code in a folder by its file names and contents; a ConfigError where that cannot be told."""
-    return Code(folder, left_out).digest()
+    return AgentCode(folder, left_out).digest()
 
 
 def holds_code(folder: Path) -> bool:
     """Tell whether there is anything in a folder that could be loaded."""
-    return bool(Code(folder).contents())
+    return bool(AgentCode(folder).contents())
 
 
-def data_places(folder: Path) -> tuple[Path, ...]:
+def list_data_places(folder: Path) -> tuple[Path, ...]:
     """List what holds an agent's data in its own folder: the roots of its tools, its documents, and `data`."""
     try:
         spec = read_agent(folder).spec
     except ConfigError:
-        return (folder / DATA,)
-    names = [DATA, *(name for _, name in roots_of(spec)), *(name for _, name, _ in read_places(spec))]
+        return (folder / DATA_FOLDER,)
+    names = [
+        DATA_FOLDER,
+        *(name for _, name in list_tool_roots(spec)),
+        *(name for _, name, _ in list_readable_places(spec)),
+    ]
     places = [Path(os.path.realpath(folder / name)) for name in names]
     own = Path(os.path.realpath(folder))
     return tuple(place for place in places if place != own and place.is_relative_to(own))
 
 
-class Code:
+class AgentCode:
     """The files of a folder from which something could be loaded. What was read once and looks the same is kept."""
 
     def __init__(self, folder: Path, left_out: Iterable[Path] = ()) -> None:
@@ -72,7 +253,7 @@ class Code:
 
     def digest(self) -> Digest:
         """Name all of it."""
-        return digest_of(self.contents())
+        return digest_contents(self.contents())
 
     def contents(self) -> dict[str, str]:
         """Name what each file holds, by its path in the folder."""
@@ -81,9 +262,9 @@ class Code:
             raise ConfigError(f"{folder} is not a folder: name the agent's folder itself.")
         own, found, left = Path(os.path.realpath(folder)), dict[str, str](), MAX_BYTES
         inside = (place for place in self._left_out if place != own and place.is_relative_to(own))
-        places = (*data_places(folder), *inside)
-        declared = _declared(folder)
-        for path in _walked(own, frozenset(map(str, places))):
+        places = (*list_data_places(folder), *inside)
+        declared = _list_declarations(folder)
+        for path in _walk_files(own, frozenset(map(str, places))):
             name = path.relative_to(own).as_posix()
             about = os.lstat(path)
             left -= about.st_size
@@ -99,7 +280,7 @@ class Code:
         Where data lies is left out: no command line and no link may lead there.
         """
         links = (own / name for name, content in found.items() if content.startswith("link "))
-        named = {Path(os.path.realpath(place)) for place in (*links, *named_by_servers(own)) if "\0" not in str(place)}
+        named = {Path(os.path.realpath(place)) for place in (*links, *list_server_paths(own)) if "\0" not in str(place)}
         inside = {path.relative_to(own).as_posix(): path for path in named if path.is_relative_to(own)}
         return {
             name: self._named(path, os.lstat(path), own, places)
@@ -143,7 +324,7 @@ class Code:
                 os.close(file)
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from error
-        if time.time_ns() - about.st_ctime_ns > SETTLED:
+        if time.time_ns() - about.st_ctime_ns > SETTLED_NANOSECONDS:
             self._known[str(path)] = (_stamp(about), digest.hexdigest())
         return digest.hexdigest()
 
@@ -152,7 +333,7 @@ def _stamp(about: os.stat_result) -> tuple[int, ...]:
     return about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns
 
 
-def digest_of(contents: Mapping[str, str]) -> Digest:
+def digest_contents(contents: Mapping[str, str]) -> Digest:
     """Make one name of many."""
     digest = hashlib.sha256(b"halter folder 2\n")
     for name, content in sorted(contents.items()):
@@ -161,32 +342,32 @@ def digest_of(contents: Mapping[str, str]) -> Digest:
     return Digest(digest.hexdigest())
 
 
-def changed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+def describe_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
     """Say which files differ from those that were trusted, or nothing where that was not kept."""
     if not before:
         return ""
     kinds = {
-        "changed": [name for name in now if name in before and before[name] != short(now[name])],
+        "changed": [name for name in now if name in before and before[name] != shorten_digest(now[name])],
         "new": [name for name in now if name not in before],
         "gone": [name for name in before if name not in now],
     }
-    return "; ".join(f"{kind}: {_few(names)}" for kind, names in kinds.items() if names)
+    return "; ".join(f"{kind}: {_name_few(names)}" for kind, names in kinds.items() if names)
 
 
-def short(content: str) -> str:
+def shorten_digest(content: str) -> str:
     """Shorten the name of a content for a list that is only shown to people."""
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _few(names: list[str]) -> str:
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"{listed(sorted(names)[:NAMED])}{more}"
+def _name_few(names: list[str]) -> str:
+    more = f" and {len(names) - MAX_FILES_NAMED} more" if len(names) > MAX_FILES_NAMED else ""
+    return f"{join_names(sorted(names)[:MAX_FILES_NAMED])}{more}"
 
 
-def _declared(folder: Path) -> frozenset[str]:
+def _list_declarations(folder: Path) -> frozenset[str]:
     """List the files that Halter reads itself, as declarations: they are never run."""
     try:
-        named = [os.path.normpath(name) for name in named_files(read_agent(folder).spec)]
+        named = [os.path.normpath(name) for name in list_named_files(read_agent(folder).spec)]
     except ConfigError:
         named = []
     below = [*folder.glob("playbooks/*.yaml"), *folder.glob(".agents/skills/*/SKILL.md")]
@@ -194,9 +375,9 @@ def _declared(folder: Path) -> frozenset[str]:
     return frozenset(declared - {TOOLS_FILE, MCP_FILE})
 
 
-def _walked(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
+def _walk_files(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
     """List all that is no folder, without what is left out. Links are listed, and not followed."""
-    for parent, folders, files in os.walk(folder, onerror=_unreadable):
+    for parent, folders, files in os.walk(folder, onerror=_raise_unreadable):
         links = [name for name in folders if os.path.islink(f"{parent}/{name}")]  # noqa: PTH114, thousands of them.
         git = parent == f"{folder}/.git"
         kept = [name for name in folders if name not in links and f"{parent}/{name}" not in left_out]
@@ -206,11 +387,11 @@ def _walked(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
                 yield Path(parent, name)
 
 
-def _unreadable(error: OSError) -> None:
+def _raise_unreadable(error: OSError) -> None:
     raise ConfigError(f"{error.filename} cannot be read: {error.strerror}.") from error
 
 
-class Trusted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TrustEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Who trusted which code, and when; `files` says what each file held, to tell people what has changed since."""
 
     digest: str
@@ -219,7 +400,7 @@ class Trusted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: dict[str, str] = {}
 
 
-class Trust:
+class TrustFile:
     """The folders whose code people trusted, in a file that only its owner may read and write."""
 
     def __init__(self, path: Path) -> None:
@@ -233,18 +414,20 @@ class Trust:
     def changed(self, folder: Path, contents: Mapping[str, str]) -> str:
         """Say what has changed in a folder since a person trusted it, or nothing where that is not known."""
         found = self.folders().get(_key(folder))
-        return "" if found is None else changed(found.files, contents)
+        return "" if found is None else describe_changed_files(found.files, contents)
 
     def trust(self, folder: Path, digest: str, by: str, at: int, contents: Mapping[str, str] | None = None) -> None:
         """Note that a person trusts this code in this folder, and no longer the code that was there before."""
-        kept = {name: short(content) for name, content in (contents or {}).items()}
-        self._write({**self.folders(), _key(folder): Trusted(digest, by, at, kept if len(kept) <= LISTED else {})})
+        kept = {name: shorten_digest(content) for name, content in (contents or {}).items()}
+        self._write(
+            {**self.folders(), _key(folder): TrustEntry(digest, by, at, kept if len(kept) <= MAX_FILES_LISTED else {})}
+        )
 
     def distrust(self, folder: Path) -> None:
         """Forget that a folder was trusted."""
         self._write({key: found for key, found in self.folders().items() if key != _key(folder)})
 
-    def folders(self) -> Mapping[str, Trusted]:
+    def folders(self) -> Mapping[str, TrustEntry]:
         """List what is trusted, by folder."""
         try:
             if self._path.stat().st_mode & _OTHERS_MAY_WRITE:
@@ -255,11 +438,11 @@ class Trust:
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read: {error.strerror or error}.") from error
         try:
-            return msgspec.json.decode(data, type=dict[str, Trusted])
+            return msgspec.json.decode(data, type=dict[str, TrustEntry])
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._path} is damaged ({error}): remove it, and trust each folder again.") from None
 
-    def _write(self, folders: Mapping[str, Trusted]) -> None:
+    def _write(self, folders: Mapping[str, TrustEntry]) -> None:
         """Replace the file as a whole, so that no reader ever sees half of it."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

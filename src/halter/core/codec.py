@@ -1,11 +1,18 @@
-"""Events as bytes and back: hostile characters never make it fail, and what it cannot read stays as it is."""
+"""Events as bytes and back: hostile characters never make it fail, and what it cannot read stays as it is.
+
+JSON for programs outside: what commands, the API, exports and receipts print.
+
+Money is dollars there, as numbers: a public value holds it as a Decimal, so no digit is lost on the way. What the
+journal keeps is written by `core.codec` and stays as it is.
+"""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeGuard
+from decimal import Decimal
+from typing import Any, Final, TypeGuard, cast
 
 import msgspec
 
-from halter.core.events import KINDS, AnyEvent, Unknown
+from halter.core.events import EVENTS_BY_KIND, AnyEvent, Unknown
 from halter.core.text import clean
 
 Upcaster = Callable[[dict[str, Any]], dict[str, Any]]
@@ -13,7 +20,7 @@ UPCASTERS: Final[Mapping[tuple[str, int], Upcaster]] = {}
 """For each old version of a kind, what turns its facts into those of the next version."""
 
 _ENCODER: Final = msgspec.json.Encoder()
-_DECODERS: Final = {kind: msgspec.json.Decoder(event) for kind, event in KINDS.items()}
+_DECODERS: Final = {kind: msgspec.json.Decoder(event) for kind, event in EVENTS_BY_KIND.items()}
 
 
 def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
@@ -27,17 +34,17 @@ def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
         facts = b"\\u0000"
     if b"\\u0000" not in facts:
         return event, facts
-    facts = _ENCODER.encode(_cleaned(msgspec.to_builtins(event)))
+    facts = _ENCODER.encode(_clean_value(msgspec.to_builtins(event)))
     return _DECODERS[event.KIND].decode(facts), facts
 
 
-def _cleaned(value: object) -> object:
+def _clean_value(value: object) -> object:
     if isinstance(value, str):
         return clean(value)
     if _is_mapping(value):
-        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+        return {_clean_value(key): _clean_value(item) for key, item in value.items()}
     if _is_sequence(value):
-        return [_cleaned(item) for item in value]
+        return [_clean_value(item) for item in value]
     return value
 
 
@@ -51,7 +58,7 @@ def _is_sequence(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
 
 def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
     """Read facts back into an event; what cannot be read stays as it is, as `Unknown`."""
-    known = KINDS.get(kind)
+    known = EVENTS_BY_KIND.get(kind)
     if known is None or not 1 <= version <= known.VERSION:
         return Unknown(kind, version, facts)
     try:
@@ -66,3 +73,31 @@ def _upcast(kind: str, version: int, target: int, facts: dict[str, Any]) -> dict
     for old in range(version, target):
         facts = UPCASTERS[kind, old](facts)
     return facts
+
+
+_PUBLIC_ENCODER: Final = msgspec.json.Encoder(enc_hook=str, decimal_format="number")
+
+
+def encode_public_json(value: object) -> bytes:
+    """Write a value. Raises UnicodeEncodeError where a text in it holds half a character."""
+    return _PUBLIC_ENCODER.encode(value)
+
+
+def to_public_builtins(value: object) -> Any:
+    """Take a value apart into what `public_json` writes just as it would have written the value."""
+    return msgspec.to_builtins(value, enc_hook=str, builtin_types=(Decimal,))
+
+
+def declare_decimal_numbers(schema: Any) -> Any:
+    """Let a JSON Schema say that a Decimal is written as a number, as `public_json` does."""
+    match schema:
+        case {"type": "string", "format": "decimal", **rest}:
+            if "default" in rest:
+                rest["default"] = float(rest["default"])
+            return {**rest, "type": "number"}
+        case dict():
+            return {key: declare_decimal_numbers(each) for key, each in cast("dict[str, Any]", schema).items()}
+        case list():
+            return [declare_decimal_numbers(each) for each in cast("list[Any]", schema)]
+        case _:
+            return schema

@@ -129,12 +129,12 @@ _USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
 """What needs each extra, and the modules that come with it."""
 
 
-def needs(extra: Extra, what: str = "") -> str:
+def explain_extra(extra: Extra, what: str = "") -> str:
     """Say how to install an extra, for `what` or for what usually needs it."""
     return f"{what or _USES[extra][0]} needs the extra `{extra}`: pip install 'halter[{extra}]'"
 
 
-def sentence_for(missing: ModuleNotFoundError) -> str | None:
+def explain_missing_module(missing: ModuleNotFoundError) -> str | None:
     """Say which extra brings a missing module; None if none does, and the installation is broken."""
     library = (missing.name or "").partition(".")[0]
-    return next((needs(extra) for extra, (_, libraries) in _USES.items() if library in libraries), None)
+    return next((explain_extra(extra) for extra, (_, libraries) in _USES.items() if library in libraries), None)

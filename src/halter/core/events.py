@@ -12,39 +12,31 @@ from typing import ClassVar, Final, Literal, get_args
 
 import msgspec
 
-from halter.core.acts import (
+from halter.core.effect_events import (
     CallRefused,
     CallSettled,
     CallStarted,
-    CostCapReached,
-    OverrunIncurred,
-    RequestRefused,
-    RequestSettled,
-    RequestStarted,
-)
-from halter.core.event import Event
-from halter.core.left import (
     ContextGiven,
+    CostCapReached,
     DocumentRead,
     FindingEmitted,
     FindingReviewed,
+    ItemQuarantined,
+    ItemReleased,
+    ItemSeen,
     JudgesChosen,
     MemoryProposed,
     MessageRouted,
     NotificationFailed,
     NotificationQueued,
     NotificationSent,
+    OverrunIncurred,
     PhaseEntered,
     PrecedentProposed,
     ProposalDecided,
-)
-from halter.core.money import Charge, Leg, Unit
-from halter.core.sensing import Health
-from halter.core.tools import Level
-from halter.core.triggered import (
-    ItemQuarantined,
-    ItemReleased,
-    ItemSeen,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
     RunQueued,
     RunsDelayed,
     RunSkipped,
@@ -52,9 +44,11 @@ from halter.core.triggered import (
     TriggerEnded,
     TriggerMade,
 )
+from halter.core.money import Charge, Leg, Unit
+from halter.core.tools import Health, Level
 from halter.core.vocabulary import (
-    Cause,
     DecisionKind,
+    Event,
     GateStage,
     Guardrail,
     MessageReason,
@@ -65,10 +59,11 @@ from halter.core.vocabulary import (
     State,
     TurnEnd,
     Verdict,
+    WakeCause,
     YieldMode,
 )
 
-FORMAT: Final = 6
+SESSION_FORMAT: Final = 6
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
 
 
@@ -105,7 +100,7 @@ class SessionWoken(Event, frozen=True, kw_only=True):
 
     KIND: ClassVar[str] = "session_woken"
 
-    cause: Cause | Literal["takeover"]
+    cause: WakeCause | Literal["takeover"]
     inbox_seen: int = 0
     format: int = 1
 
@@ -180,7 +175,7 @@ class ContextCut(Event, frozen=True, kw_only=True):
     strategy: str
 
 
-class Yielded(msgspec.Struct, frozen=True, omit_defaults=True):
+class YieldRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a model wants to go on after its turn: at once, after a sleep in microseconds, or not at all."""
 
     mode: YieldMode
@@ -197,7 +192,7 @@ class TurnEnded(Event, frozen=True, kw_only=True):
     turn: int
     why: TurnEnd
     sentence: str = ""
-    yielded: Yielded | None = None
+    yielded: YieldRequest | None = None
 
 
 class WakePosted(Event, frozen=True, kw_only=True):
@@ -209,7 +204,7 @@ class WakePosted(Event, frozen=True, kw_only=True):
 
     KIND: ClassVar[str] = "wake_posted"
 
-    cause: Cause
+    cause: WakeCause
     origin: Origin
     sender: str
     trusted: bool = False
@@ -456,7 +451,7 @@ class Unknown(msgspec.Struct, frozen=True):
     facts: bytes
 
 
-OfSessions = (
+SessionEvent = (
     SessionStarted
     | SessionWoken
     | SessionParked
@@ -501,7 +496,7 @@ OfSessions = (
 )
 """What happens in sessions, and what people say to them and to the fleet."""
 
-Leaving = (
+ArtifactEvent = (
     FindingEmitted
     | FindingReviewed
     | MemoryProposed
@@ -513,7 +508,7 @@ Leaving = (
 )
 """What sessions leave behind, and what becomes of it."""
 
-OfTriggers = (
+TriggerEvent = (
     TriggerMade
     | TriggerEnded
     | RunStarted
@@ -526,6 +521,6 @@ OfTriggers = (
 )
 """What starts sessions."""
 
-AnyEvent = OfSessions | Leaving | OfTriggers
+AnyEvent = SessionEvent | ArtifactEvent | TriggerEvent
 
-KINDS: Final[Mapping[str, type[AnyEvent]]] = {event.KIND: event for event in get_args(AnyEvent)}
+EVENTS_BY_KIND: Final[Mapping[str, type[AnyEvent]]] = {event.KIND: event for event in get_args(AnyEvent)}

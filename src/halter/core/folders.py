@@ -1,22 +1,30 @@
-"""What a folder holds at one moment, without what only links lead to. All of this blocks."""
+"""What a folder holds at one moment, without what only links lead to. All of this blocks.
+
+Paths that no tool of an agent may reach: what agents are loaded from, and what Halter keeps for itself.
+
+A folder is compared by what it is, not by how it is spelled: by the device and the inode of every folder on the way. So
+`..`, links, another case of the letters and bind mounts make no difference. A `Sight` is good for one moment: a tool
+takes a new one for every call, and looks at folders that are open already. All of this blocks, and none of it for long.
+"""
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Final
+from typing import Final, Literal, Protocol
 
 import msgspec
 
-from halter.core.library import Unreadable
+from halter.core.ports import UnreadableFile
 
-MOST_ENTRIES: Final = 100_000
+MOST_FOLDER_ENTRIES: Final = 100_000
 MOST_FOLDERS: Final = 1000
 
 
-class Seen(msgspec.Struct, frozen=True):
+class FileEntry(msgspec.Struct, frozen=True):
     """A file, as far as its folder tells."""
 
     size: int
@@ -24,31 +32,31 @@ class Seen(msgspec.Struct, frozen=True):
     inode: int
 
 
-Files = Mapping[str, Seen]
+FileEntries = Mapping[str, FileEntry]
 
 
-class Look(msgspec.Struct, frozen=True):
+class FolderListing(msgspec.Struct, frozen=True):
     """The files that a pattern names, by their paths in the folder, and the folders in which others could appear.
 
     A path is as the disk has it, for it to be found again: one that is no text has to be cleaned before it is told.
     """
 
-    files: Files
+    files: FileEntries
     folders: tuple[Path, ...]
 
 
-def look(folder: Path, pattern: str) -> Look | Unreadable:
+def scan_folder(folder: Path, pattern: str) -> FolderListing | UnreadableFile:
     """Look through a folder, without ever following a link out of it."""
     wanted = PurePosixPath(pattern).parts
     home = os.path.realpath(folder)
-    files: dict[str, Seen] = {}
+    files: dict[str, FileEntry] = {}
     folders: list[Path] = []
     waiting: list[tuple[str, ...]] = [()]
     entries = 0
     while waiting:
         above = waiting.pop()
-        found = _entries(folder.joinpath(*above))
-        if isinstance(found, Unreadable):
+        found = _list_folder(folder.joinpath(*above))
+        if isinstance(found, UnreadableFile):
             if not above:
                 return found
             continue
@@ -57,45 +65,45 @@ def look(folder: Path, pattern: str) -> Look | Unreadable:
         for entry in found:
             parts = (*above, entry.name)
             if entry.is_dir(follow_symlinks=False):
-                waiting += [parts] if may_hold(parts, wanted) else []
-            elif fits(parts, wanted) and (seen := _seen(entry.path, home)):
+                waiting += [parts] if may_contain_match(parts, wanted) else []
+            elif matches_pattern(parts, wanted) and (seen := _stat_file(entry.path, home)):
                 files["/".join(parts)] = seen
-        if entries > MOST_ENTRIES or len(folders) + len(waiting) > MOST_FOLDERS:
-            return Unreadable(
-                f"The folder {folder.name} holds more than {MOST_ENTRIES:,} files or {MOST_FOLDERS:,} folders: "
+        if entries > MOST_FOLDER_ENTRIES or len(folders) + len(waiting) > MOST_FOLDERS:
+            return UnreadableFile(
+                f"The folder {folder.name} holds more than {MOST_FOLDER_ENTRIES:,} files or {MOST_FOLDERS:,} folders: "
                 "narrow its `pattern`, or name a folder below it."
             )
-    return Look(files, tuple(sorted(folders)))
+    return FolderListing(files, tuple(sorted(folders)))
 
 
-def _entries(place: Path) -> list[os.DirEntry[str]] | Unreadable:
+def _list_folder(place: Path) -> list[os.DirEntry[str]] | UnreadableFile:
     """List a folder. Below the first, one that has just gone, or is not ours to read, is passed over."""
     try:
         with os.scandir(place) as found:
-            return list(islice(found, MOST_ENTRIES + 1))
+            return list(islice(found, MOST_FOLDER_ENTRIES + 1))
     except OSError as error:
-        return Unreadable(f"The folder {place.name} cannot be read: {in_words(error)}.")
+        return UnreadableFile(f"The folder {place.name} cannot be read: {describe_os_error(error)}.")
 
 
-def fits(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+def matches_pattern(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
     """Tell whether a path fits a pattern; `**` stands for any number of folders, none included."""
     if not wanted:
         return not parts
     if wanted[0] == "**":
-        return fits(parts, wanted[1:]) or (bool(parts) and fits(parts[1:], wanted))
-    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and fits(parts[1:], wanted[1:])
+        return matches_pattern(parts, wanted[1:]) or (bool(parts) and matches_pattern(parts[1:], wanted))
+    return bool(parts) and fnmatchcase(parts[0], wanted[0]) and matches_pattern(parts[1:], wanted[1:])
 
 
-def may_hold(folder: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
+def may_contain_match(folder: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
     """Tell whether anything below a folder could fit."""
     if not wanted or not folder:
         return bool(wanted)
     if wanted[0] == "**":
         return True
-    return len(wanted) > 1 and fnmatchcase(folder[0], wanted[0]) and may_hold(folder[1:], wanted[1:])
+    return len(wanted) > 1 and fnmatchcase(folder[0], wanted[0]) and may_contain_match(folder[1:], wanted[1:])
 
 
-def _seen(path: str, home: str) -> Seen | None:
+def _stat_file(path: str, home: str) -> FileEntry | None:
     """Look at a file; at one that a link names only if it is in the folder as well."""
     try:
         about = os.lstat(path)
@@ -103,9 +111,412 @@ def _seen(path: str, home: str) -> Seen | None:
             about = os.stat(path)  # noqa: PTH116, as the lines around it.
     except OSError:
         return None
-    return Seen(about.st_size, about.st_mtime_ns, about.st_ino) if stat.S_ISREG(about.st_mode) else None
+    return FileEntry(about.st_size, about.st_mtime_ns, about.st_ino) if stat.S_ISREG(about.st_mode) else None
 
 
-def in_words(error: OSError) -> str:
+def describe_os_error(error: OSError) -> str:
     """Say what the system said, without the path, which whoever asked names better."""
     return error.strerror or type(error).__name__
+
+
+FileIdentity = tuple[int, int]
+"""The device and the inode of a file or folder: two paths with the same identity are the same thing."""
+
+AGENT_FILE_NAME: Final = "agent.yaml"
+CONFIG_FILE_NAMES: Final = frozenset((AGENT_FILE_NAME, "halter.yaml"))
+"""Files that make whatever folder they stand in an agent's, or the fleet's: no tool writes one, wherever it is."""
+MOST_PROTECTED_ENTRIES: Final = 200_000
+"""So many names below a root are looked through for agents and for other names of protected files."""
+
+_MOST_LINKS: Final = 40
+_OPEN_FLAGS: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_MOUNTS: Final = "/proc/self/mountinfo"
+
+
+FileRefusal = Callable[[Path, int], bool]
+"""Tells, of a file that was just opened by a path, whether an agent may not read it."""
+
+
+def refuse_nothing(_: Path, __: int) -> bool:
+    """Refuse nothing: for whoever reads as a person told them to."""
+    return False
+
+
+class ProtectedEntry(msgspec.Struct, frozen=True):
+    """One thing that no tool may reach.
+
+    `what` says what it is, for a sentence. A `secret` must not be read either. A `folder` must not be reached from
+    inside either: a root that lies in it is refused.
+    """
+
+    path: Path
+    what: str
+    secret: bool = False
+    folder: bool = False
+
+
+class ProtectedReach(msgspec.Struct, frozen=True):
+    """How a root comes to something that is protected."""
+
+    how: Literal["holds", "lies in", "is another name of", "may hold another name of"]
+    thing: ProtectedEntry
+
+    def __str__(self) -> str:
+        return f"{self.how} {self.thing.path}, {self.thing.what}"
+
+
+class ProtectedPaths(msgspec.Struct, frozen=True):
+    """All that is protected from one agent. `home` is that agent's own folder.
+
+    A root may lie in a protected folder if the agent's own folder lies there as well: whoever put it there decided so.
+    """
+
+    things: tuple[ProtectedEntry, ...] = ()
+    home: Path | None = None
+
+    def joined(self, other: "ProtectedPaths") -> "ProtectedPaths":
+        """Protect what both protect."""
+        return ProtectedPaths(tuple(dict.fromkeys((*self.things, *other.things))), other.home or self.home)
+
+    def sight(self, *, reads: bool = False) -> "ProtectedSnapshot":
+        """Look at all of it as it is now; for a tool that only reads, at the secrets among it."""
+        disk = _Disk()
+        home = set(disk.leading(self.home)) | {disk.identity(self.home)} if self.home else set[FileIdentity | None]()
+        leading: dict[FileIdentity, ProtectedEntry] = {}
+        folders: dict[FileIdentity, ProtectedEntry] = {}
+        files: dict[FileIdentity, ProtectedEntry] = {}
+        linked = False
+        for thing in self.things:
+            if reads and not thing.secret:
+                continue
+            for each in disk.leading(thing.path):
+                leading.setdefault(each, thing)
+            about = disk.about(thing.path)
+            if about is None:
+                continue
+            identity = (about.st_dev, about.st_ino)
+            if not thing.folder:
+                files.setdefault(identity, thing)
+                linked = linked or about.st_nlink > 1
+            elif identity not in home:
+                folders.setdefault(identity, thing)
+        return ProtectedSnapshot(leading, folders, files, linked, reads)
+
+    def reach(self, root: Path, *, reads: bool = False) -> str:
+        """Say what a root would reach, or nothing: for whoever reads a configuration. A missing root reaches nothing.
+
+        A root for writing is also looked through: for agents, whose folder it would be a root over, and for other
+        names of what is protected.
+        """
+        try:
+            fd = os.open(root, _OPEN_FLAGS)
+        except OSError:
+            return ""
+        try:
+            sight = self.sight(reads=reads)
+            found = sight.of_root(fd)
+            below = None if found or reads else sight.below(fd, AGENT_FILE_NAME)
+            return str(found or below or "")
+        finally:
+            os.close(fd)
+
+    def seen(self, places: Iterable[Path]) -> ProtectedReach | None:
+        """Find a secret that could be read in one of these folders, or one of these folders in a secret one."""
+        sight = self.sight(reads=True)
+        for place in places:
+            with suppress(OSError):
+                fd = os.open(place, _OPEN_FLAGS)
+                try:
+                    if found := sight.of_root(fd):
+                        return found
+                finally:
+                    os.close(fd)
+        return None
+
+    def shown(self, place: Path, pattern: str) -> str:
+        """Say which secret would be read where a pattern names files of a folder, or a path one file; or nothing."""
+        sight, disk = self.sight(reads=True), _Disk()
+        found = disk.about(place)
+        if found is None:
+            return ""
+        identity = (found.st_dev, found.st_ino)
+        inside = next((sight.folders[each] for each in (identity, *disk.leading(place)) if each in sight.folders), None)
+        if inside is not None:
+            return str(ProtectedReach("lies in", inside))
+        if not stat.S_ISDIR(found.st_mode):
+            return str(sight.of_file(identity) or "")
+        real, wanted = place.resolve(), PurePosixPath(pattern).parts
+        for thing in self.things:
+            path = thing.path.resolve()
+            if thing.secret and path.is_relative_to(real):
+                parts = path.relative_to(real).parts
+                if may_contain_match(parts, wanted) if thing.folder else matches_pattern(parts, wanted):
+                    return str(ProtectedReach("holds", thing))
+        return ""
+
+
+NO_PROTECTED_PATHS: Final = ProtectedPaths()
+
+
+class WritableFolders(msgspec.Struct, frozen=True):
+    """The folders that the tools of an agent can write, and the agent's own folder."""
+
+    folder: Path
+    roots: tuple[Path, ...] = ()
+
+    def leads_out(self, path: Path, fd: int) -> bool:
+        """Tell whether a file was opened by a path through a root, and lies outside of it: a tool may link anything."""
+        disk, real = _Disk(), Path(path_of(fd))
+        through = [root for root in self.roots if disk.identity(root) in set(disk.leading(path))]
+        return any(not real.is_relative_to(root.resolve()) for root in through)
+
+
+class RootedTool(Protocol):
+    """A tool's folder, which is told what it must not reach."""
+
+    @property
+    def root(self) -> Path:
+        """The folder."""
+        ...
+
+    def protect(self, paths: ProtectedPaths) -> None:
+        """Reach none of these from now on."""
+        ...
+
+
+class ProtectedSnapshot(msgspec.Struct, frozen=True):
+    """What is protected, as it was at one moment, by identity.
+
+    `leading` are the folders in which a name is looked up on the way to something: whoever writes there could put
+    another thing in its place. `linked` says that one of the `files` has more than one name, `reads` that only secrets
+    were looked at.
+    """
+
+    leading: Mapping[FileIdentity, ProtectedEntry]
+    folders: Mapping[FileIdentity, ProtectedEntry]
+    files: Mapping[FileIdentity, ProtectedEntry]
+    linked: bool = False
+    reads: bool = False
+
+    def of_folder(self, identity: FileIdentity) -> ProtectedReach | None:
+        """Judge one folder by itself."""
+        if identity in self.folders:
+            return ProtectedReach("lies in", self.folders[identity])
+        return ProtectedReach("holds", self.leading[identity]) if identity in self.leading else None
+
+    def of_file(self, identity: FileIdentity) -> ProtectedReach | None:
+        """Judge a file: it may be another name of one that is protected."""
+        return ProtectedReach("is another name of", self.files[identity]) if identity in self.files else None
+
+    def of_root(self, fd: int) -> ProtectedReach | None:
+        """Judge an open folder with all that it lies in and all that is mounted below it."""
+        for number, identity in enumerate(_walk_ancestors(fd)):
+            if number == 0 and (found := self.of_folder(identity)):
+                return found
+            if identity in self.folders:
+                return ProtectedReach("lies in", self.folders[identity])
+        place, mounts, disk = path_of(fd), _list_mounts(), _Disk()
+        below = [mount.point for mount in mounts if mount.point.startswith(f"{place.rstrip('/')}/")]
+        for each in below:
+            identity = disk.identity(Path(each))
+            if identity and (found := self.of_folder(identity) or self.of_file(identity)):
+                return found
+        # What is mounted has another name, and lies in other folders by that.
+        others = (Path(name) for each in (place, *below) for name in _list_mount_aliases(each, mounts, disk))
+        inside = (identity for other in others for identity in disk.leading(other) if identity in self.folders)
+        return next((ProtectedReach("lies in", self.folders[identity]) for identity in inside), None)
+
+    def below(self, fd: int, name: str = "") -> ProtectedReach | None:
+        """Look through a folder for another name of a protected file, and for a file of this name."""
+        if not name and not self.linked:
+            return None
+        inodes = {inode for _, inode in self.files} if self.linked else set[int]()
+        for path, found, inode in _protected_entries(fd):
+            if not path:
+                return (
+                    ProtectedReach("may hold another name of", next(iter(self.files.values()))) if self.linked else None
+                )
+            if name and found.casefold() == name:
+                return ProtectedReach("holds", ProtectedEntry(Path(path), "the definition of an agent"))
+            if inode in inodes and (reach := self.of_file(_identity_of(path))):
+                return reach
+        return None
+
+
+class _Disk:
+    """What paths lead to, each name looked up once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, os.stat_result | None] = {}
+
+    def leading(self, path: Path) -> Iterator[FileIdentity]:
+        """Tell the folders in which names are looked up on the way to a path, through every link."""
+        for folder in self._folders(path):
+            about = self._look(folder)
+            if about is not None:
+                yield about.st_dev, about.st_ino
+
+    def identity(self, path: Path) -> FileIdentity | None:
+        about = self.about(path)
+        return None if about is None else (about.st_dev, about.st_ino)
+
+    def about(self, path: Path) -> os.stat_result | None:
+        """Look at what a path leads to."""
+        with suppress(OSError, ValueError):
+            return os.stat(path)  # noqa: PTH116, as the lines around it.
+        return None
+
+    def _folders(self, path: Path) -> Iterator[str]:
+        here, links = "/", 0
+        # A path is not made shorter before it is walked: behind a link, `..` leads elsewhere.
+        whole = path if path.is_absolute() else Path.cwd() / path
+        waiting = list(reversed(str(whole).split("/")))
+        while waiting:
+            part = waiting.pop()
+            if part in {"", "."}:
+                continue
+            if part == "..":
+                here = os.path.dirname(here)  # noqa: PTH120, as the lines around it.
+                continue
+            yield here
+            there = f"{here.rstrip('/')}/{part}"
+            about = self._look(there)
+            if about is None:
+                return
+            if not stat.S_ISLNK(about.st_mode):
+                here = there
+                continue
+            links += 1
+            target = _read_link(there)
+            if links > _MOST_LINKS or not target:
+                return
+            here = "/" if target.startswith("/") else here
+            waiting += reversed(target.split("/"))
+
+    def _look(self, path: str) -> os.stat_result | None:
+        if path not in self._found:
+            self._found[path] = None
+            with suppress(OSError, ValueError):
+                self._found[path] = os.lstat(path)
+        return self._found[path]
+
+
+def is_path_within(place: Path, root: Path) -> bool:
+    """Tell whether a place is a folder or lies somewhere below it, by whatever names both are called."""
+    disk = _Disk()
+    found = disk.identity(root)
+    return found is not None and (found == disk.identity(place) or found in disk.leading(place))
+
+
+def _read_link(path: str) -> str:
+    with suppress(OSError):
+        return os.readlink(path)  # noqa: PTH115, as the lines around it.
+    return ""
+
+
+def identity_of(fd: int) -> FileIdentity:
+    """Tell what an open file or folder is."""
+    about = os.fstat(fd)
+    return about.st_dev, about.st_ino
+
+
+def contains_agent_file(fd: int) -> bool:
+    """Tell whether an open folder is an agent's, since whenever it is one."""
+    with suppress(OSError):
+        os.stat(AGENT_FILE_NAME, dir_fd=fd, follow_symlinks=False)
+        return True
+    return False
+
+
+def _identity_of(path: str) -> FileIdentity:
+    with suppress(OSError):
+        about = os.lstat(path)
+        return about.st_dev, about.st_ino
+    return (-1, -1)
+
+
+def _walk_ancestors(fd: int) -> Iterator[FileIdentity]:
+    """Tell what an open folder is, and what it lies in, up to the top, by no path that could be exchanged."""
+    here, before = os.dup(fd), None
+    try:
+        while (identity := identity_of(here)) != before:
+            yield identity
+            before = identity
+            above = os.open("..", _OPEN_FLAGS, dir_fd=here)
+            os.close(here)
+            here = above
+    except OSError:
+        return  # Above this nobody may look: nothing there can be protected from us.
+    finally:
+        os.close(here)
+
+
+def path_of(fd: int) -> str:
+    """Tell where an open file or folder lies now, without any link on the way."""
+    with suppress(OSError):
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115, the name is no path before it is read.
+    return ""
+
+
+class _Mount(msgspec.Struct, frozen=True):
+    """Something that is mounted: which device, which folder of it, and where."""
+
+    device: str
+    root: str
+    point: str
+
+
+def _list_mounts() -> list[_Mount]:
+    """List what is mounted: a sandbox that shows a folder shows what is mounted below it, too."""
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123, as the lines around it.
+            found = [line.split(" ") for line in mounts.read().splitlines()]
+    except OSError:
+        return []
+    return [_Mount(words[2], _unescape_mount(words[3]), _unescape_mount(words[4])) for words in found]
+
+
+def _unescape_mount(text: str) -> str:
+    for code, sign in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(code, sign)
+    return text
+
+
+def _list_mount_aliases(place: str, mounts: Sequence[_Mount], disk: _Disk) -> Iterator[str]:
+    """Tell by which other paths a place can be reached, since a part of the way to it is mounted elsewhere, too."""
+    above = [mount for mount in mounts if _is_below(place, mount.point)]
+    if not above:
+        return
+    # Of several mounts at one point, the last is seen.
+    own = max(enumerate(above), key=lambda each: (len(each[1].point), each[0]))[1]
+    inside = _rebase_path(own.root, place, own.point)
+    for other in mounts:
+        if other is not own and other.device == own.device and _is_below(inside, other.root):
+            name = _rebase_path(other.point, inside, other.root)
+            if disk.identity(Path(name)) == disk.identity(Path(place)):
+                yield name
+
+
+def _is_below(place: str, folder: str) -> bool:
+    return place == folder or place.startswith(f"{folder.rstrip('/')}/")
+
+
+def _rebase_path(folder: str, place: str, above: str) -> str:
+    """Write a place that lies below one folder as if it lay below another."""
+    return f"{folder.rstrip('/')}/{place[len(above.rstrip('/')) :].lstrip('/')}".rstrip("/") or "/"
+
+
+def _protected_entries(fd: int) -> Iterator[tuple[str, str, int]]:
+    """List what lies below an open folder, by path, name and inode; where there is too much, an empty path ends it."""
+    waiting, seen = [path_of(fd)], 0
+    while waiting:
+        place = waiting.pop()
+        with suppress(OSError), os.scandir(place) as found:
+            for entry in found:
+                seen += 1
+                if seen > MOST_PROTECTED_ENTRIES:
+                    yield "", "", 0
+                    return
+                yield entry.path, entry.name, entry.inode()
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)

@@ -12,7 +12,7 @@ Digest = NewType("Digest", str)
 FLEET = StreamId("fleet")
 OUTBOX = StreamId("outbox")
 """Where it is written down what was sent, and what the runtime itself has to tell."""
-AGENT = "agent:"
+AGENT_PREFIX = "agent:"
 """How the name of somebody begins who is no person."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -42,19 +42,19 @@ class SortableIds:
         """Return the next identifier; later ones always sort after earlier ones of this source."""
         fresh = (self._now() // 1000) << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
         self._last = fresh if fresh > self._last else self._last + 1
-        return _written(self._last)
+        return _encode_base32(self._last)
 
 
-def _written(number: int) -> str:
+def _encode_base32(number: int) -> str:
     return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
 def may_decide(by: str) -> bool:
     """Tell whether a name can be that of a person: an agent's own token decides nothing."""
-    return by != "" and not by.startswith(AGENT)
+    return by != "" and not by.startswith(AGENT_PREFIX)
 
 
-def new_worker(name: str, ids: Ids) -> WorkerId:
+def make_worker_id(name: str, ids: Ids) -> WorkerId:
     """Name a worker, anew for each process: one that was started again is not the one that died.
 
     Leases belong to workers. Under its old name a process would keep alive what nobody works on any more; under a

@@ -1,13 +1,19 @@
 """What is said to a model and by it. Each part carries where it came from, and whether that place is trusted.
 
 The system text is what stays the same from request to request; it comes first, so that a provider's cache can keep it.
+
+How many tokens a prompt has at most, without the provider's tokenizer.
+
+A byte-level tokenizer makes every token of at least one byte, so it never makes more tokens than there are bytes.
+Providers wrap messages, calls and tools into words of their own; a generous allowance stands for these.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from halter.core.text import to_body
 from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, Usage
 from halter.core.vocabulary import Origin, Outcome
@@ -59,7 +65,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     parts: tuple[Part, ...]
 
 
-def user(text: str, origin: Origin = "person", *, trusted: bool = True, reason: str = "") -> Message:
+def make_user_message(text: str, origin: Origin = "person", *, trusted: bool = True, reason: str = "") -> Message:
     """Say one thing to a model."""
     return Message("user", (Text(text, origin, trusted, reason),))
 
@@ -77,7 +83,7 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     facts: Mapping[str, Any] = {}
 
 
-class Anonymizing(msgspec.Struct, frozen=True):
+class AnonymizationPolicy(msgspec.Struct, frozen=True):
     """What a model that is not on this machine is not told: who somebody is, by shape, and these names.
 
     What stands in their place is made with a `salt` that nobody elsewhere knows, or values could be guessed from it.
@@ -87,7 +93,7 @@ class Anonymizing(msgspec.Struct, frozen=True):
     salt: str = ""
 
 
-Stop = Literal["end", "calls", "max_tokens", "refused"]
+StopReason = Literal["end", "calls", "max_tokens", "refused"]
 """Why a model stopped: it had finished, it wants calls made, it ran out of tokens, or it will not answer."""
 
 
@@ -95,7 +101,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a model answered. Without a usage nothing was reported, and the request settles at its hold."""
 
     parts: tuple[Text | ToolCall, ...]
-    stop: Stop = "end"
+    stop: StopReason = "end"
     usage: Usage | None = None
 
     @property
@@ -121,7 +127,7 @@ class StreamChunk(msgspec.Struct, frozen=True, omit_defaults=True):
     finished: bool = False
 
 
-Hear = Callable[[str], None]
+TextListener = Callable[[str], None]
 """Somebody who wants to have an answer's words as they come."""
 
 
@@ -142,10 +148,44 @@ class Model(Protocol):
         """Bound from above how many input tokens a prompt has."""
         ...
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         """Answer, as a stream if there is somebody to hear it.
 
         Raises ModelError or TimeoutError, also for an answer that was cut off on its way: that is never taken for a
         whole one. Cancelling it lets go of the connection.
         """
         ...
+
+
+MESSAGE_OVERHEAD: Final = 16
+"""What a provider may put around one message, part or tool."""
+
+TOOLS_PREAMBLE: Final = 512
+"""What a provider may say to a model about tools in general, before it names the first."""
+
+
+def bound_prompt_tokens(prompt: Prompt) -> int:
+    """Bound the input tokens of a prompt from above."""
+    tools = TOOLS_PREAMBLE + sum(map(_bound_tool_tokens, prompt.tools)) if prompt.tools else 0
+    return MESSAGE_OVERHEAD + _count_bytes(prompt.system) + sum(map(bound_message_tokens, prompt.messages)) + tools
+
+
+def bound_message_tokens(message: Message) -> int:
+    """Bound the tokens of one message from above; those of several add up."""
+    return MESSAGE_OVERHEAD + sum(map(_bound_part_tokens, message.parts))
+
+
+def _bound_part_tokens(part: Part) -> int:
+    match part:
+        case Text(text=text):
+            return MESSAGE_OVERHEAD + _count_bytes(text)
+        case ToolCall(id=name, tool=tool, arguments=said) | ToolResult(id=name, tool=tool, text=said):
+            return MESSAGE_OVERHEAD + _count_bytes(name) + _count_bytes(tool) + _count_bytes(said)
+
+
+def _bound_tool_tokens(spec: ToolSpec) -> int:
+    return MESSAGE_OVERHEAD + _count_bytes(spec.name) + _count_bytes(spec.description) + len(spec.schema)
+
+
+def _count_bytes(text: str) -> int:
+    return len(to_body(text))

@@ -3,32 +3,41 @@
 Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens` and `requests`. The rules are here,
 pure; the rows they look at are locked by whoever asks, so what is decided is what is written. What leaves the program
 is dollars: `usd` turns one into the other, and a public name that ends in `_usd` holds what it returns.
+
+Which caps apply to whom, and how an amount becomes the legs of a hold.
+
+How fast models may be asked: so many requests and tokens in each minute, by everybody on one store together.
+
+A rate is counted as money is: held before a model is asked, settled after it. But what is used up comes back with the
+next minute, so nobody is refused: whoever comes too late waits. And a minute that is over matters to nobody, so one row
+serves them all: it tells of the newest minute, and what is said of an earlier one changes nothing any more.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal
+from functools import lru_cache
 from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 
-from halter.core.clock import MINUTE
-from halter.core.row import Row, RowKey
-from halter.core.windows import window_end
+from halter.core.clock import MINUTE, QUARTER, SECOND, WindowLength, window_after, window_at, window_end
+from halter.core.vocabulary import Row, RowKey
 
 Unit = Literal["usd", "tokens", "requests"]
 UNITS: Final[tuple[Unit, Unit]] = ("usd", "tokens")
 """What a session's own budgets are counted in. Requests are counted by the rate of a model alone."""
 
-MINUTELY: Final = "minute"
+MINUTE_WINDOW: Final = "minute"
 """The window of a rate, as its row has it: one row serves all minutes, one after the other."""
 
 DOLLAR = 1_000_000
 
-MOST: Final = 1_000_000_000 * DOLLAR
+LARGEST_AMOUNT: Final = 1_000_000_000 * DOLLAR
 """No single amount is larger: sums of any number of them that can happen stay within what a store can hold."""
 
-COUNTABLE: Final = 2**63
+INTEGER_LIMIT: Final = 2**63
 """Where the whole numbers of a store end."""
 
 
@@ -38,43 +47,43 @@ Usd = Annotated[Decimal, msgspec.Meta(description="Dollars, exact to six decimal
 Amount = Annotated[Decimal, msgspec.Meta(description="Dollars where the unit is `usd`, else a count.")]
 """An amount whose unit is named beside it."""
 
-NOTHING: Final = Decimal(0)
+ZERO_USD: Final = Decimal(0)
 
 
-def usd(micros: int) -> Decimal:
+def micros_to_usd(micros: int) -> Decimal:
     """Turn micro-dollars into dollars, exactly."""
     return Decimal(micros) / DOLLAR
 
 
-def dollars(amount: str | float | Decimal) -> int:
+def usd_to_micros(amount: str | float | Decimal) -> int:
     """Turn dollars as people write them into micro-dollars, rounded up: a bound must not shrink."""
     return int((Decimal(str(amount)) * DOLLAR).to_integral_value(ROUND_CEILING))
 
 
-def shown(micros: int) -> str:
+def format_micros(micros: int) -> str:
     """Write an amount for people: cents, and finer only where there is something finer."""
     sign, (whole, rest) = ("-" if micros < 0 else ""), divmod(abs(micros), DOLLAR)
     return f"{sign}${whole:,}.{f'{rest:06}'.rstrip('0'):0<2}"
 
 
-def shown_usd(amount: Decimal) -> str:
+def format_usd(amount: Decimal) -> str:
     """Write an amount in dollars for people."""
-    return shown(int(amount * DOLLAR))
+    return format_micros(int(amount * DOLLAR))
 
 
-def in_unit(amount: int, unit: Unit) -> Decimal:
+def to_unit_amount(amount: int, unit: Unit) -> Decimal:
     """Write an amount in its unit as programs are shown it: money in dollars."""
-    return usd(amount) if unit == "usd" else Decimal(amount)
+    return micros_to_usd(amount) if unit == "usd" else Decimal(amount)
 
 
-def shown_in(amount: Decimal, unit: Unit) -> str:
+def format_unit_amount(amount: Decimal, unit: Unit) -> str:
     """Write an amount in its unit for people."""
-    return shown_usd(amount) if unit == "usd" else f"{amount:,} {unit}"
+    return format_usd(amount) if unit == "usd" else f"{amount:,} {unit}"
 
 
-def believable(amount: int) -> bool:
+def is_plausible_amount(amount: int) -> bool:
     """Tell whether an amount can be what something costs."""
-    return 0 <= amount <= MOST
+    return 0 <= amount <= LARGEST_AMOUNT
 
 
 class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -87,7 +96,7 @@ class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def is_rate(self) -> bool:
         """Tell whether it is counted by the minute: what is used up there comes back by itself."""
-        return self.window.startswith(MINUTELY)
+        return self.window.startswith(MINUTE_WINDOW)
 
 
 class Leg(Account, frozen=True, array_like=True):
@@ -98,8 +107,8 @@ class Leg(Account, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         """Refuse an amount that would free money, or that no store can count."""
-        if not believable(self.amount):
-            raise ValueError(f"{self.amount} cannot be held in {self.scope}: it must be from 0 to {MOST}.")
+        if not is_plausible_amount(self.amount):
+            raise ValueError(f"{self.amount} cannot be held in {self.scope}: it must be from 0 to {LARGEST_AMOUNT}.")
 
 
 class Overrun(Account, frozen=True, array_like=True):
@@ -117,7 +126,7 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     def __post_init__(self) -> None:
         """Refuse a charge that would give money back, or that no store can count."""
-        if not (0 <= self.usd < COUNTABLE and 0 <= self.tokens < COUNTABLE):
+        if not (0 <= self.usd < INTEGER_LIMIT and 0 <= self.tokens < INTEGER_LIMIT):
             raise ValueError(f"{self.usd} micro-dollars and {self.tokens} tokens cannot be charged.")
 
     def of(self, unit: Unit) -> int:
@@ -157,7 +166,7 @@ class BudgetRow(Row, frozen=True):
     @property
     def ends_at(self) -> int | None:
         """The moment at which its window is over, or None for a scope's whole life."""
-        return self.cap_at + MINUTE if self.window == MINUTELY else window_end(self.window)
+        return self.cap_at + MINUTE if self.window == MINUTE_WINDOW else window_end(self.window)
 
     def capped(self, cap: int | None, at: int, by: str = "") -> "BudgetRow":
         """Take note of a cap: a person's newest word counts, then what was carved out, then the configuration.
@@ -168,7 +177,7 @@ class BudgetRow(Row, frozen=True):
         """
         if not by and (self.cap_by or (at, _rank(cap)) < (self.cap_at, _rank(self.cap))):
             return self
-        if by == CARVED and self.cap_by not in {"", CARVED}:
+        if by == CARVED_CAP and self.cap_by not in {"", CARVED_CAP}:
             return self
         return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held, self.overrun)
 
@@ -222,7 +231,7 @@ class CapReached(msgspec.Struct, frozen=True):
     budget: BudgetRow
 
 
-CARVED: Final = "carved"
+CARVED_CAP: Final = "carved"
 """By whom a sub-session's cap was set: by what was carved out of its parent's."""
 
 BudgetOf = Callable[[Leg], BudgetRow]
@@ -263,14 +272,14 @@ def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> C
     return msgspec.structs.replace(charge, overruns=tuple(overruns)) if overruns else charge
 
 
-def overrun_by_cap(budget: BudgetRow, cap: int | None) -> int:
+def compute_cap_overrun(budget: BudgetRow, cap: int | None) -> int:
     """Tell by how much a lowered cap is already exceeded by what was spent and promised under the old one."""
     if cap is None:
         return 0
     return max(0, budget.spent + budget.held - cap - budget.overrun)
 
 
-class Forecast(msgspec.Struct, frozen=True):
+class CostForecast(msgspec.Struct, frozen=True):
     """What the next one of its kind will probably cost, and a bound it will hardly pass."""
 
     mean: int
@@ -280,14 +289,206 @@ class Forecast(msgspec.Struct, frozen=True):
 
 SAMPLES_KEPT = 100
 SAMPLES_NEEDED = 5
-COLD_START = 5_000
+COLD_START_COST = 5_000
 
 
-def forecast(costs: Sequence[int], cold_start: int = COLD_START) -> Forecast:
+def forecast_cost(costs: Sequence[int], cold_start: int = COLD_START_COST) -> CostForecast:
     """Work out mean and mean + 3σ of the newest costs; a default stands in until there are enough."""
     if len(costs) < SAMPLES_NEEDED:
-        return Forecast(cold_start, cold_start, len(costs))
+        return CostForecast(cold_start, cold_start, len(costs))
     newest = costs[:SAMPLES_KEPT]
     mean = sum(newest) / len(newest)
     deviation = math.sqrt(sum((cost - mean) ** 2 for cost in newest) / len(newest))
-    return Forecast(math.ceil(mean), math.ceil(mean + 3 * deviation), len(newest))
+    return CostForecast(math.ceil(mean), math.ceil(mean + 3 * deviation), len(newest))
+
+
+class Cap(msgspec.Struct, frozen=True):
+    """A `max_cost_usd` in micro-dollars, for a scope's whole life or per window; None is a written-out "none"."""
+
+    max_cost_usd: int | None
+    per: WindowLength = ""
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """The caps that a session spends under. There are always some: "none" must be written out."""
+
+    session: Cap = Cap(1 * DOLLAR)
+    trigger: tuple[Cap, ...] = ()
+    agent: tuple[Cap, ...] = (Cap(5 * DOLLAR, "day"),)
+    fleet: tuple[Cap, ...] = (Cap(20 * DOLLAR, "day"),)
+    token_budget: int | None = None
+    zone: str = "UTC"
+    tokens_per_hour: int | None = None
+
+    def less(self, usd: int, tokens: int) -> "Caps":
+        """Keep something back of what a session may spend."""
+        session, budget = self.session.max_cost_usd, self.token_budget
+        if (not usd or session is None) and (not tokens or budget is None):
+            return self
+        return msgspec.structs.replace(
+            self,
+            session=self.session if session is None else Cap(max(0, session - usd), self.session.per),
+            token_budget=None if budget is None else max(0, budget - tokens),
+        )
+
+    def bind(self) -> bool:
+        """Tell whether any amount of money can reach a cap: then a model without a price must not be asked."""
+        return any(cap.max_cost_usd is not None for cap in (self.session, *self.trigger, *self.agent, *self.fleet))
+
+
+class Spender(msgspec.Struct, frozen=True):
+    """Who spends: all the scopes that an amount weighs on follow from this."""
+
+    session: str
+    agent: str
+    trigger: str = ""
+
+
+def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
+    """Spread an amount over all scopes it weighs on: session, trigger, agent, fleet."""
+    return _make_legs(caps, spender, now // QUARTER, usd, tokens)
+
+
+def list_accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
+    """List where a cost is counted, also one that nothing was held for."""
+    return _list_accounts(caps, spender, now // QUARTER)
+
+
+# No window begins or ends within a quarter of an hour, and within one the same is asked again and again.
+@lru_cache(maxsize=4096)
+def _make_legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int) -> tuple[Leg, ...]:
+    money = [msgspec.structs.replace(leg, amount=usd) for leg in _list_accounts(caps, spender, quarter)] if usd else []
+    counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
+    if tokens and caps.tokens_per_hour is not None:
+        hour = window_at("hour", quarter * QUARTER)
+        # It is the agent's: a session that follows another one in the same hour goes on with what is left.
+        counted.append(Leg(f"agent:{spender.agent}", hour, "tokens", caps.tokens_per_hour, tokens))
+    return (*money, *counted)
+
+
+@lru_cache(maxsize=4096)
+def _list_accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...]:
+    now = quarter * QUARTER
+    scoped = [(f"session:{spender.session}", caps.session)]
+    if spender.trigger:
+        scoped += [(f"trigger:{spender.trigger}", cap) for cap in caps.trigger]
+    scoped += [(f"agent:{spender.agent}", cap) for cap in caps.agent]
+    scoped += [("fleet", cap) for cap in caps.fleet]
+    money: dict[tuple[str, str], Leg] = {}
+    for scope, cap in scoped:
+        leg = Leg(scope, window_at(cap.per, now, caps.zone), "usd", cap.max_cost_usd, 0)
+        money[leg.scope, leg.window] = _pick_tighter_leg(leg, money.get((leg.scope, leg.window)))
+    return tuple(money.values())
+
+
+def roll_legs(held: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
+    """Move an amount into the windows of now: whoever waited past midnight spends today's money, not yesterday's."""
+    if all(window_after(leg.window, now) == leg.window for leg in held):
+        return held
+    return tuple(msgspec.structs.replace(leg, window=window_after(leg.window, now)) for leg in held)
+
+
+def has_past_window(held: tuple[Leg, ...], now: int) -> bool:
+    """Tell whether one of the windows is over."""
+    return any(end is not None and end <= now for end in (window_end(leg.window) for leg in held))
+
+
+def _pick_tighter_leg(leg: Leg, other: Leg | None) -> Leg:
+    """Of two caps on one account the tighter counts: an amount is held there once."""
+    if other is None or other.cap is None:
+        return leg
+    return other if leg.cap is None or other.cap <= leg.cap else leg
+
+
+def carve(parent: str, cap: int, parent_cap: int | None) -> tuple[Leg, ...]:
+    """Carve a sub-session's cap out of its parent's: the parent's session only, the other scopes see real spend."""
+    return (Leg(f"session:{parent}", "", "usd", parent_cap, cap),)
+
+
+class RateLimit(msgspec.Struct, frozen=True):
+    """The most that may be asked of some models in a minute."""
+
+    requests: int | None = None
+    tokens: int | None = None
+
+
+RateLimits = tuple[tuple[str, RateLimit], ...]
+"""The rates that a request falls under, with the name of each: that of its model, and that of its provider."""
+
+
+class RateReached(msgspec.Struct, frozen=True):
+    """The minute is used up. There is room again at its end."""
+
+    leg: Leg
+    until: int
+
+    @property
+    def sentence(self) -> str:
+        """Say what is waited for."""
+        name, cap = self.leg.scope.removeprefix("model:"), self.leg.cap or 0
+        unit = self.leg.unit.removesuffix("s") if cap == 1 else self.leg.unit
+        at = datetime.fromtimestamp(self.until // SECOND, UTC)
+        return f"It waits for the rate of {name} until {at:%H:%M:%S} UTC: {cap:,} {unit} a minute."
+
+
+def find_rate_limits(rates: Mapping[str, RateLimit], model: str) -> RateLimits:
+    """Find the rates that a model is asked under: its own, and that of all models of its provider."""
+    names = (model, f"{model.partition(':')[0]}:*")
+    return tuple((name, rates[name]) for name in names if name in rates)
+
+
+def make_rate_legs(paces: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
+    """Spread a request over the rates that it falls under.
+
+    Nobody could ever wait long enough for more than a minute has: such a request holds a whole minute, and so is let
+    through alone.
+    """
+    if not paces:
+        return ()
+    window, legs = window_at("minute", now), list[Leg]()
+    for name, rate in paces:
+        if rate.requests is not None:
+            legs.append(Leg(f"model:{name}", window, "requests", rate.requests, 1))
+        if rate.tokens is not None:
+            legs.append(Leg(f"model:{name}", window, "tokens", rate.tokens, min(tokens, rate.tokens)))
+    return tuple(legs)
+
+
+def check_rate_legs(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | RateReached:
+    """Decide whether a request fits this minute. Tokens that others hold may be freed; their requests never are."""
+    waiting: MustWait | None = None
+    for leg in legs:
+        row, cap = budget_of(leg), leg.cap or 0
+        if row.cap_at > _minute_start(leg):
+            return MustWait(leg, row)
+        used = row.spent + (row.held if leg.unit == "requests" else 0)
+        if leg.amount > cap - used:
+            return RateReached(leg, _minute_start(leg) + MINUTE)
+        if leg.amount > cap - row.spent - row.held:
+            waiting = MustWait(leg, row)
+    return waiting or Reserved(tuple(legs))
+
+
+def start_minute_row(row: BudgetRow | None, account: Account) -> BudgetRow:
+    """Begin the row anew for a minute that it does not tell of yet, and in which nobody has named the rate."""
+    began = _minute_start(account)
+    if row is not None and row.cap_at >= began:
+        return row
+    return BudgetRow(account.scope, MINUTE_WINDOW, account.unit, 0, began)
+
+
+def add_to_minute(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> Iterator[BudgetRow]:
+    """Add to the sums of a minute; to those of one that is over there is nothing to add.
+
+    What goes beyond the rate is worked out of the sums, so that any order of the same events ends in the same row.
+    """
+    began = _minute_start(leg)
+    if row.cap_at > began:
+        return
+    after = row.capped(leg.cap, began).moved(spent=spent, held=held)
+    beyond = 0 if after.cap is None else max(0, after.spent + after.held - after.cap)
+    yield msgspec.structs.replace(after, overrun=beyond)
+
+
+def _minute_start(account: Account) -> int:
+    return (window_end(account.window) or 0) - MINUTE

@@ -1,23 +1,117 @@
-"""What the layers ask of the outside world, as Protocols: whoever needs one is given one."""
+"""What the layers ask of the outside world, as Protocols: whoever needs one is given one.
 
+What is told to people over a channel, and the port of whoever sends it.
+
+Documents as everybody speaks of them: what was read of a file, its pieces, and the words by which they are found.
+"""
+
+import re
+import unicodedata
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
+from halter.core.errors import HalterError
 from halter.core.events import AnyEvent, Unknown
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
-from halter.core.library import Chunk, Found
-from halter.core.row import R, RowKey
+from halter.core.text import clean, from_body
+from halter.core.vocabulary import R, RowKey
+
+LONGEST_WORD: Final = 40
+"""So many letters of a word count; what is longer is no word that anybody would look for whole."""
+
+MOST_INDEXED_WORDS: Final = 5_000
+"""So many words of one piece of text can be found: far more than a chunk has, and few enough for every database."""
+
+MOST_QUERY_WORDS: Final = 32
+"""So many words of a query count. Who pastes a whole page finds what its beginning finds."""
+
+DocumentKind = Literal["text", "markdown", "html", "pdf"]
+
+# Scripts that are written without spaces: each of their characters is a word.
+_UNSPACED: Final = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u2fdf\u3005-\u3007\u3041-\u30ff\u31f0-\u31ff"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+WORD_PATTERN: Final = f"(?:(?![{_UNSPACED}])[^\\W_])+|(?![\\W_])[{_UNSPACED}]"
+"""What is one word, as a pattern."""
+
+_FOREIGN: Final = re.compile("[^\x00-\x7f]+")
+
+
+class Chunk(msgspec.Struct, frozen=True):
+    """A piece of a document, from one offset in its text to another. A document is named by the digest of its file."""
+
+    document: str
+    number: int
+    start: int
+    end: int
+    text: str
+
+
+class Extracted(msgspec.Struct, frozen=True, tag=True):
+    """The text of a file. `pages` are the offsets at which its pages begin, where it has pages."""
+
+    text: str
+    kind: DocumentKind
+    pages: tuple[int, ...] = ()
+
+
+class UnreadableFile(msgspec.Struct, frozen=True, tag="Unreadable"):
+    """What could not be read: a sentence that says what is wrong, and what to do about it."""
+
+    sentence: str
+
+
+class FoundChunk(msgspec.Struct, frozen=True):
+    """A chunk that a query found; the higher its rank, the better it fits. Ranks of different stores do not compare."""
+
+    document: str
+    number: int
+    start: int
+    end: int
+    text: str
+    rank: float
+
+
+def fold_text(text: str) -> str:
+    """Write a text as it is compared: without capitals, accents and the many forms of the same letter."""
+    if text.isascii():
+        return text.lower()
+    return _FOREIGN.sub(_strip_marks, unicodedata.normalize("NFKD", text)).casefold()
+
+
+def _strip_marks(found: re.Match[str]) -> str:
+    return "".join(letter for letter in found[0] if unicodedata.category(letter)[0] != "M")
+
+
+def split_words(text: str) -> tuple[str, ...]:
+    """List the words of a text as every store indexes them and looks for them: letters and digits, and nothing else.
+
+    Stores are given these words rather than the text, so that no tokenizer of theirs decides what is found.
+    """
+    found: list[str] = []
+    for match in re.finditer(WORD_PATTERN, fold_text(text)):
+        found.append(match[0][:LONGEST_WORD])
+        if len(found) == MOST_INDEXED_WORDS:
+            break
+    return tuple(found)
+
+
+def split_query_words(query: str) -> tuple[str, ...]:
+    """List the words that a query asks for, each once."""
+    return tuple(dict.fromkeys(split_words(query)))[:MOST_QUERY_WORDS]
+
 
 T = TypeVar("T")
 
 
-BLOB_FROM: Final = 32 * 1024
+BLOB_THRESHOLD: Final = 32 * 1024
 """Bodies larger than this are put as blobs before the event that names them."""
 
 
-PAGE: Final = 1000
+STREAM_PAGE: Final = 1000
 """So many events are read at once."""
 
 
@@ -78,17 +172,17 @@ class Ticket(msgspec.Struct, frozen=True):
     generation: int
 
 
-class Offered(msgspec.Struct, frozen=True):
+class Offer(msgspec.Struct, frozen=True):
     """What was offered now, and whether there may be more that is due: then it is looked again soon."""
 
     tickets: tuple[Ticket, ...] = ()
     more: bool = False
 
 
-Put = Callable[[Any, Sequence[Ticket]], None]
+EnqueueTickets = Callable[[Any, Sequence[Ticket]], None]
 """Hands tickets out, in the transaction that offers them: it is given the transaction's connection, if there is one."""
 
-Agents = Mapping[str, int | None]
+AgentConcurrency = Mapping[str, int | None]
 """Whose sessions are wanted, and how many tasks of each agent may be awake at once, everywhere; None is any number."""
 
 
@@ -145,7 +239,7 @@ class Committed(msgspec.Struct, frozen=True):
         return own if self.first is None else (*self.first.fresh(), *own)
 
 
-class Beat(msgspec.Struct, frozen=True):
+class HeartbeatReply(msgspec.Struct, frozen=True):
     """The answer to a heartbeat. `held` is None while all is well; after a lapse, the leases that are left."""
 
     now: int
@@ -183,7 +277,11 @@ class Store(Protocol):
         ...
 
     async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        only: SessionId | Ticket | None = None,
+        agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
         """Take sessions that are due, or whose owner's lease ran out; each gets its next generation.
 
@@ -193,7 +291,7 @@ class Store(Protocol):
         """
         ...
 
-    async def offer(self, limit: int, agents: Agents, put: Put) -> Offered:
+    async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         """Hand out tickets for what could be claimed, each once for as long as a lease lasts, and no more than so many.
 
         Those that still wait to be used count. `put` takes part in the transaction: either a ticket is handed out and
@@ -201,7 +299,9 @@ class Store(Protocol):
         """
         ...
 
-    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:
+    async def beat(
+        self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = ""
+    ) -> HeartbeatReply:
         """Renew all leases of a worker, and keep the hot-state snapshots of its sessions.
 
         What a worker says `about` itself is kept for people and for other workers.
@@ -243,7 +343,7 @@ class Store(Protocol):
         """Return a document's chunks in order."""
         ...
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
         """Find chunks of these documents and of no others, the best first.
 
         Those in which all words occur, or where there are none, those with any of them. The words may be any text.
@@ -259,7 +359,7 @@ class Store(Protocol):
         ...
 
 
-async def said(store: Store, stored: Stored) -> bytes:
+async def read_body(store: Store, stored: Stored) -> bytes:
     """Return the body of an event, wherever it is kept; nothing where there is none, or none any more."""
     if stored.blob is None:
         return stored.body or b""
@@ -269,18 +369,76 @@ async def said(store: Store, stored: Stored) -> bytes:
         return b""
 
 
-async def kept(store: Store, body: bytes | None) -> tuple[bytes | None, Digest | None]:
+async def offload_body(store: Store, body: bytes | None) -> tuple[bytes | None, Digest | None]:
     """Put a large body away as a blob; return what stays beside the event, and the blob's name if there is one."""
-    if body is None or len(body) <= BLOB_FROM:
+    if body is None or len(body) <= BLOB_THRESHOLD:
         return body, None
     return None, await store.put(body)
 
 
-async def whole(store: Store, stream: StreamId, after: int = 0) -> list[Stored]:
+async def read_stream(store: Store, stream: StreamId, after: int = 0) -> list[Stored]:
     """Read all that a stream has after a place: page by page, and none that is known to be empty."""
     found: list[Stored] = []
-    while page := await store.read(stream, after + len(found), PAGE):
+    while page := await store.read(stream, after + len(found), STREAM_PAGE):
         found += page
-        if len(page) < PAGE:
+        if len(page) < STREAM_PAGE:
             break
     return found
+
+
+class NotificationContent(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be told, as the body of a queued notification holds it.
+
+    `session` is the one that it is about, where the notification does not stand in that session's own stream.
+    """
+
+    subject: str = ""
+    text: str = ""
+    session: str = ""
+
+    def body(self) -> bytes:
+        """Write it down."""
+        cleaned = NotificationContent(subject=clean(self.subject), text=clean(self.text), session=clean(self.session))
+        return msgspec.json.encode(cleaned)
+
+
+def parse_notification(body: bytes) -> NotificationContent:
+    """Read what is to be told. What is no JSON is told as it stands."""
+    try:
+        return msgspec.json.decode(body, type=NotificationContent)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return NotificationContent(text=clean(from_body(body)))
+
+
+class OutgoingNotification(msgspec.Struct, frozen=True, kw_only=True):
+    """One message on its way to people. `id` stays the same however often it is sent, so that a copy is known as one.
+
+    `about` is what it is about, in the notification's own word, and `at` when it was queued.
+    """
+
+    id: str
+    subject: str
+    text: str
+    agent: str
+    session: str = ""
+    about: str = ""
+    at: int = 0
+
+
+class DeliveryFailed(HalterError):
+    """A letter did not get through, as far as can be known: a sentence without any secret.
+
+    `may_retry` tells whether the same letter may get through later.
+    """
+
+    def __init__(self, sentence: str, *, may_retry: bool) -> None:
+        super().__init__(sentence)
+        self.may_retry = may_retry
+
+
+class Sender(Protocol):
+    """One channel, ready to be used."""
+
+    async def send(self, letter: OutgoingNotification) -> None:
+        """Send a letter, or raise Undelivered. Whoever cancels it may find that it was sent all the same."""
+        ...

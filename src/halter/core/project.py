@@ -2,18 +2,28 @@
 
 Streams are read in no promised order, so every change here is either to a column that only one stream writes,
 or a sum, or settled by rank (see `Budget.capped`).
+
+The rows of triggers and of what sessions leave behind, as events change them.
+
+A trigger's rows follow its own stream. All else has each column from one class of streams: what a session says from the
+session's, what people say from the fleet's, what was sent from the outbox's. Of those who met a case, the first by time
+and name lends its words; how often it was met is a sum.
+
+Where an event stands, and what is known there: all that a projection may look at.
+
+The rows of what people are asked and what they say.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, Protocol, TypeVar, cast, get_args
 
 import msgspec
 
-from halter.core import rates
-from halter.core.decided import decision_asked, decision_made, decision_withdrawn, rule_made
+from halter.core import money
 from halter.core.events import (
     AgentSwitched,
     AnyEvent,
+    ArtifactEvent,
     AttendingFailed,
     BodiesErased,
     CallRefused,
@@ -27,139 +37,417 @@ from halter.core.events import (
     DecisionMade,
     DecisionWithdrawn,
     DocumentRead,
+    FindingEmitted,
+    FindingReviewed,
     FleetPolicyAdopted,
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
     HotStateSeen,
+    ItemQuarantined,
+    ItemReleased,
+    ItemSeen,
     JudgesChosen,
-    Leaving,
+    MemoryProposed,
     MessageAdded,
     MessageRouted,
-    OfSessions,
-    OfTriggers,
+    NotificationFailed,
+    NotificationQueued,
+    NotificationSent,
     OverrunIncurred,
     PhaseEntered,
+    PrecedentProposed,
+    ProposalDecided,
     RequestRefused,
     RequestSettled,
     RequestStarted,
     RuleEnded,
     RuleMade,
+    RunQueued,
+    RunsDelayed,
+    RunSkipped,
+    RunStarted,
     SensorChanged,
     SessionEnded,
+    SessionEvent,
     SessionParked,
     SessionResumed,
     SessionStarted,
     SessionWoken,
     StoreAccepted,
     ToolPinned,
+    TriggerEnded,
+    TriggerEvent,
+    TriggerMade,
     TurnEnded,
     TurnSkipped,
     TurnStarted,
     WakePosted,
 )
 from halter.core.ids import FLEET, StreamId, session_of
-from halter.core.money import CARVED, MINUTELY, Account, BudgetRow, Charge, Leg
-from halter.core.place import Known, Place, session_at
-from halter.core.row import Row, RowKey
+from halter.core.money import CARVED_CAP, MINUTE_WINDOW, Account, BudgetRow, Charge, Leg
 from halter.core.rows import (
-    FREE,
+    NO_OWNER,
     AgentRow,
     AuditRow,
     DecisionRow,
+    FindingRow,
     FleetPolicyRow,
     HaltRow,
     HoldRow,
+    ItemRow,
+    MemoryRow,
+    NotificationRow,
+    OutputRow,
     PinRow,
+    PrecedentRow,
     RateRow,
     RuleRow,
     SessionRow,
     SpendRow,
+    TriggerRow,
 )
-from halter.core.task_project import left, of_trigger
-from halter.core.task_rows import OutputRow
 from halter.core.usage import Usage
-from halter.core.vocabulary import Purpose
+from halter.core.vocabulary import Purpose, R, Row, RowKey
 
 
-class Gone(msgspec.Struct, frozen=True):
+class RowsBefore(Protocol):
+    """The rows as they stand before the event."""
+
+    def get(self, kind: type[R], *key: Any) -> R | None:
+        """Return a row, or None."""
+        ...
+
+
+class EventPlace(Protocol):
+    """Where and when the event stands."""
+
+    @property
+    def stream(self) -> StreamId: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def at(self) -> int: ...
+
+
+def find_session_row(place: EventPlace, known: RowsBefore) -> SessionRow:
+    """Find the session that an event belongs to; one of the whole fleet belongs to none."""
+    session = session_of(place.stream)
+    return SessionRow("") if session is None else known.get(SessionRow, session) or SessionRow(session)
+
+
+T = TypeVar("T", bound=Row)
+
+
+def project_trigger_event(event: TriggerEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
+    """Yield the rows of a trigger as they stand after the event."""
+    row = known.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
+    match event:
+        case TriggerMade():
+            yield _apply_trigger_made(row, event, place)
+        case TriggerEnded():
+            yield _replace_fields(row, ended_at=place.at, queued_at=None)
+        case RunStarted():
+            yield _apply_run_started(row, event, place)
+            if event.item:
+                item = _find_item_row(known, event.trigger, event.item)
+                yield _replace_fields(item, attempts=event.attempt, session=event.session)
+        case RunSkipped():
+            queued = None if row.queued_at == event.due_at else row.queued_at
+            yield _replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued)
+        case RunQueued():
+            yield _replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at)
+        case RunsDelayed():
+            yield _replace_fields(row, delayed=event.sentence, delayed_until=event.until)
+        case ItemSeen() | ItemQuarantined() | ItemReleased():
+            yield _apply_item_event(_find_item_row(known, event.trigger, event.item), event, place)
+
+
+def _apply_trigger_made(row: TriggerRow, event: TriggerMade, place: EventPlace) -> TriggerRow:
+    """Begin, or change: what has been dealt with stays so."""
+    return _replace_fields(
+        row,
+        agent=event.agent,
+        type=event.type,
+        digest=event.digest,
+        made_by=event.by,
+        made_at=place.at,
+        made_seq=place.seq,
+        ended_at=None,
+        ticked_at=place.at,
+        queued_at=None,
+    )
+
+
+def _apply_run_started(row: TriggerRow, event: RunStarted, place: EventPlace) -> TriggerRow:
+    return _replace_fields(
+        row,
+        ticked_at=max(row.ticked_at, event.due_at),
+        queued_at=None if row.queued_at == event.due_at else row.queued_at,
+        runs=row.runs + 1,
+        session=event.session,
+        ran_at=place.at,
+        delayed="",
+        delayed_until=None,
+    )
+
+
+def _apply_item_event(row: ItemRow, event: ItemSeen | ItemQuarantined | ItemReleased, place: EventPlace) -> ItemRow:
+    match event:
+        case ItemSeen():
+            return _replace_fields(row, name=event.name, size=event.size, seen_at=place.at, ignored=int(event.ignored))
+        case ItemQuarantined():
+            return _replace_fields(row, attempts=event.attempts, quarantined_at=place.at, sentence=event.sentence)
+        case ItemReleased():
+            return _replace_fields(row, attempts=0, session="", quarantined_at=None, sentence="", ignored=0)
+
+
+def _find_item_row(known: RowsBefore, trigger: str, item: str) -> ItemRow:
+    return known.get(ItemRow, trigger, item) or ItemRow(trigger, item)
+
+
+def project_artifact_event(event: ArtifactEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
+    """Yield the rows of what a session leaves behind as they stand after the event."""
+    session = session_of(place.stream) or ""
+    match event:
+        case FindingEmitted():
+            row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
+            facts = {key: getattr(event, key) for key in ("agent", "severity", "support", "document", "name")}
+            yield _replace_fields(row, session=session, emitted_at=place.at, emitted_seq=place.seq, **facts)
+        case FindingReviewed():
+            row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
+            yield _replace_fields(row, review=event.verdict, reviewed_seq=place.seq)
+        case MemoryProposed():
+            row = known.get(MemoryRow, event.memory) or MemoryRow(event.memory)
+            yield _replace_fields(row, session=session, agent=event.agent, proposed_at=place.at, proposed_seq=place.seq)
+        case PrecedentProposed():
+            yield _apply_precedent(known.get(PrecedentRow, event.precedent), event, session, place)
+        case ProposalDecided():
+            yield _apply_proposal_decision(event, place, known)
+        case NotificationQueued() | NotificationSent() | NotificationFailed():
+            yield _apply_notification(event, place, known)
+
+
+def _apply_precedent(
+    row: PrecedentRow | None, event: PrecedentProposed, session: str, place: EventPlace
+) -> PrecedentRow:
+    row = row or PrecedentRow(event.precedent)
+    mine = (place.at, session, place.seq)
+    words = row.observed_count and (row.first_at, row.session, row.proposed_seq) <= mine
+    first = {} if words else {"first_at": place.at, "session": session, "proposed_seq": place.seq}
+    return _replace_fields(
+        row,
+        agent=event.agent,
+        kind=event.kind,
+        observed_count=row.observed_count + 1,
+        last_at=max(row.last_at, place.at),
+        **first,
+    )
+
+
+def _apply_proposal_decision(event: ProposalDecided, place: EventPlace, known: RowsBefore) -> Row:
+    said = {"status": event.status, "by": event.by, "decided_at": place.at}
+    match event.about:
+        case "finding":
+            return _replace_fields(known.get(FindingRow, event.proposal) or FindingRow(event.proposal), **said)
+        case "memory":
+            return _replace_fields(known.get(MemoryRow, event.proposal) or MemoryRow(event.proposal), **said)
+        case "precedent":
+            return _replace_fields(known.get(PrecedentRow, event.proposal) or PrecedentRow(event.proposal), **said)
+
+
+def _apply_notification(
+    event: NotificationQueued | NotificationSent | NotificationFailed, place: EventPlace, known: RowsBefore
+) -> NotificationRow:
+    row = known.get(NotificationRow, event.notification) or NotificationRow(event.notification)
+    match event:
+        case NotificationQueued():
+            facts = {"channel": event.channel, "agent": event.agent, "about": event.about, "stream": place.stream}
+            return _replace_fields(row, queued_at=place.at, queued_seq=place.seq, **facts)
+        case NotificationSent():
+            return _replace_fields(row, sent_at=place.at, attempts=event.attempts, next_at=None, error="")
+        case NotificationFailed():
+            gave_up = int(event.next_at is None)
+            return _replace_fields(
+                row, attempts=event.attempts, next_at=event.next_at, gave_up=gave_up, error=event.error
+            )
+
+
+def rows_of_event(event: object) -> tuple[RowKey, ...]:
+    """Name the rows that an event of these changes, for a write to declare."""
+    match event:
+        case ItemSeen() | ItemQuarantined() | ItemReleased():
+            return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, event.item)))
+        case RunStarted(item=item) if item:
+            return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, item)))
+        case TriggerMade() | TriggerEnded() | RunStarted() | RunSkipped() | RunQueued() | RunsDelayed():
+            return ((TriggerRow, (event.trigger,)),)
+        case FindingEmitted() | FindingReviewed():
+            return ((FindingRow, (event.finding,)),)
+        case MemoryProposed():
+            return ((MemoryRow, (event.memory,)),)
+        case PrecedentProposed():
+            return ((PrecedentRow, (event.precedent,)),)
+        case ProposalDecided():
+            return (_proposal_key(event),)
+        case NotificationQueued() | NotificationSent() | NotificationFailed():
+            return ((NotificationRow, (event.notification,)),)
+        case _:
+            return ()
+
+
+def _proposal_key(event: ProposalDecided) -> RowKey:
+    match event.about:
+        case "finding":
+            return (FindingRow, (event.proposal,))
+        case "memory":
+            return (MemoryRow, (event.proposal,))
+        case "precedent":
+            return (PrecedentRow, (event.proposal,))
+
+
+def _replace_fields(row: T, **changes: object) -> T:
+    return msgspec.structs.replace(row, **changes)
+
+
+def project_decision_asked(event: DecisionAsked, place: EventPlace, known: RowsBefore) -> DecisionRow:
+    """A question stands before a person."""
+    session = find_session_row(place, known)
+    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+    return msgspec.structs.replace(
+        row,
+        about=event.about,
+        session=session.session,
+        agent=session.agent or event.agent,
+        subject=event.subject,
+        name=event.name,
+        digest=event.digest,
+        level=event.level or "",
+        risk=event.risk or "",
+        asked_at=place.at,
+        expires_at=event.expires_at,
+        same=event.same,
+        keys=_encode_words(event.keys),
+        asked_seq=place.seq,
+    )
+
+
+def project_decision_made(event: DecisionMade, place: EventPlace, known: RowsBefore) -> DecisionRow:
+    """It is answered; which of the two is read first makes no difference."""
+    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+    return msgspec.structs.replace(
+        row,
+        verdict=event.verdict,
+        by=event.by,
+        decided_digest=event.digest,
+        decided_at=place.at,
+        decided_seq=place.seq,
+    )
+
+
+def project_decision_withdrawn(event: DecisionWithdrawn, place: EventPlace, known: RowsBefore) -> DecisionRow:
+    """It waits for nobody any more. That nobody decided it is told by the missing time."""
+    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+    return msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq)
+
+
+def _encode_words(words: tuple[str, ...]) -> str:
+    return msgspec.json.encode(words).decode()
+
+
+def project_rule_made(event: RuleMade, place: EventPlace) -> RuleRow:
+    """A person said "always"."""
+    return RuleRow(
+        rule=event.rule,
+        tool=event.tool,
+        scope=event.scope,
+        owner=event.owner,
+        matcher=event.matcher,
+        keys=_encode_words(event.keys),
+        by=event.by,
+        made_at=place.at,
+        expires_at=event.expires_at,
+    )
+
+
+class RowDeleted(msgspec.Struct, frozen=True):
     """A row that is no more."""
 
     key: RowKey
 
 
-class Erase(msgspec.Struct, frozen=True):
+class EraseBodies(msgspec.Struct, frozen=True):
     """Bodies that must go, with the blobs that only they name."""
 
     stream: StreamId
     through: int
 
 
-Effect = Row | Gone | Erase
+RowEffect = Row | RowDeleted | EraseBodies
 
 # Asking a union of types one by one takes longer than all that follows.
-POLICY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
+POLICY_KEY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
 """Where the policy of the store stands."""
-_OF_TRIGGERS: Final = frozenset(get_args(OfTriggers))
-_LEAVING: Final = frozenset(get_args(Leaving))
+_TRIGGER_EVENTS: Final = frozenset(get_args(TriggerEvent))
+_ARTIFACT_EVENTS: Final = frozenset(get_args(ArtifactEvent))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
-def project(event: AnyEvent, place: Place, known: Known) -> Iterator[Effect]:
+def project_event(event: AnyEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     """Give the rows as they stand after the event."""
     kind = type(event)
-    if kind in _OF_TRIGGERS:
-        return of_trigger(cast("OfTriggers", event), place, known)
-    if kind in _LEAVING:
-        return left(cast("Leaving", event), place, known)
-    return _project(cast("OfSessions", event), place, known)
+    if kind in _TRIGGER_EVENTS:
+        return project_trigger_event(cast("TriggerEvent", event), place, known)
+    if kind in _ARTIFACT_EVENTS:
+        return project_artifact_event(cast("ArtifactEvent", event), place, known)
+    return _project_session_event(cast("SessionEvent", event), place, known)
 
 
-def _project(event: OfSessions, place: Place, known: Known) -> Iterator[Effect]:
+def _project_session_event(event: SessionEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     match event:
         case RequestStarted():
-            yield from _held(event.request, event.model, event.purpose, event.legs, place, known)
+            yield from _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
         case CallStarted():
             yield from _call_started(event, place, known)
         case RequestSettled():
-            yield from _settled(event.request, event, event.usage or Usage(), place, known)
+            yield from _settle_hold(event.request, event, event.usage or Usage(), place, known)
         case CallSettled():
-            yield from _settled(event.call, event, Usage(), place, known)
-            yield from _audit_settled(event, place, known)
+            yield from _settle_hold(event.call, event, Usage(), place, known)
+            yield from _settle_audit(event, place, known)
         case CallRefused():
             yield from _call_refused(event, place, known)
         case SessionStarted():
             yield from _session_started(event, place, known)
         case SessionWoken() | SessionParked() | SessionResumed():
-            yield _session_moved(event, place, known)
+            yield _move_session(event, place, known)
         case SessionEnded():
             yield from _session_ended(event, place, known)
         case TurnStarted():
-            yield _session(place, known, inbox_seen=event.inbox_seen)
+            yield _change_session(place, known, inbox_seen=event.inbox_seen)
         case WakePosted():
             yield _wake_posted(event, place, known)
         case CapChanged():
             row = budget_row(known, Account(event.scope, event.window, event.unit))
             yield row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun)
         case HaltRequested() | HaltLifted():
-            yield _halt(event, place)
+            yield _project_halt(event, place)
         case DecisionAsked():
-            yield decision_asked(event, place, known)
+            yield project_decision_asked(event, place, known)
         case DecisionMade():
-            yield decision_made(event, place, known)
+            yield project_decision_made(event, place, known)
             if session_of(place.stream):
-                yield _session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
+                yield _change_session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
         case DecisionWithdrawn():
-            yield decision_withdrawn(event, place, known)
+            yield project_decision_withdrawn(event, place, known)
         case RuleMade():
-            yield rule_made(event, place)
+            yield project_rule_made(event, place)
         case RuleEnded():
             row = known.get(RuleRow, event.rule) or RuleRow(event.rule)
             yield msgspec.structs.replace(row, ended_at=place.at, ended_by=event.by)
         case ToolPinned():
             yield PinRow(event.agent, event.tool, event.digest, event.by, place.at)
         case BodiesErased():
-            yield Erase(StreamId(event.stream), event.through)
+            yield EraseBodies(StreamId(event.stream), event.through)
         case AgentSwitched():
             yield AgentRow(event.agent, int(event.on), place.at, event.by, event.reason)
         case FleetPolicyAdopted():
@@ -200,17 +488,17 @@ def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
 
     A hold that weighs on the fleet obeys the policy of the store, as it stands then.
     """
-    policy = (POLICY,) if any(leg.scope == FLEET for leg in legs) else ()
+    policy = (POLICY_KEY,) if any(leg.scope == FLEET for leg in legs) else ()
     return ((HoldRow, (hold,)), *map(budget_key, legs), *policy)
 
 
-def _session(place: Place, known: Known, **changes: Any) -> SessionRow:
+def _change_session(place: EventPlace, known: RowsBefore, **changes: Any) -> SessionRow:
     session = session_of(place.stream) or ""
     row = known.get(SessionRow, session) or SessionRow(session)
     return msgspec.structs.replace(row, **changes).scheduled()
 
 
-def _halt(event: HaltRequested | HaltLifted, place: Place) -> HaltRow:
+def _project_halt(event: HaltRequested | HaltLifted, place: EventPlace) -> HaltRow:
     match event:
         case HaltRequested():
             return HaltRow(event.scope, 1, place.at, event.by, event.reason, 0, int(event.cancels))
@@ -218,8 +506,8 @@ def _halt(event: HaltRequested | HaltLifted, place: Place) -> HaltRow:
             return HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
 
 
-def _session_started(event: SessionStarted, place: Place, known: Known) -> Iterator[Effect]:
-    yield _session(
+def _session_started(event: SessionStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+    yield _change_session(
         place,
         known,
         agent=event.agent,
@@ -231,13 +519,15 @@ def _session_started(event: SessionStarted, place: Place, known: Known) -> Itera
         started_at=place.at,
         wake_at=place.at,
     )
-    yield from _held(event.session, event.agent, "turn", event.carved, place, known)
+    yield from _place_hold(event.session, event.agent, "turn", event.carved, place, known)
     for leg in event.carved if event.bound else ():
         own = budget_row(known, Account(place.stream, "", leg.unit))
-        yield own.capped(leg.amount, place.at, CARVED)
+        yield own.capped(leg.amount, place.at, CARVED_CAP)
 
 
-def _session_moved(event: SessionWoken | SessionParked | SessionResumed, place: Place, known: Known) -> SessionRow:
+def _move_session(
+    event: SessionWoken | SessionParked | SessionResumed, place: EventPlace, known: RowsBefore
+) -> SessionRow:
     match event:
         case SessionWoken():
             return _session_woken(event, place, known)
@@ -247,20 +537,20 @@ def _session_moved(event: SessionWoken | SessionParked | SessionResumed, place: 
             return _session_resumed(event, place, known)
 
 
-def _session_woken(event: SessionWoken, place: Place, known: Known) -> SessionRow:
+def _session_woken(event: SessionWoken, place: EventPlace, known: RowsBefore) -> SessionRow:
     """Run, in the format of whoever woke it: an older program must not take it up again."""
-    row = _session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
+    row = _change_session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_resumed(event: SessionResumed, place: Place, known: Known) -> SessionRow:
-    row = _session(place, known, state="RUNNING", terminal_reason="", ended_at=None, wake_at=place.at)
+def _session_resumed(event: SessionResumed, place: EventPlace, known: RowsBefore) -> SessionRow:
+    row = _change_session(place, known, state="RUNNING", terminal_reason="", ended_at=None, wake_at=place.at)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_parked(event: SessionParked, place: Place, known: Known) -> SessionRow:
-    kept = {} if event.resident else {"owner": FREE}
-    return _session(
+def _session_parked(event: SessionParked, place: EventPlace, known: RowsBefore) -> SessionRow:
+    kept = {} if event.resident else {"owner": NO_OWNER}
+    return _change_session(
         place,
         known,
         state=event.state,
@@ -271,8 +561,8 @@ def _session_parked(event: SessionParked, place: Place, known: Known) -> Session
     )
 
 
-def _session_ended(event: SessionEnded, place: Place, known: Known) -> Iterator[Effect]:
-    yield _session(
+def _session_ended(event: SessionEnded, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+    yield _change_session(
         place,
         known,
         state=event.state,
@@ -280,22 +570,22 @@ def _session_ended(event: SessionEnded, place: Place, known: Known) -> Iterator[
         ended_at=place.at,
         wake_at=None,
         wake_on="",
-        owner=FREE,
+        owner=NO_OWNER,
     )
     session = session_of(place.stream) or ""
     hold = known.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
-        yield from _freed(hold, hold.taken(), event.charge, known)
+        yield from _free_hold(hold, hold.taken(), event.charge, known)
 
 
-def _wake_posted(event: WakePosted, place: Place, known: Known) -> SessionRow:
+def _wake_posted(event: WakePosted, place: EventPlace, known: RowsBefore) -> SessionRow:
     waking = {"inbox_wake": place.seq, "inbox_wake_at": place.at} if event.wakes else {}
-    return _session(place, known, inbox_head=place.seq, **waking)
+    return _change_session(place, known, inbox_head=place.seq, **waking)
 
 
-def _held(
-    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: Place, known: Known
-) -> Iterator[Effect]:
+def _place_hold(
+    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: EventPlace, known: RowsBefore
+) -> Iterator[RowEffect]:
     if not legs:
         return
     session = session_of(place.stream) or ""
@@ -303,39 +593,41 @@ def _held(
     for leg in legs:
         row = budget_row(known, leg)
         if leg.is_rate:
-            yield from rates.moved(row, leg, held=leg.amount)
+            yield from money.add_to_minute(row, leg, held=leg.amount)
         else:
             yield row.capped(leg.cap, place.at).moved(held=leg.amount)
 
 
-def _settled(
-    call: str, event: CallSettled | RequestSettled, usage: Usage, place: Place, known: Known
-) -> Iterator[Effect]:
+def _settle_hold(
+    call: str, event: CallSettled | RequestSettled, usage: Usage, place: EventPlace, known: RowsBefore
+) -> Iterator[RowEffect]:
     if event.charge is None:
         return
     if event.unheld is not None:
         # Nothing was held for it, which is a hold of nothing: the truth counts all the same.
-        yield from _held(call, event.unheld.name, event.unheld.purpose, event.unheld.accounts, place, known)
+        yield from _place_hold(call, event.unheld.name, event.unheld.purpose, event.unheld.accounts, place, known)
     hold = known.get(HoldRow, call)
     if hold is not None:
         legs = hold.taken()
-        yield from _freed(hold, legs, event.charge, known)
-        yield _spend(hold, legs, event.charge, usage, place, known)
+        yield from _free_hold(hold, legs, event.charge, known)
+        yield _make_spend_row(hold, legs, event.charge, usage, place, known)
 
 
-def _freed(hold: HoldRow, legs: Sequence[Leg], charge: Charge, known: Known) -> Iterator[Effect]:
-    yield Gone(hold.key())
+def _free_hold(hold: HoldRow, legs: Sequence[Leg], charge: Charge, known: RowsBefore) -> Iterator[RowEffect]:
+    yield RowDeleted(hold.key())
     for leg in legs:
         row, spent = budget_row(known, leg), charge.of(leg.unit)
         if leg.is_rate:
-            yield from rates.moved(row, leg, spent=spent, held=-leg.amount)
+            yield from money.add_to_minute(row, leg, spent=spent, held=-leg.amount)
         else:
             yield row.moved(spent=spent, held=-leg.amount)
     for over in charge.overruns:
         yield budget_row(known, over).moved(overrun=over.amount)
 
 
-def _spend(hold: HoldRow, legs: Sequence[Leg], charge: Charge, usage: Usage, place: Place, known: Known) -> SpendRow:
+def _make_spend_row(
+    hold: HoldRow, legs: Sequence[Leg], charge: Charge, usage: Usage, place: EventPlace, known: RowsBefore
+) -> SpendRow:
     session = known.get(SessionRow, hold.session) or SessionRow(hold.session)
     return SpendRow(
         hold=hold.hold,
@@ -354,19 +646,19 @@ def _spend(hold: HoldRow, legs: Sequence[Leg], charge: Charge, usage: Usage, pla
     )
 
 
-def _call_started(event: CallStarted, place: Place, known: Known) -> Iterator[Effect]:
-    yield from _held(event.call, event.tool, event.purpose, event.legs, place, known)
+def _call_started(event: CallStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+    yield from _place_hold(event.call, event.tool, event.purpose, event.legs, place, known)
     for digest in event.writes:
-        agent = session_at(place, known).agent
+        agent = find_session_row(place, known).agent
         before = known.get(OutputRow, agent, digest)
         yield OutputRow(agent, digest, min(place.at, before.at) if before else place.at)
     if event.rated:
-        yield rate_row(known, session_at(place, known).agent, event.tool, event.rated, attempts=1)
+        yield rate_row(known, find_session_row(place, known).agent, event.tool, event.rated, attempts=1)
     if event.decision:
         row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
         yield msgspec.structs.replace(row, used_at=place.at)
     if event.audit:
-        session = session_at(place, known)
+        session = find_session_row(place, known)
         yield AuditRow(
             call=event.call,
             session=session.session,
@@ -386,7 +678,7 @@ def _call_started(event: CallStarted, place: Place, known: Known) -> Iterator[Ef
         )
 
 
-def _audit_settled(event: CallSettled, place: Place, known: Known) -> Iterator[Effect]:
+def _settle_audit(event: CallSettled, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     row = known.get(AuditRow, event.call) if event.audited else None
     if row is not None:
         yield msgspec.structs.replace(
@@ -398,9 +690,9 @@ def _audit_settled(event: CallSettled, place: Place, known: Known) -> Iterator[E
         )
 
 
-def _call_refused(event: CallRefused, place: Place, known: Known) -> Iterator[Effect]:
+def _call_refused(event: CallRefused, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     """Refused calls of any level are audited."""
-    session = session_at(place, known)
+    session = find_session_row(place, known)
     yield AuditRow(
         call=event.call,
         session=session.session,
@@ -420,17 +712,17 @@ def _call_refused(event: CallRefused, place: Place, known: Known) -> Iterator[Ef
     )
 
 
-def rate_row(known: Known, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:
+def rate_row(known: RowsBefore, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:
     """Return one slice of a tool's rate, with so many more attempts."""
     row = known.get(RateRow, agent, tool, piece)
     return RateRow(agent, tool, piece, (row.attempts if row else 0) + attempts)
 
 
-def budget_row(known: Known, account: Account) -> BudgetRow:
+def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
     """Return what stands against a cap, also where nothing stands yet."""
     scope, window, unit = account.scope, account.window, account.unit
-    if window.startswith(MINUTELY):
-        return rates.in_its_minute(known.get(BudgetRow, scope, MINUTELY, unit), account)
+    if window.startswith(MINUTE_WINDOW):
+        return money.start_minute_row(known.get(BudgetRow, scope, MINUTE_WINDOW, unit), account)
     row = known.get(BudgetRow, scope, window, unit)
     return row if row is not None else BudgetRow(scope, window, unit)
 
@@ -438,4 +730,4 @@ def budget_row(known: Known, account: Account) -> BudgetRow:
 def budget_key(account: Account) -> RowKey:
     """Name the row of an account, for a write to declare."""
     window = account.window
-    return (BudgetRow, (account.scope, MINUTELY if window.startswith(MINUTELY) else window, account.unit))
+    return (BudgetRow, (account.scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, account.unit))

@@ -1,18 +1,168 @@
 """The rows that stores keep beside the events. Each is a projection: it can be rebuilt from the events alone.
 
 Only the lease of a session (`owner`, `generation`) is not: it says who works on it now, not what happened.
+
+The rows of triggers, and of what sessions leave behind. Each is a projection, as those in `rows` are.
+
+The processes that work on sessions, as each of them says it of itself.
+
+Sessions that a newer program has taken up: they may hold what this one would misread, so it leaves them alone.
 """
 
 from typing import ClassVar, Final
 
 import msgspec
 
+from halter.core.events import SESSION_FORMAT
 from halter.core.money import BudgetRow, Leg
-from halter.core.row import Row, RowKey
-from halter.core.task_rows import TASK_TABLES
-from halter.core.vocabulary import Purpose, SessionKind, State
+from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, State
 
-FREE: Final = ""
+
+class TriggerRow(Row, frozen=True):
+    """Where a trigger stands: all of it follows from its own stream.
+
+    `ticked_at` is the last of its times that was dealt with, `queued_at` one that waits for the run before it.
+    `session` is its newest, begun at `ran_at`.
+    """
+
+    TABLE: ClassVar[str] = "triggers"
+    KEY: ClassVar[tuple[str, ...]] = ("trigger",)
+
+    trigger: str
+    agent: str = ""
+    type: str = ""
+    digest: str = ""
+    made_by: str = ""
+    made_at: int = 0
+    made_seq: int = 0
+    ended_at: int | None = None
+    ticked_at: int = 0
+    queued_at: int | None = None
+    runs: int = 0
+    session: str = ""
+    ran_at: int = 0
+    delayed: str = ""
+    delayed_until: int | None = None
+
+
+class ItemRow(Row, frozen=True):
+    """One document of a watch, known by its content. Whether it is done is told by how its newest session ended."""
+
+    TABLE: ClassVar[str] = "items"
+    KEY: ClassVar[tuple[str, ...]] = ("trigger", "item")
+
+    trigger: str
+    item: str
+    name: str = ""
+    size: int = 0
+    seen_at: int = 0
+    ignored: int = 0
+    attempts: int = 0
+    session: str = ""
+    quarantined_at: int | None = None
+    sentence: str = ""
+
+
+class OutputRow(Row, frozen=True):
+    """What an agent's calls wrote into files, by the digest of the content: no watch of it takes that for new."""
+
+    TABLE: ClassVar[str] = "outputs"
+    KEY: ClassVar[tuple[str, ...]] = ("agent", "digest")
+
+    agent: str
+    digest: str
+    at: int
+
+
+class FindingRow(Row, frozen=True):
+    """What a session found, what a reviewer said of it, and what a person made of it."""
+
+    TABLE: ClassVar[str] = "findings"
+    KEY: ClassVar[tuple[str, ...]] = ("finding",)
+
+    finding: str
+    session: str = ""
+    agent: str = ""
+    severity: str = ""
+    support: str = ""
+    document: str = ""
+    name: str = ""
+    emitted_at: int = 0
+    emitted_seq: int = 0
+    review: str = ""
+    reviewed_seq: int = 0
+    status: str = ""
+    by: str = ""
+    decided_at: int | None = None
+
+
+class MemoryRow(Row, frozen=True):
+    """Something that a session wants remembered, and what a person made of it."""
+
+    TABLE: ClassVar[str] = "memories"
+    KEY: ClassVar[tuple[str, ...]] = ("memory",)
+
+    memory: str
+    session: str = ""
+    agent: str = ""
+    proposed_at: int = 0
+    proposed_seq: int = 0
+    status: str = ""
+    by: str = ""
+    decided_at: int | None = None
+
+
+class PrecedentRow(Row, frozen=True):
+    """A case that was met, how often, and what a person made of it; its words are those of who met it first."""
+
+    TABLE: ClassVar[str] = "precedents"
+    KEY: ClassVar[tuple[str, ...]] = ("precedent",)
+
+    precedent: str
+    agent: str = ""
+    kind: str = ""
+    observed_count: int = 0
+    first_at: int = 0
+    last_at: int = 0
+    session: str = ""
+    proposed_seq: int = 0
+    status: str = ""
+    by: str = ""
+    decided_at: int | None = None
+
+
+class NotificationRow(Row, frozen=True):
+    """Something to be told over a channel: queued by one stream, sent by another."""
+
+    TABLE: ClassVar[str] = "notifications"
+    KEY: ClassVar[tuple[str, ...]] = ("notification",)
+
+    notification: str
+    channel: str = ""
+    agent: str = ""
+    about: str = ""
+    stream: str = ""
+    queued_at: int = 0
+    queued_seq: int = 0
+    attempts: int = 0
+    sent_at: int | None = None
+    next_at: int | None = None
+    gave_up: int = 0
+    error: str = ""
+
+
+TASK_TABLES: Final[tuple[type[Row], ...]] = (
+    TriggerRow,
+    ItemRow,
+    OutputRow,
+    FindingRow,
+    MemoryRow,
+    PrecedentRow,
+    NotificationRow,
+)
+
+
+NO_OWNER: Final = ""
 """The owner of a session that nobody works on."""
 
 
@@ -61,7 +211,7 @@ class SessionRow(Row, frozen=True):
     inbox_wake: int = 0
     inbox_wake_at: int = 0
     due_at: int | None = None
-    owner: str = FREE
+    owner: str = NO_OWNER
     generation: int = 0
 
     def key(self) -> RowKey:
@@ -286,7 +436,7 @@ class AuditRow(Row, frozen=True):
     settled_seq: int
 
 
-class Snapshot(msgspec.Struct, frozen=True):
+class SavedHotState(msgspec.Struct, frozen=True):
     """A session's hot state as it was kept last, and when. It is no projection, and nothing is rebuilt from it."""
 
     at: int
@@ -309,3 +459,57 @@ TABLES: Final[tuple[type[Row], ...]] = (
     AuditRow,
     *TASK_TABLES,
 )
+
+
+class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker says of itself with each heartbeat.
+
+    `agents` are the agents that it has, each with the version of its files; `waiting` are those of which another worker
+    has a newer one. `problem` is a sentence for people, while there is one.
+    """
+
+    kind: str = ""
+    host: str = ""
+    pid: int = 0
+    version: str = ""
+    started_at: int = 0
+    agents: dict[str, str] = {}
+    waiting: tuple[str, ...] = ()
+    concurrency: int = 0
+    awake: int = 0
+    residents: int = 0
+    closing: bool = False
+    problem: str = ""
+
+    def said(self) -> str:
+        """Write it down."""
+        return msgspec.json.encode(self).decode()
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """A worker, and until when its leases hold."""
+
+    worker: str
+    alive_until: int
+    about: str = ""
+
+    def alive(self, now: int) -> bool:
+        """Tell whether it works."""
+        return self.alive_until >= now
+
+    def told(self) -> WorkerInfo:
+        """Read what it says; one that says nothing, or something that cannot be read, has nothing to say."""
+        try:
+            return msgspec.json.decode(self.about, type=WorkerInfo) if self.about else WorkerInfo()
+        except msgspec.DecodeError:
+            return WorkerInfo()
+
+
+def explain_newer_format(row: SessionRow) -> str:
+    """Say why a session is left alone, if a newer program has taken it up."""
+    if row.format <= SESSION_FORMAT:
+        return ""
+    return (
+        f"Session {row.session} was taken up by a newer Halter (it has format {row.format}, and this program knows "
+        f"only {SESSION_FORMAT}), so it is left alone: use the newer Halter for it."
+    )

@@ -1,4 +1,8 @@
-"""When a schedule fires, by the clock on the wall of its zone.
+"""The clock on the wall of a zone, which is put forward and back.
+
+What comes twice counts the first time, and what is skipped is the first moment after the skip.
+
+When a schedule fires, by the clock on the wall of its zone.
 
 An hour that the wall clock skips fires once, at the first moment after the gap; an hour that comes twice fires once,
 the first time. A cron whose minute or hour begins with a star has no fixed hour to miss: it keeps ticking with the
@@ -7,23 +11,67 @@ wall clock, through an hour that comes twice as well.
 
 import re
 from collections.abc import Iterator
-from datetime import datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from itertools import count, islice
 from typing import Final
+from zoneinfo import ZoneInfo
 
 import msgspec
 from cronsim import CronSim, CronSimError
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.wall import first_shown, moment_of, shown_at, zone_of
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+
+def find_zone(name: str) -> ZoneInfo | None:
+    """Find a zone by its name; None if there is none."""
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError):
+        return None
+
+
+def to_local_time(moment: int, zone: ZoneInfo) -> datetime:
+    """Tell what the wall clock shows at a moment."""
+    return (_EPOCH + timedelta(microseconds=moment)).astimezone(zone)
+
+
+def to_micros(when: datetime) -> int:
+    """Tell the moment of a datetime with a zone, in microseconds."""
+    return (when.astimezone(UTC) - _EPOCH) // _MICROSECOND
+
+
+def find_first_moment(day: date, clock: time, zone: ZoneInfo) -> int:
+    """Tell when the wall clock first shows a time on a day, or first shows more if it never does."""
+    local = datetime.combine(day, clock, zone)
+    found = local.astimezone(UTC)
+    if found.astimezone(zone).replace(tzinfo=None) != local.replace(tzinfo=None):
+        found = _end_of_gap(local, zone)
+    return to_micros(found)
+
+
+def _end_of_gap(local: datetime, zone: ZoneInfo) -> datetime:
+    """Find the moment at which the wall clock jumped over a time.
+
+    Read with the offset from after the jump, the time lies before it; read with the one from before, after it.
+    """
+    before, after = local.replace(fold=1).astimezone(UTC), local.astimezone(UTC)
+    new = after.astimezone(zone).utcoffset()
+    while after - before > timedelta(seconds=1):
+        middle = (before + (after - before) / 2).replace(microsecond=0)
+        before, after = (before, middle) if middle.astimezone(zone).utcoffset() == new else (middle, after)
+    return after
+
 
 LONGEST: Final = 200
 """How many characters a cron may have; no honest one needs more."""
 MOST_DAYS: Final = 3660
 """The longest distance between two ticks, in days."""
-LAST: Final = 7_000 * 365 * DAY
+LATEST_MOMENT: Final = 7_000 * 365 * DAY
 """No tick lies beyond that moment: calendars end there."""
-FIRST: Final = -1_000 * 365 * DAY
+EARLIEST_MOMENT: Final = -1_000 * 365 * DAY
 
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
 _AT: Final = re.compile(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d(?::\d\d)?(Z|[+-]\d\d:\d\d)?", re.ASCII)
@@ -35,7 +83,7 @@ _FIELDS: Final = {
     "day-of-week": "the day of the week goes from 0 (Sunday) to 7 (Sunday again), or SUN to SAT",
 }
 _EXAMPLE: Final = "Write it like `0 9 * * 1-5`, which is 09:00 on weekdays."
-_UNITS: Final = ((DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (SECOND, "second"))
+_SCHEDULE_UNITS: Final = ((DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (SECOND, "second"))
 
 
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -53,19 +101,19 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     anchor: int = 0
 
 
-class Ticks(msgspec.Struct, frozen=True):
+class TickCount(msgspec.Struct, frozen=True):
     """How many ticks there were, or as many as were counted at most, and the latest of all."""
 
     count: int
     latest: int | None
 
 
-def flaw(timing: Timing) -> str:
+def find_timing_flaw(timing: Timing) -> str:
     """Say why a schedule cannot be read or can never fire, and what to write instead; empty if it is sound."""
     said = [bool(timing.cron), timing.every != 0, timing.days != 0, timing.at is not None]
     if sum(said) != 1:
         return "A schedule says exactly one of `cron`, `every`, `days` and `at`."
-    if zone_of(timing.timezone) is None:
+    if find_zone(timing.timezone) is None:
         return f"The time zone {timing.timezone[:LONGEST]!r} is not known: write it like Europe/Berlin."
     if timing.cron:
         return _cron_flaw(timing.cron)
@@ -73,7 +121,11 @@ def flaw(timing: Timing) -> str:
         return _every_flaw(timing.every)
     if timing.days:
         return _days_flaw(timing)
-    return "" if FIRST < (timing.at or 0) < LAST else "`at` lies beyond all calendars: write it like 2026-12-01 09:00."
+    return (
+        ""
+        if EARLIEST_MOMENT < (timing.at or 0) < LATEST_MOMENT
+        else "`at` lies beyond all calendars: write it like 2026-12-01 09:00."
+    )
 
 
 def _cron_flaw(cron: str) -> str:
@@ -102,98 +154,98 @@ def _every_flaw(every: int) -> str:
 def _days_flaw(timing: Timing) -> str:
     if not 0 < timing.days <= MOST_DAYS:
         return f"`days` goes from 1 to {MOST_DAYS}."
-    if not FIRST < timing.anchor < LAST:
+    if not EARLIEST_MOMENT < timing.anchor < LATEST_MOMENT:
         return "The day from which `days` counts lies beyond all calendars."
     if _CLOCK.fullmatch(timing.time) is None:
         return f'`time` is {timing.time[:LONGEST]!r}, which is no time of day: write it like "09:00", in quotes.'
     return ""
 
 
-def next_after(timing: Timing, after: int) -> int | None:
+def next_tick_after(timing: Timing, after: int) -> int | None:
     """Tell the first tick strictly after a moment; None if there is none any more. The timing has no flaw."""
-    return next(_ticks_after(timing, after), None)
+    return next(_iterate_ticks(timing, after), None)
 
 
-def ticks(timing: Timing, after: int, until: int, most: int = 1000) -> Ticks:
+def count_ticks(timing: Timing, after: int, until: int, most: int = 1000) -> TickCount:
     """Count the ticks after a moment, up to and with another one; the work is bounded however many there are."""
     counted, latest = 0, None
-    for tick in islice(_ticks_after(timing, after), most):
+    for tick in islice(_iterate_ticks(timing, after), most):
         if tick > until:
-            return Ticks(counted, latest)
+            return TickCount(counted, latest)
         counted, latest = counted + 1, tick
-    return Ticks(counted, latest if latest is None else _latest(timing, latest, until))
+    return TickCount(counted, latest if latest is None else _find_latest_tick(timing, latest, until))
 
 
-def _latest(timing: Timing, known: int, until: int) -> int:
+def _find_latest_tick(timing: Timing, known: int, until: int) -> int:
     """Find the last tick up to a moment by halving the time between it and a tick that is known."""
     low, high = known, until
     while high - low > SECOND:
         middle = (low + high) // 2
-        found = next_after(timing, middle)
+        found = next_tick_after(timing, middle)
         low, high = (low, middle) if found is None or found > until else (found, high)
-    following = next_after(timing, low)
+    following = next_tick_after(timing, low)
     return low if following is None or following > until else following
 
 
-def _ticks_after(timing: Timing, after: int) -> Iterator[int]:
+def _iterate_ticks(timing: Timing, after: int) -> Iterator[int]:
     """List all ticks after a moment, in order."""
     if timing.at is not None:
         return iter([timing.at] if timing.at > after else [])
     if timing.every:
         first = max(0, (after - timing.anchor) // timing.every + 1)
-        return _until_the_end(timing.anchor + k * timing.every for k in count(first))
-    return _until_the_end(tick for tick in _by_the_wall(timing, max(after, FIRST)) if tick > after)
+        return _cut_at_latest(timing.anchor + k * timing.every for k in count(first))
+    return _cut_at_latest(tick for tick in _iterate_wall_ticks(timing, max(after, EARLIEST_MOMENT)) if tick > after)
 
 
-def _until_the_end(moments: Iterator[int]) -> Iterator[int]:
+def _cut_at_latest(moments: Iterator[int]) -> Iterator[int]:
     for moment in moments:
-        if moment > LAST:
+        if moment > LATEST_MOMENT:
             return
         yield moment
 
 
-def _by_the_wall(timing: Timing, after: int) -> Iterator[int]:
+def _iterate_wall_ticks(timing: Timing, after: int) -> Iterator[int]:
     """List ticks that the wall clock decides; in an hour that comes twice, the first ones may lie before `after`."""
-    zone = zone_of(timing.timezone)
-    if zone is None or after > LAST:
+    zone = find_zone(timing.timezone)
+    if zone is None or after > LATEST_MOMENT:
         return
     if timing.cron:
         # A cron goes by the wall clock, where the second of two equal hours looks like the first.
-        yield from (moment_of(when) for when in CronSim(timing.cron, shown_at(after, zone)))
+        yield from (to_micros(when) for when in CronSim(timing.cron, to_local_time(after, zone)))
         return
     clock = time.fromisoformat(timing.time)
-    start, today = shown_at(timing.anchor, zone).date(), shown_at(after, zone).date()
+    start, today = to_local_time(timing.anchor, zone).date(), to_local_time(after, zone).date()
     for k in count(max(0, (today - start).days // timing.days - 1)):
-        yield first_shown(start + timedelta(days=k * timing.days), clock, zone)
+        yield find_first_moment(start + timedelta(days=k * timing.days), clock, zone)
 
 
-def explained(timing: Timing) -> str:
+def explain_timing(timing: Timing) -> str:
     """Say in plain words when it fires, as in `at 09:00 on weekdays, Europe/Berlin`."""
     if timing.at is not None:
-        zone = zone_of(timing.timezone)
-        shown = "" if zone is None else f"{shown_at(timing.at, zone):%Y-%m-%d at %H:%M}"
+        zone = find_zone(timing.timezone)
+        shown = "" if zone is None else f"{to_local_time(timing.at, zone):%Y-%m-%d at %H:%M}"
         return f"once, on {shown}, {timing.timezone}"
     if timing.every:
-        return f"every {_counted(timing.every)}"
+        return f"every {_describe_duration(timing.every)}"
     if timing.days:
-        return f"{_spaced(timing)} at {timing.time}, {timing.timezone}"
+        return f"{_describe_interval(timing)} at {timing.time}, {timing.timezone}"
     told = CronSim(timing.cron, datetime(2000, 1, 1)).explain()  # noqa: DTZ001  no zone changes the words
     told = told.replace("Monday through Friday", "weekdays")
     return f"{told[0].lower()}{told[1:]}, {timing.timezone}"
 
 
-def _spaced(timing: Timing) -> str:
-    zone = zone_of(timing.timezone)
+def _describe_interval(timing: Timing) -> str:
+    zone = find_zone(timing.timezone)
     if timing.days % 7 == 0 and zone is not None:
         weeks = "every week" if timing.days == 7 else f"every {timing.days // 7} weeks"  # noqa: PLR2004  a week has 7
-        return f"{weeks} on {shown_at(timing.anchor, zone):%A}"
+        return f"{weeks} on {to_local_time(timing.anchor, zone):%A}"
     return "every day" if timing.days == 1 else f"every {timing.days} days"
 
 
-def _counted(every: int) -> str:
+def _describe_duration(every: int) -> str:
     """Write a duration in whole words, the largest unit first."""
     parts: list[str] = []
-    for unit, name in _UNITS:
+    for unit, name in _SCHEDULE_UNITS:
         number, every = divmod(every, unit)
         if number:
             parts.append(f"{number} {name}{'' if number == 1 else 's'}")
@@ -201,10 +253,10 @@ def _counted(every: int) -> str:
     return told.removeprefix("1 ") if len(parts) == 1 else told
 
 
-def parse_at(text: str, timezone: str) -> int | str:
+def parse_moment(text: str, timezone: str) -> int | str:
     """Read a moment as a file has it, `2026-12-01 09:00`, or say why it cannot be read."""
     wrong = f"`at` is {text[:LONGEST]!r}, which is no moment: write it like 2026-12-01 09:00."
-    zone = zone_of(timezone)
+    zone = find_zone(timezone)
     if zone is None:
         return f"The time zone {timezone[:LONGEST]!r} is not known: write it like Europe/Berlin."
     found = _AT.fullmatch(text.strip())
@@ -212,7 +264,7 @@ def parse_at(text: str, timezone: str) -> int | str:
         return wrong
     try:
         read = datetime.fromisoformat(found[0])
-        moment = moment_of(read) if found[1] else first_shown(read.date(), read.time(), zone)
+        moment = to_micros(read) if found[1] else find_first_moment(read.date(), read.time(), zone)
     except (ValueError, OverflowError):
         return wrong
-    return moment if 0 <= moment < LAST else wrong
+    return moment if 0 <= moment < LATEST_MOMENT else wrong

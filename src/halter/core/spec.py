@@ -3,6 +3,8 @@
 A field is a key of the file, under the same name. UNSET means that nobody wrote the key: whoever resolves the two files
 then takes the other file's word, or the default. The words of people (`30m`, dollars, `none`, `20/hour`) are read into
 whole numbers; their forms stand in `written`, and the limits in `bounds`.
+
+The limits that files set, as they are written there. What they come to is worked out by whoever reads both files.
 """
 
 import hashlib
@@ -13,29 +15,142 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from halter.core.bounds import AgentBounds, FleetLimits, Guardrails, Limits, ModelRate, OnCap
-from halter.core.clock import HOUR
-from halter.core.ids import Digest
-from halter.core.limits import Caps
-from halter.core.mind import ModelPurpose, ToolCalls, WireFormat
-from halter.core.pacing import Autonomy, HotState, Sensor
-from halter.core.tasks import Anonymize, Collection, Notify, Review, Schedule, Verbs, Watch, Webhook
-from halter.core.tools import LEVELS, Level
-from halter.core.usage import Price
-from halter.core.written import (
+from halter.core.agent_spec import (
+    Anonymize,
+    Autonomy,
+    Collection,
+    ContextStrategy,
+    Dollars,
     Duration,
     Host,
-    Lasting,
+    HotStateSpec,
     ModelPattern,
+    ModelPurpose,
     Name,
+    Notify,
     OneModel,
-    Rate,
+    OptionalDuration,
+    RateValue,
+    Review,
+    Schedule,
     SecretName,
     SecretReference,
+    SensorSpec,
     Spec,
+    ToolCalls,
     Url,
+    Verbs,
+    Watch,
+    Webhook,
+    Window,
+    WireFormat,
     Zone,
 )
+from halter.core.clock import HOUR
+from halter.core.ids import Digest
+from halter.core.money import Caps
+from halter.core.tools import LEVELS, Level
+from halter.core.usage import Price
+
+OnCap = Literal["wrap_up", "stop", "ask"]
+
+Recoveries = Annotated[
+    int, Meta(ge=0, le=100, description="How often an answer that was cut off is gone on with; 0 for never.")
+]
+Repeats = Annotated[
+    int, Meta(ge=1, le=1000, description="So many steps in a row may make the same calls with the same results.")
+]
+ReserveTokens = Annotated[int, Meta(ge=0, description="So many tokens before the budget's end, a warning is given.")]
+ReserveCost = Annotated[float, Meta(ge=0, le=1, description="The part of the cap that is kept for wrapping up.")]
+
+
+class Limits(Spec, frozen=True):
+    """What a session and an agent may use at most."""
+
+    ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({"cost_limit": "max_cost_usd"})
+
+    max_cost_usd: Annotated[Dollars, Meta(description="The most that one session may cost.")] | UnsetType = UNSET
+    max_cost_usd_per_hour: (
+        Annotated[Dollars, Meta(description="The most that the agent may cost in an hour.")] | UnsetType
+    ) = UNSET
+    max_cost_usd_per_day: (
+        Annotated[Dollars, Meta(description="The most that the agent may cost in a day.")] | UnsetType
+    ) = UNSET
+    on_cap: Annotated[OnCap, Meta(description="What a session does at its cap.")] | UnsetType = UNSET
+    token_budget: (
+        Annotated[
+            int, Meta(ge=0, description="The most tokens of one session, cached ones not counted; 0 for no budget.")
+        ]
+        | UnsetType
+    ) = UNSET
+    max_steps: Annotated[int, Meta(ge=1, description="The most steps of one turn.")] | UnsetType = UNSET
+    timeout: Annotated[Duration, Meta(description="How long one turn may take; 0 for no timeout.")] | UnsetType = UNSET
+    min_output_tokens: (
+        Annotated[int, Meta(ge=1, description="The shortest answer that a request is still made for.")] | UnsetType
+    ) = UNSET
+    max_output_tokens: (
+        Annotated[int, Meta(ge=1, le=1_000_000, description="The longest answer that is asked for, in tokens.")]
+        | UnsetType
+    ) = UNSET
+    max_retries: (
+        Annotated[int, Meta(ge=0, le=100, description="How often a request is repeated that failed for a while only.")]
+        | UnsetType
+    ) = UNSET
+    context_window: (
+        Annotated[Window, Meta(description="How many tokens a request may have; 0 for as many as the model takes.")]
+        | UnsetType
+    ) = UNSET
+    context_strategy: (
+        Annotated[ContextStrategy, Meta(description="What is left out when the history outgrows the window.")]
+        | UnsetType
+    ) = UNSET
+    streaming: (
+        Annotated[bool, Meta(description="Whether answers come word by word; in a chat they do, if not given.")]
+        | UnsetType
+    ) = UNSET
+    max_tokens_recoveries: Recoveries | UnsetType = UNSET
+    max_repeated_tool_steps: Repeats | UnsetType = UNSET
+    reserve_tokens: ReserveTokens | UnsetType = UNSET
+    reserve_cost_fraction: ReserveCost | UnsetType = UNSET
+
+
+class Guardrails(Spec, frozen=True):
+    """Another place for those of the limits that keep a turn in its lane."""
+
+    max_tokens_recoveries: Recoveries | UnsetType = UNSET
+    max_repeated_tool_steps: Repeats | UnsetType = UNSET
+    reserve_tokens: ReserveTokens | UnsetType = UNSET
+    reserve_cost_fraction: ReserveCost | UnsetType = UNSET
+
+
+class FleetLimits(Spec, frozen=True):
+    """What all agents together may use at most."""
+
+    max_cost_usd_per_day: (
+        Annotated[Dollars, Meta(description="The most that all agents may cost in a day.")] | UnsetType
+    ) = UNSET
+    max_cost_usd_per_month: (
+        Annotated[Dollars, Meta(description="The most that all agents may cost in a month.")] | UnsetType
+    ) = UNSET
+
+
+class ModelRate(Spec, frozen=True):
+    """How fast a model may be asked, by all agents on all machines together."""
+
+    requests_per_minute: (
+        Annotated[int, Meta(ge=1, description="The most requests that are made in a minute.")] | UnsetType
+    ) = UNSET
+    tokens_per_minute: (
+        Annotated[int, Meta(ge=1, description="The most tokens of a minute's requests, cached ones not counted.")]
+        | UnsetType
+    ) = UNSET
+
+
+class AgentBounds(Spec, frozen=True):
+    """What each agent may use at most."""
+
+    limits: Limits = Limits()
+
 
 Mode = Literal["ASSIST", "SEMI", "FULL"]
 """How much an agent may do without asking, the most careful first."""
@@ -43,11 +158,11 @@ MODES: Final[tuple[Mode, ...]] = ("ASSIST", "SEMI", "FULL")
 
 Approval = Literal["always", "never"]
 Simulate = Literal["never", "asked", "always"]
-SIMULATES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
+SIMULATE_MODES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
 
-RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
+DEFAULT_RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
 """Attempts per hour where nobody set a rate; the other levels have none."""
-SIMULATED: Final[Mapping[Level, Simulate]] = MappingProxyType({"RESTRICTED": "asked", "PRIVILEGED": "asked"})
+DEFAULT_SIMULATE: Final[Mapping[Level, Simulate]] = MappingProxyType({"RESTRICTED": "asked", "PRIVILEGED": "asked"})
 """When a model predicts the outcome where nobody said so; the other levels never."""
 APPROVAL_EXPIRY: Final = 24 * HOUR
 
@@ -56,7 +171,9 @@ class LevelRule(Spec, frozen=True):
     """What differs from the usual for all tools of a level."""
 
     approval: Annotated[Approval, Meta(description="Whether a person is asked, whatever the mode.")] | UnsetType = UNSET
-    rate: Annotated[Rate, Meta(description="How often each tool may be tried in a sliding hour.")] | UnsetType = UNSET
+    rate: Annotated[RateValue, Meta(description="How often each tool may be tried in a sliding hour.")] | UnsetType = (
+        UNSET
+    )
     simulate: Annotated[Simulate, Meta(description="When a model predicts the outcome first.")] | UnsetType = UNSET
 
 
@@ -139,7 +256,9 @@ class FleetSpec(Spec, frozen=True):
     ] = {}
     shell: Annotated[ShellBounds, Meta(description="What the shell of any agent may do.")] = ShellBounds()
     retention: (
-        Annotated[Lasting, Meta(description="After how long the words of ended sessions are erased, or `none`.")]
+        Annotated[
+            OptionalDuration, Meta(description="After how long the words of ended sessions are erased, or `none`.")
+        ]
         | UnsetType
     ) = UNSET
     notify: Annotated[Notify, Meta(description="Whom all agents tell what, beside their own channels.")] = Notify()
@@ -182,7 +301,7 @@ class ToolsSpec(Spec, frozen=True):
 
 
 Grants = tuple[str, ...] | Literal["all"]
-Walk = Annotated[Mapping[Name, Grants], Meta(min_length=1)] | Literal["work", "review"]
+PhasePlan = Annotated[Mapping[Name, Grants], Meta(min_length=1)] | Literal["work", "review"]
 """Phases as they are written out, or the name of a walk that is known: `work` is one phase with all tools."""
 Rules = tuple[Mapping[str, Any], ...]
 
@@ -218,7 +337,7 @@ class AgentSpec(Spec, frozen=True):
     policy: Annotated[Policy, Meta(description="Stricter rules for levels and tools.")] = Policy()
     tools: Annotated[ToolsSpec, Meta(description="Which tools the agent has.")] = ToolsSpec()
     phases: (
-        Annotated[Walk, Meta(description="The walk of a task session, with the tools of each phase.")] | UnsetType
+        Annotated[PhasePlan, Meta(description="The walk of a task session, with the tools of each phase.")] | UnsetType
     ) = UNSET
     allowed_models: (
         Annotated[
@@ -228,8 +347,8 @@ class AgentSpec(Spec, frozen=True):
     ) = UNSET
     secrets: Annotated[tuple[SecretName, ...], Meta(description="The secrets that calls may name.")] = ()
     autonomy: Annotated[Autonomy, Meta(description="How the agent runs by itself.")] = Autonomy()
-    hot_state: Annotated[HotState, Meta(description="The facts that the model sees every turn.")] = HotState()
-    sensors: Annotated[tuple[Sensor, ...], Meta(description="What keeps those facts fresh.")] = ()
+    hot_state: Annotated[HotStateSpec, Meta(description="The facts that the model sees every turn.")] = HotStateSpec()
+    sensors: Annotated[tuple[SensorSpec, ...], Meta(description="What keeps those facts fresh.")] = ()
     schedules: Annotated[tuple[Schedule, ...], Meta(description="What starts sessions at certain times.")] = ()
     watches: Annotated[tuple[Watch, ...], Meta(description="What starts sessions for new documents.")] = ()
     webhooks: Annotated[tuple[Webhook, ...], Meta(description="What starts sessions by HTTP.")] = ()
@@ -269,7 +388,7 @@ class Phase(msgspec.Struct, frozen=True):
         return self.grants is None or tool in self.grants
 
 
-class Rule(msgspec.Struct, frozen=True):
+class ToolPolicy(msgspec.Struct, frozen=True):
     """What holds for one tool. Without an approval of its own, the mode and the level decide."""
 
     level: Level
@@ -278,7 +397,7 @@ class Rule(msgspec.Struct, frozen=True):
     simulate: Simulate
 
 
-class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything that the guard has to know to judge what an agent does.
 
     No field has a default, so that the digest covers all of them. `policies` are the fleet's, of which there are two
@@ -315,81 +434,85 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """Name this policy: a decision made under another one does not count."""
         return Digest(hashlib.sha256(self.canonical()).hexdigest())
 
-    def rule(self, tool: str, declared: Level) -> Rule:
+    def rule(self, tool: str, declared: Level) -> ToolPolicy:
         """Put together what both files say of a tool that declares itself to be of some level.
 
         An agent that takes a tool for more dangerous must not fall under laxer rules by it: so what the fleet says of
         the level that the tool has without the agent's word counts as well.
         """
-        known: dict[tuple[str, Level], Rule] = vars(self).setdefault("rules", {})
+        known: dict[tuple[str, Level], ToolPolicy] = vars(self).setdefault("rules", {})
         found = known.get((tool, declared))
         if found is None:
             found = known[tool, declared] = self._rule(tool, declared)
         return found
 
-    def _rule(self, tool: str, declared: Level) -> Rule:
+    def _rule(self, tool: str, declared: Level) -> ToolPolicy:
         *fleets, agent = self.policies
-        return _strictest([self._below(fleet, agent, tool, declared) for fleet in fleets])
+        return _merge_strictest([self._below(fleet, agent, tool, declared) for fleet in fleets])
 
-    def _below(self, fleet: Policy, agent: Policy, tool: str, declared: Level) -> Rule:
-        base = _placed(fleet, tool, declared)
-        level = LEVELS[max(LEVELS.index(base), LEVELS.index(_placed(agent, tool, base)))]
+    def _below(self, fleet: Policy, agent: Policy, tool: str, declared: Level) -> ToolPolicy:
+        base = _find_level(fleet, tool, declared)
+        level = LEVELS[max(LEVELS.index(base), LEVELS.index(_find_level(agent, tool, base)))]
         both: tuple[Level, Level] = (base, level)
-        ours: list[tuple[Level, tuple[LevelRule, ...]]] = [(each, _cells(fleet, tool, each)) for each in both]
-        theirs = _cells(agent, tool, level)
-        rates = [_first(cells, "rate", RATES.get(each)) for each, cells in ours]
-        simulates = [_first(cells, "simulate", SIMULATED.get(each, "never")) for each, cells in ours]
-        return Rule(
+        ours: list[tuple[Level, tuple[LevelRule, ...]]] = [
+            (each, _find_level_rules(fleet, tool, each)) for each in both
+        ]
+        theirs = _find_level_rules(agent, tool, level)
+        rates = [_first_value(cells, "rate", DEFAULT_RATES.get(each)) for each, cells in ours]
+        simulates = [_first_value(cells, "simulate", DEFAULT_SIMULATE.get(each, "never")) for each, cells in ours]
+        return ToolPolicy(
             level=level,
-            approval=_approval([_first(cells, "approval") for _, cells in ours], _first(theirs, "approval")),
-            rate=min((rate for rate in (*rates, *_said(theirs, "rate")) if rate is not None), default=None),
-            simulate=max((*simulates, *_said(theirs, "simulate")), key=SIMULATES.index),
+            approval=_merge_approval(
+                [_first_value(cells, "approval") for _, cells in ours], _first_value(theirs, "approval")
+            ),
+            rate=min((rate for rate in (*rates, *_collect_values(theirs, "rate")) if rate is not None), default=None),
+            simulate=max((*simulates, *_collect_values(theirs, "simulate")), key=SIMULATE_MODES.index),
         )
 
     def allows_model(self, model: str) -> bool:
         """Tell whether a `provider:model` may be asked."""
-        return self.allowed_models is None or covered(model, self.allowed_models)
+        return self.allowed_models is None or is_covered(model, self.allowed_models)
 
 
-def _strictest(rules: Sequence[Rule]) -> Rule:
+def _merge_strictest(rules: Sequence[ToolPolicy]) -> ToolPolicy:
     """Take of each key the strictest word."""
-    return Rule(
+    return ToolPolicy(
         level=LEVELS[max(LEVELS.index(rule.level) for rule in rules)],
-        approval=_approval([rule.approval for rule in rules], None),
+        approval=_merge_approval([rule.approval for rule in rules], None),
         rate=min((rule.rate for rule in rules if rule.rate is not None), default=None),
-        simulate=SIMULATES[max(SIMULATES.index(rule.simulate) for rule in rules)],
+        simulate=SIMULATE_MODES[max(SIMULATE_MODES.index(rule.simulate) for rule in rules)],
     )
 
 
-def _placed(policy: Policy, tool: str, otherwise: Level) -> Level:
+def _find_level(policy: Policy, tool: str, otherwise: Level) -> Level:
     """Tell the level that a file gives a tool."""
     rule = policy.tools.get(tool)
     return otherwise if rule is None or rule.level is UNSET else rule.level
 
 
-def _cells(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
+def _find_level_rules(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
     """List the rules of one file that speak of a tool, the nearest first."""
     return tuple(rule for rule in (policy.tools.get(tool), policy.levels.get(level)) if rule is not None)
 
 
-def _said(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
+def _collect_values(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
     """List what rules say under a key."""
     return tuple(word for rule in rules if (word := getattr(rule, key)) is not UNSET)
 
 
-def _first(rules: Iterable[LevelRule], key: str, otherwise: Any = None) -> Any:
+def _first_value(rules: Iterable[LevelRule], key: str, otherwise: Any = None) -> Any:
     """Tell what the nearest rule that says something says under a key."""
-    return next(iter(_said(rules, key)), otherwise)
+    return next(iter(_collect_values(rules, key)), otherwise)
 
 
-def _approval(ours: Sequence[Approval | None], theirs: Approval | None) -> Approval | None:
+def _merge_approval(ours: Sequence[Approval | None], theirs: Approval | None) -> Approval | None:
     """Ask always if anyone says so, never only if the fleet says so throughout."""
     if "always" in (*ours, theirs):
         return "always"
     return "never" if all(word == "never" for word in ours) else None
 
 
-def covered(name: str, patterns: Iterable[str]) -> bool:
+def is_covered(name: str, patterns: Iterable[str]) -> bool:
     """Tell whether a name, or all that a pattern stands for, is among some patterns."""
     return any(_covers(pattern, name) for pattern in patterns)
 

@@ -1,11 +1,20 @@
-"""Any text is storable: the two doors through which text enters and leaves the journal; and words for sentences."""
+"""Any text is storable: the two doors through which text enters and leaves the journal; and words for sentences.
+
+Expressions that people write into files, in CEL: compiled once, and asked again and again without I/O.
+
+Options that a program gives by keyword. An unknown one is refused: whoever wrote it relies on it.
+"""
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, cast
 
-LAST: Final = "\U0010ffff"
+import msgspec
+
+from halter.core.errors import ConfigError
+
+LAST_CHARACTER: Final = "\U0010ffff"
 """Sorts after every other character: whatever begins with a text sorts before that text with this behind it."""
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
@@ -35,7 +44,7 @@ def from_body(body: bytes) -> str:
         return body.decode("utf-8", "replace")
 
 
-def told(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """Say what was written, shortly."""
     match value:
         case None:
@@ -57,24 +66,117 @@ def shorten(text: str, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
 
 
-def one_line(name: str) -> str:
+def to_one_line(name: str) -> str:
     """Write a name on one line, whatever somebody called a file, and without what steers a terminal."""
     return "".join(each if each.isprintable() else "\ufffd" for each in " ".join(name.split()))
 
 
-def listed(names: Iterable[Any]) -> str:
+def join_names(names: Iterable[Any]) -> str:
     """List names for a sentence."""
     return ", ".join(f"`{name}`" for name in names)
 
 
-def nearest(word: str, known: Sequence[str], what: str) -> str:
+def suggest_nearest(word: str, known: Sequence[str], what: str) -> str:
     """End a sentence about an unknown word with what may have been meant, and with what there is."""
     swapped = [one for one in known if sorted(one) == sorted(word)]
     close = swapped or difflib.get_close_matches(word, known, 1, 0.6)
-    there = f"{what} are {listed(known) or 'none'}."
+    there = f"{what} are {join_names(known) or 'none'}."
     return f"did you mean `{close[0]}`? {there[0].upper()}{there[1:]}" if close else there
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Write a number with its noun: 1 session, 2,000 sessions."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+_TYPES: Final = frozenset(("bool", "bytes", "double", "int", "list", "map", "null_type", "string", "type", "uint"))
+_LOOP_VARIABLE: Final = re.compile(r"\.(?:all|exists|exists_one|filter|map)\(\s*(\w+)\s*,")
+_EVALUATION_ERRORS: Final = (LookupError, TypeError, ValueError, ArithmeticError, RuntimeError)
+
+
+class _Program(Protocol):
+    def execute(self, context: dict[str, Any]) -> Any: ...
+    def variables(self) -> list[str]: ...
+
+
+class EvaluationFailure(msgspec.Struct, frozen=True):
+    """The expression asks for something that is not there, or compares what cannot be compared."""
+
+    sentence: str
+
+
+class Expression(msgspec.Struct, frozen=True):
+    """A compiled expression."""
+
+    text: str
+    program: _Program
+
+    def value(self, context: Mapping[str, Any]) -> Any:
+        """Work it out; the values must be `plain`. What cannot be worked out is Unanswered."""
+        # Each value is translated anew for each question, so that what is not asked for is left out.
+        asked = {name: context[name] for name in self.program.variables() if name in context}
+        try:
+            return self.program.execute(asked)
+        except _EVALUATION_ERRORS as error:
+            return EvaluationFailure(
+                f"`{self.text}` cannot be worked out: {clean(str(error)).partition('. Check')[0]}."
+            )
+
+    def holds(self, context: Mapping[str, Any]) -> bool:
+        """Tell whether it is true, and not only something else than false."""
+        return self.value(context) is True
+
+
+def compile_expression(
+    text: str, knows: Mapping[str, Any], place: str, noun: str = "condition", who: str = "it"
+) -> Expression:
+    """Compile an expression over some names, or raise a ConfigError that says what is wrong with it.
+
+    `knows` holds an empty value for each name; `place`, `noun` and `who` are for the sentence.
+    """
+    import cel
+
+    try:
+        program = cast("_Program", cel.compile(text))
+    except ValueError as error:
+        told = str(error).partition("Syntax error: ")[2].partition("\n")[0] or "it cannot be read"
+        raise ConfigError(f"{place}: the {noun} `{text}` is no CEL expression: {told}.") from None
+    unknown = set(program.variables()) - {*knows, *_TYPES, *_LOOP_VARIABLE.findall(text)}
+    if unknown:
+        names = join_names(sorted(unknown))
+        raise ConfigError(f"{place}: the {noun} `{text}` asks for {names}, but {who} knows only {join_names(knows)}.")
+    _trial_run(program, text, knows, place, noun)
+    return Expression(text, program)
+
+
+def _trial_run(program: _Program, text: str, knows: Mapping[str, Any], place: str, noun: str) -> None:
+    """Find what is wrong with an expression whatever it is given, such as a function that does not exist."""
+    try:
+        program.execute(dict(knows))
+    except RuntimeError as error:
+        told = str(error).partition(". Check")[0]
+        raise ConfigError(f"{place}: the {noun} `{text}` cannot be worked out: {told}.") from None
+    except (LookupError, TypeError, ValueError, ArithmeticError):
+        # Nothing is known yet, so that most conditions have nothing to look at.
+        return
+
+
+def to_cel_value(value: Any) -> Any:
+    """Make a value one that an expression can look at, whatever it is."""
+    match value:
+        case None | bool() | int() | float():
+            return value
+        case Mapping():
+            return {clean(str(key)): to_cel_value(each) for key, each in cast("Mapping[Any, Any]", value).items()}
+        case list() | tuple():
+            return [to_cel_value(each) for each in cast("Sequence[Any]", value)]
+        case _:
+            return clean(str(value))
+
+
+def reject_unknown_options(options: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Refuse an option that does not exist, with the nearest one that does."""
+    names = sorted(known)
+    for name in options:
+        if name not in names:
+            raise ConfigError(f"`{name}` is no option of {what}; {suggest_nearest(name, names, 'its options')}")

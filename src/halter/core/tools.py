@@ -1,16 +1,21 @@
-"""What a tool is to everybody who does not write it: a description, a validator, and an action behind a permit."""
+"""What a tool is to everybody who does not write it: a description, a validator, and an action behind a permit.
+
+Servers whose tools an agent may use: how each one is reached, and which of its tools a person agreed to.
+
+What a sensor is to everybody who does not read the world: a name, and readings as they come.
+"""
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, Literal, NoReturn, Protocol, SupportsIndex, TypeVar, cast
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, Protocol, SupportsIndex, TypeVar, cast
 
 import msgspec
 
 from halter.core.clock import SECOND
-from halter.core.errors import ToolError
-from halter.core.event import Event
-from halter.core.row import RowKey
+from halter.core.errors import HalterError, ToolError
+from halter.core.vocabulary import Event, RowKey
 
 Level = Literal["SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED"]
 LEVELS: Final[tuple[Level, ...]] = ("SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED")
@@ -18,12 +23,12 @@ LEVELS: Final[tuple[Level, ...]] = ("SAFE", "MONITORED", "CONTROLLED", "RESTRICT
 Effect = Literal["read", "write"]
 """Whether a tool only looks, or changes something outside."""
 
-Happened = Literal["done", "not_done", "unknown"]
+EffectStatus = Literal["done", "not_done", "unknown"]
 """What a tool's own `check` says of a call whose answer was lost."""
 
-TIMEOUT: Final = 60 * SECOND
+DEFAULT_TOOL_TIMEOUT: Final = 60 * SECOND
 
-STARTED_BY_AGENT: Final = "HALTER_AGENT"
+AGENT_VARIABLE: Final = "HALTER_AGENT"
 """The variable by which a program knows that an agent started it: what it says decides nothing."""
 
 _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
@@ -45,14 +50,14 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     idempotent: bool = False
     egress: bool = False
     cost: int | Literal["learned"] = 0
-    timeout: int = TIMEOUT
+    timeout: int = DEFAULT_TOOL_TIMEOUT
     isolate: bool = False
     checked: bool = False
     server: str = ""
     digest: str = ""
 
 
-def sealed(spec: ToolSpec) -> ToolSpec:
+def add_spec_digest(spec: ToolSpec) -> ToolSpec:
     """Give a spec the digest of everything else in it."""
     bare = msgspec.structs.replace(spec, digest="")
     digest = hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
@@ -76,7 +81,7 @@ class Invalid(msgspec.Struct, frozen=True):
     sentence: str
 
 
-class Happening(msgspec.Struct, frozen=True):
+class JournalEffect(msgspec.Struct, frozen=True):
     """Something that a call makes happen in the journal, in the commit that settles it: a crash before is harmless.
 
     It stands in the session's own stream, or in another one. If the row that `unless` names is there, it does not.
@@ -96,7 +101,7 @@ class Output(msgspec.Struct, frozen=True):
 
     text: str
     cost_micros: int | None = None
-    happened: tuple[Happening, ...] = ()
+    happened: tuple[JournalEffect, ...] = ()
 
 
 class Failed(ToolError):
@@ -147,7 +152,7 @@ class Permit:
 T = TypeVar("T")
 
 
-class Locked(Generic[T]):
+class PermitGate(Generic[T]):
     """A function that only a permit gives out.
 
     No attribute holds it, so neither a caller nor a subclass reaches it past the guard. An object that only looks like
@@ -186,26 +191,129 @@ class Tool(Protocol):
         """Act. Raises Failed, Unstoppable or TimeoutError; cancelling it stops what it started."""
         ...
 
-    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         """Find out what became of an earlier call with the same arguments and the permit's id as its key."""
         ...
 
 
-def secret_names(canonical: bytes) -> frozenset[str]:
+def find_secret_names(canonical: bytes) -> frozenset[str]:
     """Return the names of all secrets that arguments refer to as `${secret:NAME}`."""
     if b"${" not in canonical:
         return frozenset()
     return frozenset(_SECRET.findall(canonical.decode()))
 
 
-def with_secrets(value: Any, reveal: Callable[[str], str]) -> Any:
+def substitute_secrets(value: Any, reveal: Callable[[str], str]) -> Any:
     """Put secrets into every text of a JSON value; what a secret itself contains is not looked at again."""
     match value:
         case str():
             return _SECRET.sub(lambda found: reveal(found[1]), value)
         case list():
-            return [with_secrets(each, reveal) for each in cast("list[Any]", value)]
+            return [substitute_secrets(each, reveal) for each in cast("list[Any]", value)]
         case dict():
-            return {key: with_secrets(each, reveal) for key, each in cast("dict[str, Any]", value).items()}
+            return {key: substitute_secrets(each, reveal) for key, each in cast("dict[str, Any]", value).items()}
         case _:
             return value
+
+
+SERVER_SEPARATOR: Final = "__"
+"""Stands between the name of a server and that of its tool; the first one in a name counts."""
+
+Transport = Literal["stdio", "http", "sse"]
+
+PinnedDigests = Mapping[str, str]
+"""The digest of each tool of a server as a person agreed to it, by the tool's full name."""
+
+
+@dataclass(frozen=True)
+class ToolServer:
+    """One server of tools: a program to start, or an address to ask.
+
+    `cwd` is where the program runs. Texts of `env` and `headers` may refer to secrets as `${secret:NAME}`. What may
+    hold a key is left out when a server is printed.
+    """
+
+    name: str
+    transport: Transport = "stdio"
+    command: str = ""
+    args: tuple[str, ...] = field(default=(), repr=False)
+    env: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    cwd: str = ""
+    url: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+
+
+class PinCheck(NamedTuple):
+    """Tools that may be used, tools that are not what was agreed to, and tools that nobody has agreed to yet."""
+
+    usable: tuple[ToolSpec, ...]
+    changed: tuple[ToolSpec, ...]
+    new: tuple[ToolSpec, ...]
+
+
+def check_pins(specs: Iterable[ToolSpec], pins: PinnedDigests) -> PinCheck:
+    """Sort tools by what a person agreed to; those that are changed or new wait for a decision.
+
+    All tools of a server that is seen for the first time are usable: whoever trusted it trusted them. The caller pins
+    what is usable. A tool that belongs to no server is none of this function's business.
+    """
+    known = {name.partition(SERVER_SEPARATOR)[0] for name in pins}
+    usable: list[ToolSpec] = []
+    changed: list[ToolSpec] = []
+    new: list[ToolSpec] = []
+    for spec in specs:
+        if not spec.server or spec.server not in known or pins.get(spec.name) == spec.digest:
+            usable.append(spec)
+        elif spec.name in pins:
+            changed.append(spec)
+        else:
+            new.append(spec)
+    return PinCheck(tuple(usable), tuple(changed), tuple(new))
+
+
+Health = Literal["starting", "ok", "failing"]
+
+LARGEST_READING = 1_000_000
+"""So many bytes a single reading may have. What is larger is a failure, and is not kept."""
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """What was read: a JSON value, when, and how many bytes it was, by which those who keep it bound what they keep."""
+
+    value: Any
+    at: int
+    size: int = 0
+
+
+class SensorFailed(HalterError):
+    """A source could not be read: a sentence for whoever looks at the sensor's health."""
+
+
+class Sensor(Protocol):
+    """A background reader. Whoever runs it deals with its failures; it only reads."""
+
+    @property
+    def name(self) -> str:
+        """The sensor's name."""
+        ...
+
+    @property
+    def retry_after(self) -> int | None:
+        """How long its source asks to be left alone before it is read again, in microseconds."""
+        ...
+
+    def readings(self) -> AsyncIterator[Reading]:
+        """Read until the source closes in good order. Raises SensorFailed; begun again, it goes on where it was."""
+        ...
+
+
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sensor does. `dropped` counts readings that came too fast to be looked at."""
+
+    sensor: str
+    health: Health = "starting"
+    since: int = 0
+    failures: int = 0
+    sentence: str = ""
+    read_at: int | None = None
+    dropped: int = 0

@@ -2,11 +2,19 @@
 
 Prices are looked up by the models layer; whoever holds money for a request sees only `PriceTable`, `Rates`
 and `Unpriced`. An unknown price is a value and not an error, so that nobody can forget to look at it.
+
+Which models run on this machine: they cost nothing unless they are priced, and what they are sent goes nowhere.
+
+An address tells where a request goes first, not where it ends: a gateway on this machine passes it on to a provider
+that bills. So a model runs here only if its provider is one that runs models itself, if that is reached at an address
+of this machine, and if the model is none that only its maker runs.
 """
 
 import re
 from decimal import Decimal
+from ipaddress import ip_address
 from typing import Final, Protocol, Self
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -75,7 +83,7 @@ class Price(msgspec.Struct, frozen=True):
                 raise ValueError(f"A price is a number of dollars from 0 up, but {figure} is not.")
 
 
-FREE: Final = Price(Decimal(0), Decimal(0))
+FREE_PRICE: Final = Price(Decimal(0), Decimal(0))
 """What `price: free` means."""
 
 
@@ -95,7 +103,7 @@ class Unpriced(msgspec.Struct, frozen=True):
         )
 
 
-class Rates(Protocol):
+class ModelPrices(Protocol):
     """What one model costs. Amounts are micro-dollars, times are microseconds."""
 
     def cost(self, usage: Usage, at: int) -> int:
@@ -114,6 +122,41 @@ class Rates(Protocol):
 class PriceTable(Protocol):
     """Whoever knows what models cost."""
 
-    def find(self, model: ModelName, base_url: str | None = None) -> Rates | Unpriced:
+    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
         """Look up a model, at the address it is reached by if that is not the provider's usual one."""
         ...
+
+
+_IN_PROCESS: Final = frozenset(("scripted", "reflex"))
+_LOCAL_ENGINES: Final = frozenset(("ollama", "llamacpp", "vllm", "lmstudio"))
+"""Servers that run models themselves; on this machine, unless an address says otherwise."""
+_HOSTED_MODEL: Final = re.compile(
+    r"""
+    .*[:-]cloud                              # what Ollama passes on to a service of its own
+    | (?:.*[/.])?(?:                         # what only its maker runs, also as `us.anthropic.claude-…`
+        chatgpt- | claude- | codex- | computer-use- | gemini- | gpt-?[3-9](?!all) | grok-(?:[3-9]|code|beta|vision)
+        | mistral-medium | nova-(?:lite|micro|premier|pro) | o[134](?:-|$) | qwen[23.5]*-(?:max|plus|turbo)
+        | sonar(?:-|$) | text-embedding-(?:3|ada)
+    ).*
+    """,
+    re.VERBOSE,
+)
+_SOCKETS: Final = frozenset(("unix", "http+unix"))
+
+
+def runs_locally(model: ModelName, base_url: str | None) -> bool:
+    """Tell whether a model runs on this machine, and so what it is sent stays here."""
+    if model.provider in _IN_PROCESS:
+        return base_url is None
+    reached_here = base_url is None or is_local_address(base_url)
+    return model.provider in _LOCAL_ENGINES and reached_here and _HOSTED_MODEL.fullmatch(model.model.lower()) is None
+
+
+def is_local_address(base_url: str | None) -> bool:
+    """Tell whether an address is one of this machine. What answers there may still pass a request on."""
+    try:
+        parts = urlsplit(base_url or "")
+        host = parts.hostname or ""
+        return parts.scheme in _SOCKETS or host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False

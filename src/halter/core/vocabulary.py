@@ -1,6 +1,13 @@
-"""The closed sets of words that events, rows and policies are written in."""
+"""The closed sets of words that events, rows and policies are written in.
 
-from typing import Final, Literal
+What every event is: frozen, flat, with a stable kind and a version.
+
+What every row of a store's tables has in common.
+"""
+
+from typing import Any, ClassVar, Final, Literal, TypeVar
+
+import msgspec
 
 SessionKind = Literal["chat", "autonomous", "task"]
 State = Literal[
@@ -19,7 +26,7 @@ State = Literal[
     "HALTED",
     "ERROR",
 ]
-ENDS: Final[frozenset[State]] = frozenset(
+END_STATES: Final[frozenset[State]] = frozenset(
     ("COMPLETED", "CANCELLED", "TIMED_OUT", "MAX_STEPS", "BUDGET_EXCEEDED", "HALTED", "ERROR")
 )
 Outcome = Literal[
@@ -102,4 +109,37 @@ GateStage = Literal["change", "expression", "model"]
 
 YieldMode = Literal["continue", "sleep", "shutdown"]
 
-Cause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]
+WakeCause = Literal["timer", "signal", "message", "decision", "trigger", "child", "webhook"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """One thing that happened."""
+
+    KIND: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+
+RowKey = tuple["type[Row]", tuple[Any, ...]]
+
+
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """One row of a table: its fields are the columns, the first ones its key.
+
+    It holds plain values only, so it can be no part of a cycle, and no collector has to look at it.
+    """
+
+    TABLE: ClassVar[str]
+    KEY: ClassVar[tuple[str, ...]]
+    APPEND_ONLY: ClassVar[bool] = False
+
+    def key(self) -> RowKey:
+        """Tell where this row stands."""
+        return (type(self), tuple(getattr(self, name) for name in self.KEY))
+
+
+R = TypeVar("R", bound=Row)
+
+
+def lock_order(key: RowKey) -> tuple[str, tuple[Any, ...]]:
+    """Sort keys by this before locking: one order everywhere means no deadlock."""
+    return (key[0].TABLE, key[1])

@@ -2,42 +2,458 @@
 
 Time is virtual, the rest is not: the runtime is the one that `halter up` runs, with its triggers, its guard and its
 journal. What Halter's side did and paid is read from its journal, and the plain loop's from its provider.
+
+The incidents of the worst night: what lies in the folder, who works there, and how that is done without Halter.
+
+What the model says in each incident. It is the same model for everybody: it only sees what it is sent.
+
+The same work in plain loops, as they are often written, and not badly: they retry, check a budget, keep a history.
+
+What they lack is what nobody misses by day. What failed is tried again for ever, since each run has a budget of its
+own. A heartbeat asks although nothing has changed. And a budget that is looked at first and spent later is looked at by
+all who run beside each other.
+
+A made-up model at a real price: a script answers, and a provider counts the tokens and writes the bill.
+
+The same provider serves a plain loop and Halter. Tokens are counted from what is really sent and said, at four bytes
+each, which is usual for English; nothing is taken from a cache on either side.
+
+What the worst night came to, in figures and words. Nothing here is typed in: all of it is read from the journals.
 """
 
+import asyncio
 import random
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from halter.app.follow import heads
-from halter.app.opened import App
-from halter.app.policy import unbound
-from halter.app.up import Up
-from halter.core.clock import HOUR
-from halter.core.events import RequestSettled
-from halter.core.messages import Model
-from halter.core.money import NOTHING, Usd, usd
+from halter.core.clock import HOUR, MINUTE, SECOND, Clock
+from halter.core.errors import ConfigError
+from halter.core.events import (
+    ItemQuarantined,
+    OverrunIncurred,
+    RequestRefused,
+    RequestSettled,
+    TurnSkipped,
+    TurnStarted,
+)
+from halter.core.messages import (
+    Message,
+    Model,
+    Part,
+    Prompt,
+    Reply,
+    Text,
+    TextListener,
+    ToolCall,
+    ToolResult,
+    bound_prompt_tokens,
+    make_user_message,
+)
+from halter.core.money import DOLLAR, ZERO_USD, Usd, micros_to_usd
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow, SpendRow
-from halter.demo.plain import Loop
-from halter.demo.provider import Provider, Served, price
-from halter.demo.scenes import DESK, Scene, handbook
+from halter.core.tools import Permit, ToolSpec
+from halter.core.usage import ModelName, ModelPrices, Unpriced, Usage
+from halter.core.vocabulary import State
 from halter.journal.checkpoints import Checkpointer
+from halter.runtime.feed import read_stream_heads
+from halter.runtime.policy import use_local_policy
+from halter.runtime.runtime import App
+from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings
-from halter.testing.seedloop import START
-from halter.testing.world import World
+from halter.testing.world import VIRTUAL_START, World
 
-EVENING: Final = START + 22 * HOUR
+MODEL: Final = ModelName("anthropic", "claude-sonnet-4-5")
+BYTES_PER_TOKEN: Final = 4
+"""So many bytes are a token."""
+ANSWER_TIME: Final = 8 * SECOND
+"""How long an answer takes."""
+
+ReplyScript = Callable[[Prompt], Reply]
+"""What the model says to a prompt: the same to everybody who sends it."""
+
+
+def find_price() -> ModelPrices:
+    """Find what the model costs, in the table that every cap is kept with."""
+    from halter.models.providers import Prices
+
+    found = Prices().find(MODEL)
+    if isinstance(found, Unpriced):
+        raise ConfigError(found.sentence)
+    return found
+
+
+class DemoProvider:
+    """Serves one customer, and counts what it serves."""
+
+    def __init__(self, script: ReplyScript, rates: ModelPrices, clock: Clock) -> None:
+        self.requests = 0
+        self.usd = 0
+        self._script = script
+        self._rates = rates
+        self._clock = clock
+
+    async def serve(self, prompt: Prompt) -> Reply:
+        """Answer, after a while, and charge for it."""
+        await self._clock.sleep(ANSWER_TIME)
+        reply = self._script(prompt)
+        usage = Usage(
+            count_prompt_tokens(prompt), count_prompt_tokens(Prompt(messages=(Message("assistant", reply.parts),)))
+        )
+        self.requests += 1
+        self.usd += self.cost(usage)
+        return msgspec.structs.replace(reply, usage=usage)
+
+    def cost(self, usage: Usage) -> int:
+        """Tell what so many tokens cost."""
+        return self._rates.cost(usage, self._clock.now())
+
+
+class ServedModel:
+    """The same model as Halter asks it: at the guard's door, with a permit."""
+
+    base_url: None = None
+
+    def __init__(self, provider: DemoProvider) -> None:
+        self.name = MODEL
+        self._provider = provider
+
+    def count(self, prompt: Prompt) -> int:
+        """Bound from above how many input tokens a prompt has."""
+        return bound_prompt_tokens(prompt)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        """Answer."""
+        permit.use()
+        return await self._provider.serve(prompt)
+
+
+def count_prompt_tokens(prompt: Prompt) -> int:
+    """Count the tokens of a prompt."""
+    return -(-bound_prompt_tokens(prompt) // BYTES_PER_TOKEN)
+
+
+def make_text_reply(text: str) -> Reply:
+    """Only say something."""
+    return Reply((Text(text, "model", trusted=False),))
+
+
+def make_call_reply(tool: str, arguments: Mapping[str, object], text: str = "") -> Reply:
+    """Ask for a call."""
+    words = (Text(text, "model", trusted=False),) if text else ()
+    return Reply((*words, ToolCall("1", tool, msgspec.json.encode(arguments).decode())), "calls")
+
+
+_INVOICE: Final = re.compile(r"invoice-\d+")
+_REPORT: Final = re.compile(r"report-(\d+)")
+MAX_FINDINGS_PER_REPORT: Final = 8
+"""A report has fewer findings than this, and some have none."""
+
+
+def reply_as_bookkeeper(prompt: Prompt) -> Reply:
+    """Book an invoice as soon as its scan can be read; until then, try again."""
+    invoice = next(found[0] for part in _parts(prompt) if (found := _INVOICE.search(_words(part))))
+    results = [part.outcome for part in _parts(prompt) if isinstance(part, ToolResult)]
+    if results and results[-1] == "ok":
+        return make_text_reply(f"The scan agrees with {invoice}, so I booked it.")
+    words = (
+        f"The scan of {invoice} is not there yet, so I try again." if results else f"I compare {invoice} and its scan."
+    )
+    return make_call_reply("read_file", {"path": f"scans/{invoice}.txt"}, words)
+
+
+def reply_as_watchman(prompt: Prompt) -> Reply:
+    """Look around, and find that nothing has to be done."""
+    if any(tool.name == "yield" for tool in prompt.tools):
+        return make_call_reply("yield", {"mode": "sleep", "sleep": "1m", "reason": "nothing needs me"}, "All is well.")
+    return make_text_reply("All is well.")
+
+
+def reply_as_analyst(prompt: Prompt) -> Reply:
+    """Put down one finding after the other, then write the report."""
+    report = next(int(found[1]) for part in _parts(prompt) if (found := _REPORT.search(_words(part))))
+    emitted = sum(isinstance(part, ToolResult) for part in _parts(prompt))
+    if emitted < report % MAX_FINDINGS_PER_REPORT:
+        finding = {"title": f"Region {emitted + 1}", "severity": "info", "text": _prose(40)}
+        return make_call_reply("emit_finding", finding, "I put down what I found.")
+    return make_text_reply(_prose(60))
+
+
+def _prose(sentences: int) -> str:
+    line = "The figures of branch {} are in line with those of the quarter before, and need no correction. "
+    return "".join(line.format(number) for number in range(1, sentences + 1))
+
+
+def _parts(prompt: Prompt) -> list[Part]:
+    return [part for message in prompt.messages for part in message.parts]
+
+
+def _words(part: Part) -> str:
+    return part.arguments if isinstance(part, ToolCall) else part.text
+
+
+MAX_RETRIES: Final = 3
+"""So many failures end a run."""
+PLAIN_RUN_BUDGET: Final = DOLLAR // 2
+"""What one run may spend."""
+PLAIN_BUDGET: Final = DOLLAR
+"""What all runs together may spend, where they share it."""
+PLAIN_RETRY_PAUSE: Final = 30 * SECOND
+"""After so long, what is not done is taken up again."""
+MAX_HISTORY: Final = 40
+"""So many messages of a history are kept, beside the first: twenty calls with their results."""
+
+TOOLS: Final = (
+    ToolSpec(
+        name="read_file",
+        description="Read a file as text.",
+        schema=b'{"type":"object","properties":{"path":{"type":"string"}},"required":["path"]}',
+    ),
+    ToolSpec(
+        name="emit_finding",
+        description="Put down something that was found.",
+        schema=b'{"type":"object","properties":{"title":{"type":"string"},"severity":{"type":"string"},'
+        b'"text":{"type":"string"}},"required":["title","severity"]}',
+    ),
+)
+
+
+class PlainLoop:
+    """A plain loop: it asks the model, makes the calls, and tells the model what came of them."""
+
+    def __init__(self, provider: DemoProvider, clock: Clock, instructions: str, folder: Path) -> None:
+        self.clock = clock
+        self.folder = folder
+        self._provider = provider
+        self._instructions = instructions
+
+    async def run(self, history: list[Message]) -> tuple[bool, int]:
+        """Ask until there is an answer, or too much has failed or been spent; tell whether it is done, and its cost."""
+        spent = failures = 0
+        while failures < MAX_RETRIES and spent < PLAIN_RUN_BUDGET:
+            reply = await self.ask(history)
+            spent += self._provider.cost(reply.usage) if reply.usage else 0
+            history.append(Message("assistant", reply.parts))
+            if not reply.calls:
+                return True, spent
+            results = tuple(_run_call(self.folder, call) for call in reply.calls)
+            failures += any(result.outcome != "ok" for result in results)
+            history.append(Message("user", results))
+        return False, spent
+
+    async def ask(self, history: Sequence[Message]) -> Reply:
+        """Send the history, or what is kept of it."""
+        kept = (*history[:1], *history[1:][-MAX_HISTORY:])
+        return await self._provider.serve(Prompt(system=self._instructions, messages=kept, tools=TOOLS))
+
+
+def _run_call(folder: Path, call: ToolCall) -> ToolResult:
+    arguments = msgspec.json.decode(call.arguments, type=dict[str, str])
+    if call.tool == "emit_finding":
+        return ToolResult(call.id, call.tool, "ok", "Recorded.")
+    try:
+        return ToolResult(call.id, call.tool, "ok", (folder / arguments["path"]).read_text("utf-8"))
+    except OSError as error:
+        return ToolResult(call.id, call.tool, "error", f"{arguments['path']}: {error.strerror}")
+
+
+def _read_as_message(file: Path) -> Message:
+    return make_user_message(f"The document is {file.name}.\n{file.read_text('utf-8')}")
+
+
+async def book_invoices(loop: PlainLoop) -> None:
+    """Book every invoice in the folder; one that could not be booked is taken up again in half a minute."""
+    waiting = {file: [_read_as_message(file)] for file in sorted((loop.folder / "inbox").iterdir())}
+    while waiting:
+        for file, history in list(waiting.items()):
+            done, _ = await loop.run(history)
+            if done:
+                del waiting[file]
+        await loop.clock.sleep(PLAIN_RETRY_PAUSE)
+
+
+async def poll_for_work(loop: PlainLoop) -> None:
+    """Ask every minute whether anything has to be done."""
+    while True:
+        begun = loop.clock.now()
+        status = (loop.folder / "status.json").read_text("utf-8")
+        await loop.ask([make_user_message(f"It is time to look around. The status is {status}")])
+        await loop.clock.sleep(begun + MINUTE - loop.clock.now())
+
+
+async def write_reports(loop: PlainLoop) -> None:
+    """Write all reports beside each other, each only if the budget that they share is not spent yet."""
+    spent = 0
+
+    async def report(file: Path) -> None:
+        nonlocal spent
+        if spent < PLAIN_BUDGET:
+            _, cost = await loop.run([_read_as_message(file)])
+            spent += cost
+
+    async with asyncio.TaskGroup() as runs:
+        for file in sorted((loop.folder / "inbox").iterdir()):
+            runs.create_task(report(file))
+
+
+DESK_FOLDER: Final = "desk"
+"""Where the files lie that an agent works on, apart from those that it is made of."""
+
+SHARED: Final = f"""
+model: {MODEL}
+tools:
+  files: {{root: {DESK_FOLDER}}}"""
+
+BOOKKEEPER: Final = f"""name: bookkeeper{SHARED}
+watches:
+  - name: invoices
+    path: desk/inbox
+    prompt: An invoice has come in. Compare it with its scan, and book it.
+    max_attempts: 3
+"""
+
+WATCHMAN: Final = f"""name: watchman{SHARED}
+autonomy:
+  enabled: true
+  idle_timeout: 0
+  gate: {{on: change}}
+sensors:
+  - name: status
+    type: poll
+    interval: 1m
+    jitter: 0
+    source: {{tool: read_file, params: {{path: status.json}}}}
+"""
+
+ANALYST: Final = f"""name: analyst
+model: {MODEL}
+verbs: [emit_finding]
+watches:
+  - name: reports
+    path: desk/inbox
+    prompt: Write the report that is asked for.
+    max_parallel: 20
+    max_cost_usd_per_day: 1.00
+"""
+
+INVOICES: Final = 6
+STUCK_INVOICE: Final = 4
+"""The invoice whose scan never comes."""
+REPORTS: Final = 20
+QUEUE_CHANGES: Final = ((3 * HOUR, 41), (3 * HOUR + 20 * MINUTE, 2))
+"""When the queue of the heartbeat's night fills and empties, and how many then wait in it."""
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident. In `frame`s of time its `span` passes; `meanwhile` is what happens in the world while it does."""
+
+    name: str
+    title: str
+    happens: str
+    agent: str
+    handbook: int
+    script: ReplyScript
+    furnish: Callable[[Path], None]
+    without: Callable[[PlainLoop], Coroutine[Any, Any, None]]
+    meanwhile: Callable[[Path, Clock], Coroutine[Any, Any, None]]
+    span: int = 8 * HOUR
+    frame: int = 4 * MINUTE
+
+
+def write_handbook(rules: int) -> str:
+    """Write the instructions of an agent, as long as such things are."""
+    rule = "{}. What concerns account {} is checked against the ledger first, and told to the owner if it differs.\n"
+    return "# Handbook\n\n" + "".join(rule.format(number, 4000 + 7 * number) for number in range(1, rules + 1))
+
+
+def _invoices(folder: Path) -> None:
+    for number in range(1, INVOICES + 1):
+        lines = "".join(f"{line} pieces of item {1000 * number + line}, at 12.50 each\n" for line in range(1, 150))
+        _write(folder / "inbox" / f"invoice-{number}.txt", f"Invoice {number}\n{lines}")
+        if number != STUCK_INVOICE:
+            _write(folder / "scans" / f"invoice-{number}.txt", f"Invoice {number}, scanned\n{lines}")
+
+
+def _queue(folder: Path, waiting: int = 2) -> None:
+    _write(folder / "status.json", msgspec.json.encode({"waiting": waiting, "failed": 0}).decode())
+
+
+def _requests(folder: Path) -> None:
+    for number in range(1, REPORTS + 1):
+        _write(folder / "inbox" / f"report-{number:02}.txt", f"Please write report {number}.")
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, "utf-8")
+
+
+async def _do_nothing(_folder: Path, _clock: Clock) -> None:
+    """Let nothing happen."""
+
+
+async def _fill_queue(folder: Path, clock: Clock) -> None:
+    """Let the queue fill once in the night, and empty again."""
+    began = clock.now()
+    for after, waiting in QUEUE_CHANGES:
+        await clock.sleep(began + after - clock.now())
+        _queue(folder, waiting)
+
+
+SCENES: Final = (
+    Scene(
+        name="stuck_item",
+        title="A stuck item",
+        happens="One of 6 invoices lacks its scan, and is tried again all night.",
+        agent=BOOKKEEPER,
+        handbook=120,
+        script=reply_as_bookkeeper,
+        furnish=_invoices,
+        without=book_invoices,
+        meanwhile=_do_nothing,
+    ),
+    Scene(
+        name="idle_heartbeat",
+        title="An idle heartbeat",
+        happens="An agent wakes every minute, although hardly anything changes.",
+        agent=WATCHMAN,
+        handbook=120,
+        script=reply_as_watchman,
+        furnish=_queue,
+        without=poll_for_work,
+        meanwhile=_fill_queue,
+    ),
+    Scene(
+        name="parallel_runs",
+        title="One cap, 20 runs",
+        happens="20 reports are written at once, for at most $1.00 in all.",
+        agent=ANALYST,
+        handbook=300,
+        script=reply_as_analyst,
+        furnish=_requests,
+        without=write_reports,
+        meanwhile=_do_nothing,
+        span=10 * MINUTE,
+        frame=5 * SECOND,
+    ),
+)
+
+
+NIGHT_START: Final = VIRTUAL_START + 22 * HOUR
 
 
 class Bill(msgspec.Struct, frozen=True):
     """What was asked for, and what it came to."""
 
     requests: int = 0
-    cost_usd: Usd = NOTHING
+    cost_usd: Usd = ZERO_USD
 
 
 class Frame(msgspec.Struct, frozen=True):
@@ -49,11 +465,11 @@ class Frame(msgspec.Struct, frozen=True):
     within: Bill
 
 
-Watch = Callable[[Frame], None]
+WatchFrame = Callable[[Frame], None]
 """Somebody who watches an incident go by."""
 
 
-class Lived(msgspec.Struct, frozen=True):
+class PlayedIncident(msgspec.Struct, frozen=True):
     """An incident that is over: both bills, and what Halter's journal holds of it."""
 
     scene: Scene
@@ -63,61 +479,165 @@ class Lived(msgspec.Struct, frozen=True):
     sessions: Sequence[SessionRow]
 
 
-def lived(scene: Scene, watch: Watch) -> Lived:
+def play_incident(scene: Scene, watch: WatchFrame) -> PlayedIncident:
     """Live through an incident. The same numbers come out every time."""
-    with TemporaryDirectory(prefix="halter-night-") as home, World(orderly=True, threads=False, start=EVENING) as world:
-        return world.run(_lived(scene, world, Path(home), watch))
+    with (
+        TemporaryDirectory(prefix="halter-night-") as home,
+        World(orderly=True, threads=False, start=NIGHT_START) as world,
+    ):
+        return world.run(_play_incident(scene, world, Path(home), watch))
 
 
-async def _lived(scene: Scene, world: World, home: Path, watch: Watch) -> Lived:
-    rates = price()
-    without, within = (Provider(scene.script, rates, world.clock) for _ in range(2))
-    desk = _furnished(scene, home / "without") / DESK
-    plain = Loop(without, world.clock, handbook(scene.handbook), desk)
-    halter, folder = _up(world, home, Served(within)), _furnished(scene, home / "with")
+async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFrame) -> PlayedIncident:
+    rates = find_price()
+    without, within = (DemoProvider(scene.script, rates, world.clock) for _ in range(2))
+    desk = _lay_out_scene(scene, home / "without") / DESK_FOLDER
+    plain = PlainLoop(without, world.clock, write_handbook(scene.handbook), desk)
+    halter, folder = _make_supervisor(world, home, ServedModel(within)), _lay_out_scene(scene, home / "with")
     for each in (
         scene.without(plain),
         halter.run([folder]),
-        *(scene.meanwhile(place, world.clock) for place in (desk, folder / DESK)),
+        *(scene.meanwhile(place, world.clock) for place in (desk, folder / DESK_FOLDER)),
     ):
         world.spawn(each)
     until = world.now + scene.span
     while world.now < until:
         await world.advance(scene.frame)
         share = 1 - (until - world.now) / scene.span
-        watch(Frame(world.now, share, Bill(without.requests, usd(without.usd)), await _spent(world)))
+        watch(Frame(world.now, share, Bill(without.requests, micros_to_usd(without.usd)), await _read_bill(world)))
     events = await _events(world)
     sessions = await world.journal.ask(Query("all_sessions", SessionRow))
-    return Lived(scene, Bill(without.requests, usd(without.usd)), billed(events), events, sessions)
+    return PlayedIncident(scene, Bill(without.requests, micros_to_usd(without.usd)), sum_bill(events), events, sessions)
 
 
-def _furnished(scene: Scene, folder: Path) -> Path:
+def _lay_out_scene(scene: Scene, folder: Path) -> Path:
     folder.mkdir()
     (folder / "agent.yaml").write_text(scene.agent, "utf-8")
-    (folder / "AGENTS.md").write_text(handbook(scene.handbook), "utf-8")
-    scene.furnish(folder / DESK)
+    (folder / "AGENTS.md").write_text(write_handbook(scene.handbook), "utf-8")
+    scene.furnish(folder / DESK_FOLDER)
     return folder
 
 
-def _up(world: World, home: Path, model: Model) -> Up:
+def _make_supervisor(world: World, home: Path, model: Model) -> Supervisor:
     """Make the runtime, on a journal in memory, with nothing of the user's in reach."""
     key = home / "signing.key"
     settings = Settings("memory:", home / "checkpoints", key, "demo", home / "trust.json")
     checkpointer = Checkpointer(settings.checkpoints, key, "demo", world.clock.now)
-    app = App(settings, world.clock, world.ids, world.journal, checkpointer, world.purse, {}, policy=unbound(settings))
-    return Up(app, lambda _, __: None, chance=random.Random(world.seed), given={str(model.name): model})
+    app = App(
+        settings,
+        world.clock,
+        world.ids,
+        world.journal,
+        checkpointer,
+        world.purse,
+        {},
+        policy=use_local_policy(settings),
+    )
+    return Supervisor(app, lambda _, __: None, chance=random.Random(world.seed), given={str(model.name): model})
 
 
-async def _spent(world: World) -> Bill:
+async def _read_bill(world: World) -> Bill:
     spends = await world.journal.ask(Query("all_spends", SpendRow))
-    return Bill(sum(spend.input_tokens > 0 for spend in spends), usd(sum(spend.usd for spend in spends)))
+    return Bill(sum(spend.input_tokens > 0 for spend in spends), micros_to_usd(sum(spend.usd for spend in spends)))
 
 
 async def _events(world: World) -> Sequence[Stored]:
-    return [stored for stream, _ in sorted(await heads(world.journal)) for stored in await world.events(stream)]
+    return [
+        stored for stream, _ in sorted(await read_stream_heads(world.journal)) for stored in await world.events(stream)
+    ]
 
 
-def billed(events: Sequence[Stored]) -> Bill:
+def sum_bill(events: Sequence[Stored]) -> Bill:
     """Add up what a journal says was asked and paid."""
     settled = [stored.event for stored in events if isinstance(stored.event, RequestSettled)]
-    return Bill(len(settled), usd(sum(event.charge.usd for event in settled if event.charge is not None)))
+    return Bill(len(settled), micros_to_usd(sum(event.charge.usd for event in settled if event.charge is not None)))
+
+
+T = TypeVar("T")
+
+
+class Incident(msgspec.Struct, frozen=True, rename={"within": "with"}):
+    """An incident as it is told: both bills, what stopped it in Halter, and how many events say so."""
+
+    name: str
+    title: str
+    happens: str
+    without: Bill
+    within: Bill
+    stopped_by: str
+    events: Mapping[str, int]
+
+
+class Night(msgspec.Struct, frozen=True, rename={"within": "with"}):
+    """The whole night: the model whose price was paid, each incident, and both sums."""
+
+    model: str
+    incidents: Sequence[Incident]
+    without: Bill
+    within: Bill
+    overruns: int
+    """How often Halter passed a cap."""
+
+
+def summarize_incident(lived: PlayedIncident) -> Incident:
+    """Put an incident that is over into figures and words."""
+    scene, kinds = lived.scene, [stored.kind for stored in lived.events]
+    return Incident(
+        scene.name,
+        scene.title,
+        scene.happens,
+        lived.without,
+        lived.within,
+        _BRAKES[scene.name](lived),
+        {kind: kinds.count(kind) for kind in sorted(set(kinds))},
+    )
+
+
+def sum_night(incidents: Sequence[Incident]) -> Night:
+    """Add the incidents up."""
+    without, within = _sum([each.without for each in incidents]), _sum([each.within for each in incidents])
+    overruns = sum(each.events.get(OverrunIncurred.KIND, 0) for each in incidents)
+    return Night(str(MODEL), incidents, without, within, overruns)
+
+
+def format_cents(usd: Decimal) -> str:
+    """Write an amount to the cent, as people compare them."""
+    return f"${usd:,.2f}"
+
+
+def _sum(bills: Sequence[Bill]) -> Bill:
+    return Bill(sum(bill.requests for bill in bills), sum((bill.cost_usd for bill in bills), ZERO_USD))
+
+
+def _describe_stuck(lived: PlayedIncident) -> str:
+    attempts = sum(event.attempts for event in _events_of_kind(lived, ItemQuarantined))
+    return (
+        f"Steps that bring nothing new end a run. After {attempts} of them the invoice was left to a person; "
+        f"the other {_count_in_state(lived, 'COMPLETED')} are booked."
+    )
+
+
+def _describe_idle(lived: PlayedIncident) -> str:
+    skipped, taken = len(_events_of_kind(lived, TurnSkipped)), len(_events_of_kind(lived, TurnStarted))
+    return f"The gate: {skipped} of {skipped + taken} wakes found nothing changed, and no model was asked."
+
+
+def _describe_parallel(lived: PlayedIncident) -> str:
+    refused = len(_events_of_kind(lived, RequestRefused))
+    return (
+        f"Money is held before it is spent, and {refused} requests did not fit. {_count_in_state(lived, 'COMPLETED')} reports are "
+        f"done, {_count_in_state(lived, 'SLEEPING')} sleep until the next day's budget."
+    )
+
+
+def _events_of_kind(lived: PlayedIncident, kind: type[T]) -> list[T]:
+    return [stored.event for stored in lived.events if isinstance(stored.event, kind)]
+
+
+def _count_in_state(lived: PlayedIncident, state: State) -> int:
+    return sum(row.state == state for row in lived.sessions)
+
+
+_BRAKES: Final[Mapping[str, Callable[[PlayedIncident], str]]] = MappingProxyType(
+    {"stuck_item": _describe_stuck, "idle_heartbeat": _describe_idle, "parallel_runs": _describe_parallel}
+)

@@ -16,35 +16,35 @@ from contextlib import asynccontextmanager, suppress
 from mmap import mmap
 from typing import IO, Any, Final, cast
 
-from halter.core.pulse import SIZE, Pulse
-from halter.journal.open import file_of, postgres_address
-from halter.journal.queries import for_psycopg, load
-from halter.tools.group import groups_heard_by
+from halter.core.processes import LIVENESS_BYTES, LivenessWriter
+from halter.journal.engine import load_queries, to_psycopg_parameters
+from halter.journal.open import find_store_file, postgres_address
+from halter.tools.process import observe_groups
 
-BEAT_SECONDS: Final = 0.2
+HEARTBEAT_INTERVAL_SECONDS: Final = 0.2
 RESTART_SECONDS: Final = 10.0
 _PROGRAM: Final = "halter.dispatch.sentinel_program"
 _QUESTION: Final = "halted_of_worker"
 
 
 @asynccontextmanager
-async def sentinel(store: str, remedy: str) -> AsyncGenerator[Pulse]:
+async def run_sentinel(store: str, remedy: str) -> AsyncGenerator[LivenessWriter]:
     """Have this process watched while the block runs; the pulse is how it shows that it is alive.
 
     Somebody watches from the moment on when it owns sessions. `remedy` tells the operator how what was ended goes on.
     What is kept in memory only cannot be halted from outside, and needs nobody.
     """
-    place = _place(store)
+    place = _describe_store(store)
     if place is None:
-        yield Pulse()
+        yield LivenessWriter()
         return
     descriptor = os.memfd_create("halter-pulse", os.MFD_CLOEXEC)
-    os.ftruncate(descriptor, SIZE)
-    watching = _Watching(descriptor, {**place, "remedy": remedy})
-    pulse = Pulse(mmap(descriptor, SIZE), watching.begin)
+    os.ftruncate(descriptor, LIVENESS_BYTES)
+    watching = _SentinelProcess(descriptor, {**place, "remedy": remedy})
+    pulse = LivenessWriter(mmap(descriptor, LIVENESS_BYTES), watching.begin)
     beating = asyncio.create_task(_beat(pulse, watching), name="halter-sentinel")
     try:
-        with groups_heard_by(pulse.show_groups):
+        with observe_groups(pulse.show_groups):
             yield pulse
     finally:
         beating.cancel()
@@ -54,15 +54,15 @@ async def sentinel(store: str, remedy: str) -> AsyncGenerator[Pulse]:
         os.close(descriptor)
 
 
-async def _beat(pulse: Pulse, watching: "_Watching") -> None:
+async def _beat(pulse: LivenessWriter, watching: "_Watching") -> None:
     """Be alive several times a second, and keep somebody there to see it."""
     while True:
         pulse.beat()
         watching.keep()
-        await asyncio.sleep(BEAT_SECONDS)
+        await asyncio.sleep(HEARTBEAT_INTERVAL_SECONDS)
 
 
-class _Watching:
+class _SentinelProcess:
     """The program that watches this process: started once there is something to watch, and again if it was lost."""
 
     def __init__(self, descriptor: int, told: Mapping[str, Any]) -> None:
@@ -109,13 +109,13 @@ def _start(descriptor: int, told: Mapping[str, Any]) -> "subprocess.Popen[bytes]
     return process
 
 
-def _place(store: str) -> Mapping[str, Any] | None:
+def _describe_store(store: str) -> Mapping[str, Any] | None:
     """Say how another process asks this store for halts; None if no other can."""
-    question = load("queries.sql")[_QUESTION]
+    question = load_queries("queries.sql")[_QUESTION]
     if store.lower().startswith(("postgresql:", "postgres:")):
         address = postgres_address(store)
-        return {"conninfo": address.conninfo, "schema": address.schema, "sql": for_psycopg(question)}
-    file = file_of(store)
+        return {"conninfo": address.conninfo, "schema": address.schema, "sql": to_psycopg_parameters(question)}
+    file = find_store_file(store)
     if file is None:
         return None
     return {"file": f"{file.absolute().as_uri()}?mode=ro", "locks": f"{file.absolute()}-shm", "sql": question}

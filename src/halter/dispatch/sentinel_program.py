@@ -20,41 +20,41 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from halter.core.pulse import SIZE, Signs, read_signs
+from halter.core.processes import LIVENESS_BYTES, LivenessReading, read_liveness
 
-TICK: Final = 0.1
-SILENT: Final = 1.2
+TICK_SECONDS: Final = 0.1
+MAX_SILENCE_SECONDS: Final = 1.2
 """Seconds without a sign of life after which an event loop counts as blocked; it gives one five times a second."""
-COMPUTED: Final = 0.5
+MAX_SILENT_CPU_SECONDS: Final = 0.5
 """Seconds of processor time within which a loop that is not blocked has given a sign of life, however long they take
 on a machine that has little to give."""
-AWAKE: Final = 0.6
+MAX_AWAKE_SECONDS: Final = 0.6
 """Seconds after the last sign of life by which a loop that is not blocked has woken up to give the next."""
-OVERDUE: Final = 1.0
+MAX_OVERDUE_SECONDS: Final = 1.0
 """Seconds after a deadline within which the process itself would have stopped the call."""
-LATE: Final = 1.0
+MAX_TICK_SECONDS: Final = 1.0
 """Seconds: if a tick takes so long, this program itself was held up, and knows nothing about the other."""
-LOCKED: Final = 1.0
+MAX_LOCK_SECONDS: Final = 1.0
 """Seconds for which a process that gives no sign of life may keep the store locked for all others."""
-LOCKED_ASLEEP: Final = 10.0
+MAX_ASLEEP_LOCK_SECONDS: Final = 10.0
 """The same for a process that computes nothing: on a busy machine it may wait for its own turn that long."""
-STOPPED: Final = "Tt"
+STOPPED_STATES: Final = "Tt"
 """The states of a process that a signal or a debugger has stopped: it does nothing, and is left alone."""
-UNENDED: Final = (
+UNENDABLE_NOTICE: Final = (
     "It cannot be ended, as it is the first process of its container: run it under an init (docker --init)."
 )
-ADVICE: Final = "An async tool must not block: write it with `def`, or let it await."
+BLOCKING_ADVICE: Final = "An async tool must not block: write it with `def`, or let it await."
 _NANO: Final = 1_000_000_000
 
 
-class Look(NamedTuple):
+class ProcessSample(NamedTuple):
     """What one look at the process showed: the time, its signs, the state and the processor time of its main thread.
 
     `locked` says that no other process could write to the store, since this one had begun to.
     """
 
     at: float
-    signs: Signs
+    signs: LivenessReading
     state: str
     cpu: float
     locked: bool = False
@@ -71,46 +71,46 @@ class Silence(NamedTuple):
     locked_since: float | None = None
 
 
-def begun(look: Look) -> Silence:
+def begin_silence(look: ProcessSample) -> Silence:
     """Begin to count anew."""
     return Silence(look.at, look.cpu, look.signs.alive_at, looked_at=look.at)
 
 
-def first_heard(look: Look) -> Silence:
+def begin_first_silence(look: ProcessSample) -> Silence:
     """Begin with the first look: this program takes a while to start, and the process may be blocked by then."""
-    silence = begun(look)
-    if look.state in STOPPED or not look.signs.alive_at:
+    silence = begin_silence(look)
+    if look.state in STOPPED_STATES or not look.signs.alive_at:
         return silence
     return silence._replace(since=min(look.at, look.signs.alive_at / _NANO))
 
 
-def listened(silence: Silence, look: Look) -> Silence:
+def update_silence(silence: Silence, look: ProcessSample) -> Silence:
     """Count on, or anew if there was a sign of life, if it was stopped, or if this program was held up itself."""
     alive = look.signs.alive_at != silence.alive_at
-    if alive or look.state in STOPPED or look.at - silence.looked_at > LATE:
-        return begun(look)
-    slept = look.state == "S" and look.at - silence.since > AWAKE
+    if alive or look.state in STOPPED_STATES or look.at - silence.looked_at > MAX_TICK_SECONDS:
+        return begin_silence(look)
+    slept = look.state == "S" and look.at - silence.since > MAX_AWAKE_SECONDS
     locked = (silence.locked_since or look.at) if look.locked else None
     return silence._replace(slept=silence.slept or slept, looked_at=look.at, locked_since=locked)
 
 
-def is_blocked(silence: Silence, look: Look) -> bool:
+def is_blocked(silence: Silence, look: ProcessSample) -> bool:
     """Tell a process that is blocked from one that merely gets no processor: that one wants to run, and cannot."""
-    if look.at - silence.since < SILENT:
+    if look.at - silence.since < MAX_SILENCE_SECONDS:
         return False
-    return silence.slept or look.cpu - silence.cpu >= COMPUTED
+    return silence.slept or look.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS
 
 
-def is_overdue(look: Look) -> bool:
+def is_overdue(look: ProcessSample) -> bool:
     """Tell whether something in flight should have been stopped by now."""
-    return 0 < look.signs.deadline < (look.at - OVERDUE) * _NANO
+    return 0 < look.signs.deadline < (look.at - MAX_OVERDUE_SECONDS) * _NANO
 
 
-Ask = Callable[[str], str]
+AskForHalts = Callable[[str], str]
 """Names a halt that stands over the sessions of a worker, or nothing."""
 
 
-def why_to_end(silence: Silence, look: Look, ask: Ask) -> str:
+def find_reason_to_end(silence: Silence, look: ProcessSample, ask: AskForHalts) -> str:
     """Say why the process has to be ended, or nothing."""
     if not is_blocked(silence, look):
         return ""
@@ -118,7 +118,7 @@ def why_to_end(silence: Silence, look: Look, ask: Ask) -> str:
         return "a call was out of time"
     if silence.locked_since is not None:
         # Not even a halt can be written down then, and SQLite may keep waiting who asks for one.
-        patience = LOCKED if look.cpu - silence.cpu >= COMPUTED else LOCKED_ASLEEP
+        patience = MAX_LOCK_SECONDS if look.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS else MAX_ASLEEP_LOCK_SECONDS
         return "it kept the store locked" if look.at - silence.locked_since >= patience else ""
     return next((f"{scope} is halted" for worker in look.signs.workers if (scope := ask(worker))), "")
 
@@ -128,7 +128,7 @@ _WRITE_LOCK_AT: Final = 120
 """The byte of SQLite's file of shared memory that a writer locks, by the format of the WAL index."""
 
 
-class Store:
+class SentinelStore:
     """Asks the store for halts, over a connection that is opened when it is first needed."""
 
     def __init__(self, told: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class Store:
         return connection
 
 
-class Status(NamedTuple):
+class ProcessStatus(NamedTuple):
     """What the system knows of a process."""
 
     state: str
@@ -184,7 +184,7 @@ class Status(NamedTuple):
     cpu: float
 
 
-def status_of(place: str) -> Status | None:
+def read_process_status(place: str) -> ProcessStatus | None:
     """Read the state of a process or a thread; its name stands in brackets and may contain anything."""
     try:
         with open(f"/proc/{place}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 Slow to load.
@@ -192,10 +192,10 @@ def status_of(place: str) -> Status | None:
     except OSError:
         return None
     ticks = os.sysconf("SC_CLK_TCK")
-    return Status(fields[0], int(fields[1]), int(fields[3]), (int(fields[11]) + int(fields[12])) / ticks)
+    return ProcessStatus(fields[0], int(fields[1]), int(fields[3]), (int(fields[11]) + int(fields[12])) / ticks)
 
 
-def end_all(process: int, opened: int, groups: Iterable[int]) -> bool:
+def end_process_tree(process: int, opened: int, groups: Iterable[int]) -> bool:
     """End a process with all that it has started; tell whether it is gone.
 
     It is stopped first, so that it starts nothing more while its descendants are looked for. Signals go to the process
@@ -203,14 +203,14 @@ def end_all(process: int, opened: int, groups: Iterable[int]) -> bool:
     """
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(opened, signal.SIGSTOP)
-    family = descendants(process)
+    family = find_descendants(process)
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(opened, signal.SIGKILL)
     end_groups({*groups, *family})
     return is_gone(process)
 
 
-def descendants(process: int) -> set[int]:
+def find_descendants(process: int) -> set[int]:
     """Find what a process has started, and what that has started."""
     parents = {pid: found.parent for pid, found in _processes().items()}
     family, newest = set[int](), {process}
@@ -229,50 +229,50 @@ def end_groups(leaders: Iterable[int]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _processes() -> dict[int, Status]:
+def _processes() -> dict[int, ProcessStatus]:
     names = [name for name in os.listdir("/proc") if name.isdecimal()]  # noqa: PTH208 As above.
-    return {int(name): found for name in names if (found := status_of(name)) is not None}
+    return {int(name): found for name in names if (found := read_process_status(name)) is not None}
 
 
 def is_gone(process: int, patience: float = 2.0) -> bool:
     """Wait until a process is over. The first one of a container cannot be ended from inside."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
-        found = status_of(str(process))
+        found = read_process_status(str(process))
         if found is None or found.state in "ZX":
             return True
         time.sleep(0.01)
     return False
 
 
-def watch(told: dict[str, Any]) -> None:
+def watch_process(told: dict[str, Any]) -> None:
     """Look again and again, until the process is over, by itself or not."""
-    process, store = int(told["process"]), Store(told)
-    memory = mmap.mmap(int(told["memory"]), SIZE, access=mmap.ACCESS_READ)
+    process, store = int(told["process"]), SentinelStore(told)
+    memory = mmap.mmap(int(told["memory"]), LIVENESS_BYTES, access=mmap.ACCESS_READ)
     over = os.pidfd_open(process)
     place = f"{process}/task/{process}"
     silence: Silence | None = None
-    while not select.select([over], [], [], TICK)[0]:
-        found, signs = status_of(place), read_signs(memory)
+    while not select.select([over], [], [], TICK_SECONDS)[0]:
+        found, signs = read_process_status(place), read_liveness(memory)
         if found is None:
             break
-        silent = silence is not None and time.monotonic() - silence.since > AWAKE
+        silent = silence is not None and time.monotonic() - silence.since > MAX_AWAKE_SECONDS
         locked = silent and store.is_locked_by(process)
-        look = Look(time.monotonic(), signs, found.state, found.cpu, locked)
-        silence = first_heard(look) if silence is None else listened(silence, look)
-        why = why_to_end(silence, look, store.halted)
+        look = ProcessSample(time.monotonic(), signs, found.state, found.cpu, locked)
+        silence = begin_first_silence(look) if silence is None else update_silence(silence, look)
+        why = find_reason_to_end(silence, look, store.halted)
         if why:
-            gone = end_all(process, over, signs.groups)
+            gone = end_process_tree(process, over, signs.groups)
             _tell(told, look.at - silence.since, signs.call, why, gone=gone)
             return
-    end_groups(read_signs(memory).groups)
+    end_groups(read_liveness(memory).groups)
 
 
 def _tell(told: dict[str, Any], silent: float, call: str, why: str, *, gone: bool) -> None:
     last = f" The last call to begin was {call}." if call else ""
-    outcome = f"It was ended. {told['remedy']}" if gone else UNENDED
+    outcome = f"It was ended. {told['remedy']}" if gone else UNENDABLE_NOTICE
     sys.stderr.write(
-        f"halter: process {told['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} {ADVICE}\n"
+        f"halter: process {told['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} {BLOCKING_ADVICE}\n"
     )
     sys.stderr.flush()
 
@@ -285,7 +285,7 @@ def main() -> None:
     if "conninfo" in told:
         # It takes a moment to load: there is none to lose later, nor before the first look.
         threading.Thread(target=importlib.import_module, args=("psycopg",), daemon=True).start()
-    watch(told)
+    watch_process(told)
 
 
 if __name__ == "__main__":

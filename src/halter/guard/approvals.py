@@ -2,15 +2,27 @@
 
 An answer is bound to the digest of what the person was shown, counts once, and only before it expires. What follows
 from it (a rule, a raised cap, a tool that may be used as it is now) is written in the same transaction.
+
+Rules that answer in a person's place: "always", for one tool and arguments of one kind, for a while.
+
+What a rule says of single arguments: exactly this value, a command word by word, a folder, a host, or anything.
+
+A wildcard stands only where a person wrote one. It matches a piece of one word: never a space, a slash, a sign that a
+shell reads, an option, or a step up. A star that is meant as such is written `[*]`.
 """
 
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final, cast
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
+from halter.core.effect_events import ProposalKind, TriggerKind
 from halter.core.events import (
     CostCapReached,
     DecisionAsked,
@@ -23,22 +35,317 @@ from halter.core.events import (
     TriggerMade,
 )
 from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream, trigger_stream
-from halter.core.left import Proposal
-from halter.core.money import Account, shown
+from halter.core.money import Account, format_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
-from halter.core.row import RowKey
-from halter.core.rows import DecisionRow, PinRow, RuleRow
-from halter.core.task_project import rows_of_event
-from halter.core.task_rows import TriggerRow
+from halter.core.project import rows_of_event
+from halter.core.rows import DecisionRow, PinRow, RuleRow, TriggerRow
 from halter.core.text import from_body, to_body
-from halter.core.triggered import TriggerKind
-from halter.core.vocabulary import DecisionKind, RuleScope, Verdict
-from halter.guard.judge import edit_digest
-from halter.guard.purse import change_cap
-from halter.guard.rules import Matcher, written
+from halter.core.tools import ToolSpec, Valid
+from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
+from halter.guard.judge import digest_edit
+from halter.guard.ledger import change_cap
+from halter.risk.commands import parse_plain_command
+from halter.risk.places import normalize_path
+
+STAR: Final = "*"
+LITERAL_STAR: Final = "[*]"
+WILDCARD_PATTERN: Final = r"[\w.,:=@%+-]+"
+"""What a wildcard may match."""
+_LONGEST_SHOWN: Final = 200
+"""So many characters of a value are kept to be shown."""
+_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_PARTS: Final = re.compile(r"(\[\*\]|\*)")
 
 
-class Planned(msgspec.Struct, frozen=True):
+class EqualsCondition(msgspec.Struct, frozen=True, tag="is", tag_field="by"):
+    """The argument is exactly this value; `shown` is the beginning of it, for people."""
+
+    key: str
+    digest: str
+    shown: str
+
+
+class ArgvCondition(msgspec.Struct, frozen=True, tag="argv", tag_field="by"):
+    """The argument is one plain command, whose words fit these one by one: as many, and no more."""
+
+    key: str
+    words: tuple[str, ...]
+
+
+class FolderCondition(msgspec.Struct, frozen=True, tag="inside", tag_field="by"):
+    """The argument is a path in a folder, or the folder."""
+
+    key: str
+    folder: str
+
+
+class HostCondition(msgspec.Struct, frozen=True, tag="leads", tag_field="by"):
+    """The argument is a URL that leads to a host, encrypted and through the usual port; or it names the host itself."""
+
+    key: str
+    host: str
+
+
+class AnyCondition(msgspec.Struct, frozen=True, tag="anything", tag_field="by"):
+    """The argument may be whatever it is: a person said so of this one."""
+
+    key: str
+
+
+Condition = EqualsCondition | ArgvCondition | FolderCondition | HostCondition | AnyCondition
+
+
+def make_equals_condition(key: str, value: Any) -> EqualsCondition:
+    """Ask for the value that an argument has now."""
+    text = _value_to_text(value)
+    return EqualsCondition(
+        key, _digest_text(text), text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    )
+
+
+def matches_condition(condition: Condition, value: Any) -> bool:
+    """Tell whether an argument, as JSON has it, is what a condition asks for."""
+    match condition:
+        case EqualsCondition(_, digest):
+            return _digest_text(_value_to_text(value)) == digest
+        case ArgvCondition(_, words):
+            return matches_words(words, parse_argv(value))
+        case FolderCondition(_, folder):
+            return isinstance(value, str) and is_inside(value, folder)
+        case HostCondition(_, host):
+            return isinstance(value, str) and leads_to(value, host)
+        case AnyCondition():
+            return True
+
+
+def _value_to_text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def _digest_text(text: str) -> str:
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def parse_argv(value: Any) -> tuple[str, ...] | None:
+    """Return the words of a value that is one plain command and nothing else."""
+    if isinstance(value, str):
+        return parse_plain_command(value)
+    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in cast("Sequence[Any]", value)):
+        return parse_plain_command(tuple(cast("Sequence[str]", value)))
+    return None
+
+
+def matches_words(patterns: tuple[str, ...], words: tuple[str, ...] | None) -> bool:
+    """Tell whether words fit patterns, one by one. The program itself has no wildcard."""
+    if not patterns or words is None or len(words) != len(patterns) or STAR in patterns[0]:
+        return False
+    return all(matches_word(pattern, word) for pattern, word in zip(patterns, words, strict=True))
+
+
+def matches_word(pattern: str, word: str) -> bool:
+    """Tell whether one word fits a pattern."""
+    if STAR not in pattern:
+        return word == pattern
+    if _compile_wildcards(pattern).fullmatch(word) is None or (word.startswith("-") and not pattern.startswith("-")):
+        return False
+    steps = zip(pattern.split("/"), word.split("/"), strict=True)
+    return all(step not in {".", ".."} or step == written for written, step in steps)
+
+
+@cache
+def _compile_wildcards(pattern: str) -> re.Pattern[str]:
+    parts = _PARTS.split(pattern)
+    return re.compile(
+        "".join({STAR: WILDCARD_PATTERN, LITERAL_STAR: r"\*"}.get(part, re.escape(part)) for part in parts)
+    )
+
+
+def escape_wildcards(word: str) -> str:
+    """Write a word as a pattern for just itself."""
+    return word.replace(STAR, LITERAL_STAR)
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Tell whether a path is a folder or lies in it. One with a step up is not: a link could turn it elsewhere.
+
+    Nor is a URL, which only looks like a path in the folder, or what a program could take for an option.
+    """
+    if not path.isprintable() or ".." in path.replace("\\", "/").split("/"):
+        return False
+    if _SCHEME.match(path) or path.startswith("-"):
+        return False
+    path, folder = normalize_path(path), normalize_path(folder)
+    if folder == ".":
+        return not path.startswith(("/", "~"))
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def leads_to(value: str, host: str) -> bool:
+    """Tell whether a URL leads to a host; the host is compared as a whole."""
+    return find_host(value) == host.lower().rstrip(".") != ""
+
+
+def find_host(value: str) -> str | None:
+    """Return the host that a URL surely leads to by TLS, or the host that a value names."""
+    if not value.isascii() or not value.isprintable() or " " in value or "\\" in value:
+        return None
+    if "//" not in value:
+        return value.lower().rstrip(".")
+    try:
+        parts = urlsplit(value)
+        usual = parts.scheme == "https" and parts.port in {None, 443} and "@" not in parts.netloc
+    except ValueError:
+        return None
+    return (parts.hostname or "").rstrip(".") if usual else None
+
+
+class SameArguments(msgspec.Struct, frozen=True, tag="same", tag_field="by"):
+    """All arguments are the same, byte for byte."""
+
+    digest: str
+
+
+class EachArgument(msgspec.Struct, frozen=True, tag="each", tag_field="by"):
+    """A call has exactly these arguments, and each is what its condition asks for."""
+
+    conditions: tuple[Condition, ...]
+
+
+class LegacyWords(msgspec.Struct, frozen=True, tag="words", tag_field="by"):
+    """A rule of a version before 0.8: a command that began with these words. Now it has to be just these words."""
+
+    key: str
+    prefix: tuple[str, ...]
+
+
+class LegacyFolder(msgspec.Struct, frozen=True, tag="under", tag_field="by"):
+    """A rule of a version before 0.8: the path under a key lies in a folder."""
+
+    key: str
+    folder: str
+
+
+class LegacyHost(msgspec.Struct, frozen=True, tag="at", tag_field="by"):
+    """A rule of a version before 0.8: the URL under a key leads to a host."""
+
+    key: str
+    host: str
+
+
+class UnreadableRule(msgspec.Struct, frozen=True, tag="unknown", tag_field="by"):
+    """A rule that this version cannot read: it answers nothing."""
+
+
+LegacyMatcher = LegacyWords | LegacyFolder | LegacyHost
+RuleMatcher = SameArguments | EachArgument | LegacyMatcher | UnreadableRule
+
+
+class StandingRule(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's standing yes. The scope's `owner` is a session, an agent, or nobody for the fleet.
+
+    `keys` are all the arguments that a call may have: what nobody looked at is not agreed to.
+    """
+
+    id: str
+    tool: str
+    matcher: RuleMatcher
+    keys: tuple[str, ...]
+    scope: RuleScope
+    owner: str = ""
+    by: str
+    made_at: int
+    expires_at: int
+
+
+_MATCHER: Final[msgspec.json.Decoder[RuleMatcher]] = msgspec.json.Decoder(RuleMatcher)
+_KEYS: Final = msgspec.json.Decoder(tuple[str, ...])
+
+
+def read_standing_rule(row: RuleRow) -> StandingRule:
+    """Read a rule off its row."""
+    return StandingRule(
+        id=row.rule,
+        tool=row.tool,
+        matcher=_decode_matcher(row.matcher),
+        keys=_KEYS.decode(row.keys),
+        scope=cast("RuleScope", row.scope),
+        owner=row.owner,
+        by=row.by,
+        made_at=row.made_at,
+        expires_at=row.expires_at,
+    )
+
+
+def _decode_matcher(matcher: str) -> RuleMatcher:
+    try:
+        return _MATCHER.decode(matcher)
+    except msgspec.DecodeError:
+        return UnreadableRule()
+
+
+def encode_matcher(matcher: RuleMatcher) -> str:
+    """Write a matcher for a rule's event."""
+    return msgspec.json.encode(matcher).decode()
+
+
+def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: str, agent: str, now: int) -> bool:
+    """Tell whether a rule answers a call."""
+    owner = {"session": session, "agent": agent, "fleet": ""}[rule.scope]
+    if rule.tool != spec.name or rule.owner != owner or not rule.made_at <= now < rule.expires_at:
+        return False
+    match rule.matcher:
+        case SameArguments(expected):
+            return sha256(arguments.canonical).hexdigest() == expected
+        case EachArgument(conditions):
+            return _all_conditions_match(conditions, arguments.canonical)
+        case LegacyWords() | LegacyFolder() | LegacyHost():
+            return _matches_legacy_rule(rule.matcher, arguments.canonical)
+        case UnreadableRule():
+            return False
+
+
+def _all_conditions_match(conditions: tuple[Condition, ...], canonical: bytes) -> bool:
+    values = _decode_arguments(canonical)
+    wanted = {condition.key: condition for condition in conditions}
+    if values is None or values.keys() != wanted.keys() or len(wanted) != len(conditions):
+        return False
+    return all(matches_condition(condition, values[key]) for key, condition in wanted.items())
+
+
+def _decode_arguments(canonical: bytes) -> Mapping[str, Any] | None:
+    try:
+        return json.loads(canonical)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _matches_legacy_rule(matcher: LegacyMatcher, canonical: bytes) -> bool:
+    """Read an earlier rule narrowly. It says nothing of other arguments, so it answers no call that has any."""
+    values = _decode_arguments(canonical)
+    if values is None or set(values) != {matcher.key}:
+        return False
+    value = values[matcher.key]
+    match matcher:
+        case LegacyWords(_, words):
+            return bool(words) and parse_argv(value) == words
+        case LegacyFolder(_, folder):
+            return isinstance(value, str) and is_inside(value, folder)
+        case LegacyHost(_, host):
+            return isinstance(value, str) and leads_to(value, host)
+
+
+_FORMAT: Final = b"halter approval 1"
+
+
+def digest_approval(tool: str, canonical: bytes, session: str, policy_digest: str) -> str:
+    """Name exactly what a person agrees to. The parts are told apart by their lengths, so none can pose as another."""
+    named = sha256(_FORMAT)
+    for part in (tool.encode(), canonical, session.encode(), policy_digest.encode()):
+        named.update(len(part).to_bytes(8, "big") + part)
+    return named.hexdigest()
+
+
+class PlannedTrigger(msgspec.Struct, frozen=True):
     """A trigger that a person is asked about: what they are shown, and what comes to be if they say yes."""
 
     shown: str
@@ -63,7 +370,7 @@ class ServerChange(msgspec.Struct, frozen=True):
     pins: tuple[Pin, ...]
 
 
-class Open(msgspec.Struct, frozen=True):
+class PendingDecision(msgspec.Struct, frozen=True):
     """A decision that waits for somebody, with what they are shown."""
 
     decision: str
@@ -105,11 +412,11 @@ class Open(msgspec.Struct, frozen=True):
         case = f"{self.kind}: " if self.kind else ""
         return f"{self.agent} proposes a {self.name}: {case}{from_body(self.proposed)}"
 
-    def planned(self) -> Planned | None:
+    def planned(self) -> PlannedTrigger | None:
         """Read the trigger that is asked about; None if it is not, or no longer, the one that the digest names."""
         if self.about != "schedule" or sha256(self.body or b"").hexdigest() != self.digest:
             return None
-        return msgspec.json.decode(self.body or b"", type=Planned)
+        return msgspec.json.decode(self.body or b"", type=PlannedTrigger)
 
     def server_change(self) -> ServerChange | None:
         """Read the change that is asked about; None if it is not, or no longer, the one that the digest names."""
@@ -118,9 +425,9 @@ class Open(msgspec.Struct, frozen=True):
         return msgspec.json.decode(self.body or b"", type=ServerChange)
 
 
-async def needs_you(store: Store, now: int = 0) -> Sequence[Open]:
+async def list_pending_decisions(store: Store, now: int = 0) -> Sequence[PendingDecision]:
     """List what waits for a person and has not expired by then, the longest waiting first."""
-    return await store.ask(Query("open_decisions", Open, {"now": now}))
+    return await store.ask(Query("open_decisions", PendingDecision, {"now": now}))
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,7 +443,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     agent: str = ""
 
 
-def about_trigger(agent: str, planned: Planned, expires_in: int) -> Question:
+def make_trigger_question(agent: str, planned: PlannedTrigger, expires_in: int) -> Question:
     """Ask whether a trigger may come to be: nothing of it exists before."""
     body = msgspec.json.encode(planned)
     return Question(
@@ -151,7 +458,7 @@ def about_trigger(agent: str, planned: Planned, expires_in: int) -> Question:
     )
 
 
-def about_server(agent: str, change: ServerChange, expires_in: int) -> Question:
+def make_server_question(agent: str, change: ServerChange, expires_in: int) -> Question:
     """Ask whether the tools of a server may be used as they are now."""
     body = msgspec.json.encode(change)
     digest = sha256(body).hexdigest()
@@ -167,7 +474,7 @@ def about_server(agent: str, change: ServerChange, expires_in: int) -> Question:
     )
 
 
-def withdraw(decision: str, why: str) -> Write:
+def withdraw_question(decision: str, why: str) -> Write:
     """Take back a question that no session asked; one that was answered meanwhile stays answered."""
 
     def decided(rows: Rows) -> Sequence[Draft]:
@@ -178,7 +485,7 @@ def withdraw(decision: str, why: str) -> Write:
     return Write(FLEET, f"withdrawn/{decision}", decided, [(DecisionRow, (decision,))])
 
 
-def ask(question: Question, lease: Lease | None = None) -> Write:
+def ask_question(question: Question, lease: Lease | None = None) -> Write:
     """Put a question before a person, once; for a session, or for the fleet where none asks."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -199,7 +506,7 @@ def ask(question: Question, lease: Lease | None = None) -> Write:
     return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, (question.decision,))], lease)
 
 
-def cap_question(refused: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
+def make_cap_question(refused: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
     """Word the question whether a cap may be raised."""
     return Question(
         decision=f"{refused}/cap/{cap.cap}",
@@ -209,13 +516,13 @@ def cap_question(refused: str, name: str, cap: CostCapReached, expires_in: int) 
         digest=f"{cap.scope}={cap.cap}",
         expires_in=expires_in,
         shown=(
-            f"{name} may cost {shown(cap.amount)}; {shown(cap.spent)} of {shown(cap.cap)} is spent in {cap.scope}. "
+            f"{name} may cost {format_micros(cap.amount)}; {format_micros(cap.spent)} of {format_micros(cap.cap)} is spent in {cap.scope}. "
             "Raise the cap to let it go on."
         ),
     )
 
 
-class Then(msgspec.Struct, frozen=True):
+class DecisionEffects(msgspec.Struct, frozen=True):
     """What an answer leads to besides itself, and the rows and streams that this takes.
 
     What names no stream is said to the whole fleet. None means that it cannot be done any more: then nothing is.
@@ -226,43 +533,45 @@ class Then(msgspec.Struct, frozen=True):
     others: Sequence[StreamId] = ()
 
 
-ALONE: Final = Then()
+NO_EFFECTS: Final = DecisionEffects()
 
 
-def decide(asked: Open, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
+def answer_decision(asked: PendingDecision, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
     """Say yes or no. The session wakes by it."""
-    return _answer(asked, _made(asked, verdict, by, reason), key, _following(asked, verdict, by, reason))
+    return _write_answer(
+        asked, _make_decision_event(asked, verdict, by, reason), key, _find_effects(asked, verdict, by, reason)
+    )
 
 
-def _following(asked: Open, verdict: Verdict, by: str, reason: str) -> Then:
+def _find_effects(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
     """Tell what a plain yes or no leads to."""
     if asked.about == "proposal":
-        return _kept(asked, verdict, by, reason)
+        return _decide_proposal(asked, verdict, by, reason)
     if verdict == "approve" and asked.about == "changed_tool":
         pinned = ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
-        return Then(lambda _: [Draft(pinned)], [(PinRow, (asked.agent, asked.name))])
+        return DecisionEffects(lambda _: [Draft(pinned)], [(PinRow, (asked.agent, asked.name))])
     if verdict == "approve" and asked.about == "changed_server":
-        return _server(asked, by)
+        return _pin_server(asked, by)
     if verdict == "approve" and asked.about == "schedule":
-        return _trigger(asked, by)
-    return ALONE
+        return _make_trigger(asked, by)
+    return NO_EFFECTS
 
 
-def _server(asked: Open, by: str) -> Then:
+def _pin_server(asked: PendingDecision, by: str) -> DecisionEffects:
     """Pin the tools that were shown, byte for byte, and no others."""
     change = asked.server_change()
     if change is None:
-        return Then(lambda _: None)
+        return DecisionEffects(lambda _: None)
     events = [ToolPinned(agent=asked.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
     drafts = [Draft(event) for event in events]
-    return Then(lambda _: drafts, [(PinRow, (asked.agent, pin.tool)) for pin in change.pins])
+    return DecisionEffects(lambda _: drafts, [(PinRow, (asked.agent, pin.tool)) for pin in change.pins])
 
 
-def _trigger(asked: Open, by: str) -> Then:
+def _make_trigger(asked: PendingDecision, by: str) -> DecisionEffects:
     """Let the trigger be that was shown, byte for byte; not where one of that name has come to be meanwhile."""
     planned = asked.planned()
     if planned is None:
-        return Then(lambda _: None)
+        return DecisionEffects(lambda _: None)
     event = TriggerMade(trigger=planned.trigger, agent=asked.agent, type=planned.type, by=by, digest=planned.digest)
     stream = trigger_stream(planned.trigger)
 
@@ -272,34 +581,34 @@ def _trigger(asked: Open, by: str) -> Then:
             return None
         return [Draft(event, bytes(planned.made), stream=stream)]
 
-    return Then(made, rows_of_event(event), (stream,))
+    return DecisionEffects(made, rows_of_event(event), (stream,))
 
 
-def _kept(asked: Open, verdict: Verdict, by: str, reason: str) -> Then:
-    about = msgspec.convert(asked.name, type=Proposal)
+def _decide_proposal(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
+    about = msgspec.convert(asked.name, type=ProposalKind)
     status = "kept" if verdict == "approve" else "dismissed"
     event = ProposalDecided(proposal=asked.subject, about=about, status=status, by=by, reason=reason)
-    return Then(lambda _: [Draft(event)], rows_of_event(event))
+    return DecisionEffects(lambda _: [Draft(event)], rows_of_event(event))
 
 
-def edit(asked: Open, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
+def approve_edited(asked: PendingDecision, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
     """Say yes to other arguments than those that were asked about."""
-    digest = edit_digest(asked.digest, sha256(arguments).hexdigest())
-    made = msgspec.structs.replace(_made(asked, "edit", by, reason), digest=digest)
-    return _answer(asked, made, key, body=arguments)
+    digest = digest_edit(asked.digest, sha256(arguments).hexdigest())
+    made = msgspec.structs.replace(_make_decision_event(asked, "edit", by, reason), digest=digest)
+    return _write_answer(asked, made, key, body=arguments)
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class RuleWording(msgspec.Struct, frozen=True, kw_only=True):
     """An "always" as a person words it."""
 
     id: str
-    matcher: Matcher
+    matcher: RuleMatcher
     keys: tuple[str, ...]
     scope: RuleScope
     expires_in: int
 
 
-def always(asked: Open, rule: Rule, by: str, key: str, reason: str = "") -> Write:
+def approve_always(asked: PendingDecision, rule: RuleWording, by: str, key: str, reason: str = "") -> Write:
     """Say yes, and yes to all calls of the same kind for a while."""
     owner = {"session": asked.session, "agent": asked.agent, "fleet": ""}[rule.scope]
 
@@ -309,14 +618,16 @@ def always(asked: Open, rule: Rule, by: str, key: str, reason: str = "") -> Writ
             tool=asked.name,
             scope=rule.scope,
             owner=owner,
-            matcher=written(rule.matcher),
+            matcher=encode_matcher(rule.matcher),
             keys=rule.keys,
             by=by,
             expires_at=rows.now + rule.expires_in,
         )
         return [Draft(event)]
 
-    return _answer(asked, _made(asked, "approve", by, reason), key, Then(made, [(RuleRow, (rule.id,))]))
+    return _write_answer(
+        asked, _make_decision_event(asked, "approve", by, reason), key, DecisionEffects(made, [(RuleRow, (rule.id,))])
+    )
 
 
 def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
@@ -330,17 +641,21 @@ def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
     return Write(FLEET, key, decided, [(RuleRow, (rule,))])
 
 
-def raise_cap(asked: Open, account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
+def raise_cap(asked: PendingDecision, account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
     """Say yes to a session that has come to its cap: the cap is raised, and the session goes on in place."""
     change = change_cap(account, cap, by, key, reason)
-    return _answer(asked, _made(asked, "approve", by, reason), key, Then(change.decide, change.reads))
+    return _write_answer(
+        asked, _make_decision_event(asked, "approve", by, reason), key, DecisionEffects(change.decide, change.reads)
+    )
 
 
-def _made(asked: Open, verdict: Verdict, by: str, reason: str) -> DecisionMade:
+def _make_decision_event(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionMade:
     return DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=asked.digest, reason=reason)
 
 
-def _answer(asked: Open, made: DecisionMade, key: str, then: Then = ALONE, body: bytes | None = None) -> Write:
+def _write_answer(
+    asked: PendingDecision, made: DecisionMade, key: str, then: DecisionEffects = NO_EFFECTS, body: bytes | None = None
+) -> Write:
     """Answer once, before it expires, exactly what was asked; by an agent, or too late, nothing is written."""
 
     def judged(rows: Rows) -> Sequence[Draft]:

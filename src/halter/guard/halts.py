@@ -1,23 +1,28 @@
-"""Halts: from any process, in four scopes, and heard by whatever is in flight."""
+"""Halts: from any process, in four scopes, and heard by whatever is in flight.
+
+What both doors share: something is in flight until it is done, its time is up, or somebody halts it.
+
+Agents that may run by themselves: switched on and off by people, for good or until the next word.
+"""
 
 import asyncio
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from halter.core.clock import MINUTE, SECOND, Clock
-from halter.core.durations import shown_duration
+from halter.core.clock import MINUTE, SECOND, Clock, format_duration
 from halter.core.errors import StoreUnavailable
-from halter.core.events import HaltLifted, HaltRequested
-from halter.core.ids import FLEET, may_decide
-from halter.core.ports import Draft, Query, Rows, Store, Write
-from halter.core.pulse import Pulse
-from halter.core.row import R
-from halter.core.rows import HaltRow
+from halter.core.events import AgentSwitched, AnyEvent, CallSettled, HaltLifted, HaltRequested, RequestSettled, Unknown
+from halter.core.ids import FLEET, StreamId, may_decide
+from halter.core.ports import Draft, Query, Rows, Store, Stored, Write
+from halter.core.processes import LivenessWriter
+from halter.core.rows import AgentRow, HaltRow
+from halter.core.vocabulary import R
+from halter.state.session import InFlight
 
-LOOK: Final = SECOND // 5
+HALT_POLL_INTERVAL: Final = SECOND // 5
 """How often the store is asked while something is in flight: a halt must be heard well within a second."""
 
 
@@ -34,24 +39,24 @@ def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
     return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
 
 
-async def usual_ramp(store: Store, scope: str) -> int:
+async def compute_ramp(store: Store, scope: str) -> int:
     """Work out over how long a scope comes back: a fleet takes a second for each of its sessions, and at most a minute.
 
     So many do not rush in at once, and few do not wait for nobody.
     """
     if scope != "fleet":
         return 0
-    (returning,) = await store.ask(Query("sessions_that_return", _Returning, {"limit": MINUTE // SECOND}))
+    (returning,) = await store.ask(Query("sessions_that_return", _SessionCount, {"limit": MINUTE // SECOND}))
     return SECOND * returning.sessions
 
 
-class _Returning(msgspec.Struct, frozen=True):
+class _SessionCount(msgspec.Struct, frozen=True):
     sessions: int
 
 
-def let_go(scope: str, ramp: int) -> str:
+def describe_resume(scope: str, ramp: int) -> str:
     """Say that a scope may act again, and how soon its sessions do."""
-    when = f"; its sessions come back one after the other, within {shown_duration(ramp)}" if ramp else ""
+    when = f"; its sessions come back one after the other, within {format_duration(ramp)}" if ramp else ""
     return f"{scope} may act again{when}."
 
 
@@ -73,7 +78,7 @@ class HaltWatch:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self.pulse = Pulse()
+        self.pulse = LivenessWriter()
         self._waiting: dict[asyncio.Future[str], frozenset[str]] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -96,11 +101,11 @@ class HaltWatch:
     async def rows(self) -> Rows:
         """Read all halts as they stand, for a decision that looks at nothing else."""
         rows = await self._store.ask(Query("all_halts", HaltRow))
-        return _Halts(self._clock.now(), {row.scope: row for row in rows})
+        return _HaltRows(self._clock.now(), {row.scope: row for row in rows})
 
     async def _look(self) -> None:
         while self._waiting:
-            await self._clock.sleep(LOOK)
+            await self._clock.sleep(HALT_POLL_INTERVAL)
             # Whoever has finished meanwhile may have closed the store as well.
             halted = await self._halted() if self._waiting else frozenset[str]()
             for word, scopes in self._waiting.items():
@@ -117,7 +122,7 @@ class HaltWatch:
         return frozenset(row.scope for row in rows if row.halted)
 
 
-class _Halts(msgspec.Struct, frozen=True):
+class _HaltRows(msgspec.Struct, frozen=True):
     """Halts as the rows of a decision; there are no others."""
 
     now: int
@@ -126,3 +131,109 @@ class _Halts(msgspec.Struct, frozen=True):
     def get(self, kind: type[R], *key: Any) -> R | None:
         row = self.halts.get(key[0]) if kind is HaltRow else None
         return cast("R | None", row)
+
+
+T = TypeVar("T")
+
+Redact = Callable[[str], str]
+
+LONGEST_ERROR: Final = 300
+"""How much of an error is kept. It is cut only after secrets were taken out: half of one would not be recognised."""
+
+
+class StillHeld(msgspec.Struct, frozen=True):
+    """The money is there, but others hold it; the session waits for its budget. Nothing was written."""
+
+    id: str
+
+
+class RateUsedUp(msgspec.Struct, frozen=True):
+    """The model may be asked again when the minute is over. That is written down; no attempt is spent, nothing is held.
+
+    `waited` counts how often this attempt has waited before: whoever asks again counts one more.
+    """
+
+    id: str
+    until: int
+    waited: int = 0
+
+
+class Halted(Exception):
+    """What was in flight was stopped by a halt. It never leaves the doors."""
+
+
+async def wait_unless_halted(
+    halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int, name: str = ""
+) -> T:
+    """Wait for what is in flight until it is done, its time is up, or somebody halts one of its scopes."""
+    with halts.pulse.in_flight(name, allowed):
+        return await _race_with_halt(halts, scopes, acting, allowed)
+
+
+async def _race_with_halt(halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int) -> T:
+    try:
+        await asyncio.sleep(0)
+        if acting.done():
+            # What takes no time needs nobody to watch it.
+            return acting.result()
+        with halts.listening(scopes) as halted:
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait((acting, halted), timeout=allowed / SECOND, return_when=first)
+        # What is done just as its time is up counts as done: it may have been paid for.
+        if acting.done():
+            return acting.result()
+        if halted.done():
+            raise Halted(f"{halted.result()} was halted.")
+        raise TimeoutError
+    finally:
+        if not acting.done():
+            acting.cancel()
+            await asyncio.wait((acting,))
+
+
+async def run_shielded(act: Coroutine[Any, Any, T]) -> T:
+    """Do something that is not left undone if whoever waits for it is cancelled.
+
+    What goes wrong when nobody waits for it any more is told to nobody: the journal knows what was not written.
+    """
+    doing = asyncio.ensure_future(act)
+    doing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return await asyncio.shield(doing)
+
+
+async def find_outcome(store: Store, stream: StreamId, flight: InFlight) -> Stored | None:
+    """Find what became of something that was begun before: who asks twice is told twice; nothing happens twice."""
+    after = flight.seq
+    while page := await store.read(stream, after):
+        for stored in page:
+            if _settled_id(stored.event) == flight.id:
+                return stored
+        after = page[-1].seq
+    return None
+
+
+def _settled_id(event: AnyEvent | Unknown) -> str | None:
+    match event:
+        case CallSettled(call=settled) | RequestSettled(request=settled):
+            return settled
+        case _:
+            return None
+
+
+def switch_on(agent: str, by: str, key: str, reason: str = "") -> Write:
+    """Let an agent run by itself. Only a person may say so."""
+    event = AgentSwitched(agent=agent, on=True, by=by, reason=reason)
+
+    def decide(_: Rows) -> Sequence[Draft]:
+        return [Draft(event)] if may_decide(by) else []
+
+    return Write(FLEET, key, decide, [(AgentRow, (agent,))])
+
+
+def switch_off(agent: str, sessions: Sequence[str], by: str, key: str, reason: str = "") -> Write:
+    """Let an agent run by itself no longer, and stop those of its sessions that do."""
+    event = AgentSwitched(agent=agent, on=False, by=by, reason=reason)
+    why = reason or f"{agent} was switched off"
+    halts = [HaltRequested(scope=f"session:{session}", by=by, reason=why) for session in sessions]
+    rows = [(AgentRow, (agent,)), *((HaltRow, (halt.scope,)) for halt in halts)]
+    return Write(FLEET, key, lambda _: [Draft(event), *map(Draft, halts)], rows)

@@ -3,37 +3,103 @@
 The order is fixed: R5 halt, R6 the tool and its arguments and rate, a look at the money (nobody is woken for what
 the budget would refuse), approval, R4 the hold. What it returns is what is written: the intent, the refusal, the
 question to a person, or nothing where other holds must settle first.
+
+What a level means: the table of levels as data, and the questions that are asked of it.
+
+The cells that people may set (approval, rate, simulation, the level itself) are put together by the resolved policy;
+here they meet the mode, and the risk of one call.
+
+The policy of a store: the writes by which a person adopts it, and the caps of the fleet that every hold obeys.
+
+A process reads the policy when it starts. Its caps on the fleet's money are read again under the lock of each hold, so
+that a process which runs since before the policy was adopted, or tightened, spends nothing beyond it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
-from halter.core.clock import HOUR
-from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked
-from halter.core.ids import Digest, may_decide
-from halter.core.limits import outdated, rolled
-from halter.core.money import Account, BudgetRow, CapReached, Leg, MustWait, Reserved, reserve, shown
-from halter.core.ports import Draft, Rows
-from halter.core.project import budget_row, rows_of_hold
-from halter.core.row import RowKey
-from halter.core.rows import AuditRow, DecisionRow, HaltRow, RateRow, RuleRow
-from halter.core.task_rows import OutputRow
-from halter.core.tools import Effect, Level
-from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
-from halter.core.windows import QUARTER
-from halter.guard.policies import legs_within
+from halter.core.clock import HOUR, QUARTER
+from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked, FleetPolicyAdopted
+from halter.core.ids import FLEET, Digest, may_decide
+from halter.core.money import (
+    Account,
+    BudgetRow,
+    Cap,
+    CapReached,
+    Caps,
+    Leg,
+    MustWait,
+    Reserved,
+    format_micros,
+    has_past_window,
+    reserve,
+    roll_legs,
+)
+from halter.core.ports import Draft, Rows, Write
+from halter.core.project import POLICY_KEY, budget_row, rows_of_hold
+from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, OutputRow, RateRow, RuleRow
+from halter.core.spec import Mode, ResolvedPolicy, ToolPolicy
+from halter.core.tools import LEVELS, Effect, Level, ToolSpec
+from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel, RowKey
 
-SLICES: Final = 60
+
+def adopt_first_policy(event: FleetPolicyAdopted) -> Write:
+    """Adopt a policy for a store that has none. Of several processes one is first, and the others are bound by it."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        first = rows.get(FleetPolicyRow, FLEET) is None
+        return [Draft(event)] if first and may_decide(event.by) else []
+
+    return Write(FLEET, "policy/first", decide, [POLICY_KEY])
+
+
+def adopt_policy(event: FleetPolicyAdopted, key: str) -> Write:
+    """Put a policy in place of the one that it says it replaces; where another one is there by now, write nothing."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(FleetPolicyRow, FLEET)
+        as_seen = event.replaces == ("" if row is None else row.digest)
+        return [Draft(event)] if as_seen and may_decide(event.by) else []
+
+    return Write(FLEET, key, decide, [POLICY_KEY])
+
+
+def lower_legs_to_policy(legs: tuple[Leg, ...], rows: Rows) -> tuple[Leg, ...]:
+    """Lower the caps of the fleet's legs to those of the store's policy."""
+    row = rows.get(FleetPolicyRow, FLEET) if any(leg.scope == FLEET for leg in legs) else None
+    return legs if row is None else tuple(_lower_leg(leg, row) for leg in legs)
+
+
+def lower_caps_to_store(caps: Caps, rows: Rows) -> Caps:
+    """Lower the fleet's caps to those of the store's policy."""
+    return lower_caps_to_policy(caps, rows.get(FleetPolicyRow, FLEET) if caps.fleet else None)
+
+
+def lower_caps_to_policy(caps: Caps, row: FleetPolicyRow | None) -> Caps:
+    """Lower the fleet's caps to those of a policy, if there is one."""
+    if row is None:
+        return caps
+    fleet = tuple(Cap(row.lower(cap.per, cap.max_cost_usd), cap.per) for cap in caps.fleet)
+    return caps if fleet == caps.fleet else msgspec.structs.replace(caps, fleet=fleet)
+
+
+def _lower_leg(leg: Leg, row: FleetPolicyRow) -> Leg:
+    cap = row.lower(leg.window.partition("/")[0], leg.cap) if leg.scope == FLEET else leg.cap
+    return leg if cap == leg.cap else msgspec.structs.replace(leg, cap=cap)
+
+
+RATE_SLICES: Final = 60
 """A sliding period is counted in so many slices, and one more for the oldest, which is only partly in it."""
 
 APPROVAL_EXPIRES: Final = 24 * HOUR
 
 
-class Rate(msgspec.Struct, frozen=True):
+class AttemptRate(msgspec.Struct, frozen=True):
     """At most so many attempts in any period of that length."""
 
     limit: int
@@ -41,15 +107,15 @@ class Rate(msgspec.Struct, frozen=True):
 
     def slice_at(self, now: int) -> int:
         """Number the slice of time that a moment falls into."""
-        return now // (self.period // SLICES)
+        return now // (self.period // RATE_SLICES)
 
     def slices(self, now: int) -> range:
         """List the slices that the period before a moment touches."""
         last = self.slice_at(now)
-        return range(last - SLICES, last + 1)
+        return range(last - RATE_SLICES, last + 1)
 
 
-class Approval(msgspec.Struct, frozen=True):
+class RequiredApproval(msgspec.Struct, frozen=True):
     """That a person must agree, and what their answer is bound to; or the rule by which they already have.
 
     `edited` names the arguments that a person put in place of the model's; `same` and `keys` those of the model's.
@@ -66,7 +132,7 @@ class Approval(msgspec.Struct, frozen=True):
     keys: tuple[str, ...] = ()
 
 
-class Kept(msgspec.Struct, frozen=True):
+class Reserve(msgspec.Struct, frozen=True):
     """What a session keeps back of its own caps for its last words."""
 
     session: str = ""
@@ -74,10 +140,10 @@ class Kept(msgspec.Struct, frozen=True):
     tokens: int = 0
 
 
-NOTHING_KEPT: Final = Kept()
+NO_RESERVE: Final = Reserve()
 
 
-def budget_for(rows: Rows, kept: Kept, leg: Account) -> BudgetRow:
+def find_spendable_budget(rows: Rows, kept: Reserve, leg: Account) -> BudgetRow:
     """Tell what stands against a cap, for somebody who keeps something back."""
     row = budget_row(rows, leg)
     if leg.window or leg.scope != f"session:{kept.session}":
@@ -85,7 +151,7 @@ def budget_for(rows: Rows, kept: Kept, leg: Account) -> BudgetRow:
     return row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one call that can be known before any row is locked.
 
     `legs` are what is held for it; `accounts` say where a cost counts that it turns out to have all the same.
@@ -107,11 +173,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     egress: bool = False
     risk: RiskLevel | None = None
     audit: Audit = ""
-    rate: Rate | None = None
-    approval: Approval | None = None
+    rate: AttemptRate | None = None
+    approval: RequiredApproval | None = None
     legs: tuple[Leg, ...] = ()
     accounts: tuple[Leg, ...] = ()
-    kept: Kept = NOTHING_KEPT
+    kept: Reserve = NO_RESERVE
     parallel_group: str = ""
     observe: bool = False
     blob: Digest | None = None
@@ -126,14 +192,16 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         """Write an event about the call, with its arguments as its body; large ones were put away before."""
         return Draft(event, None if self.blob else self.arguments, self.blob)
 
-    def at(self, now: int) -> "Asked":
+    def at(self, now: int) -> "CallRequest":
         """Ask the same at a later moment: rates and windows have moved on."""
         if now // QUARTER == self.now // QUARTER:
             return msgspec.structs.replace(self, now=now)
-        return msgspec.structs.replace(self, now=now, legs=rolled(self.legs, now), accounts=rolled(self.accounts, now))
+        return msgspec.structs.replace(
+            self, now=now, legs=roll_legs(self.legs, now), accounts=roll_legs(self.accounts, now)
+        )
 
 
-def rows_of(asked: Asked) -> list[RowKey]:
+def list_call_rows(asked: CallRequest) -> list[RowKey]:
     """Name every row that the decision looks at or changes."""
     keys: list[RowKey] = [(HaltRow, (scope,)) for scope in asked.scopes]
     keys.append((AuditRow, (asked.call,)))
@@ -147,33 +215,33 @@ def rows_of(asked: Asked) -> list[RowKey]:
     return keys + list(rows_of_hold(asked.call, asked.legs))
 
 
-def judge(asked: Asked, rows: Rows) -> Sequence[Draft]:
+def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
     """Decide about a call."""
-    halt = halted(asked.scopes, asked.session, rows)
+    halt = explain_halt(asked.scopes, asked.session, rows)
     if halt is not None:
-        return [_refusal(asked, "external_halt", halt)]
+        return [_make_call_refusal(asked, "external_halt", halt)]
     waived: list[Outcome] = []
-    for refusal in _refusals(asked, rows):
+    for refusal in _find_refusals(asked, rows):
         if not asked.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
-            return [_refusal(asked, *refusal)]
+            return [_make_call_refusal(asked, *refusal)]
         waived.append(refusal[0])
-    if outdated(asked.legs, rows.now):
+    if has_past_window(asked.legs, rows.now):
         return []
-    verdict = reserve(legs_within(asked.legs, rows), partial(budget_for, rows, asked.kept))
+    verdict = reserve(lower_legs_to_policy(asked.legs, rows), partial(find_spendable_budget, rows, asked.kept))
     if isinstance(verdict, CapReached) and asked.observe:
         waived.append("cost_cap_reached")
-        verdict = reserve(uncapped(asked.legs), lambda leg: budget_row(rows, leg))
+        verdict = reserve(remove_caps(asked.legs), lambda leg: budget_row(rows, leg))
     if isinstance(verdict, CapReached):
-        return _cap_reached(asked, verdict)
-    answer = _approved(asked, rows)
+        return _refuse_at_cap(asked, verdict)
+    answer = _check_approval(asked, rows)
     if isinstance(answer, Draft):
         return [answer]
     if answer is None or isinstance(verdict, MustWait):
         return []
-    return [asked.draft(_intent(asked, answer, verdict, waived))]
+    return [asked.draft(_make_call_intent(asked, answer, verdict, waived))]
 
 
-def halted(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
+def explain_halt(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
     """R5: say who halted one of the scopes, if anybody did, or when a resumed one is let go."""
     for scope in scopes:
         row = rows.get(HaltRow, scope)
@@ -181,19 +249,19 @@ def halted(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
             continue
         if row.halted:
             return f"{scope} was halted by {row.by}{': ' + row.reason if row.reason else ''}."
-        if rows.now < row.at + turn_in_ramp(session, row.ramp):
+        if rows.now < row.at + compute_ramp_delay(session, row.ramp):
             return f"{scope} was resumed by {row.by} and is being let go step by step; this session's turn comes soon."
     return None
 
 
-def turn_in_ramp(session: str, ramp: int) -> int:
+def compute_ramp_delay(session: str, ramp: int) -> int:
     """Spread sessions evenly over the time in which a halt is lifted; each has its own, always the same place."""
     if ramp <= 0:
         return 0
     return int.from_bytes(sha256(session.encode()).digest()[:8]) % ramp
 
 
-def _refusals(asked: Asked, rows: Rows) -> Iterable[tuple[Outcome, str]]:
+def _find_refusals(asked: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, str]]:
     """R6: yield what stands against the call, the first reason first."""
     if asked.flaw is not None:
         yield asked.flaw
@@ -208,7 +276,7 @@ def _refusals(asked: Asked, rows: Rows) -> Iterable[tuple[Outcome, str]]:
             )
 
 
-def _approved(asked: Asked, rows: Rows) -> tuple[str, str] | Draft | None:
+def _check_approval(asked: CallRequest, rows: Rows) -> tuple[str, str] | Draft | None:
     """Tell by which decision and whom the call is approved; or the question, the refusal, or None to wait."""
     need = asked.approval
     if need is None or asked.observe:
@@ -218,51 +286,51 @@ def _approved(asked: Asked, rows: Rows) -> tuple[str, str] | Draft | None:
     if rule is not None and rule.live(rows.now) and may_decide(rule.by) and not (row and row.verdict):
         return ("", f"{rule.by}, always, by rule {rule.rule}")
     if row is None or not row.asked_at:
-        return Draft(_question(asked, need, rows.now), need.shown)
+        return Draft(_make_question(asked, need, rows.now), need.shown)
     if row.used_at is not None:
-        return _refusal(
+        return _make_call_refusal(
             asked, "approval_denied", f"The approval {row.decision} was used before; it is good for one call."
         )
     if not row.verdict:
-        return _expired(asked, row.decision) if rows.now >= row.expires_at else None
+        return _make_expiry(asked, row.decision) if rows.now >= row.expires_at else None
     if row.decided_at is None or max(row.decided_at, rows.now) >= row.expires_at:
-        return _expired(asked, row.decision)
+        return _make_expiry(asked, row.decision)
     if not may_decide(row.by):
         sentence = f"{row.by or 'Nobody'} is no person: what agents say decides nothing."
-        return _refusal(asked, "approval_denied", sentence, row.decision, row.by)
+        return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
     if row.verdict == "deny":
-        return _refusal(asked, "approval_denied", f"{row.by} said no.", row.decision, row.by)
-    if need.digest != row.digest or row.decided_digest != _agreed(row, need.edited):
+        return _make_call_refusal(asked, "approval_denied", f"{row.by} said no.", row.decision, row.by)
+    if need.digest != row.digest or row.decided_digest != _agreed_digest(row, need.edited):
         sentence = "What was approved is not what is asked now: the arguments or the policy have changed."
-        return _refusal(asked, "approval_denied", sentence, row.decision, row.by)
+        return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
     return (row.decision, row.by)
 
 
-def _agreed(row: DecisionRow, edited: str) -> str:
+def _agreed_digest(row: DecisionRow, edited: str) -> str:
     """Name what a person must have agreed to: what was asked, or the arguments that they wrote in its place."""
-    return edit_digest(row.digest, edited) if row.verdict == "edit" or edited else row.digest
+    return digest_edit(row.digest, edited) if row.verdict == "edit" or edited else row.digest
 
 
-def edit_digest(asked: str, edited: str) -> str:
+def digest_edit(asked: str, edited: str) -> str:
     """Bind other arguments to the question that they answer."""
     return sha256(f"halter edit 1 {asked} {edited}".encode()).hexdigest()
 
 
-def _cap_reached(asked: Asked, verdict: CapReached) -> Sequence[Draft]:
+def _refuse_at_cap(asked: CallRequest, verdict: CapReached) -> Sequence[Draft]:
     event = CostCapReached.refusing(asked.call, asked.tool, verdict)
-    return [Draft(event), _refusal(asked, "cost_cap_reached", cap_sentence(verdict))]
+    return [Draft(event), _make_call_refusal(asked, "cost_cap_reached", describe_cap_reached(verdict))]
 
 
-def cap_sentence(verdict: CapReached) -> str:
+def describe_cap_reached(verdict: CapReached) -> str:
     """Say which cap something would pass, and how much of it is left."""
     where = f"{verdict.leg.scope} {verdict.leg.window}".strip()
     left = max(0, verdict.cap - verdict.budget.spent)
     if verdict.leg.unit == "tokens":
         return f"It may use {verdict.leg.amount:,} tokens, and {left:,} are left of the token budget of {where}."
-    return f"It may cost {shown(verdict.leg.amount)}, and {shown(left)} is left of the cap of {where}."
+    return f"It may cost {format_micros(verdict.leg.amount)}, and {format_micros(left)} is left of the cap of {where}."
 
 
-def _question(asked: Asked, need: Approval, now: int) -> DecisionAsked:
+def _make_question(asked: CallRequest, need: RequiredApproval, now: int) -> DecisionAsked:
     return DecisionAsked(
         decision=need.decision,
         about="approval",
@@ -278,11 +346,11 @@ def _question(asked: Asked, need: Approval, now: int) -> DecisionAsked:
     )
 
 
-def _expired(asked: Asked, decision: str) -> Draft:
-    return _refusal(asked, "approval_expired", "Nobody answered in time, so it was not done.", decision)
+def _make_expiry(asked: CallRequest, decision: str) -> Draft:
+    return _make_call_refusal(asked, "approval_expired", "Nobody answered in time, so it was not done.", decision)
 
 
-def _refusal(asked: Asked, outcome: Outcome, sentence: str, decision: str = "", by: str = "") -> Draft:
+def _make_call_refusal(asked: CallRequest, outcome: Outcome, sentence: str, decision: str = "", by: str = "") -> Draft:
     event = CallRefused(
         call=asked.call,
         tool=asked.tool,
@@ -297,7 +365,9 @@ def _refusal(asked: Asked, outcome: Outcome, sentence: str, decision: str = "", 
     return asked.draft(event)
 
 
-def _intent(asked: Asked, answer: tuple[str, str], verdict: Reserved, waived: Sequence[Outcome]) -> AnyEvent:
+def _make_call_intent(
+    asked: CallRequest, answer: tuple[str, str], verdict: Reserved, waived: Sequence[Outcome]
+) -> AnyEvent:
     decision, decided_by = answer
     return CallStarted(
         call=asked.call,
@@ -321,6 +391,64 @@ def _intent(asked: Asked, answer: tuple[str, str], verdict: Reserved, waived: Se
     )
 
 
-def uncapped(legs: Sequence[Leg]) -> tuple[Leg, ...]:
+def remove_caps(legs: Sequence[Leg]) -> tuple[Leg, ...]:
     """Lift the caps of the configuration, for those that are only observed; a person's word stands."""
     return tuple(msgspec.structs.replace(leg, cap=None) for leg in legs)
+
+
+class LevelDefaults(msgspec.Struct, frozen=True):
+    """One row of the table: what holds for a level where nobody said otherwise."""
+
+    audit: Audit
+    assessed: bool
+    asks: frozenset[Mode]
+
+
+LEVEL_TABLE: Final[Mapping[Level, LevelDefaults]] = MappingProxyType(
+    {
+        "SAFE": LevelDefaults("", assessed=False, asks=frozenset()),
+        "MONITORED": LevelDefaults("arguments", assessed=False, asks=frozenset()),
+        "CONTROLLED": LevelDefaults("full", assessed=False, asks=frozenset({"ASSIST"})),
+        "RESTRICTED": LevelDefaults("full", assessed=True, asks=frozenset({"ASSIST", "SEMI"})),
+        "PRIVILEGED": LevelDefaults("full", assessed=True, asks=frozenset({"ASSIST", "SEMI", "FULL"})),
+    }
+)
+
+
+def declared_level(spec: ToolSpec) -> Level:
+    """Tell the level that a tool has by itself: one of an MCP server that does not say it only reads is RESTRICTED."""
+    if not spec.server or spec.effect == "read":
+        return spec.level
+    return LEVELS[max(LEVELS.index(spec.level), LEVELS.index("RESTRICTED"))]
+
+
+def find_tool_policy(policy: ResolvedPolicy, spec: ToolSpec) -> ToolPolicy:
+    """Tell what holds for a tool under a policy."""
+    return policy.rule(spec.name, declared_level(spec))
+
+
+def needs_approval(rule: ToolPolicy, mode: Mode, risk: RiskLevel | None) -> bool:
+    """Tell whether a person has to agree. At CRITICAL risk always, whatever anybody wrote."""
+    if risk == "CRITICAL" or rule.approval == "always":
+        return True
+    return rule.approval is None and mode in LEVEL_TABLE[rule.level].asks
+
+
+def audit_of_policy(rule: ToolPolicy) -> Audit:
+    """Tell how much of a call that runs the audit shows; a refused one is always shown."""
+    return LEVEL_TABLE[rule.level].audit
+
+
+def find_attempt_rate(rule: ToolPolicy) -> AttemptRate | None:
+    """Tell how often a tool may be tried by one agent."""
+    return None if rule.rate is None else AttemptRate(rule.rate, HOUR)
+
+
+def needs_simulation(rule: ToolPolicy, *, asked: bool) -> bool:
+    """Tell whether a model predicts the outcome first, given whether a person is asked."""
+    return rule.simulate == "always" or (rule.simulate == "asked" and asked)
+
+
+def needs_risk_assessment(rule: ToolPolicy) -> bool:
+    """Tell whether the arguments of a tool are looked at for their risk."""
+    return LEVEL_TABLE[rule.level].assessed

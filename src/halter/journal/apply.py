@@ -1,9 +1,15 @@
 """What a write does, the same for every store: fence, decide, append, project.
 
 The stores differ only in how they load, lock and save rows.
+
+The hash chain of a stream: what makes an edited, deleted, moved or repeated event visible.
+
+Each hash covers a format tag, the hash before it, the header with the facts, and a salted digest of the body.
+Erasing a body (and its salt) leaves the digest, so the chain still holds and nothing can be guessed from it.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -13,12 +19,35 @@ from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.events import AnyEvent
 from halter.core.ids import StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
-from halter.core.newer import left_to_newer
 from halter.core.ports import Committed, Draft, Lease, Stored, Write
-from halter.core.project import Erase, Gone, project
-from halter.core.row import R, Row, RowKey
-from halter.core.rows import SessionRow, StreamRow
-from halter.journal.chain import SALT_BYTES, START, body_digest, link
+from halter.core.project import EraseBodies, RowDeleted, project_event
+from halter.core.rows import SessionRow, StreamRow, explain_newer_format
+from halter.core.vocabulary import R, Row, RowKey
+
+FORMAT_TAG: Final = b"halter.event.1\n"
+CHAIN_START: Final = bytes(32)
+"""What the first event of a stream links to."""
+
+SALT_BYTES: Final = 16
+
+_ENCODE: Final = msgspec.json.Encoder().encode
+
+
+def digest_body(salt: bytes, body: bytes) -> bytes:
+    """Digest a body so that it cannot be guessed once its salt is gone."""
+    return sha256(salt + body).digest()
+
+
+EventHeader = tuple[str, int, str, int, int, int, str, str | None]
+"""Stream, sequence number, kind, version, time, generation, key of the write, digest of the blob."""
+
+
+def hash_event(previous: bytes, header: EventHeader, facts: bytes, digest: bytes) -> bytes:
+    """Work out the hash of an event from the one before it."""
+    head = _ENCODE(header)
+    sizes = b"%d %d %d\n" % (len(head), len(facts), len(digest))
+    return sha256(b"".join((FORMAT_TAG, previous, sizes, head, facts, digest))).digest()
+
 
 NO_BODY: Final = b""
 
@@ -29,9 +58,9 @@ class WorkingSet:
     def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
         self._rows: dict[RowKey, Any] = dict(loaded)
         self._loaded = loaded
-        self.now = _not_before(loaded.values(), now)
+        self.now = _clamp_time(loaded.values(), now)
         self.events: list[Stored] = []
-        self.erasures: list[Erase] = []
+        self.erasures: list[EraseBodies] = []
         self._touched: dict[RowKey, None] = {}
         self._appended: list[Row] = []
 
@@ -75,7 +104,7 @@ class WorkingSet:
         return changes
 
 
-def _not_before(rows: Iterable[Row | None], now: int) -> int:
+def _clamp_time(rows: Iterable[Row | None], now: int) -> int:
     """Tell the time of a new event: none that it must not precede, so that a clock set back cannot reorder anything."""
     for row in rows:
         if row is None:
@@ -94,7 +123,7 @@ class Changes(msgspec.Struct, frozen=True):
     updates: list[Row]
     deletes: list[RowKey]
     events: list[Stored]
-    erasures: list[Erase]
+    erasures: list[EraseBodies]
 
 
 class Applier(Protocol):
@@ -105,7 +134,7 @@ class Applier(Protocol):
         ...
 
 
-def declared(writes: Sequence[Write]) -> list[RowKey]:
+def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
     """List every row that the writes may touch, each once."""
     keys: dict[RowKey, None] = {}
     for write in writes:
@@ -118,15 +147,15 @@ def declared(writes: Sequence[Write]) -> list[RowKey]:
     return list(keys)
 
 
-def apply(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
     """Fence, decide, append, project."""
     if write.lease is not None:
         fence(write.lease, rows)
     drafts = write.decide(rows)
     if write.lease is None:
         for draft in drafts:
-            _leave_to_newer(draft.stream or write.stream, rows)
-    return Committed(tuple([append(draft, write, rows, salt) for draft in drafts]))
+            _refuse_newer_session(draft.stream or write.stream, rows)
+    return Committed(tuple([append_event(draft, write, rows, salt) for draft in drafts]))
 
 
 def fence(lease: Lease, rows: WorkingSet) -> None:
@@ -141,41 +170,41 @@ def fence(lease: Lease, rows: WorkingSet) -> None:
         raise LeaseLost(message)
 
 
-def _leave_to_newer(stream: StreamId, rows: WorkingSet) -> None:
+def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
     """Refuse to write to a session that a newer program has taken up. Its inbox is open to everybody."""
     session = session_of(stream)
     row = None if session is None or is_inbox(stream) else rows.get(SessionRow, session)
-    if row is not None and (why := left_to_newer(row)):
+    if row is not None and (why := explain_newer_format(row)):
         raise LeaseLost(f"{why} Nothing was written.")
 
 
-def append(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:
+def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:
     """Give an event its place in its stream, link it into the chain, and let it change the rows."""
     event, facts = encode(draft.event)
-    stored = _stored(event, facts, draft, write, rows, salt)
+    stored = _make_stored_event(event, facts, draft, write, rows, salt)
     rows.events.append(stored)
     rows.put(StreamRow(stored.stream, stored.seq, stored.hash, stored.at))
-    for effect in project(event, stored, rows):
+    for effect in project_event(event, stored, rows):
         match effect:
             case Row():
                 rows.put(effect)
-            case Gone():
+            case RowDeleted():
                 rows.drop(effect.key)
-            case Erase():
+            case EraseBodies():
                 rows.erasures.append(effect)
     return stored
 
 
-def _stored(
+def _make_stored_event(
     event: AnyEvent, facts: bytes, draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]
 ) -> Stored:
     stream = draft.stream or write.stream
     head = rows.get(StreamRow, stream)
-    seq, previous = (head.head + 1, head.hash) if head else (1, START)
+    seq, previous = (head.head + 1, head.hash) if head else (1, CHAIN_START)
     # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
     generation = write.lease.generation if write.lease and stream == session_stream(write.lease.session) else 0
     body_salt = None if draft.body is None else salt(SALT_BYTES)
-    digest = NO_BODY if body_salt is None or draft.body is None else body_digest(body_salt, draft.body)
+    digest = NO_BODY if body_salt is None or draft.body is None else digest_body(body_salt, draft.body)
     header = (stream, seq, event.KIND, event.VERSION, rows.now, generation, write.key, draft.blob)
-    chained = link(previous, header, facts, digest)
+    chained = hash_event(previous, header, facts, digest)
     return Stored(*header, facts, draft.body, body_salt, digest, chained, event)

@@ -3,11 +3,14 @@
 A hash chain alone cannot show these, since whoever can write to the store can work out the chain anew.
 Each checkpoint is one line of JSON: it names the heads that changed, the digest of the line before it, and is
 signed. Any number of processes append to one file.
+
+The key that checkpoints are signed with: Ed25519, one file for it, and its public half beside it.
 """
 
 import errno
 import fcntl
 import os
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -16,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -36,19 +39,103 @@ from halter.core.events import (
     StoreAccepted,
 )
 from halter.core.ports import Stored
-from halter.journal.keys import SigningKey, signing_key
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+PRIVATE_KEY_MODE = 0o600
+PUBLIC_KEY_MODE = 0o644
+
+
+class SigningKey:
+    """A private key, and how its public half is written into every checkpoint."""
+
+    def __init__(self, private: "Ed25519PrivateKey") -> None:
+        self._private = private
+        self.public = private.public_key().public_bytes_raw().hex()
+
+    def sign(self, data: bytes) -> str:
+        """Sign, written as hexadecimal digits."""
+        return self._private.sign(data).hex()
+
+
+def load_signing_key(path: Path) -> SigningKey:
+    """Load the private key, or make one where there is none. Raises OSError or ValueError."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    _create_file_once(path, PRIVATE_KEY_MODE, _new_private_key)
+    try:
+        loaded = load_pem_private_key(path.read_bytes(), password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(f"{path} holds no key that can be read") from error
+    match loaded:
+        case Ed25519PrivateKey():
+            key = SigningKey(loaded)
+        case _:
+            raise ValueError(f"{path} holds a key of another kind than Ed25519")
+    _create_file_once(public_key_path(path), PUBLIC_KEY_MODE, f"{key.public}\n".encode)
+    return key
+
+
+def public_key_path(path: Path) -> Path:
+    """Tell where the public half of a key file stands."""
+    return path.with_name(f"{path.name}.pub")
+
+
+def read_public_keys(path: Path) -> frozenset[str]:
+    """Read the keys whose checkpoints are to be trusted, one to a line. Raises OSError."""
+    return frozenset(path.read_text("ascii", "replace").split())
+
+
+def is_signed(data: bytes, signature: str, public: str) -> bool:
+    """Tell whether the owner of the public key signed the data."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(public)).verify(bytes.fromhex(signature), data)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def _new_private_key() -> bytes:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return Ed25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _create_file_once(path: Path, mode: int, content: Callable[[], bytes]) -> None:
+    """Create a file whole or not at all; of several processes that try, the first one wins."""
+    if path.exists():
+        return
+    file, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        os.write(file, content())
+        os.fchmod(file, mode)
+        os.fsync(file)
+        os.link(draft, path)
+    except FileExistsError:
+        pass
+    finally:
+        os.close(file)
+        Path(draft).unlink()
+
 
 FORMAT_TAG: Final = b"halter.checkpoint.1\n"
-FIRST: Final = ""
+NO_PREVIOUS_LINE: Final = ""
 """What the first checkpoint names as the digest of the line before it."""
 
-RETRY: Final = 5 * SECOND
+RETRY_INTERVAL: Final = 5 * SECOND
 PAUSE_SECONDS: Final = 0.01
 LOCK_PAUSES: Final = 10
 LOCK_PAUSES_AT_REST: Final = 50
 """How long another process's append is waited for, while a commit waits for this one and while none does."""
 
-AT_ONCE: Final = frozenset(
+IMMEDIATE_KINDS: Final = frozenset(
     kind.KIND
     for kind in (
         *(SessionEnded, HaltRequested, HaltLifted, DecisionMade, RuleMade, RuleEnded),
@@ -98,7 +185,7 @@ _ENCODE: Final = msgspec.json.Encoder().encode
 _DECODER: Final = msgspec.json.Decoder(Checkpoint)
 
 
-def parsed(line: bytes) -> Checkpoint | None:
+def parse_checkpoint(line: bytes) -> Checkpoint | None:
     """Read a line, without its end; None if it is none that this program could have written."""
     try:
         checkpoint = _DECODER.decode(line)
@@ -107,12 +194,12 @@ def parsed(line: bytes) -> Checkpoint | None:
     return checkpoint if checkpoint.line() == line else None
 
 
-def line_digest(line: bytes) -> str:
+def digest_line(line: bytes) -> str:
     """Digest a line, without its end, as the next one names it."""
     return sha256(line).hexdigest()
 
 
-def newest_first(path: Path) -> Iterator[bytes]:
+def read_lines_backwards(path: Path) -> Iterator[bytes]:
     """Read the whole lines of a file from its end, without their ends; what a crash left unfinished is passed over."""
     try:
         file = path.open("rb")
@@ -134,7 +221,7 @@ def newest_first(path: Path) -> Iterator[bytes]:
             yield rest
 
 
-class LockedOut(Exception):
+class CheckpointLockTimeout(Exception):
     """Another process has been appending for too long."""
 
 
@@ -144,14 +231,14 @@ def checkpoint_file(folder: Path, store_id: str) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class CheckpointIo:
     """What a checkpointer asks of the machine: to let some seconds pass, and to bring a file to its disk."""
 
     pause: Callable[[float], None] = time.sleep
     sync: Callable[[int], None] = os.fsync
 
 
-THIS_MACHINE: Final = Machine()
+SYSTEM_IO: Final = CheckpointIo()
 
 
 class Checkpointer:
@@ -170,7 +257,7 @@ class Checkpointer:
         *,
         every_events: int = 1000,
         every_seconds: float = 60.0,
-        machine: Machine = THIS_MACHINE,
+        machine: CheckpointIo = SYSTEM_IO,
     ) -> None:
         self._path = checkpoint_file(folder, store_id)
         self._key_path = key_path
@@ -206,7 +293,7 @@ class Checkpointer:
                     self._last = event.stream
                 self._tally.update(_tally(event))
             self._events += len(events)
-            if not self.problem and any(event.kind in AT_ONCE for event in events):
+            if not self.problem and any(event.kind in IMMEDIATE_KINDS for event in events):
                 self._due_at = 0
             if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
                 self._write(LOCK_PAUSES)
@@ -221,7 +308,7 @@ class Checkpointer:
         """Look whether a checkpoint could be written, without writing one: `problem` says what is in the way."""
         with self._guard:
             try:
-                self._key = self._key or signing_key(self._key_path)
+                self._key = self._key or load_signing_key(self._key_path)
                 self._path.parent.stat()
                 if not os.access(self._path.parent, os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(self._path.parent))
@@ -231,11 +318,11 @@ class Checkpointer:
     def _write(self, pauses: int) -> None:
         now = self._now()
         try:
-            self._key = self._key or signing_key(self._key_path)
+            self._key = self._key or load_signing_key(self._key_path)
             self._append(self._key, now, pauses)
-        except (OSError, ValueError, LockedOut) as error:
+        except (OSError, ValueError, CheckpointLockTimeout) as error:
             self.problem = self._in_words(error)
-            self._due_at = now + RETRY
+            self._due_at = now + RETRY_INTERVAL
             return
         self._heads = {}
         self._last = ""
@@ -249,11 +336,11 @@ class Checkpointer:
         with self._locked(pauses) as file:
             last = _last_line(file)
             checkpoint = Checkpoint(
-                number=_number(file, last) + 1,
+                number=_read_checkpoint_number(file, last) + 1,
                 at=now,
                 store=self.store_id,
                 heads={stream: (seq, digest.hex()) for stream, (seq, digest) in sorted(self._heads.items())},
-                previous=FIRST if last is None else line_digest(last),
+                previous=NO_PREVIOUS_LINE if last is None else digest_line(last),
                 key=key.public,
                 last=self._last or msgspec.UNSET,
                 tally=dict(sorted(self._tally.items())) or msgspec.UNSET,
@@ -276,7 +363,7 @@ class Checkpointer:
                     break
                 self._machine.pause(PAUSE_SECONDS)
             else:
-                raise LockedOut("another process has kept it locked")
+                raise CheckpointLockTimeout("another process has kept it locked")
             yield file
         finally:
             os.close(file)
@@ -326,11 +413,11 @@ def _last_line(file: int) -> bytes | None:
     return whole.rpartition(b"\n")[2] if newline else None
 
 
-def _number(file: int, last: bytes | None) -> int:
+def _read_checkpoint_number(file: int, last: bytes | None) -> int:
     """Tell the number of the last checkpoint, by counting if it is damaged."""
     if last is None:
         return 0
-    checkpoint = parsed(last)
+    checkpoint = parse_checkpoint(last)
     return checkpoint.number if checkpoint else os.pread(file, os.fstat(file).st_size, 0).count(b"\n")
 
 

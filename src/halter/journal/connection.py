@@ -1,28 +1,32 @@
-"""A connection to PostgreSQL that is made anew when it was lost, and its errors as sentences."""
+"""A connection to PostgreSQL that is made anew when it was lost, and its errors as sentences.
+
+How hard the workers of a PostgreSQL store press on it: connections, and what waits in the queue that they share.
+"""
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
+import msgspec
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from halter.core.errors import RowRefused, StoreError, StoreUnavailable, StoreUnusable
-from halter.journal.engine import Conflict
-from halter.journal.sqlite_words import REFUSED
+from halter.journal.engine import Conflict, load_queries, to_psycopg_parameters
+from halter.journal.sqlite import CONSTRAINT_ADVICE
 
-Connection = psycopg.Connection[tuple[Any, ...]]
+PgConnection = psycopg.Connection[tuple[Any, ...]]
 
-SCHEMA: Final = "halter"
+DEFAULT_SCHEMA: Final = "halter"
 LAST_PORT: Final = 65_535
 
-READ_ONLY: Final = "25006"
+READ_ONLY_CODE: Final = "25006"
 """A server that was demoted says this; by the next connection another one may be the primary."""
 
 # A server that is gone without a word is noticed within half a minute. The URL may say otherwise.
-_PATIENCE: Final = {
+_CONNECT_OPTIONS: Final = {
     "application_name": "halter",
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -32,16 +36,16 @@ _PATIENCE: Final = {
 }
 
 
-class Address:
+class PostgresAddress:
     """Where a store is: what libpq has to know, the schema, and how to name the place to people."""
 
     def __init__(self, url: str) -> None:
-        parts = _parts(url)
+        parts = _split_url(url)
         given = parse_qsl(parts.query, keep_blank_values=True)
-        self.schema = dict(given).get("schema", SCHEMA)
+        self.schema = dict(given).get("schema", DEFAULT_SCHEMA)
         rest = urlencode([(name, value) for name, value in given if name != "schema"], quote_via=quote)
-        params = _understood(whole(parts._replace(query=rest)))
-        self.conninfo = make_conninfo(**(_PATIENCE | params | {"client_encoding": "UTF8"}))
+        params = _parse_conninfo(join_url(parts._replace(query=rest)))
+        self.conninfo = make_conninfo(**(_CONNECT_OPTIONS | params | {"client_encoding": "UTF8"}))
         self.server = ":".join(params[name] for name in ("host", "port") if name in params) or "this machine"
         self.place = f"{self.server}/{params.get('dbname', '')}"
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", self.schema) or self.schema.startswith("pg_"):
@@ -59,18 +63,18 @@ class Address:
         return f"postgresql://{':'.join(filter(None, words))}/{database}?schema={self.schema}"
 
 
-_FORM: Final = (
+_URL_ADVICE: Final = (
     "write it as postgresql://user:password@host:5432/database, with special characters of the password written as "
     "%40 and the like."
 )
 
 
-def _parts(url: str) -> SplitResult:
+def _split_url(url: str) -> SplitResult:
     """Take a URL apart; what is wrong with it is said without repeating it, for it may hold a password."""
     try:
         parts = urlsplit(url)
     except ValueError:
-        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_FORM}") from None
+        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_URL_ADVICE}") from None
     if parts.netloc.count("@") > 1:
         raise StoreUnusable(
             "The PostgreSQL address holds more than one @: write one that is part of a password as %40."
@@ -78,54 +82,54 @@ def _parts(url: str) -> SplitResult:
     return parts
 
 
-def whole(parts: SplitResult) -> str:
+def join_url(parts: SplitResult) -> str:
     """Put a URL together again. Without a host it keeps its slashes: libpq then looks where its environment says."""
     url = urlunsplit(parts)
     return url if parts.netloc else url.replace(":", "://", 1)
 
 
-def _understood(url: str) -> dict[str, str]:
+def _parse_conninfo(url: str) -> dict[str, str]:
     """Read a URL as libpq does, and refuse what it would only stumble over when it connects."""
     try:
         params = {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError:
-        unknown = [name for name, _ in parse_qsl(urlsplit(url).query) if name not in _keywords()]
+        unknown = [name for name, _ in parse_qsl(urlsplit(url).query) if name not in _list_libpq_keywords()]
         if unknown:
             raise StoreUnusable(
                 f"The PostgreSQL address sets {unknown[0]!r}, which PostgreSQL does not know: leave it out."
             ) from None
-        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_FORM}") from None
+        raise StoreUnusable(f"The PostgreSQL address cannot be read: {_URL_ADVICE}") from None
     if not params.keys() & {"host", "hostaddr", "dbname", "service"}:
-        raise StoreUnusable(f"The PostgreSQL address names neither a server nor a database: {_FORM}")
+        raise StoreUnusable(f"The PostgreSQL address names neither a server nor a database: {_URL_ADVICE}")
     for port in filter(None, params.get("port", "").split(",")):
         if not (port.isascii() and port.isdigit() and 0 < int(port) <= LAST_PORT):
-            raise StoreUnusable(f"The PostgreSQL address has no port number from 1 to {LAST_PORT}: {_FORM}")
+            raise StoreUnusable(f"The PostgreSQL address has no port number from 1 to {LAST_PORT}: {_URL_ADVICE}")
     return params
 
 
-def _keywords() -> set[str]:
+def _list_libpq_keywords() -> set[str]:
     return {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
 
 
-class Line:
+class ConnectionSlot:
     """One connection: made at its first use, and again at the next use after it was lost."""
 
-    def __init__(self, address: Address, greet: Callable[[Connection], None]) -> None:
+    def __init__(self, address: PostgresAddress, greet: Callable[[PgConnection], None]) -> None:
         self._address = address
         self._greet = greet
-        self._connection: Connection | None = None
+        self._connection: PgConnection | None = None
 
     @contextmanager
-    def use(self) -> Generator[Connection]:
+    def use(self) -> Generator[PgConnection]:
         """Lend the connection; errors come out as sentences."""
-        with translated(self._address):
+        with translate_errors(self._address):
             try:
                 if self._connection is None:
-                    self._connection = connected(self._address, self._greet)
+                    self._connection = open_greeted_connection(self._address, self._greet)
                 yield self._connection
             except psycopg.Error as error:
                 fatal = error.diag.severity_nonlocalized in ("FATAL", "PANIC")
-                if fatal or self._closed or error.sqlstate == READ_ONLY:
+                if fatal or self._closed or error.sqlstate == READ_ONLY_CODE:
                     self.drop()
                 raise
 
@@ -152,7 +156,7 @@ class Line:
         return self._connection is None or self._connection.closed
 
 
-def connected(address: Address, greet: Callable[[Connection], None]) -> Connection:
+def open_greeted_connection(address: PostgresAddress, greet: Callable[[PgConnection], None]) -> PgConnection:
     """Make a connection that has been greeted, or none."""
     connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=0)
     try:
@@ -164,16 +168,16 @@ def connected(address: Address, greet: Callable[[Connection], None]) -> Connecti
 
 
 @contextmanager
-def translated(address: Address) -> Generator[None]:
+def translate_errors(address: PostgresAddress) -> Generator[None]:
     """Let errors out as sentences."""
     try:
         yield
     except psycopg.Error as error:
-        raise in_words(error, address) from error
+        raise translate_postgres_error(error, address) from error
 
 
 @contextmanager
-def together(connection: Connection) -> Generator[None]:
+def pipeline_statements(connection: PgConnection) -> Generator[None]:
     """Send statements without waiting for each other's answers; the first error is raised when all are sent.
 
     psycopg would log a second error, of the statements that were skipped because of the first.
@@ -191,7 +195,7 @@ def together(connection: Connection) -> Generator[None]:
         raise failed
 
 
-class _Case(NamedTuple):
+class _ErrorCase(NamedTuple):
     """What a kind of error means; `signs` are codes of PostgreSQL, or without one, words of libpq."""
 
     signs: tuple[str, ...]
@@ -199,83 +203,83 @@ class _Case(NamedTuple):
     sentence: str
 
 
-_FULL_HOUSE: Final = (
+_TOO_MANY_CONNECTIONS: Final = (
     "PostgreSQL at {server} has no connection to spare ({text}). It will be tried again; raise max_connections if it "
     "stays so."
 )
-_WITHOUT_CODE: Final = (
-    _Case(
+_CASES_WITHOUT_CODE: Final = (
+    _ErrorCase(
         ("connection is bad: invalid", "bad value for"),
         StoreUnusable,
         "The address of PostgreSQL at {server} asks for something that cannot be ({text}). Correct it.",
     ),
-    _Case(("too many", "connection slots"), StoreUnavailable, _FULL_HOUSE),
-    _Case(
+    _ErrorCase(("too many", "connection slots"), StoreUnavailable, _TOO_MANY_CONNECTIONS),
+    _ErrorCase(
         ("starting up", "shutting down", "in recovery mode", "yet accepting connections"),
         StoreUnavailable,
         "PostgreSQL at {server} is just starting or stopping ({text}). It will be tried again.",
     ),
-    _Case(
+    _ErrorCase(
         ("password", "authenticat", "pg_hba", 'role "', "certificate", "does not support SSL"),
         StoreUnusable,
         "PostgreSQL at {server} does not let Halter in ({text}). Check the user, the password and the server's "
         "pg_hba.conf.",
     ),
-    _Case(
+    _ErrorCase(
         ('database "',),
         StoreUnusable,
         "PostgreSQL at {server} has no database of that name ({text}). Make it, for example with createdb.",
     ),
-    _Case(
+    _ErrorCase(
         ("",),
         StoreUnavailable,
         "PostgreSQL at {server} cannot be reached ({text}). What it did not confirm will be tried again, and is never "
         "done twice. Check that it runs and that the address is right.",
     ),
 )
-_WITH_CODE: Final = (
-    _Case(("40", "23505"), Conflict, "Another process wrote the same rows to {place} first ({text})."),
-    _Case(
+_CASES_WITH_CODE: Final = (
+    _ErrorCase(("40", "23505"), Conflict, "Another process wrote the same rows to {place} first ({text})."),
+    _ErrorCase(
         ("22", "23", "54"),
         RowRefused,
-        f"The database {{place}} refused a row ({{text}}). {REFUSED}",
+        f"The database {{place}} refused a row ({{text}}). {CONSTRAINT_ADVICE}",
     ),
-    _Case(("53300",), StoreUnavailable, _FULL_HOUSE),
-    _Case(
+    _ErrorCase(("53300",), StoreUnavailable, _TOO_MANY_CONNECTIONS),
+    _ErrorCase(
         ("53100",),
         StoreUnavailable,
         "The disk of PostgreSQL at {place} is full. Nothing was written; free some space and it goes on.",
     ),
-    _Case(
+    _ErrorCase(
         ("55P03",),
         StoreUnavailable,
         "Rows of {place} have been locked by another process for too long. Nothing was written; it will be tried "
         "again. If it stays so, look into pg_stat_activity for a program that keeps a transaction open.",
     ),
-    _Case(
+    _ErrorCase(
         ("08", "25P03", "53", "57", "58"),
         StoreUnavailable,
         "PostgreSQL at {place} could not do its work ({text}). What it did not confirm will be tried again, and is "
         "never done twice.",
     ),
-    _Case(
-        (READ_ONLY,),
+    _ErrorCase(
+        (READ_ONLY_CODE,),
         StoreUnavailable,
         "PostgreSQL at {place} can only be read ({text}). Nothing was written; it will be tried again. If it stays so, "
         "name the primary server, or make the database writable.",
     ),
-    _Case(
+    _ErrorCase(
         ("28", "42501"),
         StoreUnusable,
         "PostgreSQL at {place} does not allow this ({text}). Give Halter's user the right to make a schema and to "
         "own what is in it.",
     ),
-    _Case(
+    _ErrorCase(
         ("XX",),
         StoreUnusable,
         "The database {place} is damaged ({text}). Restore it from a backup, or name another one.",
     ),
-    _Case(
+    _ErrorCase(
         ("",),
         StoreUnusable,
         "The database {place} did not understand what was asked of it ({text}). If somebody changed its tables by "
@@ -284,15 +288,46 @@ _WITH_CODE: Final = (
 )
 
 
-def in_words(error: psycopg.Error, address: Address) -> StoreError | Conflict:
+def translate_postgres_error(error: psycopg.Error, address: PostgresAddress) -> StoreError | Conflict:
     """Turn PostgreSQL's error into a sentence for the person who can act.
 
     Why a connection could not be made is told by libpq in words only; what is not among them may well pass.
     """
     text = re.sub(r"\s+", " ", error.diag.message_primary or str(error)).strip()
     if not error.sqlstate and (isinstance(error, psycopg.OperationalError) or text.startswith("bad value for")):
-        case = next(case for case in _WITHOUT_CODE if any(word in text for word in case.signs))
+        case = next(case for case in _CASES_WITHOUT_CODE if any(word in text for word in case.signs))
     else:
         code = error.sqlstate or ("22" if isinstance(error, psycopg.DataError) else "")
-        case = next(case for case in _WITH_CODE if code.startswith(case.signs))
+        case = next(case for case in _CASES_WITH_CODE if code.startswith(case.signs))
     return case.kind(case.sentence.format(server=address.server, place=address.place, text=text))
+
+
+class QueueDepth(msgspec.Struct, frozen=True):
+    """What waits in one queue, and for how many microseconds the oldest has."""
+
+    queue: str
+    jobs: int
+    age: int
+
+
+class Pressure(msgspec.Struct, frozen=True):
+    """Connections that programs may have, and that are in use; queues in which something waits."""
+
+    most: int
+    used: int
+    queued: Sequence[QueueDepth]
+
+
+def measure_pressure(url: str) -> Pressure:
+    """Ask PostgreSQL, over a connection of its own. Where no worker ever was, there is no queue."""
+    address = PostgresAddress(url)
+    with translate_errors(address), open_greeted_connection(address, lambda _: None) as connection:
+        connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", [address.schema])
+        ((most, used),) = _run_pressure_query(connection, "connections")
+        ((has_queue,),) = _run_pressure_query(connection, "has_queue")
+        queued = _run_pressure_query(connection, "queued") if has_queue else ()
+        return Pressure(most, used, [QueueDepth(*row) for row in queued])
+
+
+def _run_pressure_query(connection: PgConnection, name: str) -> Sequence[tuple[Any, ...]]:
+    return connection.execute(to_psycopg_parameters(load_queries("postgres/pressure.sql")[name]).encode()).fetchall()

@@ -1,18 +1,76 @@
 """What the three stores differ in: how rows are loaded, locked, saved and asked for.
 
 An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in threads, or inline.
+
+SQL lives in `.sql` files, each query named and described there; this reads them.
+
+Chunks as the stores index them: each with its words, made once and the same for all.
+
+Who works on what, in SQL: the same moves for every database, with statements of its own under the same names.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
-from halter.core.library import Chunk, Found
-from halter.core.ports import Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
-from halter.core.row import Row, RowKey
+from halter.core.ports import (
+    AgentConcurrency,
+    Change,
+    Chunk,
+    EnqueueTickets,
+    FoundChunk,
+    HeartbeatReply,
+    Lease,
+    Offer,
+    Stored,
+    Ticket,
+    split_words,
+)
 from halter.core.rows import TABLES, StreamRow
+from halter.core.text import clean
+from halter.core.vocabulary import Row, RowKey
 from halter.journal.apply import Changes
-from halter.journal.entries import Entry
+
+
+class IndexedChunk(msgspec.Struct, frozen=True):
+    """A chunk and the words by which it is found."""
+
+    chunk: Chunk
+    words: tuple[str, ...]
+
+
+def index_chunks(document: str, chunks: Iterable[Chunk]) -> list[IndexedChunk]:
+    """Make chunks fit for every database. They belong to the document named, and are numbered as they come."""
+    return [
+        IndexedChunk(
+            msgspec.structs.replace(chunk, document=document, number=number, text=clean(chunk.text)),
+            split_words(chunk.text),
+        )
+        for number, chunk in enumerate(chunks)
+    ]
+
+
+def to_fts5_query(wanted: Sequence[str], *, every: bool) -> str:
+    """Ask for words the way FTS5 reads it. They hold letters and digits only, so nothing has to be escaped."""
+    return (" AND " if every else " OR ").join(f'"{word}"' for word in wanted)
+
+
+def to_tsquery(wanted: Sequence[str], *, every: bool) -> str:
+    """Ask for words the way PostgreSQL reads it."""
+    return (" & " if every else " | ").join(f"'{word}'" for word in wanted)
+
+
+def to_tsvector(found: Sequence[str]) -> str:
+    """Write words and their places the way PostgreSQL reads it."""
+    return " ".join(f"'{word}':{place}" for place, word in enumerate(found, 1))
+
 
 PROJECTIONS: Final = tuple(table for table in TABLES if table is not StreamRow)
 """The tables that a rebuild makes anew. Heads are not among them: they are a part of the chain, and evidence."""
@@ -26,7 +84,7 @@ class Busy(Exception):
     """The store would have to be waited for, and the caller said that it will not wait."""
 
 
-class View(Protocol):
+class StoreView(Protocol):
     """A store as it is at one moment: whatever is committed later is not seen."""
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -91,16 +149,16 @@ class Engine(Protocol):
         limit: int,
         program_format: int,
         only: SessionId | Ticket | None = None,
-        agents: Agents | None = None,
+        agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
         """Take due and orphaned sessions that this program understands, or one that is named and nobody owns."""
         ...
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         """Hand out tickets for what could be claimed, unless another process is doing so."""
         ...
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         """Renew a worker's leases."""
         ...
 
@@ -120,7 +178,7 @@ class Engine(Protocol):
         """Return a blob, if it is there."""
         ...
 
-    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+    def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
         """Add some of a document's chunks, which nobody sees yet; those that are there already stay."""
         ...
 
@@ -140,15 +198,17 @@ class Engine(Protocol):
         """Return a document's chunks in order."""
         ...
 
-    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+    def search(
+        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+    ) -> Sequence[FoundChunk]:
         """Find chunks of these documents in which every word occurs, or any; the best first."""
         ...
 
-    def view(self) -> View:
+    def view(self) -> StoreView:
         """Open a view that stays the same and is in nobody's way until it is closed; any thread may use it."""
         ...
 
-    def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+    def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         """Put new rows in place of all projections, made from what a transaction sees that keeps other writers out."""
         ...
 
@@ -163,3 +223,125 @@ class Engine(Protocol):
     def close(self) -> None:
         """Let go of everything."""
         ...
+
+
+_NAMED: Final = re.compile(r"^-- name: (\w+)\n((?:--[^\n]*\n)*)(.*?);\s*$", re.MULTILINE | re.DOTALL)
+_PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
+
+
+@cache
+def load_queries(name: str) -> Mapping[str, str]:
+    """Read the named queries of one file."""
+    text = files("halter.journal.sql").joinpath(name).read_text("utf-8")
+    return {found[1]: found[3].strip() for found in _NAMED.finditer(text)}
+
+
+@cache
+def list_migrations(dialect: str) -> tuple[tuple[int, str], ...]:
+    """List the numbered migrations of a dialect, oldest first."""
+    folder = files("halter.journal.sql").joinpath(dialect)
+    names = sorted(entry.name for entry in folder.iterdir() if re.match(r"\d{4}_", entry.name))
+    return tuple((int(name[:4]), folder.joinpath(name).read_text("utf-8")) for name in names)
+
+
+def split_statements(script: str) -> Iterator[str]:
+    """Split a migration at its semicolons."""
+    pending = ""
+    for line in script.splitlines(keepends=True):
+        pending += line
+        if sqlite3.complete_statement(pending):
+            yield pending
+            pending = ""
+
+
+def to_psycopg_parameters(sql: str) -> str:
+    """Write named parameters (`:name`) the way psycopg reads them."""
+    return _PARAMETER.sub(r"%(\1)s", sql)
+
+
+class RowStatements(msgspec.Struct, frozen=True):
+    """The mechanical statements of a table whose columns are the fields of its row type."""
+
+    select: str
+    insert: str
+    update: str
+    delete: str
+    clear: str
+
+
+@cache
+def make_row_statements(row: type[Row]) -> RowStatements:
+    """Derive the statements with `?` parameters; updates take the values first, then the key."""
+    columns = [f'"{field.name}"' for field in msgspec.structs.fields(row)]
+    key = " AND ".join(f'"{name}" = ?' for name in row.KEY)
+    values = columns[len(row.KEY) :]
+    return RowStatements(
+        select=f"SELECT {', '.join(columns)} FROM {row.TABLE} WHERE {key}",
+        insert=f"INSERT INTO {row.TABLE} ({', '.join(columns)}) VALUES ({', '.join('?' for _ in columns)})",
+        update=f"UPDATE {row.TABLE} SET {', '.join(f'{column} = ?' for column in values)} WHERE {key}",
+        delete=f"DELETE FROM {row.TABLE} WHERE {key}",
+        clear=f"DELETE FROM {row.TABLE}",
+    )
+
+
+RunStatement = Callable[[str, Mapping[str, Any]], Sequence[tuple[Any, ...]]]
+"""Runs a named statement in the open transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leasing:
+    """Claims and offers in one transaction. `names` and `numbers` write lists as the database reads them."""
+
+    ask: RunStatement
+    names: Callable[[Iterable[str]], Any]
+    numbers: Callable[[Iterable[int]], Any]
+    now: int
+    lease: int
+    program_format: int
+
+    def claim(self, worker: WorkerId, limit: int, agents: AgentConcurrency | None) -> Sequence[Lease]:
+        """Take orphaned sessions first, then due ones."""
+        return [Lease(SessionId(row[0]), worker, row[1]) for row in self._found("claim", limit, agents, worker)]
+
+    def claim_one(self, worker: WorkerId, limit: int, only: SessionId | Ticket) -> Sequence[Lease]:
+        """Take the session that is named; by a ticket, only if nobody has had it since, and the ticket is used up."""
+        session, generation = (only.session, only.generation) if isinstance(only, Ticket) else (only, None)
+        params = {"worker": worker, "now": self.now, "format": self.program_format, "limit": limit}
+        taken = self.ask("claim_one", params | {"session": session, "generation": generation})
+        if generation is not None:
+            self.ask("use_up", {"session": session})
+        return [Lease(SessionId(row[0]), worker, row[1]) for row in taken]
+
+    def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets, connection: object) -> Offer:
+        """Hand out tickets for what could be claimed and is not on offer already."""
+        self.ask("drop_tickets", {"before": self.now - self.lease})
+        ((waiting,),) = self.ask("count_tickets", {})
+        left = max(0, limit - waiting)
+        found = self._found("offer", left, agents, WorkerId("")) if left else ()
+        tickets = tuple(Ticket(SessionId(session), agent, generation) for session, generation, agent in found)
+        if tickets:
+            offered = {"sessions": self.names(ticket.session for ticket in tickets)}
+            offered["generations"] = self.numbers(ticket.generation for ticket in tickets)
+            self.ask("offered", offered | {"at": self.now})
+            put(connection, tickets)
+        return Offer(tickets, more=len(tickets) == left)
+
+    def _found(self, verb: str, limit: int, agents: AgentConcurrency | None, worker: WorkerId) -> list[tuple[Any, ...]]:
+        """Find what is orphaned and what is due. Tasks of agents that have a limit come last, each up to its limit."""
+        unlimited = None if agents is None else [agent for agent, most in agents.items() if most is None]
+        limited = {agent: most for agent, most in (agents or {}).items() if most is not None}
+        params = {"worker": worker, "now": self.now, "format": self.program_format}
+        mine = {"agents": None if agents is None else self.names(agents)}
+        found = list(self.ask(f"{verb}_orphans", params | mine | {"limit": limit}))
+        free = {"agents": None if unlimited is None else self.names(unlimited), "limited": self.names(limited)}
+        found += self.ask(f"{verb}_due", params | free | {"limit": limit - len(found)})
+        for agent, room in self._rooms(limited):
+            left = min(room, limit - len(found))
+            found += self.ask(f"{verb}_tasks", params | {"agent": agent, "limit": left}) if left > 0 else ()
+        return found
+
+    def _rooms(self, limited: Mapping[str, int]) -> Sequence[tuple[Any, ...]]:
+        """Tell how many more tasks of these agents may be awake."""
+        if not limited:
+            return ()
+        return self.ask("rooms", {"agents": self.names(limited), "most": self.numbers(limited.values())})

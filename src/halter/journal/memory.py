@@ -1,6 +1,10 @@
-"""Memory: for tests and simulations. It keeps every promise but durability."""
+"""Memory: for tests and simulations. It keeps every promise but durability.
+
+Who works on what, in memory: the workers, what is on offer, and which sessions can be had.
+"""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -9,28 +13,137 @@ import msgspec
 
 from halter.core.errors import BlobMissing
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
-from halter.core.library import Chunk, Found
 from halter.core.money import BudgetRow
-from halter.core.ports import Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
-from halter.core.row import Row, RowKey, lock_order
-from halter.core.rows import FREE, AgentRow, DecisionRow, HaltRow, RuleRow, SessionRow
-from halter.core.task_rows import ItemRow, MemoryRow, NotificationRow, PrecedentRow, TriggerRow
+from halter.core.ports import (
+    AgentConcurrency,
+    Change,
+    Chunk,
+    EnqueueTickets,
+    FoundChunk,
+    HeartbeatReply,
+    Lease,
+    Offer,
+    Stored,
+    Ticket,
+)
+from halter.core.rows import (
+    NO_OWNER,
+    AgentRow,
+    DecisionRow,
+    HaltRow,
+    ItemRow,
+    MemoryRow,
+    NotificationRow,
+    PrecedentRow,
+    RuleRow,
+    SessionRow,
+    TriggerRow,
+)
+from halter.core.vocabulary import Row, RowKey, lock_order
 from halter.journal.apply import Changes
-from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
-from halter.journal.engine import PROJECTIONS, View
-from halter.journal.entries import Entry
-from halter.journal.memory_leasing import MemoryLeasing
-from halter.journal.sqlite import LEASE, SqliteEngine
+from halter.journal.engine import PROJECTIONS, IndexedChunk, StoreView
+from halter.journal.sqlite import LEASE_DURATION, SqliteEngine
+from halter.journal.store import UNREFERENCED_BLOB_AGE, describe_missing_blob, list_named_blobs
 
-BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
+
+class MemoryLeasing:
+    """What is known of workers and tickets. It decides over the rows that it is given, and changes none."""
+
+    def __init__(self, now: Callable[[], int], lease: int) -> None:
+        self._now = now
+        self._lease = lease
+        self._alive: dict[WorkerId, int] = {}
+        self._lapsed: dict[WorkerId, int] = {}
+        self._about: dict[WorkerId, str] = {}
+        self._tickets: dict[str, tuple[int, int]] = {}
+
+    def renew(self, worker: WorkerId, about: str = "") -> int:
+        """Let a worker live on, and tell the time."""
+        now = self._now()
+        if self._alive.get(worker, now) < now:
+            self._lapsed[worker] = now
+        self._alive[worker] = now + self._lease
+        if about:
+            self._about[worker] = about
+        return now
+
+    def leave(self, worker: WorkerId) -> None:
+        """Let a worker's leases be over."""
+        if worker in self._alive:
+            self._alive[worker] = 0
+
+    def lapsed(self, worker: WorkerId, now: int) -> bool:
+        """Tell whether a worker's leases had run out lately."""
+        return self._lapsed.get(worker, 0) + self._lease >= now
+
+    def workers(self) -> Sequence[Mapping[str, Any]]:
+        """List everybody who works, or did."""
+        alive = sorted(self._alive.items())
+        return [{"worker": name, "alive_until": until, "about": self._about.get(name, "")} for name, until in alive]
+
+    def next_lapse(self, rows: Sequence[SessionRow], worker: str, now: int) -> int | None:
+        """Tell when the leases of another worker run out that has any."""
+        owners = {row.owner for row in rows} - {NO_OWNER, worker}
+        return min((until for name, until in self._alive.items() if name in owners and until >= now), default=None)
+
+    def may_have(self, row: SessionRow, only: SessionId | Ticket, worker: WorkerId, now: int) -> bool:
+        """Tell whether a session that is named can be taken; a ticket is good for one attempt."""
+        if isinstance(only, Ticket):
+            self._tickets.pop(row.session, None)
+            if row.generation != only.generation:
+                return False
+        begun = row.started_at > 0 and row.ended_at is None
+        return begun and (row.owner == NO_OWNER or self._orphaned(row, worker, now))
+
+    def claimable(
+        self, rows: Sequence[SessionRow], agents: AgentConcurrency | None, worker: WorkerId, now: int
+    ) -> list[SessionRow]:
+        """Find what is orphaned, then what is due; tasks of agents that have a limit come last, each up to it."""
+        wanted = rows if agents is None else [row for row in rows if row.agent in agents and row.unattended]
+        due = [row for row in wanted if row.owner == NO_OWNER and row.due_at is not None and row.due_at <= now]
+        due.sort(key=lambda row: (row.due_at, row.session))
+        rooms = Counter({agent: most for agent, most in (agents or {}).items() if most is not None})
+        limited = {row.session for row in due if row.agent in rooms and row.kind != "autonomous"}
+        taken = (row for row in rows if row.kind != "autonomous" and (row.owner != NO_OWNER or self.on_offer(row)))
+        rooms.subtract(row.agent for row in taken if row.agent in rooms)
+        found = [row for row in wanted if self._orphaned(row, worker, now)]
+        found += [row for row in due if row.session not in limited]
+        for row in due:
+            if row.session in limited and rooms[row.agent] > 0 and not self.on_offer(row):
+                rooms[row.agent] -= 1
+                found.append(row)
+        return found
+
+    def offer(self, rows: Sequence[SessionRow], agents: AgentConcurrency, limit: int) -> Offer:
+        """Find what can be had and is not on offer already."""
+        now = self._now()
+        self._tickets = {session: kept for session, kept in self._tickets.items() if kept[1] >= now - self._lease}
+        left = max(0, limit - len(self._tickets))
+        found = [row for row in self.claimable(rows, agents, WorkerId(""), now) if not self.on_offer(row)][:left]
+        tickets = tuple(Ticket(SessionId(row.session), row.agent, row.generation) for row in found)
+        return Offer(tickets, more=len(tickets) == left)
+
+    def offered(self, tickets: Sequence[Ticket]) -> None:
+        """Know what is on offer from now on."""
+        self._tickets |= {ticket.session: (ticket.generation, self._now()) for ticket in tickets}
+
+    def on_offer(self, row: SessionRow) -> bool:
+        """Tell whether a session is on offer as it stands."""
+        return self._tickets.get(row.session, (None, 0))[0] == row.generation
+
+    def _orphaned(self, row: SessionRow, worker: WorkerId, now: int) -> bool:
+        return row.owner not in (NO_OWNER, worker) and self._alive.get(WorkerId(row.owner), now) < now
+
+
+QUERIES_BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"session": SessionRow, "decision": DecisionRow, "budget": BudgetRow}
 )
-WHOLE: Final[Mapping[str, type[Row]]] = MappingProxyType(
+WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"all_halts": HaltRow, "all_rules": RuleRow, "all_agents": AgentRow}
 )
 """Questions that every step of every session asks, and that are no more than a look at a row or at a short table."""
 
-OF_ONE: Final[Mapping[str, type[Row]]] = MappingProxyType(
+SPARSE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {
         "triggers_of": TriggerRow,
         "trigger": TriggerRow,
@@ -55,12 +168,14 @@ class MemoryEngine:
     is written once, in SQL. Only the plainest and most frequent ones are answered by the dictionaries themselves.
     """
 
-    def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE) -> None:
+    def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE_DURATION) -> None:
         self._clock = now
         self._store = new_id()
         self._rows: dict[RowKey, Row] = {}
         self._sessions: dict[str, RowKey] = {}
-        self._tables: dict[type[Row], dict[RowKey, None]] = {kind: {} for kind in (*WHOLE.values(), *OF_ONE.values())}
+        self._tables: dict[type[Row], dict[RowKey, None]] = {
+            kind: {} for kind in (*WHOLE_TABLE_QUERIES.values(), *SPARSE_TABLE_QUERIES.values())
+        }
         self._streams: dict[StreamId, list[Stored]] = {}
         self._keys: dict[str, list[tuple[StreamId, int]]] = {}
         self._blobs: dict[Digest, bytes] = {}
@@ -69,7 +184,7 @@ class MemoryEngine:
         self._leasing = MemoryLeasing(now, lease)
         self._snapshots: dict[SessionId, tuple[int, bytes]] = {}
         self._mirror: SqliteEngine | None = None
-        self._unmirrored = Unmirrored()
+        self._unmirrored = MirrorBacklog()
         self._mirroring = threading.RLock()
         self._library: SqliteEngine | None = None
 
@@ -95,9 +210,9 @@ class MemoryEngine:
 
     def save(self, changes: Changes) -> None:
         """Put all changes in place; nothing can fail half-way."""
-        for digest in named_blobs(changes.events):
+        for digest in list_named_blobs(changes.events):
             if digest not in self._blobs:
-                raise BlobMissing(without_blob(digest, "in memory"))
+                raise BlobMissing(describe_missing_blob(digest, "in memory"))
         with self._mirroring:
             self._apply(changes)
 
@@ -167,7 +282,7 @@ class MemoryEngine:
         limit: int,
         program_format: int,
         only: SessionId | Ticket | None = None,
-        agents: Agents | None = None,
+        agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         now = self._leasing.renew(worker)
@@ -181,7 +296,7 @@ class MemoryEngine:
         found = [row] if self._leasing.may_have(row, only, worker, now) else []
         return [self._take(row, worker) for row in found[:limit]]
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         """Hand out tickets for what could be claimed and is not on offer already."""
         rows = [row for row in self._session_rows() if row.format <= program_format]
         offered = self._leasing.offer(rows, agents, limit)
@@ -198,14 +313,14 @@ class MemoryEngine:
         self._put(msgspec.structs.replace(row, owner=worker, generation=row.generation + 1))
         return Lease(SessionId(row.session), worker, row.generation + 1)
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         """Renew a worker's leases; after a lapse, say which are left."""
         now = self._leasing.renew(worker, about)
         owned = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
         self._snapshots.update({session: (now, snapshots[session]) for session in owned if session in snapshots})
         if not self._leasing.lapsed(worker, now):
-            return Beat(now)
-        return Beat(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
+            return HeartbeatReply(now)
+        return HeartbeatReply(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
 
     def leave(self, worker: WorkerId) -> None:
         """Let a worker's leases be over."""
@@ -214,7 +329,7 @@ class MemoryEngine:
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Answer a named query. Whoever asks may do so in another thread than those that write."""
         with self._mirroring:
-            if name in OF_ONE and not self._tables[OF_ONE[name]]:
+            if name in SPARSE_TABLE_QUERIES and not self._tables[SPARSE_TABLE_QUERIES[name]]:
                 return []
             found = self._at_hand(name, params)
             if found is not None:
@@ -237,21 +352,21 @@ class MemoryEngine:
                 lapse = self._leasing.next_lapse(self._session_rows(), params["worker"], params["now"])
                 return [{"due_at": lapse}]
             if name == "next_due":
-                due = (row.due_at for row in self._session_rows() if row.owner == FREE and row.due_at is not None)
+                due = (row.due_at for row in self._session_rows() if row.owner == NO_OWNER and row.due_at is not None)
                 return [{"due_at": min((at for at in due if at > params["now"]), default=None)}]
             if self._mirror is None:
                 self._mirror = self._whole_mirror()
             else:
                 self._mirror_into(self._mirror, self._unmirrored)
-            self._unmirrored = Unmirrored()
+            self._unmirrored = MirrorBacklog()
             return self._mirror.ask(name, params)
 
     def _at_hand(self, name: str, params: Mapping[str, Any]) -> Sequence[Row] | None:
-        if name in WHOLE:
-            return [self._rows[key] for key in sorted(self._tables[WHOLE[name]], key=lock_order)]
-        if name not in BY_KEY:
+        if name in WHOLE_TABLE_QUERIES:
+            return [self._rows[key] for key in sorted(self._tables[WHOLE_TABLE_QUERIES[name]], key=lock_order)]
+        if name not in QUERIES_BY_KEY:
             return None
-        kind = BY_KEY[name]
+        kind = QUERIES_BY_KEY[name]
         row = self._rows.get((kind, tuple(params[column] for column in kind.KEY)))
         return [] if row is None else [row]
 
@@ -260,10 +375,10 @@ class MemoryEngine:
         for digest, data in self._blobs.items():
             mirror.put(digest, data)
         events = [event for kept in self._streams.values() for event in kept]
-        self._mirror_into(mirror, Unmirrored(dict.fromkeys(self._rows), events))
+        self._mirror_into(mirror, MirrorBacklog(dict.fromkeys(self._rows), events))
         return mirror
 
-    def _mirror_into(self, mirror: SqliteEngine, pending: "Unmirrored") -> None:
+    def _mirror_into(self, mirror: SqliteEngine, pending: "MirrorBacklog") -> None:
         mirror.begin()
         before = mirror.load(list(pending.rows))
         changes = Changes([], [], [], pending.events, [])
@@ -288,7 +403,7 @@ class MemoryEngine:
         """Return a blob, if it is there."""
         return self._blobs.get(digest)
 
-    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+    def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
         """Keep chunks in a SQLite of their own: nothing else finds words as it does."""
         with self._mirroring:
             self._shelf().add_chunks(document, entries)
@@ -313,7 +428,9 @@ class MemoryEngine:
         with self._mirroring:
             return self._shelf().chunks(document)
 
-    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+    def search(
+        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+    ) -> Sequence[FoundChunk]:
         """Find chunks in which every word occurs, or any."""
         with self._mirroring:
             return self._shelf().search(documents, wanted, limit, every=every)
@@ -323,11 +440,11 @@ class MemoryEngine:
             self._library = SqliteEngine(":memory:", now=self._clock, new_id=lambda: self._store)
         return self._library
 
-    def view(self) -> View:
+    def view(self) -> StoreView:
         """Copy everything; the copy is thrown away with the view."""
         return self._whole_mirror().view()
 
-    def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+    def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         """Make all projections anew; nothing is touched unless that succeeds."""
         view = self.view()
         try:
@@ -344,7 +461,7 @@ class MemoryEngine:
 
     def scrub(self) -> bool:
         """Drop blobs that nothing names; nothing else lingers in memory."""
-        named, before = self._named(), self.now() - UNNAMED_FOR
+        named, before = self._named(), self.now() - UNREFERENCED_BLOB_AGE
         for digest in [digest for digest in self._blobs if digest not in named and self._put_at[digest] < before]:
             del self._blobs[digest]
         self._forget_mirror()
@@ -368,7 +485,7 @@ class MemoryEngine:
             self._mirror = None
 
 
-class Unmirrored(msgspec.Struct):
+class MirrorBacklog(msgspec.Struct):
     """What the mirror has not seen yet."""
 
     rows: dict[RowKey, None] = {}

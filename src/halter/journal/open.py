@@ -1,35 +1,71 @@
-"""Which store a URL names."""
+"""Which store a URL names.
 
+Names that stand in a store, for a shell that completes them: read at once, from a file, and from nothing else.
+
+Whether a store goes on from where its newest checkpoints left it.
+
+A copy that was put back is whole in itself: its chains hold, and its caps, halts and denials are those of an earlier
+day. Only what is kept outside of the store shows that there was more. The events that the newest checkpoints name are
+looked up when a store is opened: a few indexed reads, however large the store is.
+
+Every event is checkpointed after its commit is durable. So a store may be ahead of its checkpoints, never behind.
+"""
+
+import hashlib
+import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from halter.core.clock import Clock
-from halter.core.errors import StoreUnusable, needs
-from halter.core.ids import Ids
-from halter.journal.engine import Engine
+import msgspec
+
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import StoreUnusable, explain_extra
+from halter.core.events import StoreAccepted
+from halter.core.ids import FLEET, Ids
+from halter.core.money import format_micros
+from halter.core.text import format_count
+from halter.journal.checkpoints import (
+    DENIALS,
+    HALTS,
+    USD,
+    Checkpoint,
+    checkpoint_file,
+    is_signed,
+    parse_checkpoint,
+    read_lines_backwards,
+)
+from halter.journal.engine import Engine, load_queries
 from halter.journal.memory import MemoryEngine
-from halter.journal.sqlite import LEASE, SqliteEngine
+from halter.journal.sqlite import LEASE_DURATION, SqliteEngine, open_read_only
 from halter.journal.store import JournalStore, Observer
 
 if TYPE_CHECKING:
-    from halter.journal.connection import Address
+    from halter.journal.connection import PostgresAddress
 
-FORMS: Final = "a file (halter.db), sqlite:///folder/halter.db, postgresql://user@host/database, or memory:"
+URL_FORMS: Final = "a file (halter.db), sqlite:///folder/halter.db, postgresql://user@host/database, or memory:"
 
 _SCHEME: Final = re.compile(r"([a-z][a-z0-9+.-]*):(.*)", re.IGNORECASE | re.DOTALL)
 
 
 def open_store(
-    url: str, *, clock: Clock, ids: Ids, observers: Sequence[Observer] = (), lease: int = LEASE, inline: bool = False
+    url: str,
+    *,
+    clock: Clock,
+    ids: Ids,
+    observers: Sequence[Observer] = (),
+    lease: int = LEASE_DURATION,
+    inline: bool = False,
 ) -> JournalStore:
     """Open the store that a URL names, and make it if there is none."""
     return JournalStore(open_engine(url, clock=clock, ids=ids, lease=lease), inline=inline, observers=observers)
 
 
-def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE) -> Engine:
+def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE_DURATION) -> Engine:
     """Open the engine of a store alone, for whoever puts something of their own on it."""
     found = _SCHEME.fullmatch(url)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
@@ -37,14 +73,14 @@ def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE) -> Engi
         case "memory" if not rest:
             return MemoryEngine(now=clock.now, new_id=ids.new, lease=lease)
         case "postgresql" | "postgres" if rest.startswith("//"):
-            return _postgres(url, ids.new, lease)
+            return _open_postgres(url, ids.new, lease)
         case "" | "sqlite" if rest and (not rest.startswith("//") or rest.startswith("///")):
-            return SqliteEngine(_file(rest), now=clock.now, new_id=ids.new, lease=lease)
+            return SqliteEngine(_prepare_file(rest), now=clock.now, new_id=ids.new, lease=lease)
         case _:
-            raise StoreUnusable(f"The store {masked(url)!r} has no form that Halter knows. Write {FORMS}.")
+            raise StoreUnusable(f"The store {mask_url(url)!r} has no form that Halter knows. Write {URL_FORMS}.")
 
 
-def masked(url: str) -> str:
+def mask_url(url: str) -> str:
     """Write a URL without its passwords, for people and for logs."""
     without = re.sub(
         r"^([a-z][a-z0-9+.-]*://)?([^:/?#]*):(?!//).*@", r"\1\2:***@", url, flags=re.IGNORECASE | re.DOTALL
@@ -52,25 +88,25 @@ def masked(url: str) -> str:
     return re.sub(r"(password=)[^&]*", r"\1***", without, flags=re.IGNORECASE)
 
 
-def _postgres(url: str, new_id: Callable[[], str], lease: int) -> Engine:
+def _open_postgres(url: str, new_id: Callable[[], str], lease: int) -> Engine:
     postgres_address(url)
     from halter.journal.postgres import PostgresEngine
 
     return PostgresEngine(url, new_id=new_id, lease=lease)
 
 
-def postgres_address(url: str) -> "Address":
+def postgres_address(url: str) -> "PostgresAddress":
     """Read the URL of a PostgreSQL store. Raises StoreUnusable where it cannot be read, or has no driver here."""
     try:
-        from halter.journal.connection import Address
+        from halter.journal.connection import PostgresAddress
     except ModuleNotFoundError as missing:
-        raise StoreUnusable(needs("postgres", f"The store {masked(url)}")) from missing
-    return Address(url)
+        raise StoreUnusable(explain_extra("postgres", f"The store {mask_url(url)}")) from missing
+    return PostgresAddress(url)
 
 
-def _file(rest: str) -> str:
+def _prepare_file(rest: str) -> str:
     """Find the file that is meant, and make a folder for it that only its owner can look into."""
-    path = _path(rest)
+    path = _parse_path(rest)
     if path.is_dir():
         raise StoreUnusable(f"The store {path} is a folder: name a file in it, such as {path / 'halter.db'}.")
     try:
@@ -84,7 +120,7 @@ def _file(rest: str) -> str:
     return str(path)
 
 
-def _path(rest: str) -> Path:
+def _parse_path(rest: str) -> Path:
     """Read what follows the scheme; a NUL or an unknown user's home make no path."""
     if "\0" in rest:
         raise StoreUnusable("The name of the store holds a NUL character, which no file can have: name another file.")
@@ -94,14 +130,269 @@ def _path(rest: str) -> Path:
         raise StoreUnusable(f"The store {rest} names a home folder that is not known: write the whole path.") from error
 
 
-def is_there(url: str) -> bool:
+def store_file_exists(url: str) -> bool:
     """Tell whether a store that is a file exists; what is behind a server is asked by opening it."""
-    path = file_of(url)
+    path = find_store_file(url)
     return path is None or path.exists()
 
 
-def file_of(url: str) -> Path | None:
+def find_store_file(url: str) -> Path | None:
     """Find the file that a URL names, if it names one."""
     found = _SCHEME.fullmatch(url)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
-    return _path(rest) if scheme in {"", "sqlite"} else None
+    return _parse_path(rest) if scheme in {"", "sqlite"} else None
+
+
+CompletionKind = Literal["sessions", "agents", "decisions", "triggers", "rules", "findings", "proposals"]
+
+MOST_COMPLETIONS: Final = 200
+"""More than these nobody looks through."""
+
+SHORT_BUSY_TIMEOUT: Final = "PRAGMA busy_timeout = 50"
+
+
+def complete_names(url: str, names: CompletionKind, beginning: str) -> list[tuple[str, str]]:
+    """List the names that begin so, each with a word about it. Behind a server nobody is asked: that may take long."""
+    path = find_store_file(url)
+    if path is None or not path.is_file():
+        return []
+    with closing(open_read_only(str(path))) as connection:
+        connection.execute(SHORT_BUSY_TIMEOUT)
+        params = {"like": f"{_escape_pattern(beginning)}*", "limit": MOST_COMPLETIONS}
+        rows = connection.execute(load_queries("sqlite/offered.sql")[names], params)
+        return [(str(name), str(told)) for name, told in rows]
+
+
+def _escape_pattern(text: str) -> str:
+    """Write a text so that it matches nothing but itself."""
+    return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
+
+
+RunQuery = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
+"""Runs a named query of a store."""
+
+FITTING_CHECKPOINTS: Final = 64
+"""So many checkpoints in a row that a store fits mean that it fits all before them.
+
+Each process writes down all that it committed. After a checkpoint of an event that is missing, another process can
+therefore add only one line that knows nothing later. So this must exceed the number of processes that share a file.
+"""
+
+MOST_STREAMS_NAMED: Final = 3
+"""How many streams a sentence names; the others are counted."""
+
+PLACES_FOLDER: Final = "places"
+
+
+class MissingTail(msgspec.Struct, frozen=True):
+    """A stream of which checkpoints know more than the store has: it fits them up to `fits`, they know `known`."""
+
+    stream: str
+    known: int
+    fits: int
+
+
+class OlderCopy(msgspec.Struct, frozen=True):
+    """Why nothing may run on a store: what its checkpoints knew at `at`, and it does not. It `ends` at its last event.
+
+    `lost` counts what those checkpoints vouch for: micro-dollars, halts, denials.
+    """
+
+    kind: Literal["older", "forked", "replaced", "gone"]
+    place: str
+    store: str
+    at: int
+    ends: int = 0
+    gaps: tuple[MissingTail, ...] = ()
+    lost: Mapping[str, int] = {}
+
+    @property
+    def events(self) -> int:
+        """How many events are known to be missing."""
+        return sum(gap.known - gap.fits for gap in self.gaps)
+
+    @property
+    def given_up(self) -> Mapping[str, int]:
+        """What a person gives up by going on: of each stream, all that checkpoints know after a number."""
+        return {gap.stream: gap.fits for gap in self.gaps}
+
+    def sentence(self) -> str:
+        """Say what is missing, and what to do."""
+        put_back = "Put it back, or begin" if self.kind == "gone" else "Put the newer one back, or go on with this one,"
+        without = " a new one:" if self.kind == "gone" else " without what is missing:"
+        return f"{self.lacks()} Nothing runs on it until a person decides. {put_back}{without} halter store accept"
+
+    def lacks(self) -> str:
+        """Say what is missing."""
+        when = _format_utc(self.at)
+        match self.kind:
+            case "gone":
+                return (
+                    f"The store {self.place} is gone. It was last checkpointed at {when} (id {self.store}), and a new "
+                    "one would know nothing of what was spent, halted and denied in it."
+                )
+            case "replaced":
+                return (
+                    f"The store {self.place} is not the one that was used here before. That one was last checkpointed "
+                    f"at {when} (id {self.store}), and what was spent, halted and denied in it is not in this one."
+                )
+            case "forked":
+                return (
+                    f"The store {self.place} has another history than its checkpoints: {self._missing(when)}, and "
+                    f"others stand in their place.{self._lost()}"
+                )
+            case "older":
+                ends = f"ends at {_format_utc(self.ends)}" if self.ends else "is empty"
+                return (
+                    f"The store {self.place} is older than its checkpoints: it {ends}, and {self._missing(when)}."
+                    f"{self._lost()}"
+                )
+
+    def _missing(self, when: str) -> str:
+        streams = sorted(self.gaps, key=lambda gap: (gap.stream != FLEET, gap.stream))
+        named = [f"{gap.known - gap.fits} of {gap.stream}" for gap in streams[:MOST_STREAMS_NAMED]]
+        if len(streams) > MOST_STREAMS_NAMED:
+            named.append(f"others of {format_count(len(streams) - MOST_STREAMS_NAMED, 'more stream')}")
+        verb = "is" if self.events == 1 else "are"
+        return f"{format_count(self.events, 'event')} until {when} {verb} missing ({', '.join(named)})"
+
+    def _lost(self) -> str:
+        found = [
+            *([f"{format_micros(self.lost[USD])} of spending"] if self.lost.get(USD) else []),
+            *([format_count(self.lost[HALTS], "halt")] if self.lost.get(HALTS) else []),
+            *([format_count(self.lost[DENIALS], "denial")] if self.lost.get(DENIALS) else []),
+        ]
+        return f" Missing with them: up to {', '.join(found)}." if found else ""
+
+
+class AcceptancePending(msgspec.Struct, frozen=True):
+    """A person goes on with a store as it is, and the checkpoints here do not say so yet: what is to be given up."""
+
+    given_up: Mapping[str, int]
+
+
+class Continuity:
+    """What a folder of checkpoints knows of the store that is used at one place."""
+
+    def __init__(self, folder: Path, place: str, trusted: Collection[str] = ()) -> None:
+        self._folder = folder
+        self._place = place
+        self._trusted = trusted
+        self._pointer = folder / PLACES_FOLDER / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
+
+    def gone(self) -> OlderCopy | None:
+        """Tell which store was used at this place, where now there is none."""
+        known = self._known()
+        return self._other("gone", known) if known else None
+
+    def look(self, ask: RunQuery, store: str) -> OlderCopy | AcceptancePending | None:
+        """Compare a store with its newest checkpoints; None if it goes on from there, or there are none."""
+        known = self._known()
+        doubt = self._other("replaced", known) if known not in {"", store} else self._behind(ask, store)
+        if doubt is None:
+            return None
+        said = ask("events_of_kind", {"stream": FLEET, "kind": StoreAccepted.KIND, "limit": 1})
+        if said and said[0]["at"] > doubt.at:
+            return AcceptancePending(doubt.given_up)
+        return doubt
+
+    def remember(self, store: str) -> None:
+        """Note which store is used at this place. Where that cannot be written, a missing store is not missed."""
+        if self._known() == store:
+            return
+        with suppress(OSError):
+            self._pointer.parent.mkdir(mode=0o700, exist_ok=True)
+            draft = self._pointer.with_suffix(f".{os.getpid()}")
+            draft.write_bytes(msgspec.json.encode({"place": self._place, "store": store}))
+            draft.replace(self._pointer)
+
+    def _known(self) -> str:
+        try:
+            return str(msgspec.json.decode(self._pointer.read_bytes())["store"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def _other(self, kind: Literal["replaced", "gone"], known: str) -> OlderCopy | None:
+        """Miss a store that was used here, unless nothing of it was ever checkpointed."""
+        newest = next(filter(self._vouches, self._checkpoints(known)), None)
+        return None if newest is None else OlderCopy(kind, self._place, known, newest.at)
+
+    def _behind(self, ask: RunQuery, store: str) -> OlderCopy | None:
+        misfits = list(find_unknown_checkpoints(ask, self._checkpoints(store), self._vouches))
+        if not misfits:
+            return None
+        gaps, forked = find_missing_tails(ask, misfits)
+        lost: Counter[str] = Counter()
+        for checkpoint in misfits:
+            lost.update({} if checkpoint.tally is msgspec.UNSET else checkpoint.tally)
+        ends = max((row["at"] for row in ask("heads", {})), default=0)
+        at = max(checkpoint.at for checkpoint in misfits)
+        return OlderCopy("forked" if forked else "older", self._place, store, at, ends, gaps, dict(lost))
+
+    def _checkpoints(self, store: str) -> Iterator[Checkpoint]:
+        for line in read_lines_backwards(checkpoint_file(self._folder, store)):
+            checkpoint = parse_checkpoint(line)
+            if checkpoint is not None and checkpoint.store == store:
+                yield checkpoint
+
+    def _vouches(self, checkpoint: Checkpoint) -> bool:
+        """Tell whether a checkpoint counts. It is asked of few: a line that a store fits changes nothing."""
+        if self._trusted and checkpoint.key not in self._trusted:
+            return False
+        return is_signed(checkpoint.signed_bytes(), checkpoint.signature, checkpoint.key)
+
+
+def find_unknown_checkpoints(
+    ask: RunQuery, newest: Iterable[Checkpoint], vouches: Callable[[Checkpoint], bool]
+) -> Iterator[Checkpoint]:
+    """Go back over checkpoints, and give those that name what a store does not have. What was accepted ends it."""
+    fitting = 0
+    for checkpoint in newest:
+        if _matches_store(ask, checkpoint):
+            fitting += 1
+        elif vouches(checkpoint):
+            fitting = 0
+            yield checkpoint
+        if fitting == FITTING_CHECKPOINTS or (checkpoint.accepted is not msgspec.UNSET and vouches(checkpoint)):
+            return
+
+
+def _matches_store(ask: RunQuery, checkpoint: Checkpoint) -> bool:
+    """Tell whether a store has what a checkpoint names. Who has the event that was committed last has all of them."""
+    heads, last = checkpoint.heads, checkpoint.last
+    streams = [last] if last is not msgspec.UNSET and last in heads else [*heads]
+    return all(_has_event(ask, stream, *heads[stream]) for stream in streams)
+
+
+def _has_event(ask: RunQuery, stream: str, seq: int, digest: str) -> bool:
+    return any(bytes(row["hash"]).hex() == digest for row in ask("hash_of", {"stream": stream, "seq": seq}))
+
+
+def find_missing_tails(ask: RunQuery, misfits: Iterable[Checkpoint]) -> tuple[tuple[MissingTail, ...], bool]:
+    """Tell of each stream how far it fits, and whether other events stand where checkpoints know some."""
+    wrong: defaultdict[str, list[int]] = defaultdict(list)
+    for checkpoint in misfits:
+        for stream, (seq, digest) in checkpoint.heads.items():
+            if not _has_event(ask, stream, seq, digest):
+                wrong[stream].append(seq)
+    gaps: list[MissingTail] = []
+    forked = False
+    for stream, seqs in sorted(wrong.items()):
+        here = next((row["head"] for row in ask("head", {"stream": stream})), 0)
+        forked = forked or here >= min(seqs)
+        gaps.append(MissingTail(stream, max(seqs), min(here, min(seqs) - 1)))
+    return tuple(gaps), forked
+
+
+def name_store_place(url: str) -> str:
+    """Name the place of a store, the same for all ways to write it and without a password; none is in memory only."""
+    path = find_store_file(url)
+    if path is not None:
+        return os.path.realpath(path)
+    if not url.lower().startswith(("postgresql:", "postgres:")):
+        return ""
+    return postgres_address(url).whereabouts()
+
+
+def _format_utc(at: int) -> str:
+    return datetime.fromtimestamp(at / SECOND, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -1,39 +1,274 @@
-"""PostgreSQL: one schema of any database, shared by any number of processes on any number of machines."""
+"""PostgreSQL: one schema of any database, shared by any number of processes on any number of machines.
 
+What one connection to PostgreSQL sees.
+
+Any number of rows in one statement: each column travels to PostgreSQL as one array.
+
+So a batch of writes costs a few round trips, however many rows it touches.
+"""
+
+import struct
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import groupby
 from typing import Any, Final
 
 import msgspec
 import psycopg
-from psycopg import sql
+from psycopg import Connection, sql
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+from psycopg.rows import dict_row
 
 from halter.core.errors import BlobMissing, RowRefused, StoreUnavailable, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
-from halter.core.library import Chunk, Found
-from halter.core.ports import EVERY_STREAM, Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
-from halter.core.row import Row, RowKey, lock_order
+from halter.core.ports import (
+    EVERY_STREAM,
+    AgentConcurrency,
+    Change,
+    Chunk,
+    EnqueueTickets,
+    FoundChunk,
+    HeartbeatReply,
+    Lease,
+    Offer,
+    Stored,
+    Ticket,
+)
 from halter.core.rows import TABLES
+from halter.core.vocabulary import Row, RowKey, lock_order
 from halter.journal.apply import Changes
-from halter.journal.batches import Bytes, Integers, Texts, append, columns, statements, teach
-from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
-from halter.journal.connection import Address, Connection, Line, connected, together, translated
-from halter.journal.engine import PROJECTIONS, Busy, Conflict, View
-from halter.journal.entries import Entry, for_tsquery, for_tsvector
-from halter.journal.leasing import Leasing
-from halter.journal.meta import schema_version, store_id, words
-from halter.journal.postgres_view import PostgresView, answers, blob
-from halter.journal.queries import for_psycopg, load, migrations, row_statements
-from halter.journal.sqlite import LEASE, event_columns, stored
+from halter.journal.connection import (
+    ConnectionSlot,
+    PgConnection,
+    PostgresAddress,
+    open_greeted_connection,
+    pipeline_statements,
+    translate_errors,
+)
+from halter.journal.engine import (
+    PROJECTIONS,
+    Busy,
+    Conflict,
+    IndexedChunk,
+    Leasing,
+    StoreView,
+    list_migrations,
+    load_queries,
+    make_row_statements,
+    to_psycopg_parameters,
+    to_tsquery,
+    to_tsvector,
+)
+from halter.journal.sqlite import LEASE_DURATION, read_stored_event, to_event_columns
+from halter.journal.store import (
+    UNREFERENCED_BLOB_AGE,
+    describe_missing_blob,
+    list_named_blobs,
+    read_meta_values,
+    read_schema_version,
+    read_store_id,
+)
 
-PATIENCE: Final = "10s"
+
+class PostgresView:
+    """What one connection sees until its transaction is over."""
+
+    def __init__(self, connection: PgConnection, address: PostgresAddress) -> None:
+        self._connection = connection
+        self._address = address
+
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Run a named query."""
+        with translate_errors(self._address):
+            return run_postgres_query(self._connection, name, params)
+
+    def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Run a named query, for its plain columns."""
+        with translate_errors(self._address):
+            query = to_psycopg_parameters(load_queries("queries.sql")[name]).encode()
+            return self._connection.execute(query, params, binary=True).fetchall()
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a blob, if it is there."""
+        with translate_errors(self._address):
+            return read_postgres_blob(self._connection, digest)
+
+    def flaws(self) -> Sequence[str]:
+        """Tell nothing: a server looks after its own pages, and says so when it reads a damaged one."""
+        return []
+
+    def close(self) -> None:
+        """End the transaction with the connection."""
+        self._connection.close()
+
+
+def run_postgres_query(connection: PgConnection, name: str, params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Run a named query."""
+    with connection.cursor(row_factory=dict_row, binary=True) as cursor:
+        return cursor.execute(to_psycopg_parameters(load_queries("queries.sql")[name]).encode(), params).fetchall()
+
+
+def read_postgres_blob(connection: PgConnection, digest: Digest) -> bytes | None:
+    """Return a blob, if it is there."""
+    found = connection.execute(
+        to_psycopg_parameters(load_queries("postgres/engine.sql")["get"]).encode(), {"digest": digest}, binary=True
+    )
+    return next((row[0] for row in found), None)
+
+
+_HEAD: Final = struct.Struct("!5i").pack
+_SIZE: Final = struct.Struct("!i").pack
+_NULL: Final = _SIZE(-1)
+_EIGHT: Final = _SIZE(8)
+
+
+class TextColumn(tuple[str | None, ...]):
+    """A column of text."""
+
+    __slots__ = ()
+
+
+class IntegerColumn(tuple[int | None, ...]):
+    """A column of integers of 64 bits."""
+
+    __slots__ = ()
+
+
+class BytesColumn(tuple[bytes | None, ...]):
+    """A column of bytes."""
+
+    __slots__ = ()
+
+
+Column = TextColumn | IntegerColumn | BytesColumn
+
+
+class _TextsDumper(Dumper):
+    format = Format.BINARY
+    oid = 1009
+
+    def dump(self, obj: TextColumn) -> bytes:
+        return _encode_array(25, _prefix_sizes([None if text is None else text.encode() for text in obj]))
+
+
+class _IntegersDumper(Dumper):
+    format = Format.BINARY
+    oid = 1016
+
+    def dump(self, obj: IntegerColumn) -> bytes:
+        return _encode_array(
+            20, [_NULL if number is None else _EIGHT + number.to_bytes(8, signed=True) for number in obj]
+        )
+
+
+class _BytesDumper(Dumper):
+    format = Format.BINARY
+    oid = 1001
+
+    def dump(self, obj: BytesColumn) -> bytes:
+        return _encode_array(17, _prefix_sizes(obj))
+
+
+def _encode_array(element: int, items: Sequence[bytes]) -> bytes:
+    """Write an array in PostgreSQL's binary form: of one dimension, possibly with NULLs, counted from 1."""
+    return b"".join((_HEAD(1, 1, element, len(items), 1), *items))
+
+
+def _prefix_sizes(items: Iterable[bytes | None]) -> list[bytes]:
+    return [_NULL if item is None else _SIZE(len(item)) + item for item in items]
+
+
+def register_dumpers(connection: Connection[Any]) -> None:
+    """Let a connection send columns. Its own way for lists looks at every value, and is several times slower."""
+    connection.adapters.register_dumper(TextColumn, _TextsDumper)
+    connection.adapters.register_dumper(IntegerColumn, _IntegersDumper)
+    connection.adapters.register_dumper(BytesColumn, _BytesDumper)
+
+
+class BatchStatements(msgspec.Struct, frozen=True):
+    """The mechanical statements of a table: `insert` and `update` take all columns, `lock` and `delete` the key's."""
+
+    kinds: tuple[type[Column], ...]
+    lock: bytes
+    insert: bytes
+    update: bytes
+    delete: bytes
+
+
+@cache
+def make_batch_statements(row: type[Row]) -> BatchStatements:
+    """Derive the statements of a table whose columns are the fields of its row type."""
+    fields = msgspec.structs.fields(row)
+    names = [f'"{field.name}"' for field in fields]
+    key, values = names[: len(row.KEY)], names[len(row.KEY) :]
+    same = " AND ".join(f"kept.{name} = given.{name}" for name in key)
+    kept = ", ".join(f"kept.{name}" for name in names)
+    order = ", ".join(f"kept.{name}" for name in key)
+    changed = ", ".join(f"{name} = given.{name}" for name in values)
+    lock = f"SELECT {kept} FROM {_unnest_parameters(key)} JOIN {row.TABLE} kept ON {same} ORDER BY {order} FOR UPDATE OF kept"
+    return BatchStatements(
+        kinds=tuple(_column_type(field.type) for field in fields),
+        lock=lock.encode(),
+        insert=_insert_statement(row.TABLE, names),
+        update=f"UPDATE {row.TABLE} kept SET {changed} FROM {_unnest_parameters(names)} WHERE {same}".encode(),
+        delete=f"DELETE FROM {row.TABLE} kept USING {_unnest_parameters(key)} WHERE {same}".encode(),
+    )
+
+
+class AppendStatement(msgspec.Struct, frozen=True):
+    """The statement that appends events and tells of them: it takes the events, a channel and the hints for it."""
+
+    kinds: tuple[type[Column], ...]
+    insert: bytes
+
+
+@cache
+def make_append_statement() -> AppendStatement:
+    """Derive the statement from an event's fields; what they mean in Python is not kept."""
+    fields = [field for field in msgspec.structs.fields(Stored) if field.name != "event"]
+    insert = _insert_statement("events", [f'"{field.name}"' for field in fields])
+    tell = b"SELECT pg_notify(%b, hint) FROM unnest(%b) AS hint"
+    return AppendStatement(
+        tuple(_column_type(field.type) for field in fields), b"WITH appended AS (" + insert + b") " + tell
+    )
+
+
+def to_columns(kinds: Sequence[type[Column]], rows: Iterable[Sequence[Any]]) -> list[Column]:
+    """Turn rows, or the keys of rows, into columns."""
+    return [kind(values) for kind, values in zip(kinds, zip(*rows, strict=True), strict=False)]
+
+
+def _insert_statement(table: str, names: Sequence[str]) -> bytes:
+    return f"INSERT INTO {table} ({', '.join(names)}) SELECT * FROM {_unnest_parameters(names)}".encode()
+
+
+def _unnest_parameters(names: Sequence[str]) -> str:
+    return f"unnest({', '.join('%b' for _ in names)}) AS given ({', '.join(names)})"
+
+
+_KINDS: Final[dict[type[msgspec.inspect.Type], type[Column]]] = {
+    msgspec.inspect.StrType: TextColumn,
+    msgspec.inspect.LiteralType: TextColumn,
+    msgspec.inspect.IntType: IntegerColumn,
+    msgspec.inspect.BytesType: BytesColumn,
+}
+
+
+def _column_type(annotation: Any) -> type[Column]:
+    info = msgspec.inspect.type_info(annotation)
+    members = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    return next(_KINDS[type(member)] for member in members if type(member) in _KINDS)
+
+
+LOCK_TIMEOUT: Final = "10s"
 """How long a lock is waited for, and how long a writer that stands still may keep its locks."""
 
 NOTIFICATION_BYTES: Final = 7_900
 """PostgreSQL refuses a notification of 8,000."""
 
-STREAMS_TOLD: Final = 1_000
+MOST_STREAMS_HINTED: Final = 1_000
 ROWS_AT_ONCE: Final = 1_000
 
 
@@ -45,14 +280,18 @@ class PostgresEngine:
     writes to the same stream have inserted and removed.
     """
 
-    def __init__(self, url: str, *, new_id: Callable[[], str], lease: int = LEASE, patience: str = PATIENCE) -> None:
-        self._address = Address(url)
+    def __init__(
+        self, url: str, *, new_id: Callable[[], str], lease: int = LEASE_DURATION, patience: str = LOCK_TIMEOUT
+    ) -> None:
+        self._address = PostgresAddress(url)
         self._lease = lease
         self._patience = patience
-        self._sql = {name: for_psycopg(text).encode() for name, text in load("postgres/engine.sql").items()}
-        self._writer = Line(self._address, self._ready_to_write)
-        self._reader = Line(self._address, self._ready_to_read)
-        self._listener = Line(self._address, self._ready_to_listen)
+        self._sql = {
+            name: to_psycopg_parameters(text).encode() for name, text in load_queries("postgres/engine.sql").items()
+        }
+        self._writer = ConnectionSlot(self._address, self._ready_to_write)
+        self._reader = ConnectionSlot(self._address, self._ready_to_read)
+        self._listener = ConnectionSlot(self._address, self._ready_to_listen)
         self._now = 0
         self._unsaved: Changes | None = None
         self._deaf_before = False
@@ -72,27 +311,27 @@ class PostgresEngine:
         """Lock rows, table by table and each in the order of its keys, and take the time when all are locked."""
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         with self._writer.use() as connection:
-            with together(connection):
+            with pipeline_statements(connection):
                 connection.execute(self._sql["begin"])
-                found = [(table, self._lock(connection, table, wanted)) for table, wanted in _by_table(keys)]
+                found = [(table, self._lock(connection, table, wanted)) for table, wanted in _group_by_table(keys)]
                 now = connection.execute(self._sql["now"])
             for table, cursor in found:
                 for values in cursor.fetchall():
                     row = table(*values)
                     rows[row.key()] = row
-            self._now = _one(now)
+            self._now = _fetch_value(now)
         return rows
 
-    def _lock(self, connection: Connection, table: type[Row], keys: Iterable[RowKey]) -> psycopg.Cursor[Any]:
-        statement = statements(table)
-        return connection.execute(statement.lock, columns(statement.kinds, [key for _, key in keys]), binary=True)
+    def _lock(self, connection: PgConnection, table: type[Row], keys: Iterable[RowKey]) -> psycopg.Cursor[Any]:
+        statement = make_batch_statements(table)
+        return connection.execute(statement.lock, to_columns(statement.kinds, [key for _, key in keys]), binary=True)
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
         """Return the events of writes that were committed before under these keys."""
         found: dict[str, tuple[Stored, ...]] = {}
         with self._writer.use() as connection:
-            for row in connection.execute(self._sql["by_keys"], {"keys": Texts(keys)}, binary=True):
-                event = stored(row)
+            for row in connection.execute(self._sql["by_keys"], {"keys": TextColumn(keys)}, binary=True):
+                event = read_stored_event(row)
                 found[event.key] = (*found.get(event.key, ()), event)
         return found
 
@@ -102,12 +341,12 @@ class PostgresEngine:
 
     def save(self, changes: Changes) -> None:
         """Keep the changes until the commit, so that all travel together; only blobs must be looked for first."""
-        digests = named_blobs(changes.events)
+        digests = list_named_blobs(changes.events)
         if digests:
             with self._writer.use() as connection:
-                missing = connection.execute(self._sql["missing_blobs"], {"digests": Texts(digests)}).fetchall()
+                missing = connection.execute(self._sql["missing_blobs"], {"digests": TextColumn(digests)}).fetchall()
             if missing:
-                raise BlobMissing(without_blob(missing[0][0], self._address.place))
+                raise BlobMissing(describe_missing_blob(missing[0][0], self._address.place))
         self._unsaved = changes
 
     def commit(self) -> None:
@@ -115,35 +354,35 @@ class PostgresEngine:
         changes, self._unsaved = self._unsaved, None
         with self._writer.use() as connection:
             begun = self._writer.in_transaction
-            with together(connection):
+            with pipeline_statements(connection):
                 if not begun:
                     connection.execute(self._sql["begin"])
                 if changes is not None:
                     self._write(connection, changes)
                 connection.execute(self._sql["commit"])
 
-    def _write(self, connection: Connection, changes: Changes) -> None:
+    def _write(self, connection: PgConnection, changes: Changes) -> None:
         """Insert in the order of locks too: two processes that insert the same rows wait, but never for each other."""
         inserts = sorted(((row.key(), row) for row in changes.inserts), key=lambda pair: lock_order(pair[0]))
         self._insert(connection, [row for _, row in inserts])
-        for table, rows in groupby(sorted(changes.updates, key=_table), type):
-            statement = statements(table)
-            connection.execute(statement.update, columns(statement.kinds, map(msgspec.structs.astuple, rows)))
-        for table, keys in _by_table(changes.deletes):
-            statement = statements(table)
-            connection.execute(statement.delete, columns(statement.kinds, [key for _, key in keys]))
-        told = hints({event.stream: event.seq for event in changes.events})
-        events = columns(append().kinds, map(event_columns, changes.events))
-        connection.execute(append().insert, [*events, self._address.schema, Texts(told)])
+        for table, rows in groupby(sorted(changes.updates, key=_table_order), type):
+            statement = make_batch_statements(table)
+            connection.execute(statement.update, to_columns(statement.kinds, map(msgspec.structs.astuple, rows)))
+        for table, keys in _group_by_table(changes.deletes):
+            statement = make_batch_statements(table)
+            connection.execute(statement.delete, to_columns(statement.kinds, [key for _, key in keys]))
+        told = format_hints({event.stream: event.seq for event in changes.events})
+        events = to_columns(make_append_statement().kinds, map(to_event_columns, changes.events))
+        connection.execute(make_append_statement().insert, [*events, self._address.schema, TextColumn(told)])
         for erase in changes.erasures:
             params = {"stream": erase.stream, "through": erase.through, "session": session_of(erase.stream)}
             for name in ("keep_blobs", "erase_blobs", "erase_bodies", "erase_snapshot"):
                 connection.execute(self._sql[name], params)
 
-    def _insert(self, connection: Connection, rows: Sequence[Row]) -> None:
+    def _insert(self, connection: PgConnection, rows: Sequence[Row]) -> None:
         for table, alike in groupby(rows, type):
-            statement = statements(table)
-            connection.execute(statement.insert, columns(statement.kinds, map(msgspec.structs.astuple, alike)))
+            statement = make_batch_statements(table)
+            connection.execute(statement.insert, to_columns(statement.kinds, map(msgspec.structs.astuple, alike)))
 
     def rollback(self) -> None:
         """Forget the transaction; without a connection the server has forgotten it already."""
@@ -159,7 +398,7 @@ class PostgresEngine:
         """Return events of a stream in order."""
         params = {"stream": stream, "after": after, "limit": limit}
         with self._reader.use() as connection:
-            return [stored(row) for row in connection.execute(self._sql["read"], params, binary=True)]
+            return [read_stored_event(row) for row in connection.execute(self._sql["read"], params, binary=True)]
 
     def claim(
         self,
@@ -167,7 +406,7 @@ class PostgresEngine:
         limit: int,
         program_format: int,
         only: SessionId | Ticket | None = None,
-        agents: Agents | None = None,
+        agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._transaction() as connection:
@@ -177,36 +416,36 @@ class PostgresEngine:
             leasing = self._leasing(connection, now, program_format)
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         """Hand out tickets, unless another process is just doing so."""
         with self._transaction() as connection:
-            if not _one(connection.execute(self._sql["unless_another"], {"schema": self._address.schema})):
-                return Offered(more=True)
-            now = _one(connection.execute(self._sql["now"]))
+            if not _fetch_value(connection.execute(self._sql["unless_another"], {"schema": self._address.schema})):
+                return Offer(more=True)
+            now = _fetch_value(connection.execute(self._sql["now"]))
             return self._leasing(connection, now, program_format).offer(limit, agents, put, connection)
 
-    def _leasing(self, connection: Connection, now: int, program_format: int) -> Leasing:
+    def _leasing(self, connection: PgConnection, now: int, program_format: int) -> Leasing:
         def ask(name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
             cursor = connection.execute(self._sql[name], params)
             return cursor.fetchall() if cursor.description else ()
 
-        return Leasing(ask, Texts, Integers, now, self._lease, program_format)
+        return Leasing(ask, TextColumn, IntegerColumn, now, self._lease, program_format)
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         """Renew a worker's leases; after a lapse, say which are left."""
         with self._transaction() as connection:
             now, lapsed = self._renew(connection, worker)
             if snapshots:
-                kept = {"sessions": Texts(snapshots), "data": Bytes(snapshots.values())}
+                kept = {"sessions": TextColumn(snapshots), "data": BytesColumn(snapshots.values())}
                 connection.execute(self._sql["snapshots"], {"worker": worker, "at": now, **kept})
             if about:
                 connection.execute(self._sql["about"], {"worker": worker, "now": now, "about": about})
             if not lapsed:
-                return Beat(now)
+                return HeartbeatReply(now)
             owned = connection.execute(self._sql["owned"], {"worker": worker})
-            return Beat(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
+            return HeartbeatReply(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
 
-    def _renew(self, connection: Connection, worker: WorkerId) -> tuple[int, bool]:
+    def _renew(self, connection: PgConnection, worker: WorkerId) -> tuple[int, bool]:
         now, lapsed = connection.execute(self._sql["renew"], {"worker": worker, "lease": self._lease}).fetchall()[0]
         return now, lapsed
 
@@ -218,7 +457,7 @@ class PostgresEngine:
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
         with self._reader.use() as connection:
-            return answers(connection, name, params)
+            return run_postgres_query(connection, name, params)
 
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
@@ -228,9 +467,9 @@ class PostgresEngine:
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
         with self._reader.use() as connection:
-            return blob(connection, digest)
+            return read_postgres_blob(connection, digest)
 
-    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+    def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
         """Add some of a document's chunks and their words."""
         with self._writer.use() as connection:
             connection.execute(self._sql["add_chunks"], {"document": document, **_chunk_columns(entries)})
@@ -239,7 +478,7 @@ class PostgresEngine:
         """Let a document be seen if it has so many chunks."""
         with self._transaction() as connection:
             connection.execute(self._sql["show_document"], {"document": document, "count": count})
-            return bool(connection.execute(self._sql["indexed"], {"documents": Texts([document])}).fetchall())
+            return bool(connection.execute(self._sql["indexed"], {"documents": TextColumn([document])}).fetchall())
 
     def drop_chunks(self, document: str, limit: int) -> int:
         """Let a document be seen no more, and drop some of its chunks."""
@@ -250,7 +489,7 @@ class PostgresEngine:
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
         """Tell which of these documents are there."""
         with self._reader.use() as connection:
-            found = connection.execute(self._sql["indexed"], {"documents": Texts(documents)})
+            found = connection.execute(self._sql["indexed"], {"documents": TextColumn(documents)})
             return frozenset(row[0] for row in found)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
@@ -258,26 +497,28 @@ class PostgresEngine:
         with self._reader.use() as connection:
             return [Chunk(*row) for row in connection.execute(self._sql["chunks"], {"document": document})]
 
-    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+    def search(
+        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+    ) -> Sequence[FoundChunk]:
         """Find chunks in which every word occurs, or any."""
-        params = {"documents": Texts(documents), "query": for_tsquery(wanted, every=every), "limit": limit}
+        params = {"documents": TextColumn(documents), "query": to_tsquery(wanted, every=every), "limit": limit}
         with self._reader.use() as connection:
-            return [Found(*row) for row in connection.execute(self._sql["search"], params)]
+            return [FoundChunk(*row) for row in connection.execute(self._sql["search"], params)]
 
-    def view(self) -> View:
+    def view(self) -> StoreView:
         """Open a transaction that sees one moment only, on a connection of its own."""
-        with translated(self._address):
-            return PostgresView(connected(self._address, self._ready_to_look), self._address)
+        with translate_errors(self._address):
+            return PostgresView(open_greeted_connection(self._address, self._ready_to_look), self._address)
 
-    def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+    def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         """Make all projections anew in one transaction, while other writers wait."""
         try:
             with self._transaction() as connection:
                 connection.execute(self._sql["take_time"])
                 connection.execute(self._sql["keep_out"])
-                rows = sorted(make(PostgresView(connection, self._address)), key=_table)
+                rows = sorted(make(PostgresView(connection, self._address)), key=_table_order)
                 for table in PROJECTIONS:
-                    connection.execute(row_statements(table).clear.encode())
+                    connection.execute(make_row_statements(table).clear.encode())
                 for start in range(0, len(rows), ROWS_AT_ONCE):
                     self._insert(connection, rows[start : start + ROWS_AT_ONCE])
         except (RowRefused, Conflict, OverflowError) as error:
@@ -287,9 +528,9 @@ class PostgresEngine:
     def scrub(self) -> bool:
         """Drop blobs that nothing names; the server reuses the room of old rows and of its log in its own time."""
         with self._transaction() as connection:
-            now = _one(connection.execute(self._sql["now"]))
+            now = _fetch_value(connection.execute(self._sql["now"]))
             connection.execute(self._sql["keep_blobs"])
-            connection.execute(self._sql["sweep_blobs"], {"before": now - UNNAMED_FOR})
+            connection.execute(self._sql["sweep_blobs"], {"before": now - UNREFERENCED_BLOB_AGE})
         return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
@@ -300,43 +541,43 @@ class PostgresEngine:
                 return [Change(EVERY_STREAM, 0)]
             told = list(connection.notifies(timeout=timeout, stop_after=1))
         mine = self._writer.pid
-        return [change for notify in told if notify.pid != mine for change in _heard(notify.payload)]
+        return [change for notify in told if notify.pid != mine for change in _parse_hint(notify.payload)]
 
     def close(self) -> None:
         """Let go of the connections."""
         for line in (self._writer, self._reader, self._listener):
             line.drop()
 
-    def _ready(self, connection: Connection) -> None:
-        teach(connection)
+    def _ready(self, connection: PgConnection) -> None:
+        register_dumpers(connection)
         connection.execute(self._sql["ready"], {"schema": self._address.schema})
 
-    def _ready_to_write(self, connection: Connection) -> None:
+    def _ready_to_write(self, connection: PgConnection) -> None:
         self._ready(connection)
         connection.execute(self._sql["ready_to_write"], {"patience": self._patience})
 
-    def _ready_to_read(self, connection: Connection) -> None:
+    def _ready_to_read(self, connection: PgConnection) -> None:
         self._ready(connection)
         connection.execute(self._sql["ready_to_read"])
 
-    def _ready_to_listen(self, connection: Connection) -> None:
+    def _ready_to_listen(self, connection: PgConnection) -> None:
         self._ready(connection)
         connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(self._address.schema)))
         self._deaf_before = True
 
-    def _ready_to_look(self, connection: Connection) -> None:
+    def _ready_to_look(self, connection: PgConnection) -> None:
         self._ready(connection)
         connection.execute(self._sql["look"])
-        answers(connection, "meta", {})
+        run_postgres_query(connection, "meta", {})
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
         """Bring the schema up to date; of several processes that start together, one does it."""
-        known = migrations("postgres")
+        known = list_migrations("postgres")
         schema = self._address.schema
         with self._transaction() as connection:
-            self._refuse_encoding(_one(connection.execute(self._sql["encoding"])))
+            self._refuse_encoding(_fetch_value(connection.execute(self._sql["encoding"])))
             connection.execute(self._sql["migrating"], {"schema": schema})
-            if not _one(connection.execute(self._sql["schema_exists"], {"schema": schema})):
+            if not _fetch_value(connection.execute(self._sql["schema_exists"], {"schema": schema})):
                 connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
             connection.execute(self._sql["meta"])
             version = self._schema_version(connection, known[-1][0])
@@ -348,12 +589,12 @@ class PostgresEngine:
                 news["schema"] = str(known[-1][0])
             for name, value in news.items():
                 connection.execute(self._sql["remember"], {"name": name, "value": value})
-            store_id(words(answers(connection, "meta", {})), self._address.place)
+            read_store_id(read_meta_values(run_postgres_query(connection, "meta", {})), self._address.place)
 
-    def _schema_version(self, connection: Connection, known: int) -> int:
-        said = words(answers(connection, "meta", {}))
-        others = _one(connection.execute(self._sql["has_tables"], {"schema": self._address.schema}))
-        return schema_version(said, known, self._address.place, tables=others)
+    def _schema_version(self, connection: PgConnection, known: int) -> int:
+        said = read_meta_values(run_postgres_query(connection, "meta", {}))
+        others = _fetch_value(connection.execute(self._sql["has_tables"], {"schema": self._address.schema}))
+        return read_schema_version(said, known, self._address.place, tables=others)
 
     def _refuse_encoding(self, encoding: str) -> None:
         if encoding != "UTF8":
@@ -363,7 +604,7 @@ class PostgresEngine:
             )
 
     @contextmanager
-    def _transaction(self) -> Generator[Connection]:
+    def _transaction(self) -> Generator[PgConnection]:
         try:
             with self._writer.use() as connection:
                 connection.execute(self._sql["begin"])
@@ -373,43 +614,43 @@ class PostgresEngine:
             self.rollback()
 
 
-def hints(heads: Mapping[StreamId, int]) -> list[str]:
+def format_hints(heads: Mapping[StreamId, int]) -> list[str]:
     """Write where streams stand now, in as many pieces as notifications need; too much is told as `look at all`."""
     text = msgspec.json.encode(heads).decode()
-    if len(heads) > STREAMS_TOLD or (len(heads) == 1 and len(text.encode()) > NOTIFICATION_BYTES):
-        return hints({EVERY_STREAM: 0})
+    if len(heads) > MOST_STREAMS_HINTED or (len(heads) == 1 and len(text.encode()) > NOTIFICATION_BYTES):
+        return format_hints({EVERY_STREAM: 0})
     if len(text.encode()) <= NOTIFICATION_BYTES:
         return [text]
     pairs, half = list(heads.items()), len(heads) // 2
-    return hints(dict(pairs[:half])) + hints(dict(pairs[half:]))
+    return format_hints(dict(pairs[:half])) + format_hints(dict(pairs[half:]))
 
 
-def _heard(hint: str) -> list[Change]:
+def _parse_hint(hint: str) -> list[Change]:
     heads = msgspec.json.decode(hint, type=dict[str, int])
     return [Change(StreamId(stream), head) for stream, head in heads.items()]
 
 
-def _chunk_columns(entries: Sequence[Entry]) -> dict[str, Any]:
+def _chunk_columns(entries: Sequence[IndexedChunk]) -> dict[str, Any]:
     chunks = [entry.chunk for entry in entries]
     return {
-        "numbers": Integers(chunk.number for chunk in chunks),
-        "starts": Integers(chunk.start for chunk in chunks),
-        "ends": Integers(chunk.end for chunk in chunks),
-        "texts": Texts(chunk.text for chunk in chunks),
-        "words": Texts(for_tsvector(entry.words) for entry in entries),
+        "numbers": IntegerColumn(chunk.number for chunk in chunks),
+        "starts": IntegerColumn(chunk.start for chunk in chunks),
+        "ends": IntegerColumn(chunk.end for chunk in chunks),
+        "texts": TextColumn(chunk.text for chunk in chunks),
+        "words": TextColumn(to_tsvector(entry.words) for entry in entries),
     }
 
 
-def _by_table(keys: Iterable[RowKey]) -> Iterable[tuple[type[Row], Iterable[RowKey]]]:
+def _group_by_table(keys: Iterable[RowKey]) -> Iterable[tuple[type[Row], Iterable[RowKey]]]:
     return groupby(sorted(keys, key=lambda key: _ORDER[key[0]]), lambda key: key[0])
 
 
 _ORDER: Final = {table: place for place, table in enumerate(TABLES)}
 
 
-def _table(row: Row) -> int:
+def _table_order(row: Row) -> int:
     return _ORDER[type(row)]
 
 
-def _one(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Any:
+def _fetch_value(cursor: psycopg.Cursor[tuple[Any, ...]]) -> Any:
     return cursor.fetchall()[0][0]

@@ -2,12 +2,14 @@
 
 Events go through the same `project` as when they were committed. Streams are read in any order within their
 class: no order is promised between them, and the rows come out the same.
+
+What an examination of a store found, in words for the person who can act on it.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,18 +18,116 @@ from halter.core.errors import StoreUnusable
 from halter.core.events import AnyEvent, BodiesErased, Unknown
 from halter.core.ids import FLEET, StreamId, is_inbox, session_of, session_stream
 from halter.core.ports import Stored
-from halter.core.project import Erase, Gone, project
-from halter.core.row import R, Row, RowKey
-from halter.core.rows import FREE, SessionRow
-from halter.journal.engine import PROJECTIONS, View
-from halter.journal.report import Finding, finding
+from halter.core.project import EraseBodies, RowDeleted, project_event
+from halter.core.rows import NO_OWNER, SessionRow
+from halter.core.vocabulary import R, Row, RowKey
+from halter.journal.engine import PROJECTIONS, StoreView
 from halter.journal.store import JournalStore
 
-PAGE: Final = 500
+FindingKind = Literal[
+    "damaged",
+    "edited",
+    "deleted",
+    "inserted",
+    "duplicated",
+    "reordered",
+    "moved",
+    "unreadable",
+    "head",
+    "body_missing",
+    "not_erased",
+    "blob_missing",
+    "blob_altered",
+    "row",
+    "rewritten",
+    "cut",
+    "dropped",
+    "checkpoint_altered",
+    "checkpoint_key",
+    "checkpoint_missing",
+]
+
+
+_DAMAGED: Final = (
+    "Keep a copy, and restore it from a backup; where only an index is named, `sqlite3 FILE REINDEX` makes it anew."
+)
+_WRITER: Final = "Compare the store with a backup, and find out who can write to it besides Halter."
+_BACKUP: Final = "Restore it from a backup."
+_COPIED: Final = (
+    f"{_WRITER} If the store is a copy of another, or another is a copy of it, both have the same id, and what one "
+    "signs contradicts the other: give each its own folder of checkpoints with HALTER_CHECKPOINTS."
+)
+_CHECKPOINT: Final = "Compare the checkpoints with a copy, and find out who can write to their folder."
+
+FINDING_ADVICE: Final[Mapping[FindingKind, str]] = {
+    "damaged": _DAMAGED,
+    "edited": _WRITER,
+    "deleted": _WRITER,
+    "inserted": _WRITER,
+    "duplicated": _WRITER,
+    "reordered": _WRITER,
+    "moved": _WRITER,
+    "unreadable": "Use the newer Halter that wrote it; if this is the newest, the event was damaged.",
+    "head": _WRITER,
+    "body_missing": f"{_BACKUP} What must go is erased with `halter erase`.",
+    "not_erased": "Erase the session again with `halter erase`.",
+    "blob_missing": _BACKUP,
+    "blob_altered": _BACKUP,
+    "row": "Find out who can write to the store besides Halter, and rebuild the rows from the events.",
+    "rewritten": _COPIED,
+    "cut": _COPIED,
+    "dropped": _COPIED,
+    "checkpoint_altered": _CHECKPOINT,
+    "checkpoint_key": _CHECKPOINT,
+    "checkpoint_missing": "Check the folder; if it is the right one, they were removed, or the store's id was changed.",
+}
+"""What to do about each kind of finding."""
+
+
+class IntegrityFinding(msgspec.Struct, frozen=True):
+    """One thing that is not as it was written; for a checkpoint, `seq` is its number and no stream is named."""
+
+    kind: FindingKind
+    stream: str
+    seq: int
+    sentence: str
+
+
+def make_finding(kind: FindingKind, stream: str, seq: int, what: str) -> IntegrityFinding:
+    """Say what was found, and what to do about it."""
+    return IntegrityFinding(kind, stream, seq, f"{what} {FINDING_ADVICE[kind]}")
+
+
+class IntegrityReport(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was found, and how much was looked at.
+
+    `uncovered` counts, by stream, the events that no checkpoint vouches for yet: a tail that could still be cut
+    off unseen. `erased` counts the events whose bodies were erased on purpose. `compared` tells whether the rows
+    were compared with what the events make of them; if not, a note says why.
+    """
+
+    ok: bool
+    findings: tuple[IntegrityFinding, ...]
+    streams: int
+    events: int
+    erased: int
+    uncovered: dict[str, int]
+    checkpoints: int | None = None
+    torn: bool = False
+    compared: bool = True
+    notes: tuple[str, ...] = ()
+
+    @property
+    def uncovered_events(self) -> int:
+        """Tell how many events no checkpoint vouches for."""
+        return sum(self.uncovered.values())
+
+
+REBUILD_PAGE: Final = 500
 """How many events are read in one go: enough to be quick, few enough for bodies of 32 KiB each."""
 
 
-async def rebuilt(store: JournalStore) -> dict[RowKey, Row]:
+async def compute_projections(store: JournalStore) -> dict[RowKey, Row]:
     """Make all projections from the events alone. Raises StoreUnusable if there is an event it cannot read."""
     return await store.study(rows_from_events)
 
@@ -37,50 +137,50 @@ async def rebuild(store: JournalStore) -> None:
     await store.replace(lambda view: rows_from_events(view).values())
 
 
-def rows_from_events(view: View) -> dict[RowKey, Row]:
+def rows_from_events(view: StoreView) -> dict[RowKey, Row]:
     """Fold every stream, and leave each session to whoever works on it now."""
-    fold = Fold()
-    for stream in in_order(all_streams(view)):
-        for event in events_of(view, stream):
+    fold = RowFold()
+    for stream in sort_streams(list_streams(view)):
+        for event in read_raw_events(view, stream):
             fold.take(event)
-    return fold.rows_beside(live_rows(view))
+    return fold.rows_beside(read_live_rows(view))
 
 
-def all_streams(view: View) -> list[StreamId]:
+def list_streams(view: StoreView) -> list[StreamId]:
     """List every stream that has an event or a head."""
     return [StreamId(row["stream"]) for row in view.ask("streams", {})]
 
 
-def in_order(streams: Iterable[StreamId]) -> list[StreamId]:
+def sort_streams(streams: Iterable[StreamId]) -> list[StreamId]:
     """Put sessions first, then inboxes, triggers, and the fleet last; within a class the order is kept."""
-    return sorted(streams, key=_class)
+    return sorted(streams, key=_stream_class)
 
 
-def _class(stream: StreamId) -> int:
+def _stream_class(stream: StreamId) -> int:
     if session_of(stream) is None:
         return 3 if stream == FLEET else 2
     return 1 if is_inbox(stream) else 0
 
 
-def events_of(view: View, stream: StreamId) -> Iterator[Stored]:
+def read_raw_events(view: StoreView, stream: StreamId) -> Iterator[Stored]:
     """Read a stream as it is kept, in pages, without trusting that its numbers are right."""
     seq, position = -(2**63), 0
     while True:
-        params = {"stream": stream, "seq": seq, "position": position, "limit": PAGE}
+        params = {"stream": stream, "seq": seq, "position": position, "limit": REBUILD_PAGE}
         rows = view.rows("events_of", params)
         for row in rows:
-            yield stored(row)
-        if len(rows) < PAGE:
+            yield read_damaged_event(row)
+        if len(rows) < REBUILD_PAGE:
             return
         seq, position = rows[-1][1], rows[-1][-1]
 
 
-def stored(row: Sequence[Any]) -> Stored:
+def read_damaged_event(row: Sequence[Any]) -> Stored:
     """Read an event from its columns, whatever they hold; what no column may hold becomes nothing of its kind."""
-    if tuple(map(type, row)) not in _SOUND:
+    if tuple(map(type, row)) not in _SOUND_TYPES:
         row = [value if type(value) in kinds else kinds[0]() for value, kinds in zip(row, _TYPES, strict=True)]
     stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, link, _ = row
-    event = readable(kind, version, facts)
+    event = decode_damaged_facts(kind, version, facts)
     return Stored(stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, link, event)
 
 
@@ -88,16 +188,16 @@ _NONE: Final = type(None)
 _HEADER: Final = ((str,), (int,), (str,), (int,), (int,), (int,), (str,), (str, _NONE))
 _CONTENT: Final = ((bytes,), (bytes, _NONE), (bytes, _NONE), (bytes,), (bytes,))
 _TYPES: Final[tuple[tuple[type, ...], ...]] = (*_HEADER, *_CONTENT, (int,))
-_SOUND: Final = frozenset(itertools.product(*_TYPES))
+_SOUND_TYPES: Final = frozenset(itertools.product(*_TYPES))
 """What the columns of an event may hold, as the query names them; all combinations, for a quick look."""
 
 
-def whole(value: object) -> int:
+def to_sequence_number(value: object) -> int:
     """Read a number that somebody may have damaged; what is none is less than any that counts."""
     return value if isinstance(value, int) else -1
 
 
-def readable(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
+def decode_damaged_facts(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
     """Decode facts that somebody may have damaged."""
     if version < 1:
         return Unknown(kind, version, facts)
@@ -107,17 +207,17 @@ def readable(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
         return Unknown(kind, version, facts)
 
 
-def erasures(view: View) -> dict[str, int]:
+def read_erasures(view: StoreView) -> dict[str, int]:
     """Tell how far each stream's bodies were erased on purpose."""
     through: dict[str, int] = {}
     for row in view.ask("erasures", {}):
-        event = readable(BodiesErased.KIND, row["version"], row["facts"])
+        event = decode_damaged_facts(BodiesErased.KIND, row["version"], row["facts"])
         if isinstance(event, BodiesErased):
             through[event.stream] = max(event.through, through.get(event.stream, 0))
     return through
 
 
-def live_rows(view: View) -> dict[RowKey, Row]:
+def read_live_rows(view: StoreView) -> dict[RowKey, Row]:
     """Read all projections as they stand."""
     rows: dict[RowKey, Row] = {}
     for table in PROJECTIONS:
@@ -128,13 +228,13 @@ def live_rows(view: View) -> dict[RowKey, Row]:
     return rows
 
 
-class Fold:
+class RowFold:
     """The rows as events make them, one after the other; `unreadable` tells of the first that it could not take."""
 
     def __init__(self) -> None:
         self._rows: dict[RowKey, Any] = {}
         self._generations: dict[str, int] = {}
-        self.unreadable: Finding | None = None
+        self.unreadable: IntegrityFinding | None = None
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         """Return a row as it stands so far."""
@@ -147,13 +247,13 @@ class Fold:
             return
         if stored.generation > self._generations.get(stored.stream, 0):
             self._generations[stored.stream] = stored.generation
-        for effect in project(stored.event, stored, self):
+        for effect in project_event(stored.event, stored, self):
             match effect:
                 case Row():
                     self._rows[effect.key()] = effect
-                case Gone():
+                case RowDeleted():
                     self._rows.pop(effect.key, None)
-                case Erase():
+                case EraseBodies():
                     pass
 
     def _give_up(self, stored: Stored) -> None:
@@ -161,7 +261,7 @@ class Fold:
             f"Event {stored.seq} of {stored.stream} ({stored.kind!r}, version {stored.version}) means nothing to "
             "this program, so rows cannot be made from the events."
         )
-        self.unreadable = self.unreadable or finding("unreadable", stored.stream, stored.seq, what)
+        self.unreadable = self.unreadable or make_finding("unreadable", stored.stream, stored.seq, what)
 
     def rows_beside(self, live: Mapping[RowKey, Row]) -> dict[RowKey, Row]:
         """Return the rows, with the leases that stand in the live ones."""
@@ -170,22 +270,22 @@ class Fold:
         rows = dict(self._rows)
         for key, row in self._rows.items():
             if isinstance(row, SessionRow):
-                rows[key] = _leased(row, live.get(key), self._generations.get(session_stream(row.session), 0))
+                rows[key] = _keep_lease(row, live.get(key), self._generations.get(session_stream(row.session), 0))
         return rows
 
 
-def _leased(row: SessionRow, live: Row | None, written_by: int) -> SessionRow:
+def _keep_lease(row: SessionRow, live: Row | None, written_by: int) -> SessionRow:
     """Take the lease from the live row, unless a later generation than it knows has already written.
 
     Such a row was set back by hand: an owner that had lost the session could write again.
     """
-    owner, generation = FREE, written_by
-    if isinstance(live, SessionRow) and whole(live.generation) >= written_by:
+    owner, generation = NO_OWNER, written_by
+    if isinstance(live, SessionRow) and to_sequence_number(live.generation) >= written_by:
         owner, generation = live.owner, live.generation
     return msgspec.structs.replace(row, owner=owner, generation=generation)
 
 
-class Difference(msgspec.Struct, frozen=True):
+class RowDifference(msgspec.Struct, frozen=True):
     """A row that is not what the events make of it."""
 
     key: RowKey
@@ -207,10 +307,10 @@ class Difference(msgspec.Struct, frozen=True):
         return f"{name} is not what the events make of it: {'; '.join(differing)}."
 
 
-def differences(live: Mapping[RowKey, Row], rebuilt: Mapping[RowKey, Row]) -> list[Difference]:
+def compare_rows(live: Mapping[RowKey, Row], rebuilt: Mapping[RowKey, Row]) -> list[RowDifference]:
     """Compare rows with what the events make of them."""
     return [
-        Difference(key, live.get(key), rebuilt.get(key))
+        RowDifference(key, live.get(key), rebuilt.get(key))
         for key in {**live, **rebuilt}
         if live.get(key) != rebuilt.get(key)
     ]

@@ -12,16 +12,15 @@ import msgspec
 from halter.core.events import BodiesErased, DecisionAsked, NotificationQueued
 from halter.core.ids import FLEET, OUTBOX, StreamId, inbox_stream, session_stream, trigger_stream
 from halter.core.ports import Draft, Query, Rows, Stored, Write
-from halter.core.rows import DecisionRow, SessionRow, StreamRow
-from halter.core.task_rows import NotificationRow, TriggerRow
-from halter.journal.engine import View
-from halter.journal.rebuild import erasures
+from halter.core.rows import DecisionRow, NotificationRow, SessionRow, StreamRow, TriggerRow
+from halter.journal.engine import StoreView
+from halter.journal.rebuild import read_erasures
 from halter.journal.store import JournalStore
 
 _PAGE: Final = 500
 
 
-class Refused(msgspec.Struct, frozen=True):
+class NotErased(msgspec.Struct, frozen=True):
     """A session whose bodies were not erased, and why."""
 
     session: str
@@ -36,17 +35,17 @@ class Erasure(msgspec.Struct, frozen=True):
     """
 
     erased: tuple[str, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[NotErased, ...]
     scrubbed: bool
     messages: int = 0
 
 
-async def erase(store: JournalStore, sessions: Iterable[str], by: str, reason: str = "") -> Erasure:
+async def erase_session_bodies(store: JournalStore, sessions: Iterable[str], by: str, reason: str = "") -> Erasure:
     """Erase all bodies of sessions and of their inboxes, for good."""
     erased: list[str] = []
-    refused: list[Refused] = []
+    refused: list[NotErased] = []
     for session in sessions:
-        refusal = await _erase(store, session, by, reason)
+        refusal = await _erase_session(store, session, by, reason)
         if refusal is None:
             erased.append(session)
         else:
@@ -57,9 +56,9 @@ async def erase(store: JournalStore, sessions: Iterable[str], by: str, reason: s
 async def erase_older_than(store: JournalStore, age: int, by: str, reason: str = "retention") -> Erasure:
     """Erase the sessions that ended more than `age` microseconds ago, and what is as old and belongs to no session."""
     before = await store.now() - age
-    sessions = await store.study(lambda view: _with_bodies(view, before))
+    sessions = await store.study(lambda view: _list_streams_with_bodies(view, before))
     messages = await _erase_outside(store, before, by, reason)
-    return msgspec.structs.replace(await erase(store, sessions, by, reason), messages=messages)
+    return msgspec.structs.replace(await erase_session_bodies(store, sessions, by, reason), messages=messages)
 
 
 async def erase_messages(store: JournalStore, by: str, reason: str = "") -> Erasure:
@@ -81,11 +80,11 @@ async def _erase_outside(store: JournalStore, before: int, by: str, reason: str)
 
 async def _erase_stream(store: JournalStore, stream: StreamId, before: int, by: str, reason: str) -> int:
     """Erase the bodies of a stream up to a moment, or to the first that is still needed."""
-    after = (await store.study(erasures)).get(stream, 0)
+    after = (await store.study(read_erasures)).get(stream, 0)
     through, bodies = after, 0
     while page := await store.read(stream, through, _PAGE):
         for stored in page:
-            if stored.at >= before or await _waits(store, stored):
+            if stored.at >= before or await _is_pending(store, stored):
                 page = ()
                 break
             through = stored.seq
@@ -95,11 +94,11 @@ async def _erase_stream(store: JournalStore, stream: StreamId, before: int, by: 
     if not bodies:
         return 0
     event = BodiesErased(stream=stream, through=through, by=by, reason=reason)
-    await store.commit(Write(FLEET, await _key(store, stream), lambda _: [Draft(event)]))
+    await store.commit(Write(FLEET, await _erasure_key(store, stream), lambda _: [Draft(event)]))
     return bodies
 
 
-async def _waits(store: JournalStore, stored: Stored) -> bool:
+async def _is_pending(store: JournalStore, stored: Stored) -> bool:
     """Tell whether an event asks a person something that they still can answer, or tells them what was not sent yet."""
     match stored.event:
         case DecisionAsked(decision=decision):
@@ -113,7 +112,7 @@ async def _waits(store: JournalStore, stored: Stored) -> bool:
             return False
 
 
-async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Refused | None:
+async def _erase_session(store: JournalStore, session: str, by: str, reason: str) -> NotErased | None:
     streams = (session_stream(session), inbox_stream(session))
 
     def decide(rows: Rows) -> list[Draft]:
@@ -124,24 +123,24 @@ async def _erase(store: JournalStore, session: str, by: str, reason: str) -> Ref
         return [Draft(BodiesErased(stream=head.stream, through=head.head, by=by, reason=reason)) for head in heads]
 
     found = await store.ask(Query("session", SessionRow, {"session": session}))
-    done = await store.commit(Write(FLEET, await _key(store, session), decide, others=streams))
+    done = await store.commit(Write(FLEET, await _erasure_key(store, session), decide, others=streams))
     if done.events:
         return None
     if not found:
-        return Refused(session, f"There is no session {session}; look for its id with `halter sessions`.")
+        return NotErased(session, f"There is no session {session}; look for its id with `halter sessions`.")
     state = found[0].state
-    return Refused(session, f"Session {session} is {state} and has not ended: it can be erased when it has.")
+    return NotErased(session, f"Session {session} is {state} and has not ended: it can be erased when it has.")
 
 
-async def _key(store: JournalStore, session: str) -> str:
+async def _erasure_key(store: JournalStore, session: str) -> str:
     """Make a key of the fleet's last event: it is new for each erasure, and the same for a repeat."""
     fleet = await store.ask(Query("head", StreamRow, {"stream": FLEET}))
     return f"erase:{session}:{fleet[0].head if fleet else 0}"
 
 
-def _with_bodies(view: View, before: int) -> list[str]:
+def _list_streams_with_bodies(view: StoreView, before: int) -> list[str]:
     heads = {row["stream"]: row["head"] for row in view.ask("heads", {})}
-    through = erasures(view)
+    through = read_erasures(view)
 
     def has_bodies(stream: StreamId) -> bool:
         return heads.get(stream, 0) > through.get(stream, 0)

@@ -1,44 +1,371 @@
-"""SQLite: one file, WAL, synchronous=FULL. The default store."""
+"""SQLite: one file, WAL, synchronous=FULL. The default store.
 
+Opening a SQLite file: to write durably, or as it stands where it may only be read.
+
+What one connection to a SQLite file sees.
+
+What SQLite's errors mean, as sentences for the person who can act.
+"""
+
+import os
 import sqlite3
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
 from halter.core.clock import SECOND
 from halter.core.codec import decode
-from halter.core.errors import BlobMissing, RowRefused, StoreUnusable
+from halter.core.errors import BlobMissing, RowRefused, StoreError, StoreUnavailable, StoreUnusable
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId, session_of
-from halter.core.library import Chunk, Found
-from halter.core.ports import Agents, Beat, Change, Lease, Offered, Put, Stored, Ticket
-from halter.core.row import Row, RowKey
-from halter.journal.apply import Changes
-from halter.journal.blobs import UNNAMED_FOR, named_blobs, without_blob
-from halter.journal.engine import PROJECTIONS, Busy, View
-from halter.journal.entries import Entry, for_fts5
-from halter.journal.known import KnownRows
-from halter.journal.leasing import Leasing
-from halter.journal.meta import schema_version, store_id, words
-from halter.journal.queries import load, migrations, row_statements, statements
-from halter.journal.sqlite_file import (
-    LOCK_SECONDS,
-    LOOK_SECONDS,
-    may_only_be_read,
-    open_connection,
-    open_to_read,
-    tables,
+from halter.core.ports import (
+    AgentConcurrency,
+    Change,
+    Chunk,
+    EnqueueTickets,
+    FoundChunk,
+    HeartbeatReply,
+    Lease,
+    Offer,
+    Stored,
+    Ticket,
 )
-from halter.journal.sqlite_view import SqliteView, answers, blob
-from halter.journal.sqlite_words import InWords, in_words, unwritable
+from halter.core.processes import FORKING, ForkLock, let_fork_pass
+from halter.core.vocabulary import Row, RowKey
+from halter.journal.apply import Changes
+from halter.journal.engine import (
+    PROJECTIONS,
+    Busy,
+    IndexedChunk,
+    Leasing,
+    StoreView,
+    list_migrations,
+    load_queries,
+    make_row_statements,
+    split_statements,
+    to_fts5_query,
+)
+from halter.journal.store import (
+    UNREFERENCED_BLOB_AGE,
+    RowCache,
+    describe_missing_blob,
+    list_named_blobs,
+    read_meta_values,
+    read_schema_version,
+    read_store_id,
+)
+
+PAGE_BYTES: Final = 2048
+"""SQLite writes whole pages: with small ones, a lone step writes half as much as with the usual 4096."""
+
+LOCK_SECONDS: Final = 10.0
+WAL_POLL_SECONDS: Final = 0.002
+
+
+def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
+    """Open a connection whose commits survive a power cut. A database of another program is left as it is."""
+    connection = _connect(path, uri=uri)
+    try:
+        connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        _enable_wal(connection, path)
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute("PRAGMA secure_delete = ON")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def open_read_only(path: str) -> sqlite3.Connection:
+    """Open a file that may only be read.
+
+    Without a write-ahead log the file is whole and is read as it stands, since SQLite could make no files beside it
+    to keep others away. What is only in a log must be read with it.
+    """
+    log = Path(f"{path}-wal")
+    whole = not log.exists() or log.stat().st_size == 0
+    connection = _connect(f"{Path(path).absolute().as_uri()}?mode=ro{'&immutable=1' if whole else ''}", uri=True)
+    try:
+        reject_foreign_database(connection, path)
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if whole or not error.sqlite_errorname.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+            raise
+        raise StoreUnusable(
+            f"The store {path} may only be read, and a part of it is still in {log}: copy both into a folder that "
+            "may be written to, and use the copy."
+        ) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def is_read_only(path: str) -> bool:
+    """Tell whether a file is there, and may not be written to, or not with the files that SQLite makes beside it."""
+    file = Path(path)
+    return file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
+
+
+def reject_foreign_database(connection: sqlite3.Connection, path: str) -> None:
+    """Leave the database of another program alone."""
+    found = list_tables(connection)
+    if found and "meta" not in found:
+        raise StoreUnusable(
+            f"{path} is a SQLite database, but not a Halter store: it has the table {min(found)} and does not say "
+            "what it is. Nothing was touched; name another file."
+        )
+
+
+def list_tables(connection: sqlite3.Connection) -> set[str]:
+    """List the tables, without SQLite's own."""
+    named = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'")
+    return {str(row[0]) for row in named}
+
+
+class ForkSafeConnection(sqlite3.Connection):
+    """A connection that is not inside SQLite while the process forks: SQLite's locks would stay locked in the copy."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.inside = ForkLock()
+        with self.inside:
+            super().__init__(*args, **kwargs)
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run a statement up to its first row."""
+        cursor = self.cursor(ForkSafeCursor)
+        if FORKING.locked():
+            let_fork_pass()
+        with self.inside.lock:
+            return sqlite3.Cursor.execute(cursor, sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
+        """Run a statement for each of the parameters."""
+        return self.cursor(ForkSafeCursor).executemany(sql, parameters)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self.inside:
+            super().close()
+
+
+class ForkSafeCursor(sqlite3.Cursor):
+    """A cursor whose every step is taken under the lock of its connection."""
+
+    connection: ForkSafeConnection  # pyright: ignore[reportIncompatibleMethodOverride]  no other connection makes one
+
+    def execute(self, sql: str, parameters: Any = (), /) -> Self:
+        """Run a statement up to its first row."""
+        with self.connection.inside:
+            return super().execute(sql, parameters)
+
+    def executemany(self, sql: str, parameters: Iterable[Any], /) -> Self:
+        """Run a statement for each of the parameters."""
+        with self.connection.inside:
+            return super().executemany(sql, parameters)
+
+    def fetchone(self) -> Any:
+        """Take one row."""
+        if FORKING.locked():
+            let_fork_pass()
+        with self.connection.inside.lock:
+            return sqlite3.Cursor.fetchone(self)
+
+    def fetchall(self) -> list[Any]:
+        """Take all rows that are left."""
+        if FORKING.locked():
+            let_fork_pass()
+        with self.connection.inside.lock:
+            return sqlite3.Cursor.fetchall(self)
+
+    def __iter__(self) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]  all rows, in one go
+        return iter(self.fetchall())
+
+
+def _connect(path: str, *, uri: bool) -> ForkSafeConnection:
+    return sqlite3.connect(
+        path,
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=256,
+        uri=uri,
+        timeout=LOCK_SECONDS,
+        factory=ForkSafeConnection,
+    )
+
+
+def _enable_wal(connection: sqlite3.Connection, path: str) -> None:
+    """Switch to WAL. Of several processes that do so on a new file at once, SQLite refuses some without waiting."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            reject_foreign_database(connection, path)
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if not error.sqlite_errorname.startswith("SQLITE_BUSY") or time.monotonic() > deadline:
+                raise
+            time.sleep(WAL_POLL_SECONDS)
+        else:
+            return
+
+
+CONSTRAINT_ADVICE: Final = "Nothing of its write was kept; the program has a mistake, or somebody changed rows by hand."
+
+LOW_DISK_BYTES: Final = 128 * 1024
+"""With less room than this, SQLite may fail to make its files, and then it says only that the disk failed."""
+
+
+class SqliteErrorScope:
+    """A block in which SQLite's errors become sentences."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        """Nothing to do."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Say what went wrong."""
+        if isinstance(error, sqlite3.Error):
+            raise translate_sqlite_error(error, self._path) from error
+        if isinstance(error, UnicodeDecodeError):
+            # Python stumbles over what SQLite says of a damaged table whose name is no text any more.
+            raise make_damaged_error(error.object.decode("utf-8", "replace"), self._path) from error
+
+
+def translate_sqlite_error(error: sqlite3.Error, path: str) -> StoreError:
+    """Turn SQLite's error into a sentence."""
+    name = getattr(error, "sqlite_errorname", "")
+    text = str(error)
+    if isinstance(error, sqlite3.IntegrityError):
+        return RowRefused(f"The store {path} refused a row ({text}). {CONSTRAINT_ADVICE}")
+    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
+        return StoreUnavailable(
+            f"The store {path} is locked by another process. "
+            "Nothing was written; it will be tried again. If it stays so, look for a program that keeps it open."
+        )
+    if name.startswith("SQLITE_FULL") or (name.startswith(("SQLITE_IOERR", "SQLITE_CANTOPEN")) and is_disk_full(path)):
+        return StoreUnavailable(f"The disk of {path} is full. Nothing was written; free some space and it goes on.")
+    if name.startswith("SQLITE_READONLY"):
+        return make_unwritable_error(path)
+    if name.startswith("SQLITE_CANTOPEN"):
+        folder = Path(path).parent
+        return StoreUnusable(f"The store {path} cannot be opened: check that {folder} exists and may be written to.")
+    if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+        return make_damaged_error(text, path)
+    if name.startswith("SQLITE_IOERR"):
+        return StoreUnavailable(f"The disk of {path} failed ({text}). Nothing was written; check the disk.")
+    if text == "no such module: fts5":
+        return StoreUnusable(
+            f"SQLite {sqlite3.sqlite_version} of this Python has no full-text search (FTS5), which the store {path} "
+            "needs: use a Python whose SQLite has it."
+        )
+    return StoreUnusable(
+        f"The store {path} did not understand what was asked of it ({text}). If somebody changed its tables by hand, "
+        "restore it from a backup."
+    )
+
+
+def make_damaged_error(text: str, path: str) -> StoreUnusable:
+    """Say that a file cannot be read, for this reason."""
+    return StoreUnusable(
+        f"The store {path} is damaged or not a Halter store ({text}). Restore it from a backup, or name another file."
+    )
+
+
+def make_unwritable_error(path: str) -> StoreUnusable:
+    """Say that a file may only be read."""
+    return StoreUnusable(f"The store {path} cannot be written to: make the file and its folder writable for this user.")
+
+
+def is_disk_full(path: str) -> bool:
+    """Tell whether the disk of a file has next to no room left for this user."""
+    try:
+        disk = os.statvfs(Path(path).parent)
+    except (OSError, ValueError):
+        return False
+    return disk.f_bavail * disk.f_frsize < LOW_DISK_BYTES
+
+
+T = TypeVar("T")
+
+MOST_FLAWS_SHOWN: Final = 20
+"""A damaged index misses many rows, and a few of them tell as much as all."""
+
+
+class SqliteView:
+    """The store as a transaction of this connection sees it."""
+
+    def __init__(self, connection: sqlite3.Connection, in_words: SqliteErrorScope) -> None:
+        self._connection = connection
+        self._in_words = in_words
+
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Run a named query."""
+        return self._read(lambda: run_sqlite_query(self._connection, name, params))
+
+    def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
+        """Run a named query, for its plain columns."""
+        return self._read(lambda: begin_query(self._connection, name, params).fetchall())
+
+    def get(self, digest: Digest) -> bytes | None:
+        """Return a blob, if it is there."""
+        return self._read(lambda: read_sqlite_blob(self._connection, digest))
+
+    def flaws(self) -> Sequence[str]:
+        """Let SQLite compare its pages and indexes with each other."""
+        found = self._read(lambda: self._connection.execute(f"PRAGMA integrity_check({MOST_FLAWS_SHOWN})").fetchall())
+        return [str(row[0]) for row in found if row != ("ok",)]
+
+    def close(self) -> None:
+        """End the transaction with the connection."""
+        self._connection.close()
+
+    def _read(self, job: Callable[[], T]) -> T:
+        """Read, also text that somebody damaged: whoever examines a store must not stumble over it."""
+        with self._in_words:
+            try:
+                return job()
+            except sqlite3.OperationalError as error:
+                if "decode" not in str(error):
+                    raise
+                self._connection.text_factory = _decode_lenient
+                return job()
+
+
+def begin_query(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> sqlite3.Cursor:
+    """Begin to run a named query."""
+    return connection.execute(load_queries("queries.sql")[name], dict(params))
+
+
+def run_sqlite_query(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Run a named query."""
+    cursor = begin_query(connection, name, params)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor]
+
+
+def read_sqlite_blob(connection: sqlite3.Connection, digest: Digest) -> bytes | None:
+    """Return a blob, if it is there."""
+    row = connection.execute(load_queries("sqlite/engine.sql")["get"], {"digest": digest}).fetchone()
+    return None if row is None else row[0]
+
+
+def _decode_lenient(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
 
 OLDEST_SQLITE: Final = (3, 37, 0)
-SCRUBS: Final = 50
+TRUNCATE_ATTEMPTS: Final = 50
 """How often the log is tried to be cut off while others read it: for a tenth of a second, since nobody else writes."""
 
-LEASE: Final = 15 * SECOND
+LEASE_DURATION: Final = 15 * SECOND
 
 
 class SqliteEngine:
@@ -50,24 +377,24 @@ class SqliteEngine:
         *,
         now: Callable[[], int],
         new_id: Callable[[], str],
-        lease: int = LEASE,
+        lease: int = LEASE_DURATION,
         lock_seconds: float = LOCK_SECONDS,
         connect: Callable[[str], sqlite3.Connection] = open_connection,
     ) -> None:
         self._path = path
-        self._in_words = InWords(path)
-        self._read_only = may_only_be_read(path)
-        self._connect = open_to_read if self._read_only else connect
+        self._in_words = SqliteErrorScope(path)
+        self._read_only = is_read_only(path)
+        self._connect = open_read_only if self._read_only else connect
         self._clock = now
         self._lock_seconds = lock_seconds
         self._lease = lease
-        self._sql = load("sqlite/engine.sql")
+        self._sql = load_queries("sqlite/engine.sql")
         if sqlite3.sqlite_version_info < OLDEST_SQLITE:
             message = f"SQLite {sqlite3.sqlite_version} is too old: Halter needs 3.37. Use a newer Python build."
             raise StoreUnusable(message)
         with self._in_words:
             self._connection = self._reader = self._connect(path)
-        self._known = KnownRows(self._row, lambda: self._data_version(self._connection))
+        self._known = RowCache(self._row, lambda: self._data_version(self._connection))
         try:
             self._make_ready(new_id)
         except BaseException:
@@ -78,7 +405,7 @@ class SqliteEngine:
         with self._in_words:
             self._connection.execute("PRAGMA busy_timeout = 0")
             self._migrate(new_id)
-            store_id(words(answers(self._connection, "meta", {})), self._path)
+            read_store_id(read_meta_values(run_sqlite_query(self._connection, "meta", {})), self._path)
             if self._path != ":memory:":
                 self._reader = self._connect(self._path)
         self._version = self._data_version(self._reader)
@@ -87,15 +414,15 @@ class SqliteEngine:
     def begin(self, *, wait: bool = True) -> None:
         """Take the one write lock of the file, waiting for other processes if that is wanted."""
         if self._read_only:
-            raise unwritable(self._path)
-        looks = round(self._lock_seconds / LOOK_SECONDS) if wait else 0
+            raise make_unwritable_error(self._path)
+        looks = round(self._lock_seconds / WAL_POLL_SECONDS) if wait else 0
         for _ in range(looks):
             if self._locked() is None:
                 return
-            time.sleep(LOOK_SECONDS)
+            time.sleep(WAL_POLL_SECONDS)
         refusal = self._locked()
         if refusal is not None:
-            raise in_words(refusal, self._path) if wait else Busy from refusal
+            raise translate_sqlite_error(refusal, self._path) if wait else Busy from refusal
 
     def _locked(self) -> sqlite3.Error | None:
         """Try to take the write lock; return what SQLite said if another process has it."""
@@ -103,10 +430,10 @@ class SqliteEngine:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
             if not error.sqlite_errorname.startswith("SQLITE_BUSY"):
-                raise in_words(error, self._path) from error
+                raise translate_sqlite_error(error, self._path) from error
             return error
         except sqlite3.Error as error:
-            raise in_words(error, self._path) from error
+            raise translate_sqlite_error(error, self._path) from error
         return None
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
@@ -116,7 +443,7 @@ class SqliteEngine:
 
     def _row(self, key: RowKey) -> Row | None:
         kind, values = key
-        found = self._connection.execute(row_statements(kind).select, values).fetchone()
+        found = self._connection.execute(make_row_statements(kind).select, values).fetchone()
         return None if found is None else kind(*found)
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
@@ -126,7 +453,7 @@ class SqliteEngine:
             for key in keys:
                 rows = self._connection.execute(self._sql["by_key"], {"key": key}).fetchall()
                 if rows:
-                    found[key] = tuple(stored(row) for row in rows)
+                    found[key] = tuple(read_stored_event(row) for row in rows)
         return found
 
     def now(self) -> int:
@@ -136,9 +463,9 @@ class SqliteEngine:
     def save(self, changes: Changes) -> None:
         """Write all changes into the open transaction, if the blobs that they name are there."""
         with self._in_words:
-            for digest in named_blobs(changes.events):
+            for digest in list_named_blobs(changes.events):
                 if self._connection.execute(self._sql["has_blob"], {"digest": digest}).fetchone() == (0,):
-                    raise BlobMissing(without_blob(digest, self._path))
+                    raise BlobMissing(describe_missing_blob(digest, self._path))
         self.write(changes)
 
     def write(self, changes: Changes) -> None:
@@ -146,15 +473,15 @@ class SqliteEngine:
         with self._in_words:
             execute = self._connection.execute
             for row in changes.inserts:
-                execute(row_statements(type(row)).insert, msgspec.structs.astuple(row))
+                execute(make_row_statements(type(row)).insert, msgspec.structs.astuple(row))
             for row in changes.updates:
                 values = msgspec.structs.astuple(row)
                 size = len(row.KEY)
-                execute(row_statements(type(row)).update, values[size:] + values[:size])
+                execute(make_row_statements(type(row)).update, values[size:] + values[:size])
             for kind, values in changes.deletes:
-                execute(row_statements(kind).delete, values)
+                execute(make_row_statements(kind).delete, values)
             self._known.wrote(changes)
-            self._connection.executemany(self._sql["append"], [event_columns(event) for event in changes.events])
+            self._connection.executemany(self._sql["append"], [to_event_columns(event) for event in changes.events])
             for erase in changes.erasures:
                 params = {"stream": erase.stream, "through": erase.through}
                 execute(self._sql["erase_blobs"], params)
@@ -177,7 +504,7 @@ class SqliteEngine:
         """Return events of a stream in order."""
         params = {"stream": stream, "after": after, "limit": limit}
         with self._in_words:
-            return [stored(row) for row in self._reader.execute(self._sql["read"], params)]
+            return [read_stored_event(row) for row in self._reader.execute(self._sql["read"], params)]
 
     def claim(
         self,
@@ -185,14 +512,14 @@ class SqliteEngine:
         limit: int,
         program_format: int,
         only: SessionId | Ticket | None = None,
-        agents: Agents | None = None,
+        agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
         """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._leasing(program_format) as leasing:
             leasing.ask("renew", {"worker": worker, "now": leasing.now, "lease": self._lease})
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
-    def offer(self, limit: int, program_format: int, agents: Agents, put: Put) -> Offered:
+    def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         """Hand out tickets; one process writes at a time, so none is in another's way."""
         with self._leasing(program_format) as leasing:
             return leasing.offer(limit, agents, put, self._connection)
@@ -204,9 +531,9 @@ class SqliteEngine:
             def ask(name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
                 return execute(self._sql[name], params).fetchall()
 
-            yield Leasing(ask, _json, _json, self.now(), self._lease, program_format)
+            yield Leasing(ask, _encode_values, _encode_values, self.now(), self._lease, program_format)
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> Beat:
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
         """Renew a worker's leases; after a lapse, say which are left."""
         with self._transaction() as execute:
             now = self.now()
@@ -217,9 +544,9 @@ class SqliteEngine:
                 execute(self._sql["about"], {"worker": worker, "about": about})
                 execute(self._sql["forget_workers"], {"worker": worker, "now": now})
             if renewed == [(0,)]:
-                return Beat(now)
+                return HeartbeatReply(now)
             owned = execute(self._sql["owned"], {"worker": worker}).fetchall()
-            return Beat(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
+            return HeartbeatReply(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
 
     def leave(self, worker: WorkerId) -> None:
         """Let a worker's leases be over."""
@@ -229,7 +556,7 @@ class SqliteEngine:
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
         """Run a named query."""
         with self._in_words:
-            return answers(self._reader, name, params)
+            return run_sqlite_query(self._reader, name, params)
 
     def put(self, digest: Digest, data: bytes) -> None:
         """Keep a blob."""
@@ -239,9 +566,9 @@ class SqliteEngine:
     def get(self, digest: Digest) -> bytes | None:
         """Return a blob, if it is there."""
         with self._in_words:
-            return blob(self._reader, digest)
+            return read_sqlite_blob(self._reader, digest)
 
-    def add_chunks(self, document: str, entries: Sequence[Entry]) -> None:
+    def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
         """Add some of a document's chunks and their words."""
         with self._transaction() as execute:
             for entry in entries:
@@ -253,7 +580,7 @@ class SqliteEngine:
         """Let a document be seen if it has so many chunks."""
         with self._transaction() as execute:
             execute(self._sql["show_document"], {"document": document, "count": count})
-            return execute(self._sql["indexed"], {"documents": _json([document])}).fetchone() is not None
+            return execute(self._sql["indexed"], {"documents": _encode_values([document])}).fetchone() is not None
 
     def drop_chunks(self, document: str, limit: int) -> int:
         """Let a document be seen no more, and drop some of its chunks."""
@@ -266,7 +593,7 @@ class SqliteEngine:
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
         """Tell which of these documents are there."""
         with self._in_words:
-            found = self._reader.execute(self._sql["indexed"], {"documents": _json(documents)})
+            found = self._reader.execute(self._sql["indexed"], {"documents": _encode_values(documents)})
             return frozenset(row[0] for row in found)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
@@ -274,13 +601,15 @@ class SqliteEngine:
         with self._in_words:
             return [Chunk(*row) for row in self._reader.execute(self._sql["chunks"], {"document": document})]
 
-    def search(self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool) -> Sequence[Found]:
+    def search(
+        self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
+    ) -> Sequence[FoundChunk]:
         """Find chunks in which every word occurs, or any."""
-        params = {"documents": _json(documents), "query": for_fts5(wanted, every=every), "limit": limit}
+        params = {"documents": _encode_values(documents), "query": to_fts5_query(wanted, every=every), "limit": limit}
         with self._in_words:
-            return [Found(*row) for row in self._reader.execute(self._sql["search"], params)]
+            return [FoundChunk(*row) for row in self._reader.execute(self._sql["search"], params)]
 
-    def view(self) -> View:
+    def view(self) -> StoreView:
         """Begin to read on a connection of its own; what is kept in memory has only one.
 
         A first question is asked at once, since SQLite fixes what a transaction sees when it first reads.
@@ -292,15 +621,15 @@ class SqliteEngine:
         view.ask("meta", {})
         return view
 
-    def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+    def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         """Make all projections anew in one transaction."""
         try:
             with self._transaction() as execute:
                 rows = list(make(SqliteView(self._connection, self._in_words)))
                 for table in PROJECTIONS:
-                    execute(row_statements(table).clear)
+                    execute(make_row_statements(table).clear)
                 for row in rows:
-                    execute(row_statements(type(row)).insert, msgspec.structs.astuple(row))
+                    execute(make_row_statements(type(row)).insert, msgspec.structs.astuple(row))
         except (RowRefused, OverflowError) as error:
             message = f"The rows that the events of {self._path} make cannot be right ({error}). Nothing was changed."
             raise StoreUnusable(message) from error
@@ -311,14 +640,14 @@ class SqliteEngine:
         A reader elsewhere can be in its way.
         """
         with self._transaction() as execute:
-            execute(self._sql["sweep_blobs"], {"before": self.now() - UNNAMED_FOR})
+            execute(self._sql["sweep_blobs"], {"before": self.now() - UNREFERENCED_BLOB_AGE})
             execute(self._sql["merge_words"])
         with self._in_words:
-            for _ in range(SCRUBS):
+            for _ in range(TRUNCATE_ATTEMPTS):
                 busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 if not busy:
                     return True
-                time.sleep(LOOK_SECONDS)
+                time.sleep(WAL_POLL_SECONDS)
         return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
@@ -350,7 +679,7 @@ class SqliteEngine:
             return self._reader.execute("SELECT COALESCE(MAX(position), 0) FROM events").fetchone()[0]
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
-        known = migrations("sqlite")
+        known = list_migrations("sqlite")
         last = known[-1][0]
         if self._read_only:
             self._refuse_older(last)
@@ -360,7 +689,7 @@ class SqliteEngine:
             version = self._schema_version(last)
             for number, script in known:
                 if number > version:
-                    for statement in statements(script):
+                    for statement in split_statements(script):
                         execute(statement)
             if version == 0:
                 execute("INSERT INTO meta VALUES ('store', ?)", (new_id(),))
@@ -368,8 +697,8 @@ class SqliteEngine:
                 execute("INSERT OR REPLACE INTO meta VALUES ('schema', ?)", (str(last),))
 
     def _schema_version(self, known: int) -> int:
-        said = words(answers(self._connection, "meta", {}))
-        return schema_version(said, known, self._path, tables=tables(self._connection) != {"meta"})
+        said = read_meta_values(run_sqlite_query(self._connection, "meta", {}))
+        return read_schema_version(said, known, self._path, tables=list_tables(self._connection) != {"meta"})
 
     def _refuse_older(self, known: int) -> None:
         version = self._schema_version(known)
@@ -391,16 +720,16 @@ class SqliteEngine:
                 self.rollback()
 
 
-def stored(row: Sequence[Any]) -> Stored:
+def read_stored_event(row: Sequence[Any]) -> Stored:
     """Read an event from its columns."""
     return Stored(*row, event=decode(row[2], row[3], row[8]))
 
 
-def _json(values: Iterable[str | int]) -> str:
+def _encode_values(values: Iterable[str | int]) -> str:
     return msgspec.json.encode(list(values)).decode()
 
 
-def event_columns(event: Stored) -> tuple[Any, ...]:
+def to_event_columns(event: Stored) -> tuple[Any, ...]:
     """Write an event as its columns."""
     return (
         event.stream,

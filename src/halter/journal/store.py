@@ -1,8 +1,18 @@
-"""The store that every layer above sees: one writer that commits what waits together."""
+"""The store that every layer above sees: one writer that commits what waits together.
+
+Rows that need not be looked up again: as a connection last saw or wrote them, while nobody else has written.
+
+What a store says of itself: which migrations have run on it, and its id.
+
+Blobs and the events that name them: an event never names a blob that is not there.
+
+Retry for sessions that can wait: while the store is unavailable, what could not be recorded does not run.
+"""
 
 import asyncio
 import copy
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -10,52 +20,115 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
-from typing import Final, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
-from halter.core.clock import Clock
+from halter.core.clock import DAY, SECOND, Clock
 from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable, StoreUnusable
-from halter.core.events import FORMAT
+from halter.core.events import SESSION_FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
-from halter.core.library import Chunk, Found, asked_words
 from halter.core.ports import (
     EVERY_STREAM,
-    Agents,
-    Beat,
+    AgentConcurrency,
     Change,
+    Chunk,
     Committed,
+    EnqueueTickets,
+    FoundChunk,
+    HeartbeatReply,
     Lease,
-    Offered,
-    Put,
+    Offer,
     Query,
     Stored,
     Ticket,
     Write,
+    split_query_words,
 )
-from halter.core.row import Row
 from halter.core.text import clean
-from halter.journal.apply import Applier, WorkingSet, apply, declared, fence
-from halter.journal.engine import Busy, Conflict, Engine, View
-from halter.journal.entries import entries
-from halter.journal.retry import Retry, Trouble
+from halter.core.vocabulary import Row, RowKey
+from halter.journal.apply import Applier, Changes, WorkingSet, apply_write, fence, list_declared_rows
+from halter.journal.engine import Busy, Conflict, Engine, StoreView, index_chunks
 
 T = TypeVar("T")
 
-Answer = Committed | LeaseLost
+ReportProblem = Callable[[str], None]
+"""Hears a sentence about what is wrong with the store, or an empty one when it is available again."""
 
-BATCH: Final = 256
+SHORTEST_PAUSE: Final = SECOND // 20
+LONGEST_PAUSE: Final = SECOND
+
+
+def ignore_problem(_: str) -> None:
+    """Ignore what is wrong."""
+
+
+class StoreProblem:
+    """What is wrong with a store. All stores of a process that retry share it."""
+
+    def __init__(self, tell: ReportProblem = ignore_problem) -> None:
+        self.tell = tell
+        self.waiting = 0
+        self.problem = ""
+
+    def know(self, problem: str) -> None:
+        """Tell of a problem that differs from the last one."""
+        if problem != self.problem:
+            self.problem = problem
+            self.tell(problem)
+
+    def passed(self) -> None:
+        """Clear the problem after a success, unless other calls still wait for the store."""
+        if not self.waiting:
+            self.know("")
+
+
+class Retry:
+    """Repeats a call that failed because the store was unavailable, until it succeeds or its task is cancelled.
+
+    Repeating is harmless: a write that was committed without an answer answers by its key.
+    """
+
+    def __init__(self, clock: Clock, trouble: StoreProblem) -> None:
+        self._clock = clock
+        self.trouble = trouble
+
+    async def repeat(self, use: Callable[[], Awaitable[T]], away: StoreUnavailable) -> T:
+        """Repeat a call that has just failed, with longer and longer pauses."""
+        self.trouble.know(str(away))
+        self.trouble.waiting += 1
+        try:
+            answer = await self._repeated(use)
+        finally:
+            self.trouble.waiting -= 1
+        self.trouble.passed()
+        return answer
+
+    async def _repeated(self, use: Callable[[], Awaitable[T]]) -> T:
+        pause = SHORTEST_PAUSE
+        while True:
+            await self._clock.sleep(pause)
+            try:
+                return await use()
+            except StoreUnavailable as away:
+                self.trouble.know(str(away))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+
+WriteAnswer = Committed | LeaseLost
+
+LARGEST_BATCH: Final = 256
 """How many writes share one transaction at most: enough to share a sync, few enough to keep locks short."""
 
-HINTS_KEPT: Final = 1024
-WATCH_SECONDS: Final = 0.05
-MOST_FOUND: Final = 1000
+MOST_PENDING_HINTS: Final = 1024
+WATCH_INTERVAL_SECONDS: Final = 0.05
+MOST_CHUNKS_FOUND: Final = 1000
 
-PORTION: Final = 200
+CHUNKS_PER_WRITE: Final = 200
 """So many chunks of a document are written in one transaction: a fraction of a second of everybody else's time."""
 
 INDEX_ATTEMPTS: Final = 5
-DECISIONS: Final = 20
+MOST_DECISION_ATTEMPTS: Final = 20
 """How often a transaction is decided anew because another process had just inserted one of its rows."""
 
 
@@ -136,7 +209,7 @@ class _Journal:
         """Do something that may run beside a transaction."""
         return job() if self.inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
 
-    async def study(self, job: Callable[[View], T]) -> T:
+    async def study(self, job: Callable[[StoreView], T]) -> T:
         """Let a job look at the store as it is at this moment."""
 
         def alone() -> T:
@@ -149,7 +222,7 @@ class _Journal:
 
     async def changes(self) -> AsyncIterator[Change]:
         """Follow which streams grow."""
-        hints: asyncio.Queue[Change] = asyncio.Queue(HINTS_KEPT)
+        hints: asyncio.Queue[Change] = asyncio.Queue(MOST_PENDING_HINTS)
         self._followers[hints] = None
         if self._watcher is None and not self.inline:
             self._watcher = asyncio.create_task(self._watch(), name="halter-journal-watcher")
@@ -176,22 +249,22 @@ class _Journal:
         await self.write(self.engine.close)
         self._writer.shutdown()
 
-    def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[Answer]:
+    def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[WriteAnswer]:
         """Commit several writes in one transaction, each as if it were alone, and tell the observers.
 
         A lost lease is the answer of its own write; any other error undoes all of them.
         """
         if not self._writing_now.acquire(blocking=wait):
             raise Busy
-        engine, every, refused = self.engine, [each for write in writes for each in in_order(write)], False
+        engine, every, refused = self.engine, [each for write in writes for each in list_write_chain(write)], False
         try:
-            for _ in range(DECISIONS):
+            for _ in range(MOST_DECISION_ATTEMPTS):
                 engine.begin(wait=wait)
                 try:
-                    loaded = engine.load(declared(every))
+                    loaded = engine.load(list_declared_rows(every))
                     earlier = dict(engine.committed([write.key for write in every]))
                     rows = WorkingSet(loaded, engine.now())
-                    answers = [_answer(write, earlier, rows, self._applier, self._salt) for write in writes]
+                    answers = [_commit_one(write, earlier, rows, self._applier, self._salt) for write in writes]
                     changes = rows.changes()
                     if changes.events:
                         engine.save(changes)
@@ -204,9 +277,7 @@ class _Journal:
                         raise
                     refused = refused or isinstance(error, RowRefused)
             else:
-                message = (
-                    f"{DECISIONS} attempts to commit met rows that others had just inserted; it may be tried again."
-                )
+                message = f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just inserted; it may be tried again."
                 raise StoreUnavailable(message)
         finally:
             self._writing_now.release()
@@ -225,9 +296,9 @@ class _Journal:
 
     def _flush(self) -> None:
         """Commit what waits. A lone write runs in this thread, which is cheaper than waking another."""
-        batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+        batch = [self._waiting.popleft() for _ in range(min(LARGEST_BATCH, len(self._waiting)))]
         if len(batch) == 1:
-            answers: Sequence[Answer | Exception] = ()
+            answers: Sequence[WriteAnswer | Exception] = ()
             try:
                 answers = self._run([batch[0][0]], wait=False)
             except Busy:
@@ -241,10 +312,12 @@ class _Journal:
         attempt = asyncio.get_running_loop().run_in_executor(self._writer, self._run, [write for write, _ in batch])
         attempt.add_done_callback(lambda done: self._wrote(batch, done))
 
-    def _wrote(self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[Answer]]) -> None:
+    def _wrote(
+        self, batch: list[tuple[Write, asyncio.Future[Committed]]], done: asyncio.Future[list[WriteAnswer]]
+    ) -> None:
         error = done.exception()
         if error is None or len(batch) == 1 or isinstance(error, (StoreUnavailable, StoreUnusable)):
-            self._answer(batch, _answers(done, len(batch)))
+            self._answer(batch, _read_answers(done, len(batch)))
             self._flushed()
         else:
             self._one_by_one(batch)
@@ -255,13 +328,13 @@ class _Journal:
         for write, answer in batch:
             attempt = loop.run_in_executor(self._writer, self._run, [write])
             alone = [(write, answer)]
-            attempt.add_done_callback(lambda done, alone=alone: self._answer(alone, _answers(done)))
+            attempt.add_done_callback(lambda done, alone=alone: self._answer(alone, _read_answers(done)))
         self._flushed()
 
     def _answer(
         self,
         batch: list[tuple[Write, asyncio.Future[Committed]]],
-        answers: Sequence[Answer | BaseException],
+        answers: Sequence[WriteAnswer | BaseException],
     ) -> None:
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
@@ -277,7 +350,7 @@ class _Journal:
         else:
             self._busy = False
 
-    def _told(self, answer: Answer) -> Committed:
+    def _told(self, answer: WriteAnswer) -> Committed:
         if isinstance(answer, LeaseLost):
             raise answer
         if self._followers:
@@ -293,11 +366,11 @@ class _Journal:
     async def _watch(self) -> None:
         while not self._closed:
             try:
-                look = partial(self.engine.wait_for_others, WATCH_SECONDS)
+                look = partial(self.engine.wait_for_others, WATCH_INTERVAL_SECONDS)
                 self._hint(await asyncio.get_running_loop().run_in_executor(self._watching, look))
             except Exception:  # noqa: BLE001  a watcher that ends leaves every follower deaf
                 self._hint([Change(EVERY_STREAM, 0)])
-                await asyncio.sleep(WATCH_SECONDS)
+                await asyncio.sleep(WATCH_INTERVAL_SECONDS)
 
 
 class JournalStore:
@@ -313,17 +386,17 @@ class JournalStore:
         *,
         inline: bool = False,
         salt: Callable[[int], bytes] = os.urandom,
-        applier: Applier = apply,
+        applier: Applier = apply_write,
         observers: Sequence[Observer] = (),
     ) -> None:
         self._engine = engine
         self._journal = _Journal(engine, inline=inline, salt=salt, applier=applier, observers=observers)
         self.retry: Retry | None = None
 
-    def patient(self, clock: Clock, trouble: Trouble | None = None) -> Self:
+    def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> Self:
         """Return a handle on the same store that waits while the store is unavailable, instead of raising."""
         handle = copy.copy(self)
-        handle.retry = Retry(clock, trouble or Trouble())
+        handle.retry = Retry(clock, trouble or StoreProblem())
         return handle
 
     def observe(self, observer: Observer) -> None:
@@ -332,7 +405,7 @@ class JournalStore:
 
     async def commit(self, write: Write) -> Committed:
         """Do all of the write or nothing; it is durable when this returns."""
-        write, journal = _with_clean_keys(write), self._journal
+        write, journal = _clean_write_keys(write), self._journal
         try:
             committed = journal.commit_here(write) if journal.inline else await journal.queued(write)
         except StoreUnavailable as away:
@@ -351,16 +424,22 @@ class JournalStore:
         return await self._read(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
 
     async def claim(
-        self, worker: WorkerId, limit: int, only: SessionId | Ticket | None = None, agents: Agents | None = None
+        self,
+        worker: WorkerId,
+        limit: int,
+        only: SessionId | Ticket | None = None,
+        agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
         """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
-        return await self._write(lambda: self._engine.claim(worker, limit, FORMAT, only, agents))
+        return await self._write(lambda: self._engine.claim(worker, limit, SESSION_FORMAT, only, agents))
 
-    async def offer(self, limit: int, agents: Agents, put: Put) -> Offered:
+    async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         """Hand out tickets for what could be claimed, unless another process is doing so."""
-        return await self._write(lambda: self._engine.offer(limit, FORMAT, agents, put))
+        return await self._write(lambda: self._engine.offer(limit, SESSION_FORMAT, agents, put))
 
-    async def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = "") -> Beat:
+    async def beat(
+        self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = ""
+    ) -> HeartbeatReply:
         """Renew all leases of a worker."""
         return await self._write(lambda: self._engine.beat(worker, snapshots, about))
 
@@ -407,11 +486,13 @@ class JournalStore:
     async def _index(self, name: str, chunks: Sequence[Chunk]) -> None:
         if name in await self._journal.read(lambda: self._engine.indexed([name])):
             return
-        made = entries(name, chunks) if self._journal.inline else await asyncio.to_thread(entries, name, chunks)
+        made = (
+            index_chunks(name, chunks) if self._journal.inline else await asyncio.to_thread(index_chunks, name, chunks)
+        )
         await self._forget(name)
         for _ in range(INDEX_ATTEMPTS):
-            for start in range(0, len(made), PORTION):
-                portion = made[start : start + PORTION]
+            for start in range(0, len(made), CHUNKS_PER_WRITE):
+                portion = made[start : start + CHUNKS_PER_WRITE]
                 await self._journal.write(partial(self._engine.add_chunks, name, portion))
             if await self._journal.write(partial(self._engine.show_document, name, len(made))):
                 return
@@ -422,8 +503,8 @@ class JournalStore:
         await self._patiently(lambda: self._forget(clean(document)))
 
     async def _forget(self, name: str) -> None:
-        drop = partial(self._engine.drop_chunks, name, PORTION)
-        while await self._journal.write(drop) == PORTION:
+        drop = partial(self._engine.drop_chunks, name, CHUNKS_PER_WRITE)
+        while await self._journal.write(drop) == CHUNKS_PER_WRITE:
             pass
 
     async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
@@ -434,13 +515,13 @@ class JournalStore:
         """Return a document's chunks in order."""
         return await self._read(lambda: self._engine.chunks(clean(document)))
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[Found]:
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
         """Find chunks with all of the words, or where there are none, with any of them."""
         named = [clean(document) for document in documents]
-        most = max(0, min(limit, MOST_FOUND))
+        most = max(0, min(limit, MOST_CHUNKS_FOUND))
 
-        def look() -> Sequence[Found]:
-            wanted = asked_words(words)
+        def look() -> Sequence[FoundChunk]:
+            wanted = split_query_words(words)
             if not wanted:
                 return []
             search = self._engine.search
@@ -448,11 +529,11 @@ class JournalStore:
 
         return await self._read(look)
 
-    async def study(self, job: Callable[[View], T]) -> T:
+    async def study(self, job: Callable[[StoreView], T]) -> T:
         """Let a job look at the store as it is at this moment, for as long as it likes; it delays no writer."""
         return await self._journal.study(job)
 
-    async def replace(self, make: Callable[[View], Iterable[Row]]) -> None:
+    async def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
         """Put new rows in place of all projections, in one transaction."""
         await self._journal.write(lambda: self._engine.replace(make))
 
@@ -485,31 +566,31 @@ class JournalStore:
         return answer
 
 
-def _answers(done: asyncio.Future[list[Answer]], count: int = 1) -> Sequence[Answer | BaseException]:
+def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Sequence[WriteAnswer | BaseException]:
     """Read the answers off a transaction; one that failed has the same answer for all."""
     error = done.exception()
     return done.result() if error is None else [error] * count
 
 
-def in_order(write: Write) -> Sequence[Write]:
+def list_write_chain(write: Write) -> Sequence[Write]:
     """List a write and those that go before it, the first one first."""
-    return (write,) if write.first is None else (*in_order(write.first), write)
+    return (write,) if write.first is None else (*list_write_chain(write.first), write)
 
 
-def _answer(
+def _commit_one(
     write: Write,
     earlier: dict[str, tuple[Stored, ...]],
     rows: WorkingSet,
     apply: Applier,
     salt: Callable[[int], bytes],
-) -> Answer:
+) -> WriteAnswer:
     """Do one write, after the one that goes before it; where that is refused, so is this one."""
-    first = None if write.first is None else _answer(write.first, earlier, rows, apply, salt)
+    first = None if write.first is None else _commit_one(write.first, earlier, rows, apply, salt)
     if isinstance(first, LeaseLost):
         return first
-    known = own(write, earlier.get(write.key, ()))
+    known = filter_own_events(write, earlier.get(write.key, ()))
     try:
-        answer = _repeated(write, known, rows) if known else apply(write, rows, salt)
+        answer = _repeat_answer(write, known, rows) if known else apply(write, rows, salt)
     except LeaseLost as lost:
         return lost
     if not answer.repeated:
@@ -517,7 +598,7 @@ def _answer(
     return answer if first is None else Committed(answer.events, answer.repeated, first)
 
 
-def own(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
+def filter_own_events(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
     """Of the events under a key, those in the write's streams: in another stream the same key is another write."""
     if not known:
         return known
@@ -525,15 +606,123 @@ def own(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
     return tuple(stored for stored in known if stored.stream in streams)
 
 
-def _repeated(write: Write, known: tuple[Stored, ...], rows: WorkingSet) -> Committed:
+def _repeat_answer(write: Write, known: tuple[Stored, ...], rows: WorkingSet) -> Committed:
     """Answer as the first time; but an owner that lost its lease must not take its successor's write for its own."""
     if write.lease is not None and write.lease.generation != known[0].generation:
         fence(write.lease, rows)
     return Committed(known, repeated=True)
 
 
-def _with_clean_keys(write: Write) -> Write:
+def _clean_write_keys(write: Write) -> Write:
     """Make the key of a write, and of what goes before it, fit for a store."""
     key = clean(write.key)
-    first = None if write.first is None else _with_clean_keys(write.first)
+    first = None if write.first is None else _clean_write_keys(write.first)
     return write if key == write.key and first is write.first else msgspec.structs.replace(write, key=key, first=first)
+
+
+MOST_CACHED_ROWS: Final = 10_000
+"""How many rows are known at once: those of a thousand sessions at work, in a few megabytes."""
+
+
+class RowCache:
+    """What the rows of a store are, as far as one connection knows.
+
+    `version` tells whether another connection has committed anything; then nothing is known any more. Whatever the
+    connection itself changes has to be told, and counts when it is committed.
+    """
+
+    def __init__(self, look: Callable[[RowKey], Row | None], version: Callable[[], int]) -> None:
+        self._look = look
+        self._version = version
+        self._at = -1
+        self._rows: dict[RowKey, Row | None] = {}
+        self._written: dict[RowKey, Row | None] = {}
+
+    def load(self, keys: Iterable[RowKey]) -> Mapping[RowKey, Row | None]:
+        """Return rows, and look up only those that are not known."""
+        version = self._version()
+        if version != self._at or len(self._rows) > MOST_CACHED_ROWS:
+            self.forget()
+            self._at = version
+        known, found = self._rows, dict[RowKey, Row | None]()
+        for key in keys:
+            if key not in known:
+                known[key] = self._look(key)
+            found[key] = known[key]
+        return found
+
+    def wrote(self, changes: Changes) -> None:
+        """Take in what the open transaction changes. What is only ever added is hardly looked up again."""
+        for row in (*changes.inserts, *changes.updates):
+            key = row.key()
+            if not row.APPEND_ONLY or key in self._rows:
+                self._written[key] = row
+        for key in changes.deletes:
+            self._written[key] = None
+
+    def committed(self) -> None:
+        """Know what was written, now that everybody sees it."""
+        self._rows |= self._written
+        self._written.clear()
+
+    def forget(self) -> None:
+        """Know nothing any more, such as after a transaction that did not come to its end."""
+        self._rows.clear()
+        self._written.clear()
+
+
+_ID: Final = re.compile("[A-Za-z0-9]{1,64}")
+_NUMBER: Final = re.compile("[0-9]{1,9}")
+_REMEDY: Final = "Somebody changed it by hand: restore the store from a backup, or name another one."
+
+
+def read_meta_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Turn the answer to the query `meta` into what is said under each name."""
+    return {row["name"]: row["value"] for row in rows}
+
+
+def read_schema_version(said: Mapping[str, Any], known: int, where: str, *, tables: bool) -> int:
+    """Tell the last migration that has run: 0 on a store without tables. One that is not ours to use is refused."""
+    written = said.get("schema")
+    if written is None and not tables:
+        return 0
+    if not isinstance(written, str) or not _NUMBER.fullmatch(written) or int(written) == 0:
+        raise StoreUnusable(
+            f"The store {where} must say which schema it has, and says {_quote_value(written)}. {_REMEDY}"
+        )
+    version = int(written)
+    if version > known:
+        raise StoreUnusable(
+            f"The store {where} has schema {version}, and this program knows only {known}. "
+            "Nothing was touched; use the newer Halter, or another store."
+        )
+    return version
+
+
+def read_store_id(said: Mapping[str, Any], where: str) -> str:
+    """Tell the id of a store, which is a part of the name of its checkpoints' file: so it must be a plain word."""
+    found = said.get("store")
+    if not isinstance(found, str) or not _ID.fullmatch(found):
+        raise StoreUnusable(f"The store {where} must say which id it has, and says {_quote_value(found)}. {_REMEDY}")
+    return found
+
+
+def _quote_value(said: Any) -> str:
+    return "nothing" if said is None else repr(said)[:80]
+
+
+UNREFERENCED_BLOB_AGE: Final = DAY
+"""How long a blob that nothing names is kept: whoever put it is long dead by then, or has put it in vain."""
+
+
+def list_named_blobs(events: Iterable[Stored]) -> list[Digest]:
+    """List the blobs that events name, each once."""
+    return list(dict.fromkeys(event.blob for event in events if event.blob is not None))
+
+
+def describe_missing_blob(digest: str, where: str) -> str:
+    """Say that an event was refused because its blob has gone, or never came."""
+    return (
+        f"The store {where} does not hold the blob {digest}, which an event would name. It was never put, or was "
+        "erased with the last session that named it. Nothing of the write was kept: put it again and repeat the write."
+    )

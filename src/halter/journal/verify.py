@@ -1,7 +1,15 @@
-"""Looking for any sign that a store was tampered with: its chains, bodies, blobs, rows and checkpoints."""
+"""Looking for any sign that a store was tampered with: its chains, bodies, blobs, rows and checkpoints.
+
+What was done to events that do not follow from the ones before them.
+
+A hash that does not fit says only that something is wrong. But an event still carries the hash of the place it was
+written for: so if it fits another place, it was moved, repeated or renumbered; and if it fits none, it was edited.
+
+Reading the checkpoints of a store, and what is wrong with the checkpoints themselves.
+"""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -9,35 +17,380 @@ from typing import Final
 import msgspec
 
 from halter.core.clock import SECOND
+from halter.core.errors import StoreUnusable
 from halter.core.events import SessionStarted
 from halter.core.ids import Digest, StreamId
 from halter.core.ports import Stored
-from halter.journal.chain import START
-from halter.journal.chronicle import Chronicle, chronicle_of
-from halter.journal.diagnose import Break, Gap, Place, diagnose, flaw_of_body, follows
-from halter.journal.engine import View
-from halter.journal.rebuild import (
-    Fold,
-    all_streams,
-    differences,
-    erasures,
-    events_of,
-    in_order,
-    live_rows,
-    whole,
+from halter.core.text import format_count
+from halter.journal.apply import CHAIN_START, digest_body, hash_event
+from halter.journal.checkpoints import (
+    NO_PREVIOUS_LINE,
+    Checkpoint,
+    checkpoint_file,
+    digest_line,
+    is_signed,
+    parse_checkpoint,
 )
-from halter.journal.report import Finding, Kind, Report, finding
-from halter.journal.store import JournalStore
+from halter.journal.engine import StoreView
+from halter.journal.rebuild import (
+    FindingKind,
+    IntegrityFinding,
+    IntegrityReport,
+    RowFold,
+    compare_rows,
+    list_streams,
+    make_finding,
+    read_erasures,
+    read_live_rows,
+    read_raw_events,
+    sort_streams,
+    to_sequence_number,
+)
+from halter.journal.store import JournalStore, read_meta_values, read_store_id
 
-FINDINGS_KEPT: Final = 1000
+MOST_SEARCH_PLACES: Final = 48
+MOST_SEARCH_HASHES: Final = 96
+MOST_SEARCH_TRIES: Final = 300_000
+MOST_SEARCH_LOOKUPS: Final = 50
+"""Bounds of the search: it must end soon, however much was tampered with."""
+
+USUAL_SHIFTS: Final = tuple(shift for size in range(1, 9) for shift in (size, -size))
+"""By how many places events are usually renumbered when some before them are removed or added."""
+
+StreamPosition = tuple[str, int]
+
+FindCopies = Callable[[bytes], Sequence[StreamPosition]]
+"""Finds where events with a hash stand: a few of the places will do."""
+
+
+class ChainBreak(msgspec.Struct, frozen=True):
+    """An event that does not follow from the one that stands before it, whose hash is `previous`."""
+
+    event: Stored
+    previous: bytes
+    after_gap: bool = False
+
+    @property
+    def place(self) -> StreamPosition:
+        """Tell where the event stands now."""
+        return (self.event.stream, self.event.seq)
+
+
+class StreamGap(msgspec.Struct, frozen=True):
+    """Places of a stream at which no event stands."""
+
+    stream: str
+    first: int
+    last: int
+
+
+class TamperedEvent(msgspec.Struct):
+    """What was done to an event, and to how many that follow it."""
+
+    kind: FindingKind
+    place: StreamPosition
+    origin: StreamPosition | None = None
+    more: int = 0
+
+
+def is_successor(event: Stored, previous: bytes, place: StreamPosition) -> bool:
+    """Tell whether an event was written for a place, after the event with that hash."""
+    header = (*place, event.kind, event.version, event.at, event.generation, event.key, event.blob)
+    return hash_event(previous, header, event.facts, event.digest) == event.hash
+
+
+def find_body_flaw(event: Stored, *, erased: bool) -> tuple[FindingKind, str] | None:
+    """Tell what is wrong with a body: it was changed, is gone although nobody erased it, or is there although."""
+    if event.body is None:
+        gone = event.digest != b"" and not erased
+        return ("body_missing", "is gone, and nothing says that it was erased.") if gone else None
+    if event.salt is None or digest_body(event.salt, event.body) != event.digest:
+        return "edited", "does not fit its digest: it was changed."
+    return ("not_erased", "was erased, but stands there again.") if erased else None
+
+
+def diagnose(breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], copies: FindCopies) -> Iterator[IntegrityFinding]:
+    """Name what was done, once for each run of events that it was done to."""
+    search = _Search(breaks, gaps, copies)
+    named = search.names()
+    origins = {found.origin for found in named}
+    for gap in gaps:
+        if not (gap.first == gap.last and (gap.stream, gap.first) in origins):
+            yield describe_stream_gap(gap)
+    for found in named:
+        yield make_finding(found.kind, *found.place, _describe_tampering(found))
+
+
+def describe_stream_gap(gap: StreamGap) -> IntegrityFinding:
+    """Say which events are not there."""
+    several = f"Events {gap.first} to {gap.last} of {gap.stream} are missing: they were deleted."
+    single = f"Event {gap.first} of {gap.stream} is missing: it was deleted."
+    return make_finding("deleted", gap.stream, gap.first, single if gap.first == gap.last else several)
+
+
+class _Search:
+    def __init__(self, breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], copies: FindCopies) -> None:
+        self._breaks = breaks
+        self._copies = copies
+        edges = [place for gap in gaps for place in ((gap.stream, gap.first), (gap.stream, gap.last))]
+        places = [broken.place for broken in breaks]
+        hashes = [CHAIN_START, *(seen for broken in breaks for seen in (broken.previous, broken.event.hash))]
+        self._places = list(dict.fromkeys((*_find_run_starts(breaks)[: MOST_SEARCH_PLACES // 2], *edges, *places)))[
+            :MOST_SEARCH_PLACES
+        ]
+        self._hashes = list(dict.fromkeys(hashes))[:MOST_SEARCH_HASHES]
+        self._tries = MOST_SEARCH_TRIES
+        self._lookups = MOST_SEARCH_LOOKUPS
+
+    def names(self) -> list[TamperedEvent]:
+        """Name each break, unless it continues the one before it or is only a consequence of another."""
+        named: list[TamperedEvent] = []
+        run: tuple[StreamPosition, StreamPosition] | None = None
+        for broken in self._breaks:
+            onward = _continue_run(run, broken)
+            if onward is not None:
+                run = (broken.place, onward)
+                named[-1].more += 1
+                continue
+            found = self._name(broken, named[-1] if named else None)
+            run = None
+            if found is not None:
+                run = (broken.place, found.origin) if found.origin else None
+                if not (named and found is named[-1]):
+                    named.append(found)
+        return named
+
+    def _name(self, broken: ChainBreak, before: TamperedEvent | None) -> TamperedEvent | None:
+        origin = self._origin(broken)
+        if origin == broken.place:
+            return None
+        copied = self._copied_from(broken)
+        if copied is not None:
+            return TamperedEvent("duplicated", broken.place, copied)
+        if origin is None:
+            return None if broken.after_gap else TamperedEvent("edited", broken.place)
+        if origin[0] != broken.place[0]:
+            return TamperedEvent("moved", broken.place, origin)
+        if before is not None and before.kind == "edited" and before.place == (origin[0], broken.place[1] - 1):
+            before.kind = "deleted" if origin[1] > broken.place[1] else "inserted"
+            before.origin = origin
+            return before
+        return TamperedEvent("reordered", broken.place, origin)
+
+    def _origin(self, broken: ChainBreak) -> StreamPosition | None:
+        """Find the place that the event was written for."""
+        stream, seq = broken.place
+        nearby = [((stream, seq + shift), broken.previous) for shift in USUAL_SHIFTS]
+        own = [(broken.place, previous) for previous in self._hashes]
+        for place, previous in (*own, *nearby, *((at, after) for at in self._places for after in self._hashes)):
+            self._tries -= 1
+            if self._tries < 0:
+                return None
+            if is_successor(broken.event, previous, place):
+                return place
+        return None
+
+    def _copied_from(self, broken: ChainBreak) -> StreamPosition | None:
+        """Find another event with the same hash: one of the two is a copy."""
+        self._lookups -= 1
+        if self._lookups < 0:
+            return None
+        others = [place for place in self._copies(broken.event.hash) if place != broken.place]
+        return others[0] if others else None
+
+
+def _find_run_starts(breaks: Sequence[ChainBreak]) -> list[StreamPosition]:
+    """List where runs of broken events begin: whoever finds where the first of a run came from has found them all."""
+    places = [broken.place for broken in breaks]
+    return [
+        place for place, (stream, seq) in zip(places, [("", 0), *places], strict=False) if place != (stream, seq + 1)
+    ]
+
+
+def _continue_run(run: tuple[StreamPosition, StreamPosition] | None, broken: ChainBreak) -> StreamPosition | None:
+    """Tell the place that the event was written for, if it continues what was done to the one before it."""
+    if run is None:
+        return None
+    (stream, seq), (origin, number) = run
+    follower = (origin, number + 1)
+    continues = broken.place == (stream, seq + 1) and is_successor(broken.event, broken.previous, follower)
+    return follower if continues else None
+
+
+def _describe_tampering(found: TamperedEvent) -> str:
+    (stream, seq), origin = found.place, found.origin
+    what = f"Event {seq} of {stream}"
+    more = f", and so were {_format_event_count(found.more)} after it" if found.more else ""
+    match found.kind, origin:
+        case "deleted", (_, number):
+            return f"Somebody deleted {_format_event_count(number - seq - 1)} before event {seq} of {stream} and renumbered the rest."
+        case "inserted", (_, number):
+            return f"Somebody inserted {_format_event_count(seq + 1 - number)} before event {seq} of {stream} and renumbered the rest."
+        case "duplicated", (of, number):
+            return f"{what} was copied from event {number} of {of}{more}."
+        case "moved", (of, number):
+            return f"{what} was written as event {number} of {of} and then moved{more}."
+        case "reordered", (_, number):
+            return f"{what} was written as event {number}, so the order was changed{more}."
+        case _:
+            return (
+                f"{what} does not follow from what stands before it: one of the two was changed after it was written."
+            )
+
+
+def _format_event_count(count: int) -> str:
+    return "1 event" if count == 1 else f"{count} events"
+
+
+class CheckpointLog:
+    """What the checkpoints of a store say.
+
+    `claims` has, for each stream, the hashes that its events had when they were checkpointed, as hexadecimal
+    digits. Only what is properly signed counts. `number` is that of the last line, as far as it can be told, and
+    `begins_at` the time of the first one. `absent` tells whether there was nothing that could be read.
+    """
+
+    def __init__(self) -> None:
+        self.claims: dict[str, dict[int, str]] = {}
+        self.findings: list[IntegrityFinding] = []
+        self.notes: list[str] = []
+        self.absent = False
+        self.count = 0
+        self.number = 0
+        self.torn = False
+        self.begins_at: int | None = None
+
+    def covered(self, stream: str) -> int:
+        """Tell up to which event a stream is vouched for."""
+        return max(self.claims.get(stream, ()), default=0)
+
+
+def load_checkpoint_log(view: StoreView, folder: Path, trusted: Collection[str] = ()) -> CheckpointLog:
+    """Read the checkpoints of a store that may be written to meanwhile.
+
+    Whoever compares the store with them must look at it afterwards: checkpoints that are newer than what is looked
+    at would say that its end was cut off. And only events that were there before can be missing their checkpoints.
+    """
+    begun = bool(view.ask("any_event", {}))
+    try:
+        name = read_store_id(read_meta_values(view.ask("meta", {})), "that is examined")
+        chronicle = read_checkpoint_log(folder, name, trusted)
+    except (OSError, ValueError, StoreUnusable) as error:
+        return _make_missing_log(folder, error, begun=begun)
+    if not trusted:
+        chronicle.notes.append("The checkpoints were checked against the keys that they name themselves.")
+    if chronicle.torn:
+        chronicle.notes.append("The last checkpoint was cut off in the middle of being written, as a crash does it.")
+    return chronicle
+
+
+def _make_missing_log(folder: Path, error: Exception, *, begun: bool) -> CheckpointLog:
+    chronicle = CheckpointLog()
+    chronicle.absent = True
+    if begun:
+        reason = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) else error
+        what = f"No checkpoints of the store can be read in {folder} ({reason})."
+        chronicle.findings.append(make_finding("checkpoint_missing", "", 0, what))
+    return chronicle
+
+
+def read_checkpoint_log(folder: Path, store_id: str, trusted: Collection[str] = ()) -> CheckpointLog:
+    """Read and examine all checkpoints of a store. Raises OSError.
+
+    Without trusted keys, each line is checked against the key that it names itself.
+    """
+    chronicle = CheckpointLog()
+    previous = NO_PREVIOUS_LINE
+    with checkpoint_file(folder, store_id).open("rb") as file:
+        for line in file:
+            if not line.endswith(b"\n"):
+                chronicle.torn = True
+                break
+            chronicle.count += 1
+            chronicle.number += 1
+            _examine_line(line[:-1], previous, store_id, trusted, chronicle)
+            previous = digest_line(line[:-1])
+    return chronicle
+
+
+def _examine_line(
+    line: bytes, previous: str, store_id: str, trusted: Collection[str], chronicle: CheckpointLog
+) -> None:
+    checkpoint = parse_checkpoint(line)
+    if checkpoint is None:
+        what = "cannot be read: it was damaged."
+        _add_finding(chronicle, store_id, "checkpoint_altered", what)
+        return
+    if checkpoint.previous != previous or checkpoint.number != chronicle.number:
+        what = (
+            f"does not follow the one before it, and says that it is number {checkpoint.number}: "
+            "a line was changed, removed or added there."
+        )
+        _add_finding(chronicle, store_id, "checkpoint_altered", what)
+    chronicle.number = checkpoint.number
+    doubt = _find_checkpoint_flaw(checkpoint, store_id, trusted)
+    if doubt is None:
+        _record_checkpoint(checkpoint, store_id, chronicle)
+    else:
+        _add_finding(chronicle, store_id, *doubt)
+
+
+def _find_checkpoint_flaw(
+    checkpoint: Checkpoint, store_id: str, trusted: Collection[str]
+) -> tuple[FindingKind, str] | None:
+    """Tell why a checkpoint vouches for nothing, if so."""
+    if not is_signed(checkpoint.signed_bytes(), checkpoint.signature, checkpoint.key):
+        return "checkpoint_altered", "does not fit its signature: it was changed after it was signed."
+    if trusted and checkpoint.key not in trusted:
+        return "checkpoint_key", f"is signed with the key {checkpoint.key}, which is not one that you trust."
+    if checkpoint.store != store_id:
+        return "checkpoint_altered", f"belongs to the store {checkpoint.store}: it was copied here."
+    return None
+
+
+def _record_checkpoint(checkpoint: Checkpoint, store_id: str, chronicle: CheckpointLog) -> None:
+    if chronicle.begins_at is None:
+        chronicle.begins_at = checkpoint.at
+    if checkpoint.accepted is not msgspec.UNSET:
+        _forget_accepted(checkpoint.accepted, chronicle)
+    for stream, (seq, digest) in checkpoint.heads.items():
+        if chronicle.claims.setdefault(stream, {}).setdefault(seq, digest) != digest:
+            what = f"gives event {seq} of {stream} another hash than an earlier one: history was rewritten."
+            _add_finding(chronicle, store_id, "rewritten", what, stream, seq)
+
+
+def _forget_accepted(accepted: Mapping[str, int], chronicle: CheckpointLog) -> None:
+    """Forget what a person gave up by going on with an older store."""
+    events = 0
+    for stream, fits in accepted.items():
+        claims = chronicle.claims.get(stream, {})
+        events += max(0, max(claims, default=0) - fits)
+        chronicle.claims[stream] = {seq: digest for seq, digest in claims.items() if seq <= fits}
+        if not chronicle.claims[stream]:
+            del chronicle.claims[stream]
+    chronicle.notes.append(
+        f"Line {chronicle.count} of the checkpoints says that a person went on with the store as it was then, without "
+        f"{format_count(events, 'event')} that earlier lines knew."
+    )
+
+
+def _add_finding(
+    chronicle: CheckpointLog, store_id: str, kind: FindingKind, what: str, stream: str = "", seq: int | None = None
+) -> None:
+    number = chronicle.count
+    what = f"Line {number} of the checkpoints of store {store_id} {what}"
+    chronicle.findings.append(make_finding(kind, stream, number if seq is None else seq, what))
+
+
+MOST_FINDINGS: Final = 1000
 """More are only counted: nobody reads them, and a report must fit into memory."""
 
-DAMAGE: Final[frozenset[Kind]] = frozenset(
+DAMAGE_KINDS: Final[frozenset[FindingKind]] = frozenset(
     ("edited", "deleted", "inserted", "duplicated", "reordered", "moved", "unreadable", "rewritten", "cut", "dropped")
 )
 """Findings after which rows cannot be made from the events and compared."""
 
-CLOCKS_APART: Final = 5 * SECOND
+CLOCK_TOLERANCE: Final = 5 * SECOND
 """By how much the clocks of a store and of whoever signs its checkpoints may differ."""
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
@@ -47,7 +400,7 @@ Progress = Callable[[int, int], None]
 """Somebody who is told how many streams of all were examined."""
 
 
-def _unheard(_: int, __: int) -> None:
+def _ignore_progress(_: int, __: int) -> None:
     """Tell nobody."""
 
 
@@ -55,29 +408,33 @@ async def verify(
     store: JournalStore,
     checkpoints_folder: Path | None = None,
     public_keys: Collection[str] = (),
-    progress: Progress = _unheard,
-) -> Report:
+    progress: Progress = _ignore_progress,
+) -> IntegrityReport:
     """Examine the store as it is at this moment, against its checkpoints if their folder is given.
 
     Without public keys to trust, a checkpoint is only checked against the key that it names itself. The checkpoints
     are read first: all that they vouch for was committed by then, and is seen when the store is looked at.
     """
     if checkpoints_folder is None:
-        return await store.study(lambda view: _examined(view, None, progress))
-    chronicle = await store.study(lambda view: chronicle_of(view, checkpoints_folder, public_keys))
-    return await store.study(lambda view: _examined(view, chronicle, progress))
+        return await store.study(lambda view: _examine_view(view, None, progress))
+    chronicle = await store.study(lambda view: load_checkpoint_log(view, checkpoints_folder, public_keys))
+    return await store.study(lambda view: _examine_view(view, chronicle, progress))
 
 
-def examine(view: View, checkpoints_folder: Path | None = None, public_keys: Collection[str] = ()) -> Report:
+def examine(
+    view: StoreView, checkpoints_folder: Path | None = None, public_keys: Collection[str] = ()
+) -> IntegrityReport:
     """Examine one view of a store, to which nobody writes if its checkpoints are to be compared."""
     if checkpoints_folder is None:
-        return _examined(view, None)
-    return _examined(view, chronicle_of(view, checkpoints_folder, public_keys))
+        return _examine_view(view, None)
+    return _examine_view(view, load_checkpoint_log(view, checkpoints_folder, public_keys))
 
 
-def _examined(view: View, chronicle: Chronicle | None, progress: Progress = _unheard) -> Report:
+def _examine_view(
+    view: StoreView, chronicle: CheckpointLog | None, progress: Progress = _ignore_progress
+) -> IntegrityReport:
     examination = _Examination(view, chronicle)
-    streams = in_order(all_streams(view))
+    streams = sort_streams(list_streams(view))
     for number, stream in enumerate(streams):
         progress(number, len(streams))
         examination.walk(stream)
@@ -85,18 +442,18 @@ def _examined(view: View, chronicle: Chronicle | None, progress: Progress = _unh
 
 
 class _Examination:
-    def __init__(self, view: View, chronicle: Chronicle | None) -> None:
+    def __init__(self, view: StoreView, chronicle: CheckpointLog | None) -> None:
         self._view = view
-        self._chronicle = chronicle or Chronicle()
+        self._chronicle = chronicle or CheckpointLog()
         self._checked = None if chronicle is None or chronicle.absent else chronicle.count
-        self._findings: list[Finding] = []
+        self._findings: list[IntegrityFinding] = []
         self._unkept = 0
-        self._breaks: list[Break] = []
-        self._gaps: list[Gap] = []
-        self._fold = Fold()
+        self._breaks: list[ChainBreak] = []
+        self._gaps: list[StreamGap] = []
+        self._fold = RowFold()
         self._heads = {row["stream"]: row for row in view.ask("heads", {})}
-        self._erased_through = erasures(view)
-        self._blobs: dict[str, Kind | None] = {}
+        self._erased_through = read_erasures(view)
+        self._blobs: dict[str, FindingKind | None] = {}
         self._notes = [*self._chronicle.notes]
         self._events = 0
         self._erased = 0
@@ -111,8 +468,8 @@ class _Examination:
         claims = self._chronicle.claims.get(stream, {})
         erased_through = self._erased_through.get(stream, 0)
         covered = self._chronicle.covered(stream)
-        previous, last, at = START, 0, 0
-        for event in events_of(self._view, stream):
+        previous, last, at = CHAIN_START, 0, 0
+        for event in read_raw_events(self._view, stream):
             self._events += 1
             seq = event.seq
             if seq == covered + 1:
@@ -122,9 +479,9 @@ class _Examination:
                 continue
             gap = seq != last + 1
             if gap:
-                self._gaps.append(Gap(stream, last + 1, seq - 1))
-            if not follows(event, previous, (stream, seq)):
-                self._broken(Break(msgspec.structs.replace(event, body=None), previous, gap))
+                self._gaps.append(StreamGap(stream, last + 1, seq - 1))
+            if not is_successor(event, previous, (stream, seq)):
+                self._broken(ChainBreak(msgspec.structs.replace(event, body=None), previous, gap))
             self._body(event, erased=seq <= erased_through)
             claimed = claims.get(seq)
             if claimed is not None and claimed != event.hash.hex():
@@ -137,7 +494,7 @@ class _Examination:
     def _never_covered(self, event: Stored) -> None:
         """Find events from before the first checkpoint: the first commit of a store is checkpointed at once."""
         begins_at = self._chronicle.begins_at
-        if begins_at is not None and event.at < begins_at - CLOCKS_APART:
+        if begins_at is not None and event.at < begins_at - CLOCK_TOLERANCE:
             what = (
                 f"Event {event.seq} of {event.stream} is older than the first checkpoint and covered by none: "
                 "there were checkpoints before it, and they are gone."
@@ -145,18 +502,18 @@ class _Examination:
             self._found("checkpoint_missing", event.stream, event.seq, what)
 
     def _misnumbered(self, event: Stored) -> None:
-        kind: Kind = "duplicated" if event.seq > 0 else "inserted"
+        kind: FindingKind = "duplicated" if event.seq > 0 else "inserted"
         what = f"Another event ({event.kind!r}) stands at number {event.seq} of {event.stream}."
         self._found(kind, event.stream, event.seq, what)
 
-    def _broken(self, broken: Break) -> None:
-        if len(self._breaks) < FINDINGS_KEPT:
+    def _broken(self, broken: ChainBreak) -> None:
+        if len(self._breaks) < MOST_FINDINGS:
             self._breaks.append(broken)
         else:
             self._unkept += 1
 
     def _body(self, event: Stored, *, erased: bool) -> None:
-        flaw = flaw_of_body(event, erased=erased)
+        flaw = find_body_flaw(event, erased=erased)
         if flaw is not None:
             what = f"The body of event {event.seq} of {event.stream} {flaw[1]}"
             self._found(flaw[0], event.stream, event.seq, what)
@@ -169,7 +526,7 @@ class _Examination:
 
     def _blob(self, event: Stored, digest: str, *, erased: bool) -> None:
         if digest not in self._blobs:
-            self._blobs[digest] = _flaw_of_blob(self._view, digest)
+            self._blobs[digest] = _find_blob_flaw(self._view, digest)
         flaw = self._blobs[digest]
         if flaw == "blob_missing" and erased:
             self._erased += 1
@@ -195,13 +552,13 @@ class _Examination:
         head = self._heads.get(stream)
         if head is None:
             self._found("head", stream, last, f"{stream} has {last} events that can be found by it, and no head.")
-        elif whole(head["head"]) > last:
-            self._gaps.append(Gap(stream, last + 1, head["head"]))
+        elif to_sequence_number(head["head"]) > last:
+            self._gaps.append(StreamGap(stream, last + 1, head["head"]))
         elif (head["head"], head["hash"], head["at"]) != (last, digest, at):
             what = f"The head of {stream} says event {head['head']} and does not fit its last one, which is {last}."
             self._found("head", stream, last, what)
 
-    def report(self, streams: Collection[StreamId]) -> Report:
+    def report(self, streams: Collection[StreamId]) -> IntegrityReport:
         """Name what was found, compare the rows, and sum up."""
         for stream in self._chronicle.claims.keys() - set(streams):
             what = f"{stream} had {self._chronicle.covered(stream)} events when it was checkpointed, and now is gone."
@@ -211,7 +568,7 @@ class _Examination:
         compared = self._compare()
         if self._unkept:
             self._notes.append(f"There are {self._unkept} more findings like these.")
-        return Report(
+        return IntegrityReport(
             ok=not self._findings,
             findings=tuple(self._findings),
             streams=len(streams),
@@ -224,33 +581,33 @@ class _Examination:
             notes=tuple(self._notes),
         )
 
-    def _copies(self, digest: bytes) -> list[Place]:
+    def _copies(self, digest: bytes) -> list[StreamPosition]:
         return [(row["stream"], row["seq"]) for row in self._view.ask("same_hash", {"hash": digest, "limit": 2})]
 
     def _compare(self) -> bool:
         """Compare the rows with what the events make of them, if the events can be trusted so far."""
-        damaged = any(found.kind in DAMAGE for found in self._findings)
+        damaged = any(found.kind in DAMAGE_KINDS for found in self._findings)
         if self._fold.unreadable is not None and not damaged:
             self._keep(self._fold.unreadable)
         if self._fold.unreadable is not None or damaged:
             self._notes.append("The rows were not compared with the events, because not all events are sound.")
             return False
-        live = live_rows(self._view)
-        for difference in differences(live, self._fold.rows_beside(live)):
+        live = read_live_rows(self._view)
+        for difference in compare_rows(live, self._fold.rows_beside(live)):
             self._found("row", difference.key[0].TABLE, 0, difference.sentence)
         return True
 
-    def _found(self, kind: Kind, stream: str, seq: int, what: str) -> None:
-        self._keep(finding(kind, stream, seq, what))
+    def _found(self, kind: FindingKind, stream: str, seq: int, what: str) -> None:
+        self._keep(make_finding(kind, stream, seq, what))
 
-    def _keep(self, found: Finding) -> None:
-        if len(self._findings) < FINDINGS_KEPT:
+    def _keep(self, found: IntegrityFinding) -> None:
+        if len(self._findings) < MOST_FINDINGS:
             self._findings.append(found)
         else:
             self._unkept += 1
 
 
-def _flaw_of_blob(view: View, digest: str) -> Kind | None:
+def _find_blob_flaw(view: StoreView, digest: str) -> FindingKind | None:
     data = view.get(Digest(digest))
     if data is None:
         return "blob_missing"

@@ -2,37 +2,420 @@
 
 A provider that an agent's files describe is reached as they say, and with the key that they name: what the environment
 holds for a provider of that name was given for the provider's own address and goes nowhere else.
+
+What models cost: the configuration's own prices first, then the bundled table of genai-prices.
+
+A model that runs on this machine is free. Any other costs what the table says, wherever it is asked: at a seller's own
+address what that seller takes, and behind any other, such as a gateway's, what it costs where it is sold.
+
+A model's entry is compiled once into a `Tariff` of whole numbers, because a hold is worked out at every step:
+dollars per million tokens are micro-dollars per token, and times SCALE every rate of the table is an integer.
+So nothing is rounded before the end, whatever the sums.
+
+The table is the one that came with the installed package: nothing is fetched, and no updater is started. It
+knows more than tokens (searches, pages, batch and priority tiers); Halter asks for none of these. Of cache
+writes it takes the price of a cache that lives for minutes, which is what wires must ask for: one that lives
+for an hour costs more, and a usage does not tell the two apart.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
+from itertools import accumulate
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.errors import ConfigError, needs
-from halter.core.here import on_this_machine, stays_here
-from halter.core.mind import Provider, WireFormat
-from halter.core.text import listed, shorten
-from halter.core.usage import ModelName
-from halter.models.prices import window
-from halter.models.wire import Wire
-from halter.models.wire_exchange import Terms
+from halter.core.agent_spec import Provider, WireFormat
+from halter.core.clock import DAY
+from halter.core.errors import ConfigError, explain_extra
+from halter.core.text import join_names, shorten
+from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, Usage, is_local_address, runs_locally
+from halter.models.wire import ExchangeTerms, WireModel
 
-Key = Callable[[str], str | None]
+if TYPE_CHECKING:
+    from genai_prices.types import ConditionalPrice, ModelInfo, ModelPrice, Provider, TieredPrices
+
+    Figure = Decimal | TieredPrices | None
+
+SCALE: Final = 10**18
+MARGIN: Final = Decimal("0.02")
+NO_LIMIT: Final = 10**9
+"""More tokens than anyone answers with."""
+
+_TABLE_NAMES: Final = MappingProxyType(
+    {
+        "gemini": "google",
+        "vertex": "google",
+        "vertex_ai": "google",
+        "bedrock": "aws",
+        "azure_ai": "azure",
+        "xai": "x-ai",
+        "moonshot": "moonshotai",
+        "together_ai": "together",
+        "fireworks_ai": "fireworks",
+    }
+)
+"""Sellers whom configurations and gateways call by another name than the table."""
+_COMPARED: Final = 10_000
+"""By requests of so many tokens, in and out, prices are compared."""
+_LAST: Final = 1 << 60
+_ALWAYS: Final = -(1 << 63)
+_EPOCH: Final = date(1970, 1, 1)
+_NOTHING: Final = Decimal(0)
+
+
+class Tier(msgspec.Struct, frozen=True):
+    """The rates while a request's input is above some number of tokens, in micro-dollars × SCALE."""
+
+    above: int
+    plain: int
+    cache_read: int
+    cache_write: int
+    output: int
+    request: int
+
+    def cost(self, plain: int, read: int, write: int, output: int) -> int:
+        """Tell what one request of so many tokens of each sort costs."""
+        return (
+            plain * self.plain + read * self.cache_read + write * self.cache_write + output * self.output + self.request
+        )
+
+
+class PricePeriod(msgspec.Struct, frozen=True):
+    """Some rates, and when they hold: from a moment on, or daily between two times of day.
+
+    The highest tier stands first. Beside each tier stands its ceiling, which charges all input at the dearest
+    rate of this tier and of those below: a request that is counted into a tier may turn out smaller, and may
+    be cached in any way.
+    """
+
+    tiers: tuple[Tier, ...]
+    ceilings: tuple[Tier, ...]
+    since: int = _ALWAYS
+    daily: tuple[int, int] | None = None
+
+    def holds(self, at: int) -> bool:
+        """Tell whether these rates hold at that moment."""
+        if self.daily is None:
+            return at >= self.since
+        start, end = self.daily
+        now = at % DAY
+        return start <= now < end if start <= end else now >= start or now < end
+
+
+class Tariff(msgspec.Struct, frozen=True):
+    """The rates of one model. The first period that holds counts; the last one always does."""
+
+    periods: tuple[PricePeriod, ...]
+    loading: tuple[int, int]
+    """One plus the margin, as a fraction."""
+
+    def cost(self, usage: Usage, at: int) -> int:
+        """Tell the true cost of a request that was made at that time, rounded up once."""
+        period = next(period for period in self.periods if period.holds(at))
+        read, write = usage.cache_read_tokens, usage.cache_write_tokens
+        tier = _find_tier(period.tiers, usage.input_tokens)
+        exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
+        return -(-exact // SCALE)
+
+    def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
+        """Tell what no request of at most these tokens can exceed, also if it is billed up to a day later."""
+        if max_output_tokens < 0:
+            raise ValueError(f"A request cannot have {max_output_tokens} output tokens.")
+        dearest = max(
+            ceiling.cost(input_tokens, 0, 0, max_output_tokens) for ceiling in self._ceilings(input_tokens, at)
+        )
+        numerator, denominator = self.loading
+        return -(-dearest * numerator // (denominator * SCALE))
+
+    def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = NO_LIMIT) -> int:
+        """Tell the most output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
+        numerator, denominator = self.loading
+        room = budget_micros * denominator * SCALE // numerator
+        fitting = (_output_in(room, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at))
+        return max(0, min(at_most, *fitting))
+
+    def _ceilings(self, input_tokens: int, at: int) -> Iterator[Tier]:
+        """Yield what may count when the request is billed: any time of day, and what starts within a day."""
+        for period in self.periods:
+            if period.since <= at + DAY:
+                yield _find_tier(period.ceilings, input_tokens)
+            if period.since <= at and period.daily is None:
+                return
+
+
+def _find_tier(tiers: Iterable[Tier], input_tokens: int) -> Tier:
+    for tier in tiers:
+        if input_tokens > tier.above:
+            return tier
+    raise ValueError(f"A request cannot have {input_tokens} input tokens.")
+
+
+def _output_in(room: int, ceiling: Tier, input_tokens: int) -> int:
+    left = room - ceiling.cost(input_tokens, 0, 0, 0)
+    if ceiling.output:
+        return left // ceiling.output
+    return NO_LIMIT if left >= 0 else 0
+
+
+class Prices:
+    """The price table of a fleet: finds each model once and remembers it.
+
+    `own` maps `provider:model`, or a provider's name for all its models, to what the configuration says.
+    """
+
+    def __init__(self, own: Mapping[str, Price] = MappingProxyType({}), margin: Decimal = MARGIN) -> None:
+        if not (margin.is_finite() and margin >= 0):
+            raise ValueError(f"The margin of a hold is a share from 0 up, but {margin} is not.")
+        self._own = {_own_key(name): price for name, price in own.items()}
+        self._margin = margin
+        self._found: dict[tuple[ModelName, str | None], Tariff | Unpriced] = {}
+
+    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
+        """Look up a model, at the address it is reached by if that is not the provider's usual one.
+
+        The first lookup in the bundled table imports it, which takes a quarter of a second: do it before work
+        starts.
+        """
+        found = self._found.get((model, base_url))
+        if found is None:
+            found = self._found[model, base_url] = self._look_up(model, base_url)
+        return found
+
+    def _look_up(self, model: ModelName, base_url: str | None) -> Tariff | Unpriced:
+        own = self._own.get(str(model)) or self._own.get(model.provider)
+        if own is not None:
+            return compile_stated_price(own, self._margin)
+        if runs_locally(model, base_url):
+            return compile_stated_price(FREE_PRICE, self._margin)
+        return _find_listed_tariff(model, base_url, self._margin)
+
+
+def _own_key(name: str) -> str:
+    return str(ModelName.parse(name)) if ":" in name or "/" in name else name
+
+
+def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
+    """Compile a price of the configuration."""
+    tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output)
+    return Tariff((_period([tier]),), _loading(margin))
+
+
+def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff | None:
+    """Compile an entry of the bundled table, or None if it does not price both directions of tokens.
+
+    Entries without figures are common: the table leaves out zeros, so these may be free or of unknown price.
+    """
+    from genai_prices.types import ConditionalPrice, ModelPrice
+
+    rules = model.prices
+    if isinstance(rules, ModelPrice):
+        rules = [ConditionalPrice(prices=rules)]
+    if not rules or any(rule.prices.input_mtok is None or rule.prices.output_mtok is None for rule in rules):
+        return None
+    # Of several rules that hold, the last counts; if none does, the first.
+    periods = [_compile_condition(rule) for rule in reversed(rules)]
+    fallback = msgspec.structs.replace(periods[-1], since=_ALWAYS, daily=None)
+    return Tariff((*periods, fallback), _loading(margin))
+
+
+def _table() -> "list[Provider]":
+    """Return the bundled table, imported by its name: a type checker would infer all of its 1.5 MB for minutes."""
+    return import_module("genai_prices.data").providers
+
+
+def _find_listed_tariff(model: ModelName, base_url: str | None, margin: Decimal) -> Tariff | Unpriced:
+    providers = _table()
+    seller = _seller(providers, model.provider, base_url)
+    entries = _entries(providers, seller, model)
+    if not entries:
+        return Unpriced(model, _explain_unlisted(model, base_url, None if seller is None else seller.name))
+    priced = [tariff for tariff in (compile_listed_price(entry, margin) for entry in entries) if tariff is not None]
+    if not priced:
+        return Unpriced(model, f"the bundled price table lists {entries[0].id} without a price of its tokens")
+    return max(priced, key=lambda tariff: tariff.bound(_COMPARED, _COMPARED, _LAST))
+
+
+def _explain_unlisted(model: ModelName, base_url: str | None, seller: str | None) -> str:
+    if seller is not None:
+        return f"the bundled price table has no such model of {seller}"
+    if is_local_address(base_url):
+        return "an address of this machine may lead to a paid model, and the bundled price table has none of that name"
+    who = f"provider {model.provider!r}" if base_url is None else f"provider at {_host(base_url)}"
+    return f"the bundled price table has no {who}, and no model of that name"
+
+
+@lru_cache(maxsize=256)
+def find_listed_window(model: ModelName, base_url: str | None = None) -> int | None:
+    """Tell how many tokens a model can take in, if the bundled table knows it."""
+    providers = _table()
+    entries = _entries(providers, _seller(providers, model.provider, base_url), model)
+    return min((entry.context_window for entry in entries if entry.context_window), default=None)
+
+
+def _seller(providers: Sequence["Provider"], name: str, base_url: str | None) -> "Provider | None":
+    """Find out who sends the bill: the address tells, or without one, the name.
+
+    Names must match exactly. The library's own lookup takes `my-openai-proxy` for OpenAI.
+    """
+    named = [provider for provider in providers if provider.id == _TABLE_NAMES.get(name, name)]
+    if base_url is None:
+        return next(iter(named), None)
+    return next((seller for seller in (*named, *providers) if re.match(seller.api_pattern, base_url)), None)
+
+
+def _entries(providers: "list[Provider]", seller: "Provider | None", model: ModelName) -> "list[ModelInfo]":
+    """Find what the table has of a model: of the one who sells it, or else of all whom its name may mean."""
+    if seller is not None:
+        return _find_models(providers, [seller], model.model)
+    for name, spelling in _spellings(model):
+        sellers = [each for each in providers if not name or each.id == name]
+        if found := _find_models(providers, sellers, spelling):
+            return found
+    return []
+
+
+def _find_models(providers: "list[Provider]", sellers: "Sequence[Provider]", spelling: str) -> "list[ModelInfo]":
+    entries = (seller.find_model(spelling, all_providers=providers) for seller in sellers)
+    return [entry for entry in entries if entry is not None]
+
+
+def _spellings(model: ModelName) -> Iterator[tuple[str, str]]:
+    """Spell a model in all ways that gateways have, each with the seller that it names, if it names one.
+
+    Gateways put whom they ask before the model, and sometimes a tag behind it, as in `openai/gpt-5:latest`.
+    """
+    parts = [model.provider, *model.model.split("/")]
+    splits = [(_TABLE_NAMES.get(parts[at - 1], parts[at - 1]), "/".join(parts[at:])) for at in range(1, len(parts))]
+    spelled = [*splits, *(("", rest) for _, rest in splits)]
+    yield from spelled
+    yield from ((name, rest.rpartition(":")[0]) for name, rest in spelled if ":" in rest)
+
+
+def _host(base_url: str) -> str:
+    # The whole address might contain a password.
+    try:
+        return urlsplit(base_url).hostname or "an address without a host"
+    except ValueError:
+        return "an address that cannot be read"
+
+
+def _compile_condition(rule: "ConditionalPrice") -> PricePeriod:
+    from genai_prices.types import StartDateConstraint
+
+    tiers = _tiers(rule.prices)
+    match rule.constraint:
+        case None:
+            return _period(tiers)
+        case StartDateConstraint(start_date=day):
+            return _period(tiers, since=(day - _EPOCH).days * DAY)
+        case daily:
+            return _period(tiers, daily=(_time_of_day(daily.start_time), _time_of_day(daily.end_time)))
+
+
+def _time_of_day(moment: time) -> int:
+    zoned = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    since_midnight = datetime.combine(_EPOCH, zoned) - datetime.combine(_EPOCH, time(tzinfo=UTC))
+    return since_midnight // timedelta(microseconds=1) % DAY
+
+
+def _tiers(price: "ModelPrice") -> list[Tier]:
+    """Compile the tiers, lowest first.
+
+    A usage does not tell the sorts of output apart: where they have rates of their own, the dearest is taken.
+    """
+    output = (price.output_mtok, price.output_reasoning_mtok, price.output_citation_mtok)
+    figures = (price.input_mtok, price.cache_read_mtok, price.cache_write_mtok, price.requests_kcount)
+    return [
+        _tier(
+            above,
+            _figure(price.input_mtok, above) or _NOTHING,
+            _figure(price.cache_read_mtok, above),
+            _figure(price.cache_write_mtok, above),
+            max(_figure(sort, above) or _NOTHING for sort in output),
+            _figure(price.requests_kcount, above) or _NOTHING,
+        )
+        for above in _thresholds((*output, *figures))
+    ]
+
+
+def _thresholds(figures: "Iterable[Figure]") -> list[int]:
+    from genai_prices.types import TieredPrices
+
+    tiered = (figure for figure in figures if isinstance(figure, TieredPrices))
+    return sorted({-1, *(tier.start for figure in tiered for tier in figure.tiers)})
+
+
+def _figure(figure: "Figure", above: int) -> Decimal | None:
+    """Read what a figure is for input of more than so many tokens."""
+    from genai_prices.types import TieredPrices
+
+    if not isinstance(figure, TieredPrices):
+        return figure
+    return next((tier.price for tier in reversed(figure.tiers) if tier.start <= above), figure.base)
+
+
+def _tier(
+    above: int,
+    plain: Decimal,
+    cache_read: Decimal | None,
+    cache_write: Decimal | None,
+    output: Decimal,
+    thousand_requests: Decimal = _NOTHING,
+) -> Tier:
+    return Tier(
+        above,
+        _scale_figure(plain),
+        _scale_figure(plain if cache_read is None else cache_read),
+        _scale_figure(plain if cache_write is None else cache_write),
+        _scale_figure(output),
+        _scale_figure(thousand_requests) * 1000,
+    )
+
+
+def _scale_figure(figure: Decimal) -> int:
+    numerator, denominator = figure.as_integer_ratio()
+    return -(-numerator * SCALE // denominator)
+
+
+def _period(tiers: Sequence[Tier], since: int = _ALWAYS, daily: tuple[int, int] | None = None) -> PricePeriod:
+    ceilings = accumulate((_flat(tier) for tier in tiers), _dearer_tier)
+    return PricePeriod(tuple(reversed(tiers)), tuple(reversed(tuple(ceilings))), since, daily)
+
+
+def _flat(tier: Tier) -> Tier:
+    rate = max(tier.plain, tier.cache_read, tier.cache_write)
+    return Tier(tier.above, rate, rate, rate, tier.output, tier.request)
+
+
+def _dearer_tier(below: Tier, tier: Tier) -> Tier:
+    rate = max(below.plain, tier.plain)
+    return Tier(tier.above, rate, rate, rate, max(below.output, tier.output), max(below.request, tier.request))
+
+
+def _loading(margin: Decimal) -> tuple[int, int]:
+    numerator, denominator = margin.as_integer_ratio()
+    return numerator + denominator, denominator
+
+
+FindKey = Callable[[str], str | None]
 """Looks a secret or a variable of the environment up by its name."""
 
 LOCAL_WINDOW: Final = 32_000
-USUAL_WINDOW: Final = 128_000
+DEFAULT_WINDOW: Final = 128_000
 
 _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _LIBRARIES: Final = MappingProxyType({"openai": "openai", "anthropic": "anthropic", "google": "google.genai"})
 
 
-class Known(msgspec.Struct, frozen=True, kw_only=True):
+class KnownProvider(msgspec.Struct, frozen=True, kw_only=True):
     """A provider that needs no description: its usual address, and the variables that hold its key or move it."""
 
     url: str = ""
@@ -42,14 +425,14 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     local: bool = False
 
 
-_GOOGLE: Final = Known(
+_GOOGLE: Final = KnownProvider(
     url="https://generativelanguage.googleapis.com", wire="google", keys=("GEMINI_API_KEY", "GOOGLE_API_KEY")
 )
 
-KNOWN: Final = MappingProxyType(
+KNOWN_PROVIDERS: Final = MappingProxyType(
     {
-        "openai": Known(url="https://api.openai.com/v1", keys=("OPENAI_API_KEY",), url_from="OPENAI_BASE_URL"),
-        "anthropic": Known(
+        "openai": KnownProvider(url="https://api.openai.com/v1", keys=("OPENAI_API_KEY",), url_from="OPENAI_BASE_URL"),
+        "anthropic": KnownProvider(
             url="https://api.anthropic.com",
             wire="anthropic",
             keys=("ANTHROPIC_API_KEY",),
@@ -57,21 +440,21 @@ KNOWN: Final = MappingProxyType(
         ),
         "google": _GOOGLE,
         "gemini": _GOOGLE,
-        "openrouter": Known(url="https://openrouter.ai/api/v1", keys=("OPENROUTER_API_KEY",)),
-        "groq": Known(url="https://api.groq.com/openai/v1", keys=("GROQ_API_KEY",)),
-        "mistral": Known(url="https://api.mistral.ai/v1", keys=("MISTRAL_API_KEY",)),
-        "deepseek": Known(url="https://api.deepseek.com/v1", keys=("DEEPSEEK_API_KEY",)),
-        "together": Known(url="https://api.together.xyz/v1", keys=("TOGETHER_API_KEY",)),
-        "ollama": Known(url="http://localhost:11434/v1", url_from="OLLAMA_BASE_URL", local=True),
-        "llamacpp": Known(url="http://localhost:8080/v1", url_from="LLAMACPP_BASE_URL", local=True),
-        "vllm": Known(url="http://localhost:8000/v1", url_from="VLLM_BASE_URL", local=True),
-        "lmstudio": Known(url="http://localhost:1234/v1", url_from="LMSTUDIO_BASE_URL", local=True),
-        "llamafarm": Known(url_from="LLAMAFARM_BASE_URL", local=True),
+        "openrouter": KnownProvider(url="https://openrouter.ai/api/v1", keys=("OPENROUTER_API_KEY",)),
+        "groq": KnownProvider(url="https://api.groq.com/openai/v1", keys=("GROQ_API_KEY",)),
+        "mistral": KnownProvider(url="https://api.mistral.ai/v1", keys=("MISTRAL_API_KEY",)),
+        "deepseek": KnownProvider(url="https://api.deepseek.com/v1", keys=("DEEPSEEK_API_KEY",)),
+        "together": KnownProvider(url="https://api.together.xyz/v1", keys=("TOGETHER_API_KEY",)),
+        "ollama": KnownProvider(url="http://localhost:11434/v1", url_from="OLLAMA_BASE_URL", local=True),
+        "llamacpp": KnownProvider(url="http://localhost:8080/v1", url_from="LLAMACPP_BASE_URL", local=True),
+        "vllm": KnownProvider(url="http://localhost:8000/v1", url_from="VLLM_BASE_URL", local=True),
+        "lmstudio": KnownProvider(url="http://localhost:1234/v1", url_from="LMSTUDIO_BASE_URL", local=True),
+        "llamafarm": KnownProvider(url_from="LLAMAFARM_BASE_URL", local=True),
     }
 )
 
 
-class Place(msgspec.Struct, frozen=True):
+class Endpoint(msgspec.Struct, frozen=True):
     """Where a model is reached, and whether that is its provider's usual address."""
 
     wire: WireFormat
@@ -87,47 +470,47 @@ def is_installed(library: str) -> bool:
         return False
 
 
-def model_from(
+def make_model(
     name: str,
     providers: Mapping[str, Provider],
-    key: Key,
+    key: FindKey,
     *,
     temperature: float | None = None,
     installed: Callable[[str], bool] = is_installed,
-) -> Wire:
+) -> WireModel:
     """Make the model that `provider:model` names, or raise a ConfigError that says what to write or to set."""
-    parsed = _parsed(name)
+    parsed = _parse_model_name(name)
     described = providers.get(parsed.provider)
-    place, secret = _known(parsed, key) if described is None else _described(parsed, described, key)
+    place, secret = _resolve_known(parsed, key) if described is None else _resolve_described(parsed, described, key)
     if not (installed("pydantic_ai") and installed(_LIBRARIES[place.wire])):
-        raise ConfigError(needs("models", str(parsed)))
+        raise ConfigError(explain_extra("models", str(parsed)))
     base_url = None if place.usual else place.url
-    terms = Terms(bills_errors=described is not None and described.bills_errors)
-    return Wire(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)
+    terms = ExchangeTerms(bills_errors=described is not None and described.bills_errors)
+    return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)
 
 
-def window_of(name: ModelName, base_url: str | None = None) -> int:
+def estimate_window(name: ModelName, base_url: str | None = None) -> int:
     """Tell how many tokens a model can take in: as the bundled table has it, or else a cautious guess."""
-    known = KNOWN.get(name.provider)
-    own = on_this_machine(base_url) or (known is not None and known.local)
-    if own and stays_here(name, base_url):
+    known = KNOWN_PROVIDERS.get(name.provider)
+    own = is_local_address(base_url) or (known is not None and known.local)
+    if own and runs_locally(name, base_url):
         return LOCAL_WINDOW
-    return window(name, base_url) or (LOCAL_WINDOW if own else USUAL_WINDOW)
+    return find_listed_window(name, base_url) or (LOCAL_WINDOW if own else DEFAULT_WINDOW)
 
 
-def _parsed(name: str) -> ModelName:
+def _parse_model_name(name: str) -> ModelName:
     try:
         return ModelName.parse(name)
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
 
-def _described(name: ModelName, provider: Provider, key: Key) -> tuple[Place, str]:
+def _resolve_described(name: ModelName, provider: Provider, key: FindKey) -> tuple[Endpoint, str]:
     where = f"`providers.{name.provider}`"
-    return Place(provider.wire, _address(provider.base_url, where), usual=False), _own_key(name, provider, key)
+    return Endpoint(provider.wire, _address(provider.base_url, where), usual=False), _provider_key(name, provider, key)
 
 
-def _own_key(name: ModelName, provider: Provider, key: Key) -> str:
+def _provider_key(name: ModelName, provider: Provider, key: FindKey) -> str:
     if not provider.api_key:
         return ""
     found = _SECRET.fullmatch(provider.api_key)
@@ -145,26 +528,26 @@ def _own_key(name: ModelName, provider: Provider, key: Key) -> str:
     return secret
 
 
-def _known(name: ModelName, key: Key) -> tuple[Place, str]:
-    known = KNOWN.get(name.provider)
+def _resolve_known(name: ModelName, key: FindKey) -> tuple[Endpoint, str]:
+    known = KNOWN_PROVIDERS.get(name.provider)
     if known is None:
         raise ConfigError(
             f"Nobody knows the provider {shorten(name.provider)!r} of {shorten(str(name))!r}: {_describe(name)} "
-            f"Known without that are {listed(KNOWN)}."
+            f"Known without that are {join_names(KNOWN_PROVIDERS)}."
         )
     moved = key(known.url_from) if known.url_from else None
     if not (moved or known.url):
         raise ConfigError(f"{name} has no address: set {known.url_from}, or {_describe(name)}")
-    url = _address(_versioned(moved, known), known.url_from) if moved else known.url
+    url = _address(_complete_url(moved, known), known.url_from) if moved else known.url
     # A local server always has its address: whether it runs on this machine is seen by that.
-    return Place(known.wire, url, usual=not (moved or known.local)), _given_key(name, known, url, key)
+    return Endpoint(known.wire, url, usual=not (moved or known.local)), _given_key(name, known, url, key)
 
 
-def _given_key(name: ModelName, known: Known, url: str, key: Key) -> str:
+def _given_key(name: ModelName, known: KnownProvider, url: str, key: FindKey) -> str:
     for variable in known.keys:
         if secret := key(variable):
             return secret
-    if known.keys and not on_this_machine(url):
+    if known.keys and not is_local_address(url):
         raise ConfigError(f"{name} needs a key: set {' or '.join(known.keys)}, or {_describe(name, known.wire)}")
     return ""
 
@@ -175,7 +558,7 @@ def _describe(name: ModelName, wire: WireFormat = "openai") -> str:
     return f"describe it in the agent's file as `providers: {{{shorten(name.provider)}: {block}}}`."
 
 
-def _versioned(url: str, known: Known) -> str:
+def _complete_url(url: str, known: KnownProvider) -> str:
     """Complete an address of a local server that was written without its path, as its own tools write it."""
     bare = known.local and urlsplit(url).path in {"", "/"}
     return f"{url.rstrip('/')}/v1" if bare else url

@@ -20,15 +20,13 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from halter.core.counting import most_tokens
-from halter.core.durations import parse_duration
+from halter.core.clock import parse_duration
 from halter.core.errors import ConfigError
-from halter.core.expressions import Expression, compiled, plain
-from halter.core.messages import Hear, Message, Prompt, Reply, Text, ToolCall, ToolResult
-from halter.core.text import clean, listed
+from halter.core.messages import Message, Prompt, Reply, Text, TextListener, ToolCall, ToolResult, bound_prompt_tokens
+from halter.core.text import Expression, clean, compile_expression, join_names, to_cel_value
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
-from halter.models.scripted import Where, understood
+from halter.models.scripted import LocateKey, split_validation_error
 
 REFLEX: Final = ModelName("reflex", "rules")
 NO_RULE: Final = "No rule applies."
@@ -38,7 +36,7 @@ _NOTHING: Final[Mapping[str, Any]] = {"hot": {}, "message": "", "results": [], "
 """The names that a condition may ask for, each without a value."""
 
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True):
+class ReflexRule(msgspec.Struct, frozen=True, kw_only=True):
     """What to say and do, and when. Without a condition a rule always holds."""
 
     when: Expression | None = None
@@ -56,24 +54,24 @@ class Reflex:
 
     base_url: None = None
 
-    def __init__(self, rules: Sequence[Rule], name: ModelName = REFLEX) -> None:
+    def __init__(self, rules: Sequence[ReflexRule], name: ModelName = REFLEX) -> None:
         self.name = name
         self._rules = tuple(rules)
 
     def count(self, prompt: Prompt) -> int:
         """Bound from above how many input tokens a prompt has."""
-        return most_tokens(prompt)
+        return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         """Do what the first rule says that holds."""
         permit.use()
-        reply = answer(self._rules, prompt)
+        reply = answer_by_rules(self._rules, prompt)
         if hear is not None and reply.text:
             hear(reply.text)
         return reply
 
 
-def answer(rules: Sequence[Rule], prompt: Prompt) -> Reply:
+def answer_by_rules(rules: Sequence[ReflexRule], prompt: Prompt) -> Reply:
     """Find the first rule that holds, and that has not done its part in this turn."""
     turn = _turn(prompt.messages)
     context = _context(prompt, turn)
@@ -91,7 +89,7 @@ def _turn(messages: Sequence[Message]) -> Sequence[Message]:
     for place in range(len(messages) - 1, -1, -1):
         if _is_from_person(messages[place]):
             return messages[place:]
-        if _ends(messages[place]):
+        if _is_turn_end(messages[place]):
             return messages[place + 1 :]
     return messages
 
@@ -104,7 +102,7 @@ def _is_said(part: Any) -> bool:
     return isinstance(part, Text) and part.origin == "person" and not part.reason
 
 
-def _ends(message: Message) -> bool:
+def _is_turn_end(message: Message) -> bool:
     """Tell whether a turn ended here: with an answer that asks for nothing, or with a yield that was accepted."""
     if message.role == "assistant":
         return not any(isinstance(part, ToolCall) for part in message.parts)
@@ -117,7 +115,7 @@ def _context(prompt: Prompt, turn: Sequence[Message]) -> dict[str, Any]:
     given = ([part for part in message.parts if isinstance(part, ToolResult)] for message in reversed(turn))
     results = next(filter(None, given), ())
     return {
-        "hot": plain(prompt.facts),
+        "hot": to_cel_value(prompt.facts),
         "message": clean("\n".join(said)),
         "results": [{"tool": each.tool, "outcome": each.outcome, "text": clean(each.text)} for each in results],
         "step": sum(message.role == "assistant" for message in turn),
@@ -149,11 +147,11 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={
     once: bool = True
 
 
-_KEYS: Final = listed(_Written.__struct_encode_fields__)
+_KEYS: Final = join_names(_Written.__struct_encode_fields__)
 _CALL: Final = "a call is written `call: {tool: NAME, arguments: {KEY: VALUE}}`"
 
 
-def reflex_from(value: Any, where: Where, name: ModelName = REFLEX) -> Reflex:
+def make_reflex_model(value: Any, where: LocateKey, name: ModelName = REFLEX) -> Reflex:
     """Make a model of what a file of rules says, or raise a ConfigError that names the line to change."""
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{where(())}: the rules are a list, each with some of {_KEYS}.")
@@ -161,22 +159,26 @@ def reflex_from(value: Any, where: Where, name: ModelName = REFLEX) -> Reflex:
     return Reflex(rules, name)
 
 
-def _rule(value: Any, index: int, where: Where) -> Rule:
+def _rule(value: Any, index: int, where: LocateKey) -> ReflexRule:
     try:
         written = msgspec.convert(value, _Written)
     except msgspec.ValidationError as error:
-        what, path = understood(str(error))
+        what, path = split_validation_error(str(error))
         raise ConfigError(f"{where((index, *path))}: {what}. A rule is made of {_KEYS}; {_CALL}.") from None
     if written.call is not None and written.calls:
         raise ConfigError(f"{where((index, 'call'))}: a rule has `call` for one call or `calls` for several, not both.")
     calls = _calls(written, index, where)
     if not (calls or written.say):
         raise ConfigError(f"{where((index,))}: this rule does nothing: give it `call`, `calls`, `say` or `yield`.")
-    when = None if written.when is None else compiled(written.when, _NOTHING, where((index, "when")), who="a rule")
-    return Rule(when=when, say=written.say, calls=calls, once=written.once)
+    when = (
+        None
+        if written.when is None
+        else compile_expression(written.when, _NOTHING, where((index, "when")), who="a rule")
+    )
+    return ReflexRule(when=when, say=written.say, calls=calls, once=written.once)
 
 
-def _calls(written: _Written, index: int, where: Where) -> tuple[ToolCall, ...]:
+def _calls(written: _Written, index: int, where: LocateKey) -> tuple[ToolCall, ...]:
     """List the calls of a rule, each in a group of its own: in the order in which they stand."""
     calls = [(call.tool, call.arguments) for call in (*filter(None, (written.call,)), *written.calls)]
     if written.yields is not None:

@@ -22,11 +22,18 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.clock import SECOND, Clock
-from halter.core.counting import most_tokens
-from halter.core.durations import parse_duration
+from halter.core.clock import SECOND, Clock, parse_duration
 from halter.core.errors import ConfigError, ModelError, ModelRejected, ModelUnavailable
-from halter.core.messages import Hear, Prompt, Reply, Stop, Text, ToolCall, ToolResult
+from halter.core.messages import (
+    Prompt,
+    Reply,
+    StopReason,
+    Text,
+    TextListener,
+    ToolCall,
+    ToolResult,
+    bound_prompt_tokens,
+)
 from halter.core.text import clean
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
@@ -35,11 +42,11 @@ SCRIPTED: Final = ModelName("scripted", "script")
 
 KeyPath = tuple[str | int, ...]
 """The way to a value from the top of its file: keys of mappings and places in lists."""
-Where = Callable[[KeyPath], str]
+LocateKey = Callable[[KeyPath], str]
 """Names the file and the line in which a value stands."""
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptedFailure(msgspec.Struct, frozen=True, kw_only=True):
     """How a model fails. Unless it is only unavailable, the same request is never answered."""
 
     kind: str = "ModelError"
@@ -55,11 +62,11 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
         return sort(said, billed=self.billed, usage=usage, final=True, retry_after=wait)
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptLine(msgspec.Struct, frozen=True, kw_only=True):
     """One reply of a script: what is said or how it fails, after how long, and to whom."""
 
     reply: Reply
-    fails: Failure | None = None
+    fails: ScriptedFailure | None = None
     takes: int = 0
     when: str = ""
     unless: str = ""
@@ -67,15 +74,15 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     repeat: bool = False
 
 
-def say(text: str, usage: Usage | None = None, *, takes: int = 0, when: str = "") -> Line:
+def say(text: str, usage: Usage | None = None, *, takes: int = 0, when: str = "") -> ScriptLine:
     """Make a line that only says something."""
-    return Line(reply=Reply((Text(text, "model", trusted=False),), "end", usage), takes=takes, when=when)
+    return ScriptLine(reply=Reply((Text(text, "model", trusted=False),), "end", usage), takes=takes, when=when)
 
 
-def call(tool: str, /, **arguments: Any) -> Line:
+def call(tool: str, /, **arguments: Any) -> ScriptLine:
     """Make a line that asks for one call."""
     asked = ToolCall(tool, tool, msgspec.json.encode(arguments).decode())
-    return Line(reply=Reply((asked,), "calls"))
+    return ScriptLine(reply=Reply((asked,), "calls"))
 
 
 class Scripted:
@@ -83,7 +90,7 @@ class Scripted:
 
     base_url: None = None
 
-    def __init__(self, lines: Sequence[Line], clock: Clock, name: ModelName = SCRIPTED) -> None:
+    def __init__(self, lines: Sequence[ScriptLine], clock: Clock, name: ModelName = SCRIPTED) -> None:
         self.name = name
         self.asked: list[Prompt] = []
         self._lines = list(lines)
@@ -92,9 +99,9 @@ class Scripted:
 
     def count(self, prompt: Prompt) -> int:
         """Bound from above how many input tokens a prompt has."""
-        return most_tokens(prompt)
+        return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         """Say the next line that fits."""
         permit.use()
         self.asked.append(prompt)
@@ -107,10 +114,10 @@ class Scripted:
             raise line.fails.error(line.reply.usage)
         return line.reply
 
-    def _next(self, prompt: Prompt) -> Line:
-        said = _last_said(prompt)
+    def _next(self, prompt: Prompt) -> ScriptLine:
+        said = _find_last_said(prompt)
         for index, line in enumerate(self._lines):
-            found = _fitting(line, said, prompt)
+            found = _match_line(line, said, prompt)
             if found is not None:
                 if not line.repeat:
                     self._lines.pop(index)
@@ -123,7 +130,7 @@ class Scripted:
         return f"ScriptRanOut: none of the {len(self._lines)} replies left is for {said[:80]!r}; see their `when`"
 
 
-def _fitting(line: Line, said: str, prompt: Prompt) -> Line | None:
+def _match_line(line: ScriptLine, said: str, prompt: Prompt) -> ScriptLine | None:
     """Return the line if it fits what was said, with what it finds there filled in."""
     if line.when not in said:
         return None
@@ -138,7 +145,7 @@ def _fitting(line: Line, said: str, prompt: Prompt) -> Line | None:
     if found is None:
         return None
     words: Mapping[str, str] = {name: word or "" for name, word in found.groupdict().items()}
-    return msgspec.structs.replace(line, reply=_filled(line.reply, words))
+    return msgspec.structs.replace(line, reply=_fill_reply(line.reply, words))
 
 
 def _words(prompt: Prompt) -> Iterator[str]:
@@ -155,7 +162,7 @@ def _pattern(written: str) -> Any:
     return cast("Any", re2).compile(written)
 
 
-def _filled(reply: Reply, words: Mapping[str, str]) -> Reply:
+def _fill_reply(reply: Reply, words: Mapping[str, str]) -> Reply:
     """Write what was found into a reply; inside of arguments as JSON spells it."""
 
     def put(text: str, spell: Callable[[str], str]) -> str:
@@ -164,17 +171,17 @@ def _filled(reply: Reply, words: Mapping[str, str]) -> Reply:
     parts = tuple(
         msgspec.structs.replace(part, text=put(part.text, str))
         if isinstance(part, Text)
-        else msgspec.structs.replace(part, arguments=put(part.arguments, _spelled))
+        else msgspec.structs.replace(part, arguments=put(part.arguments, _spell_as_json))
         for part in reply.parts
     )
     return msgspec.structs.replace(reply, parts=parts)
 
 
-def _spelled(word: str) -> str:
+def _spell_as_json(word: str) -> str:
     return msgspec.json.encode(clean(word)).decode()[1:-1]
 
 
-def _last_said(prompt: Prompt) -> str:
+def _find_last_said(prompt: Prompt) -> str:
     """Put together what the user, or a tool in the user's turn, said last."""
     last = next((message for message in reversed(prompt.messages) if message.role == "user"), None)
     parts = () if last is None else last.parts
@@ -208,7 +215,7 @@ class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     text: str = ""
     calls: tuple[_Call, ...] = ()
-    stop: Stop | None = None
+    stop: StopReason | None = None
     usage: _Usage | None = None
     fails: _Fails | None = None
     takes: str | float = 0
@@ -225,7 +232,7 @@ _UNKNOWN: Final = re.compile(r"unknown field `([^`]*)`")
 _STEP: Final = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
-def scripted_from(value: Any, where: Where, clock: Clock, name: ModelName = SCRIPTED) -> Scripted:
+def make_scripted_model(value: Any, where: LocateKey, clock: Clock, name: ModelName = SCRIPTED) -> Scripted:
     """Make a model of what a script's file says, or raise a ConfigError that names the line to change."""
     if not isinstance(value, list):
         raise ConfigError(f"{where(())}: a script is a list of replies, each with some of {_KEYS}.")
@@ -233,33 +240,33 @@ def scripted_from(value: Any, where: Where, clock: Clock, name: ModelName = SCRI
     return Scripted(lines, clock, name)
 
 
-def _line(value: Any, index: int, where: Where) -> Line:
+def _line(value: Any, index: int, where: LocateKey) -> ScriptLine:
     try:
         written = msgspec.convert(value, _Written)
     except msgspec.ValidationError as error:
-        what, path = understood(str(error))
+        what, path = split_validation_error(str(error))
         raise ConfigError(f"{where((index, *path))}: {what}. A reply is made of {_KEYS}.") from None
     calls = tuple(
         ToolCall(f"{index}.{number}", call.tool, _arguments(call)) for number, call in enumerate(written.calls)
     )
     words = (Text(written.text, "model", trusted=False),) if written.text else ()
     fails = written.fails
-    return Line(
+    return ScriptLine(
         reply=Reply(
             (*words, *calls),
             written.stop or ("calls" if calls else "end"),
-            _used(written.usage, where((index, "usage"))),
+            _parse_usage(written.usage, where((index, "usage"))),
         ),
         fails=None if fails is None else _failure(fails, lambda key: where((index, "fails", key))),
         takes=_micros(written.takes, where((index, "takes"))),
         when=written.when,
         unless=written.unless,
-        finds=_checked(written.finds, where((index, "finds"))),
+        finds=_check_pattern(written.finds, where((index, "finds"))),
         repeat=written.repeat,
     )
 
 
-def _checked(pattern: str, place: str) -> str:
+def _check_pattern(pattern: str, place: str) -> str:
     if not pattern:
         return ""
     import re2  # pyright: ignore[reportMissingTypeStubs]
@@ -271,7 +278,7 @@ def _checked(pattern: str, place: str) -> str:
     return pattern
 
 
-def understood(error: str) -> tuple[str, KeyPath]:
+def split_validation_error(error: str) -> tuple[str, KeyPath]:
     """Take a validator's sentence apart: what is wrong, and the way to it."""
     found = _PLACE.match(error)
     if found is None:
@@ -280,7 +287,7 @@ def understood(error: str) -> tuple[str, KeyPath]:
     return found["what"], (*steps, *_UNKNOWN.findall(found["what"]))
 
 
-def _used(written: _Usage | None, place: str) -> Usage | None:
+def _parse_usage(written: _Usage | None, place: str) -> Usage | None:
     if written is None:
         return None
     used = (written.input_tokens, written.output_tokens, written.cache_read_tokens, written.cache_write_tokens)
@@ -294,8 +301,8 @@ def _arguments(call: _Call) -> str:
     return call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments).decode()
 
 
-def _failure(fails: _Fails, where: Callable[[str], str]) -> Failure:
-    return Failure(
+def _failure(fails: _Fails, where: Callable[[str], str]) -> ScriptedFailure:
+    return ScriptedFailure(
         kind=fails.kind,
         message=fails.message,
         billed=fails.billed,

@@ -2,28 +2,427 @@
 
 One `ask` is one request: it ends in one reply or one error. A reply tells what was used only if the provider's final
 report came; an error tells what was reported until then, and whether that was final.
+
+One request to a provider and its answer, and what holds for all requests to it.
+
+Connections to providers. Everything that a provider's SDK would do on its own is switched off here.
+
+- It retries nothing: only who holds the money may ask twice.
+- It has no deadline but for the connection itself: the guard cancels. A connection that does not come about in time is
+  given up here, because a request that was never sent costs nothing.
+- It sends nothing that it finds in the environment: a key, an organisation or a header that stands there was not meant
+  for an address that an agent's file names. Only the way out, a proxy and its certificates, is taken from there.
+- It does not go on with an answer by itself: that would be a second request that nobody has held money for.
+
+What went wrong with a provider, as the retry policy has to know it.
+
+    nothing was sent                         unavailable   not billed
+    408, 409, 425, 429, 5xx                  unavailable   not billed
+    3xx: the address leads elsewhere         rejected      not billed
+    too long: 413, or as a provider words it overflow      not billed
+    quota or credit used up, other 4xx       rejected      not billed
+    a connection lost, an answer cut off     unavailable   billed
+    an answer that nobody can read           unavailable   billed
+
+An error status is billed after all where an answer had begun, where it reports a usage, or where the configuration says
+that this provider `bills_errors`: then any but 429 and 529, by which a provider refuses to begin.
+
+A sentence quotes what the provider said, shortened, and never the key, an address or a header.
 """
 
 import asyncio
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from halter.core.counting import most_tokens
-from halter.core.errors import ModelError, ModelUnavailable
-from halter.core.messages import Hear, Prompt, Reply
-from halter.core.mind import WireFormat
-from halter.core.tools import Locked, Permit
-from halter.core.usage import ModelName, Usage
-from halter.models.wire_clients import Connection, connect, settings
-from halter.models.wire_errors import cut, failure, failures
-from halter.models.wire_exchange import USUAL_TERMS, Exchange, Terms, exchange
-from halter.models.wire_messages import Definitions, answer, history, joiner, words_of
+import msgspec
+
+from halter.core.agent_spec import WireFormat
+from halter.core.clock import SECOND
+from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable
+from halter.core.messages import Prompt, Reply, TextListener, bound_prompt_tokens
+from halter.core.text import clean, shorten
+from halter.core.tools import Permit, PermitGate
+from halter.core.usage import ModelName, Usage, is_local_address
+from halter.models.wire_format import (
+    ToolDefinitions,
+    UsageReader,
+    find_event_text,
+    make_surrogate_joiner,
+    parse_model_response,
+    shape_history,
+)
 
 if TYPE_CHECKING:
+    import httpx2
+    from openai import AsyncOpenAI
+    from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
     from pydantic_ai.messages import ModelResponse
+    from pydantic_ai.models import Model
+    from pydantic_ai.settings import ModelSettings
+
+MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
+"""How many bytes of one answer are read: far more than the longest has, each of its tokens in an event of its own."""
+
+CONNECT_TIMEOUT_SECONDS: Final = 30.0
+"""For so many seconds a connection may take to come about, its encryption included."""
 
 
-class Wire:
+class ExchangeTerms(msgspec.Struct, frozen=True):
+    """What holds for every request to a provider.
+
+    If it `bills_errors`, an answer with an error status counts as paid. No answer of more than `largest` bytes is read,
+    and no connection is waited for longer than `connecting` seconds.
+    """
+
+    bills_errors: bool = False
+    largest: int = MAX_ANSWER_BYTES
+    connecting: float = CONNECT_TIMEOUT_SECONDS
+
+
+DEFAULT_TERMS: Final = ExchangeTerms()
+
+
+class Exchange:
+    """One request and its answer, as far as they have come over the wire."""
+
+    def __init__(self) -> None:
+        self.sent = False
+        self._opened: list[httpx2.Response] = []
+        self._meter: UsageReader | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """What was reported so far."""
+        return None if self._meter is None else self._meter.usage
+
+    @property
+    def final(self) -> bool:
+        """Whether what was reported is the final report."""
+        return self._meter is not None and self._meter.final
+
+    @property
+    def led_elsewhere(self) -> bool:
+        """Whether the answer is a redirection, which is not followed: nobody answered the request itself."""
+        return bool(self._opened) and self._opened[-1].is_redirect
+
+    def answered(self, response: "httpx2.Response", meter: UsageReader) -> None:
+        """Note that an answer begins."""
+        self._opened.append(response)
+        self._meter = meter
+
+    async def aclose(self) -> None:
+        """Let go of what was answered."""
+        for response in self._opened:
+            await response.aclose()
+
+
+current_exchange: ContextVar[Exchange] = ContextVar("current_exchange")
+
+
+@asynccontextmanager
+async def open_exchange() -> AsyncGenerator[Exchange]:
+    """See to it that nothing which is answered inside stays open: some SDKs leave a cancelled stream to chance."""
+    made = Exchange()
+    mark = current_exchange.set(made)
+    try:
+        yield made
+    finally:
+        current_exchange.reset(mark)
+        await made.aclose()
+
+
+NO_KEY: Final = "no-key"
+"""What is sent where no key is needed: the SDKs insist on one, and look for it in the environment otherwise."""
+
+_OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
+_SENDING: Final = ".send_request_headers.started"
+
+
+async def _note_request(connecting: float, request: "httpx2.Request") -> None:
+    """Watch for the moment at which a request leaves, and bound the time until then."""
+    current = current_exchange.get(None)
+
+    async def trace(event: str, about: Mapping[str, Any]) -> None:
+        # What a proxy is asked before it lets anything through is not the request.
+        if current is not None and event.endswith(_SENDING) and about["request"].method != b"CONNECT":
+            current.sent = True
+
+    allowed = {**request.extensions.get("timeout", {}), "connect": connecting}
+    request.extensions = {**request.extensions, "timeout": allowed, "trace": trace}
+
+
+async def _note_response(wire: WireFormat, largest: int, response: "httpx2.Response") -> None:
+    meter = UsageReader(wire)
+    current = current_exchange.get(None)
+    if current is not None:
+        current.answered(response, meter)
+    decoder = response._get_content_decoder()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    response._decoder = _Bounded(decoder, largest, meter)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+
+class _Bounded:
+    """Unpacks an answer only as far as any answer goes: a server may send for ever, and little may unpack to much."""
+
+    def __init__(self, decoder: "Any", largest: int, meter: UsageReader) -> None:
+        self._decoder = decoder
+        self._left = largest
+        self._meter = meter
+
+    def decode(self, data: bytes) -> Iterator[bytes]:
+        """Unpack what came."""
+        yield from map(self._counted, self._decoder.decode(data))
+
+    def flush(self) -> Iterator[bytes]:
+        """Unpack the rest."""
+        yield from map(self._counted, self._decoder.flush())
+        self._meter.close()
+
+    def _counted(self, piece: bytes) -> bytes:
+        import httpx2
+
+        self._left -= len(piece)
+        if self._left < 0:
+            raise httpx2.DecodingError("The answer is longer than any answer is.")
+        self._meter.feed(piece)
+        return piece
+
+
+class WireClient(msgspec.Struct, frozen=True):
+    """A model of the wires' library, and the pool of connections below it."""
+
+    model: "Any"
+    pool: "Any"
+
+
+def connect(name: ModelName, wire: WireFormat, url: str, key: str, terms: ExchangeTerms) -> WireClient:
+    """Make what is needed to reach a model. This imports the libraries, which takes seconds, and opens nothing."""
+    import httpx2
+
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
+    hooks = {
+        "request": [partial(_note_request, terms.connecting)],
+        "response": [partial(_note_response, wire, terms.largest)],
+    }
+    # No proxy stands between this machine and itself.
+    outside = not is_local_address(url)
+    pool = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)
+    return WireClient(_model(name, wire, url, key or NO_KEY, pool), pool)
+
+
+def _model(name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+    match wire:
+        case "openai":
+            return _openai(name, url, key, pool)
+        case "anthropic":
+            return _anthropic(name, url, key, pool)
+        case "google":
+            return _google(name, url, key, pool)
+
+
+def _openai(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+    from openai import AsyncOpenAI
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.profiles.openai import OpenAIModelProfile
+    from pydantic_ai.providers.openai import OpenAIProvider
+    from pydantic_ai.providers.openai_compatible import OpenAICompatibleProvider
+
+    client = AsyncOpenAI(api_key=key, admin_api_key="", base_url=url, max_retries=0, timeout=None, http_client=pool)
+    _forget_environment(client)
+    profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=_uses_new_limit(name))
+    if name.provider == "openai":
+        return OpenAIChatModel(name.model, provider=OpenAIProvider(openai_client=client), profile=profile)
+    other = OpenAICompatibleProvider(name.provider, openai_client=client)
+    return OpenAIChatModel(name.model, provider=other, profile=profile)
+
+
+def _forget_environment(client: "AsyncOpenAI") -> None:
+    client.organization = client.project = None
+    client._custom_headers = {}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+
+
+def _uses_new_limit(name: ModelName) -> bool:
+    """Tell by which name a server knows the most that may be written: one that it does not know, it may ignore."""
+    model = name.model.rpartition("/")[2]
+    return name.provider == "openai" or (model.startswith(_OWN_MODELS) and not model.startswith("gpt-oss"))
+
+
+def _anthropic(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+    from anthropic import AsyncAnthropic
+    from pydantic_ai.models.anthropic import AnthropicModel
+    from pydantic_ai.providers.anthropic import AnthropicProvider
+
+    client = AsyncAnthropic(api_key=key, base_url=url, max_retries=0, timeout=None, http_client=pool)
+    client._custom_headers = {}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    return AnthropicModel(name.model, provider=AnthropicProvider(anthropic_client=client))
+
+
+def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
+    from google.genai.client import Client
+    from google.genai.types import HttpOptions, HttpRetryOptions
+    from pydantic_ai.models.google import GoogleModel
+    from pydantic_ai.providers.google import GoogleProvider
+
+    class OneRequest(GoogleModel):
+        """A model that is asked once: the SDK follows continuation tokens unless it is told not to."""
+
+        async def _build_content_and_config(self, *args: Any, **kwargs: Any) -> Any:
+            build: Any = super()._build_content_and_config  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+            contents, config = await build(*args, **kwargs)
+            config["automatic_continuation"] = False
+            return contents, config
+
+    options = HttpOptions(base_url=url, httpx_async_client=pool, retry_options=HttpRetryOptions(attempts=1))
+    client = Client(vertexai=False, api_key=key, http_options=options)
+    return OneRequest(name.model, provider=GoogleProvider(client=client))
+
+
+def make_model_settings(wire: WireFormat, max_output_tokens: int, temperature: float | None) -> "ModelSettings":
+    """Say how an answer is to be made. Anthropic keeps in its cache only what it is told to, here for minutes."""
+    made: dict[str, Any] = {"max_tokens": max_output_tokens}
+    if temperature is not None:
+        made["temperature"] = temperature
+    if wire == "anthropic":
+        made |= dict.fromkeys(_KEPT_BY_ANTHROPIC, True)
+    return made  # pyright: ignore[reportReturnType]
+
+
+_KEPT_BY_ANTHROPIC: Final = (
+    "anthropic_cache_tool_definitions",
+    "anthropic_cache_instructions",
+    "anthropic_cache_messages",
+)
+
+
+MAX_QUOTED_LENGTH: Final = 300
+"""How many characters of a provider's own words are kept."""
+
+LONGEST_WAIT: Final = 24 * 3600 * SECOND
+"""More than that nobody can mean, whatever a header says."""
+
+_TOO_LARGE: Final = 413
+_MAY_PASS: Final = frozenset((408, 409, 425, 429))
+_NOT_SERVED: Final = frozenset((503, 529))
+_NOT_BEGUN: Final = frozenset((429, 529))
+_SERVER_ERRORS: Final = 500
+_SPACE: Final = re.compile(r"\s+")
+_KINDS: Final = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound"}
+
+
+def list_library_errors() -> tuple[type[Exception], ...]:
+    """Name everything that the wires' library raises of its own, or lets through from a library below it.
+
+    It reads some answers without a look at their shape: what that raises is an answer that nobody can read.
+    """
+    import httpx2
+    from pydantic_ai.exceptions import AgentRunError, UserError
+
+    unreadable = (ValueError, LookupError, TypeError, AttributeError, AssertionError, ArithmeticError, RuntimeError)
+    return (AgentRunError, UserError, httpx2.HTTPError, httpx2.StreamError, *unreadable)
+
+
+def translate_library_error(
+    error: Exception, name: ModelName, key: str, seen: "Exchange", *, begun: bool = False, bills_errors: bool = False
+) -> ModelError:
+    """Say what an error of the library means. `begun` says that an answer had begun to come."""
+    import httpx2
+    from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
+
+    if seen.led_elsewhere:
+        sentence = f"Redirected: {name} is elsewhere, as its address says; write the address it leads to as `base_url`"
+        return ModelRejected(sentence, billed=False)
+    match error:
+        case ModelHTTPError():
+            return _status(error, name, key, seen, begun=begun or error.in_stream, bills_errors=bills_errors)
+        case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError() if not seen.sent:
+            return ModelUnavailable(
+                f"ConnectionFailed: nobody answers for {name}: {_quote_error(error, key)}", billed=False
+            )
+        case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError():
+            if begun:
+                return make_cut_error(name, seen)
+            return _unfinished_error(f"ConnectionLost: {name} gave no answer: {_quote_error(error, key)}", seen)
+        case ModelAPIError(in_stream=True):
+            return _unfinished_error(f"ProviderError: {name} broke off: {_find_provider_message(error, key)}", seen)
+        case UserError():
+            return ModelRejected(f"Unsendable: {name} cannot be asked this: {_quote_error(error, key)}", billed=False)
+        case _:
+            return _unfinished_error(f"BadAnswer: {name} sent what cannot be read: {_quote_error(error, key)}", seen)
+
+
+def make_cut_error(name: ModelName, seen: "Exchange") -> ModelUnavailable:
+    """Say that an answer stopped in the middle, whether its connection broke or was closed politely."""
+    return _unfinished_error(f"CutStream: the answer of {name} ended before it was finished", seen)
+
+
+def _unfinished_error(sentence: str, seen: "Exchange") -> ModelUnavailable:
+    # A report of no output at all says nothing of an answer that had begun.
+    final = seen.final and seen.usage is not None and seen.usage.output_tokens > 0
+    return ModelUnavailable(sentence, billed=seen.sent, usage=seen.usage, final=final)
+
+
+def _status(
+    error: "ModelHTTPError", name: ModelName, key: str, seen: "Exchange", *, begun: bool, bills_errors: bool
+) -> ModelError:
+    from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelQuotaExceededError
+
+    status, said = error.status_code, f"{name} answered {error.status_code}: {_find_provider_message(error, key)}"
+    usage, final = seen.usage, seen.final
+    billed = begun or usage is not None or (bills_errors and status not in _NOT_BEGUN)
+    if isinstance(error, ModelContextWindowExceededError) or status == _TOO_LARGE:
+        return ContextOverflow(f"ContextOverflow: {said}", billed=billed, usage=usage, final=final)
+    if isinstance(error, ModelQuotaExceededError):
+        return ModelRejected(f"QuotaExceeded: {said}", billed=billed, usage=usage, final=final)
+    if status in _MAY_PASS or status >= _SERVER_ERRORS:
+        wait = _micros(error.retry_after)
+        told = f"{_name_passing_failure(status)}: {said}"
+        return ModelUnavailable(told, billed=billed, usage=usage, final=final, retry_after=wait)
+    return ModelRejected(f"{_KINDS.get(status, 'Rejected')}: {said}", billed=billed, usage=usage, final=final)
+
+
+def _name_passing_failure(status: int) -> str:
+    """Name a failure that may pass."""
+    if status == 429:  # noqa: PLR2004 - the status that everybody knows by its number
+        return "RateLimited"
+    if status in _NOT_SERVED:
+        return "Overloaded"
+    return "ServerError" if status >= _SERVER_ERRORS else "Conflict"
+
+
+def _micros(seconds: float | None) -> int | None:
+    if seconds is None or not seconds >= 0:
+        return None
+    return round(min(seconds * SECOND, LONGEST_WAIT))
+
+
+def _find_provider_message(error: "ModelAPIError", key: str) -> str:
+    """Find the provider's own words in the body of its answer."""
+    return _tidy(_message(error.body), key) or "nothing more"
+
+
+def _message(body: Any) -> str:
+    match body:
+        case str():
+            return body
+        case {"error": {"message": str(message)}} | {"message": str(message)} | {"error": str(message)}:
+            return message
+        case _:
+            return ""
+
+
+def _quote_error(error: Exception, key: str) -> str:
+    return _tidy(str(error), key) or type(error).__name__
+
+
+def _tidy(text: str, key: str) -> str:
+    hidden = text.replace(key, "***") if key else text
+    return shorten(_SPACE.sub(" ", clean(hidden)).strip(), MAX_QUOTED_LENGTH)
+
+
+class WireModel:
     """A model of a provider.
 
     `url` is where it is reached, and `base_url` is that again if the provider's usual address is another one.
@@ -38,7 +437,7 @@ class Wire:
         *,
         base_url: str | None = None,
         temperature: float | None = None,
-        terms: Terms = USUAL_TERMS,
+        terms: ExchangeTerms = DEFAULT_TERMS,
     ) -> None:
         self.name = name
         self.base_url = base_url
@@ -47,19 +446,19 @@ class Wire:
         self._key = key
         self._temperature = temperature
         self.terms = terms
-        self._definitions = Definitions()
-        self._connection: Connection | None = None
+        self._definitions = ToolDefinitions()
+        self._connection: WireClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connecting = asyncio.Lock()
 
     def count(self, prompt: Prompt) -> int:
         """Bound from above how many input tokens a prompt has."""
-        return most_tokens(prompt)
+        return bound_prompt_tokens(prompt)
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         """Answer, as a stream if there is somebody to hear it."""
         send = _send.open(permit)
-        async with exchange() as seen:
+        async with open_exchange() as seen:
             try:
                 model, request = (await self._connected()).model, self._request(prompt)
                 response = await send(model, request, hear, partial(self._failed, seen))
@@ -74,7 +473,7 @@ class Wire:
         if connection is not None:
             await connection.pool.aclose()
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> WireClient:
         """Connect at the first request. Connections belong to an event loop: another one has its own."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
@@ -88,13 +487,15 @@ class Wire:
 
     def _request(self, prompt: Prompt) -> dict[str, Any]:
         return {
-            "messages": history(prompt.messages, cache_points=self.wire == "anthropic"),
-            "model_settings": settings(self.wire, prompt.max_output_tokens, self._temperature),
+            "messages": shape_history(prompt.messages, cache_points=self.wire == "anthropic"),
+            "model_settings": make_model_settings(self.wire, prompt.max_output_tokens, self._temperature),
             "model_request_parameters": self._definitions.parameters(prompt),
         }
 
     def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
-        return failure(error, self.name, self._key, seen, begun=begun, bills_errors=self.terms.bills_errors)
+        return translate_library_error(
+            error, self.name, self._key, seen, begun=begun, bills_errors=self.terms.bills_errors
+        )
 
     def _finished(self, response: "ModelResponse", seen: Exchange, *, streamed: bool) -> Reply:
         """Take an answer for a whole one only if it says so itself.
@@ -104,34 +505,34 @@ class Wire:
         said = (response.provider_details or {}).get("finish_reason")
         ended = said is not None or response.finish_reason == "content_filter"
         if not ended and (streamed or self.wire != "openai"):
-            raise cut(self.name, seen)
+            raise make_cut_error(self.name, seen)
         if response.finish_reason == "error":
             sentence = f"BadAnswer: {self.name} failed to answer: {said}"
             raise ModelUnavailable(sentence, usage=seen.usage, final=seen.final)
-        return answer(response, _final(response, seen))
+        return parse_model_response(response, _find_final_usage(response, seen))
 
 
-@Locked
-async def _send(model: Any, request: dict[str, Any], hear: Hear | None, failed: "Failed") -> "ModelResponse":
+@PermitGate
+async def _send(model: Any, request: dict[str, Any], hear: TextListener | None, failed: "Failed") -> "ModelResponse":
     """Send one request, and return the whole answer; where there is somebody to hear it, as it comes."""
     from pydantic_ai.direct import model_request, model_request_stream
 
     begun = False
-    join = joiner()
+    join = make_surrogate_joiner()
     try:
         if hear is None:
             return await model_request(model, **request)
         async with model_request_stream(model, **request) as stream:
             begun = True
             async for event in stream:
-                if words := join(words_of(event)):
+                if words := join(find_event_text(event)):
                     hear(words)
             return stream.get()
-    except failures() as error:
+    except list_library_errors() as error:
         raise failed(error, begun=begun) from None
 
 
-class Failed(Protocol):
+class ErrorTranslator(Protocol):
     """Whoever knows what an error of the library means."""
 
     def __call__(self, error: Exception, *, begun: bool) -> ModelError:
@@ -139,7 +540,7 @@ class Failed(Protocol):
         ...
 
 
-def _final(response: "ModelResponse", seen: Exchange) -> Usage | None:
+def _find_final_usage(response: "ModelResponse", seen: Exchange) -> Usage | None:
     """Tell what a whole answer used. A report that came too early, or counts no output of an answer, is none."""
     usage = seen.usage if seen.final else None
     return None if usage is not None and response.parts and not usage.output_tokens else usage

@@ -1,20 +1,191 @@
-"""A sensor that listens to a stream: server-sent events, or a WebSocket."""
+"""A sensor that listens to a stream: server-sent events, or a WebSocket.
 
+Server-sent events, to the letter: bytes in any pieces go in, events come out.
+
+Messages of a WebSocket, as text.
+"""
+
+import re
 import ssl
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from typing import TYPE_CHECKING, Final
+from contextlib import aclosing, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 
-from halter.core import pacing
-from halter.core.clock import DAY, Clock
-from halter.core.sensing import Reading, Sensor, SensorFailed
-from halter.sensors.sse import Parser
-from halter.sensors.values import as_value
-from halter.sensors.web import NoAnswer, Target
-from halter.sensors.websocket import messages
+import msgspec
+
+from halter.core import agent_spec
+from halter.core.clock import DAY, SECOND, Clock
+from halter.core.tools import LARGEST_READING, Reading, Sensor, SensorFailed
+from halter.sensors.poll import NoAnswer, Target, explain_too_large, parse_json_or_text, parse_json_value
 
 if TYPE_CHECKING:
     from httpx2 import Response
+    from websockets.asyncio.client import ClientConnection
+    from websockets.exceptions import ConnectionClosed
+
+_BOM: Final = b"\xef\xbb\xbf"
+_LINE_ENDS: Final = re.compile(rb"\r\n|\r|\n")
+_DIGITS: Final = re.compile(r"0*([0-9]{1,12})")
+"""More digits than these say a time that nobody waits for, and are as good as none."""
+
+
+class ServerSentEvent(msgspec.Struct, frozen=True):
+    """One event of a stream."""
+
+    data: str
+    name: str = "message"
+    id: str = ""
+
+    @property
+    def value(self) -> Any:
+        """What is read of it: a plain message of JSON is that JSON."""
+        value, is_json = parse_json_or_text(self.data)
+        plain = is_json and self.name == "message"
+        return value if plain else {"event": self.name, "data": value, "id": self.id}
+
+
+class SseParser:
+    """Reads one stream from its beginning.
+
+    `last_id` is where a later stream goes on, and `retry` how many milliseconds the server asks to wait before that.
+    An event that is unfinished when the stream ends is never given, nor does its id count.
+    """
+
+    def __init__(self, last_id: str = "") -> None:
+        self.last_id = last_id
+        self.retry: int | None = None
+        self._line = bytearray()
+        self._after_cr = False
+        self._first = True
+        self._id = last_id
+        self._name = ""
+        self._data: list[str] = []
+        self._size = 0
+
+    def feed(self, piece: bytes) -> list[ServerSentEvent]:
+        """Read on. Raises SensorFailed for a line or an event that is too large to be a reading."""
+        if self._after_cr and piece:
+            piece, self._after_cr = piece.removeprefix(b"\n"), False
+        if not piece:
+            return []
+        self._after_cr = piece.endswith(b"\r")
+        *ended, begun = _LINE_ENDS.split(piece)
+        events = [event for line in ended if (event := self._ended(line)) is not None]
+        self._continue(begun)
+        return events
+
+    def _continue(self, piece: bytes) -> None:
+        self._line += piece
+        if self._size + len(self._line) > LARGEST_READING:
+            raise SensorFailed(explain_too_large("An event of the stream"))
+
+    def _ended(self, rest: bytes) -> ServerSentEvent | None:
+        self._continue(rest)
+        line = bytes(self._line)
+        self._line.clear()
+        if self._first:
+            self._first, line = False, line.removeprefix(_BOM)
+        if not line:
+            return self._dispatched()
+        name, _, value = line.decode("utf-8", "replace").partition(":")
+        self._field(name, value.removeprefix(" "))
+        return None
+
+    def _field(self, name: str, value: str) -> None:
+        """Take one field in. A comment is a field without a name, and like all unknown ones ignored."""
+        if name == "data":
+            self._data.append(value)
+            self._size += len(value.encode()) + 1
+        elif name == "event":
+            self._name = value
+        elif name == "id" and "\0" not in value:
+            self._id = value
+        elif name == "retry" and (digits := _DIGITS.fullmatch(value)):
+            self.retry = int(digits[1])
+
+    def _dispatched(self) -> ServerSentEvent | None:
+        """End an event. One without data is none, but its id counts."""
+        self.last_id = self._id
+        event = ServerSentEvent("\n".join(self._data), self._name or "message", self._id) if self._data else None
+        self._data, self._name, self._size = [], "", 0
+        return event
+
+
+_TOO_BIG: Final = 1009
+
+
+async def receive_messages(url: str, headers: Mapping[str, str], patience: int) -> AsyncGenerator[str]:
+    """Listen until the other side closes in good order. Raises SensorFailed.
+
+    The patience is for the beginning, and for each of the pings by which a silent connection is known to be alive.
+    """
+    from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
+
+    async with _open_connection(url, headers, patience / SECOND) as connection:
+        while True:
+            try:
+                message = await connection.recv()
+            except ConnectionClosedOK:
+                return
+            except ConnectionClosed as error:
+                raise SensorFailed(_explain_closed(error)) from None
+            if isinstance(message, bytes):
+                raise SensorFailed(f"The stream sent {len(message):,} bytes that are no text: only text can be read.")
+            yield message
+
+
+def _explain_closed(error: "ConnectionClosed") -> str:
+    """Say why a connection was lost: we ended it ourselves if something too large was on its way."""
+    ours, theirs = error.sent, error.rcvd
+    if ours and ours.code == _TOO_BIG:
+        return explain_too_large("A message of the stream")
+    if theirs:
+        return f"The stream was closed by the other side with code {theirs.code}."
+    if ours:
+        return f"The stream was ended: {ours.reason or f'code {ours.code}'}."
+    return "The connection of the stream was lost."
+
+
+@asynccontextmanager
+async def _open_connection(url: str, headers: Mapping[str, str], seconds: float) -> "AsyncGenerator[ClientConnection]":
+    connection = await _connect(url, headers, seconds)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def _connect(url: str, headers: Mapping[str, str], seconds: float) -> "ClientConnection":
+    from websockets.asyncio.client import connect
+    from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
+
+    class Straight(connect):
+        """Follows no redirect: the headers are meant for one place."""
+
+        def process_redirect(self, exc: Exception) -> Exception | str:
+            return exc
+
+    limits: dict[str, Any] = {"max_size": LARGEST_READING, "compression": None, "proxy": None}
+    times: dict[str, Any] = {
+        "open_timeout": seconds,
+        "ping_interval": seconds,
+        "ping_timeout": seconds,
+        "close_timeout": 1,
+    }
+    try:
+        return await Straight(url, additional_headers=headers, **limits, **times)
+    except TimeoutError:
+        raise SensorFailed(f"The stream did not begin within {seconds:g} s.") from None
+    except InvalidStatus as error:
+        raise SensorFailed(f"The stream was refused with {error.response.status_code}.") from None
+    except InvalidURI:
+        raise SensorFailed("The address is none of a WebSocket: it must begin with wss:// or ws://.") from None
+    except OSError as error:
+        raise SensorFailed(f"The stream cannot be reached: {error.strerror or error}.") from error
+    except (WebSocketException, ValueError, EOFError) as error:
+        # What the library says may quote a header, and that may hold a key.
+        raise SensorFailed(f"The stream did not begin as a WebSocket does ({type(error).__name__}).") from None
+
 
 _MILLISECOND: Final = 1000
 _NO_CONTENT: Final = 204
@@ -22,10 +193,12 @@ _OK: Final = 200
 _LONGEST_ID: Final = 4096
 
 
-def stream(spec: pacing.Sensor, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None) -> Sensor:
+def make_stream_sensor(
+    spec: agent_spec.SensorSpec, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None
+) -> Sensor:
     """Make a sensor that listens to the address of a spec; in the headers the secrets are filled in."""
     url = spec.source.url if isinstance(spec.source.url, str) else ""
-    speaks = spec.source.format if isinstance(spec.source.format, str) else format_of(url)
+    speaks = spec.source.format if isinstance(spec.source.format, str) else guess_stream_format(url)
     match speaks:
         case "sse":
             return _Events(spec.name, Target(url, spec.timeout, tls), headers, clock)
@@ -33,7 +206,7 @@ def stream(spec: pacing.Sensor, headers: Mapping[str, str], clock: Clock, tls: s
             return _Messages(spec, url, headers, clock)
 
 
-def format_of(url: str) -> pacing.StreamFormat:
+def guess_stream_format(url: str) -> agent_spec.StreamFormat:
     """Tell by an address what is spoken there."""
     return "websocket" if url.lower().startswith(("ws://", "wss://")) else "sse"
 
@@ -63,7 +236,7 @@ class _Events:
 
     def _asking(self) -> dict[str, bytes]:
         asking = {"accept": b"text/event-stream", "cache-control": b"no-store"}
-        return {**asking, "last-event-id": self._last_id.encode()} if sendable(self._last_id) else asking
+        return {**asking, "last-event-id": self._last_id.encode()} if is_sendable(self._last_id) else asking
 
     def _check(self, response: "Response") -> None:
         host = response.url.host
@@ -76,7 +249,7 @@ class _Events:
             raise SensorFailed(f"{host} sends no server-sent events, but {said}: look at the address.")
 
     async def _events(self, response: "Response") -> AsyncGenerator[Reading]:
-        parser = Parser(self._last_id)
+        parser = SseParser(self._last_id)
         async for piece in response.aiter_raw():
             events = parser.feed(piece)
             if parser.retry is not None:
@@ -87,13 +260,13 @@ class _Events:
             self._last_id = parser.last_id
 
 
-def sendable(last_id: str) -> bool:
+def is_sendable(last_id: str) -> bool:
     """Tell whether an id can stand in a header: one that no server could read would be refused for ever."""
     return last_id.strip() == last_id and last_id.isprintable() and 0 < len(last_id.encode()) <= _LONGEST_ID
 
 
 class _Messages:
-    def __init__(self, spec: pacing.Sensor, url: str, headers: Mapping[str, str], clock: Clock) -> None:
+    def __init__(self, spec: agent_spec.SensorSpec, url: str, headers: Mapping[str, str], clock: Clock) -> None:
         self.name = spec.name
         self.retry_after: int | None = None
         self._url = url
@@ -103,6 +276,6 @@ class _Messages:
 
     async def readings(self) -> AsyncGenerator[Reading]:
         """Listen until the other side closes."""
-        async with aclosing(messages(self._url, self._headers, self._timeout)) as heard:
+        async with aclosing(receive_messages(self._url, self._headers, self._timeout)) as heard:
             async for message in heard:
-                yield Reading(as_value(message), self._clock.now(), len(message))
+                yield Reading(parse_json_value(message), self._clock.now(), len(message))

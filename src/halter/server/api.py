@@ -1,5 +1,9 @@
-"""The HTTP API: every operation of the registry, for programs. Its description is at `/api/openapi.json`."""
+"""The HTTP API: every operation of the registry, for programs. Its description is at `/api/openapi.json`.
 
+Webhooks over HTTP: a small server that takes deliveries and starts sessions. It needs the extra `server`.
+"""
+
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
@@ -11,12 +15,16 @@ from fastapi.openapi.utils import get_openapi
 from starlette.responses import Response, StreamingResponse
 
 from halter import __version__
-from halter.app.desk.desk import wrong
-from halter.app.desk.operation import CLEANED, Operation
-from halter.app.desk.registry import OPERATIONS, READS, WRITES
-from halter.core.public_json import with_numbers
+from halter.core.clock import SECOND, Clock, SystemClock
+from halter.core.codec import declare_decimal_numbers
+from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import clean
-from halter.server.answers import ERRORS, JSON, Error, add_errors, desk_of, encoded
+from halter.operations.desk import CLEANED, Operation, wrong
+from halter.operations.registry import OPERATIONS, READS, WRITES
+from halter.runtime.webhooks import Delivery, HookAccepted, WebhookReceiver
+from halter.server.middleware import TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
+from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
+from halter.server.server import listen, serve_asgi
 from halter.server.stream import add_streams
 
 LINES: Final = "application/x-ndjson"
@@ -43,7 +51,7 @@ def description() -> dict[str, Any]:
 def _add_routes(api: FastAPI) -> None:
     kinds = [*(each.result for each in OPERATIONS), Error]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REF)
-    schemas, components = with_numbers(list(schemas)), with_numbers(components)
+    schemas, components = declare_decimal_numbers(list(schemas)), declare_decimal_numbers(components)
     _, inputs = msgspec.json.schema_components([each.parameters for each in OPERATIONS], ref_template=_REF)
     inputs = {name: _with_types(each) for name, each in inputs.items()}
     for operation, schema in zip(OPERATIONS, schemas, strict=False):
@@ -102,7 +110,7 @@ def _taken(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _handler(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
-        desk = desk_of(request)
+        desk = make_request_desk(request)
         desk.demand_role(operation.role, operation.summary[:1].lower() + operation.summary[1:])
         parameters = msgspec.structs.asdict(await _parameters(operation, request))
         if operation.lines:
@@ -110,7 +118,7 @@ def _handler(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
             first = await anext(rows, None)
             headers = {"Content-Disposition": f'attachment; filename="{operation.lines}"'}
             return StreamingResponse(_lines(first, rows), 200, headers, LINES)
-        return Response(encoded(await operation.run(desk, **parameters)), media_type=JSON)
+        return Response(encode_answer(await operation.run(desk, **parameters)), media_type=JSON)
 
     return handle
 
@@ -119,9 +127,9 @@ async def _lines(first: object, rest: AsyncGenerator[object]) -> AsyncGenerator[
     """Write what was asked for before the answer began, so that an error had its status, and then the rest."""
     async with aclosing(rest) as rows:
         if first is not None:
-            yield encoded(first) + b"\n"
+            yield encode_answer(first) + b"\n"
         async for row in rows:
-            yield encoded(row) + b"\n"
+            yield encode_answer(row) + b"\n"
 
 
 async def _parameters(operation: Operation, request: Request) -> msgspec.Struct:
@@ -187,3 +195,77 @@ def _described(api: FastAPI, components: Mapping[str, Any]) -> Callable[[], dict
         return api.openapi_schema
 
     return openapi
+
+
+HOST: Final = "127.0.0.1"
+PORT: Final = 8765
+BEARER_PREFIX: Final = "bearer "
+DELIVERY_HEADER: Final = "halter-delivery"
+UPLOAD_TIMEOUT: Final = 30 * SECOND
+"""How long a body may be in coming."""
+
+
+def make_hooks_api(hooks: WebhookReceiver, clock: Clock) -> "FastAPI":
+    """Make a server for deliveries and nothing else."""
+    from fastapi import FastAPI
+
+    api = FastAPI(title="Halter webhooks", docs_url=None, redoc_url=None, openapi_url=None)
+    add_hooks(api, lambda: hooks, clock, Attempts(ServerLimits().failures))
+    return api
+
+
+def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock, tried: Attempts) -> None:
+    """Add the door for deliveries: `POST /hooks/AGENT/NAME`, with a token and the name of the delivery.
+
+    Wrong tokens are counted in `tried`.
+    """
+    from fastapi import Request
+    from fastapi.responses import JSONResponse
+
+    async def receive(agent: str, name: str, request: Request) -> JSONResponse:
+        hooks, said = find(), request.headers.get("authorization", "")
+        token = said[len(BEARER_PREFIX) :].strip() if said.lower().startswith(BEARER_PREFIX) else ""
+        place, shown, now = locate_scope(request.scope), f"{agent}/{name} {token}", clock.now()
+        if wait := tried.wait(place, shown, now):
+            return JSONResponse({"error": TOO_MANY_REQUESTS}, 429, {"Retry-After": str(max(1, -(-wait // SECOND)))})
+        most = hooks.most_bytes(agent, name, token)
+        if most:
+            tried.right(place, shown)
+        else:
+            tried.wrong(place, shown, now)
+        try:
+            async with asyncio.timeout(UPLOAD_TIMEOUT / SECOND):
+                body = await _hook_body(request, most + 1) if most else b""
+        except TimeoutError:
+            return JSONResponse({"error": "The body was too long in coming."}, 408, {"Connection": "close"})
+        content = request.headers.get("content-type", "")
+        delivery = Delivery(token, request.headers.get(DELIVERY_HEADER, ""), content, body)
+        answer = await hooks.receive(agent, name, delivery)
+        if isinstance(answer, HookAccepted):
+            status = 200 if answer.repeated else 202
+            return JSONResponse({"session": answer.session, "repeated": answer.repeated}, status)
+        wait = None if answer.retry_after is None else {"Retry-After": str(max(1, answer.retry_after // SECOND))}
+        return JSONResponse({"error": answer.sentence}, answer.status, wait)
+
+    # Annotations of a function inside of another cannot be looked up by name.
+    receive.__annotations__ = {"agent": str, "name": str, "request": Request, "return": JSONResponse}
+    api.post("/hooks/{agent}/{name}", response_model=None, include_in_schema=False)(receive)
+
+
+async def _hook_body(request: Any, most: int) -> bytes:
+    """Read a body, and of one that is too long no more than it takes to know that."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) >= most:
+            break
+    return body[:most]
+
+
+async def serve_hooks(hooks: WebhookReceiver, host: str = HOST, port: int = PORT) -> None:
+    """Take deliveries until cancelled. Raises ConfigError where the server cannot be had, or the port is taken."""
+    try:
+        api = make_hooks_api(hooks, SystemClock())
+    except ImportError:
+        raise ConfigError(explain_extra("server", "A webhook")) from None
+    await serve_asgi(api, listen(host, port))

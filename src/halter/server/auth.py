@@ -2,18 +2,374 @@
 
 A page that a browser shows may ask for anything on this machine, and the browser adds our cookie to it. So who asks is
 not enough: a request must be meant for us (Host), and come from a page of ours or from no page at all (Origin).
+
+Tokens: who may come through the server's door, under which name, and what they may do and see.
+
+A token is shown once, when it is made; kept is only its digest, in a file that nobody else may read. A copy of that
+file opens nothing: tokens are random, and what browsers are given has keys of its own (`logins`).
+
+Who is logged in: a browser holds a random key, the server knows its digest, whose it is, and when it ends.
+
+The list is kept in a file beside the tokens, so a login outlives a restart and its end does too. Neither that file nor
+the tokens' own gives a key away. A login is bound to the whole record of its token: a token that is removed, or given
+another role or other agents, ends its logins.
+
+A small JSON file that only its owner may read, replaced as a whole by one writer at a time.
 """
 
+import asyncio
+import base64
+import fcntl
+import hashlib
+import hmac
+import os
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+import stat
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Final, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
 
-from halter.server.logins import Login, find_login
-from halter.server.tokens import Token, found
+from halter.core.clock import HOUR
+from halter.core.errors import ConfigError
+from halter.core.ids import may_decide
+from halter.operations.desk import ROLES, Role, Who
+from halter.settings import find_logins_file
+
+_OTHERS_MAY: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class PrivateFile:
+    """One file. Every method but `state` raises ConfigError where the file cannot be had."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> bytes | None:
+        """Return what is in it; None where there is no file."""
+        try:
+            if self.path.stat().st_mode & _OTHERS_MAY:
+                raise ConfigError(f"Others may read {self.path}: run chmod 600 on it, and make new tokens.")
+            return self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error.strerror or error}.") from error
+
+    def write(self, content: object) -> None:
+        """Replace the file; a temporary file is its owner's alone from the first moment."""
+        try:
+            with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}-", delete=False) as file:
+                _fill(Path(file.name), file.fileno(), msgspec.json.format(msgspec.json.encode(content)), self.path)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error.strerror or error}.") from error
+
+    @contextmanager
+    def alone(self) -> Generator[None]:
+        """Keep others from changing the file meanwhile: of two changes, neither is lost."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise ConfigError(f"{self.path} cannot be written: {error.strerror or error}.") from error
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+
+    def state(self) -> tuple[int, ...]:
+        """Return what changes whenever the file does."""
+        try:
+            about = self.path.stat()
+        except OSError:
+            return ()
+        return (about.st_ino, about.st_mtime_ns, about.st_ctime_ns, about.st_size, about.st_mode)
+
+
+def _fill(written: Path, file: int, data: bytes, place: Path) -> None:
+    try:
+        with open(file, "wb", closefd=False) as out:
+            out.write(data)
+        os.fsync(file)
+        written.replace(place)
+    except OSError:
+        written.unlink(missing_ok=True)
+        raise
+
+
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+PREFIX: Final = "halter_"
+_TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
+_BYTES: Final = 32
+LOST_TOKEN_ADVICE: Final = "A token is shown once. If it is lost: `halter tokens add NAME --role admin` makes another."
+
+
+class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept of a token. Without agents, its owner sees all of them."""
+
+    name: str
+    role: Role
+    digest: str
+    made_at: int
+    agents: tuple[str, ...] = ()
+
+    @property
+    def who(self) -> Who:
+        """Whoever has it."""
+        return Who(self.name, self.role, self.agents)
+
+
+def new_secret(randomly: Callable[[int], bytes] = secrets.token_bytes) -> str:
+    """Make a token that nobody can guess."""
+    return PREFIX + base64.urlsafe_b64encode(randomly(_BYTES)).decode().rstrip("=")
+
+
+def digest_token_secret(secret: str) -> str:
+    """Name a token without giving it away."""
+    return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def describe_token(secret: str, name: str, role: str, made_at: int, agents: Sequence[str] = ()) -> Token:
+    """Describe a token, to be kept. Raises ConfigError for a name or a role that there cannot be."""
+    if not NAME.fullmatch(name) or not may_decide(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a token: write small letters, digits, dots, dashes or underscores, "
+            "up to 64 of them."
+        )
+    for known in ROLES:
+        if known == role:
+            return Token(name, known, digest_token_secret(secret), made_at, tuple(agents))
+    raise ConfigError(f"There is no role {role!r}: write one of {', '.join(ROLES)}.")
+
+
+def suggest_token_name(person: str) -> str:
+    """Make a name for a token out of a person's."""
+    name = re.sub(r"[^a-z0-9._-]+", "-", person.lower()).strip("._-")[:64]
+    return name or "owner"
+
+
+def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
+    """Find whose token this is. All are compared, each in constant time, so the answer's delay tells nothing."""
+    if not _TOKEN.fullmatch(secret):
+        return None
+    digest = digest_token_secret(secret)
+    fitting = [token for token in tokens if hmac.compare_digest(token.digest, digest)]
+    return fitting[0] if fitting else None
+
+
+class TokenFile:
+    """The file that tokens are kept in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = PrivateFile(path)
+
+    def tokens(self) -> tuple[Token, ...]:
+        """Read all of them. Raises ConfigError where the file cannot be trusted or read."""
+        data = self._file.read()
+        try:
+            return () if data is None else _decode_tokens(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+            raise ConfigError(f"{self.path} is damaged ({error}): remove it, and make new tokens.") from None
+
+    def add(self, token: Token) -> None:
+        """Keep one more. Raises ConfigError where the name is taken."""
+        with self._file.alone():
+            tokens = self.tokens()
+            if any(each.name == token.name for each in tokens):
+                raise ConfigError(
+                    f"There is a token called {token.name} already: `halter tokens remove {token.name}` ends it."
+                )
+            self._file.write({"tokens": (*tokens, token)})
+
+    def remove(self, name: str) -> bool:
+        """Forget one, from this moment on; tell whether it was there."""
+        with self._file.alone():
+            tokens = self.tokens()
+            self._file.write({"tokens": [token for token in tokens if token.name != name]})
+            return any(token.name == name for token in tokens)
+
+    def state(self) -> tuple[int, ...]:
+        """Tell by which it is known whether the file was changed."""
+        return self._file.state()
+
+
+class _Kept(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    tokens: tuple[Token, ...]
+
+
+def _decode_tokens(data: bytes) -> tuple[Token, ...]:
+    tokens = msgspec.json.decode(data, type=_Kept).tokens
+    for token in tokens:
+        if not NAME.fullmatch(token.name) or not re.fullmatch(r"[0-9a-f]{64}", token.digest):
+            raise ValueError(f"the token {token.name!r} is none that Halter made")
+    return tokens
+
+
+class Keyring:
+    """The tokens that count at this moment: those of a file, read again when it changes, and some kept nowhere.
+
+    While the file cannot be read or trusted, nobody comes in by it; `problem` says why.
+    """
+
+    def __init__(self, file: TokenFile | None = None, extra: Sequence[Token] = ()) -> None:
+        self.problem = ""
+        self._file = file
+        self._extra = tuple(extra)
+        self._state: tuple[int, ...] | None = None
+        self._kept: tuple[Token, ...] = ()
+
+    @property
+    def logins_file(self) -> Path | None:
+        """Where the logins of these tokens are kept: beside them, if they are in a file."""
+        return None if self._file is None else find_logins_file(self._file.path)
+
+    def tokens(self) -> tuple[Token, ...]:
+        """List those that count."""
+        if self._file is not None and (state := self._file.state()) != self._state:
+            self._kept, self.problem = _read(self._file)
+            self._state = state
+        return (*self._extra, *self._kept)
+
+    def counts(self, token: Token) -> bool:
+        """Tell whether a token still is what it was."""
+        return token in self.tokens()
+
+
+def _read(file: TokenFile) -> tuple[tuple[Token, ...], str]:
+    try:
+        return file.tokens(), ""
+    except ConfigError as error:
+        return (), str(error)
+
+
+def render_token(token: Token) -> Mapping[str, object]:
+    """Show a token to those who look after them, without what it is recognised by."""
+    return {"name": token.name, "role": token.role, "agents": token.agents, "made_at": token.made_at}
+
+
+LOGIN_LIFETIME: Final = 12 * HOUR
+MAX_LOGINS_PER_TOKEN: Final = 50
+"""So many logins a token may have at once; the oldest ends first."""
+_KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}")
+
+
+class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is kept of a login."""
+
+    digest: str
+    token: str
+    bound_to: str
+    until: int
+
+
+def digest_login_key(key: str) -> str:
+    """Name the key in a browser's cookie without giving it away."""
+    return hashlib.sha256(b"halter login\n" + key.encode("utf-8", "replace")).hexdigest()
+
+
+def digest_token_fields(token: Token) -> str:
+    """Name a token with everything that is said of it."""
+    return hashlib.sha256(msgspec.json.encode(token)).hexdigest()
+
+
+def find_login(key: str, logins: Mapping[str, Login], tokens: Sequence[Token], now: int) -> tuple[Token, Login] | None:
+    """Find out whose login a key stands for, if it has not ended."""
+    login = logins.get(digest_login_key(key)) if _KEY.fullmatch(key) else None
+    if login is None or login.until <= now:
+        return None
+    for token in tokens:
+        if token.name == login.token and digest_token_fields(token) == login.bound_to:
+            return token, login
+    return None
+
+
+class Logins:
+    """The logins of one tokens file, shared by all servers that read it. Without a file they live in this process."""
+
+    def __init__(self, path: Path | None = None, randomly: Callable[[int], bytes] = secrets.token_bytes) -> None:
+        self._file = None if path is None else PrivateFile(path)
+        self._randomly = randomly
+        self._state: tuple[int, ...] | None = None
+        self._kept: Mapping[str, Login] = {}
+        self._ended: dict[str, int] = {}
+        self._writing = asyncio.Lock()
+        self.changed = asyncio.Event()
+        """Set, and replaced, whenever a login ends here: open streams look again."""
+
+    def current(self) -> Mapping[str, Login]:
+        """Return all logins by their digests; those in a file that cannot be read or trusted do not count."""
+        if self._file is not None and (state := self._file.state()) != self._state:
+            self._kept, self._state = self._without_ended(_read_logins(self._file)), state
+        return self._kept
+
+    async def begin(self, token: Token, now: int) -> str:
+        """Log somebody in; return the key for the browser. Raises ConfigError where it cannot be kept."""
+        key = base64.urlsafe_b64encode(self._randomly(_BYTES)).decode().rstrip("=")
+        login = Login(digest_login_key(key), token.name, digest_token_fields(token), now + LOGIN_LIFETIME)
+        await self._change(lambda logins: append_login(logins, login, now))
+        return key
+
+    async def end(self, key: str, now: int) -> None:
+        """Log somebody out, at once. Raises ConfigError where that would not outlive a restart."""
+        gone = self.current().get(digest_login_key(key))
+        if gone is None:
+            return
+        self._ended = {digest: until for digest, until in self._ended.items() if until > now}
+        self._ended[gone.digest] = gone.until
+        self._kept = self._without_ended(self._kept)
+        self.changed.set()
+        self.changed = asyncio.Event()
+        await self._change(lambda logins: [login for login in logins if login.digest != gone.digest])
+
+    def _without_ended(self, logins: Mapping[str, Login]) -> Mapping[str, Login]:
+        return {digest: login for digest, login in logins.items() if digest not in self._ended}
+
+    async def _change(self, change: Callable[[Sequence[Login]], Sequence[Login]]) -> None:
+        async with self._writing:
+            if self._file is None:
+                self._kept = _by_digest(change(tuple(self._kept.values())))
+            else:
+                # A disk may take its time, and agents must not wait for it.
+                await asyncio.to_thread(_rewrite, self._file, change)
+
+
+def append_login(logins: Sequence[Login], login: Login, now: int) -> Sequence[Login]:
+    """Add a login, without those that have ended and the oldest ones of a token that has too many."""
+    others = [each for each in logins if each.until > now]
+    own = sorted((each for each in others if each.token == login.token), key=lambda each: each.until)
+    too_many = {each.digest for each in own[: max(0, len(own) - MAX_LOGINS_PER_TOKEN + 1)]}
+    return [*(each for each in others if each.digest not in too_many), login]
+
+
+def _rewrite(file: PrivateFile, change: Callable[[Sequence[Login]], Sequence[Login]]) -> None:
+    with file.alone():
+        file.write({"logins": change(tuple(_read_logins(file).values()))})
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    logins: tuple[Login, ...]
+
+
+def _read_logins(file: PrivateFile) -> Mapping[str, Login]:
+    """Read the list. One that is damaged or open to others is as good as none: all log in again."""
+    try:
+        data = file.read()
+        return {} if data is None else _by_digest(msgspec.json.decode(data, type=_Content).logins)
+    except (ConfigError, msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+
+
+def _by_digest(logins: Sequence[Login]) -> Mapping[str, Login]:
+    return {login.digest: login for login in logins}
+
 
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
@@ -28,14 +384,16 @@ _WEB_PORTS: Final = frozenset((80, 443))
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 NO_TOKEN: Final = "Say who you are: send a token as `Authorization: Bearer TOKEN`, or log in at /login."  # noqa: S105 It is a sentence.
-IN_ADDRESS: Final = "A token in an address ends up in logs: send it as `Authorization: Bearer TOKEN`."
+TOKEN_IN_ADDRESS: Final = "A token in an address ends up in logs: send it as `Authorization: Bearer TOKEN`."
 WRONG_TOKEN: Final = "This token opens nothing here: it was removed, ran out, or never was one."  # noqa: S105 It is a sentence.
-ENDED: Final = "This login has ended: log in again at /login."
-ELSEWHERE: Final = "This server does not go by that name: use the address that it showed, or start it with --host NAME."
-FOREIGN: Final = "This came from a page of somebody else, and is not done."
+LOGIN_ENDED: Final = "This login has ended: log in again at /login."
+UNKNOWN_SERVER_NAME: Final = (
+    "This server does not go by that name: use the address that it showed, or start it with --host NAME."
+)
+FOREIGN_ORIGIN: Final = "This came from a page of somebody else, and is not done."
 
 
-class Asked(msgspec.Struct, frozen=True):
+class IncomingRequest(msgspec.Struct, frozen=True):
     """A request as it came in, before anything is believed of it."""
 
     kind: Literal["http", "websocket"]
@@ -54,7 +412,7 @@ class Asked(msgspec.Struct, frozen=True):
         return next(iter(self.all(name)), "")
 
 
-class Door(msgspec.Struct, frozen=True):
+class ServerNames(msgspec.Struct, frozen=True):
     """Under which names this server may be asked, and what its cookie is called."""
 
     hosts: frozenset[str]
@@ -68,7 +426,7 @@ class Allowed(msgspec.Struct, frozen=True):
     login: Login | None = None
 
 
-class Rejected(msgspec.Struct, frozen=True):
+class AuthRejected(msgspec.Struct, frozen=True):
     """Not let in: the status of HTTP that says why, and a sentence. A person may be shown the way to the login.
 
     `wrong` is what was shown and is known to nobody.
@@ -80,16 +438,16 @@ class Rejected(msgspec.Struct, frozen=True):
     wrong: Literal["", "token", "cookie"] = ""
 
 
-def door_of(host: str, port: int, names: Sequence[str] = ()) -> Door:
+def make_server_names(host: str, port: int, names: Sequence[str] = ()) -> ServerNames:
     """Make the list of names: where it listens, this machine's own names with that port, and those that were given.
 
     The address that stands for all addresses is no name by which anybody should ask.
     """
-    own = [*_LOOPBACK, *([] if _is_everywhere(host) else [_bracketed(host)])]
+    own = [*_LOOPBACK, *([] if _is_everywhere(host) else [_bracket_host(host)])]
     hosts = {f"{name}:{port}" for name in own} | {name for name in own if port in _WEB_PORTS}
     for name in names:
-        hosts |= {name} if _has_port(name) else {_bracketed(name), f"{_bracketed(name)}:{port}"}
-    return Door(frozenset(name.lower() for name in hosts), f"halter_{port}")
+        hosts |= {name} if _has_port(name) else {_bracket_host(name), f"{_bracket_host(name)}:{port}"}
+    return ServerNames(frozenset(name.lower() for name in hosts), f"halter_{port}")
 
 
 def _is_everywhere(host: str) -> bool:
@@ -99,7 +457,7 @@ def _is_everywhere(host: str) -> bool:
         return host == ""
 
 
-def _bracketed(host: str) -> str:
+def _bracket_host(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -107,24 +465,26 @@ def _has_port(name: str) -> bool:
     return re.fullmatch(r"(\[[^\]]+\]|[^:]+):\d+", name) is not None
 
 
-def judge(
-    asked: Asked, door: Door, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
-) -> Allowed | Rejected:
+def authorize_request(
+    asked: IncomingRequest, door: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
+) -> Allowed | AuthRejected:
     """Decide whether a request is let in, and as whom."""
-    against = _against_address(asked, door)
+    against = _check_address(asked, door)
     if against is not None:
         return against
-    who = _who(asked, door, tokens, logins, now)
-    if isinstance(who, Rejected) or who.token is None:
+    who = _identify_caller(asked, door, tokens, logins, now)
+    if isinstance(who, AuthRejected) or who.token is None:
         if not is_free(asked):
-            return _towards_login(asked, who if isinstance(who, Rejected) else Rejected(401, _nobody(asked)))
+            return _redirect_to_login(
+                asked, who if isinstance(who, AuthRejected) else AuthRejected(401, _explain_no_token(asked))
+            )
         who = Allowed()
     if not _is_ours(asked) and _needs_origin(asked, by_cookie=who.login is not None):
-        return Rejected(403, FOREIGN)
+        return AuthRejected(403, FOREIGN_ORIGIN)
     return who
 
 
-def is_free(asked: Asked) -> bool:
+def is_free(asked: IncomingRequest) -> bool:
     """Tell whether nobody has to say who they are: to log in, to see that it lives, to deliver (with other tokens)."""
     if asked.kind != "http":
         return False
@@ -133,27 +493,27 @@ def is_free(asked: Asked) -> bool:
     return asked.method == "GET" and (asked.path in {LOGIN, HEALTH} or asked.path in LOGIN_FILES)
 
 
-def _against_address(asked: Asked, door: Door) -> Rejected | None:
+def _check_address(asked: IncomingRequest, door: ServerNames) -> AuthRejected | None:
     hosts, origins = asked.all("host"), asked.all("origin")
     if len(hosts) != 1:
-        return Rejected(400, "A request needs exactly one Host.")
+        return AuthRejected(400, "A request needs exactly one Host.")
     if hosts[0].lower() not in door.hosts:
-        return Rejected(421, ELSEWHERE)
+        return AuthRejected(421, UNKNOWN_SERVER_NAME)
     if len(origins) > 1 or not all(_is_allowed(origin, door) for origin in origins):
-        return Rejected(403, FOREIGN)
+        return AuthRejected(403, FOREIGN_ORIGIN)
     if asked.kind == "http" and asked.method not in METHODS:
-        return Rejected(405, "This way of asking is not known here.")
+        return AuthRejected(405, "This way of asking is not known here.")
     if not _is_ours_or_a_visit(asked):
-        return Rejected(403, FOREIGN)
+        return AuthRejected(403, FOREIGN_ORIGIN)
     return None
 
 
-def _is_allowed(origin: str, door: Door) -> bool:
+def _is_allowed(origin: str, door: ServerNames) -> bool:
     scheme, separator, host = origin.lower().partition("://")
     return bool(separator) and scheme in {"http", "https"} and host in door.hosts
 
 
-def _is_ours_or_a_visit(asked: Asked) -> bool:
+def _is_ours_or_a_visit(asked: IncomingRequest) -> bool:
     """Tell whether a browser says that a page of ours asks, or that a person goes to a page; programs say nothing.
 
     To a browser, other ports of this machine are the same site: their pages are sent our cookie.
@@ -171,64 +531,64 @@ def _is_under(root: str, path: str) -> bool:
     return path == root or path.startswith(f"{root}/")
 
 
-def _needs_origin(asked: Asked, *, by_cookie: bool) -> bool:
+def _needs_origin(asked: IncomingRequest, *, by_cookie: bool) -> bool:
     """Tell whether it must be shown that a page of ours asks: wherever a browser would speak for a person unasked."""
     if asked.kind == "websocket":
         return by_cookie
     return asked.method not in _READS and (by_cookie or asked.path in {LOGIN, LOGOUT})
 
 
-def _is_ours(asked: Asked) -> bool:
+def _is_ours(asked: IncomingRequest) -> bool:
     """Tell whether a page of ours asks; an Origin that is there was found good before."""
     return bool(asked.all("origin")) or (asked.kind == "http" and asked.first("sec-fetch-site") == "same-origin")
 
 
-def _who(
-    asked: Asked, door: Door, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
-) -> Allowed | Rejected:
-    said, cookies = asked.all("authorization"), cookies_of(asked.all("cookie"), door.cookie)
+def _identify_caller(
+    asked: IncomingRequest, door: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
+) -> Allowed | AuthRejected:
+    said, cookies = asked.all("authorization"), find_cookies(asked.all("cookie"), door.cookie)
     if is_free(asked) and _HOOK.fullmatch(asked.path):
         # A delivery brings a token of its own, which is looked at where it is delivered.
         return Allowed()
     if len(said) > 1 or len(cookies) > 1:
-        return Rejected(400, "Say once who you are.")
-    bearer = _by_bearer(said[0], tokens) if said else None
+        return AuthRejected(400, "Say once who you are.")
+    bearer = _find_bearer_token(said[0], tokens) if said else None
     login = find_login(cookies[0], logins, tokens, now) if cookies else None
     if said and bearer is None:
-        return Rejected(401, WRONG_TOKEN, wrong="token")
+        return AuthRejected(401, WRONG_TOKEN, wrong="token")
     if cookies and login is None:
-        return Rejected(401, ENDED, wrong="cookie")
+        return AuthRejected(401, LOGIN_ENDED, wrong="cookie")
     if bearer is not None and login is not None and login[0] != bearer:
-        return Rejected(401, "The token and the cookie are not the same person's: send one of them.")
+        return AuthRejected(401, "The token and the cookie are not the same person's: send one of them.")
     return Allowed(bearer) if login is None else Allowed(*login)
 
 
-def _by_bearer(said: str, tokens: Sequence[Token]) -> Token | None:
-    return found(tokens, said[len(_BEARER) :]) if said.lower().startswith(_BEARER) else None
+def _find_bearer_token(said: str, tokens: Sequence[Token]) -> Token | None:
+    return find_token(tokens, said[len(_BEARER) :]) if said.lower().startswith(_BEARER) else None
 
 
-def _nobody(asked: Asked) -> str:
+def _explain_no_token(asked: IncomingRequest) -> str:
     names = {name.lower() for name, _ in parse_qsl(asked.query.decode("latin-1"), keep_blank_values=True)}
-    return IN_ADDRESS if names & {"token", "access_token"} else NO_TOKEN
+    return TOKEN_IN_ADDRESS if names & {"token", "access_token"} else NO_TOKEN
 
 
-def _towards_login(asked: Asked, rejected: Rejected) -> Rejected:
+def _redirect_to_login(asked: IncomingRequest, rejected: AuthRejected) -> AuthRejected:
     """Show people the way; programs are told what is wrong."""
     page = asked.kind == "http" and asked.method == "GET" and "text/html" in asked.first("accept")
     return msgspec.structs.replace(rejected, to_login=page and not _is_under(API, asked.path))
 
 
-def cookies_of(headers: Sequence[str], name: str) -> list[str]:
+def find_cookies(headers: Sequence[str], name: str) -> list[str]:
     """Find all values of a cookie: more than one means that somebody else set one as well."""
     pairs = [pair.strip().partition("=") for header in headers for pair in header.split(";")]
     return [value for key, _, value in pairs if key == name]
 
 
-def shown_token(asked: Asked) -> str:
+def find_shown_token(asked: IncomingRequest) -> str:
     """Return what is shown as a token in a header; nothing where none is, or the path takes tokens of its own."""
     return "" if is_free(asked) else asked.first("authorization")
 
 
-def shown_cookie(asked: Asked, door: Door) -> str:
+def find_shown_cookie(asked: IncomingRequest, door: ServerNames) -> str:
     """Return what is shown as our cookie."""
-    return "" if is_free(asked) else next(iter(cookies_of(asked.all("cookie"), door.cookie)), "")
+    return "" if is_free(asked) else next(iter(find_cookies(asked.all("cookie"), door.cookie)), "")

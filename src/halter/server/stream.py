@@ -15,31 +15,31 @@ import msgspec
 from fastapi import Depends, FastAPI, Header, Query, Request, WebSocket, WebSocketDisconnect
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
-from halter.app.bus import Gap, Part
-from halter.app.desk import Desk
-from halter.app.follow import heads
-from halter.app.objects import item_object
 from halter.core import ports
 from halter.core.clock import SECOND
 from halter.core.errors import NotDone, StoreError
 from halter.core.ids import StreamId, inbox_stream, session_of, session_stream
 from halter.core.rows import SessionRow
-from halter.server.answers import ERRORS, Name, desk_of, site_of
-from halter.server.entrance import STREAM
-from halter.server.feed import OLD, Feed, Told
+from halter.operations.desk import Desk
+from halter.runtime.feed import FeedGap, StreamSlice, read_stream_heads
+from halter.runtime.runtime import serialize_feed_item
+from halter.server.middleware import STREAM_PATH
+from halter.server.responses import ERRORS, OUTSIDE_FEED, Feed, FeedMessage, Name, find_site, make_request_desk
 
-SOCKET: Final = "/api/ws"
-FIRST_WORDS: Final = 10 * SECOND
+SOCKET_PATH: Final = "/api/ws"
+SUBSCRIBE_TIMEOUT: Final = 10 * SECOND
 LONGEST_CURSOR: Final = 100_000
 LONGEST_NUMBER: Final = 15
 LONGEST_REASON: Final = 120
-WRONG: Final = 1007
-UNUSABLE: Final = 1011
+WS_INVALID_DATA: Final = 1007
+WS_INTERNAL_ERROR: Final = 1011
 _PAIR: Final = re.compile(r"(.+)=(\d{1,15})", re.ASCII)
-ANEW: Final = "It cannot be told what happened since: the server was started anew. It stands in the journal."
+FEED_GONE_NOTICE: Final = (
+    "It cannot be told what happened since: the server was started anew. It stands in the journal."
+)
 
 
-class Listening(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class FeedSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What somebody wants to hear, and from where on: `after` says how far they have seen each stream."""
 
     session: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -55,32 +55,34 @@ class Here(msgspec.Struct, frozen=True):
     number: int
 
 
-Heard = Here | Told | Gap
+StreamItem = Here | FeedMessage | FeedGap
 
 
-async def hear(desk: Desk, feed: Feed, listening: Listening, number: int | None = None) -> AsyncGenerator[Heard]:
+async def listen_to_feed(
+    desk: Desk, feed: Feed, listening: FeedSubscription, number: int | None = None
+) -> AsyncGenerator[StreamItem]:
     """Give what is wanted: first what came since, then what comes. With a number, from that place in the feed on."""
     await feed.ready.wait()
     start = feed.next
-    fits = _fits(desk, listening)
+    fits = _make_filter(desk, listening)
     here: Mapping[str, int] = {}
     if number is None:
         here = await _position(desk, feed, listening)
         yield Here(here, start - 1)
-        async with aclosing(_since(feed, here, listening.after)) as backlog:
+        async with aclosing(_read_since(feed, here, listening.after)) as backlog:
             async for told in backlog:
                 if fits(told):
                     yield told
     async with aclosing(feed.follow(start if number is None else number, fits)) as news:
         async for item in news:
-            if not isinstance(item, Told) or not item.seq or item.seq > here.get(item.stream, 0):
+            if not isinstance(item, FeedMessage) or not item.seq or item.seq > here.get(item.stream, 0):
                 yield item
 
 
-def _fits(desk: Desk, listening: Listening) -> Any:
+def _make_filter(desk: Desk, listening: FeedSubscription) -> Any:
     kinds = frozenset(listening.kinds)
 
-    def fits(told: Told) -> bool:
+    def fits(told: FeedMessage) -> bool:
         wanted = ((listening.session, told.session), (listening.agent, told.agent))
         named = not kinds or told.name in kinds or told.kind in kinds
         return named and desk.who.sees(told.agent) and all(want in ("", found) for want, found in wanted)
@@ -88,9 +90,9 @@ def _fits(desk: Desk, listening: Listening) -> Any:
     return fits
 
 
-async def _position(desk: Desk, feed: Feed, listening: Listening) -> Mapping[str, int]:
+async def _position(desk: Desk, feed: Feed, listening: FeedSubscription) -> Mapping[str, int]:
     """Tell how long the streams are that somebody wants and may see."""
-    found = await heads(feed.store)
+    found = await read_stream_heads(feed.store)
     if listening.session:
         own = {session_stream(listening.session), inbox_stream(listening.session)}
         return {stream: head for stream, head in found if stream in own}
@@ -101,7 +103,7 @@ async def _position(desk: Desk, feed: Feed, listening: Listening) -> Mapping[str
     return {stream: head for stream, head in found if _is_theirs(desk, listening, _agent_of(stream, agents))}
 
 
-def _is_theirs(desk: Desk, listening: Listening, agent: str) -> bool:
+def _is_theirs(desk: Desk, listening: FeedSubscription, agent: str) -> bool:
     return desk.who.sees(agent) and listening.agent in ("", agent)
 
 
@@ -111,24 +113,30 @@ def _agent_of(stream: StreamId, agents: Mapping[str, str]) -> str:
     return agents.get(session_of(stream) or "", "")
 
 
-async def _since(feed: Feed, here: Mapping[str, int], after: Mapping[str, int] | None) -> AsyncGenerator[Told]:
+async def _read_since(
+    feed: Feed, here: Mapping[str, int], after: Mapping[str, int] | None
+) -> AsyncGenerator[FeedMessage]:
     if after is None:
         return
-    lost = {StreamId(name): Part(after.get(name, 0), head) for name, head in here.items() if head > after.get(name, 0)}
-    async with aclosing(feed.bus.missed(Gap(lost=lost))) as events:
+    lost = {
+        StreamId(name): StreamSlice(after.get(name, 0), head)
+        for name, head in here.items()
+        if head > after.get(name, 0)
+    }
+    async with aclosing(feed.bus.missed(FeedGap(lost=lost))) as events:
         async for news in events:
             yield await feed.told(news)
 
 
-def text_of(item: Heard) -> str:
+def encode_stream_item(item: StreamItem) -> str:
     """Write what is heard as JSON."""
     match item:
-        case Told():
+        case FeedMessage():
             return item.text
         case Here():
             return msgspec.json.encode({"name": "here", "position": item.position}).decode()
-        case Gap():
-            return msgspec.json.encode(item_object(item)).decode()
+        case FeedGap():
+            return msgspec.json.encode(serialize_feed_item(item)).decode()
 
 
 def read_cursor(text: str) -> Mapping[str, int]:
@@ -144,26 +152,26 @@ def write_cursor(position: Mapping[str, int]) -> str:
     return ",".join(f"{stream}={seq}" for stream, seq in sorted(position.items()))
 
 
-class Start(msgspec.Struct, frozen=True):
+class StreamStart(msgspec.Struct, frozen=True):
     """From where on a stream is given: a place in the feed, or what was seen of the streams."""
 
-    listening: Listening
+    listening: FeedSubscription
     number: int | None = None
     anew: bool = False
 
 
-def start_of(listening: Listening, after: str, feed: str) -> Start:
+def resolve_stream_start(listening: FeedSubscription, after: str, feed: str) -> StreamStart:
     """Decide where to go on. A place in a feed that is gone is no place any more."""
     name, dot, number = after.rpartition(".")
     if not after:
-        return Start(listening)
+        return StreamStart(listening)
     if dot and "=" not in after and number.isdecimal():
         known = name == feed and len(number) <= LONGEST_NUMBER
-        return Start(listening, int(number) + 1) if known else Start(listening, anew=True)
-    return Start(msgspec.structs.replace(listening, after=read_cursor(after)))
+        return StreamStart(listening, int(number) + 1) if known else StreamStart(listening, anew=True)
+    return StreamStart(msgspec.structs.replace(listening, after=read_cursor(after)))
 
 
-async def demand(desk: Desk, listening: Listening) -> None:
+async def demand_visible(desk: Desk, listening: FeedSubscription) -> None:
     """Refuse what is not there to be heard."""
     if listening.session:
         await desk.session(listening.session)
@@ -171,82 +179,90 @@ async def demand(desk: Desk, listening: Listening) -> None:
         desk.demand_agent(listening.agent)
 
 
-async def _wanted(
+async def _parse_start(
     request: Request,
-    desk: Annotated[Desk, Depends(desk_of)],
+    desk: Annotated[Desk, Depends(make_request_desk)],
     session: Name = "",
     agent: Name = "",
     kind: Annotated[list[Name] | None, Query(max_length=100)] = None,
     after: Annotated[str, Query(max_length=LONGEST_CURSOR)] = "",
     last_event_id: Annotated[str, Header(max_length=LONGEST_CURSOR)] = "",
-) -> Start:
-    listening = Listening(session, agent, tuple(kind or ()))
-    await demand(desk, listening)
-    return start_of(listening, last_event_id or after, site_of(request).feed.name)
+) -> StreamStart:
+    listening = FeedSubscription(session, agent, tuple(kind or ()))
+    await demand_visible(desk, listening)
+    return resolve_stream_start(listening, last_event_id or after, find_site(request).feed.name)
 
 
 async def _stream(
-    request: Request, desk: Annotated[Desk, Depends(desk_of)], start: Annotated[Start, Depends(_wanted)]
+    request: Request,
+    desk: Annotated[Desk, Depends(make_request_desk)],
+    start: Annotated[StreamStart, Depends(_parse_start)],
 ) -> AsyncGenerator[ServerSentEvent]:
     """Give the news as server-sent events; one that was cut off goes on by `Last-Event-ID`."""
-    feed, seen = site_of(request).feed, dict(start.listening.after or {})
+    feed, seen = find_site(request).feed, dict(start.listening.after or {})
     if start.anew:
-        yield ServerSentEvent(raw_data=msgspec.json.encode({"name": "gap", "sentence": ANEW}).decode(), event="gap")
-    async with aclosing(hear(desk, feed, start.listening, start.number)) as items:
+        yield ServerSentEvent(
+            raw_data=msgspec.json.encode({"name": "gap", "sentence": FEED_GONE_NOTICE}).decode(), event="gap"
+        )
+    async with aclosing(listen_to_feed(desk, feed, start.listening, start.number)) as items:
         async for item in items:
-            yield ServerSentEvent(raw_data=text_of(item), event=_name(item), id=_id(feed, start, seen, item))
+            yield ServerSentEvent(raw_data=encode_stream_item(item), event=_name(item), id=_id(feed, start, seen, item))
 
 
-def _name(item: Heard) -> str:
+def _name(item: StreamItem) -> str:
     match item:
-        case Told():
+        case FeedMessage():
             return item.name
         case Here():
             return "here"
-        case Gap():
+        case FeedGap():
             return "gap"
 
 
-def _id(feed: Feed, start: Start, seen: dict[str, int], item: Heard) -> str | None:
+def _id(feed: Feed, start: StreamStart, seen: dict[str, int], item: StreamItem) -> str | None:
     """Name a place: of one session by its streams, which outlives the server; else by the feed."""
     if start.listening.session:
-        if isinstance(item, Told) and item.seq:
+        if isinstance(item, FeedMessage) and item.seq:
             seen[item.stream] = item.seq
         if isinstance(item, Here) and start.listening.after is None:
             seen.update(item.position)
         return write_cursor(seen) or None
-    live = item.number if isinstance(item, Told) or (isinstance(item, Here) and start.listening.after is None) else None
-    return None if live is None or live == OLD else f"{feed.name}.{live}"
+    live = (
+        item.number
+        if isinstance(item, FeedMessage) or (isinstance(item, Here) and start.listening.after is None)
+        else None
+    )
+    return None if live is None or live == OUTSIDE_FEED else f"{feed.name}.{live}"
 
 
 async def _socket(socket: WebSocket) -> None:
     """Give the news over a WebSocket, to whoever says first what they want: `{}` for all, from now on."""
     await socket.accept()
-    desk, feed = desk_of(socket), site_of(socket).feed
+    desk, feed = make_request_desk(socket), find_site(socket).feed
     try:
-        async with asyncio.timeout(FIRST_WORDS / SECOND):
-            listening = msgspec.json.decode(await socket.receive_text(), type=Listening)
-        await demand(desk, listening)
-        await _told_until_gone(socket, hear(desk, feed, listening))
+        async with asyncio.timeout(SUBSCRIBE_TIMEOUT / SECOND):
+            listening = msgspec.json.decode(await socket.receive_text(), type=FeedSubscription)
+        await demand_visible(desk, listening)
+        await _send_until_gone(socket, listen_to_feed(desk, feed, listening))
     except TimeoutError:
-        await _close(socket, WRONG, "Say first what you want to hear: {} is all, from now on.")
+        await _close(socket, WS_INVALID_DATA, "Say first what you want to hear: {} is all, from now on.")
     except (msgspec.MsgspecError, NotDone, KeyError, UnicodeError) as error:
-        await _close(socket, WRONG, str(error))
+        await _close(socket, WS_INVALID_DATA, str(error))
     except StoreError as error:
-        await _close(socket, UNUSABLE, str(error))
+        await _close(socket, WS_INTERNAL_ERROR, str(error))
     except WebSocketDisconnect:
         return
 
 
-async def _told_until_gone(socket: WebSocket, items: AsyncGenerator[Heard]) -> None:
+async def _send_until_gone(socket: WebSocket, items: AsyncGenerator[StreamItem]) -> None:
     """Tell, and hear at once when whoever listened has gone."""
 
     async def tell() -> None:
         async with aclosing(items):
             async for item in items:
-                await socket.send_text(text_of(item))
+                await socket.send_text(encode_stream_item(item))
 
-    telling, leaving = asyncio.ensure_future(tell()), asyncio.ensure_future(_gone(socket))
+    telling, leaving = asyncio.ensure_future(tell()), asyncio.ensure_future(_wait_until_gone(socket))
     try:
         await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if telling.done():
@@ -258,7 +274,7 @@ async def _told_until_gone(socket: WebSocket, items: AsyncGenerator[Heard]) -> N
                 await task
 
 
-async def _gone(socket: WebSocket) -> None:
+async def _wait_until_gone(socket: WebSocket) -> None:
     """Wait until somebody has gone. What they say meanwhile is nothing that was asked for."""
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass
@@ -271,5 +287,7 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
 
 def add_streams(api: FastAPI) -> None:
     """Add both ways to listen."""
-    api.get(STREAM, response_class=EventSourceResponse, summary="Hear the news as they come", responses=ERRORS)(_stream)
-    api.websocket(SOCKET)(_socket)
+    api.get(STREAM_PATH, response_class=EventSourceResponse, summary="Hear the news as they come", responses=ERRORS)(
+        _stream
+    )
+    api.websocket(SOCKET_PATH)(_socket)

@@ -10,11 +10,11 @@ import msgspec
 
 from halter.core.events import CallRefused, CallSettled
 from halter.core.ids import Digest
-from halter.core.money import Usd, usd
+from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Store, Stored
 from halter.core.text import clean, from_body
 
-SUMMARY: Final = 200
+SUMMARY_LENGTH: Final = 200
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +36,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
 
 
-class AuditFound(msgspec.Struct, frozen=True):
+class AuditRecord(msgspec.Struct, frozen=True):
     """A row as the store answers it, its cost in micro-dollars, with the bodies of its two events."""
 
     call: str
@@ -60,7 +60,7 @@ class AuditFound(msgspec.Struct, frozen=True):
     output_blob: Digest | None = None
 
 
-def concluded(stored: Stored) -> str | None:
+def find_concluded_call(stored: Stored) -> str | None:
     """Name the audited call that an event brings to an outcome, if it does."""
     match stored.event:
         case CallSettled(call=call, audited=True) | CallRefused(call=call):
@@ -69,7 +69,7 @@ def concluded(stored: Stored) -> str | None:
             return None
 
 
-def as_it_was(found: AuditFound, stored: Stored) -> AuditFound:
+def restore_audit_record(found: AuditRecord, stored: Stored) -> AuditRecord:
     """Tell a row as an event left it, whatever became of it since: only a refusal can be followed by something else."""
     event = stored.event
     if found.settled_seq == stored.seq or not isinstance(event, CallRefused):
@@ -94,32 +94,32 @@ def as_it_was(found: AuditFound, stored: Stored) -> AuditFound:
     )
 
 
-async def with_words(store: Store, found: AuditFound) -> AuditFound:
+async def load_audit_bodies(store: Store, found: AuditRecord) -> AuditRecord:
     """Fetch what was said where it is too large to stand in the events; erased, it is gone there too."""
-    said = found.input or await _blob(store, found.input_blob)
-    gave = found.output or await _blob(store, found.output_blob if found.shows_result else None)
+    said = found.input or await _read_blob(store, found.input_blob)
+    gave = found.output or await _read_blob(store, found.output_blob if found.shows_result else None)
     return msgspec.structs.replace(found, input=said, output=gave)
 
 
-async def _blob(store: Store, digest: Digest | None) -> bytes | None:
+async def _read_blob(store: Store, digest: Digest | None) -> bytes | None:
     try:
         return None if digest is None else await store.get(digest)
     except KeyError:
         return None
 
 
-def entry(found: AuditFound) -> AuditEntry:
+def make_audit_entry(found: AuditRecord) -> AuditEntry:
     """Write a row as people read it."""
     return AuditEntry(
         tool=found.tool,
-        input_summary=summary(found.input),
-        output_summary=summary(found.output) if found.shows_result else "",
+        input_summary=summarize_body(found.input),
+        output_summary=summarize_body(found.output) if found.shows_result else "",
         capability_level=found.capability_level,
         risk_level=found.risk_level,
         decision=found.decision,
         decided_by=found.decided_by,
         outcome=found.outcome,
-        cost_usd=usd(found.cost_usd),
+        cost_usd=micros_to_usd(found.cost_usd),
         duration_ms=found.duration_ms,
         session=found.session,
         call=found.call,
@@ -128,9 +128,9 @@ def entry(found: AuditFound) -> AuditEntry:
     )
 
 
-def summary(body: bytes | None) -> str:
+def summarize_body(body: bytes | None) -> str:
     """Show the beginning of a body on one line; it was redacted before it was written, so no secret is cut open."""
     if body is None:
         return ""
-    text = " ".join(clean(from_body(body[: 4 * SUMMARY])).split())
-    return text if len(text) <= SUMMARY else text[: SUMMARY - 1] + "…"
+    text = " ".join(clean(from_body(body[: 4 * SUMMARY_LENGTH])).split())
+    return text if len(text) <= SUMMARY_LENGTH else text[: SUMMARY_LENGTH - 1] + "…"

@@ -3,23 +3,39 @@
 It says what the session did, heard and spent, which brakes it passed and which stopped it, who decided what, and why
 it ended. Anyone who has the events can make it again. Who answered a question stands in the session's inbox: without
 that, a receipt tells of an answer only what the session made of it.
+
+The lines of a receipt: one for each call, request, refusal, decision, turn and thing that was heard.
+
+What a receipt says of a task: its phases, what it read and found, what it was given, and what it leaves behind.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
+from halter.core.effect_events import ReviewOutcome, Severity, Support
 from halter.core.events import (
     CallRefused,
     CallSettled,
     CallStarted,
+    ContextGiven,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DocumentRead,
+    FindingEmitted,
+    FindingReviewed,
+    GuardrailTriggered,
+    JudgesChosen,
+    MemoryProposed,
+    MessageRouted,
+    NotificationQueued,
     OverrunIncurred,
+    PhaseEntered,
+    PrecedentProposed,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -33,39 +49,373 @@ from halter.core.events import (
     Unknown,
     WakePosted,
 )
-from halter.core.money import NOTHING, Charge, Leg, Usd, in_unit, usd
+from halter.core.money import ZERO_USD, Amount, Charge, Leg, Unit, Usd, micros_to_usd, to_unit_amount
 from halter.core.ports import Stored
-from halter.core.vocabulary import Origin, Outcome, SessionKind, State
-from halter.state.receipt_lines import (
-    BRAKES,
-    Brake,
-    BrakeName,
-    ChildLine,
-    Decision,
-    Heard,
-    Line,
-    ModelLine,
-    OverrunLine,
-    TurnLine,
-    by_model,
-)
-from halter.state.receipt_tasks import (
-    DocumentLine,
-    FindingLine,
-    GuardrailLine,
-    JudgesLine,
-    NotificationLine,
-    PhaseLine,
-    ProposalLine,
-    RouteLine,
-    left,
-)
+from halter.core.usage import Usage
+from halter.core.vocabulary import Guardrail, Origin, Outcome, Purpose, SessionKind, State, WakeCause
 
-BY_RULE: Final = ", always, by rule "
+BrakeName = Literal["halt", "grants", "budget"]
+BRAKES: Final[tuple[BrakeName, ...]] = ("halt", "grants", "budget")
+
+
+class ReceiptLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One call or request: what was held for it and what it cost. Without an outcome it is in doubt.
+
+    `observed` are the refusals that were only written down. `egress` says that its arguments chose where data goes.
+    `anonymized` counts, by kind, the values that its model was not told.
+    """
+
+    id: str
+    name: str
+    purpose: Purpose
+    started_at: int
+    held_usd: Usd = ZERO_USD
+    cost_usd: Usd = ZERO_USD
+    outcome: Outcome | None = None
+    settled_at: int | None = None
+    usage: Usage | None = None
+    level: str = ""
+    risk: str = ""
+    effect: str = ""
+    egress: bool = False
+    phase: str = ""
+    parallel_group: str = ""
+    observed: tuple[Outcome, ...] = ()
+    decision: str = ""
+    decided_by: str = ""
+    duration_ms: int = 0
+    error: str = ""
+    anonymized: Mapping[str, int] = {}
+
+
+class Brake(msgspec.Struct, frozen=True):
+    """One time that a brake refused something, and what was said of it."""
+
+    code: str
+    at: int
+    refused: str
+    name: str
+    scope: str
+    window: str
+    brake: BrakeName = "budget"
+    sentence: str = ""
+    level: str = ""
+    risk: str = ""
+    phase: str = ""
+    decision: str = ""
+    decided_by: str = ""
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Something that a person was asked, what they answered, and whether the answer was used."""
+
+    decision: str
+    about: str
+    name: str
+    subject: str
+    asked_at: int
+    verdict: str = ""
+    by: str = ""
+    decided_at: int | None = None
+    reason: str = ""
+    used: bool = False
+
+
+class TurnLine(msgspec.Struct, frozen=True):
+    """One turn: how many answers of a model it took, and why it ended; without a reason it has not ended."""
+
+    turn: int
+    started_at: int
+    ended_at: int | None = None
+    steps: int = 0
+    why: str = ""
+    sentence: str = ""
+
+
+class InboundLine(msgspec.Struct, frozen=True):
+    """Something that reached the session from outside: where it came from, and whether it is trusted."""
+
+    cause: WakeCause
+    origin: Origin
+    sender: str
+    at: int
+    trusted: bool = False
+
+
+class ModelLine(msgspec.Struct, frozen=True):
+    """All requests to one model together. `input_tokens` includes those that were read from or written to a cache."""
+
+    model: str
+    requests: int = 0
+    failed: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+    held_usd: Usd = ZERO_USD
+    cost_usd: Usd = ZERO_USD
+
+
+class OverrunLine(msgspec.Struct, frozen=True):
+    """By how much something passed a cap, in the unit of that cap."""
+
+    hold: str
+    scope: str
+    window: str
+    unit: Unit
+    amount: Amount
+
+
+class ChildLine(msgspec.Struct, frozen=True):
+    """A sub-session that told this one of its end."""
+
+    session: str
+    ended_at: int
+
+
+def sum_by_model(requests: Iterable[ReceiptLine]) -> tuple[ModelLine, ...]:
+    """Add up what each model was asked, in the order in which they were first asked. Money was priced per request."""
+    models: dict[str, ModelLine] = {}
+    for line in requests:
+        models[line.name] = _add_to_model(models.get(line.name, ModelLine(line.name)), line)
+    return tuple(models.values())
+
+
+def _add_to_model(model: ModelLine, line: ReceiptLine) -> ModelLine:
+    usage = line.usage or Usage()
+    return ModelLine(
+        model=model.model,
+        requests=model.requests + 1,
+        failed=model.failed + (line.outcome not in {"ok", None}),
+        input_tokens=model.input_tokens + usage.input_tokens,
+        output_tokens=model.output_tokens + usage.output_tokens,
+        cache_read_tokens=model.cache_read_tokens + usage.cache_read_tokens,
+        cache_write_tokens=model.cache_write_tokens + usage.cache_write_tokens,
+        held_usd=model.held_usd + line.held_usd,
+        cost_usd=model.cost_usd + line.cost_usd,
+    )
+
+
+class PhaseLine(msgspec.Struct, frozen=True):
+    """One phase, and how long the session was in it; the last one is left when the session is over."""
+
+    phase: str
+    number: int
+    entered_at: int
+    left_at: int | None = None
+
+
+class DocumentLine(msgspec.Struct, frozen=True):
+    """A document that was read: `document` is the digest of its content."""
+
+    document: str
+    name: str
+    collection: str
+    read_at: int
+    times: int = 1
+
+
+class FindingLine(msgspec.Struct, frozen=True):
+    """What was found, whether its source bears it out, and what others than its author said of it, if they did."""
+
+    finding: str
+    severity: Severity
+    support: Support
+    emitted_at: int
+    document: str = ""
+    name: str = ""
+    by: str = ""
+    review: ReviewOutcome | None = None
+    judges: tuple[str, ...] = ()
+    reviewed_at: int | None = None
+
+
+class JudgesLine(msgspec.Struct, frozen=True):
+    """How many judges looked at findings, and why not as many as were wanted."""
+
+    wanted: int
+    chosen: int
+    items: int
+    most_usd: Usd
+    cap_usd: Usd | None
+    sentence: str
+    at: int
+
+
+class ProposalLine(msgspec.Struct, frozen=True):
+    """A memory or a precedent that the session proposed; a precedent has a kind."""
+
+    proposal: str
+    at: int
+    kind: str = ""
+
+
+class NotificationLine(msgspec.Struct, frozen=True):
+    """Something that was to be told over a channel. Whether it was stands with the store, and not in the session."""
+
+    notification: str
+    channel: str
+    about: str
+    queued_at: int
+
+
+class GuardrailLine(msgspec.Struct, frozen=True):
+    """One time that a mechanical rule held the session back; or several, where it did nothing but wait for a rate."""
+
+    guardrail: Guardrail
+    at: int
+    sentence: str
+    turn: int = 0
+    until: int | None = None
+    times: int = 1
+
+
+class RouteLine(msgspec.Struct, frozen=True):
+    """Which way a message took."""
+
+    route: str
+    strategy: str
+    why: str
+    at: int
+
+
+class ReceiptArtifacts(msgspec.Struct, frozen=True):
+    """All of it together."""
+
+    phases: tuple[PhaseLine, ...] = ()
+    documents: tuple[DocumentLine, ...] = ()
+    findings: tuple[FindingLine, ...] = ()
+    judges: tuple[JudgesLine, ...] = ()
+    memories_given: tuple[str, ...] = ()
+    precedents_given: tuple[str, ...] = ()
+    memories_proposed: tuple[ProposalLine, ...] = ()
+    precedents_proposed: tuple[ProposalLine, ...] = ()
+    notifications: tuple[NotificationLine, ...] = ()
+    guardrails: tuple[GuardrailLine, ...] = ()
+    routes: tuple[RouteLine, ...] = ()
+
+
+class _ArtifactCollector:
+    """Gathers it, event by event."""
+
+    def __init__(self) -> None:
+        self._phases: list[PhaseLine] = []
+        self._documents: dict[tuple[str, str, str], DocumentLine] = {}
+        self._findings: dict[str, FindingLine] = {}
+        self._judges: list[JudgesLine] = []
+        self._memories: dict[str, None] = {}
+        self._precedents: dict[str, None] = {}
+        self._proposed_memories: list[ProposalLine] = []
+        self._proposed_precedents: list[ProposalLine] = []
+        self._notifications: list[NotificationLine] = []
+        self._guardrails: list[GuardrailLine] = []
+        self._routes: list[RouteLine] = []
+
+    def take(self, stored: Stored) -> None:
+        """Take in an event, if it is about any of this."""
+        at = stored.at
+        match stored.event:
+            case CallStarted() | CallSettled() | RequestStarted() | RequestSettled():
+                # Most events are about none of it.
+                pass
+            case PhaseEntered() as entered:
+                self._leave(at)
+                self._phases.append(PhaseLine(entered.phase, entered.number, at))
+            case SessionEnded():
+                self._leave(at)
+            case SessionResumed():
+                self._leave(None)
+            case DocumentRead() as read:
+                self._read(read, at)
+            case FindingEmitted() | FindingReviewed() | JudgesChosen() as event:
+                self._found(event, at)
+            case ContextGiven() as given:
+                self._memories |= dict.fromkeys(given.memories)
+                self._precedents |= dict.fromkeys(given.precedents)
+            case MemoryProposed() as memory:
+                self._proposed_memories.append(ProposalLine(memory.memory, at))
+            case PrecedentProposed() as precedent:
+                self._proposed_precedents.append(ProposalLine(precedent.precedent, at, precedent.kind))
+            case NotificationQueued() as told:
+                self._notifications.append(NotificationLine(told.notification, told.channel, told.about, at))
+            case GuardrailTriggered() as held:
+                self._hold_back(GuardrailLine(held.guardrail, at, held.sentence, held.turn, held.until))
+            case MessageRouted() as routed:
+                self._routes.append(RouteLine(routed.route, routed.strategy, routed.why, at))
+            case _:
+                pass
+
+    def _leave(self, at: int | None) -> None:
+        """Be done with the phase that is open; or go on in the last one."""
+        if self._phases:
+            self._phases[-1] = msgspec.structs.replace(self._phases[-1], left_at=at)
+
+    def _hold_back(self, line: GuardrailLine) -> None:
+        """Keep a line. Whoever waits for the rate of a model may do so every minute of a night: that is told once."""
+        last = self._guardrails[-1] if self._guardrails else None
+        if last is not None and line.guardrail == "model_rate" and _rate_of_line(last) == _rate_of_line(line):
+            self._guardrails[-1] = msgspec.structs.replace(line, at=last.at, times=last.times + 1)
+        else:
+            self._guardrails.append(line)
+
+    def _read(self, event: DocumentRead, at: int) -> None:
+        key = (event.document, event.name, event.collection)
+        known = self._documents.get(key)
+        line = DocumentLine(*key, at) if known is None else msgspec.structs.replace(known, times=known.times + 1)
+        self._documents[key] = line
+
+    def _found(self, event: FindingEmitted | FindingReviewed | JudgesChosen, at: int) -> None:
+        match event:
+            case FindingEmitted():
+                line = FindingLine(event.finding, event.severity, event.support, at)
+                line = msgspec.structs.replace(line, document=event.document, name=event.name, by=event.by)
+                self._findings[event.finding] = line
+            case FindingReviewed():
+                known = self._findings.get(event.finding)
+                if known is not None:
+                    self._findings[event.finding] = msgspec.structs.replace(
+                        known, review=event.verdict, judges=event.judges, reviewed_at=at
+                    )
+            case JudgesChosen():
+                most, cap = micros_to_usd(event.usd), None if event.cap is None else micros_to_usd(event.cap)
+                facts = (event.wanted, event.chosen, event.items, most, cap, event.sentence)
+                self._judges.append(JudgesLine(*facts, at))
+
+    def left(self) -> ReceiptArtifacts:
+        """Tell all of it."""
+        return ReceiptArtifacts(
+            phases=tuple(self._phases),
+            documents=tuple(self._documents.values()),
+            findings=tuple(self._findings.values()),
+            judges=tuple(self._judges),
+            memories_given=tuple(self._memories),
+            precedents_given=tuple(self._precedents),
+            memories_proposed=tuple(self._proposed_memories),
+            precedents_proposed=tuple(self._proposed_precedents),
+            notifications=tuple(self._notifications),
+            guardrails=tuple(self._guardrails),
+            routes=tuple(self._routes),
+        )
+
+
+def _rate_of_line(line: GuardrailLine) -> tuple[str, str]:
+    """Tell which rate was waited for: its sentence names it before the time."""
+    return line.guardrail, line.sentence.partition(" until ")[0]
+
+
+def gather_artifacts(events: Iterable[Stored]) -> ReceiptArtifacts:
+    """Tell what a session's own stream says of all this."""
+    gathered = _ArtifactCollector()
+    for stored in events:
+        gathered.take(stored)
+    return gathered.left()
+
+
+ALWAYS_RULE_SUFFIX: Final = ", always, by rule "
 """What stands between a person's name and a rule's, where a call was agreed to by a rule."""
 
 
-FORMAT: Final = 2
+RECEIPT_FORMAT: Final = 2
 """Which form a receipt has. The first had no number, and its amounts were micro-dollars."""
 
 
@@ -80,7 +430,7 @@ class Receipt(msgspec.Struct, frozen=True):
     receipt was made from: whoever has the journal can check it against them. `format` is the number of this form.
     """
 
-    format: int = FORMAT
+    format: int = RECEIPT_FORMAT
     session: str = ""
     agent: str = ""
     kind: SessionKind = "task"
@@ -98,12 +448,12 @@ class Receipt(msgspec.Struct, frozen=True):
     started_at: int = 0
     ended_at: int | None = None
     wakes: int = 0
-    cost_usd: Usd = NOTHING
-    held_usd: Usd = NOTHING
+    cost_usd: Usd = ZERO_USD
+    held_usd: Usd = ZERO_USD
     spent_by_purpose_usd: Mapping[str, Usd] = {}
     anonymized: Mapping[str, int] = {}
-    calls: tuple[Line, ...] = ()
-    requests: tuple[Line, ...] = ()
+    calls: tuple[ReceiptLine, ...] = ()
+    requests: tuple[ReceiptLine, ...] = ()
     models: tuple[ModelLine, ...] = ()
     phases: tuple[PhaseLine, ...] = ()
     turns: tuple[TurnLine, ...] = ()
@@ -121,7 +471,7 @@ class Receipt(msgspec.Struct, frozen=True):
     precedents_proposed: tuple[ProposalLine, ...] = ()
     notifications: tuple[NotificationLine, ...] = ()
     routes: tuple[RouteLine, ...] = ()
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[InboundLine, ...] = ()
     children: tuple[ChildLine, ...] = ()
     overruns: tuple[OverrunLine, ...] = ()
     in_doubt: tuple[str, ...] = ()
@@ -134,31 +484,31 @@ class Receipt(msgspec.Struct, frozen=True):
     inbox_hash: str = ""
 
 
-def receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
+def make_receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
     """Make the receipt of a session from its own stream, and from its inbox where that is at hand."""
     events = tuple(events)
-    made = _head(Receipt(**msgspec.structs.asdict(left(events))), events)
-    calls: dict[str, Line] = {}
-    requests: dict[str, Line] = {}
+    made = _add_head(Receipt(**msgspec.structs.asdict(gather_artifacts(events))), events)
+    calls: dict[str, ReceiptLine] = {}
+    requests: dict[str, ReceiptLine] = {}
     for stored in events:
         match stored.event:
             case CallStarted() as call:
-                calls[call.call] = _call(call, stored.at)
+                calls[call.call] = _make_call_line(call, stored.at)
             case CallSettled() as done:
-                line = _settled(calls[done.call], stored, done.outcome, done.charge, done.error)
+                line = _settle_line(calls[done.call], stored, done.outcome, done.charge, done.error)
                 calls[done.call] = msgspec.structs.replace(line, duration_ms=done.duration_ms)
             case RequestStarted() as asked:
-                requests[asked.request] = _request(asked, stored.at)
+                requests[asked.request] = _make_request_line(asked, stored.at)
             case RequestSettled(request=request, usage=usage) as done:
-                line = _settled(requests[request], stored, done.outcome, done.charge, done.error)
+                line = _settle_line(requests[request], stored, done.outcome, done.charge, done.error)
                 requests[request] = msgspec.structs.replace(line, usage=usage)
-                made = _stepped(made, line)
+                made = _count_step(made, line)
             case _:
-                made = _other(made, stored)
-    return _answered(_summed(made, tuple(calls.values()), tuple(requests.values())), inbox)
+                made = _fold_other_event(made, stored)
+    return _fold_inbox(_add_totals(made, tuple(calls.values()), tuple(requests.values())), inbox)
 
 
-def _head(made: Receipt, events: Sequence[Stored]) -> Receipt:
+def _add_head(made: Receipt, events: Sequence[Stored]) -> Receipt:
     """Say which events it is made from."""
     if not events:
         return made
@@ -166,13 +516,13 @@ def _head(made: Receipt, events: Sequence[Stored]) -> Receipt:
     return msgspec.structs.replace(made, events=last.seq, erased=erased, hash=last.hash.hex())
 
 
-def _call(event: CallStarted, at: int) -> Line:
-    return Line(
+def _make_call_line(event: CallStarted, at: int) -> ReceiptLine:
+    return ReceiptLine(
         id=event.call,
         name=event.tool,
         purpose=event.purpose,
         started_at=at,
-        held_usd=_held(event.legs),
+        held_usd=_sum_held_usd(event.legs),
         level=event.level,
         risk=event.risk or "",
         effect=event.effect,
@@ -185,54 +535,54 @@ def _call(event: CallStarted, at: int) -> Line:
     )
 
 
-def _request(event: RequestStarted, at: int) -> Line:
-    return Line(
+def _make_request_line(event: RequestStarted, at: int) -> ReceiptLine:
+    return ReceiptLine(
         id=event.request,
         name=event.model,
         purpose=event.purpose,
         started_at=at,
-        held_usd=_held(event.legs),
+        held_usd=_sum_held_usd(event.legs),
         observed=event.observed,
         anonymized=event.anonymized,
     )
 
 
-def _settled(line: Line, stored: Stored, outcome: Outcome, charge: Charge | None, error: str) -> Line:
-    cost = usd(charge.usd if charge else 0)
+def _settle_line(line: ReceiptLine, stored: Stored, outcome: Outcome, charge: Charge | None, error: str) -> ReceiptLine:
+    cost = micros_to_usd(charge.usd if charge else 0)
     return msgspec.structs.replace(line, outcome=outcome, settled_at=stored.at, cost_usd=cost, error=error)
 
 
-def _held(legs: tuple[Leg, ...]) -> Decimal:
-    return usd(max((leg.amount for leg in legs if leg.unit == "usd"), default=0))
+def _sum_held_usd(legs: tuple[Leg, ...]) -> Decimal:
+    return micros_to_usd(max((leg.amount for leg in legs if leg.unit == "usd"), default=0))
 
 
-def _summed(made: Receipt, calls: tuple[Line, ...], requests: tuple[Line, ...]) -> Receipt:
+def _add_totals(made: Receipt, calls: tuple[ReceiptLine, ...], requests: tuple[ReceiptLine, ...]) -> Receipt:
     """Add up what follows from all calls and requests together."""
     lines = (*calls, *requests)
     spent: dict[str, Decimal] = {}
     hidden: Counter[str] = Counter()
     for line in lines:
-        spent[line.purpose] = spent.get(line.purpose, NOTHING) + line.cost_usd
+        spent[line.purpose] = spent.get(line.purpose, ZERO_USD) + line.cost_usd
         hidden.update(line.anonymized)
-    by_rule = (line.decided_by.partition(BY_RULE)[2] for line in calls)
+    by_rule = (line.decided_by.partition(ALWAYS_RULE_SUFFIX)[2] for line in calls)
     return msgspec.structs.replace(
         made,
         calls=calls,
         requests=requests,
-        models=by_model(requests),
-        cost_usd=sum(spent.values(), NOTHING),
-        held_usd=sum((line.held_usd for line in lines), NOTHING),
+        models=sum_by_model(requests),
+        cost_usd=sum(spent.values(), ZERO_USD),
+        held_usd=sum((line.held_usd for line in lines), ZERO_USD),
         spent_by_purpose_usd=spent,
         anonymized=dict(sorted(hidden.items())),
-        passed=_passed(lines),
+        passed=_count_passed(lines),
         rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
         in_doubt=tuple(line.id for line in lines if line.outcome is None),
         unknown_calls=tuple(line.id for line in lines if line.outcome == "unknown"),
-        decisions=tuple(_used(decision, calls) for decision in made.decisions),
+        decisions=tuple(_note_decision_use(decision, calls) for decision in made.decisions),
     )
 
 
-def brake_of(outcome: Outcome) -> BrakeName:
+def brake_of_outcome(outcome: Outcome) -> BrakeName:
     """Tell which brake a refusal is one of."""
     match outcome:
         case "external_halt":
@@ -243,17 +593,17 @@ def brake_of(outcome: Outcome) -> BrakeName:
             return "grants"
 
 
-def _passed(lines: Sequence[Line]) -> dict[BrakeName, int]:
+def _count_passed(lines: Sequence[ReceiptLine]) -> dict[BrakeName, int]:
     """Count what each brake let through by itself, not only because it was told to watch."""
-    watched = Counter(brake for line in lines if line.observed for brake in set(map(brake_of, line.observed)))
+    watched = Counter(brake for line in lines if line.observed for brake in set(map(brake_of_outcome, line.observed)))
     return {brake: len(lines) - watched[brake] for brake in BRAKES} if lines else {}
 
 
-def _other(made: Receipt, stored: Stored) -> Receipt:
+def _fold_other_event(made: Receipt, stored: Stored) -> Receipt:
     event = stored.event
     match event:
         case SessionStarted():
-            return _started(made, stored.at, event)
+            return _fold_session_started(made, stored.at, event)
         case SessionWoken():
             return msgspec.structs.replace(made, state="RUNNING", wakes=made.wakes + 1)
         case SessionParked():
@@ -267,46 +617,46 @@ def _other(made: Receipt, stored: Stored) -> Receipt:
         case TurnStarted():
             return msgspec.structs.replace(made, turns=(*made.turns, TurnLine(event.turn, stored.at)))
         case TurnEnded():
-            return _last_turn(made, ended_at=stored.at, why=event.why, sentence=event.sentence)
+            return _change_last_turn(made, ended_at=stored.at, why=event.why, sentence=event.sentence)
         case CostCapReached():
             brake = Brake(event.KIND, stored.at, event.refused, event.name, event.scope, event.window)
             return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
         case CallRefused():
-            return _call_refused(made, stored.at, event)
+            return _fold_call_refused(made, stored.at, event)
         case RequestRefused():
-            brake = Brake(event.outcome, stored.at, event.request, event.model, "", "", brake_of(event.outcome))
-            return _braked(made, msgspec.structs.replace(brake, sentence=event.sentence))
+            brake = Brake(event.outcome, stored.at, event.request, event.model, "", "", brake_of_outcome(event.outcome))
+            return _add_brake(made, msgspec.structs.replace(brake, sentence=event.sentence))
         case DecisionAsked():
             asked = Decision(event.decision, event.about, event.name, event.subject, stored.at)
             return msgspec.structs.replace(made, decisions=(*made.decisions, asked))
         case OverrunIncurred():
-            return msgspec.structs.replace(made, overruns=(*made.overruns, _overrun(event)))
+            return msgspec.structs.replace(made, overruns=(*made.overruns, _make_overrun_line(event)))
         case Unknown():
             return msgspec.structs.replace(made, unknown=made.unknown + 1)
         case _:
             return made
 
 
-def _overrun(event: OverrunIncurred) -> OverrunLine:
-    amount = in_unit(event.amount, event.unit)
+def _make_overrun_line(event: OverrunIncurred) -> OverrunLine:
+    amount = to_unit_amount(event.amount, event.unit)
     return OverrunLine(event.hold, event.scope, event.window, event.unit, amount)
 
 
-def _stepped(made: Receipt, line: Line) -> Receipt:
+def _count_step(made: Receipt, line: ReceiptLine) -> Receipt:
     """Count an answer as a step of the turn that asked for it."""
     if not made.turns or line.purpose != "turn" or line.outcome != "ok":
         return made
-    return _last_turn(made, steps=made.turns[-1].steps + 1)
+    return _change_last_turn(made, steps=made.turns[-1].steps + 1)
 
 
-def _last_turn(made: Receipt, **facts: Any) -> Receipt:
+def _change_last_turn(made: Receipt, **facts: Any) -> Receipt:
     """Note something of the turn that is open."""
     if not made.turns:
         return made
     return msgspec.structs.replace(made, turns=(*made.turns[:-1], msgspec.structs.replace(made.turns[-1], **facts)))
 
 
-def _started(made: Receipt, at: int, event: SessionStarted) -> Receipt:
+def _fold_session_started(made: Receipt, at: int, event: SessionStarted) -> Receipt:
     return msgspec.structs.replace(
         made,
         session=event.session,
@@ -325,7 +675,7 @@ def _started(made: Receipt, at: int, event: SessionStarted) -> Receipt:
     )
 
 
-def _call_refused(made: Receipt, at: int, event: CallRefused) -> Receipt:
+def _fold_call_refused(made: Receipt, at: int, event: CallRefused) -> Receipt:
     brake = Brake(
         code=event.outcome,
         at=at,
@@ -333,7 +683,7 @@ def _call_refused(made: Receipt, at: int, event: CallRefused) -> Receipt:
         name=event.tool,
         scope="",
         window="",
-        brake=brake_of(event.outcome),
+        brake=brake_of_outcome(event.outcome),
         sentence=event.sentence,
         level=event.level,
         risk=event.risk or "",
@@ -341,10 +691,10 @@ def _call_refused(made: Receipt, at: int, event: CallRefused) -> Receipt:
         decision=event.decision,
         decided_by=event.decided_by,
     )
-    return _braked(_learned(made, event.decision, event.decided_by), brake)
+    return _add_brake(_note_answerer(made, event.decision, event.decided_by), brake)
 
 
-def _braked(made: Receipt, brake: Brake) -> Receipt:
+def _add_brake(made: Receipt, brake: Brake) -> Receipt:
     """Add a refusal; one by a cap stands there already, with the cap that it met, and is told in full."""
     last = made.brakes[-1] if made.brakes else None
     if last is None or last.refused != brake.refused or last.sentence or brake.brake != "budget":
@@ -353,7 +703,7 @@ def _braked(made: Receipt, brake: Brake) -> Receipt:
     return msgspec.structs.replace(made, brakes=(*made.brakes[:-1], told))
 
 
-def _learned(made: Receipt, decision: str, by: str) -> Receipt:
+def _note_answerer(made: Receipt, decision: str, by: str) -> Receipt:
     """Note who answered a question; a refusal does not say what the answer was, since a yes may come to nothing."""
     if not decision or not by:
         return made
@@ -361,7 +711,7 @@ def _learned(made: Receipt, decision: str, by: str) -> Receipt:
     return msgspec.structs.replace(made, decisions=tuple(known))
 
 
-def _used(decision: Decision, calls: tuple[Line, ...]) -> Decision:
+def _note_decision_use(decision: Decision, calls: tuple[ReceiptLine, ...]) -> Decision:
     """Note which call used an answer up, and by whom it was given."""
     call = next((line for line in calls if line.decision == decision.decision), None)
     if call is None:
@@ -369,10 +719,10 @@ def _used(decision: Decision, calls: tuple[Line, ...]) -> Decision:
     return msgspec.structs.replace(decision, used=True, by=call.decided_by, verdict=decision.verdict or "approve")
 
 
-def _answered(made: Receipt, inbox: Iterable[Stored]) -> Receipt:
+def _fold_inbox(made: Receipt, inbox: Iterable[Stored]) -> Receipt:
     """Take in what the session was told: answers to its questions, and everything else that woke it."""
     answers: dict[str, tuple[int, DecisionMade]] = {}
-    heard: list[Heard] = []
+    heard: list[InboundLine] = []
     children: list[ChildLine] = []
     last: Stored | None = None
     for stored in inbox:
@@ -381,16 +731,16 @@ def _answered(made: Receipt, inbox: Iterable[Stored]) -> Receipt:
             case DecisionMade() as answer:
                 answers[answer.decision] = (stored.at, answer)
             case WakePosted() as wake:
-                heard.append(Heard(wake.cause, wake.origin, wake.sender, stored.at, wake.trusted))
+                heard.append(InboundLine(wake.cause, wake.origin, wake.sender, stored.at, wake.trusted))
                 children += [ChildLine(wake.sender, stored.at)] if wake.cause == "child" else []
             case _:
                 pass
-    decisions = tuple(_with_answer(asked, answers.get(asked.decision)) for asked in made.decisions)
+    decisions = tuple(_apply_answer(asked, answers.get(asked.decision)) for asked in made.decisions)
     made = msgspec.structs.replace(made, decisions=decisions, heard=tuple(heard), children=tuple(children))
     return made if last is None else msgspec.structs.replace(made, inbox_events=last.seq, inbox_hash=last.hash.hex())
 
 
-def _with_answer(asked: Decision, answer: tuple[int, DecisionMade] | None) -> Decision:
+def _apply_answer(asked: Decision, answer: tuple[int, DecisionMade] | None) -> Decision:
     if answer is None:
         return asked
     at, made = answer

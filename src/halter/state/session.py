@@ -1,12 +1,17 @@
-"""A session is its events: this is what they fold into."""
+"""A session is its events: this is what they fold into.
 
-from collections.abc import Iterable
+Which state of a session may follow which: the one table, that every write of a session's life is checked against.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
 from halter.core.events import (
     AgentSwitched,
+    ArtifactEvent,
     AttendingFailed,
     BodiesErased,
     CallRefused,
@@ -26,10 +31,8 @@ from halter.core.events import (
     HaltRequested,
     HotStateSeen,
     JudgesChosen,
-    Leaving,
     MessageAdded,
     MessageRouted,
-    OfTriggers,
     OverrunIncurred,
     PhaseEntered,
     RequestRefused,
@@ -45,6 +48,7 @@ from halter.core.events import (
     SessionWoken,
     StoreAccepted,
     ToolPinned,
+    TriggerEvent,
     TurnEnded,
     TurnSkipped,
     TurnStarted,
@@ -54,9 +58,9 @@ from halter.core.events import (
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.tools import Effect
-from halter.core.vocabulary import ENDS, Purpose, SessionKind, State
+from halter.core.vocabulary import END_STATES, Purpose, SessionKind, State
 
-_NOTHING: Final = Charge()
+_NO_CHARGE: Final = Charge()
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -86,7 +90,7 @@ class InFlight(msgspec.Struct, frozen=True):
     def most(self) -> Charge:
         """Tell the charge of something unanswerable: all that was held for it."""
         if not self.legs:
-            return _NOTHING
+            return _NO_CHARGE
         return Charge(
             usd=max((leg.amount for leg in self.legs if leg.unit == "usd"), default=0),
             tokens=max((leg.amount for leg in self.legs if leg.unit == "tokens"), default=0),
@@ -122,7 +126,7 @@ class Session(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """Tell whether the session is over."""
-        return self.state in ENDS
+        return self.state in END_STATES
 
     @property
     def stands(self) -> State:
@@ -135,7 +139,7 @@ class UnknownEvent(Exception):
     """A session has an event that this program does not understand; only a newer program may take it."""
 
 
-def not_known(stored: Stored) -> UnknownEvent:
+def make_unknown_event_error(stored: Stored) -> UnknownEvent:
     """Say that a session, or its inbox, holds what only a newer program can read."""
     return UnknownEvent(
         f"Event {stored.seq} of {stored.stream} is a {stored.kind} of version {stored.version}, "
@@ -146,21 +150,21 @@ def not_known(stored: Stored) -> UnknownEvent:
 def fold(session: Session, stored: Stored) -> Session:
     """Take one event of the session's own stream into its state."""
     event = stored.event
-    if isinstance(event, Leaving | OfTriggers):
-        return _next(session, stored)
+    if isinstance(event, ArtifactEvent | TriggerEvent):
+        return _advance_session(session, stored)
     match event:
         case CallStarted():
-            in_flight = {**session.in_flight, event.call: call_in_flight(event, stored)}
-            return _next(session, stored, in_flight=in_flight)
+            in_flight = {**session.in_flight, event.call: track_call(event, stored)}
+            return _advance_session(session, stored, in_flight=in_flight)
         case RequestStarted():
-            flight = request_in_flight(event, stored)
-            return _next(session, stored, in_flight={**session.in_flight, event.request: flight})
+            flight = track_request(event, stored)
+            return _advance_session(session, stored, in_flight={**session.in_flight, event.request: flight})
         case CallSettled():
-            return _settled(session, stored, event.call, event.charge)
+            return _settle_flight(session, stored, event.call, event.charge)
         case RequestSettled():
-            return _settled(session, stored, event.request, event.charge)
+            return _settle_flight(session, stored, event.request, event.charge)
         case SessionStarted():
-            return _next(
+            return _advance_session(
                 session,
                 stored,
                 session=event.session,
@@ -172,17 +176,19 @@ def fold(session: Session, stored: Stored) -> Session:
                 started_at=stored.at,
             )
         case SessionWoken():
-            return _next(session, stored, state="RUNNING", inbox_seen=event.inbox_seen, wake_at=None)
+            return _advance_session(session, stored, state="RUNNING", inbox_seen=event.inbox_seen, wake_at=None)
         case SessionResumed():
-            return _next(session, stored, state="RUNNING", terminal_reason="", ended_at=None)
+            return _advance_session(session, stored, state="RUNNING", terminal_reason="", ended_at=None)
         case TurnStarted():
-            return _next(session, stored, inbox_seen=max(session.inbox_seen, event.inbox_seen))
+            return _advance_session(session, stored, inbox_seen=max(session.inbox_seen, event.inbox_seen))
         case MessageAdded() | ContextCut() | TurnEnded():
-            return _next(session, stored)
+            return _advance_session(session, stored)
         case SessionParked():
-            return _next(session, stored, state=event.state, inbox_seen=event.inbox_seen, wake_at=event.wake_at)
+            return _advance_session(
+                session, stored, state=event.state, inbox_seen=event.inbox_seen, wake_at=event.wake_at
+            )
         case SessionEnded():
-            return _next(
+            return _advance_session(
                 session,
                 stored,
                 state=event.state,
@@ -191,35 +197,37 @@ def fold(session: Session, stored: Stored) -> Session:
                 wake_at=None,
             )
         case CostCapReached():
-            return _next(session, stored, cost_cap_reached=True)
+            return _advance_session(session, stored, cost_cap_reached=True)
         case OverrunIncurred():
-            return _next(session, stored, overrun=True)
+            return _advance_session(session, stored, overrun=True)
         case CallRefused(call=call) | DecisionAsked(about="approval", subject=call):
-            return _next(session, stored, attempts={**session.attempts, call: session.attempts.get(call, 0) + 1})
+            return _advance_session(
+                session, stored, attempts={**session.attempts, call: session.attempts.get(call, 0) + 1}
+            )
         case RequestRefused() | DecisionAsked():
-            return _next(session, stored)
+            return _advance_session(session, stored)
         case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
-            return _next(session, stored)
+            return _advance_session(session, stored)
         case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched() | DecisionWithdrawn() | FleetPolicyAdopted():
-            return _next(session, stored)
+            return _advance_session(session, stored)
         case StoreAccepted():
-            return _next(session, stored)
+            return _advance_session(session, stored)
         case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
-            return _next(session, stored)
+            return _advance_session(session, stored)
         case PhaseEntered():
-            return _next(session, stored, phase=event.phase)
+            return _advance_session(session, stored, phase=event.phase)
         case ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
-            return _next(session, stored)
+            return _advance_session(session, stored)
         case Unknown():
-            raise not_known(stored)
+            raise make_unknown_event_error(stored)
 
 
-def request_in_flight(event: RequestStarted, stored: Stored) -> InFlight:
+def track_request(event: RequestStarted, stored: Stored) -> InFlight:
     """Remember a request that was begun."""
     return InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False, seq=stored.seq)
 
 
-def call_in_flight(event: CallStarted, stored: Stored) -> InFlight:
+def track_call(event: CallStarted, stored: Stored) -> InFlight:
     """Remember a call that was begun."""
     return InFlight(
         id=event.call,
@@ -244,13 +252,45 @@ def replay(events: Iterable[Stored]) -> Session:
     return session
 
 
-def _next(before: Session, stored: Stored, **changes: Any) -> Session:
+def _advance_session(before: Session, stored: Stored, **changes: Any) -> Session:
     return msgspec.structs.replace(before, head=stored.seq, **changes)
 
 
-def _settled(session: Session, stored: Stored, flight: str, charge: Charge | None) -> Session:
+def _settle_flight(session: Session, stored: Stored, flight: str, charge: Charge | None) -> Session:
     in_flight = {key: value for key, value in session.in_flight.items() if key != flight}
     spent = session.spent
     if charge is not None:
         spent = Charge(usd=spent.usd + charge.usd, tokens=spent.tokens + charge.tokens)
-    return _next(session, stored, in_flight=in_flight, spent=spent)
+    return _advance_session(session, stored, in_flight=in_flight, spent=spent)
+
+
+_WAITING: Final[frozenset[State]] = frozenset(
+    ("WAITING_FOR_INPUT", "WAITING_FOR_APPROVAL", "WAITING_FOR_BUDGET", "SLEEPING", "PAUSED")
+)
+_STOPPED: Final[frozenset[State]] = frozenset(("CANCELLED", "HALTED"))
+
+TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
+    {
+        # Whoever takes a session over from an owner that went away finds it running, and goes on.
+        "RUNNING": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | END_STATES,
+        "WAITING_FOR_TOOL": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | END_STATES,
+        # What rests may rest on, for longer or for something else. Only a halt or a cancel makes an end of it; for all
+        # other ends it has to be woken first.
+        **{state: frozenset[State](("RUNNING",)) | _WAITING | _STOPPED for state in _WAITING},
+        # A person may let an end be none; only a cancelled session is over for good.
+        **{state: frozenset[State](() if state == "CANCELLED" else ("RUNNING",)) for state in END_STATES},
+    }
+)
+
+
+class IllegalTransition(Exception):
+    """A write would have moved a session to a state that cannot follow its own: a mistake in the program."""
+
+    def __init__(self, session: str, before: State, after: State) -> None:
+        super().__init__(f"Session {session} is {before} and cannot become {after}.")
+
+
+def check_transition(session: str, before: State, after: State) -> None:
+    """Let a transition be, or raise."""
+    if after not in TRANSITIONS[before]:
+        raise IllegalTransition(session, before, after)

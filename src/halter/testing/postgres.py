@@ -18,7 +18,7 @@ from typing import Final
 
 from halter.core.errors import HalterError
 
-DEBIAN: Final = Path("/usr/lib/postgresql")
+DEBIAN_POSTGRES: Final = Path("/usr/lib/postgresql")
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 8.0
 
@@ -35,7 +35,7 @@ class Cluster:
     """A server that can be stopped hard, as a crash would, and started again on the same data and port."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
-        self._binaries = binaries()
+        self._binaries = find_postgres_binaries()
         self._folder = folder
         self.data = folder / "data"
         self._settings = settings
@@ -127,7 +127,7 @@ class Cluster:
 @contextmanager
 def throwaway_cluster(settings: Mapping[str, str] = {}) -> Generator[Cluster]:
     """Run a fresh server; `settings` are those of postgresql.conf."""
-    binaries()
+    find_postgres_binaries()
     folder = Path(tempfile.mkdtemp(prefix="halter-postgres-"))
     try:
         cluster = Cluster(folder, settings)
@@ -140,9 +140,9 @@ def throwaway_cluster(settings: Mapping[str, str] = {}) -> Generator[Cluster]:
         shutil.rmtree(folder)
 
 
-def binaries() -> Path:
+def find_postgres_binaries() -> Path:
     """Find the folder with the newest PostgreSQL server: Debian's, or the one on the PATH."""
-    found = [folder.parent for folder in DEBIAN.glob("*/bin/postgres")]
+    found = [folder.parent for folder in DEBIAN_POSTGRES.glob("*/bin/postgres")]
     if found:
         return max(found, key=lambda folder: [int(part) for part in re.findall(r"\d+", folder.parent.name)])
     for place in os.get_exec_path():

@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from halter.core.errors import ConfigError
-from halter.core.protected import (
-    NOTHING,
-    OWN_NAMES,
+from halter.core.folders import (
+    CONFIG_FILE_NAMES,
+    NO_PROTECTED_PATHS,
     ProtectedPaths,
-    Reach,
-    Sight,
-    holds_definition,
+    ProtectedReach,
+    ProtectedSnapshot,
+    contains_agent_file,
     identity_of,
 )
 from halter.core.tools import Failed
-from halter.tools.result import bytes_to_text
-from halter.tools.tool import FunctionTool, tool
+from halter.tools.function_tool import FunctionTool, tool
+from halter.tools.process import bytes_to_text
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # Opening a pipe that nobody writes to would wait for ever; with this flag it does not.
@@ -35,7 +35,7 @@ _DEEPEST: Final = 64
 _MODE: Final = 0o666
 
 
-def files(
+def make_file_tools(
     root: str | Path, *, max_read: int = 1_000_000, max_write: int = 10_000_000, max_entries: int = 1000
 ) -> tuple[FunctionTool, ...]:
     """Return tools that read, write, list, find and delete files below a folder.
@@ -80,7 +80,7 @@ class Folder:
         if not root.is_dir():
             raise ConfigError(f"The root of the file tools, {root}, is no folder: make it, or name another one.")
         self.root = root
-        self._protected = NOTHING
+        self._protected = NO_PROTECTED_PATHS
 
     def protect(self, paths: ProtectedPaths) -> None:
         """Reach none of these from now on, beside what is protected already."""
@@ -89,8 +89,8 @@ class Folder:
     def read(self, path: str, offset: int, limit: int) -> str:
         """Return a file's text, or what part of it fits the limit."""
         sight = self._protected.sight(reads=True)
-        with self._parent(path, sight) as (parent, name), _opened(name, _FILE, parent, path) as fd:
-            size = _regular(fd, path)
+        with self._parent(path, sight) as (parent, name), _open_file(name, _FILE, parent, path) as fd:
+            size = _regular_size(fd, path)
             _refuse(sight.of_file(identity_of(fd)), path)
             data = _read(fd, offset, limit)
         end = offset + len(data)
@@ -109,7 +109,7 @@ class Folder:
 
     def entries(self, path: str, limit: int) -> list[dict[str, Any]]:
         """Return what a folder holds, by name."""
-        with self._folder(path, self._protected.sight(reads=True)) as fd, _telling(path):
+        with self._folder(path, self._protected.sight(reads=True)) as fd, _translate_errors(path):
             with os.scandir(fd) as found:
                 names = sorted(each.name for each in found)
             shown = [_entry(name, fd) for name in names[:limit]]
@@ -131,7 +131,7 @@ class Folder:
     def delete(self, path: str) -> str:
         """Delete one thing; a link is deleted, and not what it leads to."""
         sight = self._protected.sight()
-        with self._parent(path, sight) as (parent, name), _telling(path):
+        with self._parent(path, sight) as (parent, name), _translate_errors(path):
             _refuse_target(name, parent, path, sight)
             if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
                 os.rmdir(name, dir_fd=parent)
@@ -140,31 +140,31 @@ class Folder:
         return f"Deleted {path}."
 
     @contextmanager
-    def _parent(self, path: str, sight: Sight, *, make: bool = False) -> Generator[tuple[int, str]]:
-        parts = parts_of(path)
+    def _parent(self, path: str, sight: ProtectedSnapshot, *, make: bool = False) -> Generator[tuple[int, str]]:
+        parts = split_path(path)
         if not parts:
             raise Failed("BadPath", f"{path!r} is the root itself: name something below it.")
         with self._walked(parts[:-1], path, sight, make=make) as fd:
             yield fd, parts[-1]
 
     @contextmanager
-    def _folder(self, path: str, sight: Sight) -> Generator[int]:
-        with self._walked(parts_of(path), path, sight, make=False) as fd:
+    def _folder(self, path: str, sight: ProtectedSnapshot) -> Generator[int]:
+        with self._walked(split_path(path), path, sight, make=False) as fd:
             yield fd
 
     @contextmanager
-    def _walked(self, parts: tuple[str, ...], path: str, sight: Sight, *, make: bool) -> Generator[int]:
+    def _walked(self, parts: tuple[str, ...], path: str, sight: ProtectedSnapshot, *, make: bool) -> Generator[int]:
         """Open folder after folder, each below the one before. The root itself may well be reached by a link.
 
         Where it leads is looked at once it is open, whatever it led to when the agent was loaded.
         """
-        with _telling(path):
+        with _translate_errors(path):
             fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
         try:
             _refuse(sight.of_root(fd), path)
             _refuse_agents(fd, path, sight)
             for part in parts:
-                fd = _stepped(fd, part, path, make=make)
+                fd = _open_subfolder(fd, part, path, make=make)
                 _refuse(sight.of_folder(identity_of(fd)), path)
                 _refuse_agents(fd, path, sight)
             yield fd
@@ -172,27 +172,27 @@ class Folder:
             os.close(fd)
 
 
-def _refuse(reach: Reach | None, path: str) -> None:
+def _refuse(reach: ProtectedReach | None, path: str) -> None:
     if reach is not None:
         raise Failed("Protected", f"{path} leads to what no tool may reach: {reach.thing.what}.")
 
 
-def _refuse_agents(fd: int, path: str, sight: Sight) -> None:
+def _refuse_agents(fd: int, path: str, sight: ProtectedSnapshot) -> None:
     """Refuse to write below a folder that is an agent's, whichever agent it is and since whenever it is one."""
-    if not sight.reads and holds_definition(fd):
+    if not sight.reads and contains_agent_file(fd):
         raise Failed("Protected", f"{path} leads into the folder of an agent, which no tool may change.")
 
 
-def _refuse_target(name: str, parent: int, path: str, sight: Sight) -> None:
+def _refuse_target(name: str, parent: int, path: str, sight: ProtectedSnapshot) -> None:
     """Refuse to write or to delete a file that makes a folder an agent's, or another name of what is protected."""
-    if name.casefold() in OWN_NAMES:
+    if name.casefold() in CONFIG_FILE_NAMES:
         raise Failed("Protected", f"{path}: a file of this name is for people to write, and no tool may do so.")
-    with _telling(path), suppress(FileNotFoundError):
+    with _translate_errors(path), suppress(FileNotFoundError):
         about = os.stat(name, dir_fd=parent, follow_symlinks=False)
         _refuse(sight.of_file((about.st_dev, about.st_ino)), path)
 
 
-def parts_of(path: str) -> tuple[str, ...]:
+def split_path(path: str) -> tuple[str, ...]:
     """Take a path apart, refusing every form that could lead out of the root."""
     if "\0" in path:
         raise Failed("BadPath", "a path cannot hold a NUL character.")
@@ -206,9 +206,9 @@ def parts_of(path: str) -> tuple[str, ...]:
     return parts
 
 
-def _stepped(fd: int, part: str, path: str, *, make: bool) -> int:
+def _open_subfolder(fd: int, part: str, path: str, *, make: bool) -> int:
     """Go one folder down and let go of the one above."""
-    with _telling(path):
+    with _translate_errors(path):
         if make:
             with suppress(FileExistsError):
                 os.mkdir(part, dir_fd=fd)
@@ -218,18 +218,18 @@ def _stepped(fd: int, part: str, path: str, *, make: bool) -> int:
 
 
 @contextmanager
-def _opened(name: str, flags: int, parent: int, path: str) -> Generator[int]:
-    with _telling(path):
+def _open_file(name: str, flags: int, parent: int, path: str) -> Generator[int]:
+    with _translate_errors(path):
         fd = os.open(name, flags, 0o666, dir_fd=parent)
     try:
-        with _telling(path):
+        with _translate_errors(path):
             yield fd
     finally:
         os.close(fd)
 
 
 @contextmanager
-def _telling(path: str) -> Generator[None]:
+def _translate_errors(path: str) -> Generator[None]:
     """Say what went wrong with the path that was asked for, instead of with a part of it."""
     try:
         yield
@@ -242,7 +242,7 @@ def _telling(path: str) -> Generator[None]:
         raise Failed("BadPath", f"{path!r}: {error}.") from error
 
 
-def _regular(fd: int, path: str) -> int:
+def _regular_size(fd: int, path: str) -> int:
     """Return the size of a regular file; devices, pipes and folders are none."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode):
@@ -262,7 +262,7 @@ def _mode_of_replaced(name: str, parent: int, path: str) -> int | None:
 
     A link would be replaced and not followed, but whoever named it meant something else.
     """
-    with _telling(path), suppress(FileNotFoundError):
+    with _translate_errors(path), suppress(FileNotFoundError):
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
         if not stat.S_ISREG(mode):
             raise Failed("NotAFile", f"{path} is a {_kind(mode)}, and only files are read and written.")
@@ -274,12 +274,12 @@ def _replace(name: str, parent: int, data: bytes, mode: int | None) -> None:
     temporary = f".{secrets.token_hex(8)}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with _opened(temporary, flags, parent, name) as fd:
+        with _open_file(temporary, flags, parent, name) as fd:
             _write_all(fd, data)
             if mode is not None:
                 os.fchmod(fd, mode)
             os.fsync(fd)
-        with _telling(name):
+        with _translate_errors(name):
             os.rename(temporary, name, src_dir_fd=parent, dst_dir_fd=parent)
             os.fsync(parent)
     except Failed:

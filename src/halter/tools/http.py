@@ -2,25 +2,86 @@
 
 A name is resolved once, every address it has is checked, and the connection goes to the checked address, so that a name
 which changes its mind in between gains nothing. Each redirect starts from the beginning.
+
+Which addresses of the internet are public, and which lead back inside.
 """
 
+import socket
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from ipaddress import ip_network
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
 from halter.core.errors import ConfigError
-from halter.core.options import demand_known
+from halter.core.text import reject_unknown_options
 from halter.core.tools import Failed, Unstoppable
-from halter.tools.addresses import Network, Resolve, checked, resolve
-from halter.tools.arguments import CallKey
-from halter.tools.result import bytes_to_text
-from halter.tools.tool import FunctionTool, tool
+from halter.tools.function_tool import CallKey, FunctionTool, tool
+from halter.tools.process import ThreadPerTaskExecutor, bytes_to_text
 
 if TYPE_CHECKING:
     from httpx2 import URL, AsyncClient, Request, Response
+
+IpAddress = IPv4Address | IPv6Address
+IpNetwork = IPv4Network | IPv6Network
+
+ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
+"""Finds the addresses of a host for a port."""
+
+_GLOBAL_V6: Final = IPv6Network("2000::/3")
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+# Tunnels and special purposes within the global ranges: what is behind them is not what they look like.
+_SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "3fff::/20")))
+
+
+def is_public(address: IpAddress) -> bool:
+    """Tell whether an address belongs to the public internet and to nothing nearer."""
+    plain = _unwrap_address(address)
+    if isinstance(plain, IPv6Address) and plain not in _GLOBAL_V6:
+        return False
+    return plain.is_global and not plain.is_multicast and not _is_in(plain, _SPECIAL)
+
+
+def check_addresses(host: str, found: Sequence[str], allowed: Sequence[IpNetwork]) -> Sequence[str]:
+    """Return the addresses of a host if every one of them may be reached; one that may not spoils them all."""
+    if not found:
+        raise Failed("UnknownHost", f"{host} has no address.")
+    for text in found:
+        address = ip_address(text.partition("%")[0])
+        if not is_public(address) and not _is_in(_unwrap_address(address), allowed):
+            raise Failed("ForbiddenAddress", f"{host} leads to {text}, which is not on the public internet.")
+    return found
+
+
+async def resolve_host(host: str, port: int) -> Sequence[str]:
+    """Ask the system, which also reads decimal, octal and hexadecimal forms of addresses."""
+    import asyncio
+
+    look_up = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), _look_up, host, port)
+    try:
+        return await look_up
+    except (OSError, UnicodeError) as error:
+        raise Failed("UnknownHost", f"{host} cannot be found: {error}") from error
+
+
+def _look_up(host: str, port: int) -> list[str]:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(where[0]) for *_, where in found))
+
+
+def _unwrap_address(address: IpAddress) -> IpAddress:
+    """Take a v4 address out of the v6 address that carries it to the same place."""
+    if isinstance(address, IPv4Address):
+        return address
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address
+
+
+def _is_in(address: IpAddress, networks: Sequence[IpNetwork]) -> bool:
+    return any(address.version == network.version and address in network for network in networks)
+
 
 _MAX_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
@@ -35,32 +96,32 @@ class HttpOptions(TypedDict, total=False):
     allow_addresses: Sequence[str]
     max_bytes: int
     timeout: float
-    resolve: Resolve
+    resolve: ResolveHost
     tls: ssl.SSLContext
 
 
-def http(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tuple[FunctionTool, ...]:
+def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tuple[FunctionTool, ...]:
     """Return tools that get from and post to the named hosts; `*.example.com` stands for all hosts below it."""
-    demand_known(options, HttpOptions.__optional_keys__, "the http tools")
+    reject_unknown_options(options, HttpOptions.__optional_keys__, "the http tools")
     if not hosts:
         raise ConfigError("The http tools have no hosts: name those that may be asked, as in hosts: [api.example.com].")
-    web = Web(
+    web = WebAccess(
         _patterns(hosts),
         tuple(ip_network(each) for each in options.get("allow_addresses", ())),
         options.get("max_bytes", 2_000_000),
         options.get("timeout", 30),
-        options.get("resolve", resolve),
+        options.get("resolve", resolve_host),
         options.get("tls"),
     )
 
     async def http_get(url: str, headers: dict[str, str] | None = None) -> str:
         """Get a page or a resource. Redirects are followed."""
-        return await web.ask(Asked("GET", url, headers or {}))
+        return await web.ask(OutgoingRequest("GET", url, headers or {}))
 
     async def http_post(url: str, body: str, key: CallKey, headers: dict[str, str] | None = None) -> str:
         """Post a body. Give its content-type in the headers; it is JSON otherwise. Redirects are told, not followed."""
-        given = {"content-type": "application/json", "idempotency-key": key, **_lowered(headers or {})}
-        return await web.ask(Asked("POST", url, given, body.encode()))
+        given = {"content-type": "application/json", "idempotency-key": key, **_lower_names(headers or {})}
+        return await web.ask(OutgoingRequest("POST", url, given, body.encode()))
 
     timeout = 2 * web.timeout
     return (
@@ -70,7 +131,7 @@ def http(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tuple[Function
 
 
 @dataclass(frozen=True)
-class Asked:
+class OutgoingRequest:
     """One request, before anybody has looked at where it goes."""
 
     method: str
@@ -80,17 +141,17 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Web:
+class WebAccess:
     """Where requests may go, and how much may come back."""
 
     hosts: tuple[str, ...]
-    allowed: tuple[Network, ...]
+    allowed: tuple[IpNetwork, ...]
     max_bytes: int
     timeout: float
-    resolve: Resolve
+    resolve: ResolveHost
     tls: ssl.SSLContext | None
 
-    async def ask(self, asked: Asked) -> str:
+    async def ask(self, asked: OutgoingRequest) -> str:
         """Send a request and follow where it leads, with a fresh look at each place."""
         from httpx2 import AsyncClient
 
@@ -108,12 +169,12 @@ class Web:
 
         return self.tls or create_ssl_context(trust_env=False)
 
-    async def _ask_once(self, client: "AsyncClient", asked: Asked) -> "str | Asked":
+    async def _ask_once(self, client: "AsyncClient", asked: OutgoingRequest) -> "str | OutgoingRequest":
         from httpx2 import LocalProtocolError, TransportError
 
         url = self._permitted(asked.url)
         host = url.raw_host.decode()
-        addresses = checked(host, await self.resolve(host, _port(url)), self.allowed)
+        addresses = check_addresses(host, await self.resolve(host, _port(url)), self.allowed)
         try:
             return await self._answered(client, asked, url, addresses)
         except LocalProtocolError as error:
@@ -124,12 +185,12 @@ class Web:
             raise Unstoppable(f"{host} may or may not have done it: its answer was lost ({error!r}).") from error
 
     async def _answered(
-        self, client: "AsyncClient", asked: Asked, url: "URL", addresses: Sequence[str]
-    ) -> "str | Asked":
-        response = await _sent(client, asked, url, addresses)
+        self, client: "AsyncClient", asked: OutgoingRequest, url: "URL", addresses: Sequence[str]
+    ) -> "str | OutgoingRequest":
+        response = await _send_request(client, asked, url, addresses)
         try:
             if asked.method == "GET" and response.status_code in _REDIRECTS and "location" in response.headers:
-                return _redirected(asked, url, response.headers["location"])
+                return _follow_redirect(asked, url, response.headers["location"])
             return await self._told(response)
         finally:
             await response.aclose()
@@ -146,7 +207,7 @@ class Web:
             raise Failed("BadUrl", f"{text[:100]} is no address of the web: it must begin with https:// or http://.")
         if url.userinfo:
             raise Failed("BadUrl", "a URL cannot hold a name or a password: use a header.")
-        if not any(is_below(host, pattern) for pattern in self.hosts):
+        if not any(matches_host(host, pattern) for pattern in self.hosts):
             raise Failed("HostNotAllowed", f"{host} is not among the hosts that may be asked: {', '.join(self.hosts)}.")
         return url
 
@@ -157,27 +218,29 @@ class Web:
             if len(data) > self.max_bytes:
                 break
         cut = "\n[the answer is longer; the rest was not read]" if len(data) > self.max_bytes else ""
-        body = _decoded(bytes(data[: self.max_bytes]), response.charset_encoding, 2 * self.max_bytes)
+        body = _decode_body(bytes(data[: self.max_bytes]), response.charset_encoding, 2 * self.max_bytes)
         told = [
             f"{name}: {response.headers[name]}" for name in ("content-type", "location") if name in response.headers
         ]
         return "\n".join([f"{response.status_code} {response.reason_phrase}", *told, "", body]) + cut
 
 
-async def _sent(client: "AsyncClient", asked: Asked, url: "URL", addresses: Sequence[str]) -> "Response":
+async def _send_request(
+    client: "AsyncClient", asked: OutgoingRequest, url: "URL", addresses: Sequence[str]
+) -> "Response":
     """Try the addresses in turn; only a connection that was never made leads on to the next."""
     from httpx2 import ConnectError, ConnectTimeout
 
     reason = ""
     for address in addresses:
         try:
-            return await client.send(_pinned(client, asked, url, address), stream=True)
+            return await client.send(_pin_address(client, asked, url, address), stream=True)
         except (ConnectError, ConnectTimeout) as error:
             reason = str(error)
     raise Failed("ConnectError", f"{url.host} cannot be reached: {reason}")
 
 
-def is_below(host: str, pattern: str) -> bool:
+def matches_host(host: str, pattern: str) -> bool:
     """Tell whether a host is the one that a pattern names, or one of all those below it."""
     return pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))
 
@@ -189,9 +252,9 @@ def _patterns(hosts: Sequence[str]) -> tuple[str, ...]:
     return tuple(host.lower().rstrip(".") for host in hosts)
 
 
-def _pinned(client: "AsyncClient", asked: Asked, url: "URL", address: str) -> "Request":
+def _pin_address(client: "AsyncClient", asked: OutgoingRequest, url: "URL", address: str) -> "Request":
     """Address a request to one address, with the name that the other side and its certificate know."""
-    headers = _lowered(asked.headers)
+    headers = _lower_names(asked.headers)
     ours = headers.keys() & _OURS
     if ours:
         raise Failed("BadHeader", f"{', '.join(sorted(ours))} cannot be set: the request itself decides it.")
@@ -204,7 +267,7 @@ def _pinned(client: "AsyncClient", asked: Asked, url: "URL", address: str) -> "R
     )
 
 
-def _redirected(asked: Asked, url: "URL", location: str) -> Asked:
+def _follow_redirect(asked: OutgoingRequest, url: "URL", location: str) -> OutgoingRequest:
     """Say what to ask next. Headers that were meant for one place are not carried to another."""
     from httpx2 import InvalidURL
 
@@ -213,18 +276,18 @@ def _redirected(asked: Asked, url: "URL", location: str) -> Asked:
     except InvalidURL as error:
         raise Failed("BadUrl", f"{url.host} redirects to what cannot be read: {error}") from error
     same = (target.scheme, target.raw_host, _port(target)) == (url.scheme, url.raw_host, _port(url))
-    return replace(asked, url=str(target)) if same else Asked("GET", str(target), {})
+    return replace(asked, url=str(target)) if same else OutgoingRequest("GET", str(target), {})
 
 
 def _port(url: "URL") -> int:
     return url.port or (443 if url.scheme == "https" else 80)
 
 
-def _lowered(headers: Mapping[str, str]) -> dict[str, str]:
+def _lower_names(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
 
 
-def _decoded(data: bytes, charset: str | None, limit: int) -> str:
+def _decode_body(data: bytes, charset: str | None, limit: int) -> str:
     if charset is None:
         return bytes_to_text(data, limit)
     try:

@@ -15,9 +15,8 @@ from typing import Any
 import msgspec
 
 from halter.core.tools import Failed, Permit
-from halter.tools.done import perform
-from halter.tools.isolated import Job
-from halter.tools.tool import FunctionTool, tool
+from halter.tools.function_tool import FunctionTool, tool
+from halter.tools.process import IsolatedJob, perform_call
 
 if __name__ != "__main__":
     raise ImportError(f"{__name__} is the program of an isolated tool's own process, and nothing to import.")
@@ -26,10 +25,10 @@ if __name__ != "__main__":
 def main() -> None:
     """Run one job: read it from standard input, answer on the pipe whose number is the last argument."""
     answer = int(sys.argv[-1])
-    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=Job)
+    job = msgspec.json.decode(sys.stdin.buffer.readline(), type=IsolatedJob)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     with os.fdopen(answer, "wb") as pipe:
-        pipe.write(_do(job))
+        pipe.write(_run_job(job))
     sys.stdout.flush()
     os._exit(0)
 
@@ -40,22 +39,22 @@ def _die_with_parent() -> None:
     os.killpg(0, signal.SIGKILL)
 
 
-def _do(job: Job) -> bytes:
+def _run_job(job: IsolatedJob) -> bytes:
     sys.path[:] = job.path
     permit = Permit(job.key, 0, {})
-    return perform(lambda: _found(job).run_in_own_process(job.arguments.encode(), permit), job.max_output)
+    return perform_call(lambda: _find_tool(job).run_in_own_process(job.arguments.encode(), permit), job.max_output)
 
 
-def _found(job: Job) -> FunctionTool:
+def _find_tool(job: IsolatedJob) -> FunctionTool:
     """Find what stands under a tool's name: the tool itself, or the function that it was made of."""
-    module = _loaded(job)
+    module = _load_object(job)
     found: Any = module
     for part in job.name.split("."):
         found = getattr(found, part)
     return found if isinstance(found, FunctionTool) else tool(found)
 
 
-def _loaded(job: Job) -> Any:
+def _load_object(job: IsolatedJob) -> Any:
     """Import a module by its name, or by its file if no import would find it."""
     if job.module != "__main__":
         try:

@@ -3,48 +3,332 @@
 A server is a stranger. What it says of its tools is checked before anybody is offered them, what it answers is bounded,
 and whatever it does instead of answering becomes a structured failure. One task owns each connection from its beginning
 to its end; a server that has died is started again by the next call.
+
+What an MCP server says of its tools, looked at before anybody is offered them.
+
+What a tool of an MCP server gave, as text for a model.
+
+What is said to an MCP server, once messages travel: a greeting, a question for its tools, and calls.
 """
 
 import asyncio
+import base64
+import binascii
+import hashlib
+import json
 import logging
+import re
 import ssl
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
 
 from halter.core.clock import MINUTE, SECOND, Clock
-from halter.core.errors import ConfigError, needs
-from halter.core.servers import Server
+from halter.core.errors import ConfigError, explain_extra
+from halter.core.text import clean
 from halter.core.tools import (
-    TIMEOUT,
+    DEFAULT_TOOL_TIMEOUT,
+    SERVER_SEPARATOR,
+    EffectStatus,
     Failed,
-    Happened,
     Invalid,
     Output,
     Permit,
+    PermitGate,
+    ToolServer,
     ToolSpec,
     Unstoppable,
     Valid,
-    with_secrets,
+    substitute_secrets,
 )
-from halter.tools.arguments import canonical_json
-from halter.tools.contents import text_of
-from halter.tools.dialogue import asked, greet, listed, session
-from halter.tools.offers import Described, Raw, described
-from halter.tools.remote import FORGOTTEN, LOST, NOT_SENT, Remote, http_wire, sse_wire
-from halter.tools.result import MAX_OUTPUT, bounded
-from halter.tools.schemas import Checker
-from halter.tools.wires import Ending, Launch, stdio_wire, watched
+from halter.tools.function_tool import SchemaChecker, UnusableSchema, canonical_json, compile_schema, spec_from_hints
+from halter.tools.mcp_transport import (
+    FORGOTTEN_CODE,
+    LOST_CODE,
+    NOT_SENT_CODE,
+    ConnectionEnding,
+    LaunchSpec,
+    RemoteServer,
+    ServerInput,
+    ServerOutput,
+    open_http_wire,
+    open_sse_wire,
+    open_stdio_wire,
+    watch_connection,
+)
+from halter.tools.process import MAX_OUTPUT, bytes_to_text, truncate_middle
 
 if TYPE_CHECKING:
     from mcp import ClientSession
     from mcp_types import CallToolResult, InputRequiredResult
+
+MAX_TOOLS: Final = 500
+MAX_SENTENCES: Final = 20
+"""Of so many tools it is told why they are left out; the others are counted."""
+MAX_DESCRIPTION: Final = 20_000
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_./-]+")
+_LONGEST: Final = 64
+"""Providers accept no longer names of tools."""
+
+
+class ToolListRecorder:
+    """Carries requests to a server, and keeps its list of tools as it came.
+
+    A library that reads a list as a whole refuses all of it for one bad entry, and takes a hint that says "yes" for one
+    that says true. So it is shown only the parts that it needs, and only of entries that it can read.
+    """
+
+    def __init__(self) -> None:
+        self.inner: Any = None
+        self.tools: list[Any] = []
+
+    async def run(self, *arguments: Any, **more: Any) -> None:
+        """Receive messages until there are no more."""
+        await self.inner.run(*arguments, **more)
+
+    async def notify(self, *arguments: Any, **more: Any) -> None:
+        """Send a message that has no answer."""
+        await self.inner.notify(*arguments, **more)
+
+    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
+        """Send a request and return what was answered."""
+        answer: dict[str, Any] = await self.inner.send_raw_request(method, params, opts)
+        tools = answer.get("tools")
+        if method != "tools/list" or not isinstance(tools, list):
+            return answer
+        entries = cast("list[Any]", tools)
+        self.tools += entries
+        return {**answer, "tools": [part for entry in entries if (part := _read_entry(entry))]}
+
+
+def _read_entry(entry: Any) -> dict[str, Any] | None:
+    match entry:
+        case {"name": str(name), "inputSchema": {"type": "object"} as schema}:
+            properties = cast("dict[str, Any]", schema).get("properties")
+            kept = cast("dict[str, Any]", properties if isinstance(properties, dict) else {})
+            readable: dict[str, Any] = {key: value for key, value in kept.items() if isinstance(value, dict)}
+            return {"name": name, "inputSchema": {"type": "object", "properties": readable}}
+        case _:
+            return None
+
+
+@dataclass(frozen=True)
+class DescribedTool:
+    """A tool that can be used: the name that its server knows, what is known of it, and what checks its arguments."""
+
+    name: str
+    spec: ToolSpec
+    checker: SchemaChecker
+
+
+@dataclass(frozen=True)
+class UsableTools:
+    """All tools of a server that can be used, and a sentence for each that cannot."""
+
+    tools: tuple[DescribedTool, ...]
+    left_out: tuple[str, ...]
+
+
+def describe_server_tools(server: str, entries: Sequence[Any]) -> UsableTools:
+    """Look at everything that a server offers."""
+    looked = [(entry, _describe_tool(server, entry)) for entry in entries[:MAX_TOOLS]]
+    names = Counter(tool.spec.name for _, tool in looked if isinstance(tool, DescribedTool))
+    tools: list[DescribedTool] = []
+    left_out: list[str] = []
+    for entry, tool in looked:
+        if isinstance(tool, str):
+            left_out.append(_sentence(server, entry, tool))
+        elif names[tool.spec.name] > 1:
+            left_out.append(_sentence(server, entry, f"another of its tools is called {tool.spec.name}, too"))
+        else:
+            tools.append(tool)
+    if len(left_out) > MAX_SENTENCES:
+        rest = len(left_out) - MAX_SENTENCES
+        left_out[MAX_SENTENCES:] = [f"And {rest} more tools of the server {server} are left out for such reasons."]
+    if len(entries) > MAX_TOOLS:
+        left_out.append(f"The server {server} offers more than {MAX_TOOLS} tools; the rest is left out.")
+    return UsableTools(tuple(tools), tuple(left_out))
+
+
+def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
+    """Describe one tool, or say why it cannot be used."""
+    match entry:
+        case {"name": str(name), "inputSchema": schema}:
+            pass
+        case _:
+            return "it has no name or no schema"
+    said = cast("dict[str, Any]", entry)
+    full = f"{server}{SERVER_SEPARATOR}{re.sub('[./]', '_', name)}"
+    description: Any = said.get("description") or ""
+    hints: Any = said.get("annotations") or {}
+    if _NAME.fullmatch(name) is None:
+        return "its name has characters that no model can write; letters, digits, _, -, . and / are understood"
+    if len(full) > _LONGEST:
+        return f"its full name {full} is longer than {_LONGEST} characters; give the server a shorter name"
+    if not isinstance(description, str) or len(description) > MAX_DESCRIPTION:
+        return f"its description is no text of at most {MAX_DESCRIPTION:,} characters"
+    if not isinstance(hints, dict):
+        return "its annotations are no object"
+    checker = compile_schema(schema)
+    if isinstance(checker, UnusableSchema):
+        return checker.why
+    text = clean(description) or name
+    spec = spec_from_hints(full, text, checker.text, cast("dict[str, Any]", hints), server=server)
+    try:
+        return DescribedTool(name, _seal_hints(spec, cast("dict[str, Any]", hints)), checker)
+    except (ValueError, RecursionError):
+        return "its annotations cannot be read"
+
+
+def _seal_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> ToolSpec:
+    """Let the digest cover all hints: also those that change nothing here may change what a person thinks of a tool."""
+    digest = hashlib.sha256(spec.digest.encode() + canonical_json(hints)).hexdigest()
+    return replace(spec, digest=digest)
+
+
+def _sentence(server: str, entry: Any, why: str) -> str:
+    name = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
+    told = f"The tool {name[:80]!r}" if isinstance(name, str) else "A tool"
+    return f"{told} of the server {server} is left out: {why}."
+
+
+def render_contents(contents: Sequence[Any], structured: Any) -> str:
+    """Put all parts of an answer into one text; structured content is added unless a part says the same."""
+    from mcp_types import TextContent
+
+    parts = [_part(content) for content in contents]
+    said = [content.text for content in contents if isinstance(content, TextContent)]
+    if structured is not None and not any(_says_all(text, structured) for text in said):
+        parts.append(json.dumps(structured, ensure_ascii=False))
+    return "\n".join(parts)
+
+
+def _part(content: Any) -> str:
+    """Models that read text have no use for pictures and sounds, and would pay for every letter of them."""
+    from mcp_types import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
+
+    match content:
+        case TextContent():
+            return content.text
+        case ImageContent():
+            return f"[an image, {_one_line(content.mime_type)}, {_size(content.data)}, which text cannot show]"
+        case AudioContent():
+            return f"[a sound, {_one_line(content.mime_type)}, {_size(content.data)}, which text cannot show]"
+        case ResourceLink():
+            described = f": {content.description}" if content.description else ""
+            return f"[a resource, {_one_line(content.uri)}]{described}"
+        case EmbeddedResource():
+            return f"[a resource, {_one_line(content.resource.uri)}]\n{_resource(content.resource)}"
+        case _:
+            return "[a part of a kind that is not understood]"
+
+
+def _resource(resource: Any) -> str:
+    from mcp_types import TextResourceContents
+
+    if isinstance(resource, TextResourceContents):
+        return resource.text
+    try:
+        return bytes_to_text(base64.b64decode(resource.blob), MAX_OUTPUT)
+    except (binascii.Error, ValueError):
+        return "[data that is not base64]"
+
+
+def _says_all(text: str, structured: Any) -> bool:
+    """Tell whether a text says all of a value. Servers wrap a value that is no object into one, as its `result`."""
+    match structured:
+        case {"result": wrapped, **others} if not others:
+            meant = (structured, wrapped)
+        case _:
+            meant = (structured,)
+    try:
+        return text in meant or json.loads(text) in meant
+    except (ValueError, RecursionError):
+        return False
+
+
+def _size(data: str) -> str:
+    return f"about {len(data) * 3 // 4:,} bytes"
+
+
+def _one_line(text: object) -> str:
+    return clean(" ".join(str(text).split()))[:200]
+
+
+_PAGES: Final = 100
+
+
+@asynccontextmanager
+async def open_mcp_session(
+    raw: ToolListRecorder, heard: ServerOutput, said: ServerInput, changed: Callable[[], None]
+) -> "AsyncGenerator[ClientSession]":
+    """Open a session over a connection; `changed` is called when the server says that it has other tools now."""
+    from mcp import ClientSession
+    from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+    from mcp_types import Implementation, ToolListChangedNotification
+
+    async def notice(message: Any) -> None:
+        if isinstance(message, ToolListChangedNotification):
+            changed()
+
+    raw.inner = JSONRPCDispatcher(heard, said)
+    info = Implementation(name="halter", version=version("halter"))
+    async with ClientSession(dispatcher=raw, message_handler=notice, client_info=info) as opened:
+        yield opened
+
+
+async def negotiate_version(session: "ClientSession") -> None:
+    """Agree on a version. Most servers expect this handshake; the newest ones may know only the other."""
+    from mcp.shared.exceptions import MCPError
+    from mcp_types import CONNECTION_CLOSED
+
+    try:
+        await session.initialize()
+    except MCPError as refused:
+        if refused.code in {CONNECTION_CLOSED, NOT_SENT_CODE, LOST_CODE}:
+            raise
+        try:
+            await session.discover()
+        except MCPError:
+            raise refused from None
+
+
+async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> Sequence[Any]:
+    """Ask for all tools, page by page, and return them as they came."""
+    from mcp_types import PaginatedRequestParams
+
+    raw.tools.clear()
+    if session.server_capabilities is None or session.server_capabilities.tools is None:
+        return ()
+    cursor: str | None = None
+    for _ in range(_PAGES):
+        page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+        cursor = page.next_cursor
+        if not cursor or len(raw.tools) > MAX_TOOLS:
+            break
+    return tuple(raw.tools)
+
+
+@PermitGate
+async def send_tool_call(
+    session: "ClientSession", name: str, arguments: Mapping[str, Any], key: str
+) -> "CallToolResult | InputRequiredResult":
+    """Send a call. What it answers is not compared with a schema of the server's: it is only read."""
+    from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
+    from pydantic import TypeAdapter
+
+    wanted: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
+    params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta={"idempotencyKey": key})
+    return await session.send_request(CallToolRequest(params=params), wanted)
+
 
 _INHERITED: Final = ("PATH", "HOME", "LANG")
 """All that a server's program gets from the environment: the rest of it holds keys."""
@@ -61,12 +345,12 @@ def _no_secrets(name: str) -> str:
     raise KeyError(name)
 
 
-def _agreed() -> None:
+def _allow_start() -> None:
     """Let every program start."""
 
 
 @dataclass(frozen=True)
-class Terms:
+class McpTerms:
     """On which terms servers are used; times are in microseconds.
 
     A server is started again at most `restarts` times `within` a time. `grace` is how long a program has to end by
@@ -77,8 +361,8 @@ class Terms:
     clock: Clock
     environment: Mapping[str, str]
     reveal: Callable[[str], str] = _no_secrets
-    starts: Callable[[], None] = _agreed
-    timeout: int = TIMEOUT
+    starts: Callable[[], None] = _allow_start
+    timeout: int = DEFAULT_TOOL_TIMEOUT
     start_timeout: int = MINUTE
     grace: int = 2 * SECOND
     restarts: int = 3
@@ -89,7 +373,7 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Offer:
+class McpOffer:
     """The tools that can be used, and a sentence for each tool or server that is left out."""
 
     tools: tuple["McpTool", ...] = ()
@@ -97,33 +381,33 @@ class Offer:
 
 
 @asynccontextmanager
-async def mcp_tools(servers: Sequence[Server], terms: Terms) -> AsyncGenerator[Offer]:
+async def open_mcp_tools(servers: Sequence[ToolServer], terms: McpTerms) -> AsyncGenerator[McpOffer]:
     """Connect to all servers at once and offer their tools; at the end nothing of any server is left."""
     if servers:
         _demand_installed(servers[0].name)
     connected = [McpServer(server, terms) for server in servers]
     try:
-        offers = await asyncio.gather(*(_offered(server) for server in connected))
+        offers = await asyncio.gather(*(_offer_tools(server) for server in connected))
         tools = tuple(tool for offer in offers for tool in offer.tools)
-        yield Offer(tools, tuple(sentence for offer in offers for sentence in offer.left_out))
+        yield McpOffer(tools, tuple(sentence for offer in offers for sentence in offer.left_out))
     finally:
         await asyncio.gather(*(server.close() for server in connected))
 
 
-async def _offered(server: "McpServer") -> Offer:
+async def _offer_tools(server: "McpServer") -> McpOffer:
     try:
         return await server.open()
     except Failed as failure:
-        return Offer(left_out=(f"The server {server.name} is left out. {failure}",))
+        return McpOffer(left_out=(f"The server {server.name} is left out. {failure}",))
 
 
 class McpTool:
     """One tool of one server. It fulfils the port `Tool`."""
 
-    def __init__(self, server: "McpServer", known: Described, timeout: int) -> None:
+    def __init__(self, server: "McpServer", known: DescribedTool, timeout: int) -> None:
         self._server = server
         self._name = known.name
-        self._checker: Checker = known.checker
+        self._checker: SchemaChecker = known.checker
         # How long we wait is our own affair, so that it is no part of what a person agreed to.
         self._spec = replace(known.spec, timeout=timeout)
 
@@ -142,14 +426,14 @@ class McpTool:
         async with asyncio.timeout(self._spec.timeout / SECOND):
             return await self._server.call(self._spec, self._name, plain, permit)
 
-    async def check(self, arguments: Valid, permit: Permit) -> Happened:
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         """No server can be asked what became of a call."""
         permit.use()
         return "unknown"
 
     def _revealed(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
         try:
-            plain = with_secrets(dict(arguments.values), permit.reveal)
+            plain = substitute_secrets(dict(arguments.values), permit.reveal)
             written = canonical_json(plain)
         except KeyError as missing:
             raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that this call may use.") from None
@@ -163,15 +447,15 @@ class McpTool:
 
 
 @dataclass
-class _Live:
+class _LiveConnection:
     """One connection, from its beginning to its end."""
 
     ready: "asyncio.Future[None]"
-    ending: Ending = field(default_factory=Ending)
-    raw: Raw = field(default_factory=Raw)
+    ending: ConnectionEnding = field(default_factory=ConnectionEnding)
+    raw: ToolListRecorder = field(default_factory=ToolListRecorder)
     task: "asyncio.Task[None] | None" = None
     session: "ClientSession | None" = None
-    offer: Offer = field(default_factory=Offer)
+    offer: McpOffer = field(default_factory=McpOffer)
     stale: bool = False
 
     def outdate(self) -> None:
@@ -184,16 +468,16 @@ class _Live:
 class McpServer:
     """One server, and the connection to it."""
 
-    def __init__(self, server: Server, terms: Terms) -> None:
+    def __init__(self, server: ToolServer, terms: McpTerms) -> None:
         self.name = server.name
         self._server = server
         self._terms = terms
         self._one_at_a_time = asyncio.Lock()
-        self._live: _Live | None = None
+        self._live: _LiveConnection | None = None
         self._restarts: deque[int] = deque()
         self._closed = False
 
-    async def open(self) -> Offer:
+    async def open(self) -> McpOffer:
         """Connect, and offer the server's tools. Raises Failed."""
         _demand_installed(self.name)
         return (await self._connected()).offer
@@ -208,7 +492,7 @@ class McpServer:
         """Call a tool. Raises Failed, or Unstoppable if nobody can know whether something was done."""
         from mcp.shared.exceptions import MCPError
 
-        ask = asked.open(permit)
+        ask = send_tool_call.open(permit)
         live = await self._connected()
         opened = await self._agreed(live, spec)
         try:
@@ -220,19 +504,19 @@ class McpServer:
         except MCPError as error:
             raise self._failure(live, spec, error.code, error.message) from error
         except (ValueError, RuntimeError) as error:
-            raise self._failure(live, spec, LOST, f"its answer cannot be read ({type(error).__name__})") from error
+            raise self._failure(live, spec, LOST_CODE, f"its answer cannot be read ({type(error).__name__})") from error
         return _output(result, self._terms.max_output)
 
-    def _failure(self, live: _Live, spec: ToolSpec, code: int, message: str) -> Failed | Unstoppable:
+    def _failure(self, live: _LiveConnection, spec: ToolSpec, code: int, message: str) -> Failed | Unstoppable:
         """Tell a server's own failure from an answer that got lost."""
         from mcp_types import CONNECTION_CLOSED, PARSE_ERROR
 
         remote = self._server.transport != "stdio"
         closed = code == CONNECTION_CLOSED and (remote or live.ending.over.is_set())
-        if closed or code == FORGOTTEN:
+        if closed or code == FORGOTTEN_CODE:
             live.ending.over.set()
-        if not (closed or code == LOST or (code == PARSE_ERROR and remote)):
-            kind = "NotReached" if code in {NOT_SENT, FORGOTTEN} else "McpError"
+        if not (closed or code == LOST_CODE or (code == PARSE_ERROR and remote)):
+            kind = "NotReached" if code in {NOT_SENT_CODE, FORGOTTEN_CODE} else "McpError"
             return Failed(kind, f"the server {self.name} says: {message}" if kind == "McpError" else message)
         why = live.ending.why or message
         if spec.effect == "write":
@@ -242,7 +526,7 @@ class McpServer:
     def _unknown(self, why: str) -> Unstoppable:
         return Unstoppable(f"Nobody knows whether the server {self.name} did it, since there was no answer: {why}.")
 
-    async def _agreed(self, live: _Live, spec: ToolSpec) -> "ClientSession":
+    async def _agreed(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":
         """Make sure that the server still offers what was agreed to: it may have changed its tools meanwhile."""
         from mcp.shared.exceptions import MCPError
 
@@ -257,7 +541,7 @@ class McpServer:
             raise Failed("ToolChanged", f"the server {self.name} does not offer {spec.name} as it was agreed to.")
         return opened
 
-    async def _connected(self) -> _Live:
+    async def _connected(self) -> _LiveConnection:
         """Return a connection that is up; make one if there is none, at most so often."""
         async with self._one_at_a_time:
             if self._live is None or self._live.ending.over.is_set():
@@ -280,7 +564,7 @@ class McpServer:
         if self._live is not None:
             await self._end(self._live)
             self._count_restart()
-        live = self._live = _Live(asyncio.get_running_loop().create_future())
+        live = self._live = _LiveConnection(asyncio.get_running_loop().create_future())
         live.task = asyncio.create_task(self._own(live), name=f"mcp {self.name}")
         live.task.add_done_callback(partial(_note_end, live.ending))
 
@@ -297,7 +581,7 @@ class McpServer:
             )
         self._restarts.append(now)
 
-    async def _end(self, live: _Live) -> None:
+    async def _end(self, live: _LiveConnection) -> None:
         """End a connection: at its own pace if it was up, and at once if it takes too long or never was."""
         live.ending.over.set()
         task = _demand(live.task)
@@ -306,47 +590,47 @@ class McpServer:
         task.cancel()
         await asyncio.wait((task,), timeout=self._terms.grace / SECOND + _GRACE)
 
-    async def _own(self, live: _Live) -> None:
+    async def _own(self, live: _LiveConnection) -> None:
         """Hold the connection until it is over: what is entered in this task is also left in it."""
         if self._server.transport == "stdio":
             await asyncio.to_thread(self._terms.starts)
         async with (
-            watched(self._wire(live.ending), live.ending) as (heard, said),
-            session(live.raw, heard, said, live.outdate) as opened,
+            watch_connection(self._wire(live.ending), live.ending) as (heard, said),
+            open_mcp_session(live.raw, heard, said, live.outdate) as opened,
         ):
             live.session = opened
-            await greet(opened)
+            await negotiate_version(opened)
             await self._list(live, opened)
             live.ready.set_result(None)
             await live.ending.over.wait()
 
-    def _wire(self, ending: Ending) -> AbstractAsyncContextManager[tuple[Any, Any]]:
+    def _wire(self, ending: ConnectionEnding) -> AbstractAsyncContextManager[tuple[Any, Any]]:
         server, terms = self._server, self._terms
         try:
-            env = cast("dict[str, str]", with_secrets(dict(server.env), terms.reveal))
-            headers = cast("dict[str, str]", with_secrets(dict(server.headers), terms.reveal))
+            env = cast("dict[str, str]", substitute_secrets(dict(server.env), terms.reveal))
+            headers = cast("dict[str, str]", substitute_secrets(dict(server.headers), terms.reveal))
         except KeyError as missing:
             raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that the server may use.") from None
         if server.transport == "stdio":
             inherited = {name: terms.environment[name] for name in _INHERITED if name in terms.environment}
             argv = (server.command, *server.args)
-            launch = Launch(
+            launch = LaunchSpec(
                 argv, server.cwd, {**_NO_BYTECODE, **inherited, **env}, terms.max_message, terms.grace / SECOND
             )
-            return stdio_wire(launch, ending)
-        remote = Remote(server.url, headers, terms.max_message, tls=terms.tls)
-        return http_wire(remote) if server.transport == "http" else sse_wire(remote)
+            return open_stdio_wire(launch, ending)
+        remote = RemoteServer(server.url, headers, terms.max_message, tls=terms.tls)
+        return open_http_wire(remote) if server.transport == "http" else open_sse_wire(remote)
 
-    async def _list(self, live: _Live, opened: "ClientSession") -> None:
+    async def _list(self, live: _LiveConnection, opened: "ClientSession") -> None:
         """Ask for all tools and keep those that can be used. What changes meanwhile is asked for again later."""
         live.stale = False
         try:
-            known = described(self.name, await listed(opened, live.raw))
+            known = describe_server_tools(self.name, await list_server_tools(opened, live.raw))
         except BaseException:
             live.stale = True
             raise
         tools = tuple(McpTool(self, each, self._terms.timeout) for each in known.tools)
-        live.offer = Offer(tools, known.left_out)
+        live.offer = McpOffer(tools, known.left_out)
 
 
 def _output(result: "CallToolResult | InputRequiredResult", max_output: int) -> Output:
@@ -354,13 +638,13 @@ def _output(result: "CallToolResult | InputRequiredResult", max_output: int) -> 
 
     if isinstance(result, InputRequiredResult):
         raise Failed("InputRequired", "the server asks for something that nobody is here to answer.")
-    text = bounded(text_of(result.content, result.structured_content), max_output)
+    text = truncate_middle(render_contents(result.content, result.structured_content), max_output)
     if result.is_error:
         raise Failed("ToolError", text or "the tool failed and does not say why.", text)
     return Output(text)
 
 
-def _note_end(ending: Ending, task: "asyncio.Task[None]") -> None:
+def _note_end(ending: ConnectionEnding, task: "asyncio.Task[None]") -> None:
     """Keep why a connection ended, for whoever asks next."""
     ending.over.set()
     error = None if task.cancelled() else task.exception()
@@ -374,7 +658,7 @@ def _demand_installed(server: str) -> None:
     try:
         import_module("mcp")
     except ImportError:
-        raise ConfigError(needs("mcp", f"The MCP server {server}")) from None
+        raise ConfigError(explain_extra("mcp", f"The MCP server {server}")) from None
     # It would log messages with the secrets that were put into them; what it has to tell comes as an error, too.
     logging.getLogger("mcp").setLevel(logging.CRITICAL)
 

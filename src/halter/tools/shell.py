@@ -1,15 +1,206 @@
-"""Programs, as lists of arguments: no shell reads them unless the list names one."""
+"""Programs, as lists of arguments: no shell reads them unless the list names one.
 
-from collections.abc import Mapping, Sequence
+A sandbox from bubblewrap: one folder can be written, the system can be read, the rest is not there.
+
+Trust comes from looking: before the first command, a probe runs inside the very same sandbox and tries to do what must
+not be possible.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Final, TypedDict, Unpack
 
-from halter.core.options import demand_known
-from halter.core.tools import Failed
-from halter.tools.files import parts_of
-from halter.tools.group import Ended
-from halter.tools.sandbox import Limits, Sandbox
-from halter.tools.tool import FunctionTool, tool
+from halter.core.errors import ConfigError
+from halter.core.folders import NO_PROTECTED_PATHS, FileIdentity, ProtectedPaths, contains_agent_file, identity_of
+from halter.core.text import reject_unknown_options
+from halter.core.tools import AGENT_VARIABLE, Failed
+from halter.tools.files import split_path
+from halter.tools.function_tool import FunctionTool, tool
+from halter.tools.process import PROGRAM_FOLDERS, ProcessExit, ProcessSpec, run_group
+
+_SYSTEM: Final = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC: Final = ("alternatives", "group", "ld.so.cache", "localtime", "nsswitch.conf", "passwd", "ssl")
+_ETC_OF_NETWORK: Final = ("hosts", "resolv.conf")
+
+_PROBE: Final = r"""
+fail() { echo "$1"; exit 1; }
+writable() { ( : > "$1" ) 2>/dev/null; }
+root=$1 canary=$2 memory=$3 network=$4
+writable /dev/null || fail "/dev/null cannot be written"
+writable "$root/.halter-probe" && rm "$root/.halter-probe" || fail "the root cannot be written"
+for place in / /usr /usr/bin /etc /dev /home /root /var "$canary"; do
+    [ "$place" = "$root" ] || ! writable "$place/.halter-probe" && continue
+    rm "$place/.halter-probe"; fail "$place can be written"
+done
+( : >> /proc/sys/kernel/core_pattern ) 2>/dev/null && fail "the kernel's settings can be written"
+[ ! -e "$canary" ] || fail "files outside of the root can be seen"
+dd if=/dev/null of=/dev/null bs="$memory" count=1 2>/dev/null && fail "the memory limit does not apply"
+[ "$network" = yes ] || ! sed 1,2d /proc/net/dev | grep -qv '^ *lo:' || fail "the network can be reached"
+echo verified
+"""
+
+
+_SAME: Final = """
+[ "$(stat -c %d:%i -- "$1")" = "$2" ] || { echo "The root was exchanged for another folder: nothing was run."; exit 1; }
+shift 2; exec "$@"
+"""
+"""Runs inside the sandbox, before the command: the root that it shows is the one that was looked at outside."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SandboxLimits:
+    """What one process of a command may use, and how many there may be.
+
+    The kernel does not count the processes of root, so that the last limit holds for other users only.
+    """
+
+    cpu_seconds: int = 300
+    memory: int = 2 << 30
+    file_size: int = 1 << 30
+    processes: int = 256
+
+    def wrap(self, argv: Sequence[str]) -> list[str]:
+        """Put the limits in front of a command: they are inherited, and cannot be raised again."""
+        return [
+            "/usr/bin/prlimit",
+            f"--cpu={self.cpu_seconds}",
+            f"--as={self.memory}",
+            f"--fsize={self.file_size}",
+            f"--nproc={self.processes}",
+            "--core=0",
+            "--",
+            *argv,
+        ]
+
+
+@dataclass
+class Sandbox:
+    """How commands are run below one folder; with `enclosed=False`, only limited and not shut in."""
+
+    root: Path
+    limits: SandboxLimits = field(default_factory=SandboxLimits)
+    enclosed: bool = True
+    network: bool = False
+    readable: Sequence[Path] = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    max_output: int = 1_000_000
+    protected: ProtectedPaths = NO_PROTECTED_PATHS
+    _verified: bool = field(default=False, init=False)
+    _verifying: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
+
+    def __post_init__(self) -> None:
+        self.root = self.root.resolve()
+        if not self.root.is_dir() or self.root == Path("/"):
+            raise ConfigError(f"{self.root} cannot be the root of the shell tool: name a folder of its own for it.")
+
+    def protect(self, paths: ProtectedPaths) -> None:
+        """Reach none of these from now on, beside what is protected already."""
+        self.protected = self.protected.joined(paths)
+
+    async def run(self, argv: Sequence[str], folder: Path, stdin: bytes = b"") -> ProcessExit:
+        """Run a command; the first time, look first whether the sandbox holds."""
+        if self.enclosed:
+            await self.verify()
+        return await self._run(argv, folder, stdin)
+
+    async def verify(self) -> None:
+        """Try from inside what must not be possible; raises Failed with what was possible after all."""
+        async with self._verifying:
+            if not self._verified:
+                await self._probe()
+                self._verified = True
+
+    async def _probe(self) -> None:
+        if shutil.which("bwrap") is None:
+            raise Failed("NoSandbox", f"bubblewrap is not installed (on Debian: apt-get install bubblewrap). {_REMEDY}")
+        with tempfile.TemporaryDirectory(dir=_find_place_outside(self.root), prefix="halter-canary-") as canary:
+            network = "yes" if self.network else "no"
+            parameters = [str(self.root), canary, str(self.limits.memory), network]
+            ended = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
+        if ended.text.strip() != "verified":
+            raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {_REMEDY}")
+
+    async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> ProcessExit:
+        device, inode = await asyncio.to_thread(self._looked_at)
+        command = self.limits.wrap(argv)
+        if self.enclosed:
+            same = ["/bin/sh", "-c", _SAME, "same", str(self.root), f"{device}:{inode}"]
+            command = [*self._walls(folder), "--", *same, *command]
+        known = {**self.environment, AGENT_VARIABLE: "shell"}
+        environment = {"PATH": ":".join(PROGRAM_FOLDERS), "HOME": "/tmp", "LANG": "C.UTF-8", **known}  # noqa: S108 The sandbox has a folder of this name for itself.
+        return await run_group(ProcessSpec(command, folder, environment, stdin, max_output=self.max_output))
+
+    def _looked_at(self) -> FileIdentity:
+        """Tell which folder the root is at this moment; raises Failed if commands would reach what they must not."""
+        try:
+            fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise Failed(
+                type(error).__name__, f"the root of the shell tool cannot be used: {error.strerror}."
+            ) from error
+        try:
+            sight = self.protected.sight()
+            shown = (*self.readable, *(_list_shown_paths(network=self.network) if self.enclosed else ()))
+            if sight.of_root(fd) or sight.below(fd) or self.protected.seen(shown) or contains_agent_file(fd):
+                raise Failed("Protected", "a command would reach what no tool may reach: nothing was run.")
+            return identity_of(fd)
+        finally:
+            os.close(fd)
+
+    def _walls(self, folder: Path) -> list[str]:
+        scratch = ["--size", str(self.limits.file_size), "--tmpfs"]
+        return [
+            *("bwrap", "--unshare-user", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+            *(["--share-net"] if self.network else []),
+            *_make_system_binds(),
+            *_make_bind_arguments(_list_etc_files(network=self.network)),
+            # Root outside is the owner of the kernel's settings inside, too, so that they must not be writable at all.
+            *("--proc", "/proc", "--remount-ro", "/proc"),
+            *("--dev", "/dev", *scratch, "/dev/shm", "--remount-ro", "/dev"),  # noqa: S108 As above.
+            *(*scratch, "/tmp"),  # noqa: S108 As above.
+            *_make_bind_arguments(self.readable),
+            *("--bind", str(self.root), str(self.root), "--remount-ro", "/", "--chdir", str(folder)),
+        ]
+
+
+_REMEDY: Final = "Nothing was run; `sandbox: false` in the configuration would run commands without one."
+
+
+def _find_place_outside(root: Path) -> Path | None:
+    """Choose where a folder outside of the root can stand; the usual place will do unless the root holds it."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    return root.parent if usual.is_relative_to(root) else None
+
+
+def _make_system_binds() -> list[str]:
+    """Show the system's programs, where newer systems have links and older ones have folders."""
+    shown = ["--ro-bind", "/usr", "/usr"]
+    for name in _SYSTEM:
+        place = Path("/") / name
+        if place.is_symlink():
+            shown += ["--symlink", str(place.readlink()), str(place)]
+        elif place.is_dir():
+            shown += ["--ro-bind", str(place), str(place)]
+    return shown
+
+
+def _list_etc_files(*, network: bool) -> list[Path]:
+    return [Path("/etc") / name for name in (*_ETC, *(_ETC_OF_NETWORK if network else ()))]
+
+
+def _list_shown_paths(*, network: bool) -> list[Path]:
+    """List what every sandbox shows of the machine."""
+    system = (Path("/") / name for name in _SYSTEM)
+    return [Path("/usr"), *(place for place in system if not place.is_symlink()), *_list_etc_files(network=network)]
+
+
+def _make_bind_arguments(places: Iterable[Path]) -> list[str]:
+    return [part for place in places for part in ("--ro-bind-try", str(place), str(place))]
 
 
 class ShellOptions(TypedDict, total=False):
@@ -17,21 +208,21 @@ class ShellOptions(TypedDict, total=False):
 
     sandbox: bool
     network: bool
-    limits: Limits
+    limits: SandboxLimits
     readable: Sequence[Path]
     environment: Mapping[str, str]
     max_output: int
     timeout: float | str
 
 
-def shell(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
+def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
     """Return a tool that runs commands below a folder: in a sandbox, unless the configuration says otherwise."""
-    demand_known(options, ShellOptions.__optional_keys__, "the shell tool")
+    reject_unknown_options(options, ShellOptions.__optional_keys__, "the shell tool")
     enclosed = options.get("sandbox", True)
     network = options.get("network", False)
     sandbox = Sandbox(
         Path(root),
-        options.get("limits", Limits()),
+        options.get("limits", SandboxLimits()),
         enclosed=enclosed,
         network=network,
         readable=options.get("readable", ()),
@@ -44,8 +235,8 @@ def shell(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
 
         The answer is what it put out; an exit code other than 0 stands in the last line.
         """
-        place = sandbox.root.joinpath(*parts_of(folder))
-        return _told(await sandbox.run(_checked(argv), place, stdin.encode("utf-8", "surrogatepass")))
+        place = sandbox.root.joinpath(*split_path(folder))
+        return _render_exit(await sandbox.run(_check_argv(argv), place, stdin.encode("utf-8", "surrogatepass")))
 
     return tool(
         run_command,
@@ -56,7 +247,7 @@ def shell(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
     ).at(sandbox)
 
 
-def _checked(argv: list[str]) -> list[str]:
+def _check_argv(argv: list[str]) -> list[str]:
     if not argv or not argv[0]:
         raise Failed("BadCommand", "argv is empty: its first element names the program.")
     if any("\0" in argument for argument in argv):
@@ -64,7 +255,7 @@ def _checked(argv: list[str]) -> list[str]:
     return argv
 
 
-def _told(ended: Ended) -> str:
+def _render_exit(ended: ProcessExit) -> str:
     if ended.code == 0:
         return ended.text
     line_end = "" if ended.text.endswith("\n") or not ended.text else "\n"

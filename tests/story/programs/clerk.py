@@ -7,16 +7,16 @@ from halter import Agent
 from halter.core.clock import SystemClock
 from halter.core.messages import Reply, Text, ToolCall
 from halter.core.usage import ModelName
-from halter.models.scripted import Line, Scripted
+from halter.models.scripted import Scripted, ScriptLine
 
 AGAIN = sys.argv[2:] == ["again"]
 
 
-def asks(tool: str) -> Line:
-    return Line(reply=Reply((ToolCall("m", tool, "{}"),), "calls"))
+def asks(tool: str) -> ScriptLine:
+    return ScriptLine(reply=Reply((ToolCall("m", tool, "{}"),), "calls"))
 
 
-SAYS = Line(reply=Reply((Text("I sent it, and all is well.", "model", trusted=False),)))
+SAYS = ScriptLine(reply=Reply((Text("I sent it, and all is well.", "model", trusted=False),)))
 model = Scripted([SAYS] if AGAIN else [asks("send"), asks("look")], SystemClock(), ModelName("scripted", "clerk"))
 agent = Agent("clerk", store=sys.argv[1], model=model, lease=0.5)
 

@@ -12,7 +12,7 @@ from contextlib import closing
 
 from halter import Agent
 from halter.core.clock import SystemClock
-from halter.core.messages import Hear, Prompt, Reply, Text
+from halter.core.messages import Prompt, Reply, Text, TextListener
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Usage
 
@@ -30,7 +30,7 @@ class Dear:
     def count(self, prompt: Prompt) -> int:
         return sum(len(part.text) for message in prompt.messages for part in message.parts if isinstance(part, Text))
 
-    async def ask(self, prompt: Prompt, permit: Permit, hear: Hear | None = None) -> Reply:
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
         permit.use()
         await SystemClock().sleep(5_000)
         used = Usage(10, min(WRITTEN, prompt.max_output_tokens))

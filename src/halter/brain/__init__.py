@@ -1,1 +1,0 @@
-"""What a session does with its turns: it thinks, acts, waits, and stops."""

@@ -1,0 +1,363 @@
+"""All commands, grouped as the help shows them. None is loaded before it is typed, so that the help comes at once.
+
+Help without noise, and commands whose code is loaded when they are typed.
+
+A flag takes no value, so no type is shown beside it. Below the options stand examples.
+
+Examples for the help of every command. They speak of one agent, `clerk`, and of its first session.
+
+What a word on the command line may be, for a shell that completes it.
+
+A store is only read for that, and never made; whatever goes wrong, there is just nothing to offer.
+"""
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand, TyperGroup, TyperOption
+
+from halter import __version__
+from halter.cli.command import EXIT_MEANINGS
+from halter.core.errors import HalterError
+
+if TYPE_CHECKING:
+    from typer._click.core import Command, Context, Parameter
+    from typer._click.shell_completion import CompletionItem
+
+    from halter.journal.open import CompletionKind
+
+
+class PlainCommand(TyperCommand):
+    """A command with such a help."""
+
+    def get_params(self, ctx: "Context") -> "list[Parameter]":
+        """List the parameters, the flag for help among them."""
+        return _clear_flag_metavars(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """A group of commands with such a help."""
+
+    def get_params(self, ctx: "Context") -> "list[Parameter]":
+        """List the parameters, the flag for help among them."""
+        return _clear_flag_metavars(super().get_params(ctx))
+
+    def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
+        """Find the command that was typed, and load it."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return name, command.loaded() if isinstance(command, LazyCommand) else command, rest
+
+
+class ListingGroup(PlainGroup):
+    """A group that lists what there is, unless one of its commands is named."""
+
+    def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
+        """Take what is no command for words of the one called `list`."""
+        first = next(iter(args), "")
+        return super().parse_args(ctx, args if first in self.commands or first == "--help" else ["list", *args])
+
+
+class LazyCommand(PlainCommand):
+    """A command that is only a name and a line, until it is typed: the help of all of them needs no more."""
+
+    def loaded(self) -> "Command":
+        """Load the command itself."""
+        load: Callable[[], Command] | None = self.callback
+        return self if load is None else load()
+
+
+def make_lazy_loader(place: str, name: str, prepare: "Callable[[str, Command], Command]") -> "Callable[[], Command]":
+    """Know where a command is, as in `halter.cli.sessions:show`: a function, or what builds a group of commands."""
+
+    def load() -> Any:
+        # Typer looks the annotations of a command up, and knows nothing of those that only a type check imports.
+        module, _, attribute = place.partition(":")
+        return prepare(name, _command(name, getattr(import_module(module), attribute)))
+
+    return load
+
+
+def _command(name: str, found: Callable[..., Any]) -> "Command":
+    if found.__name__.startswith("build"):
+        command = typer.main.get_group(found())
+    else:
+        alone = typer.Typer(add_completion=False)
+        alone.command(name, cls=PlainCommand)(found)
+        command = typer.main.get_command(alone)
+    command.name = name
+    return command
+
+
+def _clear_flag_metavars(params: "Iterable[Parameter]") -> "list[Parameter]":
+    found = list(params)
+    for param in found:
+        if isinstance(param, TyperOption) and param.is_flag:
+            param.metavar = ""
+    return found
+
+
+COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
+    "Run": {
+        "init": ("setup:init", "Write a new agent: its file, instructions and a tool."),
+        "run": ("talk:run", "Give an agent something to do, and wait until it is done."),
+        "chat": ("talk:chat", "Talk with an agent, line by line."),
+        "play": ("play:play", "Run a playbook through the guard, call by call."),
+        "demo": ("demo:demo", "Show what Halter is for, then watch this machine."),
+    },
+    "Run by themselves": {
+        "up": ("up:up", "Run agents by themselves until you interrupt it."),
+        "worker": ("serve:worker", "Run agents as one of many workers on a PostgreSQL store."),
+        "serve": ("serve:serve", "Serve the dashboard and the HTTP API, and run agents."),
+        "on": ("up:on", "Switch an agent on."),
+        "off": ("up:off", "Switch an agent off, and stop its session."),
+    },
+    "Look": {
+        "sessions": ("sessions:sessions", "List sessions, the newest first."),
+        "show": ("sessions:show", "Show every event of a session, in order."),
+        "tail": ("sessions:tail", "Show events as they are committed."),
+        "receipt": ("sessions:receipt", "Show what a session did, spent and saw, and why it ended."),
+        "report": ("artifacts:report", "Tell what happened since yesterday, and what needs you."),
+        "export": ("audit:export", "Write a session's journal to a file that can be checked."),
+        "findings": ("artifacts:build_findings", "Show what sessions found; keep or dismiss it."),
+        "proposals": ("artifacts:build_proposals", "Show what agents want remembered; keep or dismiss it."),
+    },
+    "Steer": {
+        "inbox": ("decisions:inbox", "Show what needs you."),
+        "approve": ("decisions:approve", "Say yes: once, with other arguments, or always."),
+        "deny": ("decisions:deny", "Say no."),
+        "halt": ("decisions:halt", "Stop everything in a scope within a second."),
+        "resume": ("decisions:resume", "Let a halted scope act again."),
+        "cancel": ("decisions:cancel", "End a session for good."),
+        "budget": ("money:build", "Show what is spent against every cap; raise or lower one."),
+        "policy": ("money:build_policy", "Show the policy that binds the store; change it."),
+        "rules": ("decisions:build", 'Show the rules by which somebody said "always"; end one.'),
+    },
+    "Plan": {
+        "schedules": ("triggers:build", "Show what starts sessions; run it now, or end it."),
+        "route": ("talk:route", "Show which way a message to an agent would take."),
+    },
+    "Trust": {
+        "audit": ("audit:audit", "Show who called which tool, and who agreed to it."),
+        "verify": ("journal:verify", "Look for events that were altered, and mend tables."),
+        "store": ("journal:build", "Tell whether the store lacks anything; go on without it."),
+        "erase": ("journal:erase", "Erase what was said in sessions that have ended."),
+        "drill": ("drill:drill", "Prove a promise on this machine."),
+        "doctor": ("setup:doctor", "Check all that a night without anybody watching needs."),
+        "schema": ("setup:schema", "Print the JSON Schema of agent.yaml or halter.yaml."),
+        "tokens": ("serve:build", "Show who may use the server; make or end a token."),
+        "trust": ("play:trust", "Let the code of an agent's folder run, as it is now."),
+    },
+}
+"""Each command by its name: where it is, and what it does in one line of a help of 80 columns."""
+
+EXIT_CODES_TEXT: Final = "\n".join(f"{code:>5}  {meaning}" for code, meaning in EXIT_MEANINGS.items())
+EPILOG: Final = (
+    f"halter COMMAND --help tells more, with examples.\n\nA command leaves with one of these:\n{EXIT_CODES_TEXT}"
+)
+
+
+def build_command_tree() -> typer.Typer:
+    """Make the commands, grouped as the help shows them."""
+    app = typer.Typer(
+        name="halter", cls=PlainGroup, no_args_is_help=True, pretty_exceptions_enable=False, epilog=EPILOG
+    )
+    app.callback()(_root)
+    for panel, commands in COMMANDS.items():
+        for name, (place, line) in commands.items():
+            load = make_lazy_loader(f"halter.cli.{place}", name, _prepare_command)
+            app.command(name, help=line, rich_help_panel=panel, cls=LazyCommand)(load)
+    return app
+
+
+def load_all_commands() -> TyperGroup:
+    """Load every command, for those who look at all of them."""
+    group = typer.main.get_group(build_command_tree())
+    for name, command in group.commands.items():
+        group.commands[name] = command.loaded() if isinstance(command, LazyCommand) else command
+    return group
+
+
+def _prepare_command(name: str, command: "Command") -> "Command":
+    """Give a command its examples, and what its words are completed by."""
+    return add_completion(add_examples(name, command))
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"halter {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave."),
+    ] = False,
+) -> None:
+    """Let agents work while you sleep: they cannot overspend, overstep or lose what they did."""
+
+
+EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "init": ("halter init night-watch", "halter init writer --model openai:gpt-5-mini"),
+    "run": ('halter run clerk "What is 17 * 23?"', 'halter run clerk "hello" --json'),
+    "chat": ("halter chat clerk",),
+    "play": ("halter play clerk/welcome.yaml --input who=Ada",),
+    "demo": ("halter demo", "halter demo --night-only --json"),
+    "up": ("halter up clerk", "halter up clerk --json"),
+    "worker": ("halter worker", "halter worker clerk --concurrency 20 --json"),
+    "serve": ("halter serve", "halter serve clerk --json"),
+    "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),
+    "off": ('halter off clerk --reason "too many letters"',),
+    "sessions": ("halter sessions", "halter sessions --limit 5 --json"),
+    "show": ("halter show clerk-1", "halter show clerk-1 --json"),
+    "tail": ("halter tail", "halter tail clerk-1 --after 2"),
+    "receipt": ("halter receipt clerk-2", "halter receipt clerk-2 --html receipt.html"),
+    "report": ("halter report", "halter report --since 7d --html week.html"),
+    "export": ("halter export clerk-2 --output clerk-2.jsonl",),
+    "findings": ("halter findings", "halter findings clerk-1 --json"),
+    "findings list": ("halter findings", "halter findings list clerk-1"),
+    "findings keep": ('halter findings keep clerk-1.f1 --reason "seen on the wall, too"',),
+    "findings dismiss": ("halter findings dismiss clerk-1.f1",),
+    "proposals": ("halter proposals",),
+    "proposals list": ("halter proposals --json",),
+    "proposals keep": ("halter proposals keep clerk-1.m1",),
+    "proposals dismiss": ('halter proposals dismiss clerk-1.m1 --reason "not so any more"',),
+    "proposals promote": ("halter proposals promote clerk-1.m1 clerk --yes",),
+    "inbox": ("halter inbox", "halter inbox --json"),
+    "approve": (
+        "halter approve clerk-1.1/approval",
+        "halter approve clerk-1.1/approval --edit letter.json",
+        "halter approve clerk-1.1/approval --always --match same --for 1h",
+    ),
+    "deny": ('halter deny clerk-1.1/approval --reason "not today"',),
+    "halt": ("halter halt fleet", 'halter halt agent:clerk --reason "looks odd"'),
+    "resume": ("halter resume fleet", "halter resume fleet --over 5m"),
+    "cancel": ("halter cancel clerk-1",),
+    "budget": ("halter budget", "halter budget raise fleet 30"),
+    "budget show": ("halter budget show --everything",),
+    "budget raise": ('halter budget raise fleet 30 --reason "launch day"',),
+    "budget lower": ("halter budget lower agent:clerk 2",),
+    "policy": ("halter policy", "halter policy apply fleet/halter.yaml --yes"),
+    "policy show": ("halter policy show --json",),
+    "policy apply": ('halter policy apply fleet/halter.yaml --yes --reason "agreed on Monday"',),
+    "rules": ("halter rules",),
+    "rules end": ("halter rules end r1",),
+    "rules offer": ("halter rules offer clerk-1.1/approval",),
+    "schedules": ("halter schedules", "halter schedules run clerk/nightly"),
+    "schedules list": ("halter schedules list clerk",),
+    "schedules run": ("halter schedules run clerk/nightly",),
+    "schedules cancel": ("halter schedules cancel clerk/weekly",),
+    "schedules retry": ("halter schedules retry clerk/letters 0123456789abcdef",),
+    "route": ('halter route clerk "What is 17 * 23?"',),
+    "audit": ("halter audit --since 24h", "halter audit --export audit.jsonl --cursor siem"),
+    "verify": ("halter verify", "halter verify --rebuild"),
+    "store": ("halter store", 'halter store accept --reason "restored the backup of Monday"'),
+    "store accept": ("halter store accept", 'halter store accept --reason "restored the backup of Monday" --yes'),
+    "erase": ("halter erase --session clerk-2 --yes", "halter erase --older-than 90d --yes"),
+    "drill": ("halter drill race --seeds 5", "halter drill tamper --json"),
+    "doctor": ("halter doctor", "halter doctor clerk --json"),
+    "schema": ("halter schema agent > agent.schema.json",),
+    "tokens": ("halter tokens", "halter tokens add bob --role approver --agent clerk"),
+    "tokens list": ("halter tokens --json",),
+    "tokens add": ("halter tokens add ada --role admin", "halter tokens add bob --role approver --agent clerk"),
+    "tokens remove": ("halter tokens remove carol",),
+    "trust": ("halter trust clerk",),
+}
+"""What can be typed, by the name of its command. Each of them is run by a test."""
+
+
+def add_examples(name: str, command: "Command") -> "Command":
+    """Show a command's examples below its help, and those of the commands in it below theirs."""
+    found = EXAMPLES.get(name, ())
+    if found:
+        command.epilog = "\n".join((f"Example{'s' * (len(found) > 1)}:", *(f"  {line}" for line in found)))
+    if isinstance(command, TyperGroup):
+        for each, inner in command.commands.items():
+            add_examples(f"{name} {each}", inner)
+    return command
+
+
+CompletionSource = Callable[[str, str], list[tuple[str, str]]]
+"""What may stand there: of a store, what begins so; each with a word about it."""
+
+
+def add_completion(command: "Command", group: str = "") -> "Command":
+    """Have the words of a command completed by what stands in the store, and those of the commands in it."""
+    for param in command.params:
+        offer = _OFFERS.get(f"{group or command.name}.{param.name}") or _OFFERS.get(param.name or "")
+        if offer is not None:
+            # A parameter takes this only where it is declared; here it stands once, for all that have the name.
+            setattr(param, _HOOK, _completer(offer))
+    if isinstance(command, TyperGroup):
+        for inner in command.commands.values():
+            add_completion(inner, command.name or "")
+    return command
+
+
+_HOOK: Final = "_custom_shell_complete"
+
+
+def _completer(offer: CompletionSource) -> "Callable[[Context, Parameter, str], list[CompletionItem]]":
+    def complete(ctx: "Context", _: "Parameter", incomplete: str) -> "list[CompletionItem]":
+        from typer._click.shell_completion import CompletionItem
+
+        typed: str | None = ctx.params.get("store")
+        return [CompletionItem(name, help=told or None) for name, told in _complete_word(offer, typed, incomplete)]
+
+    return complete
+
+
+def _complete_word(offer: CompletionSource, typed: str | None, beginning: str) -> list[tuple[str, str]]:
+    from halter.cli.command import read_cli_settings
+
+    try:
+        return offer(read_cli_settings(typed or None).store, beginning)
+    except (HalterError, sqlite3.Error, OSError):
+        return []
+
+
+def _make_name_source(names: "CompletionKind") -> CompletionSource:
+    def offer(store: str, beginning: str) -> list[tuple[str, str]]:
+        from halter.journal.open import complete_names
+
+        return complete_names(store, names, beginning)
+
+    return offer
+
+
+def _complete_scope(store: str, beginning: str) -> list[tuple[str, str]]:
+    """Offer the kinds of scopes first, and what there is of one when it is typed."""
+    from halter.journal.open import complete_names
+
+    kinds: dict[str, CompletionKind] = {"agent:": "agents", "trigger:": "triggers", "session:": "sessions"}
+    for kind, names in kinds.items():
+        if beginning.startswith(kind):
+            found = complete_names(store, names, beginning.removeprefix(kind))
+            return [(f"{kind}{name}", told) for name, told in found]
+    return [(scope, "") for scope in ("fleet", *kinds) if scope.startswith(beginning)]
+
+
+def _complete_way(_: str, beginning: str) -> list[tuple[str, str]]:
+    return [(scope, "") for scope in ("session", "agent", "fleet") if scope.startswith(beginning)]
+
+
+_OFFERS: Final[Mapping[str, CompletionSource]] = {
+    "session": _make_name_source("sessions"),
+    "stream": _make_name_source("sessions"),
+    "resume": _make_name_source("sessions"),
+    "decision": _make_name_source("decisions"),
+    "trigger": _make_name_source("triggers"),
+    "rule": _make_name_source("rules"),
+    "scope": _complete_scope,
+    "approve.scope": _complete_way,
+    "on.agent": _make_name_source("agents"),
+    "off.agent": _make_name_source("agents"),
+    "schedules.agent": _make_name_source("agents"),
+    "findings.id": _make_name_source("findings"),
+    "proposals.id": _make_name_source("proposals"),
+}
+"""By the name of a parameter, or where that means different things, by its command's or group's and its own."""

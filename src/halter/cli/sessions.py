@@ -1,0 +1,311 @@
+"""`halter sessions` and `show`: what happened, for people and for programs.
+
+`halter tail`: what happens, while it happens.
+
+`halter receipt`: what a session did and spent, what stopped it, who decided, why it ended; and checking that.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from halter.cli.audit import write_private
+from halter.cli.command import (
+    MOST,
+    NOT_FINE,
+    WRONG_USE,
+    JsonOption,
+    SessionArgument,
+    StoreOption,
+    all_events,
+    answer_json,
+    answer_line,
+    answer_table,
+    fail,
+    find_session_by_prefix,
+    make_desk,
+    render_html_page,
+    report_errors,
+    run_with_app,
+    say,
+    show_sheet,
+)
+from halter.cli.terminal import patience
+from halter.core.clock import SECOND, format_duration
+from halter.core.errors import ConfigError
+from halter.core.ids import FLEET, StreamId, inbox_stream, is_inbox, session_of, session_stream
+from halter.core.ports import Query, Stored
+from halter.core.rows import SessionRow
+from halter.core.text import format_count
+from halter.operations import queries
+from halter.present.events import describe_event, format_moment, format_relative_moment, summarize_event
+from halter.present.receipt import build_receipt_sheet
+from halter.runtime.feed import Follower, read_stream_heads, watch_growth
+from halter.runtime.runtime import App, serialize_event
+from halter.state.receipt import Receipt
+
+if TYPE_CHECKING:
+    from halter.journal.export import CheckedExport
+    from halter.runtime.proof import Proof
+
+
+def sessions(
+    *,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MOST, help="How many of the newest.")] = 50,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List sessions, the newest first.
+
+    Each with its state, why it ended, and when it has its next turn. Its id, or the beginning of it, names it
+    elsewhere.
+    """
+
+    async def job(app: App) -> tuple[Sequence[SessionRow], int]:
+        return await queries.sessions(make_desk(app), limit=limit), app.clock.now()
+
+    rows, now = run_with_app(store, job, despite_doubt=True)
+    if as_json:
+        answer_json(rows)
+        return
+    answer_table(
+        "Sessions",
+        ["session", "agent", "kind", "state", "why it ended", "began", "next due"],
+        [_session_line(row, now) for row in rows],
+        long="session",
+        empty="There are no sessions yet.",
+    )
+
+
+def _session_line(row: SessionRow, now: int) -> list[str]:
+    began = f"{format_duration(max(0, now - row.started_at))} ago"
+    return [row.session, row.agent, row.kind, row.state, row.terminal_reason, began, describe_next_due(row, now)]
+
+
+def describe_next_due(row: SessionRow, now: int) -> str:
+    """Say when a session has its next turn, and by what it is woken before."""
+    early = ", ".join(row.wake_on.split()) if row.ended_at is None else ""
+    if row.due_at is None:
+        return f"by {early}" if early else ""
+    if row.due_at <= now:
+        return "now"
+    due = f"in {format_duration(row.due_at - now)} ({format_relative_moment(row.due_at, now)})"
+    return f"{due}, or by {early}" if early else due
+
+
+def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show every event of a session, in order.
+
+    That is all that is known of it: nothing happened that does not stand here. What was erased is marked as such.
+    """
+    events = run_with_app(store, lambda app: _events(app, session), despite_doubt=True)
+    if as_json:
+        answer_json([serialize_event(stored) for stored in events])
+        return
+    rows = [
+        [str(e.seq), format_moment(e.at), e.kind, summarize_event(e.event), _describe_stored_event(e)] for e in events
+    ]
+    name = events[0].stream.partition(":")[2]
+    answer_table(f"Session {name}", ["#", "when", "what", "about", "said"], rows, right="#", long="about said")
+
+
+async def _events(app: App, session: str) -> list[Stored]:
+    return await all_events(app, session_stream((await find_session_by_prefix(app, session)).session))
+
+
+def _describe_stored_event(stored: Stored) -> str:
+    if stored.erased:
+        return "(erased)"
+    if stored.blob:
+        return f"(blob {stored.blob[:12]}…)"
+    return describe_event(stored.event, stored.body or b"")
+
+
+DEFAULT_TAIL_LENGTH: Final = 10
+"""How much of what was is shown before what comes."""
+
+_SHORT: Final = 13
+"""So much of an id tells sessions apart, and is understood by every command."""
+
+
+def tail(
+    stream: Annotated[
+        str, typer.Argument(metavar="[SESSION]", help="A session, its inbox as SESSION/in, or fleet; else everything.")
+    ] = "",
+    *,
+    after: Annotated[
+        int | None,
+        typer.Option("--after", metavar="SEQ", min=0, max=2**62, help="Go on after this event of that one stream."),
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show events as they are committed, the newest last, until you interrupt it or the session is over.
+
+    A session begins with its newest ten events, or with those after SEQ; everything begins with what comes from now on.
+    In JSON each line is an event.
+    """
+    if after is not None and not stream:
+        fail("--after counts the events of one stream: name a session, SESSION/in or fleet.", WRONG_USE)
+
+    async def job(app: App) -> None:
+        follower, session = await _find_followed(app, stream, after)
+        async with aclosing(watch_growth(app.store, app.clock)) as changes:
+            async for change in changes:
+                over = session != "" and await _is_over(app, session)
+                _show(await (follower.all_new() if over else follower.all_new(change)), as_json=as_json)
+                if over:
+                    return
+
+    run_with_app(store, job, following=True, despite_doubt=True)
+
+
+async def _find_followed(app: App, stream: str, after: int | None) -> tuple[Follower, str]:
+    """Find out what to follow and from where; and the session whose end is the end of it, if it is about one."""
+    if not stream:
+        return Follower(app.store, dict(await read_stream_heads(app.store))), ""
+    streams, session = await _streams(app, stream)
+    if after is not None:
+        only = streams[:1]
+        return Follower(app.store, {only[0]: after}, only), session
+    lengths = dict(await read_stream_heads(app.store))
+    return Follower(
+        app.store, {one: max(0, lengths.get(one, 0) - DEFAULT_TAIL_LENGTH) for one in streams}, streams
+    ), session
+
+
+async def _streams(app: App, stream: str) -> tuple[list[StreamId], str]:
+    if stream == FLEET:
+        return [FLEET], ""
+    beginning = stream.removesuffix("/in").removeprefix("session:")
+    session = (await find_session_by_prefix(app, beginning)).session
+    inbox = inbox_stream(session)
+    return ([inbox], "") if stream.endswith("/in") else ([session_stream(session), inbox], session)
+
+
+async def _is_over(app: App, session: str) -> bool:
+    (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
+    return row.ended_at is not None
+
+
+def _show(events: Sequence[Stored], *, as_json: bool) -> None:
+    for stored in events:
+        if as_json:
+            answer_line(serialize_event(stored))
+        else:
+            say(format_event_line(stored), at_once=True)
+
+
+def format_event_line(stored: Stored) -> str:
+    """Write an event on one line: when, where, and what matters in it."""
+    at = datetime.fromtimestamp(stored.at / SECOND, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
+    session = session_of(stored.stream)
+    where = (session or stored.stream.removeprefix("trigger:"))[:_SHORT] + ("/in" if is_inbox(stored.stream) else "")
+    return f"{at} {where:<{_SHORT + 3}} {stored.seq:>4} {stored.kind:<17} {summarize_event(stored.event)}".rstrip()
+
+
+HtmlOption = Annotated[str, typer.Option("--html", metavar="FILE", help="Write it as a page, into one file.")]
+
+
+def receipt(
+    session: Annotated[
+        str, typer.Argument(metavar="[SESSION]", help="A session's id from halter sessions; its beginning will do.")
+    ] = "",
+    *,
+    html: HtmlOption = "",
+    verify: Annotated[
+        str, typer.Option("--verify", metavar="FILE", help="Check a receipt that was kept as JSON, or an export's own.")
+    ] = "",
+    journal: Annotated[
+        str, typer.Option("--journal", metavar="FILE", help="Against this file of halter export. No store is needed.")
+    ] = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the receipt of a session: what it did and spent, what stopped it, who decided, and why it ended.
+
+    With --verify a receipt is checked offline, against an exported journal: every hash is worked out anew, and the
+    receipt is made again from the events. An export carries its own receipt. Leaves with 1 if anything does not fit.
+    """
+    if verify or journal:
+        if session or html or not verify:
+            fail("A receipt is checked with --verify RECEIPT --journal EXPORT, and nothing else.", WRONG_USE)
+        _verify(verify, journal or verify, as_json=as_json)
+        return
+    if not session:
+        fail("Name a session: look at `halter sessions`.", WRONG_USE)
+
+    async def job(app: App) -> Receipt:
+        return await queries.receipt(make_desk(app), (await find_session_by_prefix(app, session)).session)
+
+    with patience("Working the receipt out", quiet=as_json):
+        made = run_with_app(store, job, despite_doubt=True)
+    if html:
+        report_errors(
+            lambda: write_private(html, render_html_page(f"Receipt of {made.session}", build_receipt_sheet(made)))
+        )
+    if as_json:
+        answer_json(made)
+    elif html:
+        say(f"Wrote the receipt of {made.session} to {html}.")
+    else:
+        show_sheet(build_receipt_sheet(made))
+
+
+def _verify(receipt_file: str, journal_file: str, *, as_json: bool) -> None:
+    with patience("Checking", quiet=as_json):
+        proof = report_errors(lambda: _proof(receipt_file, journal_file))
+    if as_json:
+        answer_json(proof)
+    else:
+        for finding in proof.findings:
+            say(finding)
+        for note in proof.notes:
+            say(note)
+        verdict = "fits its journal" if proof.ok else f"does not fit its journal: {_findings(len(proof.findings))}"
+        say(f"The receipt of {proof.session} {verdict}. {format_count(proof.events, 'event')} checked.")
+    if not proof.ok:
+        raise typer.Exit(NOT_FINE)
+
+
+def _findings(number: int) -> str:
+    return format_count(number, "finding")
+
+
+def _proof(receipt_file: str, journal_file: str) -> "Proof":
+    from halter.journal.export import check_export
+    from halter.runtime.proof import prove_receipt
+
+    checked = check_export(_lines(journal_file))
+    return prove_receipt(_receipt_text(receipt_file, journal_file, checked), checked)
+
+
+def _receipt_text(receipt_file: str, journal_file: str, checked: "CheckedExport") -> dict[str, Any]:
+    """Read the receipt; named twice, an export is checked against the one that it brings along."""
+    from halter.runtime.proof import parse_receipt
+
+    if Path(receipt_file) == Path(journal_file):
+        own = checked.receipts.get(next(iter(checked.sessions), ""))
+        if own is None:
+            raise ConfigError(
+                f"{journal_file} is no export that brings its receipt along: name a journal too, with --journal EXPORT."
+            )
+    else:
+        own = b"".join(_lines(receipt_file))
+    try:
+        return parse_receipt(own)
+    except ValueError as error:
+        raise ConfigError(f"{receipt_file} is not what `halter receipt SESSION --json` wrote: {error}.") from error
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    try:
+        with Path(path).open("rb") as file:
+            yield from file
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{path} cannot be read: {why}.") from error

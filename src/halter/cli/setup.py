@@ -1,0 +1,252 @@
+"""`halter init`: a folder with an agent that works at once.
+
+`halter schema`: what may stand in the files that people write, for editors and other programs.
+
+`halter doctor`: whether everything is there that a night without anybody watching needs.
+"""
+
+import asyncio
+import os
+import re
+import shlex
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, Literal
+
+import typer
+from msgspec.structs import replace
+
+from halter.cli.command import (
+    NOT_FINE,
+    UNUSABLE,
+    WRONG_USE,
+    JsonOption,
+    StoreOption,
+    add_connect_timeout,
+    answer_json,
+    answer_table,
+    fail,
+    read_cli_settings,
+    refuse_missing,
+    report_errors,
+    say,
+    warn,
+)
+from halter.core.clock import SystemClock
+from halter.core.errors import ConfigError, HalterError
+from halter.core.ids import may_decide
+from halter.core.text import join_names
+from halter.core.usage import ModelName
+from halter.journal.open import mask_url
+from halter.operations.health import Check, CheckStatus, fail_check
+from halter.runtime.runtime import open_app
+from halter.settings import Settings
+
+if TYPE_CHECKING:
+    from halter.config.merge import FleetConfig
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the agent is to live.")],
+    *,
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="provider:model; without one it works by rules, offline.")
+    ] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Its name, if not that of the folder.")] = "",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a new agent: its file, its instructions and a tool. Nothing that is there already is touched.
+
+    It works at once, by rules and offline; with --model it thinks with that model. What was written is trusted as
+    it is.
+    """
+    from halter.config.roots import render_starter_files
+
+    called, thinks = _name(name, folder), _model(model)
+    settings = read_cli_settings(None)
+    files = render_starter_files(called, thinks)
+    trusted = report_errors(lambda: _write_and_trust(folder, files, settings))
+    problem = _problem(folder, settings)
+    following = _list_next_commands(folder, thinks, trusted=trusted)
+    if as_json:
+        made = {"folder": str(folder), "name": called, "files": list(files), "trusted": trusted, "problem": problem}
+        answer_json({**made, "next": following})
+        return
+    say(f"{called} is in {folder}: {', '.join(files)}.{' Its code is trusted as it is now.' if trusted else ''}")
+    if problem:
+        warn(problem)
+    say("\n".join(("Next:", *(f"  {command}" for command in following))))
+
+
+def _name(name: str, folder: Path) -> str:
+    """Take the name that was typed, or make one of the folder's."""
+    from halter.config.decode import SCALAR_FORMS, UnfitValue
+
+    written = name or re.sub(r"[^A-Za-z0-9_-]+", "-", folder.absolute().resolve().name).strip("-_")[:64].strip("-_")
+    try:
+        return SCALAR_FORMS["name"].read(written)
+    except UnfitValue:
+        return fail(f"{written!r} cannot be its name: write --name with {SCALAR_FORMS['name'].expected}.", WRONG_USE)
+
+
+def _model(model: str) -> str:
+    from halter.config.decode import SCALAR_FORMS, UnfitValue
+
+    try:
+        read = SCALAR_FORMS["model"].read(model) if model else ""
+        if read:
+            SCALAR_FORMS["name"].read(ModelName.parse(read).provider)
+    except UnfitValue:
+        return fail(f"{model!r} cannot be its model: write {SCALAR_FORMS['model'].expected}.", WRONG_USE)
+    return read
+
+
+def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings) -> bool:
+    """Write the files, and tell whether what can run is trusted: only a person's own, and nothing that was there."""
+    from halter.config.trust import AgentCode, digest_contents, holds_code
+    from halter.runtime.assemble import open_trust
+
+    trust = open_trust(settings) if may_decide(settings.person) else None
+    try:
+        others = folder.exists() and holds_code(folder)
+        there = [name for name in files if (folder / name).exists()]
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be looked into: {error.strerror or error}.") from error
+    if there:
+        fail(f"{folder} has {join_names(there)} already, and nothing is overwritten: name another folder.", NOT_FINE)
+    _write(folder, files)
+    if others or trust is None:
+        return False
+    contents = AgentCode(folder).contents()
+    trust.trust(folder, digest_contents(contents), settings.person, SystemClock().now(), contents)
+    return True
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    """Write all of the files, none of which may be there, or none of them."""
+    written: list[Path] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            with (folder / name).open("x", encoding="utf-8") as file:
+                written.append(folder / name)
+                file.write(text)
+    except OSError as error:
+        for path in written:
+            with suppress(OSError):
+                path.unlink()
+        raise ConfigError(f"{error.filename or folder} cannot be written: {error.strerror or error}.") from error
+
+
+def _problem(folder: Path, settings: Settings) -> str:
+    """Tell what keeps the new agent from working here, such as a fleet that does not allow its model."""
+    from halter.config.agent_files import read_agent
+    from halter.config.merge import FleetConfig, read_fleet
+    from halter.config.resolve import resolve_agent
+
+    try:
+        fleet = FleetConfig() if settings.fleet is None else read_fleet(settings.fleet)
+        resolve_agent(fleet, read_agent(folder), folder)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _list_next_commands(folder: Path, model: str, *, trusted: bool) -> list[str]:
+    """Say which two commands come next."""
+    from halter.config.roots import find_key_variable
+
+    place, key = shlex.quote(str(folder)), find_key_variable(model)
+    run = f'halter run {place} "hello"'
+    if not trusted:
+        return [f"halter trust {place}", run]
+    return [f"export {key}=…", run] if key else [run, f"halter chat {place}"]
+
+
+def schema(
+    file: Annotated[
+        Literal["agent", "fleet"],
+        typer.Argument(metavar="FILE", help="agent for agent.yaml, fleet for halter.yaml."),
+    ] = "agent",
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the JSON Schema of agent.yaml or halter.yaml, for an editor that completes keys and marks mistakes.
+
+    Write agent or fleet. Every key that Halter knows is in it, with what it means and what holds if it is left out.
+    """
+    from halter.config.decode import agent_schema, fleet_schema
+
+    _ = as_json  # A schema is JSON in any case.
+    answer_json(agent_schema() if file == "agent" else fleet_schema())
+
+
+MARKS: Final[dict[CheckStatus, str]] = {"ok": "ok", "warning": "look", "problem": "PROBLEM"}
+STORE: Final = "store"
+
+
+def doctor(
+    agents: Annotated[
+        list[Path] | None, typer.Argument(metavar="[AGENT…]", help="Folders of agents to look at, too.")
+    ] = None,
+    *,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Check store, clock, disk, workers, prices, sandbox, port and agents, and say what to do about each.
+
+    Of an agent's folder its files, models, keys, secrets and sensors are looked at, but nothing of it is run: no model
+    is asked, and no value of a secret is shown. Leaves with 1 if something is a problem, with 3 if the store is one.
+    """
+    settings = report_errors(lambda: read_cli_settings(store))
+    checks = report_errors(lambda: asyncio.run(_collect_checks(settings, agents or [])))
+    if as_json:
+        answer_json(checks)
+    else:
+        rows = [[check.name, MARKS[check.verdict], check.finding] for check in checks]
+        answer_table(f"Halter on {mask_url(settings.store)}", ["what", "is", "finding"], rows, long="what finding")
+    unusable = next((check for check in checks if check.name == STORE and check.verdict == "problem"), None)
+    if unusable is not None:
+        warn(unusable.finding, "red")
+        raise typer.Exit(UNUSABLE)
+    if any(check.verdict == "problem" for check in checks):
+        raise typer.Exit(NOT_FINE)
+
+
+async def _collect_checks(settings: Settings, agents: Sequence[Path]) -> list[Check]:
+    return [check async for check in _run_checks(settings, agents)]
+
+
+async def _run_checks(settings: Settings, agents: Sequence[Path]) -> AsyncGenerator[Check]:
+    """Look at one thing after the other; whatever is wrong with one, the others are looked at."""
+    from halter.operations import health
+    from halter.operations.health import check_agent
+
+    yield health.check_program()
+    checks, fleet = await _store(settings)
+    for check in checks:
+        yield check
+    yield health.check_fleet_file(settings)
+    for folder in agents:
+        async for check in check_agent(folder, settings, os.environ, fleet):
+            yield check
+    yield health.check_prices(SystemClock().now())
+    yield await health.check_sandbox()
+    yield await health.check_port()
+    if (tokens := health.check_tokens(settings)) is not None:
+        yield tokens
+    yield health.check_postgresql()
+
+
+async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]":
+    """Look at the store, if it can be opened, and at what holds for its agents; it is never made by that."""
+    from halter.operations.health import check_store, read_local_policy
+
+    try:
+        refuse_missing(settings.store)
+        places = replace(settings, store=add_connect_timeout(settings.store))
+        async with open_app(places, environ=os.environ, acts=False, despite_doubt=True) as app:
+            return [check async for check in check_store(app)], await read_local_policy(app)
+    except HalterError as error:
+        return [fail_check(STORE, str(error))], None

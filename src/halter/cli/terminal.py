@@ -1,0 +1,384 @@
+"""Where a person types, and what of it counts: an answer is what was typed after its question was shown.
+
+Lines that somebody types, read beside everything else that goes on.
+
+Telling a person at a terminal that something takes its time, and how far it is; nobody else is told.
+
+Writing to the standard output beside everything else that goes on.
+
+Whoever reads it may stall: a terminal that was stopped, a pipe into a pager. Then only those wait who want to know that
+something was written, and never an agent.
+"""
+
+import asyncio
+import os
+import queue
+import select
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+
+from halter.cli.command import WRONG_USE, fail, make_console
+from halter.cli.entrypoint import OutputLost
+
+EARLY_INPUT_NOTICE: Final = "What was typed before this question does not answer it."
+_CHUNK: Final = 4096
+
+
+class Keyboard(Protocol):
+    """Somewhere lines are typed. `by_hand` says that a person does that."""
+
+    by_hand: bool
+
+    def waits(self) -> bool:
+        """Tell whether a whole line was typed that nobody has read yet."""
+        ...
+
+    def drop(self) -> None:
+        """Forget whatever was typed and not read."""
+        ...
+
+    def line(self, prompt: str) -> str | None:
+        """Show a prompt and read a line; None at the end of input."""
+        ...
+
+
+class StandardInput:
+    """The standard input: a terminal, whose lines may be corrected while they are typed, or a pipe."""
+
+    def __init__(self) -> None:
+        self.by_hand = sys.stdin.isatty()
+        if self.by_hand:
+            with suppress(ImportError):
+                # `input` lets a line be edited once this module is there.
+                import_module("readline")
+
+    def waits(self) -> bool:
+        """Tell whether a whole line was typed that nobody has read yet."""
+        return self.by_hand and is_readable(sys.stdin.fileno())
+
+    def drop(self) -> None:
+        """Forget whatever was typed and not read."""
+        if self.by_hand:
+            discard_typed(sys.stdin.fileno())
+
+    def line(self, prompt: str) -> str | None:
+        """Show a prompt and read a line; None at the end of input."""
+        try:
+            if self.by_hand:
+                return input(prompt)
+            line = sys.stdin.readline()
+        except (EOFError, ValueError, OSError):
+            return None
+        return line.rstrip("\n") if line else None
+
+
+class TerminalDevice:
+    """A terminal by its file number, as it is: nothing is edited but by the terminal itself."""
+
+    def __init__(self, number: int) -> None:
+        self.by_hand = os.isatty(number)
+        self._number = number
+
+    def waits(self) -> bool:
+        """Tell whether a whole line was typed that nobody has read yet."""
+        return is_readable(self._number)
+
+    def drop(self) -> None:
+        """Forget whatever was typed and not read."""
+        discard_typed(self._number)
+
+    def line(self, prompt: str) -> str | None:
+        """Show a prompt and read a line; None at the end of input."""
+        os.write(self._number, prompt.encode())
+        typed = b""
+        while not typed.endswith(b"\n"):
+            piece = os.read(self._number, _CHUNK)
+            if not piece:
+                return None
+            typed += piece
+        return typed.decode("utf-8", "replace").rstrip("\n")
+
+
+def is_readable(number: int) -> bool:
+    """Tell whether a read would not wait."""
+    try:
+        return bool(select.select([number], [], [], 0)[0])
+    except (OSError, ValueError):
+        return False
+
+
+def discard_typed(number: int) -> None:
+    """Empty the queue of a terminal: whole lines, and one that was only begun."""
+    import termios
+
+    with suppress(termios.error, OSError, ValueError):
+        termios.tcflush(number, termios.TCIFLUSH)
+
+
+def ask_freshly(keyboard: Keyboard, question: str) -> str | None:
+    """Ask a question whose answer must be typed after it was shown; what was typed before is dropped, and that said."""
+    early = keyboard.waits()
+    keyboard.drop()
+    return keyboard.line(f"{EARLY_INPUT_NOTICE}\n{question}" if early else question)
+
+
+def confirm(question: str, make: Callable[[], Keyboard] = StandardInput) -> bool:
+    """Ask a person for a yes; nothing else is one. Where no person types, nobody is asked."""
+    keyboard = make()
+    if not keyboard.by_hand:
+        fail("Nobody can be asked here: add --yes, if you have looked at it.", WRONG_USE)
+    while (line := ask_freshly(keyboard, f"{question} [y/N]: ")) is not None:
+        match line.strip().lower():
+            case "y" | "yes":
+                return True
+            case "" | "n" | "no":
+                return False
+            case _:
+                pass
+    return False
+
+
+class _ReadRequest(NamedTuple):
+    """What is to be read: a line after this prompt; `freshly`, only one that is typed after it was shown."""
+
+    prompt: str
+    freshly: bool
+
+
+class _TypedLine(NamedTuple):
+    """A line, and whether it was typed before its prompt was shown."""
+
+    line: str | None
+    ahead: bool
+
+
+class LineReader:
+    """Reads a keyboard line by line in a thread that ends with the process: a terminal cannot be let go of."""
+
+    def __init__(self, prompt: str, keyboard: Keyboard | None = None) -> None:
+        self._prompt = prompt
+        self._keyboard: Keyboard = keyboard or StandardInput()
+        self._wishes: queue.SimpleQueue[_ReadRequest] = queue.SimpleQueue()
+        self._lines: asyncio.Queue[_TypedLine] = asyncio.Queue()
+        self._asking = False
+        self._over = False
+        self._freshly = False
+        self._terminal: list[Any] | None = None
+        self.by_hand = self._keyboard.by_hand
+        self.ahead = False
+        """Whether the line that was read last was typed before its prompt was shown."""
+
+    async def __aenter__(self) -> Self:
+        """Begin to read."""
+        if self.by_hand:
+            self._terminal = _read_terminal_settings()
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=(loop,), name="halter-lines", daemon=True).start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the terminal as it was: the thread may wait on for a line that nobody asks for any more."""
+        if self._terminal is not None:
+            import termios
+
+            with suppress(termios.error, ValueError, OSError):
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._terminal)
+
+    def __aiter__(self) -> AsyncIterator[str]:
+        return self._all()
+
+    async def _all(self) -> AsyncIterator[str]:
+        while (line := await self._next(self._prompt)) is not None:
+            yield line
+
+    async def ask(self, question: str) -> str | None:
+        """Ask a question; only what is typed from now on answers it. At the end of input there is no answer."""
+        self.require_fresh()
+        return await self._next(question)
+
+    def require_fresh(self) -> None:
+        """Take for the next line only what is typed after its prompt is shown: it answers something."""
+        self._freshly = True
+
+    @property
+    def asking(self) -> bool:
+        """Tell whether a prompt stands there that nobody has answered."""
+        return self.by_hand and self._asking
+
+    async def _next(self, prompt: str) -> str | None:
+        freshly, self._freshly = self._freshly and self.by_hand, False
+        if freshly and self._asking and not self._over:
+            # Something else was asked here and is settled: what is being typed was meant for that.
+            await self._take()
+            prompt = f"{EARLY_INPUT_NOTICE}\n{prompt}"
+        if self._over:
+            return None
+        if not self._asking:
+            self._wishes.put(_ReadRequest(prompt, freshly))
+            self._asking = True
+        return await self._take()
+
+    async def _take(self) -> str | None:
+        typed = await self._lines.get()
+        # Whoever ends the input leaves the prompt where it stands.
+        self._over = self._asking = typed.line is None
+        self.ahead = typed.ahead
+        return typed.line
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            typed = self._typed(self._wishes.get())
+            with suppress(RuntimeError):
+                # The loop may be closed by now, and then nobody wants to know.
+                loop.call_soon_threadsafe(self._lines.put_nowait, typed)
+            if typed.line is None:
+                return
+
+    def _typed(self, wish: _ReadRequest) -> _TypedLine:
+        if wish.freshly:
+            return _TypedLine(ask_freshly(self._keyboard, wish.prompt), ahead=False)
+        ahead = self._keyboard.waits()
+        return _TypedLine(self._keyboard.line(wish.prompt), ahead)
+
+
+def _read_terminal_settings() -> list[Any] | None:
+    """Take down how the terminal is set."""
+    import termios
+
+    try:
+        return termios.tcgetattr(sys.stdin)
+    except (ValueError, OSError, termios.error):
+        return None
+
+
+PROGRESS_DELAY_SECONDS: Final = 1.0
+"""After so many seconds people begin to wonder."""
+
+ProgressListener = Callable[[str], None]
+"""Takes what is to be told now."""
+
+
+@contextmanager
+def patience(what: str, *, quiet: bool = False, a_while: float = PROGRESS_DELAY_SECONDS) -> Generator[ProgressListener]:
+    """Show beside the answer that something is being done, if it takes longer than a while.
+
+    A file, a pipe or a program is shown nothing: what is read there is the answer, and nothing that was wiped away.
+    """
+    screen = make_console(stderr=True)
+    if quiet or not screen.is_terminal:
+        yield lambda _: None
+        return
+    waiting = _Waiting(screen, what)
+    timer = threading.Timer(a_while, waiting.begin)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield waiting.tell
+    finally:
+        timer.cancel()
+        timer.join()
+        waiting.end()
+
+
+class _Waiting:
+    """A line that is shown from some moment on. A terminal that cannot wipe lines is told once, and no more."""
+
+    def __init__(self, screen: Console, what: str) -> None:
+        self._screen = screen
+        self._what = what
+        self._spinner = Spinner("dots", text=f"{what} …")
+        # The answer goes its own way, and must never be taken for a part of this.
+        self._live = Live(self._spinner, console=screen, transient=True, redirect_stdout=False, redirect_stderr=False)
+
+    def begin(self) -> None:
+        if self._screen.is_dumb_terminal:
+            self._screen.print(f"{self._what} …", markup=False)
+        else:
+            self._live.start(refresh=True)
+
+    def tell(self, more: str) -> None:
+        self._spinner.update(text=f"{self._what}: {more} …")
+
+    def end(self) -> None:
+        self._live.stop()
+
+
+def share(done: int, total: int, noun: str = "events") -> str:
+    """Say how far something is."""
+    return f"{done:,} of {total:,} {noun}"
+
+
+PRINTER_FLUSH_SECONDS: Final = 1.0
+"""For so many seconds it is tried, at the end, to write what is left."""
+
+
+class Printer:
+    """Writes in a thread that ends with the process: a stalled terminal cannot be let go of."""
+
+    def __init__(self) -> None:
+        self._texts: SimpleQueue[tuple[bytes, asyncio.Future[None]]] = SimpleQueue()
+        self._last: asyncio.Future[None] | None = None
+        self._problem: OSError | None = None
+
+    async def __aenter__(self) -> Self:
+        """Begin to write."""
+        sys.stdout.flush()
+        args = (sys.stdout.fileno(), asyncio.get_running_loop())
+        threading.Thread(target=self._write, args=args, name="halter-printer", daemon=True).start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write what is left, if somebody takes it."""
+        if self._last is not None:
+            await asyncio.wait([self._last], timeout=PRINTER_FLUSH_SECONDS)
+
+    def put(self, text: str) -> None:
+        """Write a text when those before it are written."""
+        self._last = asyncio.get_running_loop().create_future()
+        self._texts.put((text.encode(sys.stdout.encoding, "backslashreplace"), self._last))
+
+    async def written(self) -> None:
+        """Wait until all of it is written. Raises Unheard where it cannot be."""
+        if self._last is not None:
+            await asyncio.wait([self._last])
+        if self._problem is not None:
+            raise OutputLost(self._problem)
+
+    def _write(self, file: int, loop: asyncio.AbstractEventLoop) -> None:
+        while True:
+            text, done = self._texts.get()
+            try:
+                if self._problem is None:
+                    _write_all(file, text)
+            except OSError as error:
+                self._problem = error
+            with suppress(RuntimeError):
+                # The loop may be closed by now, and then nobody wants to know.
+                loop.call_soon_threadsafe(_finish, done)
+
+
+def _write_all(file: int, text: bytes) -> None:
+    while text:
+        try:
+            text = text[os.write(file, text) :]
+        except BlockingIOError:
+            select.select([], [file], [])
+
+
+def _finish(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

@@ -1,0 +1,334 @@
+"""`agent.yaml`: one agent, what it may do and how it thinks.
+
+Files beside an agent's file. Nothing outside of the agent's folder is read, whatever a file or a link says.
+
+Skills: folders with a SKILL.md, read where they stand, in `.agents/skills` of an agent's folder.
+
+Playbooks: a YAML list of calls, whose arguments may refer to inputs and to the results of earlier steps.
+
+```yaml
+- call: http__get
+  with: {url: "https://example.com/${inputs.item}.json"}
+  as: page
+- call: files__write
+  with: {path: price.txt, text: "${steps.page.json.offers.0.price}"}
+```
+
+Or a mapping with such a list under `steps`, and `max_cost_usd` for all of them together.
+
+What a reference may be, and what comes of it, stands with `halter.core.agent_spec`.
+
+The providers that need no description in a file: what each speaks, where it is, and which variable holds its key.
+"""
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
+
+from halter.config.decode import decode_document
+from halter.config.yaml_reader import MAX_BYTES, Document, KeyPath, SourceMap, load_bytes, load_file
+from halter.core.agent_spec import REFERENCE_PATTERN, Playbook, Reference, Skill, Step, WireFormat, parse_reference
+from halter.core.errors import ConfigError
+from halter.core.money import usd_to_micros
+from halter.core.spec import AgentSpec, Limits
+from halter.core.text import describe_value, shorten, suggest_nearest
+
+AGENT_FILE: Final = "agent.yaml"
+INSTRUCTIONS: Final = "AGENTS.md"
+
+
+class AgentFile(msgspec.Struct, frozen=True):
+    """What an agent's file says, and where."""
+
+    spec: AgentSpec
+    places: SourceMap = SourceMap(AGENT_FILE)
+
+
+def read_agent(path: Path, shown: str | None = None) -> AgentFile:
+    """Read an agent's file, given itself or the folder that it stands in."""
+    return parse_agent(load_file(path / AGENT_FILE if path.is_dir() else path, shown))
+
+
+def parse_agent(document: Document) -> AgentFile:
+    """Read what a document says about an agent."""
+    spec = decode_document(document, AgentSpec)
+    return AgentFile(replace(spec, limits=_with_guardrails(spec, document.places)), document.places)
+
+
+def _with_guardrails(spec: AgentSpec, places: SourceMap) -> Limits:
+    """Take what stands under `guardrails` as if it stood under `limits`, which is the other place for it."""
+    written = {key: word for key, word in asdict(spec.guardrails).items() if word is not UNSET}
+    for key in written:
+        if getattr(spec.limits, key) is not UNSET:
+            there = places.at(("limits", key))
+            sentence = f"`guardrails.{key}` stands in {there} already, as `limits.{key}`; keep one of them."
+            raise places.wrong(("guardrails", key), sentence)
+    return replace(spec.limits, **written)
+
+
+class UnusableFile(Exception):
+    """Why a file cannot be used, as the end of a sentence about it."""
+
+
+def read_beside(folder: Path, name: str) -> bytes | None:
+    """Read a file below a folder, or return None if there is none."""
+    path = _resolve_inside(folder, name)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UnusableFile("is not a file")
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UnusableFile(f"cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_BYTES:
+        raise UnusableFile(f"is larger than {MAX_BYTES:,} bytes")
+    return data
+
+
+def _resolve_inside(folder: Path, name: str) -> Path:
+    try:
+        root = folder.resolve()
+        path = (root / name).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UnusableFile("is not the name of a file") from error
+    if not path.is_relative_to(root):
+        raise UnusableFile("leads out of the agent's folder")
+    return path
+
+
+def decode_file_text(data: bytes) -> str:
+    """Read the bytes of a file as text."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UnusableFile(f"is not UTF-8 text in line {line}; save it as UTF-8") from None
+    if "\0" in text:
+        raise UnusableFile(f"holds a NUL in line {text.count(chr(10), 0, text.index(chr(0))) + 1}; remove it")
+    return text
+
+
+SKILLS: Final = ".agents/skills"
+SKILL_FILE: Final = "SKILL.md"
+_FENCE: Final = "---"
+
+
+def read_skills(folder: Path) -> dict[str, Skill]:
+    """Read the skills of an agent, by name, or raise a ConfigError that says what to change."""
+    home = folder / SKILLS
+    if not home.is_dir():
+        return {}
+    found: dict[str, Skill] = {}
+    for place in sorted(path for path in home.iterdir() if path.is_dir()):
+        skill = read_skill(folder, place)
+        if skill.name in found:
+            raise ConfigError(f"{place / SKILL_FILE} is called {skill.name}, as another skill is: rename one of them.")
+        found[skill.name] = skill
+    return found
+
+
+def read_skill(folder: Path, place: Path) -> Skill:
+    """Read one skill."""
+    file = place / SKILL_FILE
+    try:
+        data = read_beside(folder, str(file.relative_to(folder)))
+        text = None if data is None else decode_file_text(data)
+    except UnusableFile as why:
+        raise ConfigError(f"{file} {why}.") from None
+    if text is None:
+        raise ConfigError(
+            f"{place} has no {SKILL_FILE}: write one that says what the skill does, or remove the folder."
+        )
+    head, body = _split_front_matter(text)
+    values = _head(head, str(file))
+    name, description = values.get("name", place.name), values.get("description", "")
+    if not isinstance(name, str) or not isinstance(description, str) or not name.strip():
+        raise ConfigError(f"{file}: `name` and `description` must be words.")
+    if not body.strip():
+        raise ConfigError(f"{file} says nothing beside its head: write what is to be done.")
+    return Skill(name.strip(), shorten(description.strip(), 1000), body.strip())
+
+
+def _split_front_matter(text: str) -> tuple[str, str]:
+    """Part what stands between two fences at the beginning from the rest."""
+    lines = text.splitlines(keepends=True)
+    if not lines or lines[0].strip() != _FENCE:
+        return "", text
+    for number, line in enumerate(lines[1:], 1):
+        if line.strip() == _FENCE:
+            return "".join(lines[1:number]), "".join(lines[number + 1 :])
+    return "", text
+
+
+def _head(text: str, file: str) -> dict[str, Any]:
+    if not text.strip():
+        return {}
+    value = load_bytes(text.encode(), file).value
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+MAX_STEPS: Final = 1000
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_KEYS: Final = ("call", "with", "as")
+_BESIDE: Final = ("steps", "max_cost_usd")
+MOST_DOLLARS: Final = 1_000_000
+_FORMS: Final = "write ${inputs.NAME}, ${steps.NAME.text}, ${steps.NAME.json.PATH} or ${secret:NAME}"
+
+
+def read_playbook(path: Path, shown: str | None = None) -> Playbook:
+    """Read a playbook's file."""
+    return parse_playbook(load_file(path, shown))
+
+
+def parse_playbook(document: Document) -> Playbook:
+    """Read a playbook, or raise a ConfigError that says what to change."""
+    places = document.places
+    above, value, cap = _steps(document)
+    if not isinstance(value, list) or not value:
+        raise places.wrong(
+            above, f"a playbook is a list of steps, each with a `call`, but this is {describe_value(value)}."
+        )
+    written = cast("list[Any]", value)
+    if len(written) > MAX_STEPS:
+        raise places.wrong((*above, MAX_STEPS), f"a playbook has at most {MAX_STEPS} steps; split it.")
+    steps: list[Step] = []
+    inputs: dict[str, None] = {}
+    for index, step in enumerate(written):
+        steps.append(_step(step, places, (*above, index), [done.name for done in steps if done.name]))
+        inputs |= dict.fromkeys(found.name for found in _list_references(step.get("with")) if found.source == "inputs")
+    return Playbook(tuple(steps), places.file, tuple(inputs), cap)
+
+
+def _steps(document: Document) -> tuple[KeyPath, Any, int | None]:
+    """Find the steps, and the cap that may stand beside them."""
+    whole: Any = document.value
+    if not isinstance(whole, dict) or "steps" not in whole:
+        return (), cast("Any", whole), None
+    value, places = cast("dict[str, Any]", whole), document.places
+    for key in value:
+        if key not in _BESIDE:
+            raise places.wrong(
+                (key,), f"`{shorten(key)}` is unknown; {suggest_nearest(key, _BESIDE, 'the keys of a playbook')}"
+            )
+    cap = value.get("max_cost_usd")
+    if cap is None:
+        return ("steps",), value["steps"], None
+    if isinstance(cap, bool) or not isinstance(cap, int | float) or not 0 < cap < MOST_DOLLARS:
+        raise places.wrong(
+            ("max_cost_usd",), f"`max_cost_usd` is {describe_value(cap)}, but must be an amount, as in 0.50."
+        )
+    return ("steps",), value["steps"], usd_to_micros(cap)
+
+
+def _step(value: Any, places: SourceMap, path: KeyPath, earlier: list[str]) -> Step:
+    step = _check_step(value, places, path)
+    name, arguments = step.get("as", ""), step.get("with", {})
+    if "as" in step and not (isinstance(name, str) and _NAME.fullmatch(name)):
+        raise places.wrong(
+            (*path, "as"), f"`as` is {describe_value(name)}, but must be a name of letters, digits, - and _."
+        )
+    if name in earlier:
+        raise places.wrong((*path, "as"), f"an earlier step is called `{name}` already; choose another name.")
+    if not isinstance(arguments, dict):
+        raise places.wrong(
+            (*path, "with"), f"`with` is {describe_value(arguments)}, but must be a mapping of arguments."
+        )
+    for at, text in list_texts(cast("dict[str, Any]", arguments), (*path, "with")):
+        for body in REFERENCE_PATTERN.findall(text):
+            _check_reference(body, places, at, earlier)
+    line = places.lines.get(path, 0)
+    return Step(step["call"], json.dumps(arguments, separators=(",", ":")).encode(), name, line)
+
+
+def _check_step(value: Any, places: SourceMap, path: KeyPath) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise places.wrong(path, f"a step is a mapping with a `call`, but this is {describe_value(value)}.")
+    step = cast("dict[str, Any]", value)
+    if "skill" in step:
+        raise places.wrong((*path, "skill"), "steps with a `skill` are not supported by this version; write a `call`.")
+    for key in step:
+        if key not in _KEYS:
+            raise places.wrong(
+                (*path, key), f"`{key}` is not a key of a step; {suggest_nearest(key, _KEYS, 'its keys')}"
+            )
+    call = step.get("call")
+    if not isinstance(call, str) or not call:
+        raise places.wrong((*path, "call"), "a step needs a `call` that names a tool.")
+    return step
+
+
+def _check_reference(body: str, places: SourceMap, path: KeyPath, earlier: list[str]) -> None:
+    """Find what can be known to lead nowhere before anything runs."""
+    if body.startswith("secret:"):
+        return
+    found = parse_reference(body)
+    if found is None:
+        raise places.wrong(path, f"`${{{shorten(body)}}}` is not a reference; {_FORMS}.")
+    if found.source != "inputs" and found.name not in earlier:
+        hint = suggest_nearest(found.name, earlier, "the steps named before it")
+        raise places.wrong(path, f"`${{{body}}}` refers to no earlier step; {hint}")
+
+
+def list_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
+    """List all texts in arguments with the way to each."""
+    match value:
+        case str():
+            yield path, value
+        case dict():
+            for key, item in cast("dict[str, Any]", value).items():
+                yield from list_texts(item, (*path, key))
+        case list():
+            for index, item in enumerate(cast("list[Any]", value)):
+                yield from list_texts(item, (*path, index))
+        case _:
+            return
+
+
+def _list_references(value: Any) -> Iterator[Reference]:
+    for _, text in list_texts(value, ()):
+        yield from (found for body in REFERENCE_PATTERN.findall(text) if (found := parse_reference(body)) is not None)
+
+
+class ProviderDefaults(msgspec.Struct, frozen=True):
+    """What is known of a provider. A local server needs no key; one without an address must be told where it is."""
+
+    base_url: str = ""
+    key: str = ""
+    wire: WireFormat = "openai"
+
+
+_GOOGLE: Final = ProviderDefaults("https://generativelanguage.googleapis.com", "GEMINI_API_KEY", "google")
+
+DEFAULT_PROVIDERS: Final[Mapping[str, ProviderDefaults]] = MappingProxyType(
+    {
+        "openai": ProviderDefaults("https://api.openai.com/v1", "OPENAI_API_KEY"),
+        "anthropic": ProviderDefaults("https://api.anthropic.com", "ANTHROPIC_API_KEY", "anthropic"),
+        "google": _GOOGLE,
+        "gemini": _GOOGLE,
+        "openrouter": ProviderDefaults("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
+        "groq": ProviderDefaults("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
+        "mistral": ProviderDefaults("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
+        "deepseek": ProviderDefaults("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
+        "together": ProviderDefaults("https://api.together.xyz/v1", "TOGETHER_API_KEY"),
+        "ollama": ProviderDefaults("http://localhost:11434/v1"),
+        "llamacpp": ProviderDefaults("http://localhost:8080/v1"),
+        "vllm": ProviderDefaults("http://localhost:8000/v1"),
+        "lmstudio": ProviderDefaults("http://localhost:1234/v1"),
+        "llamafarm": ProviderDefaults(),
+    }
+)
+UNKNOWN_PROVIDER: Final = ProviderDefaults()
+"""What is known of a provider that nobody knows."""

@@ -1,0 +1,567 @@
+"""Plain values into frozen structs: every key known, every type right, and a sentence with a line where not.
+
+The types of the structs say what a file may hold. They are walked beside the values, so that a mistake is known by its
+whole path, also inside mappings with free keys.
+
+How people write amounts, times and names, and what is read from it.
+
+JSON Schemas of the files that people write, from the same types that the files are read by.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from functools import cache
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
+from zoneinfo import available_timezones
+
+import msgspec
+from msgspec import UNSET, UnsetType, inspect
+
+from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap
+from halter.core.agent_spec import REFLEX, SCRIPTED
+from halter.core.clock import SECOND, parse_duration
+from halter.core.errors import ConfigError
+from halter.core.money import DOLLAR, usd_to_micros
+from halter.core.spec import AgentSpec, FleetSpec
+from halter.core.text import describe_value, suggest_nearest
+from halter.core.usage import ModelName
+
+MAX_SAFE_INTEGER: Final = 2**53
+"""Whole numbers up to this one are the same in every store, every JSON reader and on every screen."""
+NONE_WORD: Final = "none"
+
+_RATE: Final = r"([0-9]{1,9})\s*/\s*(?:hour|h)"
+_NAME: Final = r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,62}[A-Za-z0-9])?"
+_HOST: Final = r"\*|(?:\*\.)?[a-z0-9_](?:[a-z0-9_.-]{0,251}[a-z0-9])?|\[?[0-9a-f:.]+\]?"
+_REFERABLE: Final = r"[A-Za-z_][A-Za-z0-9_.-]{0,127}"
+_REFERENCE: Final = rf"\$\{{secret:{_REFERABLE}\}}"
+_URL: Final = r"https?://[^\s@?#]+"
+_ADDRESS: Final = r"(?:https?|wss?)://[^\s@/?#{}]+(?:[/?][^\s#{}]*)?"
+_HEADER_NAME: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}"
+_HEADER: Final = r"[\x20-\x7e]*"
+_DAY_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
+_PATH_INTO: Final = r"(?:(?:[^.\[\]]+|\[[0-9]{1,9}\])(?:\.[^.\[\]]+|\[[0-9]{1,9}\])*)?"
+_BARE_MODEL: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}"
+_ALONE: Final = MappingProxyType({SCRIPTED: f"{SCRIPTED}:script", REFLEX: f"{REFLEX}:rules"})
+_ONE_MODEL: Final = rf"{SCRIPTED}|{REFLEX}|[^\s:/*]+[:/][^\s*](?:[^*]*[^\s*])?"
+SMALLEST_WINDOW: Final = 1000
+LARGEST_WINDOW: Final = 100_000_000
+_MONEY: Final = {"type": "number", "minimum": 0}
+_TIME: Final = {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}
+
+
+class UnfitValue(ValueError):
+    """A value that cannot be read as what it stands for. Its words, if it has any, say what to write instead."""
+
+
+class ScalarForm(msgspec.Struct, frozen=True):
+    """A form of writing: how it is read, what it is, and its JSON Schema. `read` raises Unfit.
+
+    What stands where a `secret` thing belongs may be the secret itself: no sentence quotes it.
+    """
+
+    read: Callable[[Any], Any]
+    expected: str
+    schema: Mapping[str, Any]
+    secret: bool = False
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _duration(value: Any) -> int:
+    if isinstance(value, str):
+        try:
+            micros = parse_duration(value)
+        except ConfigError:
+            raise UnfitValue from None
+    elif _is_number(value):
+        micros = round(value * SECOND)
+    else:
+        raise UnfitValue
+    if not 0 <= micros <= MAX_SAFE_INTEGER:
+        raise UnfitValue
+    return micros
+
+
+def _dollars(value: Any) -> int:
+    if not _is_number(value) or not 0 <= value <= MAX_SAFE_INTEGER // DOLLAR:
+        raise UnfitValue
+    return usd_to_micros(value)
+
+
+def _rate(value: Any) -> int:
+    found = re.fullmatch(_RATE, value) if isinstance(value, str) else None
+    if found is None:
+        raise UnfitValue
+    return int(found[1])
+
+
+def _or_none(read: Callable[[Any], int]) -> Callable[[Any], int | None]:
+    return lambda value: None if value == NONE_WORD else read(value)
+
+
+def _make_pattern_reader(pattern: str) -> Callable[[Any], str]:
+    def read(value: Any) -> str:
+        if not isinstance(value, str) or re.fullmatch(pattern, value) is None:
+            raise UnfitValue
+        return value
+
+    return read
+
+
+@cache
+def _zones() -> frozenset[str]:
+    return frozenset(available_timezones())
+
+
+def _zone(value: Any) -> str:
+    if not isinstance(value, str) or value not in _zones():
+        raise UnfitValue
+    return value
+
+
+def _host(value: Any) -> str:
+    return _make_pattern_reader(_HOST)(value.lower() if isinstance(value, str) else value)
+
+
+def _models(value: Any) -> str:
+    """Read a model or a pattern of models."""
+    if value == "*":
+        return value
+    model = _read_model_name(value)
+    if "*" in model[:-1]:
+        raise UnfitValue
+    return model
+
+
+def _model(value: Any) -> str:
+    """Read exactly one model."""
+    model = _read_model_name(value)
+    if "*" in model:
+        raise UnfitValue
+    return model
+
+
+def _read_model_name(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable():
+        raise UnfitValue
+    try:
+        return _ALONE.get(value) or str(ModelName.parse(value))
+    except ValueError:
+        raise UnfitValue(_with_provider(value)) from None
+
+
+def _with_provider(value: str) -> str:
+    """Say how to write a model of which only the name was given."""
+    if not re.fullmatch(_BARE_MODEL, value):
+        return ""
+    return f"write its provider before it, as in openai:{value} or ollama:{value}"
+
+
+def _window(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise UnfitValue
+    if value != 0 and not SMALLEST_WINDOW <= value <= LARGEST_WINDOW:
+        raise UnfitValue
+    return value
+
+
+def _url(value: Any) -> str:
+    """Read an address of the web. What could hold a password, or be lost on the way, has no place in it."""
+    return _demand_usable(_make_pattern_reader(_URL)(value)).rstrip("/")
+
+
+def _demand_usable(address: str) -> str:
+    try:
+        parts = urlsplit(address)
+        usable = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        raise UnfitValue from None
+    if not usable or not address.isprintable():
+        raise UnfitValue
+    return address
+
+
+def _address(value: Any) -> str:
+    """Read an address that is asked again and again: all of it counts, also what follows a `?`."""
+    return _demand_usable(_make_pattern_reader(_ADDRESS)(value))
+
+
+def _header(value: Any) -> str:
+    """Read the value of a header. A reference that is none would be sent as it stands."""
+    text = _make_pattern_reader(_HEADER)(value)
+    if "${" in re.sub(_REFERENCE, "", text):
+        raise UnfitValue
+    return text
+
+
+def _text(pattern: str) -> Mapping[str, Any]:
+    return {"type": "string", "pattern": f"^(?:{pattern})$"}
+
+
+def _unless_none(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {"anyOf": [schema, {"const": NONE_WORD}]}
+
+
+SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
+    {
+        "duration": ScalarForm(_duration, "a duration, as in 30s, 15m or 1h30m", _TIME),
+        "lasting": ScalarForm(_or_none(_duration), "a duration, as in 90d, or none", _TIME),
+        "dollars": ScalarForm(
+            _or_none(_dollars), "a number of dollars, as in 0.50, or none for no cap", _unless_none(_MONEY)
+        ),
+        "rate": ScalarForm(_or_none(_rate), "a rate, as in 20/hour, or none", _unless_none(_text(_RATE))),
+        "zone": ScalarForm(_zone, "a time zone, as in Europe/Berlin", {"type": "string"}),
+        "name": ScalarForm(_make_pattern_reader(_NAME), "a name of up to 64 letters, digits, - and _", _text(_NAME)),
+        "host": ScalarForm(_host, "a host, as in api.example.com, *.example.com or * for all", {"type": "string"}),
+        "models": ScalarForm(_models, "a model, as in anthropic:claude-sonnet-4-5 or anthropic:*", {"type": "string"}),
+        "model": ScalarForm(
+            _model,
+            "one model, as in anthropic:claude-sonnet-4-5, or one of the words scripted and reflex",
+            _text(_ONE_MODEL),
+        ),
+        "window": ScalarForm(
+            _window,
+            f"0 for the model's own window, or a number of tokens from {SMALLEST_WINDOW} to {LARGEST_WINDOW}",
+            {"anyOf": [{"const": 0}, {"type": "integer", "minimum": SMALLEST_WINDOW, "maximum": LARGEST_WINDOW}]},
+        ),
+        "url": ScalarForm(
+            _url,
+            "an address, as in https://api.example.com/v1, without a password, a ? or a # in it",
+            _text(_URL),
+            secret=True,
+        ),
+        "reference": ScalarForm(
+            _make_pattern_reader(_REFERENCE),
+            "a reference, as in ${secret:OPENAI}, to a key that stands in HALTER_SECRET_OPENAI",
+            _text(_REFERENCE),
+            secret=True,
+        ),
+        "address": ScalarForm(
+            _address,
+            "an address, as in https://api.example.com/prices or wss://api.example.com/feed, "
+            "without a password, a secret or a # in it",
+            _text(_ADDRESS),
+            secret=True,
+        ),
+        "header_name": ScalarForm(
+            _make_pattern_reader(_HEADER_NAME), "the name of a header, as in Authorization", _text(_HEADER_NAME)
+        ),
+        "header": ScalarForm(
+            _header,
+            "text on one line, without accents; a key is best written as in Bearer ${secret:API_KEY}",
+            _text(_HEADER),
+            secret=True,
+        ),
+        "day_time": ScalarForm(
+            _make_pattern_reader(_DAY_TIME), "a time of day from 00:00 to 23:59, as in 08:00", _text(_DAY_TIME)
+        ),
+        "path_into": ScalarForm(
+            _make_pattern_reader(_PATH_INTO),
+            "the way into a reading, as in quotes.AAPL or items[0].price",
+            _text(_PATH_INTO),
+        ),
+        "secret": ScalarForm(
+            _make_pattern_reader(_REFERABLE),
+            "the name of a secret, made of letters, digits, _, . and -",
+            _text(_REFERABLE),
+        ),
+    }
+)
+
+
+T = TypeVar("T")
+
+
+def decode_document(document: Document, kind: type[T]) -> T:
+    """Read a document as a struct, or raise a ConfigError that says what to change."""
+    return cast("T", _Reader(document.places).read(inspect.type_info(kind), document.value, ()))
+
+
+def name_written_form(kind: inspect.Type) -> str:
+    """Tell the form of writing that a type is read from, if it has one of its own."""
+    extra: Any = getattr(kind, "extra", None)
+    return extra["written"] if extra and "written" in extra else ""
+
+
+def is_hidden(kind: inspect.Type) -> bool:
+    """Tell whether what stands in place of a mapping may be a key by mistake, so that no sentence quotes it."""
+    extra: Any = getattr(kind, "extra", None)
+    return bool(extra and extra.get("hidden")) or bool(getattr(getattr(kind, "cls", None), "HIDDEN", False))
+
+
+def list_key_aliases(kind: inspect.StructType) -> Mapping[str, str]:
+    """List the other names under which the keys of a struct are understood."""
+    return getattr(kind.cls, "ALSO", {})
+
+
+def format_key_path(path: KeyPath) -> str:
+    """Write a path as people read it: `policy.tools.shell.rate`, `allowed_hosts[2]`."""
+    words = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in path)
+    return words.removeprefix(".")
+
+
+def make_mistake(path: KeyPath, sentence: str) -> Mistake:
+    """Begin a sentence with the key that it is about."""
+    return path, f"`{format_key_path(path)}` {sentence}"
+
+
+def value_or_default(word: T | UnsetType, otherwise: T) -> T:
+    """Take what was written, or something else where nothing was."""
+    return otherwise if word is UNSET else word
+
+
+class _Reader:
+    def __init__(self, places: SourceMap) -> None:
+        self._places = places
+
+    def read(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
+        if word := name_written_form(kind):
+            return self._word(word, value, path)
+        match kind:
+            case inspect.Metadata():
+                if is_hidden(kind):
+                    self._mapping(value, path, hidden=True)
+                return self.read(kind.type, value, path)
+            case inspect.StructType():
+                return self._struct(kind, self._mapping(value, path, hidden=is_hidden(kind)), path)
+            case inspect.DictType():
+                return self._free(kind, self._mapping(value, path), path)
+            case inspect.VarTupleType():
+                return self._items(kind, value, path)
+            case inspect.UnionType():
+                return self.read(_member(kind, value), value, path)
+            case inspect.LiteralType():
+                return self._choice(kind.values, value, path)
+            case inspect.AnyType():
+                return value
+            case _:
+                return self._leaf(kind, value, path)
+
+    def _wrong(self, value: Any, expected: str, path: KeyPath, *, hidden: bool = False) -> Exception:
+        if hidden and value is not None:
+            sentence = f"`{format_key_path(path)}` must be {expected}; what stands there is something else."
+            return self._places.wrong(path, sentence)
+        subject = f"`{format_key_path(path)}` is" if path else "the file is"
+        return self._places.wrong(path, f"{subject} {describe_value(value)}, but must be {expected}.")
+
+    def _word(self, word: str, value: Any, path: KeyPath) -> Any:
+        try:
+            return SCALAR_FORMS[word].read(value)
+        except UnfitValue as unfit:
+            hint = f"; {unfit}" if str(unfit) else ""
+            raise self._wrong(
+                value, f"{SCALAR_FORMS[word].expected}{hint}", path, hidden=SCALAR_FORMS[word].secret
+            ) from None
+
+    def _mapping(self, value: Any, path: KeyPath, *, hidden: bool = False) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self._wrong(value, "a mapping, with a `key: value` on each line", path, hidden=hidden)
+        return cast("dict[str, Any]", value)
+
+    def _struct(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> Any:
+        fields = {field.encode_name: field for field in kind.fields}
+        written = self._own_names(kind, value, path)
+        read: dict[str, Any] = {}
+        for name, key in written.items():
+            if name not in fields:
+                raise self._unknown(key, list(fields), path)
+            read[fields[name].name] = self.read(fields[name].type, value[key], (*path, key))
+        for name, field in fields.items():
+            if field.required and name not in written:
+                place = f"`{format_key_path(path)}`" if path else self._places.file
+                raise self._places.wrong(path, f"`{name}` is missing from {place}; write it.")
+        try:
+            return kind.cls(**read)
+        except ValueError as error:
+            raise self._places.wrong(path, str(error)) from None
+
+    def _own_names(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> dict[str, str]:
+        """Map the keys' own names to those they were written under."""
+        also = list_key_aliases(kind)
+        names: dict[str, str] = {}
+        for key in value:
+            name = also.get(key, key)
+            if name in names:
+                raise self._places.wrong(
+                    (*path, key), f"`{key}` and `{names[name]}` are two names of one key; keep one of them."
+                )
+            names[name] = key
+        return names
+
+    def _unknown(self, key: str, known: Sequence[str], path: KeyPath) -> Exception:
+        place = f"`{format_key_path(path)}`" if path else self._places.file
+        sentence = f"`{key}` is not a key of {place}; {suggest_nearest(key, known, 'its keys')}"
+        return self._places.wrong((*path, key), sentence)
+
+    def _free(self, kind: inspect.DictType, value: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+        if kind.min_length and len(value) < kind.min_length:
+            raise self._wrong(None, "a mapping with at least one key", path)
+        return {
+            self._free_key(kind.key_type, key, path): self.read(kind.value_type, item, (*path, key))
+            for key, item in value.items()
+        }
+
+    def _free_key(self, kind: inspect.Type, key: str, path: KeyPath) -> str:
+        if isinstance(kind, inspect.LiteralType) and key not in kind.values:
+            raise self._unknown(key, [str(name) for name in kind.values], path)
+        return self.read(kind, key, (*path, key))
+
+    def _items(self, kind: inspect.VarTupleType, value: Any, path: KeyPath) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise self._wrong(value, "a list, as in [one, two]", path)
+        items = cast("list[Any]", value)
+        return tuple(self.read(kind.item_type, item, (*path, index)) for index, item in enumerate(items))
+
+    def _choice(self, values: Sequence[Any], value: Any, path: KeyPath) -> Any:
+        if value not in values:
+            sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is none of its words"
+            raise self._places.wrong(path, f"{sentence}; {suggest_nearest(str(value), values, 'they')}")
+        return value
+
+    def _leaf(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
+        match kind, value:
+            case inspect.BoolType(), bool():
+                return value
+            case inspect.StrType(), str() if len(value) >= (kind.min_length or 0):
+                return value
+            case inspect.IntType(), int() if not isinstance(value, bool) and _is_within(kind, value):
+                return value
+            case inspect.FloatType(), int() | float() if not isinstance(value, bool) and _is_within(kind, value):
+                return float(value)
+            case inspect.DecimalType(), int() | float() if not isinstance(value, bool):
+                return Decimal(str(value))
+            case _:
+                raise self._wrong(value, _expected(kind), path)
+
+
+def _is_within(kind: inspect.IntType | inspect.FloatType, value: float) -> bool:
+    least = -MAX_SAFE_INTEGER if kind.ge is None else kind.ge
+    most = MAX_SAFE_INTEGER if kind.le is None else kind.le
+    return least <= value <= most
+
+
+def _expected(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.BoolType():
+            return "true or false"
+        case inspect.IntType():
+            return "a whole number" + _bounds(kind)
+        case inspect.FloatType() | inspect.DecimalType():
+            return "a number" + (_bounds(kind) if isinstance(kind, inspect.FloatType) else "")
+        case inspect.StrType() if kind.min_length:
+            return "text that is not empty; put quotes around it if it looks like something else"
+        case _:
+            return "text; put quotes around it if it looks like something else"
+
+
+def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    least = f" from {kind.ge} up" if kind.ge is not None else ""
+    return f" from {kind.ge} to {kind.le}" if kind.le is not None else least
+
+
+def _member(kind: inspect.UnionType, value: Any) -> inspect.Type:
+    """Choose the member of a union that what was written looks like; the first is what sentences speak of."""
+    members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
+    return next((member for member in members if _looks_like(member, value)), members[0])
+
+
+def _looks_like(member: inspect.Type, value: Any) -> bool:
+    match value:
+        case bool():
+            return isinstance(member, inspect.BoolType)
+        case str():
+            return isinstance(member, inspect.LiteralType | inspect.StrType)
+        case list():
+            return isinstance(member, inspect.VarTupleType)
+        case _:
+            return False
+
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+
+
+def fleet_schema() -> dict[str, Any]:
+    """Describe `halter.yaml`."""
+    return _titled_schema("halter.yaml", FleetSpec)
+
+
+def agent_schema() -> dict[str, Any]:
+    """Describe `agent.yaml`."""
+    return _titled_schema("agent.yaml", AgentSpec)
+
+
+def _titled_schema(title: str, kind: type[msgspec.Struct]) -> dict[str, Any]:
+    return {"$schema": DIALECT, "title": title, **_schema(inspect.type_info(kind))}
+
+
+def _schema(kind: inspect.Type) -> dict[str, Any]:
+    if word := name_written_form(kind):
+        return {
+            **SCALAR_FORMS[word].schema,
+            "description": _read_description(kind) or f"Write {SCALAR_FORMS[word].expected}.",
+        }
+    match kind:
+        case inspect.Metadata():
+            described = _read_description(kind)
+            return {**_schema(kind.type), **({"description": described} if described else {})}
+        case inspect.StructType():
+            return _struct(kind)
+        case inspect.DictType():
+            least = {"minProperties": kind.min_length} if kind.min_length else {}
+            return {"type": "object", "additionalProperties": _schema(kind.value_type), **_keys(kind.key_type), **least}
+        case inspect.VarTupleType():
+            return {"type": "array", "items": _schema(kind.item_type)}
+        case inspect.UnionType():
+            return {"anyOf": [_schema(member) for member in kind.types if not isinstance(member, inspect.NoneType)]}
+        case inspect.LiteralType():
+            return {"enum": list(kind.values)}
+        case inspect.AnyType():
+            return {}
+        case _:
+            return _leaf(kind)
+
+
+def _read_description(kind: inspect.Type) -> str:
+    """Read what the types say of a key, for editors to show."""
+    extra: Any = getattr(kind, "extra_json_schema", None)
+    return extra["description"] if extra and "description" in extra else ""
+
+
+def _struct(kind: inspect.StructType) -> dict[str, Any]:
+    properties = {field.encode_name: _schema(field.type) for field in kind.fields}
+    also = {other: properties[own] for other, own in list_key_aliases(kind).items()}
+    required = [field.encode_name for field in kind.fields if field.required]
+    return {
+        "type": "object",
+        "description": (kind.cls.__doc__ or "").partition("\n")[0],
+        "properties": properties | also,
+        "additionalProperties": False,
+        **({"required": required} if required else {}),
+    }
+
+
+def _keys(kind: inspect.Type) -> Mapping[str, Any]:
+    plain = isinstance(kind, inspect.StrType)
+    return {} if plain else {"propertyNames": _schema(kind)}
+
+
+def _leaf(kind: inspect.Type) -> dict[str, Any]:
+    match kind:
+        case inspect.BoolType():
+            return {"type": "boolean"}
+        case inspect.IntType() | inspect.FloatType():
+            bounds = {"minimum": kind.ge, "maximum": kind.le}
+            name = "integer" if isinstance(kind, inspect.IntType) else "number"
+            return {"type": name, **{key: bound for key, bound in bounds.items() if bound is not None}}
+        case inspect.DecimalType():
+            return {"type": "number", "minimum": 0}
+        case inspect.StrType():
+            return {"type": "string", **({"minLength": kind.min_length} if kind.min_length else {})}
+        case _:
+            raise TypeError(f"{kind} cannot be written in YAML: give the key another type.")

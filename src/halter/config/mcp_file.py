@@ -1,0 +1,251 @@
+"""`.mcp.json`: the servers whose tools an agent may use, in the shape that other programs read, too.
+
+    {"mcpServers": {"files": {"command": "npx", "args": ["-y", "some-server"], "env": {"TOKEN": "${FILES_TOKEN}"}},
+                    "search": {"type": "http", "url": "https://example.com/mcp"}}}
+
+`${VAR}` and `${VAR:-default}` are filled in from the environment. `${secret:NAME}` stays as it is in `env` and
+`headers`, and is put in when the server is started or asked.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+from halter.config.decode import decode_document, format_key_path
+from halter.config.yaml_reader import MAX_BYTES, MAX_DEPTH, Document, KeyPath, SourceMap
+from halter.core.errors import ConfigError
+from halter.core.tools import SERVER_SEPARATOR, ToolServer, Transport
+
+MCP_FILE: Final = ".mcp.json"
+
+_NAME: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,30}[A-Za-z0-9-])?")
+_REFERENCE: Final = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|(secret:[A-Za-z_][A-Za-z0-9_.-]*\})?)")
+_TOKEN: Final = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+|\n')
+_VARIABLE: Final = re.compile(r"[^=\0]+")
+_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OF_PROGRAMS: Final = ("command", "args", "env", "cwd")
+_OF_ADDRESSES: Final = ("url", "headers")
+
+
+class McpServerEntry(msgspec.Struct, frozen=True):
+    """One server, as it is written."""
+
+    type: Literal["stdio", "http", "streamable-http", "sse"] | None = None
+    command: str | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    cwd: str | None = None
+    url: str | None = None
+    headers: dict[str, str] = {}
+
+
+class McpFile(msgspec.Struct, frozen=True, rename={"servers": "mcpServers"}):
+    """The whole file."""
+
+    servers: dict[str, McpServerEntry]
+
+
+def read_servers(path: Path, environment: Mapping[str, str], shown: str | None = None) -> tuple[ToolServer, ...]:
+    """Read the servers of a folder, given itself or its file; without a file there are none."""
+    file = path / MCP_FILE if path.is_dir() else path
+    name = shown or str(file)
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror or error}.") from error
+    return parse_servers(load_json(data, name), file.parent, environment)
+
+
+def parse_servers(document: Document, folder: Path, environment: Mapping[str, str]) -> tuple[ToolServer, ...]:
+    """Read the servers that a document names; programs run in `folder` unless they name another."""
+    read = decode_document(document, McpFile)
+    return tuple(
+        _Reader(document.places, name, environment).server(entry, folder) for name, entry in read.servers.items()
+    )
+
+
+class _Reader:
+    """Makes one server of its entry."""
+
+    def __init__(self, places: SourceMap, name: str, environment: Mapping[str, str]) -> None:
+        self._places = places
+        self._path: KeyPath = ("mcpServers", name)
+        self._name = name
+        self._environment = environment
+
+    def server(self, entry: McpServerEntry, folder: Path) -> ToolServer:
+        self._demand_name()
+        transport = self._transport(entry)
+        if transport == "stdio":
+            return ToolServer(
+                self._name,
+                command=self._program(entry),
+                args=tuple(self._filled(each, "args", place) for place, each in enumerate(entry.args)),
+                env=self._filled_all(entry.env, "env", _VARIABLE),
+                cwd=str(folder / self._filled(entry.cwd or ".", "cwd")),
+            )
+        headers = self._filled_all(entry.headers, "headers", _HEADER)
+        return ToolServer(self._name, transport, url=self._address(entry), headers=headers)
+
+    def _wrong(self, sentence: str, *keys: str | int) -> ConfigError:
+        return self._places.wrong((*self._path, *keys), sentence)
+
+    def _demand_name(self) -> None:
+        if _NAME.fullmatch(self._name) is None or SERVER_SEPARATOR in self._name:
+            raise self._wrong(
+                f"{self._name!r} is no name for a server: its tools are called SERVER__TOOL, so use up to 32 letters, "
+                "digits, - and _, beginning with a letter, without __ and without _ at the end."
+            )
+
+    def _transport(self, entry: McpServerEntry) -> Transport:
+        transport = _transport_of(entry)
+        foreign = _OF_ADDRESSES if transport == "stdio" else _OF_PROGRAMS
+        needed = "command" if transport == "stdio" else "url"
+        for key in foreign:
+            if (*self._path, key) in self._places.lines:
+                raise self._wrong(
+                    f"`{format_key_path((*self._path, key))}` does not belong to a server of type {transport}; "
+                    "write either `command` with `args`, `env` and `cwd`, or `url` with `headers`.",
+                    key,
+                )
+        if getattr(entry, needed) is None:
+            raise self._wrong(
+                f"`{format_key_path(self._path)}` has no `{needed}`; write `command` for a program to start, "
+                "or `url` for a server to ask."
+            )
+        return transport
+
+    def _program(self, entry: McpServerEntry) -> str:
+        command = self._filled(entry.command or "", "command")
+        if not command.strip():
+            raise self._wrong(
+                f"`{format_key_path((*self._path, 'command'))}` is empty; name the program to start.", "command"
+            )
+        return command
+
+    def _address(self, entry: McpServerEntry) -> str:
+        """Check where to ask. A URL with a password would show it wherever the URL is shown."""
+        url = self._filled(entry.url or "", "url")
+        try:
+            parts = urlsplit(url)
+            fits = parts.scheme in {"http", "https"} and bool(parts.hostname) and "@" not in parts.netloc
+        except ValueError:
+            fits = False
+        if not fits or any(letter <= " " for letter in url):
+            raise self._wrong(
+                f"`{format_key_path((*self._path, 'url'))}` is no address that can be asked; write one that begins with "
+                "https:// or http://, and put names and passwords into `headers`.",
+                "url",
+            )
+        return url
+
+    def _filled_all(self, written: Mapping[str, str], key: str, form: re.Pattern[str]) -> dict[str, str]:
+        for name in written:
+            if form.fullmatch(name) is None:
+                raise self._wrong(
+                    f"`{format_key_path((*self._path, key))}` has the name {name!r}, which cannot be used.", key
+                )
+        return {name: self._filled(value, key, name) for name, value in written.items()}
+
+    def _filled(self, text: str, *keys: str | int) -> str:
+        """Put variables in. A variable's own text is not looked at again."""
+        where = format_key_path((*self._path, *keys))
+
+        def fill(found: re.Match[str]) -> str:
+            name, default, secret = found.groups()
+            if secret and keys[0] in {"env", "headers"}:
+                return found[0]
+            if name is None:
+                raise self._wrong(f"`{where}` holds a `${{` that is no reference; {_FORMS}", *keys)
+            value = self._environment.get(name) or default
+            if value is None:
+                raise self._wrong(
+                    f"`{where}` refers to ${{{name}}}, which is not set; set {name} in the environment, or write "
+                    f"${{{name}:-default}}.",
+                    *keys,
+                )
+            return value
+
+        filled = _REFERENCE.sub(fill, text)
+        if "\0" in filled or (keys[0] == "headers" and re.search(r"[\r\n]", filled)):
+            raise self._wrong(f"`{where}` holds a character that cannot be sent; remove it.", *keys)
+        return filled
+
+
+_FORMS: Final = "write ${VAR} or ${VAR:-default}, or ${secret:NAME} in `env` and `headers`."
+
+
+def _transport_of(entry: McpServerEntry) -> Transport:
+    match entry.type:
+        case None:
+            return "http" if entry.url is not None and entry.command is None else "stdio"
+        case "streamable-http":
+            return "http"
+        case "stdio" | "http" | "sse":
+            return entry.type
+
+
+def load_json(data: bytes, file: str) -> Document:
+    """Read JSON, and where each of its values stands."""
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes: keep data out of configuration.")
+    try:
+        text = data.decode("utf-8-sig")
+        value = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{file} line {error.lineno}: this is not JSON: {error.msg}.") from None
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file} line {line}: this is not UTF-8 text; save the file as UTF-8.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}.") from None
+    lines: dict[KeyPath, int] = {}
+    places = SourceMap(file, lines)
+    for path, line in _lines(text):
+        if len(path) > MAX_DEPTH:
+            raise places.wrong(path, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
+        if path in lines:
+            sentence = f"`{format_key_path(path)}` was written in line {lines[path]} already; keep one of them."
+            raise ConfigError(f"{file} line {line}: {sentence}")
+        lines[path] = line
+    return Document(value, places)
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+def _lines(text: str) -> Iterator[tuple[KeyPath, int]]:
+    """Tell the line of every key and every element of text that is known to be JSON."""
+    line = 1
+    path: list[str | int | None] = []
+    yield (), 1
+    for part in _TOKEN.findall(text):
+        match part:
+            case "\n":
+                line += 1
+            case "}" | "]":
+                path.pop()
+            case ",":
+                path[-1] = path[-1] + 1 if isinstance(path[-1], int) else _KEY_NEXT
+            case ":":
+                pass
+            case _ if path and path[-1] is _KEY_NEXT:
+                path[-1] = cast("str", json.loads(part))
+                yield cast("KeyPath", tuple(path)), line
+            case _:
+                if path and isinstance(path[-1], int):
+                    yield cast("KeyPath", tuple(path)), line
+                if part in "{[":
+                    path.append(_KEY_NEXT if part == "{" else 0)
+
+
+_KEY_NEXT: Final = None

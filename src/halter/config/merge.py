@@ -1,0 +1,281 @@
+"""The fleet's and the agent's file side by side: what holds of both, and a sentence where an agent would loosen.
+
+`halter.yaml`: what holds for all agents on one store.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from halter.config.agent_files import AgentFile
+from halter.config.decode import decode_document, format_key_path, value_or_default
+from halter.config.sections import list_channel_mistakes
+from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap, load_file
+from halter.core.clock import format_duration
+from halter.core.errors import ConfigError
+from halter.core.money import format_micros
+from halter.core.spec import (
+    APPROVAL_EXPIRY,
+    DEFAULT_RATES,
+    DEFAULT_SIMULATE,
+    MODES,
+    SIMULATE_MODES,
+    FleetSpec,
+    LevelRule,
+    Limits,
+    Policy,
+    ToolRule,
+    ToolsSpec,
+    is_covered,
+)
+from halter.core.text import join_names
+from halter.core.tools import LEVELS, Level
+
+FLEET_FILE: Final = "halter.yaml"
+
+
+class FleetConfig(msgspec.Struct, frozen=True):
+    """What the fleet's file says, and where. Without a file, everything is at its default.
+
+    `said` is what the file says word by word. Where a store's policy and a file hold together, the rules of the file
+    are `beside` those of the store and never mixed with them: a rule for a tool in one must not hide a stricter one
+    for its level in the other. `silent` limits agents that set no limit, where that is less than they could set.
+    """
+
+    spec: FleetSpec = FleetSpec()
+    places: SourceMap = SourceMap(FLEET_FILE)
+    said: Mapping[str, Any] = {}
+    beside: tuple[Policy, ...] = ()
+    silent: Limits = Limits()
+
+
+def read_fleet(path: Path, shown: str | None = None) -> FleetConfig:
+    """Read a fleet's file."""
+    return parse_fleet(load_file(path, shown))
+
+
+def parse_fleet(document: Document) -> FleetConfig:
+    """Read what a document says about the fleet."""
+    spec = decode_document(document, FleetSpec)
+    for model in spec.models:
+        if model.endswith("*"):
+            raise document.places.wrong(("models", model), f"`{model}` is not one model; name each with its price.")
+    for path, sentence in (*_rate_mistakes(spec), *list_channel_mistakes(spec.notify)):
+        raise document.places.wrong(path, sentence)
+    return FleetConfig(spec, document.places, document.value)
+
+
+def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
+    """Find rates that say nothing, or of which nobody could tell whose they are."""
+    for model, rate in spec.rates.items():
+        path = ("rates", model)
+        if "*" in model and not model.endswith(":*"):
+            yield (
+                path,
+                f"`{format_key_path(path)}` is not one model; name one, or all of a provider, as in anthropic:*.",
+            )
+        if rate.requests_per_minute is UNSET and rate.tokens_per_minute is UNSET:
+            yield (
+                path,
+                f"`{format_key_path(path)}` limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.",
+            )
+
+
+FormatValue = Callable[[Any], str]
+
+
+def format_cap(cap: int | None) -> str:
+    """Write a cap as people read it."""
+    return "none" if cap is None else format_micros(cap)
+
+
+def format_hourly_rate(rate: int | None) -> str:
+    """Write a rate as files have it."""
+    return "none" if rate is None else f"{rate}/hour"
+
+
+def _format_number(number: int) -> str:
+    return str(number) if number else "0 (none)"
+
+
+def _format_duration(micros: int) -> str:
+    return format_duration(micros) if micros else "0 (none)"
+
+
+LIMIT_FORMATS: Final[Mapping[str, tuple[FormatValue, Any]]] = MappingProxyType(
+    {
+        "max_cost_usd": (format_cap, None),
+        "max_cost_usd_per_hour": (format_cap, None),
+        "max_cost_usd_per_day": (format_cap, None),
+        "token_budget": (_format_number, 0),
+        "max_steps": (str, None),
+        "timeout": (_format_duration, 0),
+        "max_output_tokens": (str, None),
+        "max_retries": (str, None),
+    }
+)
+"""The limits that are the most of something: how each is shown, and the figure that stands for no limit."""
+
+
+UNLIMITED_RULE: Final = LevelRule(rate=None, simulate="never")
+"""What holds for a single tool where nothing is said of it, as far as that is known without its level."""
+
+
+def default_level_rule(level: Level) -> LevelRule:
+    """Tell what holds for a level where nothing is said of it."""
+    return LevelRule(rate=DEFAULT_RATES.get(level), simulate=DEFAULT_SIMULATE.get(level, "never"))
+
+
+class FilePair:
+    """Compares the two files, and knows where in them things stand."""
+
+    def __init__(self, fleet: FleetConfig, agent: AgentFile) -> None:
+        self.fleet = fleet
+        self.agent = agent
+
+    def looser(self, path: KeyPath, written: str, bound: KeyPath, allowed: str) -> ConfigError:
+        """Say that an agent asks for more than the fleet gives, and what either side may write."""
+        where = self.fleet.places.at(bound)
+        said = "" if bound in self.fleet.places.lines else ", which is the default"
+        return self.agent.places.wrong(
+            path,
+            f"`{format_key_path(path)}` is {written}, but {where} allows only {allowed} (`{format_key_path(bound)}`{said}). "
+            f"An agent can only tighten the fleet: tighten it here, or loosen it in {self.fleet.places.file}.",
+        )
+
+    def _spelled(self, path: KeyPath) -> KeyPath:
+        """Find the name under which the agent's file has a limit."""
+        other = next((name for name, own in Limits.ALSO.items() if own == path[-1]), None)
+        spelled = (*path[:-1], other) if other else path
+        return spelled if spelled in self.agent.places.lines else path
+
+    def limits(self) -> Limits:
+        """Put the limits together: of each the lower; of a choice, the agent's."""
+        ours, theirs = self.fleet.spec.agents.limits, self.agent.spec.limits
+        lower = {key: self._lower(key, ours, theirs, show, endless) for key, (show, endless) in LIMIT_FORMATS.items()}
+        chosen = {
+            key: value_or_default(getattr(theirs, key), getattr(ours, key))
+            for key in Limits.__struct_fields__
+            if key not in LIMIT_FORMATS
+        }
+        return Limits(**lower, **chosen)
+
+    def _lower(self, key: str, ours: Limits, theirs: Limits, show: FormatValue, endless: Any) -> Any:
+        bound, asked = getattr(ours, key), getattr(theirs, key)
+        if asked is UNSET:
+            return value_or_default(getattr(self.fleet.silent, key), bound)
+        if bound is UNSET:
+            return asked
+        if bound != endless and (asked == endless or asked > bound):
+            path = self._spelled(("limits", key))
+            raise self.looser(path, show(asked), ("agents", "limits", key), show(bound))
+        return asked
+
+    def mode(self) -> Any:
+        """Take the stricter mode."""
+        bound, asked = self.fleet.spec.mode, self.agent.spec.mode
+        if asked is UNSET:
+            return bound
+        if MODES.index(asked) > MODES.index(bound):
+            raise self.looser(("mode",), asked, ("mode",), bound)
+        return asked
+
+    def observe(self) -> bool:
+        """Let pass only where the fleet does."""
+        bound, asked = self.fleet.spec.observe, self.agent.spec.observe
+        if asked is True and not bound:
+            raise self.looser(("observe",), "true", ("observe",), "false")
+        return value_or_default(asked, bound)
+
+    def expiry(self) -> int:
+        """Take the shorter time to decide."""
+        bound, asked = self.fleet.spec.policy.approval_expiry, self.agent.spec.policy.approval_expiry
+        path = ("policy", "approval_expiry")
+        if asked is not UNSET and bound is not UNSET and asked > bound:
+            raise self.looser(path, format_duration(asked), path, format_duration(bound))
+        return value_or_default(value_or_default(asked, bound), APPROVAL_EXPIRY)
+
+    def tools(self) -> ToolsSpec:
+        """Check that the agent's shell is no freer than the fleet's."""
+        tools, bounds = self.agent.spec.tools, self.fleet.spec.shell
+        if tools.shell is UNSET:
+            return tools
+        if bounds.sandbox and not tools.shell.sandbox:
+            raise self.looser(("tools", "shell", "sandbox"), "false", ("shell", "sandbox"), "true")
+        if tools.shell.network and not bounds.network:
+            raise self.looser(("tools", "shell", "network"), "true", ("shell", "network"), "false")
+        return tools
+
+    def models(self) -> tuple[str, ...] | None:
+        """Take the models of the agent's own list, all of which the fleet must allow."""
+        asked, bound = self.agent.spec.allowed_models, self.fleet.spec.allowed_models
+        return self.within("allowed_models", asked, bound, ("allowed_models",))
+
+    def hosts(self) -> tuple[str, ...] | None:
+        """Take the hosts of the agent's own list, all of which the fleet must allow."""
+        http = self.agent.spec.tools.http
+        asked = UNSET if http is UNSET else http.hosts
+        hosts = self.within("allowed_hosts", asked, self.fleet.spec.allowed_hosts, ("tools", "http", "hosts"))
+        if http is not UNSET and not hosts:
+            sentence = "`tools.http` has no hosts; name those that may be reached, as in hosts: [api.example.com]."
+            raise self.agent.places.wrong(("tools", "http"), sentence)
+        return hosts
+
+    def reached(self, path: KeyPath, address: str) -> None:
+        """Check that the fleet leaves the host of an address to its agents; without a list it leaves all of them."""
+        host, bound = urlsplit(address).hostname or "", self.fleet.spec.allowed_hosts
+        if bound is not UNSET and not any(is_covered(word, bound) for word in (host, f"[{host}]")):
+            raise self.looser(path, f"at `{host}`", ("allowed_hosts",), join_names(bound) or "nothing")
+
+    def within(
+        self, key: str, asked: Sequence[str] | UnsetType, bound: Sequence[str] | UnsetType, path: KeyPath
+    ) -> tuple[str, ...] | None:
+        """Take the agent's list, of which the fleet must allow everything; without one, the fleet's."""
+        if asked is UNSET:
+            return None if bound is UNSET else tuple(bound)
+        for index, name in enumerate(asked):
+            if bound is not UNSET and not is_covered(name, bound):
+                raise self.looser((*path, index), f"`{name}`", (key,), join_names(bound) or "nothing")
+        return tuple(asked)
+
+    def policies(self) -> tuple[Policy, ...]:
+        """Check each rule of the agent against every rule of the fleet in the same place; the agent's come last."""
+        fleets = (self.fleet.spec.policy, *self.fleet.beside)
+        for ours in fleets:
+            self._rules(ours)
+        return (*fleets, self.agent.spec.policy)
+
+    def _rules(self, ours: Policy) -> None:
+        theirs = self.agent.spec.policy
+        for level, rule in theirs.levels.items():
+            self._rule(
+                rule, ours.levels.get(level, LevelRule()), default_level_rule(level), ("policy", "levels", level)
+            )
+        for tool, rule in theirs.tools.items():
+            bound = ours.tools.get(tool, ToolRule())
+            self._rule(rule, bound, UNLIMITED_RULE, ("policy", "tools", tool))
+            self._level(rule.level, bound.level, ("policy", "tools", tool, "level"))
+
+    def _rule(self, asked: LevelRule, bound: LevelRule, usual: LevelRule, path: KeyPath) -> None:
+        """Compare two rules; `usual` is what holds where the fleet's says nothing, as far as that is known here."""
+        if asked.approval == "never" and bound.approval != "never":
+            allowed = "always" if bound.approval == "always" else "what the mode says"
+            raise self.looser((*path, "approval"), "never", (*path, "approval"), allowed)
+        rate = value_or_default(bound.rate, usual.rate)
+        if asked.rate is not UNSET and isinstance(rate, int) and (asked.rate is None or asked.rate > rate):
+            raise self.looser(
+                (*path, "rate"), format_hourly_rate(asked.rate), (*path, "rate"), format_hourly_rate(rate)
+            )
+        ours, theirs = value_or_default(bound.simulate, usual.simulate), asked.simulate
+        if ours is not UNSET and theirs is not UNSET and SIMULATE_MODES.index(theirs) < SIMULATE_MODES.index(ours):
+            raise self.looser((*path, "simulate"), theirs, (*path, "simulate"), ours)
+
+    def _level(self, asked: Level | UnsetType, bound: Level | UnsetType, path: KeyPath) -> None:
+        if asked is UNSET or bound is UNSET or LEVELS.index(asked) >= LEVELS.index(bound):
+            return
+        raise self.looser(path, asked, path, f"{bound} or a more dangerous one")

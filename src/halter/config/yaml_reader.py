@@ -1,0 +1,238 @@
+"""YAML text into plain values.
+
+Only what configuration needs is understood: mappings, lists, text, numbers, true, false and null. Aliases, tags and
+merge keys are refused, since a small file with aliases can stand for gigabytes and a tag can stand for anything.
+Scalars follow YAML 1.2: `no` and `12:30` are text, as whoever wrote them meant.
+
+Files of configuration into plain values, each of which remembers its line.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import yaml
+from yaml import events
+from yaml.reader import ReaderError
+
+from halter.core.errors import ConfigError
+
+KeyPath = tuple[str | int, ...]
+"""The way to a value from the top of its file: keys of mappings and places in lists."""
+Mistake = tuple[KeyPath, str]
+"""The way to a value, and a sentence about it."""
+
+MAX_BYTES: Final = 1_000_000
+MAX_DEPTH: Final = 32
+
+_LONGEST_SENTENCE: Final = 1000
+
+
+def escape_sentence(sentence: str) -> str:
+    """Keep what a file says from steering the terminal that shows it, or from filling it."""
+    short = sentence if len(sentence) <= _LONGEST_SENTENCE else f"{sentence[:_LONGEST_SENTENCE]}…"
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
+
+
+class SourceMap(msgspec.Struct, frozen=True):
+    """Where each value of a file stands."""
+
+    file: str
+    lines: Mapping[KeyPath, int] = {}
+
+    def at(self, path: KeyPath = ()) -> str:
+        """Name the file, and the line of a value or of the nearest thing around it."""
+        for length in range(len(path), -1, -1):
+            if (line := self.lines.get(path[:length])) is not None:
+                return f"{self.file} line {line}"
+        return self.file
+
+    def wrong(self, path: KeyPath, sentence: str) -> ConfigError:
+        """Make an error of a sentence about a value."""
+        return ConfigError(escape_sentence(f"{self.at(path)}: {sentence}"))
+
+
+class Document(msgspec.Struct, frozen=True):
+    """What a file says, and where."""
+
+    value: Any
+    places: SourceMap
+
+
+def load_file(path: Path, shown: str | None = None) -> Document:
+    """Read a YAML file; `shown` is the name that sentences call it by."""
+    name = shown or str(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise ConfigError(f"{name} is missing: write it, or name another one.") from None
+    except OSError as error:
+        raise ConfigError(f"{name} cannot be read: {error.strerror or error}.") from error
+    return load_bytes(data, name)
+
+
+def load_bytes(data: bytes, file: str) -> Document:
+    """Read YAML of any origin."""
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes: keep data out of configuration.")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{file} line {line}: this is not UTF-8 text; save the file as UTF-8.") from None
+
+    return YamlBuilder(file).build(text)
+
+
+_INTEGER: Final = re.compile(r"[-+]?[0-9]+")
+_FLOAT: Final = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
+_WORDS: Final[Mapping[str, bool | None]] = {
+    "": None,
+    "~": None,
+    **dict.fromkeys(("null", "Null", "NULL")),
+    **dict.fromkeys(("true", "True", "TRUE"), True),
+    **dict.fromkeys(("false", "False", "FALSE"), False),
+}
+_LONGEST_NUMBER: Final = 30
+
+
+def _events(text: str) -> Iterator[events.Event]:
+    """Parse with the C library where PyYAML was built with it."""
+    loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    while loader.check_event():
+        yield loader.get_event()
+
+
+class _Open:
+    """A mapping or a list that is being read."""
+
+    __slots__ = ("key", "path", "value")
+
+    def __init__(self, path: KeyPath, value: "dict[str, Any] | list[Any]") -> None:
+        self.path = path
+        self.value = value
+        self.key: str | None = None
+
+
+class YamlBuilder:
+    """Puts a document together, event by event and without recursion, so that no depth can exhaust anything."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._lines: dict[KeyPath, int] = {}
+        self._open: list[_Open] = []
+        self._documents = 0
+        self._value: Any = None
+
+    def build(self, text: str) -> Document:
+        """Read a whole file."""
+        try:
+            for event in _events(text):
+                self._take(event)
+        except yaml.MarkedYAMLError as error:
+            raise self._unreadable(error, text) from None
+        except ReaderError as error:
+            line = text.count("\n", 0, error.position) + 1
+            raise self._wrong(line, "there is a character that YAML does not allow; remove it.") from None
+        if self._value is None:
+            raise self._wrong(1, "the file is empty; write at least one key.")
+        return Document(self._value, SourceMap(self._file, self._lines))
+
+    def _wrong(self, line: int, sentence: str) -> ConfigError:
+        return ConfigError(escape_sentence(f"{self._file} line {line}: {sentence}"))
+
+    def _unreadable(self, error: yaml.MarkedYAMLError, text: str) -> ConfigError:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        lines = text.splitlines()
+        written = lines[line - 1] if line <= len(lines) else ""
+        if "\t" in written[: len(written) - len(written.lstrip())]:
+            return self._wrong(line, "there is a tab at the beginning; indent with spaces.")
+        return self._wrong(line, f"this is not YAML: {error.problem or error.context or 'it cannot be read'}.")
+
+    def _take(self, event: events.Event) -> None:
+        line = event.start_mark.line + 1
+        match event:
+            case events.AliasEvent():
+                raise self._wrong(line, "aliases (`*name`) are not understood here; write the value out.")
+            case events.DocumentStartEvent():
+                self._documents += 1
+                if self._documents > 1:
+                    raise self._wrong(line, "a second document begins with `---`; keep one document in a file.")
+            case events.ScalarEvent():
+                self._plain(event, line)
+                self._scalar(event, line)
+            case events.MappingStartEvent():
+                self._plain(event, line)
+                self._enter({}, line)
+            case events.SequenceStartEvent():
+                self._plain(event, line)
+                self._enter([], line)
+            case events.MappingEndEvent() | events.SequenceEndEvent():
+                self._open.pop()
+            case _:
+                pass
+
+    def _plain(self, event: events.NodeEvent, line: int) -> None:
+        if event.anchor is not None:
+            raise self._wrong(line, "anchors (`&name`) are not understood here; write each value out.")
+        if getattr(event, "tag", None) is not None:
+            raise self._wrong(line, f"the tag `{getattr(event, 'tag', '')}` is not understood here; remove it.")
+
+    def _scalar(self, event: events.ScalarEvent, line: int) -> None:
+        inside = self._open[-1] if self._open else None
+        if inside is not None and isinstance(inside.value, dict) and inside.key is None:
+            self._key(inside, event.value, line)
+            return
+        self._place(self._resolved(event, line), line)
+
+    def _key(self, inside: _Open, key: str, line: int) -> None:
+        if not key:
+            raise self._wrong(line, "a key is empty; write a name before the colon.")
+        path = (*inside.path, key)
+        if path in self._lines:
+            raise self._wrong(line, f"`{key}` was written in line {self._lines[path]} already; keep one of them.")
+        inside.key = key
+        self._lines[path] = line
+
+    def _enter(self, value: "dict[str, Any] | list[Any]", line: int) -> None:
+        if self._open and isinstance(self._open[-1].value, dict) and self._open[-1].key is None:
+            raise self._wrong(line, "a key must be a plain name, not a mapping or a list.")
+        if len(self._open) >= MAX_DEPTH:
+            raise self._wrong(line, f"values are nested more than {MAX_DEPTH} deep; make it flatter.")
+        self._open.append(_Open(self._place(value, line), value))
+
+    def _place(self, value: Any, line: int) -> KeyPath:
+        """Put a value where it belongs, and tell where that is."""
+        if not self._open:
+            self._value = value
+            path: KeyPath = ()
+        else:
+            path = self._put(self._open[-1], value)
+        self._lines.setdefault(path, line)
+        return path
+
+    def _put(self, inside: _Open, value: Any) -> KeyPath:
+        if isinstance(inside.value, list):
+            inside.value.append(value)
+            return (*inside.path, len(inside.value) - 1)
+        key, inside.key = inside.key or "", None
+        inside.value[key] = value
+        return (*inside.path, key)
+
+    def _resolved(self, event: events.ScalarEvent, line: int) -> str | int | float | bool | None:
+        text: str = event.value
+        if not event.implicit[0]:
+            return text
+        if text in _WORDS:
+            return _WORDS[text]
+        if not _FLOAT.fullmatch(text):
+            return text
+        number = int(text) if _INTEGER.fullmatch(text) and len(text) <= _LONGEST_NUMBER else float(text)
+        if not math.isfinite(number):
+            raise self._wrong(line, f"the number {text[:_LONGEST_NUMBER]} is too large.")
+        return number

@@ -1,0 +1,393 @@
+"""Forks of a process that has threads.
+
+A fork copies the thread that asks for it, and no other. A lock that another thread holds at that moment stays locked in
+the copy for ever, and C libraries have locks that no Python code sees: SQLite has some for the whole process. So a
+thread that works in such a library holds a `ForkLock` meanwhile, and `fork` waits until every one of them is free.
+
+Signs of life of a process that runs sessions, kept in memory that a sentinel outside reads.
+
+A process whose event loop is blocked cannot say so. What it wrote before is there all the same: when it was last alive,
+until when the calls in flight may take, under which names it owns sessions, and which processes it has started.
+
+What the code of a tool prints, logs or warns of, with secrets taken out before it is shown.
+
+The code runs in this process, and so does other code that prints on purpose what must not be masked. So a mask belongs
+to a context: that of one call, and of the tasks and threads that carry it on. What else is printed passes as it is.
+"""
+
+import itertools
+import logging
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from mmap import mmap
+from typing import Any, Final, NamedTuple, Protocol, TextIO, cast
+from weakref import WeakValueDictionary
+
+LONGEST_WAIT: Final = 1.0
+"""Seconds that a fork waits for the threads. After this it goes on: a copy that hangs is killed at its deadline."""
+
+
+class ForkLock:
+    """A lock that no thread holds while the process forks. Nothing else may be waited for under it.
+
+    What runs for every statement takes the plain `lock`, after a look at `FORKING`.
+    """
+
+    __slots__ = ("__weakref__", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        with FORKING:
+            _LOCKS[next(_NUMBERS)] = self
+
+    def __enter__(self) -> None:
+        if FORKING.locked():
+            let_fork_pass()
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+    def take(self, seconds: float) -> bool:
+        """Take the lock for a fork, if it gets free in time."""
+        return self.lock.acquire(timeout=seconds)
+
+    def let_go(self) -> None:
+        """Give the lock back after a fork, in the process and in its copy."""
+        self.lock.release()
+
+
+FORKING: Final = threading.Lock()
+"""Held while the process forks, or waits to."""
+
+_LOCKS: Final = WeakValueDictionary[int, ForkLock]()
+_NUMBERS: Final = itertools.count()
+
+
+def let_fork_pass() -> None:
+    """Wait for a fork that waits: a thread that lets go only to take its lock again would keep it waiting."""
+    with FORKING:
+        pass
+
+
+def fork() -> int:
+    """Fork at a moment when no thread holds a fork lock; return 0 in the copy, and the copy's number here.
+
+    In the copy all signals are blocked until it has handlers of its own.
+    """
+    with FORKING, _take_all_locks(), _block_signals(), _ignore_fork_warning():
+        return os.fork()
+
+
+@contextmanager
+def _block_signals() -> Generator[None]:
+    """Let other threads take the signals meanwhile. The copy begins with all of them blocked.
+
+    A handler of the process that ran in the copy would act twice: the copy shares the pipe that wakes the event loop.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() == process:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _ignore_fork_warning() -> Generator[None]:
+    """Silence the warning that Python gives from 3.12 on: a fork beside threads may hang, and the locks prevent that.
+
+    Filters belong to the whole process, so they are left alone where no warning comes.
+    """
+    if sys.version_info < (3, 12):
+        yield
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
+
+
+@contextmanager
+def _take_all_locks() -> Generator[None]:
+    deadline = time.monotonic() + LONGEST_WAIT
+    held = [lock for _, lock in sorted(_LOCKS.items()) if lock.take(max(0.0, deadline - time.monotonic()))]
+    try:
+        yield
+    finally:
+        for lock in held:
+            lock.let_go()
+
+
+LIVENESS_BYTES: Final = 16384
+
+_HEAD: Final = struct.Struct("=QQQ")
+"""When it was last alive and the earliest deadline, in nanoseconds of the monotonic clock; bytes of text."""
+_COUNT: Final = struct.Struct("=Q")
+"""How many groups there are."""
+_COUNT_AT: Final = _HEAD.size
+_TEXT_AT: Final = _COUNT_AT + _COUNT.size
+_GROUPS_AT: Final = 8192
+_MOST_TEXT: Final = _GROUPS_AT - _TEXT_AT
+_MOST_GROUPS: Final = (LIVENESS_BYTES - _GROUPS_AT) // 8
+_LONGEST_NAME: Final = 200
+
+
+class LivenessReading(NamedTuple):
+    """What a process has written of itself. Times are nanoseconds of the monotonic clock; a deadline of 0 is none."""
+
+    alive_at: int = 0
+    deadline: int = 0
+    call: str = ""
+    workers: tuple[str, ...] = ()
+    groups: tuple[int, ...] = ()
+
+
+def read_liveness(memory: mmap) -> LivenessReading:
+    """Read what a process has written. While it writes, a part may be old and another new."""
+    alive_at, deadline, size = _HEAD.unpack_from(memory)
+    (count,) = _COUNT.unpack_from(memory, _COUNT_AT)
+    call, *workers = bytes(memory[_TEXT_AT : _TEXT_AT + size]).decode("utf-8", "replace").split("\0")
+    groups = struct.unpack_from(f"={min(count, _MOST_GROUPS)}Q", memory, _GROUPS_AT)
+    return LivenessReading(alive_at, deadline, call, tuple(workers), groups)
+
+
+class LivenessWriter:
+    """Writes the signs of life of this process. Without memory that another process reads, it does nothing.
+
+    `begin` is called when there is something to watch: before the process owns its first session.
+    """
+
+    def __init__(self, memory: mmap | None = None, begin: Callable[[], None] = lambda: None) -> None:
+        self._memory = memory
+        self._begin = begin
+        self._deadlines: dict[object, int] = {}
+        self._call = ""
+        self._workers: tuple[str, ...] = ()
+
+    def beat(self) -> None:
+        """Say that the process is alive."""
+        self._write()
+
+    def show_groups(self, groups: Collection[int]) -> None:
+        """Say which groups of processes it has started: from any thread, and no sign of life of the event loop."""
+        if self._memory is not None:
+            shown = tuple(groups)[:_MOST_GROUPS]
+            struct.pack_into(f"={len(shown)}Q", self._memory, _GROUPS_AT, *shown)
+            _COUNT.pack_into(self._memory, _COUNT_AT, len(shown))
+
+    @contextmanager
+    def in_flight(self, call: str, allowed: int) -> Generator[None]:
+        """Have something in flight that may take so many microseconds."""
+        if self._memory is None:
+            yield
+            return
+        mark, self._call = object(), call[:_LONGEST_NAME].replace("\0", "")
+        self._deadlines[mark] = time.monotonic_ns() + allowed * 1000
+        self._write()
+        try:
+            yield
+        finally:
+            del self._deadlines[mark]
+            self._write()
+
+    @contextmanager
+    def works_as(self, worker: str) -> Generator[None]:
+        """Own sessions under a name."""
+        self._begin()
+        self._workers = (*self._workers, worker)
+        self._write()
+        try:
+            yield
+        finally:
+            self._workers = tuple(each for each in self._workers if each != worker)
+            self._write()
+
+    def _write(self) -> None:
+        if self._memory is None:
+            return
+        text = "\0".join((self._call, *self._workers)).encode("utf-8", "replace")[:_MOST_TEXT]
+        self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
+        earliest = min(self._deadlines.values(), default=0)
+        _HEAD.pack_into(self._memory, 0, time.monotonic_ns(), earliest, len(text))
+
+
+class PrintMask(Protocol):
+    """Takes secrets out of a text that comes in chunks."""
+
+    def feed(self, chunk: str) -> str:
+        """Take a chunk and return what is certain by now, which may be nothing."""
+        ...
+
+    def finish(self) -> str:
+        """Return the rest."""
+        ...
+
+
+class _Call:
+    """What one call prints.
+
+    The end of each text waits for what comes next, since a secret may be printed in pieces, until the call ends or
+    asks for it to be shown.
+    """
+
+    def __init__(self, make: Callable[[], PrintMask]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._masks: dict[int, tuple[TextIO, PrintMask]] = {}
+        self._over = False
+
+    def write(self, stream: TextIO, text: str) -> None:
+        with self._lock:
+            if self._over:
+                # A task or a thread that the call left behind.
+                stream.write(self.masked(text))
+                return
+            _, mask = self._masks.setdefault(id(stream), (stream, self._make()))
+            stream.write(mask.feed(text))
+
+    def flush(self, stream: TextIO) -> None:
+        """Show what waits."""
+        with self._lock:
+            _, mask = self._masks.pop(id(stream), (stream, None))
+            if mask is not None:
+                stream.write(mask.finish())
+            stream.flush()
+
+    def finish(self) -> None:
+        with self._lock:
+            self._over = True
+            for stream, mask in self._masks.values():
+                # A terminal that is gone is no failure of the call.
+                with suppress(OSError, ValueError):
+                    stream.write(mask.finish())
+                    stream.flush()
+
+    def masked(self, text: str) -> str:
+        mask = self._make()
+        return mask.feed(text) + mask.finish()
+
+
+_CALL: Final = ContextVar[_Call | None]("halter_prints", default=None)
+
+
+@contextmanager
+def mask_prints(make: Callable[[], PrintMask]) -> Generator[None]:
+    """Mask what the code in this block prints, and what it starts."""
+    call = _Call(make)
+    token = _CALL.set(call)
+    try:
+        yield
+    finally:
+        _CALL.reset(token)
+        call.finish()
+
+
+def print_masked_output(text: str) -> None:
+    """Show what a process printed that was made for the call of this context; without a call, show nothing."""
+    call = _CALL.get()
+    if text and call is not None:
+        sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
+
+
+class _Stream:
+    """A standard stream that masks what is written in the context of a call, and is the stream itself otherwise."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.users = 0
+
+    def write(self, text: str) -> int:
+        call = _CALL.get()
+        if call is None:
+            return self.stream.write(text)
+        call.write(self.stream, text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def flush(self) -> None:
+        call = _CALL.get()
+        if call is None:
+            self.stream.flush()
+        else:
+            call.flush(self.stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+class _MaskingRecordFactory:
+    """Makes log records as before, and masks those of a call."""
+
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self.make = make
+        self.users = 0
+
+    def __call__(self, *args: Any, **more: Any) -> logging.LogRecord:
+        record, call = self.make(*args, **more), _CALL.get()
+        return record if call is None else _mask_record(record, call)
+
+
+def _mask_record(record: logging.LogRecord, call: _Call) -> logging.LogRecord:
+    """Mask the text of a record for all handlers. One that cannot be put together is told by logging itself."""
+    try:
+        message = record.getMessage()
+    except Exception:  # noqa: BLE001 Its arguments are a stranger's, and logging says what is wrong with them.
+        return record
+    record.msg, record.args = call.masked(message), None
+    if record.exc_info:
+        record.exc_text = call.masked(logging.Formatter().formatException(record.exc_info))
+        record.exc_info = None
+    if record.stack_info:
+        record.stack_info = call.masked(record.stack_info)
+    return record
+
+
+_LOCK: Final = threading.Lock()
+
+
+@contextmanager
+def install_print_masks() -> Generator[None]:
+    """Have masks work while the block runs, over whatever the standard streams are when it begins."""
+    with _LOCK:
+        streams = {name: _install_stream(name) for name in ("stdout", "stderr") if getattr(sys, name) is not None}
+        records = _install_record_factory()
+    try:
+        yield
+    finally:
+        with _LOCK:
+            for name, stream in streams.items():
+                stream.users -= 1
+                # What another has put there meanwhile is left alone.
+                if not stream.users and getattr(sys, name) is stream:
+                    setattr(sys, name, stream.stream)
+            records.users -= 1
+            if not records.users and logging.getLogRecordFactory() is records:
+                logging.setLogRecordFactory(records.make)
+
+
+def _install_stream(name: str) -> _Stream:
+    now = cast("TextIO | _Stream", getattr(sys, name))
+    stream = now if isinstance(now, _Stream) else _Stream(now)
+    stream.users += 1
+    setattr(sys, name, stream)
+    return stream
+
+
+def _install_record_factory() -> _MaskingRecordFactory:
+    now = logging.getLogRecordFactory()
+    records = now if isinstance(now, _MaskingRecordFactory) else _MaskingRecordFactory(now)
+    records.users += 1
+    logging.setLogRecordFactory(records)
+    return records

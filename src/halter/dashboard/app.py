@@ -1,0 +1,207 @@
+"""The dashboard in its place: the pages, under the same roof as the API, and who may join an open one.
+
+Who may speak for an open page: only the browser that joined it, and only for the very person who opened it.
+
+NiceGUI knows a page by a long random name, and takes whoever knows it for its browser. Here that is not enough: the
+connection must have been let in by the door for the same person, and what it says is about the page that it joined.
+
+What the dashboard's libraries log: told in a sentence to whoever runs the server, and written to no terminal.
+
+A browser has a hand in what they log: addresses, and words of its own. A traceback is of no use to anybody here.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Request
+from nicegui import Client, core, ui
+
+from halter.core.errors import HalterError, NotDone
+from halter.dashboard.fleet import build_findings_page, build_fleet_page, build_triggers_page
+from halter.dashboard.home import build_home_page
+from halter.dashboard.page import THEME_SCRIPT, LiveFeed, OpenPage, RefreshPage, build_frame, read_style_sheet
+from halter.dashboard.parts import add_text, make_single_line
+from halter.dashboard.records import add_downloads, build_audit_page, build_budgets_page
+from halter.dashboard.session import build_receipt_page, build_session_page, build_sessions_page
+from halter.runtime.feed import Bus
+from halter.runtime.runtime import App
+from halter.server.middleware import WHO_KEY
+from halter.server.server import PAGES
+
+CLIENT_EVENTS: Final = ("event", "javascript_response", "ack")
+MALFORMED_ERRORS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What comes of a message that is not of the form that a page of ours would send: it is not heard."""
+
+
+def guard_sockets() -> None:
+    """Put a guard before everything that a browser says over its connection."""
+    sio: Any = core.sio
+    handlers: dict[str, Callable[..., Any]] = sio.handlers["/"]
+    for name in CLIENT_EVENTS:
+        sio.on(name, _guard_event(handlers[name], sio))
+    sio.on("handshake", _guard_join(handlers["handshake"], sio))
+    sio.on("connect", _guard_connect(handlers["connect"]))
+    sio.on("log", _discard_log)
+    # Each other way to be connected passes by the bounds on how many may be.
+    sio.eio.transports = ["websocket"]
+
+
+def _discard_log(*_: Any) -> None:
+    """Write nothing that a browser says to where people read what the server says."""
+
+
+def _guard_event(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
+    def speak(sid: str, *said: Any) -> None:
+        with suppress(*MALFORMED_ERRORS):
+            (one,) = said
+            if one.get("client_id") in sio.rooms(sid):
+                inner(sid, one)
+
+    return speak
+
+
+def _guard_join(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
+    async def join(sid: str, *said: Any) -> bool:
+        with suppress(*MALFORMED_ERRORS):
+            (one,) = said
+            return is_same_person(one.get("client_id"), sio.get_environ(sid)) and await inner(sid, one)
+        return False
+
+    return join
+
+
+def _guard_connect(inner: Callable[..., Any]) -> Callable[..., Any]:
+    async def connect(sid: str, environ: dict[str, Any], auth: Any = None) -> Any:
+        asked = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [None])[0]
+        if asked is not None and not is_same_person(asked, environ):
+            return False
+        with suppress(*MALFORMED_ERRORS):
+            return await inner(sid, environ, auth)
+        return False
+
+    return connect
+
+
+def is_same_person(page: Any, environ: Any) -> bool:
+    """Tell whether a connection was let in for the person who opened a page."""
+    client = Client.instances.get(page)
+    if client is None or not environ:
+        return False
+    who = environ.get("asgi.scope", {}).get(WHO_KEY)
+    return who is not None and who == client.request.scope.get(WHO_KEY)
+
+
+PAGES_LOGGER: Final = "nicegui"
+WIRE_LOGGERS: Final = ("engineio.server", "socketio.server")
+"""What breaks there is what a browser sent, and nothing of ours."""
+
+
+class LogCapture(logging.Handler):
+    """Hands on that something broke. Warnings are about what a browser asked for, and it has its answer."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        super().__init__(logging.ERROR)
+        self._tell = tell
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Tell what broke, and of which kind it is."""
+        error = record.exc_info[1] if record.exc_info else None
+        kind = f"{type(error).__name__}: " if error is not None else ""
+        self._tell(f"A page broke: {kind}{record.getMessage()}")
+
+
+def capture_logs(tell: Callable[[str], None]) -> None:
+    """Take over what is logged, in place of whatever would have written it to the terminal."""
+    _set_only_handler(PAGES_LOGGER, LogCapture(tell))
+    for name in WIRE_LOGGERS:
+        _set_only_handler(name, logging.NullHandler())
+
+
+def _set_only_handler(name: str, handler: logging.Handler) -> None:
+    log = logging.getLogger(name)
+    log.handlers[:] = [handler]
+    log.propagate = False
+
+
+RECONNECT_TIMEOUT_SECONDS: Final = 15.0
+"""So many seconds a browser may be away before what it had open is let go of."""
+
+AnyPageBuilder = Callable[..., Awaitable[RefreshPage]]
+
+
+def mount_dashboard(api: FastAPI, app: App, bus: Bus, tell: Callable[[str], None] = lambda _: None) -> LiveFeed:
+    """Put the dashboard under `/`. Whoever comes here was let in by the door, which left a `Who` in the scope.
+
+    What is returned listens to the bus for as long as a page is open. What breaks is told to whoever runs the server.
+    """
+    capture_logs(tell)
+    live = LiveFeed(bus, app.clock)
+    add_downloads(api, app)
+    for path, title, here, shows in (
+        ("/", "Home", "/", build_home_page),
+        ("/fleet", "Fleet", "/fleet", build_fleet_page),
+        ("/sessions", "Sessions", "/sessions", build_sessions_page),
+        ("/session/{name}", "", "/sessions", build_session_page),
+        ("/receipt/{name}", "Receipt of ", "/sessions", build_receipt_page),
+        ("/audit", "Audit", "/audit", build_audit_page),
+        ("/budgets", "Budgets", "/budgets", build_budgets_page),
+        ("/triggers", "Triggers", "/triggers", build_triggers_page),
+        ("/findings", "Findings", "/findings", build_findings_page),
+    ):
+        _page(path, title, here, shows, app, live)
+    _run(api)
+    return live
+
+
+def _page(path: str, title: str, here: str, shows: AnyPageBuilder, app: App, live: LiveFeed) -> None:
+    async def shown(request: Request, client: Client) -> None:
+        name = request.path_params.get("name")
+        room = OpenPage(app, request.scope[WHO_KEY], live, client)
+        whole = title if name is None else make_single_line(f"{title}{name}", 80)
+        ui.page_title(f"{whole} · Halter")
+        build = shows if name is None else partial(_build_named_page, shows, name)
+        try:
+            await build_frame(room, whole, here, build)
+        except HalterError as error:
+            client.status_code = 404 if isinstance(error, NotDone) and error.why == "missing" else 409
+            add_text(str(error), "h-bad h-text h-card")
+
+    ui.page(path, response_timeout=30)(shown)
+
+
+async def _build_named_page(shows: AnyPageBuilder, name: str, room: OpenPage) -> RefreshPage:
+    return await shows(room, name)
+
+
+def _reset_nicegui() -> None:
+    """Forget what was put around the pages before: there is one NiceGUI in a process, and it may be served again."""
+    pages: Any = core.app
+    pages.user_middleware.clear()
+    pages.middleware_stack = None
+
+
+def _run(api: FastAPI) -> None:
+    config: Any = core.app.config
+    if THEME_SCRIPT not in config.vue_config_script:
+        config.vue_config_script += THEME_SCRIPT
+        ui.add_css(read_style_sheet(), shared=True)
+        guard_sockets()
+    config.socket_io_js_transports = ["websocket"]
+    _reset_nicegui()
+    nicegui: Any = ui
+    nicegui.run_with(
+        api,
+        mount_path="/",
+        title="Halter",
+        favicon=PAGES / "icon.svg",
+        dark=None,
+        language="en-US",
+        tailwind=False,
+        binding_refresh_interval=None,
+        reconnect_timeout=RECONNECT_TIMEOUT_SECONDS,
+        show_welcome_message=False,
+    )

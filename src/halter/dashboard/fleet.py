@@ -1,0 +1,369 @@
+"""The fleet: every agent, whether it runs by itself, what its session does, what it burns, and who runs it.
+
+The processes that run the agents: on which machine each is, how it is, and what it has.
+
+Triggers: schedules, watches and webhooks; when each runs next, what waits there, and what was left to people.
+
+Findings, and what sessions propose to be kept for later ones.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+from nicegui import ui
+
+from halter.autonomy.triggers import WatchedDocument
+from halter.core.clock import format_duration
+from halter.core.effect_events import ProposalVerdict as Settled
+from halter.core.money import format_usd
+from halter.dashboard.page import REASON, FeedChanges, FormValues, OpenPage, RefreshPage, ask_to_resume, open_dialog
+from halter.dashboard.parts import (
+    KeyedList,
+    TextLabel,
+    add_box,
+    add_button,
+    add_cell,
+    add_chip,
+    add_link,
+    add_meter,
+    add_section,
+    add_table,
+    add_text,
+    set_link,
+    set_meter,
+)
+from halter.operations import artifacts, control, queries
+from halter.operations import fleet as desk_triggers
+from halter.operations.artifacts import Artifact
+from halter.operations.fleet import TriggerPlan, WorkerView
+from halter.operations.fleet import workers as known
+from halter.operations.queries import AgentLine
+from halter.present.events import format_relative_moment
+from halter.present.report import (
+    HEALTH_MOODS,
+    NO_WORKERS,
+    agents_of_worker,
+    describe_last_heartbeat,
+    describe_load,
+    describe_worker_condition,
+    name_worker,
+)
+
+WORKER_COLUMNS = ("process", "is", "awake", "agents", "last heard", "since", "version")
+
+
+def build_workers_section(room: OpenPage) -> Callable[[], Awaitable[None]]:
+    """Begin the part of a page that shows them, and return what keeps it up to date."""
+    with add_section("Workers", card=True):
+        lines = KeyedList[WorkerView](add_table("Workers", WORKER_COLUMNS), lambda one: _worker_row(room, one))
+        none = add_text("", "h-none")
+
+    async def refresh() -> None:
+        found = await known(room.desk)
+        # How it is comes with its key: the word and its colour are then put there together.
+        lines.show({(one.worker, one.health): one for one in found})
+        none.say("" if any(one.alive for one in found) else NO_WORKERS)
+
+    return refresh
+
+
+def _worker_row(room: OpenPage, one: WorkerView) -> Callable[[WorkerView], None]:
+    with add_box("tr"):
+        add_cell(name_worker(one), "h-what")
+        with add_box("td"):
+            add_chip(one.health, HEALTH_MOODS[one.health])
+            said = add_text("", "h-text h-note")
+        awake, agents, last = add_cell("", "h-short"), add_cell(), add_cell("", "h-short")
+        add_cell(format_relative_moment(one.since, room.now), "h-short")
+        add_cell(one.version, "h-short")
+
+    def show(one: WorkerView) -> None:
+        told = describe_worker_condition(one, room.now)
+        said.say(told)
+        said.set_visibility(bool(told))
+        awake.say(describe_load(one))
+        agents.say(agents_of_worker(one))
+        last.say(describe_last_heartbeat(one, room.now))
+
+    show(one)
+    return show
+
+
+FLEET_COLUMNS = ("agent", "runs by itself", "session", "state", "burns", "spent today", "next wake", "sensors", "stop")
+
+
+async def build_fleet_page(room: OpenPage) -> RefreshPage:
+    """Put the page together."""
+    with add_section("Agents", card=True):
+        lines = KeyedList[AgentLine](add_table("Agents", FLEET_COLUMNS, ("burns",)), lambda line: _row(room, line))
+        none = add_text("", "h-none")
+    show_workers = build_workers_section(room)
+
+    async def refresh(_: FeedChanges) -> None:
+        found = await queries.fleet(room.desk)
+        lines.show({line.agent: line for line in found})
+        none.say("" if found else "No agent was switched on or had a session here yet.")
+        await show_workers()
+
+    await refresh(FeedChanges())
+    return refresh
+
+
+def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
+    seen, scope = [line], f"agent:{line.agent}"
+    with add_box("tr"):
+        add_cell(line.agent, "h-what")
+        with add_box("td"):
+            switch = _switch(room, line, lambda: bool(seen[0].on))
+        with add_box("td"):
+            session = add_link("", "")
+        state = add_cell()
+        burn = add_cell("", "h-num")
+        with add_box("td"):
+            spent = add_text("")
+            drawn = add_meter(f"spent today by {line.agent}", 0)
+        wake, sensors = add_cell(), add_cell()
+        with add_box("td"):
+            if room.may("approver"):
+                add_button("Halt…", lambda: _halt(room, line.agent), "plain", f"Halt {line.agent}")
+            again = add_button("Resume…", lambda: ask_to_resume(room, scope), "plain", f"Resume {line.agent}")
+
+    def show(line: AgentLine) -> None:
+        _show_switch(switch, on=bool(line.on))
+        set_link(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
+        state.say(_state(line))
+        again.set_visibility(room.may("operator") and line.halted.startswith(f"{scope} "))
+        burn.say(f"{format_usd(line.burn_usd)}/h")
+        _show_spent(spent, line)
+        set_meter(drawn, float(line.spent_today_usd / line.cap_today_usd) if line.cap_today_usd else 0)
+        wake.say(_wake(room, line))
+        sensors.say(_sensors(line))
+
+    def later(line: AgentLine) -> None:
+        wake.say(_wake(room, line))
+        if line != seen[0]:
+            seen[0] = line
+            show(line)
+
+    show(line)
+    return later
+
+
+def _switch(room: OpenPage, line: AgentLine, is_on: Callable[[], bool]) -> ui.button:
+    """A switch that shows only what is written down. What a person wants is the other of what they saw."""
+
+    async def turn() -> None:
+        await room.does(_switch_agent(room, line.agent, on=not is_on()))
+
+    switch = add_button("", turn, "switch", f"{line.agent} runs by itself")
+    switch.props["role"] = "switch"
+    switch.set_enabled(room.may("operator"))
+    return switch
+
+
+def _show_switch(switch: ui.button, *, on: bool) -> None:
+    switch.set_text("On" if on else "Off")
+    switch.props["aria-checked"] = "true" if on else "false"
+    switch.update()
+
+
+async def _switch_agent(room: OpenPage, agent: str, *, on: bool) -> str:
+    stopped = (await control.switch(room.desk, agent, on=on, reason="on the dashboard")).stopped
+    ended = f" Stopped: {', '.join(stopped)}." if stopped else ""
+    return f"{agent} is switched {'on' if on else 'off'}.{ended}"
+
+
+def _halt(room: OpenPage, agent: str) -> None:
+    async def do(given: FormValues) -> str:
+        await control.halt(room.desk, f"agent:{agent}", given["reason"])
+        return f"{agent} is halted."
+
+    says = "Its sessions stop within a second, and nothing of it starts until somebody resumes it."
+    open_dialog(room, f"Halt {agent}?", says, (REASON,), "Halt it", do, "stop")
+
+
+def _state(line: AgentLine) -> str:
+    more = f" (and {line.under_way - 1} more)" if line.under_way > 1 else ""
+    halted = f"HALTED: {line.halted}. " if line.halted else ""
+    return f"{halted}{line.state or 'nothing under way'}{more}"
+
+
+def _show_spent(spent: TextLabel, line: AgentLine) -> None:
+    """A cap stands in the store from the first cent on that is held against it."""
+    cap = "" if line.cap_today_usd is None else f" of {format_usd(line.cap_today_usd)}"
+    spent.say(f"{format_usd(line.spent_today_usd)}{cap}")
+
+
+def _wake(room: OpenPage, line: AgentLine) -> str:
+    early = f"or by {line.wake_on}" if line.wake_on and line.wake_on != "[]" else ""
+    if line.due_at is None:
+        return early
+    ahead = line.due_at - room.now
+    when = f"in {format_duration(ahead)}, " if ahead > 0 else ""
+    return f"{when}{format_relative_moment(line.due_at, room.now)} {early}".strip()
+
+
+def _sensors(line: AgentLine) -> str:
+    return ", ".join(f"{name}: {health}" for name, health in line.sensors.items())
+
+
+TRIGGER_COLUMNS = ("trigger", "type", "when", "next", "last", "runs", "waits", "task", "end")
+QUARANTINE_COLUMNS = ("document", "trigger", "attempts", "why", "again")
+
+
+async def build_triggers_page(room: OpenPage) -> RefreshPage:
+    """Put the page together."""
+    with add_section("Triggers", card=True):
+        lines = KeyedList[TriggerPlan](
+            add_table("Triggers", TRIGGER_COLUMNS, ("runs",)), lambda plan: _trigger_row(room, plan)
+        )
+        none = add_text("", "h-none")
+    with add_section("Documents left to you", card=True):
+        left = KeyedList[tuple[TriggerPlan, WatchedDocument]](
+            add_table("Documents left to you", QUARANTINE_COLUMNS, ("attempts",)),
+            lambda one: _build_quarantine_row(room, one),
+        )
+        nothing = add_text("", "h-none")
+
+    async def refresh(_: FeedChanges) -> None:
+        plans = await desk_triggers.plans(room.desk)
+        lines.show({plan.trigger: plan for plan in plans})
+        none.say("" if plans else "No agent has a schedule, a watch or a webhook.")
+        items = {(plan.trigger, item.item): (plan, item) for plan in plans for item in plan.quarantined}
+        left.show(items)
+        nothing.say("" if items else "No document was left to you.")
+
+    await refresh(FeedChanges())
+    return refresh
+
+
+def _trigger_row(room: OpenPage, plan: TriggerPlan) -> Callable[[TriggerPlan], None]:
+    with add_box("tr"):
+        add_cell(plan.trigger, "h-what")
+        add_cell(plan.type)
+        add_cell(plan.when)
+        following, last = add_cell("", "h-short"), add_box("td")
+        with last:
+            session = add_link("", "")
+        runs, waits = add_cell("", "h-num"), add_cell()
+        add_cell(plan.prompt)
+        with add_box("td"):
+            if room.may("operator") and not plan.of_a_file:
+                add_button("End…", lambda: _end(room, plan), "plain", f"End {plan.trigger}")
+
+    def show(plan: TriggerPlan) -> None:
+        following.say(format_relative_moment(plan.next_at, room.now) if plan.next_at else "")
+        last_at = format_relative_moment(plan.last_at, room.now) if plan.last_at else "never"
+        set_link(session, last_at, f"/session/{plan.session}" if plan.session else "/sessions")
+        runs.say(str(plan.runs))
+        waiting = f"{plan.waiting} waiting" if plan.waiting else ""
+        waits.say(" ".join(each for each in (waiting, plan.delayed) if each))
+
+    show(plan)
+    return show
+
+
+def _build_quarantine_row(
+    room: OpenPage, one: tuple[TriggerPlan, WatchedDocument]
+) -> Callable[[tuple[TriggerPlan, WatchedDocument]], None]:
+    plan, item = one
+    with add_box("tr"):
+        add_cell(item.name, "h-what")
+        add_cell(plan.trigger)
+        add_cell(str(item.attempts), "h-num")
+        add_cell(item.terminal_reason or "")
+        with add_box("td"):
+            if room.may("operator"):
+                add_button("Retry", lambda: _retry(room, plan, item), "plain", f"Retry {item.name}")
+    return lambda _: None
+
+
+async def _retry(room: OpenPage, plan: TriggerPlan, item: WatchedDocument) -> None:
+    async def do() -> str:
+        return (await desk_triggers.retry(room.desk, plan.trigger, item.item)).sentence
+
+    await room.does(do())
+
+
+def _end(room: OpenPage, plan: TriggerPlan) -> None:
+    async def do(given: FormValues) -> str:
+        await desk_triggers.end(room.desk, plan.trigger, given["reason"])
+        return f"{plan.trigger} starts nothing any more."
+
+    open_dialog(room, f"End {plan.trigger}?", "It starts nothing any more.", (REASON,), "End it", do, "stop")
+
+
+Among = Literal["findings", "proposals"]
+URGENT_SEVERITIES = ("high", "critical")
+MAX_FINDINGS = 100
+
+
+async def build_findings_page(room: OpenPage) -> RefreshPage:
+    """Put the page together."""
+    with add_section("Findings"):
+        found = KeyedList[Artifact](
+            add_box("div", "h-cards"), lambda one: _card(room, one, "findings"), "There are no findings."
+        )
+    with add_section("Proposals"):
+        proposed = KeyedList[Artifact](
+            add_box("div", "h-cards"), lambda one: _card(room, one, "proposals"), "Nothing is proposed to be kept."
+        )
+
+    async def refresh(grown: FeedChanges) -> None:
+        if grown.written:
+            found.show({one.id: one for one in await artifacts.findings(room.desk, limit=MAX_FINDINGS)})
+            proposed.show({one.id: one for one in (await artifacts.proposals(room.desk))[:MAX_FINDINGS]})
+
+    await refresh(FeedChanges(everything=True))
+    return refresh
+
+
+def _card(room: OpenPage, one: Artifact, among: Among) -> Callable[[Artifact], None]:
+    with add_box("article", "h-card", f"{one.about} {one.id}").style(
+        "display: flex; flex-direction: column; gap: 0.5rem"
+    ):
+        with add_box("div", "h-row"):
+            if one.severity:
+                add_chip(one.severity, "bad" if one.severity in URGENT_SEVERITIES else "look")
+            add_chip(one.about)
+            status = add_chip(_status(one))
+            add_text(format_relative_moment(one.at, room.now), "h-dim")
+        add_text(one.text).style("white-space: pre-wrap")
+        add_text("; ".join(_more(one)), "h-dim h-text")
+        add_link(f"session {one.session}", f"/session/{one.session}")
+        buttons = add_box("div", "h-row")
+        with buttons:
+            if room.may("approver"):
+                add_button("Keep", lambda: _settle(room, one, "kept", among), "yes", f"Keep {one.id}")
+                add_button("Dismiss…", lambda: _dismiss(room, one, among), "plain", f"Dismiss {one.id}")
+    buttons.set_visibility(not one.status)
+
+    def show(one: Artifact) -> None:
+        status.say(_status(one))
+        buttons.set_visibility(not one.status)
+
+    return show
+
+
+def _status(one: Artifact) -> str:
+    return f"{one.status} by {one.by}" if one.status else "to be kept or dismissed"
+
+
+def _more(one: Artifact) -> list[str]:
+    seen = f"seen {one.observed_count} times" if one.observed_count > 1 else ""
+    return [each for each in (one.agent, one.support, one.review and f"review: {one.review}", seen) if each]
+
+
+async def _settle(room: OpenPage, one: Artifact, status: Settled, among: Among) -> None:
+    await room.does(_settle_and_describe(room, one, status, among, ""))
+
+
+async def _settle_and_describe(room: OpenPage, one: Artifact, status: Settled, among: Among, reason: str) -> str:
+    return (await artifacts.settle(room.desk, one.id, status, among, reason)).sentence
+
+
+def _dismiss(room: OpenPage, one: Artifact, among: Among) -> None:
+    async def do(given: FormValues) -> str:
+        return await _settle_and_describe(room, one, "dismissed", among, given["reason"])
+
+    open_dialog(room, f"Dismiss {one.id}?", "Later sessions are not told of it.", (REASON,), "Dismiss", do, "stop")

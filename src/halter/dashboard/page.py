@@ -1,0 +1,461 @@
+"""Somebody before a page: who they are, what they may do, and how the page follows what happens.
+
+What stands on every page: the way to the others, whether the fleet is halted, and the button that halts it.
+
+How the dashboard looks: calm, dense, in the fonts of the machine, light or dark as the system says.
+
+Dialogs: what is about to be done is said, the words for it are asked for, and a no of the runtime stays in sight.
+
+What has changed, for pages that show it: one listener for all of them, and nobody who is waited for.
+
+A page is told which streams grew since it last looked, never what happened there: it asks for what it shows. So a
+browser that lags costs a set of names, and the agents nothing at all.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import msgspec
+from nicegui import Client, ui
+from nicegui.element import Element
+
+from halter.core.clock import SECOND, Clock, parse_duration
+from halter.core.errors import HalterError, StoreError
+from halter.core.ids import FLEET, StreamId
+from halter.core.rows import HaltRow
+from halter.core.text import format_count
+from halter.dashboard.parts import (
+    KeyedList,
+    TextLabel,
+    add_box,
+    add_button,
+    add_link,
+    add_submit,
+    add_text,
+    make_legible,
+)
+from halter.operations import control, queries
+from halter.operations.desk import Desk, Role, Who
+from halter.present.events import format_relative_moment
+from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
+from halter.runtime.runtime import App
+
+MAX_NAMED_STREAMS: Final = 200
+"""So many streams are named; where more have grown, everything may have."""
+MIN_REFRESH_INTERVAL: Final = SECOND // 4
+"""A page is told no more often than this."""
+MAX_REFRESH_INTERVAL: Final = 5 * SECOND
+"""A page is told after this time in any case: what it shows has grown older."""
+LIVE_RETRY_DELAY: Final = SECOND
+
+
+class FeedChanges(msgspec.Struct, frozen=True):
+    """What has changed since the last time: streams, sessions with something live, or everything there is."""
+
+    streams: frozenset[StreamId] = frozenset()
+    pulses: frozenset[str] = frozenset()
+    everything: bool = False
+
+    @property
+    def anything(self) -> bool:
+        """Tell whether there was any news, and not only time that passed."""
+        return self.written or bool(self.pulses)
+
+    @property
+    def written(self) -> bool:
+        """Tell whether anything was written down, and not only read by a sensor or said."""
+        return self.everything or bool(self.streams)
+
+    def of(self, stream: StreamId) -> bool:
+        """Tell whether a stream may have grown."""
+        return self.everything or stream in self.streams
+
+
+class PageListener:
+    """The news for one page, until it takes them."""
+
+    def __init__(self) -> None:
+        self.news = asyncio.Event()
+        self._streams: set[StreamId] = set()
+        self._pulses: set[str] = set()
+        self._everything = False
+
+    def hear(self, item: FeedEvent | LiveUpdate | FeedGap) -> None:
+        """Note what an item is about. It never waits, and keeps little."""
+        match item:
+            case FeedEvent():
+                self._streams.add(item.stored.stream)
+            case LiveUpdate():
+                self._pulses.add(item.session)
+            case FeedGap():
+                self._everything = True
+        if self._everything or len(self._streams) + len(self._pulses) > MAX_NAMED_STREAMS:
+            self.hear_everything()
+        self.news.set()
+
+    def hear_everything(self) -> None:
+        """Note that anything may have changed."""
+        self._streams.clear()
+        self._pulses.clear()
+        self._everything = True
+        self.news.set()
+
+    def take(self) -> FeedChanges:
+        """Take what there is."""
+        grown = FeedChanges(frozenset(self._streams), frozenset(self._pulses), self._everything)
+        self._streams.clear()
+        self._pulses.clear()
+        self._everything = False
+        self.news.clear()
+        return grown
+
+
+class LiveFeed:
+    """Listens to the bus for as long as there is a page that wants to know."""
+
+    def __init__(self, bus: Bus, clock: Clock) -> None:
+        self._bus = bus
+        self._clock = clock
+        self._ears: set[PageListener] = set()
+        self._listening: asyncio.Task[None] | None = None
+
+    @property
+    def pages(self) -> int:
+        """How many pages listen."""
+        return len(self._ears)
+
+    @contextmanager
+    def ear(self) -> Generator[PageListener]:
+        """Listen for one page. The first one begins to listen to the bus, and the last one ends it."""
+        ear = PageListener()
+        self._ears.add(ear)
+        if self._listening is None:
+            self._listening = asyncio.get_running_loop().create_task(self._listen(), name="halter-dashboard")
+        try:
+            yield ear
+        finally:
+            self._ears.discard(ear)
+            self._rest()
+
+    def _rest(self) -> None:
+        """Stop listening where nobody is left who wants to know."""
+        if self._listening is not None and not self._ears:
+            self._listening.cancel()
+            self._listening = None
+
+    async def grown(self) -> AsyncGenerator[FeedChanges]:
+        """Tell a page what changed: at once, then at most every `PACE`, and at least every `AGING`."""
+        with self.ear() as ear:
+            ear.news.set()
+            while True:
+                await self._news(ear)
+                yield ear.take()
+                await self._clock.sleep(MIN_REFRESH_INTERVAL)
+
+    async def _news(self, ear: PageListener) -> None:
+        """Wait for news, or until what is shown has grown old."""
+        aging = asyncio.ensure_future(self._clock.sleep(MAX_REFRESH_INTERVAL))
+        heard = asyncio.ensure_future(ear.news.wait())
+        try:
+            await asyncio.wait({aging, heard}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for waiting in (aging, heard):
+                waiting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await waiting
+
+    async def _listen(self) -> None:
+        """Hand on what the bus tells. While the store is away it is tried again, and then anything may be new."""
+        while True:
+            try:
+                async with aclosing(self._bus.listen()) as items:
+                    async for item in items:
+                        for ear in self._ears:
+                            ear.hear(item)
+            except StoreError:
+                await self._clock.sleep(LIVE_RETRY_DELAY)
+            for ear in self._ears:
+                ear.hear_everything()
+
+
+RefreshPage = Callable[[FeedChanges], Awaitable[None]]
+"""Shows what has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPage:
+    """One page, open in one browser."""
+
+    app: App
+    who: Who
+    live: LiveFeed
+    client: Client
+
+    @property
+    def desk(self) -> Desk:
+        """A desk for one thing that somebody looks at or does: what they may is decided there, each time anew."""
+        return Desk(self.app, self.who)
+
+    @property
+    def now(self) -> int:
+        """The time."""
+        return self.app.clock.now()
+
+    def may(self, role: Role) -> bool:
+        """Tell whether there is any use in showing a button."""
+        return self.who.may(role)
+
+    def say(self, sentence: str, *, bad: bool = False) -> None:
+        """Tell the person something, as text."""
+        if not self.client.is_deleted:
+            with self.client:
+                ui.notify(
+                    make_legible(sentence, 600),
+                    type="negative" if bad else "positive",
+                    multi_line=True,
+                    close_button="OK",
+                    timeout=12_000 if bad else 6_000,
+                )
+
+    async def does(self, doing: Awaitable[str]) -> bool:
+        """Do what the person asked for, and tell them what came of it."""
+        try:
+            self.say(await doing)
+        except HalterError as error:
+            self.say(str(error), bad=True)
+            return False
+        return True
+
+    def follow(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
+        """Refresh the page when something has changed, from when its browser is there until it is gone.
+
+        `lost` is told the sentence while that fails, and nothing when it works again.
+        """
+        running: list[asyncio.Task[None]] = []
+        client: Any = self.client
+
+        def begin() -> None:
+            if not running:
+                following = self._following(refresh, lost)
+                running.append(asyncio.get_running_loop().create_task(following, name="halter-page"))
+
+        def end() -> None:
+            for task in running:
+                task.cancel()
+
+        client.on_connect(begin)
+        client.on_delete(end)
+
+    async def _following(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
+        # What happened before the browser was there, or while it was away, was shown by nobody.
+        missed = True
+        async with aclosing(self.live.grown()) as grown:
+            async for each in grown:
+                if self.client.has_socket_connection:
+                    await self._refreshed(refresh, lost, FeedChanges(everything=True) if missed else each)
+                missed = not self.client.has_socket_connection
+
+    async def _refreshed(self, refresh: RefreshPage, lost: Callable[[str], None], grown: FeedChanges) -> None:
+        try:
+            with self.client:
+                await refresh(grown)
+        except HalterError as error:
+            lost(str(error))
+        else:
+            lost("")
+
+
+THEME_STORAGE_KEY: Final = "halter-theme"
+"""Under this name a browser keeps which theme its person wants, if not that of the system."""
+
+THEME_SCRIPT: Final = f"""
+const halterTheme = localStorage.getItem("{THEME_STORAGE_KEY}");
+if (halterTheme) setDark(halterTheme === "dark");
+"""
+"""What a browser does before it shows anything: take the theme that its person chose."""
+
+THEME_TOGGLE: Final = f"""() => {{
+  const dark = !document.body.classList.contains("body--dark");
+  localStorage.setItem("{THEME_STORAGE_KEY}", dark ? "dark" : "light");
+  setDark(dark);
+}}"""
+"""Change to the other theme, and keep that."""
+
+
+def read_style_sheet() -> str:
+    """Read the style sheet that stands beside this file."""
+    return Path(__file__).with_name("style.css").read_text()
+
+
+FormValues = Mapping[str, str]
+"""What a person wrote into the fields."""
+SubmitForm = Callable[[FormValues], Awaitable[str]]
+"""Does what was asked for, and says what came of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormField:
+    """Something to write into: a line, a text of several lines, or one of some choices."""
+
+    name: str
+    label: str
+    value: str = ""
+    kind: Literal["line", "text", "choice"] = "line"
+    choices: tuple[str, ...] = ()
+
+
+REASON = FormField("reason", "Reason")
+
+
+def open_dialog(
+    room: OpenPage, title: str, says: str, fields: Sequence[FormField], yes: str, do: SubmitForm, kind: str = "yes"
+) -> None:
+    """Open a dialog. It closes when what it is for was done, or when the person leaves it."""
+    with room.client.content, ui.dialog() as dialog, add_box("div"), add_box("form", "h-dialog", title) as form:
+        add_text(title, "", "h2")
+        add_text(says).style("white-space: pre-wrap")
+        inputs = {field.name: _input(field, first=field is fields[0]) for field in fields}
+        wrong = add_text("", "h-bad h-text")
+        wrong.props["role"] = "alert"
+
+        async def go() -> None:
+            try:
+                sentence = await do({name: str(each.value or "") for name, each in inputs.items()})
+            except HalterError as error:
+                wrong.say(str(error))
+                return
+            dialog.close()
+            room.say(sentence)
+
+        with add_box("div", "h-end"):
+            add_button("Cancel", dialog.close)
+            add_submit(yes, kind)
+    form.on("submit.prevent", go)
+    dialog.on("hide", dialog.delete)
+    dialog.open()
+
+
+def _input(field: FormField, *, first: bool) -> Any:
+    value, label = make_legible(field.value), make_legible(field.label)
+    match field.kind:
+        case "line":
+            made: Any = ui.input(label, value=value)
+        case "text":
+            made = ui.textarea(label, value=value)
+        case "choice":
+            made = ui.select(list(field.choices), label=label, value=field.value)
+    made.props("outlined dense autofocus" if first else "outlined dense")
+    return made
+
+
+NAVIGATION = (
+    ("/", "Home"),
+    ("/fleet", "Fleet"),
+    ("/sessions", "Sessions"),
+    ("/audit", "Audit"),
+    ("/budgets", "Budgets"),
+    ("/triggers", "Triggers"),
+    ("/findings", "Findings"),
+)
+
+PageBuilder = Callable[[OpenPage], Awaitable[RefreshPage]]
+"""Puts a page together inside of the frame, and returns what keeps it up to date."""
+
+
+async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder) -> None:
+    """Put a page into its frame."""
+    _navigation(room, here)
+    banner = add_box("div", role="status")
+    halts = KeyedList(banner, lambda row: _build_halt_row(room, row))
+    lost = _top(room, title)
+    with add_box("div", "h-body", id="body"):
+        refresh = await build(room)
+
+    async def refreshed(grown: FeedChanges) -> None:
+        if grown.of(FLEET):
+            await _show_halts(room, halts)
+        await refresh(grown)
+
+    await _show_halts(room, halts)
+    room.follow(refreshed, lost.say)
+
+
+def _navigation(room: OpenPage, here: str) -> None:
+    with room.client.layout:
+        skip = add_link("To the content", "#body", "h-skip")
+        with add_box("nav", "h-nav", "Pages") as nav:
+            add_text("Halter", "h-brand")
+            for path, name in NAVIGATION:
+                made = add_link(name, path, "")
+                if path == here:
+                    made.props["aria-current"] = "page"
+            with add_box("form", "h-who", method="post", action="/logout"):
+                add_text(f"{room.who.name} ({room.who.role})", "h-text", "span")
+                add_submit("Log out", "plain")
+    nav.move(target_index=0)
+    skip.move(target_index=0)
+
+
+def _top(room: OpenPage, title: str) -> TextLabel:
+    with add_box("header", "h-top"):
+        add_text(title, "", "h1")
+        add_box("div", "h-space")
+        lost = add_text("", "h-lost h-text")
+        lost.props["role"] = "status"
+        theme: Element = add_button("◐", lambda: None, label="Change between light and dark")
+        theme.on("click", js_handler=THEME_TOGGLE)
+        if room.may("approver"):
+            add_button("HALT ALL", lambda: _halt_all(room), "stop")
+    return lost
+
+
+async def _show_halts(room: OpenPage, halts: KeyedList[HaltRow]) -> None:
+    rows = await control.halts_now(room.desk)
+    halts.show({(row.scope, row.at): row for row in rows if row.scope in _list_all_scopes(room)})
+
+
+def _list_all_scopes(room: OpenPage) -> tuple[str, ...]:
+    """Name the scopes that are everything for somebody."""
+    return tuple(f"agent:{name}" for name in room.who.agents) or ("fleet",)
+
+
+def _build_halt_row(room: OpenPage, row: HaltRow) -> Callable[[HaltRow], None]:
+    what = "Everything is" if row.scope == "fleet" else f"{row.scope.removeprefix('agent:')} is"
+    because = f": {row.reason}" if row.reason else "."
+    with add_box("div", "h-banner"):
+        add_text(f"{what} halted since {format_relative_moment(row.at, room.now)}, by {row.by}{because}")
+        if room.may("operator"):
+            add_button("Resume…", lambda: ask_to_resume(room, row.scope))
+    return lambda _: None
+
+
+async def _halt_all(room: OpenPage) -> None:
+    under_way = await queries.sessions_under_way(room.desk)
+    working = sum(row.state == "RUNNING" for row in under_way)
+
+    async def do(given: FormValues) -> str:
+        for scope in _list_all_scopes(room):
+            await control.halt(room.desk, scope, given["reason"])
+        return "Everything is halted: nothing starts, and what is in flight is stopped within a second."
+
+    says = (
+        f"This stops {format_count(len(under_way), 'session')} under way, {working} of them at work at this moment. "
+        "What is in flight is stopped within a second; nothing starts again until somebody resumes."
+    )
+    open_dialog(room, "Halt everything?", says, (REASON,), "Halt everything", do, "stop")
+
+
+def ask_to_resume(room: OpenPage, scope: str) -> None:
+    """Ask how a halted scope shall come back."""
+
+    async def do(given: FormValues) -> str:
+        over = parse_duration(given["over"]) if given["over"].strip() else None
+        return (await control.resume(room.desk, scope, over, given["reason"])).sentence
+
+    says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."
+    over = FormField("over", "Let sessions go one after the other, over", "")
+    open_dialog(room, f"Resume {scope}?", says, (over, REASON), "Resume", do)

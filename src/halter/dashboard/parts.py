@@ -1,0 +1,450 @@
+"""The pieces that pages are made of. All text goes through here, and none of it is ever taken for HTML.
+
+Foreign text is never a name of a property nor a part of one: NiceGUI runs what stands under names that begin with a
+colon, and reads properties out of strings. It is only ever the value of one, or the text of an element.
+
+Foreign words on a page: what a model, a tool or a file says is text, and cannot pass for something else.
+
+A chart on a page, drawn anew only where it has changed.
+
+Charts: rows become what ECharts draws. Pure, and the same in both themes, because colours are names of the page's.
+
+Text in a chart is drawn and never taken for HTML: tooltips are rich text. No foreign text is a key in here, since
+NiceGUI runs what stands under some keys.
+"""
+
+import re
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+import msgspec
+from nicegui import ui
+from nicegui.element import Element
+from nicegui.elements.mixins.text_element import TextElement
+
+from halter.present.receipt import Facts, Listing, Sheet
+
+_STEERING: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""What is not seen, or turns the order of letters around: people decide about what they read."""
+
+_HALF: Final = re.compile("[\ud800-\udfff]")
+
+MAX_SHOWN_LENGTH: Final = 20_000
+"""So many characters of one thing are shown at most: a browser has to stay quick."""
+
+
+def make_legible(text: str, most: int = MAX_SHOWN_LENGTH) -> str:
+    """Make text fit to be shown: what cannot be seen becomes visible, and what is too long is cut with a word of it."""
+    cut = text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
+    return _STEERING.sub(_name_character, _HALF.sub("\ufffd", cut))
+
+
+def make_single_line(text: str, most: int = 200) -> str:
+    """Make text fit for a single line, such as a name in a chart."""
+    return make_legible(" ".join(text.split()), most)
+
+
+def make_file_name(text: str) -> str:
+    """Make a name for a file that is downloaded: letters, digits and a few signs, and nothing else."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:80] or "halter"
+
+
+def _name_character(found: re.Match[str]) -> str:
+    return f"⟨U+{ord(found[0]):04X}⟩"
+
+
+Click = Callable[[], Awaitable[None] | None]
+T = TypeVar("T")
+
+
+def add_box(tag: str = "div", style: str = "", label: str = "", **marks: str) -> Element:
+    """Make an element that holds others. `marks` are attributes, with `_` for `-`."""
+    made = ui.element(tag).classes(style)
+    named = {"aria-label": label} if label else {}
+    for name, value in {**{mark.replace("_", "-"): value for mark, value in marks.items()}, **named}.items():
+        made.props[name] = make_legible(value)
+    return made
+
+
+class TextLabel(TextElement):
+    """An element with text in it, which can be changed."""
+
+    def __init__(self, tag: str, text: str) -> None:
+        super().__init__(tag=tag, text=make_legible(text))
+
+    def say(self, text: str) -> None:
+        """Change the text, if it is another one."""
+        shown = make_legible(text)
+        if self.text != shown:
+            self.text = shown
+
+
+def add_text(text: str, style: str = "h-text", tag: str = "div") -> TextLabel:
+    """Show text."""
+    made = TextLabel(tag, text)
+    made.classes(style)
+    return made
+
+
+def add_preformatted(text: str) -> TextLabel:
+    """Show text as it is written, such as arguments."""
+    made = add_text(text, "h-pre", "pre")
+    made.props["tabindex"] = "0"
+    return made
+
+
+def add_section(title: str, *, card: bool = False) -> Element:
+    """Begin a part of a page, under its own heading."""
+    section = add_box("section", "h-part", title)
+    with section:
+        add_text(title, "", "h2")
+        return add_box("div", "h-card") if card else section
+
+
+def add_link(text: str, to: str, style: str = "h-link") -> TextLabel:
+    """Lead to another page of the dashboard; `to` is a path that was made here, never a foreign address."""
+    made = add_text(text, style, "a")
+    made.props["href"] = to
+    return made
+
+
+def set_link(made: TextLabel, text: str, to: str) -> None:
+    """Let a link lead elsewhere, if it does not lead there already."""
+    made.say(text)
+    props: dict[str, Any] = made.props
+    if props["href"] != to:
+        props["href"] = to
+        made.update()
+
+
+def add_button(text: str, on_click: Click, kind: str = "plain", label: str = "") -> ui.button:
+    """Make a button: `plain`, `yes` or `stop`."""
+    made = ui.button(make_legible(text), on_click=on_click, color=None).props("no-caps unelevated")
+    made.classes(f"h-{kind}")
+    if label:
+        made.props["aria-label"] = make_legible(label)
+    return made
+
+
+def add_submit(text: str, kind: str) -> ui.button:
+    """Make the button that sends a form, as the Enter key does."""
+    made = ui.button(make_legible(text), color=None).props("no-caps unelevated type=submit")
+    return made.classes(f"h-{kind}")
+
+
+def add_chip(text: str, mood: str = "dim") -> TextLabel:
+    """Show a word that stands out: by its frame and its colour, and always by the word itself."""
+    return add_text(text, f"h-chip h-{mood}", "span")
+
+
+def add_meter(label: str, share: float) -> Element:
+    """Show how full something is. The figures stand beside it, so that nobody needs the colour."""
+    percent = max(0.0, min(100.0, 100 * share))
+    made = add_box("div", "h-meter", label, role="meter", aria_valuemin="0", aria_valuemax="100")
+    made.props["aria-valuenow"] = f"{percent:.0f}"
+    set_meter(made, share)
+    return made
+
+
+def set_meter(made: Element, share: float) -> None:
+    """Fill a meter anew."""
+    percent = max(0.0, min(100.0, 100 * share))
+    made.clear()
+    made.classes(remove="h-near h-full", add="h-full" if share >= 1 else "h-near" if share >= NEARLY_FULL else "")
+    with made:
+        ui.element("div").style(f"width: {percent:.1f}%")
+
+
+NEARLY_FULL = 0.8
+
+
+def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
+    """Show facts below each other; one that is empty is left out."""
+    with add_box("dl", "h-facts") as made:
+        for name, value in rows:
+            if value:
+                add_text(name, "", "dt")
+                add_text(value, "", "dd")
+    return made
+
+
+def add_table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> Element:
+    """Begin a table; what is put into it are its rows."""
+    with add_box("div", "h-scroll"), add_box("table", "h-table", title):
+        with add_box("thead"), add_box("tr"):
+            for name in columns:
+                add_text(name, "h-num" if name in right else "", "th").props["scope"] = "col"
+        return add_box("tbody")
+
+
+def add_cell(text: str = "", style: str = "") -> TextLabel:
+    """Put a text into a row."""
+    return add_text(text, style, "td")
+
+
+def add_listing(one: Listing) -> None:
+    """Show a whole table. A column in which nothing stands is left out: people look for what is there."""
+    if not one.rows:
+        if one.empty:
+            add_text(one.empty, "h-none")
+        return
+    numbers = one.right.split()
+    used = [place for place in range(len(one.columns)) if any(row[place] for row in one.rows)]
+    if one.title:
+        add_text(one.title, "h-sub", "h3")
+    with add_table(one.title or "table", [one.columns[place] for place in used], numbers):
+        for row in one.rows:
+            with add_box("tr"):
+                for place in used:
+                    add_cell(row[place], "h-num" if one.columns[place] in numbers else "")
+
+
+def add_sheet(parts: Sheet) -> None:
+    """Show facts and tables, as a terminal would."""
+    for one in parts:
+        match one:
+            case Facts():
+                add_facts(one.facts)
+            case Listing():
+                add_listing(one)
+
+
+class KeyedList(Generic[T]):
+    """Things that are shown one after the other, each under its key: what stays is changed in its place.
+
+    So nobody loses what they are typing, or the button that they are about to press, because something else is new.
+    """
+
+    def __init__(self, inside: Element, make: Callable[[T], Callable[[T], None]], empty: str = "") -> None:
+        """`make` shows a new thing, and returns what shows it as it is later."""
+        self._inside = inside
+        self._make = make
+        self._shown: dict[Hashable, tuple[Element, Callable[[T], None]]] = {}
+        self._empty: Element | None = None
+        self._nothing = empty
+
+    def show(self, things: Mapping[Any, T]) -> None:
+        """Show exactly these, in this order."""
+        for key in [key for key in self._shown if key not in things]:
+            self._shown.pop(key)[0].delete()
+        for place, (key, thing) in enumerate(things.items()):
+            self._one(key, thing, place)
+        self._say_if_empty()
+
+    def _one(self, key: Hashable, thing: T, place: int) -> None:
+        if key in self._shown:
+            self._shown[key][1](thing)
+            return
+        before = len(self._inside.default_slot.children)
+        with self._inside:
+            update = self._make(thing)
+        made = self._inside.default_slot.children[before]
+        self._shown[key] = (made, update)
+        if place < before:
+            made.move(target_index=place)
+
+    def _say_if_empty(self) -> None:
+        if self._shown and self._empty is not None:
+            self._empty.delete()
+            self._empty = None
+        elif not self._shown and self._empty is None and self._nothing:
+            with self._inside:
+                self._empty = add_text(self._nothing, "h-none")
+
+
+ChartOptions = dict[str, Any]
+
+INK: Final = "var(--ink)"
+DIM: Final = "var(--dim)"
+LINE: Final = "var(--line)"
+CARD: Final = "var(--card)"
+GOOD: Final = "var(--good)"
+LOOK: Final = "var(--look)"
+BAD: Final = "var(--bad)"
+MARK: Final = "var(--mark)"
+
+MOST_BARS: Final = 500
+"""So many points are drawn of one thing: a browser has to stay quick."""
+MAX_MARKED_POINTS: Final = 40
+"""So many points are marked, each by itself."""
+SHADES: Final = (MARK, LOOK, GOOD, BAD, DIM)
+SHAPES: Final = ("circle", "rect", "triangle", "diamond", "roundRect")
+
+Point = tuple[int, float]
+"""A moment in microseconds, and a value."""
+
+
+class ChartSpan(msgspec.Struct, frozen=True):
+    """Something that lasted, or happened at one moment where it has no end."""
+
+    lane: str
+    name: str
+    start: int
+    end: int | None = None
+    mood: str = MARK
+
+
+def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> ChartOptions:
+    """Draw what was spent so far, as steps in dollars, against the cap."""
+    total = 0.0
+    steps: list[list[float]] = []
+    for at, usd in points:
+        total += usd
+        steps.append([_millis(at), round(total, 6)])
+    if steps:
+        steps.append([_millis(until), steps[-1][1]])
+    line: ChartOptions = {**_line("spent", thin_points(steps), MARK), "step": "end", "areaStyle": {"opacity": 0.12}}
+    if cap is not None:
+        label = {"formatter": "cap", "color": BAD, "position": "insideEndTop"}
+        line["markLine"] = {
+            "symbol": "none",
+            "silent": True,
+            "data": [
+                {"yAxis": round(cap, 6), "lineStyle": {"color": BAD, "type": "dashed", "width": 2}, "label": label}
+            ],
+        }
+    top = max(total, cap or 0.0) * 1.08 or 1.0
+    return {**_base_options(), "yAxis": {**_value_axis("$"), "min": 0, "max": round(top, 6)}, "series": [line]}
+
+
+def chart_timeline(spans: Sequence[ChartSpan], lanes: Sequence[str]) -> ChartOptions:
+    """Draw what lasted as bars and what happened as points, each in its lane."""
+    series = [each for mood in dict.fromkeys(span.mood for span in spans) for each in _series_of_mood(spans, mood)]
+    return {
+        **_base_options(left=84),
+        "yAxis": {
+            "type": "category",
+            "data": [make_single_line(lane, 40) for lane in reversed(lanes)],
+            "axisLabel": {"color": INK, "width": 76, "overflow": "truncate"},
+            "axisLine": {"lineStyle": {"color": LINE}},
+            "axisTick": {"show": False},
+        },
+        "series": series,
+    }
+
+
+def _series_of_mood(spans: Sequence[ChartSpan], mood: str) -> list[ChartOptions]:
+    """Lasting things of one colour are one line with holes in it; moments are points, of another shape by colour."""
+    found = [span for span in spans if span.mood == mood][-MOST_BARS:]
+    bars: list[Any] = []
+    for span in found:
+        if span.end is not None:
+            lane, name = make_single_line(span.lane, 40), make_single_line(span.name, 120)
+            ends = (span.start, max(span.end, span.start))
+            bars += [*({"value": [_millis(at), lane], "name": name} for at in ends), [_millis(ends[1]), None]]
+    dots = [
+        {"value": [_millis(span.start), make_single_line(span.lane, 40)], "name": make_single_line(span.name, 120)}
+        for span in found
+        if span.end is None
+    ]
+    shape = SHAPES[SHADES.index(mood) % len(SHAPES)]
+    drawn: list[ChartOptions] = []
+    if bars:
+        drawn.append(_line("", bars, mood) | {"lineStyle": {"color": mood, "width": 8}, **_marks(shape)})
+    if dots:
+        drawn.append({"type": "scatter", "data": dots, "symbol": shape, "symbolSize": 10, "itemStyle": {"color": mood}})
+    return drawn
+
+
+def _marks(shape: str) -> ChartOptions:
+    """Mark both ends: what took no time is seen as well, and a pointer finds it."""
+    return {"connectNulls": False, "showSymbol": True, "symbol": shape, "symbolSize": 9}
+
+
+def chart_history(values: Mapping[str, Sequence[Point]]) -> ChartOptions:
+    """Draw how numbers went, each as a line of its own with its name."""
+    series = [
+        _line(
+            make_single_line(name, 60),
+            thin_points([[_millis(at), value] for at, value in points]),
+            SHADES[place % len(SHADES)],
+        )
+        | {"showSymbol": len(points) <= MAX_MARKED_POINTS, "symbol": SHAPES[place % len(SHAPES)], "symbolSize": 7}
+        for place, (name, points) in enumerate(values.items())
+    ]
+    legend = {"textStyle": {"color": INK}, "inactiveColor": DIM, "type": "scroll", "top": 0}
+    return {**_base_options(top=34), "legend": legend, "yAxis": {**_value_axis(""), "scale": True}, "series": series}
+
+
+def thin_points(points: Sequence[Any], most: int = MOST_BARS) -> list[Any]:
+    """Leave out points where there are too many, but never the last."""
+    if len(points) <= most:
+        return list(points)
+    stride = -(-len(points) // most)
+    return [*points[:-1:stride], points[-1]]
+
+
+def _base_options(top: int = 16, left: int = 56) -> ChartOptions:
+    return {
+        "animation": False,
+        "textStyle": {"color": INK},
+        "grid": {"left": left, "right": 20, "top": top, "bottom": 28},
+        "tooltip": {
+            "trigger": "item",
+            "renderMode": "richText",
+            "confine": True,
+            "backgroundColor": CARD,
+            "borderColor": LINE,
+            "textStyle": {"color": INK, "width": 320, "overflow": "break"},
+        },
+        "xAxis": {
+            "type": "time",
+            "axisLabel": {"color": DIM, "hideOverlap": True},
+            "axisLine": {"lineStyle": {"color": LINE}},
+            "splitLine": {"show": False},
+        },
+    }
+
+
+def _value_axis(unit: str) -> ChartOptions:
+    return {
+        "type": "value",
+        "axisLabel": {"color": DIM, "formatter": f"{unit}{{value}}"},
+        "splitLine": {"lineStyle": {"color": LINE}},
+    }
+
+
+def _line(name: str, data: Sequence[Any], colour: str) -> ChartOptions:
+    return {
+        "type": "line",
+        "name": name,
+        "data": list(data),
+        "showSymbol": False,
+        "lineStyle": {"color": colour, "width": 2},
+        "itemStyle": {"color": colour},
+    }
+
+
+def _millis(at: int) -> int:
+    return at // 1000
+
+
+class Plot:
+    """A chart, or a sentence where there is nothing to draw."""
+
+    def __init__(self, label: str, empty: str) -> None:
+        self._label = label
+        self._nothing = add_text(empty, "h-none")
+        self._chart: Any = None
+        self._slot = ui.element("div")
+        self._seen: ChartOptions | None = None
+
+    def show(self, options: ChartOptions, *, empty: bool, lanes: int = 0) -> None:
+        """Draw it: as high as others, or as its lanes need."""
+        self._nothing.set_visibility(empty)
+        self._slot.set_visibility(not empty)
+        if empty or options == self._seen:
+            return
+        self._seen = options
+        if self._chart is None:
+            with self._slot:
+                self._chart = ui.echart(options, renderer="svg").classes("h-chart")
+            self._chart.style(f"height: {4 + 1.8 * lanes:.1f}rem" if lanes else "")
+            self._chart.props["role"] = "img"
+            self._chart.props["aria-label"] = self._label
+            return
+        self._chart.options.clear()
+        self._chart.options.update(options)
+        self._chart.update()

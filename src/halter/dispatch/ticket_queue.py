@@ -1,0 +1,221 @@
+"""The queue of tickets that all workers share, kept by Procrastinate in the store's own PostgreSQL.
+
+It is given only what is due: a sleeper is a row of ours, not a job of its. A job whose worker was killed is not handed
+out again by it, and need not be: its session is offered anew when the ticket or the lease has run out.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from typing import Any, Final
+
+import psycopg
+import psycopg_pool
+from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
+from procrastinate.exceptions import AppNotOpen, ConnectorException
+from procrastinate.job_context import JobContext
+from procrastinate.jobs import Job, Status
+from procrastinate.manager import JobManager
+from procrastinate.worker import Worker
+
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import StoreError
+from halter.core.events import SESSION_FORMAT
+from halter.core.ids import SessionId
+from halter.core.ports import Ticket
+from halter.dispatch.dispatcher import ServeTicket
+from halter.journal.connection import PostgresAddress, open_greeted_connection, translate_postgres_error
+from halter.loop.session_runtime import raise_if_cancelled
+
+SERVE_TASK: Final = "halter.serve"
+POLL_SECONDS: Final = 5.0
+"""How often it looks by itself: jobs are heard of by NOTIFY."""
+HEARTBEAT_SECONDS: Final = 5.0
+STALLED_SECONDS: Final = 30.0
+"""After how long without a heartbeat a worker of the queue is taken for dead, and its jobs are dropped."""
+SHORTEST_PAUSE: Final = SECOND // 10
+LONGEST_PAUSE: Final = SECOND
+CONNECTIONS: Final = 4
+
+_AWAY: Final = (AppNotOpen, ConnectorException, psycopg.Error, psycopg_pool.PoolTimeout)
+
+
+class ProcrastinateQueue:
+    """Tickets as jobs. Each version of each agent has a queue of its own, which only those fetch from that have it.
+
+    `versions` are the agents of this worker. While PostgreSQL is away, nothing is handed out, and what runs goes on.
+    """
+
+    def __init__(self, url: str, clock: Clock, versions: Mapping[str, str]) -> None:
+        self._address = PostgresAddress(url)
+        self._clock = clock
+        self._versions = versions
+        # Tickets are put in over the store's own connection: this one is never opened.
+        self._putting = JobManager(SyncPsycopgConnector())
+
+    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+        """Put tickets in, in the transaction of a connection."""
+        try:
+            self._putting.batch_defer_jobs([self._job(ticket) for ticket in tickets], connection)
+        except ConnectorException as error:
+            # Whoever has the transaction knows what an error of PostgreSQL means.
+            raise error.__cause__ or error from error
+
+    def _job(self, ticket: Ticket) -> Job:
+        kept = {"session": ticket.session, "agent": ticket.agent, "generation": ticket.generation}
+        queue = name_queue(ticket.agent, self._versions[ticket.agent])
+        return Job(queue=queue, lock=None, queueing_lock=None, task_name=SERVE_TASK, task_kwargs=kept)
+
+    async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
+        """Serve tickets as they come, until cancelled; a connection that is lost is made anew."""
+        with _silence_libraries():
+            pause = SHORTEST_PAUSE
+            while True:
+                with suppress(*_AWAY):
+                    await _demand_reachable(self._address)
+                    async with _open_procrastinate(self._address) as app:
+                        pause = SHORTEST_PAUSE
+                        await self._work(app, serve, concurrency)
+                # Its worker answers with what went wrong last, also to whoever told it to stop.
+                raise_if_cancelled()
+                await self._clock.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _work(self, app: App, serve: ServeTicket, concurrency: int) -> None:
+        @app.task(name=SERVE_TASK)
+        async def served(session: str, agent: str, generation: int) -> None:
+            await serve(Ticket(SessionId(session), agent, generation))
+
+        await _drop_stalled(app)
+        worker = _Worker(
+            app,
+            queues=[name_queue(agent, version) for agent, version in self._versions.items()],
+            concurrency=concurrency,
+            fetch_job_polling_interval=POLL_SECONDS,
+            update_heartbeat_interval=HEARTBEAT_SECONDS,
+            stalled_worker_timeout=STALLED_SECONDS,
+            # Sessions go on without the job that brought them.
+            shutdown_graceful_timeout=0,
+            delete_jobs="always",
+            install_signal_handlers=False,
+        )
+        await worker.run()
+
+
+class _Worker(Worker):
+    """Procrastinate's worker, which stops when it can no longer hear or be heard, so that it is started anew.
+
+    It watches over its side tasks until the first of them is done, and without periodic tasks that one is done at once.
+    So that one forgets, again and again, what the dead have left.
+    """
+
+    async def _periodic_deferrer(self) -> None:
+        while True:
+            await asyncio.sleep(STALLED_SECONDS)
+            await _drop_stalled(self.app)
+            await self.app.job_manager.prune_stalled_workers(STALLED_SECONDS)
+
+    async def _monitor_side_tasks(self, side_tasks: list[asyncio.Task[Any]]) -> None:
+        await super()._monitor_side_tasks(side_tasks)
+        # Whoever waits for a connection waits for the pool to look again, and it takes its time.
+        await self.app.connector.close_async()
+
+    async def _process_job(self, context: JobContext) -> None:
+        try:
+            await super()._process_job(context)
+        except _AWAY:
+            # What could not be ticked off belongs to nobody once this has stopped, and is dropped then.
+            self.stop()
+
+
+def name_queue(agent: str, version: str) -> str:
+    """Name the queue of an agent's version, so short that PostgreSQL can have a channel of that name.
+
+    Programs that write another format have other queues: an older one could not claim what a newer one offers.
+    """
+    digest = sha256(f"{SESSION_FORMAT} {version} {agent}".encode()).hexdigest()
+    return f"{re.sub(r'[^a-z0-9-]', '', agent.lower())[:20]}.{digest[:16]}"
+
+
+_NOBODYS: Final = """
+DELETE FROM procrastinate_jobs WHERE status = 'todo'
+AND id IN (SELECT job_id FROM procrastinate_events WHERE type = 'deferred' AND at < now() - interval '1 hour')
+"""
+
+
+async def _drop_stalled(app: App) -> None:
+    """Forget the jobs of workers that died, and of versions that nobody has. What they were about is offered anew."""
+    jobs = app.job_manager
+    await app.connector.execute_query_async(_NOBODYS)
+    for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=STALLED_SECONDS):
+        # Somebody else may have dropped it at the same time.
+        with suppress(ConnectorException):
+            await jobs.finish_job(job, Status.FAILED, delete_job=True)
+
+
+async def _demand_reachable(address: PostgresAddress) -> None:
+    """See whether the server is there: the library would wait for it, and longer each time."""
+    async with await psycopg.AsyncConnection.connect(address.conninfo):
+        pass
+
+
+def _open_procrastinate(address: PostgresAddress) -> Any:
+    """Open Procrastinate in the schema of the store.
+
+    Each of its statements stands alone, and a connection that is lost is noticed when it is used: so nothing is sent
+    but the statement itself.
+    """
+    connector = PsycopgConnector(
+        pool_factory=_make_unchecked_pool,
+        conninfo=address.conninfo,
+        kwargs={"options": f"-c search_path={address.schema}"},
+        configure=_set_autocommit,
+        min_size=1,
+        max_size=CONNECTIONS,
+        timeout=5,
+        reconnect_timeout=5,
+    )
+    return App(connector=connector).open_async()
+
+
+async def _set_autocommit(connection: psycopg.AsyncConnection[Any]) -> None:
+    await connection.set_autocommit(True)
+
+
+def _make_unchecked_pool(*, check: object, **options: Any) -> psycopg_pool.AsyncConnectionPool:
+    del check
+    return psycopg_pool.AsyncConnectionPool(**options)
+
+
+def prepare_queue_tables(url: str) -> None:
+    """Make Procrastinate's tables beside ours, once; of several processes that start together, one does it."""
+    address = PostgresAddress(url)
+    try:
+        with open_greeted_connection(address, lambda _: None) as connection, connection.transaction():
+            connection.execute("SELECT set_config('search_path', quote_ident(%s), true)", [address.schema])
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('halter ' || %s, 0))", [address.schema])
+            there = connection.execute("SELECT to_regclass('procrastinate_jobs') IS NOT NULL").fetchone()
+            if there != (True,):
+                from procrastinate.schema import SchemaManager
+
+                connection.execute(SchemaManager.get_schema(), prepare=False)
+    except psycopg.Error as error:
+        told = translate_postgres_error(error, address)
+        raise told if isinstance(told, StoreError) else error from error
+
+
+@contextmanager
+def _silence_libraries() -> Generator[None]:
+    """Keep the libraries from writing tracebacks to the terminal: what is wrong is told by the store, in sentences."""
+    loggers = [logging.getLogger(name) for name in ("procrastinate", "psycopg.pool")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

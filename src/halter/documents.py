@@ -1,0 +1,529 @@
+"""What a file says, as text. Whatever is wrong with it is an answer too, and never an error.
+
+What has to be parsed is parsed by a process of its own, with little memory and a deadline: a hostile file can waste a
+minute of it, and nothing else. Its environment is empty, so that it holds no secrets either.
+
+Bytes as text, whoever wrote them: marks of byte order, wide letters, and the code pages of old.
+
+The text of an HTML page, as somebody would read it aloud: without scripts and styles, block by block.
+
+The text of a PDF. It may be anything, so this runs in a process that may be lost.
+
+Files on disk: which there are, what is in them, and the digest that names what is in them. All of this blocks.
+
+Cutting a text into pieces that a model can read one by one: at the end of a paragraph or a sentence, if it can.
+"""
+
+import asyncio
+import codecs
+import os
+import re
+import resource
+import signal
+import stat
+import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from halter.core.folders import FileEntries, FileRefusal, describe_os_error, refuse_nothing, scan_folder
+from halter.core.ports import DocumentKind, Extracted, UnreadableFile
+from halter.core.text import clean
+
+if TYPE_CHECKING:
+    from pypdf import PdfReader
+
+# The longer mark first: that of UTF-32 begins as that of UTF-16 does.
+_MARKS: Final = (
+    (codecs.BOM_UTF8, "utf-8"),
+    (codecs.BOM_UTF32_LE, "utf-32-le"),
+    (codecs.BOM_UTF32_BE, "utf-32-be"),
+    (codecs.BOM_UTF16_LE, "utf-16-le"),
+    (codecs.BOM_UTF16_BE, "utf-16-be"),
+)
+_CONTROL: Final = re.compile("[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ufffd]")
+_LOOKED_AT: Final = 64 * 1024
+_FEW: Final = 8
+_ONE_IN: Final = 33
+
+
+def decode_text(data: bytes, declared: str = "") -> str | None:
+    """Read bytes as text that any store can keep; None where they are none. `declared` is what they say they are."""
+    for mark, encoding in _MARKS:
+        if data.startswith(mark):
+            return _demand_text(data[len(mark) :].decode(encoding, "replace"))
+    for encoding in filter(None, (_detect_utf16(data), "utf-8", declared)):
+        try:
+            return _demand_text(data.decode(encoding))
+        except (UnicodeError, LookupError):
+            continue
+    return _demand_text(_decode_legacy(data))
+
+
+def _demand_text(text: str) -> str | None:
+    """Refuse what is full of characters that no text has; the odd one is made visible."""
+    beginning = text[:_LOOKED_AT]
+    strange = sum(1 for _ in _CONTROL.finditer(beginning))
+    return None if strange > max(_FEW, len(beginning) // _ONE_IN) else clean(text)
+
+
+def _detect_utf16(data: bytes) -> str:
+    """Tell UTF-16 without a mark by its zeros: where letters are plain, nearly every other byte is one."""
+    beginning = data[:_LOOKED_AT]
+    first, second = beginning[::2].count(0), beginning[1::2].count(0)
+    if len(data) % 2 or max(first, second) * 4 < len(beginning) or min(first, second) * 20 > len(beginning):
+        return ""
+    return "utf-16-be" if first > second else "utf-16-le"
+
+
+def _decode_legacy(data: bytes) -> str:
+    try:
+        return data.decode("cp1252")
+    except UnicodeDecodeError:
+        return data.decode("latin-1")
+
+
+EXTRACT_TIMEOUT_SECONDS: Final = 60.0
+MOST_MEMORY: Final = 1 << 30
+MOST_TEXT: Final = 10_000_000
+"""So many characters a document may have: some four thousand pages."""
+
+_TEXT: Final = ".txt .text .log .csv .tsv .json .jsonl .yaml .yml .toml .ini .cfg .conf .xml .rst .tex .srt .eml .vtt"
+KINDS_BY_SUFFIX: Final[Mapping[str, DocumentKind]] = MappingProxyType(
+    {
+        **dict.fromkeys(_TEXT.split(), "text"),
+        **dict.fromkeys((".md", ".markdown"), "markdown"),
+        **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+        ".pdf": "pdf",
+    }
+)
+_MAIN: Final = "from halter.documents import main; main()"
+
+
+class _Limits(msgspec.Struct, frozen=True):
+    """What the process is told before the bytes: how to read them, and what it may use."""
+
+    kind: DocumentKind
+    memory: int
+    seconds: int
+    most: int
+
+
+def detect_document_kind(name: str) -> DocumentKind | None:
+    """Tell what a file is by its name; None for what cannot be read."""
+    return KINDS_BY_SUFFIX.get(PurePosixPath(name).suffix.lower())
+
+
+async def extract(
+    name: str,
+    data: bytes,
+    *,
+    seconds: float = EXTRACT_TIMEOUT_SECONDS,
+    memory: int = MOST_MEMORY,
+    most: int = MOST_TEXT,
+) -> Extracted | UnreadableFile:
+    """Read a file's bytes as what its name says that it is."""
+    shown = clean(PurePosixPath(name).name) or "The file"
+    kind = detect_document_kind(name)
+    if kind is None:
+        known = ", ".join(sorted(KINDS_BY_SUFFIX))
+        return UnreadableFile(f"{shown} is of a kind that cannot be read: what can is {known}.")
+    if not data:
+        return UnreadableFile(f"{shown} is empty: nothing was written to it, or not yet.")
+    if kind in ("html", "pdf"):
+        limits = _Limits(kind, memory, max(1, round(seconds)), most)
+        try:
+            found = await _extract_in_process(limits, data, seconds)
+        except OSError as error:
+            found = UnreadableFile(
+                f"cannot be read at present, since no program can be started: {describe_os_error(error)}."
+            )
+    else:
+        found = _make_extracted(decode_text(data), kind, most)
+    return UnreadableFile(f"{shown} {found.sentence}") if isinstance(found, UnreadableFile) else found
+
+
+def _make_extracted(text: str | None, kind: DocumentKind, most: int) -> Extracted | UnreadableFile:
+    if text is None:
+        return UnreadableFile("holds bytes that are no text: give it the ending of what it is, or leave it out.")
+    if len(text) > most:
+        return UnreadableFile(f"holds {len(text):,} characters, and a document may have {most:,}: split it.")
+    if not text.strip():
+        return UnreadableFile("holds no text, only blanks.")
+    return Extracted(text, kind)
+
+
+async def _extract_in_process(limits: _Limits, data: bytes, seconds: float) -> Extracted | UnreadableFile:
+    """Let another process read; it is gone when this returns, however it does."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-c", _MAIN),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(seconds):
+            answer, _ = await process.communicate(msgspec.json.encode(limits) + b"\n" + data)
+    except TimeoutError:
+        return UnreadableFile(
+            f"takes more than {seconds:g} seconds to read, and was given up: split it, or leave it out."
+        )
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+    try:
+        return msgspec.json.decode(answer, type=Extracted | UnreadableFile)
+    except msgspec.DecodeError:
+        return _explain_lost(process.returncode or 0, limits)
+
+
+def _explain_lost(code: int, limits: _Limits) -> UnreadableFile:
+    """Say why a process left no answer."""
+    if code == -signal.SIGXCPU:
+        return UnreadableFile(f"takes more than {limits.seconds} seconds to read, and was given up: split it.")
+    return _explain_too_large(limits)
+
+
+def _explain_too_large(limits: _Limits) -> UnreadableFile:
+    return UnreadableFile(
+        f"needs more than {limits.memory // (1 << 20):,} MB of memory to be read, or made the reader crash: "
+        "split it, or leave it out."
+    )
+
+
+def main() -> None:
+    """Read one file from standard input, and answer on standard output; first of all, give up what is not needed."""
+    limits = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Limits)
+    # Before anything of the file is looked at: what is given up here cannot be had again.
+    for what, most in (
+        (resource.RLIMIT_AS, limits.memory),
+        (resource.RLIMIT_CPU, limits.seconds),
+        (resource.RLIMIT_FSIZE, 0),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        resource.setrlimit(what, (most, most))
+    try:
+        answer = msgspec.json.encode(_parse_document(limits, sys.stdin.buffer.read()))
+    except (MemoryError, RecursionError):
+        answer = msgspec.json.encode(_explain_too_large(limits))
+    sys.stdout.buffer.write(answer)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def _parse_document(limits: _Limits, data: bytes) -> Extracted | UnreadableFile:
+    if limits.kind == "pdf":
+        return extract_pdf_text(data, limits.most)
+
+    return _make_extracted(extract_html_text(data), limits.kind, limits.most)
+
+
+_SILENT: Final = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})
+_BLOCKS: Final = frozenset(
+    {
+        "address",
+        "article",
+        "aside",
+        "blockquote",
+        "dd",
+        "details",
+        "dialog",
+        "div",
+        "dl",
+        "dt",
+        "fieldset",
+        "figcaption",
+        "figure",
+        "footer",
+        "form",
+        "h1",
+        "h2",
+        "h3",
+        "h4",
+        "h5",
+        "h6",
+        "header",
+        "hr",
+        "main",
+        "nav",
+        "ol",
+        "p",
+        "pre",
+        "section",
+        "summary",
+        "table",
+        "title",
+        "ul",
+    }
+)
+_LINES: Final = frozenset({"br", "li", "tr", "option", "caption"})
+_CELLS: Final = frozenset({"td", "th"})
+_CHARSET: Final = re.compile(rb"<meta[^>]{0,200}charset=[\"' ]{0,2}([A-Za-z0-9_-]{1,40})", re.IGNORECASE)
+_SPACES: Final = re.compile(r"[ \t\f\r\n]+")
+
+
+def extract_html_text(data: bytes) -> str | None:
+    """Read a page; None where the bytes are no text."""
+    declared = _CHARSET.search(data[:4096])
+    page = decode_text(data, declared[1].decode() if declared else "")
+    if page is None:
+        return None
+    reader = _Reader()
+    reader.feed(page)
+    reader.close()
+    return reader.text()
+
+
+class _Reader(HTMLParser):
+    """Collects what is said, and where a line or a paragraph ends."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self._parts: list[str] = []
+        self._silent: list[str] = []
+        self._as_written = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in _SILENT:
+            self._silent.append(tag)
+        self._as_written += tag == "pre"
+        self._break(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._break(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._silent:
+            del self._silent[self._silent.index(tag) :]
+        if tag == "pre":
+            self._as_written = max(0, self._as_written - 1)
+        if tag not in _CELLS:
+            self._break(tag)
+
+    def handle_data(self, data: str) -> None:
+        if not self._silent:
+            self._parts.append(data if self._as_written else _SPACES.sub(" ", data))
+
+    def text(self) -> str:
+        """Put everything together, with no more room between the lines than a reader needs."""
+        lines = (line.strip(" \t\r") for line in "".join(self._parts).split("\n"))
+        kept: list[str] = []
+        for line in lines:
+            if line or (kept and kept[-1]):
+                kept.append(line)
+        return "\n".join(kept).strip("\n")
+
+    def _break(self, tag: str) -> None:
+        if tag in _BLOCKS:
+            self._parts.append("\n\n")
+        elif tag in _LINES:
+            self._parts.append("\n")
+        elif tag in _CELLS:
+            self._parts.append("\t")
+
+
+PAGE_SEPARATOR: Final = "\n\n"
+
+PDF_DAMAGED: Final = "is damaged, or is no PDF: open it with another program and save it anew, or leave it out."
+PDF_PROTECTED: Final = "is protected by a password: save a copy without one."
+PDF_WITHOUT_TEXT: Final = "holds no text, only pictures perhaps: run it through text recognition first."
+PDF_TOO_LONG: Final = "holds more text than a document may have: split it, or leave it out."
+
+
+def extract_pdf_text(data: bytes, most: int) -> Extracted | UnreadableFile:
+    """Read all pages. The sentences follow the name of the file."""
+    from pypdf import PdfReader
+    from pypdf.errors import DependencyError, FileNotDecryptedError
+
+    try:
+        reader = PdfReader(BytesIO(data))
+        # Many are protected against printing only, and are read without a password.
+        if reader.is_encrypted and not reader.decrypt(""):
+            return UnreadableFile(PDF_PROTECTED)
+        return _pages(reader, most)
+    except (FileNotDecryptedError, DependencyError):
+        return UnreadableFile(PDF_PROTECTED)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  A parser of hostile files fails in every way there is; all of them mean this.
+        return UnreadableFile(PDF_DAMAGED)
+
+
+def _pages(reader: "PdfReader", most: int) -> Extracted | UnreadableFile:
+    pages: list[int] = []
+    parts: list[str] = []
+    length = 0
+    for page in reader.pages:
+        text = clean(page.extract_text()).strip()
+        pages.append(length)
+        parts.append(text)
+        length += len(text) + len(PAGE_SEPARATOR)
+        if length > most:
+            return UnreadableFile(PDF_TOO_LONG)
+    whole = PAGE_SEPARATOR.join(parts)
+    return Extracted(whole, "pdf", tuple(pages)) if whole.strip() else UnreadableFile(PDF_WITHOUT_TEXT)
+
+
+MOST_BYTES: Final = 50 * 1024 * 1024
+_PORTION: Final = 1 << 20
+
+
+class DocumentBytes(msgspec.Struct, frozen=True):
+    """The bytes of a file, and their digest, by which the document is known from now on."""
+
+    data: bytes
+    digest: str
+
+
+class _FileProblem(Exception):
+    """What is wrong with a file, on the way to being an answer."""
+
+
+def scan_documents(folder: Path, pattern: str) -> FileEntries | UnreadableFile:
+    """List the files of a folder that a pattern names, by their paths in it, without those that links lead out to."""
+    found = scan_folder(folder, pattern)
+    return found if isinstance(found, UnreadableFile) else found.files
+
+
+def read_document(
+    path: Path, most: int = MOST_BYTES, refuses: FileRefusal = refuse_nothing
+) -> DocumentBytes | UnreadableFile:
+    """Read a whole file, unless it is too large, is being written to meanwhile, or somebody refuses it."""
+    try:
+        with _open_regular_file(path, refuses) as (file, size):
+            if size > most:
+                return UnreadableFile(
+                    f"{_name(path)} has {size:,} bytes, and a document may have {most:,}: split it, or leave it out."
+                )
+            data = b"".join(_portions(file, most + 1))
+            digest = sha256(data).hexdigest()
+            _refuse_other_bytes(path, digest, _digest(file, most + 1))
+    except _FileProblem as trouble:
+        return UnreadableFile(str(trouble))
+    return DocumentBytes(data, digest)
+
+
+def digest_file(path: Path, refuses: FileRefusal = refuse_nothing) -> str | UnreadableFile:
+    """Work out the digest of a file of any size, in little memory."""
+    try:
+        with _open_regular_file(path, refuses) as (file, size):
+            digest = _digest(file, size + 1)
+            _refuse_other_bytes(path, digest, _digest(file, size + 1))
+    except _FileProblem as trouble:
+        return UnreadableFile(str(trouble))
+    return digest
+
+
+@contextmanager
+def _open_regular_file(path: Path, refuses: FileRefusal) -> Generator[tuple[int, int]]:
+    """Open a plain file for one reading of all of it. What changes until it is closed was not read as it is."""
+    try:
+        # A pipe that nobody writes to would be waited for.
+        file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if refuses(path, file):
+                raise _FileProblem(f"{_name(path)} leads to what an agent may not read.")
+            before = os.fstat(file)
+            _refuse_other(path, before.st_mode)
+            yield file, before.st_size
+            after = os.fstat(file)
+        finally:
+            os.close(file)
+    except (FileNotFoundError, NotADirectoryError):
+        raise _FileProblem(f"{_name(path)} is not there, or not any more.") from None
+    except (OSError, ValueError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else clean(str(error))
+        raise _FileProblem(f"{_name(path)} cannot be read: {why}.") from None
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise _changed_error(path)
+
+
+def _refuse_other(path: Path, mode: int) -> None:
+    if stat.S_ISDIR(mode):
+        raise _FileProblem(f"{_name(path)} is a folder: name a file in it.")
+    if not stat.S_ISREG(mode):
+        raise _FileProblem(f"{_name(path)} is no plain file.")
+
+
+def _refuse_other_bytes(path: Path, first: str, second: str) -> None:
+    """Refuse a file that reads otherwise the second time: its time of change is too coarse to tell of every change."""
+    if first != second:
+        raise _changed_error(path)
+
+
+def _changed_error(path: Path) -> _FileProblem:
+    return _FileProblem(f"{_name(path)} was changed while it was read: it is read again when it has come to rest.")
+
+
+def _digest(file: int, most: int) -> str:
+    digest = sha256()
+    for portion in _portions(file, most):
+        digest.update(portion)
+    return digest.hexdigest()
+
+
+def _portions(file: int, most: int) -> Generator[bytes]:
+    """Read from the beginning to the end; of a file that grows while it is read, no more than this."""
+    os.lseek(file, 0, os.SEEK_SET)
+    while most > 0 and (portion := os.read(file, min(_PORTION, most))):
+        most -= len(portion)
+        yield portion
+
+
+def _name(path: Path) -> str:
+    return clean(path.name)
+
+
+CHUNK_SIZE: Final = 1200
+CHUNK_OVERLAP: Final = 150
+
+_PARAGRAPH: Final = re.compile(r"\n[ \t\r]?\n")
+_SENTENCE: Final = re.compile(r"[.!?\u2026][\"')\]\u201d\u2019\u00bb]?(?=\s)|[\u3002\uff01\uff1f]|\n")
+_SPACE: Final = re.compile(r"\s")
+
+
+def split_into_chunks(text: str, size: int = CHUNK_SIZE, overlap: int = CHUNK_OVERLAP) -> tuple[tuple[int, int], ...]:
+    """Cut a text into pieces of at most `size` characters, each of which begins a little before the last one's end.
+
+    Together they cover all of the text, and none is empty.
+    """
+    back = min(overlap, (size - 1) // 3)
+    found: list[tuple[int, int]] = []
+    start = 0
+    while start < len(text):
+        end = _find_end(text, start, size)
+        found.append((start, end))
+        start = end if end == len(text) else _find_start(text, end - back, end)
+    return tuple(found)
+
+
+def _find_end(text: str, start: int, size: int) -> int:
+    """Find where a piece ends, in the second half of what it may hold."""
+    most = start + size
+    if most >= len(text):
+        return len(text)
+    least = start + (size + 1) // 2
+    for sign in (_PARAGRAPH, _SENTENCE, _SPACE):
+        ends = [match.end() for match in sign.finditer(text, least, most)]
+        if ends:
+            return ends[-1]
+    return most
+
+
+def _find_start(text: str, least: int, end: int) -> int:
+    """Find where the next piece begins: with a sentence, or else with a word, of those that it repeats."""
+    for sign in (_SENTENCE, _SPACE):
+        match = sign.search(text, least, end)
+        if match and match.end() < end:
+            return match.end()
+    return least

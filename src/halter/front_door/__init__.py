@@ -1,0 +1,1 @@
+"""Messages understood by exact grammars, without a model."""

@@ -1,0 +1,732 @@
+"""A recurrence or a moment in plain English, read by an exact grammar: nothing recurring is made of a guess.
+
+The phrase stands at the beginning or the end of the sentence, or after `remind me`. What is left is the imperative.
+Phrases that name a recurrence without saying when (`every now and then`) are answered with a sentence.
+
+What repeats, as people say it: `every 2 days at 9`, `on mondays`, `every month on the 1st`. One form, one reader.
+
+Whether a sentence tells somebody to do something, by lists of words: what is not listed is no imperative.
+
+A schedule is made of an imperative and a time. Where the time may belong to a clause inside of the sentence ("write a
+script that checks the site every minute"), it is not taken for the schedule's.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import time
+from fractions import Fraction
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from halter.core import clock
+from halter.core.schedules import Timing, find_first_moment, find_timing_flaw, next_tick_after
+from halter.front_door.time_text import (
+    DATE_PATTERN,
+    DAY_PART_PATTERN,
+    DAY_PARTS,
+    DAY_PATTERN,
+    DAYS,
+    DEFAULT_TIME,
+    NO_SUCH_TIME,
+    NUMBER_PATTERN,
+    ORDINAL_PATTERN,
+    TimePhrase,
+    make_cron,
+    next_weekday,
+    parse_clock_time,
+    parse_date,
+    parse_number,
+    parse_time_phrase,
+    parse_weekdays,
+    read_moment,
+    to_zone_time,
+)
+
+_EVERY: Final = r"(?:once )?(?:every|each)"
+_DAYS: Final = rf"{DAY_PATTERN}s?(?:(?: and| or|,|/| and on)? {DAY_PATTERN}s?)*"
+_COUNT: Final = rf"(?P<n>{NUMBER_PATTERN}|\d{{1,6}}\.\d{{1,3}}|other|second|third|fourth|single)"
+_SHORT: Final = rf"{_EVERY} (?P<n>\d{{1,9}}) ?(?P<unit>s|secs?|m|mins?|h|hrs?)"
+_LONG: Final = rf"{_EVERY} (?:{_COUNT} )?(?P<unit>seconds?|minutes?|mins?|hours?|hrs?)"
+_ODD: Final = {
+    "hourly": 60,
+    "once an hour": 60,
+    "every half hour": 30,
+    "every half an hour": 30,
+    "every half-hour": 30,
+    "every quarter hour": 15,
+    "every quarter-hour": 15,
+    "every quarter of an hour": 15,
+    "every hour and a half": 90,
+}
+_DAILY: Final = rf"(?:daily|(?:once )?(?:a|per) day|{_EVERY} (?:{_COUNT} )?days?|every single day)"
+_PARTLY: Final = rf"(?:{_EVERY} (?P<part>{DAY_PART_PATTERN})|(?P<nightly>nightly))"
+_ITS_PART: Final = r"(?: (?P<part>morning|afternoon|evening|night)s?)?"
+_WEEKDAYS: Final = (
+    r"(?:(?:every |each |on )?(?:weekdays?|workdays?|working days?|business days?)"
+    rf"|(?:every |from |on )?mon(?:days?)?(?: to | through | thru | ?- ?)fri(?:days?)?){_ITS_PART}"
+)
+_WEEKENDS: Final = rf"(?:(?:every|each) weekend|(?:on |at )?weekends|on the weekend){_ITS_PART}"
+_ON_DAYS: Final = rf"(?:(?P<every>(?:on )?(?:every|each) )|on )?(?P<days>{_DAYS}){_ITS_PART}"
+_OTHER_DAY: Final = rf"(?:on )?every other (?P<days>{DAY_PATTERN})"
+_WEEKS: Final = rf"(?:weekly|once a week|fortnightly|{_EVERY} fortnight|{_EVERY} (?:{_COUNT} )?weeks?)"
+_ON_WEEKS: Final = (
+    rf"(?:(?P<weeks>{_WEEKS}) on (?P<days>{_DAYS})"
+    rf"|(?:on )?(?P<days2>{_DAYS}) (?P<weeks2>{_WEEKS.replace('<n>', '<n2>')}))"
+)
+_DOM: Final = rf"{ORDINAL_PATTERN}(?:(?: and|,)? (?:the )?{ORDINAL_PATTERN})*|last day|day \d{{1,2}}"
+_NTH: Final = rf"(?:(?P<nth>{ORDINAL_PATTERN}|last) (?P<name>{DAY_PATTERN})|(?P<dom>{_DOM}))"
+_MONTHS: Final = rf"(?:monthly|once a month|quarterly|{_EVERY} quarter|{_EVERY} (?:{_COUNT} )?months?)"
+_ON_MONTHS: Final = rf"(?P<months>{_MONTHS}) (?:on )?(?:the )?{_NTH}"
+_OF_MONTH: Final = rf"(?:on )?(?:the )?(?:every |each )?{_NTH} (?:day )?of (?:every|each|the|a) month"
+_EACH_NTH: Final = rf"(?:on )?(?:every|each) {_NTH}"
+_YEARLY: Final = (
+    rf"(?:(?:yearly|annually|{_EVERY} year|once a year) on (?P<date>{DATE_PATTERN})"
+    rf"|(?:on )?(?:every|each) (?P<date2>{DATE_PATTERN})|on (?P<date3>{DATE_PATTERN}) (?:every|each) year)"
+)
+_HOW_OFTEN: Final = (
+    r"(?:(?:once|twice|thrice|(?:\S+ ){1,2}times) (?:a|an|per|every|each) (?:second|minute|hour|day|week|month|year)"
+    r"|every now and (?:then|again)|every so often|every once in a while|every (?:few|several|some|couple(?: of)?) \S+"
+    rf"|every (?:{NUMBER_PATTERN} )?(?:fortnights?|decades?|quarters?|years?|seasons?|semesters?|weekends|fortnight)"
+    r"|(?:every|each) (?:spring|summer|autumn|fall|winter|christmas|easter|birthday)|yearly|annually"
+    r"|bi-?weekly(?: .*)?|bi-?monthly(?: .*)?|semi-?(?:weekly|monthly)|from time to time|now and then|once in a while)"
+)
+_ON_ONE_OF: Final = rf"on {DAY_PATTERN} (?:and|or) {DAY_PATTERN}"
+_NO_COUNT: Final = r"every (?:-\S+|0|zero) (?:seconds?|minutes?|mins?|hours?|days?|weeks?|months?)"
+
+NOT_EXACT: Final = (
+    "That does not say exactly when: say it like every 15 minutes, every weekday at 9 or every month on the 1st."
+)
+NEVER_COMES: Final = "That never comes, or is too far apart: say another day, or how often."
+_ONE_CRON: Final = "Times with different minutes need a schedule each: say them one by one."
+_WITH_TIME: Final = (
+    "Something that repeats within the day has no time of day: say only how often, like every 15 minutes."
+)
+_SECOND_DAY: Final = (
+    "That can mean every two weeks or the second one of each month: say `every other monday`, or `every second monday "
+    "of the month`."
+)
+
+_Reader = Callable[[re.Match[str], "_Asked"], Timing | str | None]
+
+
+class _RecurrenceContext(msgspec.Struct, frozen=True):
+    """The phrase, from when it counts, and where its clock hangs."""
+
+    said: TimePhrase
+    now: int
+    zone: str
+
+    def clocks(self, part: str = "") -> Sequence[str]:
+        part = self.said.part or part
+        if self.said.times:
+            return [parse_clock_time(each, part) for each in self.said.times]
+        return [DAY_PARTS.get(part, DEFAULT_TIME)]
+
+
+def read_recurrence(said: TimePhrase, now: int, zone: str) -> Timing | str | None:
+    """Read a recurrence: a timing, a sentence where one is named that cannot be read exactly, or None."""
+    asked = _RecurrenceContext(said, now, said.zone or zone)
+    for form, reader in _FORMS:
+        found = form.fullmatch(said.core)
+        if found is None:
+            continue
+        timing = reader(found, asked)
+        if isinstance(timing, Timing):
+            return NEVER_COMES if find_timing_flaw(timing) else timing
+        if timing is not None:
+            return timing
+    return None
+
+
+def _read_subdaily(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    """Read what repeats within the day: it is counted from now."""
+    units = {"s": clock.SECOND, "m": clock.MINUTE, "h": clock.HOUR}
+    every = _read_count(found["n"]) * units[found["unit"][0]]
+    return _make_interval(int(every), asked) if every.denominator == 1 else NOT_EXACT
+
+
+def _read_odd_interval(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_interval(_ODD[found[0]] * clock.MINUTE, asked)
+
+
+def _read_on_the_hour(_found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    if asked.said.times or asked.said.part:
+        return _WITH_TIME
+    return Timing(cron="0 * * * *", timezone=asked.zone)
+
+
+def _make_interval(every: int, asked: _RecurrenceContext) -> Timing | str:
+    if asked.said.times or asked.said.part:
+        return _WITH_TIME
+    return Timing(every=every, timezone=asked.zone, anchor=asked.now) if every > 0 else NOT_EXACT
+
+
+def _read_daily(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_day_interval(_read_count(found["n"]), asked, asked.clocks(), asked.now)
+
+
+def _read_day_part(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_cron_timing(asked, asked.clocks(found["part"] or "night"))
+
+
+def _read_weekdays(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday="1-5")
+
+
+def _read_weekends(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday="0,6")
+
+
+def _read_days(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str | None:
+    """Read days of the week. Without `every`, only their plural says that they repeat."""
+    if not found["every"] and not all(word.endswith("s") for word in re.findall(rf"{DAY_PATTERN}s?", found["days"])):
+        return None
+    if not found["every"] and re.search(r"\b(?:tues|weds|thurs)\b", found["days"]):
+        return None
+    days = parse_weekdays(found["days"])
+    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday=_join_numbers(days)) if days else None
+
+
+def _reject_one_of(_found: re.Match[str], _asked: _RecurrenceContext) -> str:
+    return "It is not clear whether that repeats: say `every monday and thursday`, or say one of the days."
+
+
+def _read_other_day(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_week_interval(Fraction(2), found["days"], asked)
+
+
+def _read_weeks(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    weeks = found["weeks"] or found["weeks2"]
+    count = Fraction(2) if "fortnight" in weeks else _read_count(found["n"] or found["n2"])
+    return _make_week_interval(count, found["days"] or found["days2"], asked)
+
+
+def _read_months(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    quarter = "quarter" in found["months"]
+    return _make_month_interval(Fraction(3) if quarter else _read_count(found["n"]), found, asked, quarter=quarter)
+
+
+def _read_day_of_month(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_month_interval(Fraction(1), found, asked)
+
+
+def _read_each_nth(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str | None:
+    """Read `every 1st` and `every last friday`; `every second monday` can mean two things, and a `second` is short."""
+    if found["dom"] == "second":
+        return None
+    if found["nth"] in {"second", "third", "fourth", "2nd", "3rd", "4th"}:
+        return _SECOND_DAY
+    return _make_month_interval(Fraction(1), found, asked)
+
+
+def _read_yearly(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    read = parse_date(found["date"] or found["date2"] or found["date3"])
+    if read is None or read[0]:
+        return NOT_EXACT
+    return _make_cron_timing(asked, asked.clocks(), day=str(read[2]), month=str(read[1]))
+
+
+def _reject_inexact(_found: re.Match[str], _asked: _RecurrenceContext) -> str:
+    return NOT_EXACT
+
+
+def _read_count(said: str | None) -> Fraction:
+    """Read how many: nothing is one, `other` is two."""
+    if said is None or said == "single":
+        return Fraction(1)
+    if said == "other":
+        return Fraction(2)
+    return Fraction(said) if "." in said else Fraction(parse_number(said))
+
+
+def _join_numbers(numbers: Sequence[int]) -> str:
+    return ",".join(str(number) for number in sorted(numbers))
+
+
+def _make_cron_timing(
+    asked: _RecurrenceContext, clocks: Sequence[str], *, day: str = "*", month: str = "*", weekday: str = "*"
+) -> Timing | str:
+    if not all(clocks):
+        return NO_SUCH_TIME
+    cron = make_cron(clocks, day, month, weekday)
+    return Timing(cron=cron, timezone=asked.zone) if cron else _ONE_CRON
+
+
+def _make_day_interval(count: Fraction, asked: _RecurrenceContext, clocks: Sequence[str], anchor: int) -> Timing | str:
+    if count == 1:
+        return _make_cron_timing(asked, clocks)
+    if count.denominator != 1 or count < 1:
+        return NOT_EXACT
+    if len(clocks) != 1:
+        return _ONE_CRON
+    return Timing(days=int(count), time=clocks[0], timezone=asked.zone, anchor=anchor) if clocks[0] else NO_SUCH_TIME
+
+
+def _make_week_interval(count: Fraction, days: str, asked: _RecurrenceContext) -> Timing | str:
+    """Read weeks: one is a cron; more are counted from the next day of that name."""
+    named = parse_weekdays(days)
+    clocks = asked.clocks()
+    if not named or not all(clocks):
+        return NO_SUCH_TIME if named else NOT_EXACT
+    if count == 1:
+        return _make_cron_timing(asked, clocks, weekday=_join_numbers(named))
+    only, *others = named
+    if others:
+        return "Several days in every other week need a schedule each: say them one by one."
+    first = next_weekday(only, time.fromisoformat(clocks[0]), to_zone_time(asked.now, asked.zone))
+    return _make_day_interval(count * 7, asked, clocks, find_first_moment(first, time(), ZoneInfo(asked.zone)))
+
+
+def _make_month_interval(
+    count: Fraction, found: re.Match[str], asked: _RecurrenceContext, *, quarter: bool = False
+) -> Timing | str:
+    """Read months: their number must go into a year, since a cron knows no other; they are counted from the next."""
+    if count.denominator != 1 or count not in {1, 2, 3, 4, 6, 12}:
+        return NOT_EXACT
+    day, weekday = _read_nth(found)
+    once = _make_cron_timing(asked, asked.clocks(), day=day, weekday=weekday)
+    if count == 1 or isinstance(once, str) or find_timing_flaw(once):
+        return once
+    first = 1 if quarter else to_zone_time(next_tick_after(once, asked.now) or asked.now, asked.zone).month
+    months = sorted((first - 1 + step) % 12 + 1 for step in range(0, 12, int(count)))
+    return _make_cron_timing(asked, asked.clocks(), day=day, month=_join_numbers(months), weekday=weekday)
+
+
+def _read_nth(found: re.Match[str]) -> tuple[str, str]:
+    """Tell the day of the month and the day of the week as a cron writes them."""
+    if found["name"]:
+        weekday = DAYS[found["name"]]
+        return "*", f"{weekday}L" if found["nth"] == "last" else f"{weekday}#{parse_number(found['nth'])}"
+    if found["dom"] == "last day":
+        return "L", "*"
+    said = [word for word in found["dom"].split() if word not in {"day", "and", "the"}]
+    return _join_numbers([parse_number(word) for word in said]), "*"
+
+
+_FORMS: Final[Sequence[tuple[re.Pattern[str], _Reader]]] = tuple(
+    (re.compile(form), reader)
+    for form, reader in (
+        ("|".join(map(re.escape, _ODD)), _read_odd_interval),
+        (_NO_COUNT, _reject_inexact),
+        (r"(?:hourly|every hour) on the hour", _read_on_the_hour),
+        (_SHORT, _read_subdaily),
+        (_LONG, _read_subdaily),
+        (_DAILY, _read_daily),
+        (_PARTLY, _read_day_part),
+        (_WEEKDAYS, _read_weekdays),
+        (_WEEKENDS, _read_weekends),
+        (_ON_ONE_OF, _reject_one_of),
+        (_ON_DAYS, _read_days),
+        (_OTHER_DAY, _read_other_day),
+        (_ON_WEEKS, _read_weeks),
+        (_ON_MONTHS, _read_months),
+        (_OF_MONTH, _read_day_of_month),
+        (_EACH_NTH, _read_each_nth),
+        (_YEARLY, _read_yearly),
+        (_WEEKS, _reject_inexact),
+        (_MONTHS, _reject_inexact),
+        (rf"{_EVERY} year", _reject_inexact),
+        (_HOW_OFTEN, _reject_inexact),
+    )
+)
+
+
+def _imperative_words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_VERBS: Final = _imperative_words(
+    """
+    add adjust aggregate alert analyse analyze announce answer append apply archive arrange ask assess assign audit
+    back backup balance begin book brew brief bring build buy calculate call capture change charge chase check clean
+    clear close collate collect compare compile compose compress compute confirm congratulate connect cook copy count
+    crawl create crosscheck curate delete deliver deploy describe detect digest display do double-check download draft
+    drop dump e-mail email empty encourage end enrich ensure enter entertain escalate estimate evaluate examine
+    execute explain export extract feed fetch file fill find finish fire fix flag follow forecast format forward
+    generate get give go grab grade greet group hand have help highlight import improve index inform inspect
+    investigate invite invoice keep kill label launch let list listen load locate lock log look mail make mark measure
+    merge message migrate monitor motivate move note notify nudge open order organise organize outline paraphrase pay
+    pick ping plan plant play plot poll post praise predict prepare print probe proceed process produce proofread
+    propose provide prune publish pull purge push put query quiz rank rate re-run read rebalance reboot rebuild
+    recalculate recap recommend reconcile record redo refresh reindex reload remind remove rename renew repeat reply
+    report request rerun research reset respond restart restock restore retrieve retry return review rewrite rotate
+    route run sample save say scan schedule score scrape scrub search see select sell send set share shuffle shut
+    simulate sing sort spawn speak start store submit subscribe suggest summarise summarize surprise sweep switch sync
+    synchronise synchronize tabulate tag take talk teach tell test text thank think tidy total track train transcribe
+    transfer translate trigger turn tweak tweet unlock update upgrade upload use vacuum validate verify visit wake
+    warn wash watch water weigh wipe wish work write
+    """
+)
+_FINITE: Final = _imperative_words(
+    """
+    am is are was were be been being has had does did will would shall should must may might can could cannot can't
+    won't isn't aren't starts started ends ended begins began happens happened goes went comes came takes took runs
+    ran arrives arrived opens opened closes closed works worked fails failed occurs occurred fires fired needs
+    needed means meets met sits finishes finished wakes woke sleeps due gets got
+    """
+)
+_NEGATIONS: Final = _imperative_words(
+    """
+    not never don't dont doesn't didn't won't cannot can't couldn't shouldn't wouldn't mustn't no-longer neither nor
+    nobody nothing
+    """
+)
+"""Words that turn an imperative into something that nobody is told to do."""
+_PAST: Final = _imperative_words(
+    "yesterday ago earlier previously formerly was were had did happened occurred failed crashed last past previous"
+)
+_DESCRIBING: Final = _imperative_words(
+    """
+    analyse analyze assess audit compare describe evaluate examine explain extract find inspect investigate list
+    outline paraphrase plot query rank read recap research retrieve review rewrite search show summarise summarize
+    tabulate transcribe translate
+    """
+)
+"""Verbs that look back as often as not: `summarise the outage at 14:00` names the outage, not the hour of the work."""
+_SPEAKING: Final = _imperative_words(
+    "say repeat spell pronounce translate define type echo quote print read write explain describe"
+)
+_MENTIONED: Final = _imperative_words(
+    """
+    word words phrase term title name called named spelled letters text string sentence caption label heading
+    expression keyword line me adverb adjective
+    """
+)
+"""Words after which a time is only mentioned: `write the word hourly`."""
+_SUBJECTS: Final = _imperative_words("you i we they he she")
+"""Who stands behind a verb in a question: `do you check the mail every day`."""
+_CLAUSES: Final = _imperative_words(
+    """
+    that which who whom whose why how what where when while because since if whether although unless until saying
+    says said stating explaining describing titled called named i we they he she i'm i'll we'll we're they'll
+    it's he'll
+    """
+)
+_LOOKING: Final = _imperative_words(
+    "check verify ensure confirm monitor see watch tell let show remind report look make"
+)
+"""What begins a sentence whose clause is looked into at the time that is said: `check if the site is up every hour`."""
+_LEADING: Final = _imperative_words(
+    "for from until till by before after since of about to than between around with in on at not the a an"
+)
+"""Words after which a time belongs to them: `by tomorrow at 9` is a deadline."""
+_PENDING: Final = _imperative_words(
+    "pending upcoming outstanding trending missing existing remaining incoming outgoing failing meeting"
+)
+_ABOUT_DOING: Final = re.compile(r"\babout (\w+ing)\b")
+_ARRANGING: Final = _imperative_words(
+    """
+    arrange book schedule reserve plan organise organize put add move find search invite set explain describe
+    """
+)
+"""Verbs that arrange or word something for a moment, rather than at it."""
+_EVENTS: Final = _imperative_words(
+    """
+    meeting appointment call flight dinner lunch breakfast party event session interview deadline conference class
+    game match train concert film movie show webinar date demo outage incident incidents error errors alert alerts
+    deploy deploys deployment release rollback crash crashes failure failures spike spikes peak dip surge drop log
+    logs entry entries event events standup stand-up sync review talk launch launches backup backups build builds
+    run runs job jobs restart reboot upgrade migration maintenance window shift slot transaction transactions payment
+    order orders login logins request requests commit commits snapshot reading readings measurement temperature
+    price prices value values state traffic attack exam race sunset sunrise storm earthquake broadcast episode photo
+    picture video recording screenshot record records timestamp quote candle trade trades bug issue ticket tickets
+    problem problems downtime breach change changes anomaly anomalies warning warnings exception exceptions
+    """
+)
+"""Things that have a moment of their own: `write to Bob about the meeting tomorrow at 9`."""
+_POLITE: Final = re.compile(
+    r"(?:(?:hey|hi|hello|ok|okay|so|now|then|and|also|but|well|please|pls|plz|kindly|just)(?: there)?[,!.:]*\s+"
+    r"|(?:can|could|would|will) you[,]?\s+|would you mind\s+|i(?: want|'d like| would like| need) you to\s+"
+    r"|you (?:should|must|have to|need to)\s+|(?:be sure|make sure|remember|don't forget) to\s+|from now on[,:]?\s+"
+    r"|go ahead and\s+|i(?: want|'d like| would like) to be reminded\s+(?=to|of|about))",
+    re.IGNORECASE,
+)
+_THANKS: Final = re.compile(
+    r"(?:[\s,;:.!?\u2026-]+(?:please|pls|plz|thanks|thank you|thx))?[\s,;:.!?\u2026-]*$", re.IGNORECASE
+)
+_QUESTION: Final = re.compile(
+    r"[?\uff1f][\s,;:.!?)\"'\u2026\u200b-]*(?:please|pls|plz|thanks|thank you|thx)?[\s,;:.!?)\"'\u2026\u200b-]*$",
+    re.IGNORECASE,
+)
+_REQUEST: Final = re.compile(r"(?:can|could|would|will) you\b", re.IGNORECASE)
+_SUPPOSED: Final = re.compile(r"would you\b.{0,300}\bif (?:i|we|you|he|she|it|they)\b", re.IGNORECASE)
+_UNSEEN: Final = "".join(
+    chr(code)
+    for code in (
+        *range(0x21),
+        *range(0x7F, 0xA1),
+        0xAD,
+        0x180E,
+        *range(0x2000, 0x2010),
+        *range(0x2028, 0x2030),
+        *range(0x205F, 0x2070),
+        0x3000,
+        0xFEFF,
+    )
+)
+_FAR: Final = 200
+"""How many characters of politeness are taken away at most."""
+
+
+def trim_message(text: str) -> str:
+    """Take away what stands around a message without being one: line ends, spaces, signs that nobody sees."""
+    return text.strip(_UNSEEN)
+
+
+def is_negated(words: Sequence[str]) -> bool:
+    """Tell whether somebody is told not to do something."""
+    return any(word in _NEGATIONS or word.endswith("n't") for word in words)
+
+
+def strip_politeness(text: str) -> str:
+    """Take away greetings and requests before the imperative."""
+    place = 0
+    while place < _FAR and (found := _POLITE.match(text, place)):
+        place = found.end()
+    return text[place:]
+
+
+def strip_thanks(text: str) -> str:
+    """Take away punctuation and thanks at the end."""
+    tail = text[-_FAR:]
+    return text[: len(text) - len(tail)] + _THANKS.sub("", tail)
+
+
+def is_question(text: str) -> bool:
+    """Tell whether it is a question, and no request in the form of one; `would you … if I asked?` is none."""
+    if _QUESTION.search(text[-_FAR:]) is None:
+        return False
+    return _REQUEST.search(text[:_FAR]) is None or _SUPPOSED.search(text[: 2 * _FAR]) is not None
+
+
+def is_imperative(words: Sequence[str]) -> bool:
+    """Tell whether words begin as an imperative does: a verb that is no subject of another."""
+    if words and words[0].startswith("@"):
+        words = words[1:]
+    if not words or words[0] not in _VERBS:
+        return False
+    return len(words) == 1 or words[1] not in _FINITE | _SUBJECTS | _NEGATIONS
+
+
+def verb_owns_time(words: list[str], *, once: bool) -> bool:
+    """Tell whether a time at the end belongs to the verb at the beginning, and to nothing in between."""
+    if not words:
+        return False
+    if words[-1] in _LEADING | _FINITE or any(word.endswith(":") for word in words) or is_negated(words):
+        return False
+    if (words[-1] in _MENTIONED and words[0] in _SPEAKING) or (len(words) == 1 and words[0] in _SPEAKING):
+        return False
+    if once and (words[0] in _DESCRIBING or not _PAST.isdisjoint(words)):
+        return False
+    if once and (words[0] in _ARRANGING or (words[-1] in _EVENTS and words[0] != "remind")):
+        return False
+    if (doing := _ABOUT_DOING.search(" ".join(words))) and doing[1] not in _PENDING:
+        return False
+    if not any(word.rstrip(",") in _CLAUSES for word in words[1:]):
+        return True
+    looking = words[:2] == ["make", "sure"] if words[0] == "make" else words[0] in _LOOKING
+    return looking and words[-1] not in _VERBS and (not once or words[0] == "remind")
+
+
+MOST_CHARACTERS: Final = 500
+"""How many characters are looked at, from the beginning or from the end."""
+MOST_WORDS: Final = 16
+"""How many words a phrase has at most."""
+
+_IMPERATIVE: Final = 4
+"""How many words of a prompt are looked at for a negation: what follows may well say what not to do."""
+_WORD: Final = re.compile(r"\S+")
+_SINGLE: Final = re.compile(r"(?:^|\s)'[^']*$")
+_QUOTES: Final = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a"), ("(", ")"))
+_QUALIFIED: Final = re.compile(
+    r"(?:between|from|until|till|except|starting|beginning|unless|but not|around|before|after|roughly|approximately"
+    r"|for (?:the next )?\d+)\b"
+)
+_OFTEN: Final = re.compile(r"(?:hourly|daily|nightly|weekly|fortnightly|monthly|quarterly|yearly|annual)")
+_VAGUE_DAY: Final = re.compile(
+    r"(?:every|each) (?:\S+ ){0,2}(?:day|week|month|year|moon|holiday|season|christmas|easter|shift)"
+)
+_WHAT: Final = "Say what is to be done then, rather than that it is scheduled: every monday at 9, write the report."
+_BOTH: Final = "That names more than one time: say them one by one."
+_QUALIFIER: Final = (
+    "That recurrence has a limit which cannot be read exactly: say only when it repeats, "
+    "like every weekday at 9, or write a cron in agent.yaml."
+)
+
+
+class ScheduleRequest(msgspec.Struct, frozen=True):
+    """What was read: when it fires, the imperative that is left, and the words that said when."""
+
+    timing: Timing
+    rest: str
+    words: str
+
+
+class Unclear(msgspec.Struct, frozen=True, tag=True):
+    """A recurrence or a moment was named that cannot be read exactly; the sentence says what to say instead."""
+
+    sentence: str
+
+
+class _TimeOfOther(msgspec.Struct, frozen=True):
+    """A time was read that belongs to something inside of the sentence: no shorter one is looked for in it."""
+
+
+class _Word(msgspec.Struct, frozen=True):
+    text: str
+    start: int
+    end: int
+
+
+class _Cut(msgspec.Struct, frozen=True):
+    """A phrase within a sentence and what is left without it; `tail` says that words stand before it: those."""
+
+    phrase: str
+    words: str
+    rest: str
+    tail: str = ""
+    qualified: bool = False
+
+
+def read_schedule_request(text: str, now: int, timezone: str) -> ScheduleRequest | Unclear | None:
+    """Read when something is to be done, and what; None if no such thing is said, or nobody is told to do it."""
+    if is_question(text):
+        return None
+    text = strip_thanks(strip_politeness(text.strip()))
+    for cut in _list_cuts(text):
+        found = _read_cut(cut, now, timezone)
+        if found is not None:
+            return None if isinstance(found, _TimeOfOther) else found
+    return None
+
+
+def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear | _TimeOfOther | None":
+    """Read one phrase, if what is left beside it is an imperative that it can belong to."""
+    rest = strip_thanks(strip_politeness(cut.rest.strip(" \t\r\n,;:-\u2013\u2014")))
+    words = [word.text for word in _split_phrase_words(rest[:MOST_CHARACTERS])]
+    if not is_imperative(words) or is_negated(words[:_IMPERATIVE]):
+        return None
+    timing, recurring = _read_timing(cut.phrase, now, timezone, dated=words[0] == "remind")
+    if timing is None:
+        return None
+    before = [word.text for word in _split_phrase_words(strip_politeness(cut.tail))]
+    if cut.tail and not verb_owns_time(before, once=not recurring):
+        return _TimeOfOther()
+    if isinstance(timing, str):
+        return Unclear(timing)
+    if cut.qualified:
+        return Unclear(_QUALIFIER) if recurring else None
+    if words[0] == "schedule":
+        return Unclear(_WHAT)
+    doubt = _find_doubt(before, now, timezone, recurring=recurring) if cut.tail else ""
+    return Unclear(doubt) if doubt else ScheduleRequest(timing, rest, cut.words)
+
+
+def _read_timing(phrase: str, now: int, timezone: str, *, dated: bool) -> tuple[Timing | str | None, bool]:
+    """Read a phrase into a timing or a sentence, and tell whether it names a recurrence."""
+    for way in parse_time_phrase(phrase):
+        found = read_recurrence(way, now, timezone)
+        if found is not None:
+            return found, True
+    for way in parse_time_phrase(phrase):
+        found = read_moment(way, now, timezone, dated=dated)
+        if found is not None:
+            return found, False
+    return None, False
+
+
+def _find_doubt(words: Sequence[str], now: int, timezone: str, *, recurring: bool) -> str:
+    """Say what is doubtful about a time, seen from the words before it."""
+    before = " ".join(words)
+    if words[-1] in {"and", "or"}:
+        return _BOTH
+    if not recurring and (any(map(_OFTEN.fullmatch, words)) or _VAGUE_DAY.search(" ".join(words[-4:]))):
+        return "It is not clear whether that is meant once or again and again: say it like every day at 9."
+    if recurring and any(
+        _read_timing(cut.phrase, now, timezone, dated=False)[1] for cut in _tails(before, _split_phrase_words(before))
+    ):
+        return _BOTH
+    return ""
+
+
+def _split_phrase_words(text: str) -> list[_Word]:
+    """Cut text into words as the grammar knows them: small letters, plain apostrophes, no comma behind."""
+    return [
+        _Word(found[0].lower().replace("\u2019", "'").rstrip(",;!?\u2026").rstrip("."), found.start(), found.end())
+        for found in _WORD.finditer(text)
+    ]
+
+
+def _list_cuts(text: str) -> Iterator[_Cut]:
+    """List the phrases that could say when, the longest first, at each place where one may stand."""
+    words = _split_phrase_words(text[:MOST_CHARACTERS])
+    yield from _heads(text, words, 0)
+    if len(words) > 2 and words[1].text in {"me", "us"} and is_imperative([words[0].text]):  # noqa: PLR2004
+        yield from _heads(text, words, 2)
+    if len(text) <= MOST_CHARACTERS and "\n" not in text:
+        yield from _tails(text, words)
+        yield from _middles(text, words)
+
+
+def _heads(text: str, words: Sequence[_Word], first: int) -> Iterator[_Cut]:
+    for last in range(min(len(words) - 1, first + MOST_WORDS), first, -1):
+        said, start, end = words[first:last], words[first].start, words[last - 1].end
+        rest = f"{text[:start]}{text[end:].lstrip(' ,:')}"
+        following = " ".join(word.text for word in words[last : last + 3])
+        yield _Cut(_join_words(said), text[start:end].rstrip(",:;"), rest)
+        if first == 0 and _QUALIFIED.match(following):
+            yield from _behind_a_limit(text, words, last)
+
+
+def _behind_a_limit(text: str, words: Sequence[_Word], last: int) -> Iterator[_Cut]:
+    """Look for the imperative behind a limit: `every hour between 9 and 17 check the mail`."""
+    for index in range(last + 1, min(len(words), last + 8)):
+        if is_imperative([word.text for word in words[index:]]):
+            start, end = words[0].start, words[last - 1].end
+            yield _Cut(_join_words(words[:last]), text[start:end], text[words[index].start :], qualified=True)
+            return
+
+
+def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
+    for first in range(max(1, len(words) - MOST_WORDS), len(words)):
+        start = words[first].start
+        if _is_quoted(text, start):
+            continue
+        yield _Cut(_join_words(words[first:]), text[start:].rstrip(",.;:!?"), text[:start], text[:start])
+        for last in range(first + 1, len(words)):
+            if _QUALIFIED.match(" ".join(word.text for word in words[last : last + 4])):
+                end = words[last - 1].end
+                yield _Cut(_join_words(words[first:last]), text[start:end], text[:start], text[:start], qualified=True)
+
+
+def _is_quoted(text: str, place: int) -> bool:
+    """Tell whether a quotation is open at a place."""
+    before = text[:place]
+    if any(before.count(sign) % 2 for sign in ('"', "`", "''")) or _SINGLE.search(before):
+        return True
+    return any(before.count(left) > before.count(right) for left, right in _QUOTES)
+
+
+def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
+    """List phrases between an imperative and what goes on: `check it every hour and tell me`, `send it at 9 to Bob`."""
+    said = [word.text for word in words]
+    for last in range(2, len(words) - 1):
+        goes_on = said[last] in {"and", "then"} and is_imperative(said[last + 1 :])
+        if not goes_on and not (said[last] in {"to", "via", "if"} and not said[last + 1][:1].isdecimal()):
+            continue
+        for first in range(max(1, last - MOST_WORDS), last):
+            start, end = words[first].start, words[last - 1].end
+            if _is_quoted(text, start):
+                continue
+            yield _Cut(
+                _join_words(words[first:last]),
+                text[start:end].rstrip(",;:"),
+                text[:start] + text[end:].lstrip(", "),
+                text[:start],
+            )
+
+
+def _join_words(words: Sequence[_Word]) -> str:
+    return " ".join(word.text.rstrip(":") for word in words)

@@ -1,0 +1,346 @@
+"""Times of day, days and numbers as people say them, each form written out: what is not listed is not read.
+
+One moment as people say it: `tomorrow at 9`, `in 20 minutes`, `on 24 december at 9`.
+"""
+
+import re
+from calendar import monthrange
+from collections.abc import Mapping, Sequence
+from datetime import date, datetime, time, timedelta
+from types import MappingProxyType
+from typing import Final
+from zoneinfo import ZoneInfo, available_timezones
+
+import msgspec
+
+from halter.core import clock
+from halter.core.schedules import Timing, find_first_moment, find_zone, to_local_time
+
+
+def _number_words(text: str, first: int) -> dict[str, int]:
+    """Number words in their order; those with a comma between them are the same."""
+    return {name: number for number, names in enumerate(text.split(), first) for name in names.split(",")}
+
+
+NUMBERS: Final[Mapping[str, int]] = MappingProxyType(
+    _number_words(
+        "zero one,a,an two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+        "seventeen eighteen nineteen twenty",
+        0,
+    )
+    | {"thirty": 30, "forty": 40, "forty-five": 45, "fifty": 50, "sixty": 60, "ninety": 90}
+)
+DAYS: Final[Mapping[str, int]] = MappingProxyType(
+    _number_words(
+        "sunday,sun monday,mon tuesday,tue,tues wednesday,wed,weds thursday,thu,thur,thurs friday,fri saturday,sat", 0
+    )
+)
+"""The days of a week as a cron counts them."""
+MONTHS: Final[Mapping[str, int]] = MappingProxyType(
+    _number_words(
+        "january,jan february,feb march,mar april,apr may june,jun july,jul august,aug september,sep,sept october,oct "
+        "november,nov december,dec",
+        1,
+    )
+)
+ORDINALS: Final[Mapping[str, int]] = MappingProxyType(
+    {"first": 1, "second": 2, "third": 3, "fourth": 4, "fifth": 5, "fifteenth": 15}
+)
+DAY_PARTS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "morning": "08:00",
+        "afternoon": "14:00",
+        "evening": "18:00",
+        "night": "22:00",
+        "noon": "12:00",
+        "midday": "12:00",
+        "midnight": "00:00",
+    }
+)
+"""The hour that is taken for a part of the day, and shown to the person before anything is made of it."""
+DEFAULT_TIME: Final = "09:00"
+"""The hour that is taken for a day without one."""
+DAY_PART_PATTERN: Final = "morning|afternoon|evening|night|noon|midday|midnight"
+
+
+def _join_alternatives(words: Mapping[str, int]) -> str:
+    return "|".join(sorted(words, key=len, reverse=True))
+
+
+NUMBER_PATTERN: Final = rf"(?:\d{{1,9}}|{_join_alternatives(NUMBERS)})"
+DAY_PATTERN: Final = rf"(?:{_join_alternatives(DAYS)})"
+MONTH_PATTERN: Final = rf"(?:{_join_alternatives(MONTHS)})"
+ORDINAL_PATTERN: Final = rf"(?:\d{{1,2}}(?:st|nd|rd|th)|{_join_alternatives(ORDINALS)})"
+_DAY: Final = rf"(?:\d{{1,2}}|{ORDINAL_PATTERN})"
+_YEAR: Final = r"(?: \d{4})?"
+DATE_PATTERN: Final = (
+    r"(?:\d{4}-\d\d-\d\d|\d{1,2}\.\d{1,2}\.\d{4}"
+    rf"|(?:the )?{_DAY}(?: of)? {MONTH_PATTERN}{_YEAR}|{MONTH_PATTERN} (?:the )?{_DAY}{_YEAR})"
+)
+_HALF: Final = r" ?(?:am|pm|a\.m|p\.m)"
+_PLAIN: Final = r"(?:\d{1,2}|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve)"
+_EXACT: Final = (
+    rf"(?:noon|midday|midnight|\d{{1,2}}[:.]\d\d(?:{_HALF})?|{_PLAIN}{_HALF}|\d{{1,2}}h(?:\d\d)?|{_PLAIN} o'?clock"
+    rf"|(?:half past|quarter past|quarter to) {_PLAIN})"
+)
+_CLOCK: Final = rf"(?:{_EXACT}|\d{{4}}|{_PLAIN})"
+_AT: Final = rf"(?:at|@) (?P<times>{_CLOCK}(?:(?: and)? (?:at )?{_CLOCK})*)"
+_PART: Final = r"(?: sharp| exactly)?(?P<part> in the (?:morning|afternoon|evening)| at night)?"
+_ONLY: Final = re.compile(rf"{_AT}{_PART}")
+_BEFORE: Final = re.compile(rf"(?:{_AT}|(?P<exact>{_EXACT})){_PART} (?P<core>.+)")
+_AFTER: Final = re.compile(rf"(?P<core>.+?) (?:{_AT}|(?P<exact>{_EXACT})){_PART}")
+_NO_TIME: Final = re.compile(rf"(?P<core>.+?){_PART}")
+_ONE: Final = re.compile(_CLOCK)
+_PAST: Final = re.compile(r"(half past|quarter past|quarter to) (\S+)")
+_WRITTEN: Final = re.compile(
+    r"(?P<hour>\d{1,2}|[a-z]+)(?:[:.h]?(?P<minute>(?<=[:.h\d])\d\d)|h)?(?: ?(?P<half>[ap])\.?m)?(?: o'?clock)?"
+)
+MINUTES_PER_HOUR: Final = 60
+NOON_HOUR: Final = 12
+_ZONE: Final = re.compile(r"(?P<rest>.+?) (?:in )?(?P<zone>utc|gmt|[a-z]+(?:/[a-z_+-]+)+)(?: time)?")
+_LATE: Final[Mapping[str, range]] = MappingProxyType(
+    {"afternoon": range(1, 7), "evening": range(4, 12), "night": range(5, 12)}
+)
+
+
+class TimePhrase(msgspec.Struct, frozen=True):
+    """A phrase taken apart: its days, its times of day (as said), the part of the day, and its zone."""
+
+    core: str
+    times: tuple[str, ...] = ()
+    part: str = ""
+    zone: str = ""
+
+
+def parse_time_phrase(phrase: str) -> tuple[TimePhrase, ...]:
+    """Take a phrase apart, in each way in which it can be: with its time at its end, at its beginning, or without."""
+    zone = ""
+    if (found := _ZONE.fullmatch(phrase)) and (named := _find_written_zone(found["zone"])):
+        phrase, zone = found["rest"], named
+    ways = [found for form in (_AFTER, _BEFORE, _ONLY, _NO_TIME) if (found := form.fullmatch(phrase))]
+    return tuple(_make_time_phrase(found.groupdict(), zone) for found in ways)
+
+
+def _make_time_phrase(groups: Mapping[str, str | None], zone: str) -> TimePhrase:
+    times = groups.get("times") or groups.get("exact") or ""
+    part = (groups.get("part") or "").split()
+    return TimePhrase(groups.get("core") or "", tuple(_ONE.findall(times)), part[-1] if part else "", zone)
+
+
+def _find_written_zone(said: str) -> str:
+    """Find a zone by its whole name, however its letters are written; empty if there is none."""
+    name = re.sub(r"[a-z]+", lambda found: found[0].capitalize(), said)
+    return "UTC" if said in {"utc", "gmt"} else name if find_zone(name) is not None else ""
+
+
+def find_named_zone(said: str) -> str:
+    """Find a zone by its name, or by that of its city, however it is written; empty if there is none."""
+    wanted = said.strip().replace(" ", "_")
+    if wanted in {"utc", "gmt"}:
+        return "UTC"
+    for name in sorted(available_timezones()):
+        if "/" in name and wanted in {name.lower(), name.lower().rpartition("/")[2]}:
+            return name
+    return ""
+
+
+def parse_clock_time(said: str, part: str = "") -> str:
+    """Read a time of day into `09:00`; empty if there is no such time, or not in that part of the day."""
+    if said in DAY_PARTS:
+        return DAY_PARTS[said]
+    if found := _PAST.fullmatch(said):
+        minutes = (
+            _parse_number_word(found[2]) * MINUTES_PER_HOUR
+            + {"half past": 30, "quarter past": 15, "quarter to": -15}[found[1]]
+        )
+        return _format_clock_time(minutes % (24 * MINUTES_PER_HOUR), part) if _parse_number_word(found[2]) < 24 else ""  # noqa: PLR2004  hours of a day
+    found = _WRITTEN.fullmatch(said)
+    if found is None:
+        return ""
+    hour, minute, half = _parse_number_word(found["hour"]), int(found["minute"] or 0), found["half"]
+    if half and not 1 <= hour <= NOON_HOUR:
+        return ""
+    if half:
+        hour, part = hour % NOON_HOUR + (NOON_HOUR if half == "p" else 0), ""
+    return (
+        _format_clock_time(hour * MINUTES_PER_HOUR + minute, part)
+        if 0 <= hour < 24 and minute < MINUTES_PER_HOUR
+        else ""
+    )  # noqa: PLR2004
+
+
+def _format_clock_time(minutes: int, part: str) -> str:
+    """Move an hour of the evening to where it belongs; a morning that begins in the afternoon is no time."""
+    hour, minute = divmod(minutes, MINUTES_PER_HOUR)
+    if hour in _LATE.get(part, ()):
+        hour += NOON_HOUR
+    if part == "night" and hour == NOON_HOUR:
+        hour = 0
+    wrong = {"morning": hour >= NOON_HOUR, "afternoon": hour < NOON_HOUR, "evening": hour < NOON_HOUR}
+    return "" if wrong.get(part) else f"{hour:02d}:{minute:02d}"
+
+
+def parse_number(said: str) -> int:
+    """Read a number or a place in a row: `2`, `two`, `2nd`, `second`; -1 if it is neither."""
+    digits = re.fullmatch(r"(\d{1,9})(?:st|nd|rd|th)?", said)
+    return int(digits[1]) if digits else ORDINALS.get(said, _parse_number_word(said))
+
+
+def _parse_number_word(said: str) -> int:
+    return int(said) if said.isdecimal() else NUMBERS.get(said, -1)
+
+
+def parse_date(said: str) -> tuple[int, int, int] | None:
+    """Read a date into its year (0 if none is said), month and day; the day need not exist."""
+    if found := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", said):
+        return int(found[1]), int(found[2]), int(found[3])
+    if found := re.fullmatch(r"(\d{1,2})\.(\d{1,2})\.(\d{4})", said):
+        return int(found[3]), int(found[2]), int(found[1])
+    words = [word for word in said.split() if word not in {"the", "of"}]
+    month = next((MONTHS[word] for word in words if word in MONTHS), 0)
+    numbers = [parse_number(word) for word in words if word not in MONTHS]
+    if not month or not numbers or len(words) > 3:  # noqa: PLR2004  day, month and year
+        return None
+    return (numbers[1] if len(numbers) > 1 else 0), month, numbers[0]
+
+
+def days_in_month(month: int, year: int) -> int:
+    """Tell how many days a month has; 0 if there is no such month."""
+    return monthrange(year, month)[1] if 1 <= month <= 12 else 0  # noqa: PLR2004
+
+
+def parse_weekdays(said: str) -> tuple[int, ...]:
+    """Read a list of days of the week, singular or plural, as a cron counts them."""
+    words = [word for word in re.split(r" and | or |[ ,/]+", said) if word]
+    found = [DAYS.get(word, DAYS.get(word.removesuffix("s"), -1)) for word in words]
+    return tuple(dict.fromkeys(found)) if found and -1 not in found else ()
+
+
+def next_weekday(weekday: int, clock: time, now: datetime) -> date:
+    """Tell the next day of that name on which the time of day is still ahead."""
+    ahead = (weekday - now.isoweekday()) % 7
+    if ahead == 0 and clock <= now.time():
+        ahead = 7
+    return now.date() + timedelta(days=ahead)
+
+
+def make_cron(clocks: Sequence[str], day: str = "*", month: str = "*", weekday: str = "*") -> str:
+    """Write times of day as one cron; empty if their minutes differ, which one cron cannot say."""
+    minutes = {clock[3:] for clock in clocks}
+    hours = ",".join(str(hour) for hour in sorted({int(clock[:2]) for clock in clocks}))
+    return f"{int(minutes.pop())} {hours} {day} {month} {weekday}" if len(minutes) == 1 else ""
+
+
+def to_zone_time(moment: int, zone: str) -> datetime:
+    """Tell what the wall clock of a zone shows."""
+    return to_local_time(moment, ZoneInfo(zone))
+
+
+_UNITS: Final = {"s": clock.SECOND, "m": clock.MINUTE, "h": clock.HOUR, "d": clock.DAY, "w": 7 * clock.DAY}
+_UNIT: Final = r"(?P<unit>seconds?|secs?|minutes?|mins?|hours?|hrs?|days?|weeks?)"
+_IN: Final = re.compile(
+    rf"(?:in (?P<n>{NUMBER_PATTERN}) {_UNIT}|(?P<m>{NUMBER_PATTERN}) {_UNIT.replace('unit', 'unit2')} from now"
+    r"|in (?P<k>\d{1,6})(?P<short>[smhdw]|min|hr))"
+)
+_ODD: Final = {"in half an hour": 30, "in an hour and a half": 90, "in a quarter of an hour": 15}
+_OCCASION_DAY: Final = re.compile(
+    rf"(?P<day>today|tomorrow|tonight|the day after tomorrow|this (?={DAY_PART_PATTERN})|(?:on |this |on this )?{DAY_PATTERN}\b)"
+    rf"(?: ?(?P<part>{DAY_PART_PATTERN}))?"
+)
+_DATE: Final = re.compile(rf"(?:on )?(?P<date>{DATE_PATTERN})")
+_NEXT: Final = re.compile(rf"(?:on )?next (?:{DAY_PATTERN}|week|month|year)")
+_LONGEST: Final = 3660
+MOMENT_PASSED: Final = "That moment has passed: say a later one."
+NO_SUCH_TIME: Final = "There is no such time of day: say it like 09:00, 9am or 17:30."
+
+
+def read_moment(said: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
+    """Read one moment: a timing, a sentence where it names one that cannot be read exactly, or None.
+
+    A day without a time is read only where `dated` says so: it may as well be what the sentence is about.
+    """
+    zone = said.zone or zone
+    if not said.times and not said.part:
+        after = _read_interval_from_now(said.core, now, zone)
+        if after is not None:
+            return after
+    if _NEXT.fullmatch(said.core) and (said.times or dated):
+        return "`next` can mean the coming one or the one after it: say the date, like 24 December at 9."
+    today = to_zone_time(now, zone)
+    if said.core in {"", "today"} and said.times:
+        return _read_today(said, now, zone)
+    if found := _OCCASION_DAY.fullmatch(said.core):
+        return _read_day(found, said, now, zone, dated=dated)
+    if (found := _DATE.fullmatch(said.core)) and (said.times or said.part or dated):
+        day = _read_date(found["date"], today)
+        return day if isinstance(day, str) else _make_timing(day, _read_clocks(said, said.part), now, zone)
+    return None
+
+
+def _read_interval_from_now(core: str, now: int, zone: str) -> Timing | str | None:
+    if core in _ODD:
+        return Timing(at=now + _ODD[core] * clock.MINUTE, timezone=zone)
+    found = _IN.fullmatch(core)
+    if found is None:
+        return None
+    number = parse_number(found["n"] or found["m"] or found["k"])
+    unit = (found["unit"] or found["unit2"] or found["short"])[0]
+    if not 0 < number * _UNITS[unit] <= _LONGEST * clock.DAY:
+        return "That is no time from now that can be waited for: say it like `in 20 minutes`."
+    if unit in "dw":
+        then = to_zone_time(now, zone) + timedelta(days=number * (7 if unit == "w" else 1))
+        return Timing(at=find_first_moment(then.date(), then.time(), ZoneInfo(zone)), timezone=zone)
+    return Timing(at=now + number * _UNITS[unit], timezone=zone)
+
+
+def _read_today(said: TimePhrase, now: int, zone: str) -> Timing | str:
+    today = to_zone_time(now, zone)
+    found = _make_timing(today.date(), _read_clocks(said, said.part), now, zone)
+    if said.core or found != MOMENT_PASSED:
+        return found
+    return _make_timing(today.date() + timedelta(days=1), _read_clocks(said, said.part), now, zone)
+
+
+def _read_day(found: re.Match[str], said: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
+    named = found["day"].split()[-1]
+    part = said.part or found["part"] or ("night" if named == "tonight" else "")
+    if not said.times and not part and not dated:
+        return None
+    clocks = _read_clocks(said, part)
+    today = to_zone_time(now, zone)
+    if named in DAYS and clocks and clocks[0]:
+        return _make_timing(next_weekday(DAYS[named], time.fromisoformat(clocks[0]), today), clocks, now, zone)
+    later = 2 if found["day"].startswith("the day after") else int(named == "tomorrow")
+    # Midnight of tonight is when tomorrow begins.
+    later += int(named == "tonight" and clocks[0] < "05:00")
+    return _make_timing(today.date() + timedelta(days=later), clocks, now, zone)
+
+
+def _read_clocks(said: TimePhrase, part: str) -> Sequence[str]:
+    if said.times:
+        return [parse_clock_time(each, part) for each in said.times]
+    return [DAY_PARTS.get(part, DEFAULT_TIME)]
+
+
+def _make_timing(day: date, clocks: Sequence[str], now: int, zone: str) -> Timing | str:
+    if len(clocks) != 1:
+        return "That names several moments: say them one by one."
+    if not clocks[0]:
+        return NO_SUCH_TIME
+    moment = find_first_moment(day, time.fromisoformat(clocks[0]), ZoneInfo(zone))
+    return Timing(at=moment, timezone=zone) if moment > now else MOMENT_PASSED
+
+
+def _read_date(said: str, today: datetime) -> date | str:
+    read = parse_date(said)
+    if read is None:
+        return "That is no date: say it like 24 December, or 2026-12-24."
+    year, month, day = read
+    if year and not today.year <= year <= today.year + 10:
+        return MOMENT_PASSED if year < today.year else "That lies too far ahead: say a date of the next ten years."
+    for each in [year] if year else range(today.year, today.year + 9):
+        if 1 <= day <= days_in_month(month, each) and (
+            year or (each, month, day) >= (today.year, today.month, today.day)
+        ):
+            return date(each, month, day)
+    return "There is no such day in that month: say another one."

@@ -1,0 +1,89 @@
+"""The two doors of one process, and what they share. All that acts for a session goes through here."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from halter.core.clock import SECOND, Clock
+from halter.core.messages import Model
+from halter.core.ports import Lease, Store
+from halter.core.processes import LivenessWriter
+from halter.core.tools import Tool, Valid
+from halter.core.usage import PriceTable
+from halter.guard.halts import HaltWatch, Redact
+from halter.guard.ledger import Ledger
+from halter.guard.model_door import ModelDoor, StreamMask
+from halter.guard.prepare import SessionContext
+from halter.guard.tool_door import Answer, CallInDoubt, NeedsPerson, Recovery, Simulator, ToolDoor
+from halter.redaction.secrets import Secrets
+from halter.state.session import InFlight
+
+REDACTION_MARK: Final = "[redacted:"
+"""How a mark begins that stands where a secret was: such arguments cannot be sent again."""
+
+
+class GuardRuntime:
+    """Guards every tool call and every model request of the sessions of one process."""
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        *,
+        redact: Redact,
+        secrets: Secrets,
+        prices: PriceTable,
+        simulates: Model | None = None,
+        stream_mask: Callable[[], StreamMask] | None = None,
+    ) -> None:
+        self.purse = Ledger(store, clock)
+        self._redact = redact
+        self._halts = halts = HaltWatch(store, clock)
+        models = ModelDoor(store, clock, self.purse, prices, redact=redact, stream_mask=stream_mask, halts=halts)
+        simulator = Simulator(models, clock, simulates)
+        self._door = door = ToolDoor(
+            store,
+            clock,
+            self.purse,
+            redact=redact,
+            halts=halts,
+            print_mask=stream_mask,
+            secrets=secrets,
+            simulator=simulator,
+        )
+        self._recovery = Recovery(store, self.purse, door)
+        # Bound here, so that nothing lies between a caller and its door.
+        self.call = door.call
+        self.look = door.look
+        self.refuse = door.refuse
+        self.decision = door.decision
+        self.halted = door.halted
+        self.request = models.guarded_request
+        self.paid_beside = simulator.paid
+
+    def show_in(self, pulse: LivenessWriter) -> None:
+        """Show in the pulse of the process what is in flight, for a sentinel outside."""
+        self._halts.pulse = pulse
+
+    async def pause(self, standing: SessionContext, duration: int) -> bool:
+        """Let time pass, unless a halt comes first; tell whether one did."""
+        with self._halts.listening(standing.scopes()) as halted:
+            done, _ = await asyncio.wait((halted,), timeout=duration / SECOND)
+        return bool(done)
+
+    async def recover(
+        self, lease: Lease, standing: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
+    ) -> Answer | NeedsPerson:
+        """Bring to an outcome, or before a person, what a crash left in doubt; `arguments` are those of its intent."""
+        tool = tools.get(flight.name)
+        valid = tool.validate(arguments) if tool and REDACTION_MARK.encode() not in arguments else None
+        act = self._door.act(standing, tool, valid if isinstance(valid, Valid) else None)
+        return await self._recovery.resolve(lease, CallInDoubt(flight, act))
+
+    async def was_done(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
+        """Settle a call in doubt as a person says."""
+        return await self._recovery.said(lease, flight, happened=happened)
+
+    def redacted(self, text: str) -> str:
+        """Take secrets out of a text that is written elsewhere."""
+        return self._redact(text)

@@ -1,0 +1,271 @@
+"""The one decision about a request to a model, as a pure function of what is asked and of locked rows.
+
+The order is that of a call: R5 halt, R6 the model may be asked and its price is known, R4 the hold; then the rate of
+the model. How much money is left is known only under the lock, so the bound is worked out here: what is checked is what
+is held. What it returns is what is written: the intent with its hold, the refusal, the word that it waits for the next
+minute, or nothing where other holds must settle first.
+
+The bound that is held for a request to a model, computed once: what is checked is what is held.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from typing import Final
+
+import msgspec
+
+from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
+from halter.core.ids import Digest
+from halter.core.money import (
+    BudgetRow,
+    CapReached,
+    Caps,
+    Leg,
+    MustWait,
+    RateLimits,
+    RateReached,
+    Reserved,
+    Spender,
+    Unit,
+    check_rate_legs,
+    has_past_window,
+    make_legs,
+    make_rate_legs,
+    reserve,
+)
+from halter.core.ports import Draft, Rows
+from halter.core.project import budget_row, rows_of_hold
+from halter.core.rows import HaltRow
+from halter.core.usage import ModelPrices, Unpriced
+from halter.core.vocabulary import Outcome, Purpose, RowKey
+from halter.guard.judge import (
+    NO_RESERVE,
+    Reserve,
+    describe_cap_reached,
+    explain_halt,
+    find_spendable_budget,
+    lower_caps_to_store,
+    remove_caps,
+)
+
+MIN_OUTPUT_TOKENS: Final = 256
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A request that can be paid: how much it may write, and what is held for it."""
+
+    max_output_tokens: int
+    usd: int
+    tokens: int
+
+
+class TooExpensive(msgspec.Struct, frozen=True):
+    """Even a short answer would exceed what is left."""
+
+    usd: int
+
+
+def estimate_request(
+    rates: ModelPrices,
+    input_tokens: int,
+    max_output_tokens: int,
+    at: int,
+    *,
+    left: int | None,
+    min_output_tokens: int = MIN_OUTPUT_TOKENS,
+) -> Estimate | TooExpensive:
+    """Bound a request; where the whole answer does not fit what is left, lower the most it may write.
+
+    `left` is the least that any cap leaves unspent, or None where no cap binds.
+    """
+    usd = rates.bound(input_tokens, max_output_tokens, at)
+    if left is None or usd <= left:
+        return Estimate(max_output_tokens, usd, input_tokens + max_output_tokens)
+    floor = min(min_output_tokens, max_output_tokens)
+    fitting = rates.max_output_that_fits(input_tokens, left, at, max_output_tokens)
+    if fitting < floor:
+        return TooExpensive(rates.bound(input_tokens, floor, at))
+    return Estimate(fitting, rates.bound(input_tokens, fitting, at), input_tokens + fitting)
+
+
+MODEL_RATE_GUARDRAIL: Final = "model_rate"
+"""The guardrail by which a request waits for the next minute."""
+
+
+class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+    """Everything about one attempt of a request that can be known before any row is locked.
+
+    One that is `optional` can be done without: its refusal is recorded, but no session ends for it. `paces` are the
+    rates that its model is asked under.
+    """
+
+    request: str
+    model: str
+    purpose: Purpose
+    spender: Spender
+    caps: Caps
+    now: int
+    rates: ModelPrices | Unpriced
+    input_tokens: int
+    max_output_tokens: int
+    min_output_tokens: int
+    scopes: tuple[str, ...] = ()
+    kept: Reserve = NO_RESERVE
+    flaw: tuple[Outcome, str] | None = None
+    optional: bool = False
+    observe: bool = False
+    body: bytes | None = None
+    blob: Digest | None = None
+    anonymized: Mapping[str, int] = {}
+    paces: RateLimits = ()
+
+    def at(self, now: int) -> "RequestAttempt":
+        """Ask the same at a later moment: windows have moved on."""
+        return msgspec.structs.replace(self, now=now)
+
+    def legs(self, usd: int, tokens: int) -> tuple[Leg, ...]:
+        """Spread an amount over all scopes."""
+        return make_legs(self.caps, self.spender, self.now, usd=usd, tokens=tokens)
+
+    @cached_property
+    def everywhere(self) -> tuple[Leg, ...]:
+        """Every account that any amount could weigh on: the least amount weighs on all of them."""
+        return self.legs(1, 1)
+
+    def least_output(self) -> int:
+        """Tell the shortest answer that the request is still made for."""
+        return min(self.min_output_tokens, self.max_output_tokens)
+
+
+def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
+    """Name every row that the decision looks at or changes."""
+    halts: list[RowKey] = [(HaltRow, (scope,)) for scope in asking.scopes]
+    return [*halts, *rows_of_hold(asking.request, (*asking.everywhere, *make_rate_legs(asking.paces, asking.now, 1)))]
+
+
+def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
+    """Decide about a request."""
+    asking = _apply_store_policy(asking, rows)
+    halt = explain_halt(asking.scopes, asking.spender.session, rows)
+    if halt is not None:
+        return [_make_request_refusal(asking, "external_halt", halt)]
+    waived: list[Outcome] = []
+    for refusal in _find_refusals(asking, rows):
+        if not asking.observe:
+            return [_make_request_refusal(asking, *refusal)]
+        waived.append(refusal[0])
+    if has_past_window(asking.everywhere, rows.now):
+        return []
+    fitting = _fit_output(asking, rows)
+    verdict = _reserve_budget(asking, asking.legs(fitting.usd, fitting.tokens), rows)
+    if asking.observe:
+        if isinstance(verdict, CapReached):
+            waived.append("cost_cap_reached")
+        fitting = _bound_attempt(asking, asking.max_output_tokens, rows.now, left=None)
+        verdict = _reserve_budget(asking, remove_caps(asking.legs(fitting.usd, fitting.tokens)), rows)
+    match verdict:
+        case Reserved():
+            return _admit_at_rate(asking, _make_request_intent(asking, verdict, fitting, waived), fitting.tokens, rows)
+        case CapReached():
+            return _refuse_at_cap(asking, verdict)
+        case MustWait():
+            return []
+
+
+def _apply_store_policy(asking: RequestAttempt, rows: Rows) -> RequestAttempt:
+    """Ask under the fleet's caps as the store has them by now."""
+    caps = lower_caps_to_store(asking.caps, rows)
+    return asking if caps is asking.caps else msgspec.structs.replace(asking, caps=caps)
+
+
+def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
+    """Let a request through that fits this minute, by the store's clock; any other waits and holds nothing."""
+    verdict = check_rate_legs(make_rate_legs(asking.paces, rows.now, tokens), partial(budget_row, rows))
+    match verdict:
+        case Reserved(make_legs=more):
+            held = msgspec.structs.replace(intent, legs=(*intent.legs, *more)) if more else intent
+            return [Draft(held, asking.body, asking.blob)]
+        case RateReached() if asking.optional:
+            return [_make_request_refusal(asking, "rate_limited", verdict.sentence)]
+        case RateReached():
+            return [
+                Draft(
+                    GuardrailTriggered(guardrail=MODEL_RATE_GUARDRAIL, sentence=verdict.sentence, until=verdict.until)
+                )
+            ]
+        case MustWait():
+            return []
+
+
+def _find_refusals(asking: RequestAttempt, rows: Rows) -> Iterable[tuple[Outcome, str]]:
+    """R6: yield what stands against the request, the first reason first."""
+    if asking.flaw is not None:
+        yield asking.flaw
+    if isinstance(asking.rates, Unpriced) and _least_unspent(asking, rows, "usd") is not None:
+        yield ("disabled", asking.rates.sentence)
+
+
+def _least_unspent(asking: RequestAttempt, rows: Rows, unit: Unit) -> int | None:
+    """Tell the least that any cap leaves unspent, or None where no cap binds."""
+    unspent = [
+        _unspent(leg, find_spendable_budget(rows, asking.kept, leg)) for leg in asking.everywhere if leg.unit == unit
+    ]
+    return min([amount for amount in unspent if amount is not None], default=None)
+
+
+def _unspent(leg: Leg, budget: BudgetRow) -> int | None:
+    cap = budget.binding(leg.cap)
+    return None if cap is None else cap - budget.spent
+
+
+def _fit_output(asking: RequestAttempt, rows: Rows) -> Estimate:
+    """Lower the most that the model may write to what the token budget and the caps leave."""
+    most = asking.max_output_tokens
+    tokens = _least_unspent(asking, rows, "tokens")
+    if tokens is not None:
+        most = max(asking.least_output(), min(most, tokens - asking.input_tokens))
+    return _bound_attempt(asking, most, rows.now, _least_unspent(asking, rows, "usd"))
+
+
+def _bound_attempt(asking: RequestAttempt, most: int, at: int, left: int | None) -> Estimate:
+    """Bound a request; one that is too dear is bounded at its least, so that the cap which it meets can be named."""
+    if isinstance(asking.rates, Unpriced):
+        return Estimate(most, 0, asking.input_tokens + most)
+    least = asking.least_output()
+    found = estimate_request(asking.rates, asking.input_tokens, most, at, left=left, min_output_tokens=least)
+    if isinstance(found, TooExpensive):
+        return Estimate(least, found.usd, asking.input_tokens + least)
+    return found
+
+
+def _reserve_budget(asking: RequestAttempt, held: Sequence[Leg], rows: Rows) -> Reserved | MustWait | CapReached:
+    return reserve(held, partial(find_spendable_budget, rows, asking.kept))
+
+
+def _refuse_at_cap(asking: RequestAttempt, verdict: CapReached) -> Sequence[Draft]:
+    refusal = _make_request_refusal(asking, "cost_cap_reached", describe_cap_reached(verdict))
+    if asking.optional:
+        return [refusal]
+    return [Draft(CostCapReached.refusing(asking.request, asking.model, verdict)), refusal]
+
+
+def _make_request_refusal(asking: RequestAttempt, outcome: Outcome, sentence: str) -> Draft:
+    """Record a refusal. It names what was to be sent, so that erasing the session erases that too."""
+    event = RequestRefused(
+        request=asking.request, model=asking.model, purpose=asking.purpose, outcome=outcome, sentence=sentence
+    )
+    return Draft(event, asking.body, asking.blob)
+
+
+def _make_request_intent(
+    asking: RequestAttempt, verdict: Reserved, fitting: Estimate, waived: Sequence[Outcome]
+) -> RequestStarted:
+    return RequestStarted(
+        request=asking.request,
+        model=asking.model,
+        purpose=asking.purpose,
+        legs=verdict.legs,
+        max_output_tokens=fitting.max_output_tokens,
+        observed=tuple(waived),
+        anonymized=asking.anonymized,
+    )

@@ -1,0 +1,303 @@
+"""The economic brake (R4): what is held before anything acts, and settled after it.
+
+The decisions are pure and look at locked rows; a write of them can be joined with others. The `Purse` is the
+shell that commits them and waits, for a bounded time, where other holds stand in the way.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, cast
+
+import msgspec
+
+from halter.core.clock import DAY, SECOND, Clock
+from halter.core.effect_events import UnheldCost
+from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
+from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of, session_stream
+from halter.core.money import (
+    COLD_START_COST,
+    SAMPLES_KEPT,
+    Account,
+    Charge,
+    CostForecast,
+    compute_cap_overrun,
+    forecast_cost,
+    is_plausible_amount,
+    settle,
+)
+from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
+from halter.core.project import budget_key, budget_row, rows_of_event, rows_of_hold
+from halter.core.rows import AuditRow, DecisionRow, HoldRow
+from halter.core.tools import JournalEffect
+from halter.core.usage import Usage
+from halter.core.vocabulary import Outcome, Purpose, RowKey
+from halter.state.session import InFlight
+
+BUDGET_WAIT: Final = 60 * SECOND
+LONGEST_BUDGET_POLL: Final = SECOND // 2
+SAMPLE_PERIOD: Final = 30 * DAY
+
+
+class ActualResult(msgspec.Struct, frozen=True):
+    """What something turned out to be and to cost. A cost of None is charged at its hold: nothing truer is known."""
+
+    outcome: Outcome
+    usd: int | None = None
+    tokens: int | None = None
+    usage: Usage | None = None
+    body: bytes | None = None
+    blob: Digest | None = None
+    duration_ms: int = 0
+    error: str = ""
+    audited: bool = False
+    may_retry: bool = False
+    retry_after: int | None = None
+    happened: tuple[JournalEffect, ...] = ()
+
+
+def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence[Draft]:
+    """Settle what was in flight: exactly once, with the truth, and with an incident for each cap that it passed."""
+    if flight.legs and rows.get(HoldRow, flight.id) is None:
+        return []
+    charge = _compute_charge(flight, truth, rows)
+    incidents = [Draft(OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
+    return [
+        Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob),
+        *incidents,
+        *_draft_effects(truth, rows),
+    ]
+
+
+def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
+    """Name the rows that what happens changes, and those by which it does not happen."""
+    for each in happened:
+        yield from rows_of_event(each.event)
+        if isinstance(each.event, DecisionAsked):
+            yield (DecisionRow, (each.event.decision,))
+        if each.unless is not None:
+            yield each.unless
+
+
+def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
+    """Write down what a call made happen, as far as it is still to happen."""
+    for each in truth.happened:
+        if each.unless is None or rows.get(each.unless[0], *each.unless[1]) is None:
+            yield Draft(cast("AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None)
+
+
+def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge | None:
+    """Work out the charge; a cost that nothing was held for meets the caps as a hold would have met them."""
+    usd, tokens = compute_charged_amounts(flight, truth)
+    if flight.legs:
+        return settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg))
+    if usd and flight.accounts:
+        return settle(flight.accounts, usd, 0, lambda leg: budget_row(rows, leg).capped(leg.cap, rows.now))
+    return None
+
+
+def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int, int]:
+    """Tell the dollars and tokens to charge: what was reported, or what was held where no sane figure was."""
+    usd = truth.usd if truth.usd is not None and is_plausible_amount(truth.usd) else flight.most().usd
+    tokens = truth.tokens if truth.tokens is not None and is_plausible_amount(truth.tokens) else flight.most().tokens
+    return usd, tokens
+
+
+def settles_within_hold(flight: InFlight, truth: ActualResult) -> bool:
+    """Tell whether it is known without a look at the rows what settling comes to: it went well, within its hold."""
+    if truth.outcome != "ok" or truth.happened:
+        return False
+    usd, tokens = compute_charged_amounts(flight, truth)
+    if not flight.legs:
+        return not usd
+    return all((usd if leg.unit == "usd" else tokens) <= leg.amount for leg in flight.legs)
+
+
+def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | None) -> AnyEvent:
+    unheld = UnheldCost(flight.name, flight.purpose, flight.accounts) if charge and not flight.legs else None
+    if flight.is_call:
+        return CallSettled(
+            call=flight.id,
+            outcome=truth.outcome,
+            charge=charge,
+            duration_ms=truth.duration_ms,
+            error=truth.error,
+            audited=truth.audited,
+            unheld=unheld,
+        )
+    return RequestSettled(
+        request=flight.id,
+        outcome=truth.outcome,
+        usage=truth.usage,
+        charge=charge,
+        unheld=unheld,
+        error=truth.error,
+        may_retry=truth.may_retry,
+        retry_after=truth.retry_after,
+    )
+
+
+def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
+    """Raise or lower a cap, also below what is spent already: what is beyond it is recorded, never hidden.
+
+    A sub-session's cap cannot be raised above what was carved out of its parent's, and no agent changes any cap: then
+    nothing is written.
+    """
+    session = session_of(StreamId(account.scope)) or ""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        if not may_decide(by):
+            return []
+        carved = rows.get(HoldRow, session) if session else None
+        if carved is not None and _exceeds_carved_cap(cap, carved, account):
+            return []
+        overrun = compute_cap_overrun(budget_row(rows, account), cap)
+        return [
+            Draft(
+                CapChanged(
+                    scope=account.scope,
+                    window=account.window,
+                    unit=account.unit,
+                    cap=cap,
+                    by=by,
+                    overrun=overrun,
+                    reason=reason,
+                )
+            )
+        ]
+
+    reads = [budget_key(account), *([(HoldRow, (session,))] if session else [])]
+    return Write(FLEET, key, decide, reads)
+
+
+def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> bool:
+    return any(leg.unit == account.unit and (cap is None or cap > leg.amount) for leg in carved.taken())
+
+
+class Ledger:
+    """Holds and settles money for the sessions of one process, over one store."""
+
+    def __init__(self, store: Store, clock: Clock, patience: int = BUDGET_WAIT) -> None:
+        self._store = store
+        self._clock = clock
+        self.patience = patience
+        self._waiting: deque[asyncio.Event] = deque()
+        self._put_off: dict[Lease, Write] = {}
+
+    async def commit(self, write: Write) -> Committed:
+        """Commit what a session does next, and just before it, in the same transaction, what was put off."""
+        joined = self._joined(write)
+        committed = await self._store.commit(joined)
+        if joined is not write:
+            self._wrote(joined)
+        return committed
+
+    async def commit_intent(self, intent: Callable[[int], Write], patience: int) -> Committed | None:
+        """Commit the intent of something that acts, as it is decided at this moment.
+
+        Where nothing is decided because other holds are in the way, it is decided again when one of them settles;
+        None when they stay for longer than `patience`.
+        """
+        deadline = self._clock.now() + patience
+        while True:
+            write = intent(self._clock.now())
+            joined = self._joined(write)
+            committed = await self._store.commit(joined)
+            if joined is not write:
+                self._wrote(joined)
+            if committed.events:
+                return committed
+            left = deadline - self._clock.now()
+            if left <= 0:
+                return None
+            await self.until_freed(min(left, LONGEST_BUDGET_POLL))
+
+    def _joined(self, write: Write) -> Write:
+        """Let a write take along what its session put off."""
+        before = None if write.lease is None else self._put_off.get(write.lease)
+        return write if before is None else msgspec.structs.replace(write, first=before)
+
+    def _wrote(self, joined: Write) -> None:
+        if joined.lease is not None and self._put_off.get(joined.lease) is joined.first:
+            del self._put_off[joined.lease]
+        self._let_next_try()
+
+    def put_off(self, lease: Lease, write: Write) -> None:
+        """Leave something to be taken along by what a session, which goes on at once, writes next."""
+        before = self._put_off.get(lease)
+        self._put_off[lease] = write if before is None else msgspec.structs.replace(write, first=before)
+
+    def owes(self, lease: Lease) -> bool:
+        """Tell whether something was put off and is not written yet."""
+        return lease in self._put_off
+
+    async def settle_up(self, lease: Lease) -> None:
+        """Commit by itself what was put off: nothing follows that could take it along."""
+        before = self._put_off.pop(lease, None)
+        if before is not None:
+            await self._store.commit(before)
+            self._let_next_try()
+
+    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult, *, goes_on: bool = False) -> Committed:
+        """Commit the outcome with its true cost, and let somebody who waits for money try again.
+
+        Where the session `goes_on` at once and it is sure what this comes to, its next write takes it along: both are
+        durable before anything else acts.
+        """
+        if truth.body is not None:
+            body, blob = await offload_body(self._store, truth.body)
+            truth = msgspec.structs.replace(truth, body=body, blob=blob)
+        legs = flight.legs or flight.accounts
+        reads = [*rows_of_hold(flight.id, legs), *([(AuditRow, (flight.id,))] if truth.audited else [])]
+        write = Write(
+            session_stream(lease.session),
+            f"{flight.id}/settled/{flight.seq}",
+            lambda rows: settle_flight(flight, truth, rows),
+            [*reads, *_list_effect_rows(truth.happened)],
+            lease,
+            tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream)),
+        )
+        if goes_on and settles_within_hold(flight, truth):
+            self.put_off(lease, write)
+            return Committed(())
+        committed = await self.commit(write)
+        self._let_next_try()
+        return committed
+
+    async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
+        """Settle what a crash left without an answer, at its maximum: what may have been spent was spent."""
+        for flight in flights:
+            await self.settle(lease, flight, ActualResult("unknown"))
+
+    async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START_COST) -> CostForecast:
+        """Tell what the next call of a tool, or request to a model for that purpose, will probably cost."""
+        since = self._clock.now() - SAMPLE_PERIOD
+        params = {"name": name, "purpose": purpose, "since": since, "limit": SAMPLES_KEPT}
+        return forecast_cost(
+            [row.usd for row in await self._store.ask(Query("newest_costs", _Cost, params))], cold_start
+        )
+
+    def _let_next_try(self) -> None:
+        """Pass the word to one waiter at a time; whoever gets its money passes it on."""
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.is_set():
+                first.set()
+                return
+
+    async def until_freed(self, at_most: int) -> None:
+        """Wait for a hold of this process to settle, or a while for one of another process."""
+        freed = asyncio.Event()
+        self._waiting.append(freed)
+        pause = asyncio.ensure_future(self._clock.sleep(at_most))
+        word = asyncio.ensure_future(freed.wait())
+        try:
+            await asyncio.wait((pause, word), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            freed.set()
+            pause.cancel()
+            word.cancel()
+
+
+class _Cost(msgspec.Struct, frozen=True):
+    usd: int

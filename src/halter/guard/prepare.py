@@ -1,0 +1,266 @@
+"""From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+
+from halter.core.messages import AnonymizationPolicy
+from halter.core.money import Cap, Caps, RateLimit, Spender, list_accounts, make_legs
+from halter.core.rows import RuleRow
+from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
+from halter.core.text import clean
+from halter.core.tools import Invalid, Tool, ToolSpec, Valid, find_secret_names
+from halter.core.vocabulary import Outcome, Purpose
+from halter.guard.approvals import digest_approval, matches_rule, read_standing_rule
+from halter.guard.judge import (
+    CallRequest,
+    RequiredApproval,
+    Reserve,
+    audit_of_policy,
+    find_attempt_rate,
+    find_tool_policy,
+    needs_approval,
+    needs_risk_assessment,
+)
+from halter.redaction.anonymize import find_placeholders
+from halter.redaction.secrets import describe_missing_secrets
+from halter.risk.risk import Risk, assess_risk
+
+
+class Call(msgspec.Struct, frozen=True):
+    """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold.
+
+    `edited` are the arguments that a person put in place of those that were asked for. `at_most` is how long it may
+    take, where that is less than its tool says. If whoever asks `goes_on` with the session at once, and tells nobody
+    before, its outcome may be written down with what follows.
+    """
+
+    id: str
+    tool: str
+    arguments: bytes
+    purpose: Purpose = "turn"
+    parallel_group: str = ""
+    edited: bytes | None = None
+    at_most: int | None = None
+    goes_on: bool = False
+
+
+class SessionContext(msgspec.Struct, frozen=True, dict=True):
+    """Where a session stands: whose it is, which phase it is in, and the policy it runs under.
+
+    `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
+    What is kept back of its caps, in micro-dollars and in tokens, is there for its last words. A session that runs by
+    itself may be given so many tokens for an hour. `anonymize` says what its models are not told, `rates` how fast
+    they may be asked, by all sessions together.
+    """
+
+    session: str
+    agent: str
+    phase: Phase
+    policy: ResolvedPolicy
+    policy_digest: str
+    trigger: str = ""
+    quarantined: frozenset[str] = frozenset()
+    secrets: frozenset[str] = frozenset()
+    kept_usd: int = 0
+    kept_tokens: int = 0
+    tokens_per_hour: int | None = None
+    anonymize: AnonymizationPolicy | None = None
+    rates: Mapping[str, RateLimit] = {}
+
+    def kept(self) -> Reserve:
+        """Tell what is kept back, and of whose caps."""
+        return self._kept
+
+    def caps(self) -> Caps:
+        """Tell what may be spent."""
+        return self._caps
+
+    def spender(self) -> Spender:
+        """Tell who spends."""
+        return self._spender
+
+    def scopes(self) -> tuple[str, ...]:
+        """List the scopes in which a halt stops this session."""
+        return self._scopes
+
+    # It stands like this for many steps: what follows from it is worked out once.
+    @cached_property
+    def _kept(self) -> Reserve:
+        return Reserve(self.session, self.kept_usd, self.kept_tokens)
+
+    @cached_property
+    def _spender(self) -> Spender:
+        return Spender(self.session, self.agent, self.trigger)
+
+    @cached_property
+    def _caps(self) -> Caps:
+        caps = self.policy.caps.less(self.kept_usd, self.kept_tokens)
+        if self.tokens_per_hour is None:
+            return caps
+        return msgspec.structs.replace(caps, tokens_per_hour=self.tokens_per_hour)
+
+    def within(self, usd: int, spent: int) -> "SessionContext":
+        """Let the session, which has `spent` so much, spend no more than `usd` from here on."""
+        caps = self.policy.caps
+        own, most = caps.session.max_cost_usd, spent + usd + self.kept_usd
+        cap = Cap(most if own is None else min(own, most), caps.session.per)
+        policy = msgspec.structs.replace(self.policy, caps=msgspec.structs.replace(caps, session=cap))
+        return msgspec.structs.replace(self, policy=policy)
+
+    @cached_property
+    def _scopes(self) -> tuple[str, ...]:
+        trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
+        return (f"session:{self.session}", *trigger, f"agent:{self.agent}", "fleet")
+
+
+class PreparedCall(msgspec.Struct, frozen=True):
+    """A call ready to be judged, and to be run if it is let through."""
+
+    asked: CallRequest
+    tool: Tool | None
+    arguments: Valid | None
+    rule: ToolPolicy | None = None
+
+
+def prepare_call(
+    standing: SessionContext, call: Call, tool: Tool | None, now: int, usd: int, rules: Sequence[RuleRow] = ()
+) -> PreparedCall:
+    """Look at a call from all sides; `usd` is what it may cost at most, `rules` are where a person said "always"."""
+    if tool is None:
+        flaw: tuple[Outcome, str] | None = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
+        return PreparedCall(_make_call_request(standing, call, now, flaw), None, None)
+    policy, spec = standing.policy, tool.spec
+    rule = find_tool_policy(policy, spec)
+    valid = _validate_arguments(tool, call)
+    if isinstance(valid, Invalid):
+        flaw = find_tool_flaw(standing, spec) or ("invalid_arguments", valid.sentence)
+        return PreparedCall(_make_call_request(standing, call, now, flaw, spec, rule), tool, None, rule)
+    meant, arguments = valid
+    risk = assess_risk(spec, arguments) if needs_risk_assessment(rule) else None
+    flaw = (
+        find_tool_flaw(standing, spec)
+        or _find_missing_secret(standing, arguments)
+        or _find_unknown_placeholder(standing, arguments)
+    )
+    spender, level, approval = standing.spender(), risk.level if risk else None, None
+    if needs_approval(rule, policy.mode, level):
+        agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, spec, arguments, now)
+        approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
+    asked = _make_call_request(
+        standing,
+        msgspec.structs.replace(call, arguments=arguments.canonical),
+        now,
+        flaw,
+        spec,
+        rule,
+        writes=arguments.writes,
+        risk=level,
+        audit=audit_of_policy(rule),
+        rate=find_attempt_rate(rule),
+        legs=make_legs(standing.caps(), spender, now, usd=usd),
+        accounts=list_accounts(policy.caps, spender, now),
+        kept=standing.kept(),
+        approval=approval,
+    )
+    return PreparedCall(asked, tool, arguments, rule)
+
+
+def _validate_arguments(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid:
+    """Check what was asked for, and what a person put in its place; without that they are the same."""
+    meant = tool.validate(call.arguments)
+    if isinstance(meant, Invalid) or call.edited is None:
+        return meant if isinstance(meant, Invalid) else (meant, meant)
+    edited = tool.validate(call.edited)
+    return edited if isinstance(edited, Invalid) else (meant, edited)
+
+
+def _find_agreed_rule(
+    rules: Sequence[RuleRow], standing: SessionContext, spec: ToolSpec, arguments: Valid, now: int
+) -> str:
+    """Name the rule by which a person already said yes, if there is one."""
+    for row in rules:
+        if row.live(now) and matches_rule(
+            read_standing_rule(row), spec, arguments, standing.session, standing.agent, now
+        ):
+            return row.rule
+    return ""
+
+
+def find_tool_flaw(standing: SessionContext, spec: ToolSpec) -> tuple[Outcome, str] | None:
+    """R6 for the tool itself: enabled, and granted in this phase."""
+    if spec.name in standing.policy.disabled:
+        return ("disabled", f"{spec.name} is disabled.")
+    if spec.name in standing.quarantined:
+        return ("quarantined", f"{spec.name} has changed since a person agreed to it; it waits for them.")
+    if not standing.phase.grants_tool(spec.name):
+        return ("tool_not_granted", f"{spec.name} is not granted in the phase {standing.phase.name}.")
+    return None
+
+
+def _make_call_request(
+    standing: SessionContext,
+    call: Call,
+    now: int,
+    flaw: tuple[Outcome, str] | None,
+    spec: ToolSpec | None = None,
+    rule: ToolPolicy | None = None,
+    **known: Any,
+) -> CallRequest:
+    """Say who asks for what; `known` is what a look at the arguments has shown."""
+    if spec is not None and rule is not None:
+        known |= {
+            "level": rule.level,
+            "effect": spec.effect,
+            "idempotent": spec.idempotent,
+            "egress": spec.egress,
+        }
+    return CallRequest(
+        call=call.id,
+        tool=clean(call.tool)[:200],
+        arguments=call.arguments,
+        session=standing.session,
+        agent=standing.agent,
+        now=now,
+        flaw=flaw,
+        scopes=standing.scopes(),
+        purpose=call.purpose,
+        phase=standing.phase.name,
+        parallel_group=call.parallel_group,
+        observe=standing.policy.observe,
+        **known,
+    )
+
+
+def _find_missing_secret(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
+    """Refuse a secret that the agent was not given, or that nobody has set."""
+    unknown = sorted(find_secret_names(arguments.canonical) - standing.secrets)
+    return ("invalid_arguments", describe_missing_secrets(unknown)) if unknown else None
+
+
+def _find_unknown_placeholder(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
+    """Refuse a placeholder that nobody can resolve: a tool would take it for the value itself."""
+    left = find_placeholders(arguments.canonical.decode()) if standing.anonymize is not None else ()
+    if not left:
+        return None
+    return ("invalid_arguments", f"Nobody knows any more what {left[0]} stands for: ask again for the value.")
+
+
+def _make_required_approval(
+    standing: SessionContext, call: Call, meant: Valid, arguments: Valid, risk: Risk | None, agreed: str
+) -> RequiredApproval:
+    bound = digest_approval(call.tool, meant.canonical, standing.session, standing.policy_digest)
+    return RequiredApproval(
+        decision=f"{call.id}/approval",
+        digest=bound,
+        shown=b"%s %s" % (call.tool.encode(), arguments.canonical),
+        reasons=risk.reasons if risk else (),
+        rule=agreed,
+        expires_in=standing.policy.approval_expiry,
+        edited="" if call.edited is None else sha256(call.edited).hexdigest(),
+        same=sha256(arguments.canonical).hexdigest(),
+        keys=tuple(arguments.values),
+    )

@@ -1,0 +1,291 @@
+"""A session's journal as lines of JSON: all that it takes to check its chains, with no store at hand.
+
+    export    what the file holds: its sessions, and how many events each of their streams has
+    receipt   the receipt that was made with it
+    blob      a body that is too large for its event, or what defines a session
+    event     header, facts, digest and hash; and unless they were erased, body and salt
+
+Facts are the very text that was hashed. Bodies and salts are written as base64, hashes as hexadecimal digits.
+
+Checking an export with no store at hand: every hash is worked out anew, link by link from the beginning.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Final
+
+import msgspec
+
+from halter.core.events import SessionStarted
+from halter.core.ids import Digest, StreamId, inbox_stream, session_stream
+from halter.core.ports import Stored
+from halter.journal.apply import CHAIN_START
+from halter.journal.engine import StoreView
+from halter.journal.rebuild import decode_damaged_facts, read_raw_events
+from halter.journal.store import read_meta_values, read_store_id
+from halter.journal.verify import ChainBreak, StreamGap, StreamPosition, diagnose, find_body_flaw, is_successor
+
+EXPORT_FORMAT: Final = 1
+
+
+class ExportHeader(msgspec.Struct, frozen=True, tag_field="line", tag="export"):
+    """What the file is: the first session is the one that was asked for, the others are its sub-sessions."""
+
+    format: int
+    halter: str
+    store: str
+    exported_at: int
+    sessions: tuple[str, ...]
+    streams: Mapping[str, int]
+
+
+class ExportedReceipt(msgspec.Struct, frozen=True, tag_field="line", tag="receipt"):
+    """The receipt of one of the sessions."""
+
+    session: str
+    receipt: msgspec.Raw
+
+
+class ExportedBlob(msgspec.Struct, frozen=True, tag_field="line", tag="blob"):
+    """Something that an event names by its digest."""
+
+    digest: str
+    data: bytes
+
+
+class ExportedEvent(msgspec.Struct, frozen=True, tag_field="line", tag="event", omit_defaults=True):
+    """One event as it is kept."""
+
+    stream: str
+    seq: int
+    kind: str
+    version: int
+    at: int
+    generation: int
+    key: str
+    facts: str
+    digest: str
+    hash: str
+    blob: str | None = None
+    body: bytes | None = None
+    salt: bytes | None = None
+
+    def stored(self) -> Stored:
+        """Read the event back. Raises ValueError where its digests are none."""
+        facts = self.facts.encode()
+        return Stored(
+            stream=StreamId(self.stream),
+            seq=self.seq,
+            kind=self.kind,
+            version=self.version,
+            at=self.at,
+            generation=self.generation,
+            key=self.key,
+            blob=None if self.blob is None else Digest(self.blob),
+            facts=facts,
+            body=self.body,
+            salt=self.salt,
+            digest=bytes.fromhex(self.digest),
+            hash=bytes.fromhex(self.hash),
+            event=decode_damaged_facts(self.kind, self.version, facts),
+        )
+
+
+ExportLine = ExportHeader | ExportedReceipt | ExportedBlob | ExportedEvent
+
+MakeReceipt = Callable[[Sequence[Stored], Sequence[Stored]], bytes]
+"""Makes a session's receipt, as JSON, of its own events and of its inbox."""
+
+
+def export_sessions(
+    view: StoreView, sessions: Sequence[str], make: MakeReceipt, *, version: str, now: int
+) -> Iterator[tuple[ExportLine, int]]:
+    """Write down sessions as one view of a store shows them; with each line, how many events are still to come."""
+    streams = [stream for session in sessions for stream in (session_stream(session), inbox_stream(session))]
+    heads = {row["stream"]: int(row["head"]) for stream in streams for row in view.ask("head", {"stream": stream})}
+    name = read_store_id(read_meta_values(view.ask("meta", {})), "that is exported")
+    left = sum(heads.values())
+    yield ExportHeader(EXPORT_FORMAT, version, name, now, tuple(sessions), heads), left
+    named: set[str] = set()
+    for session in sessions:
+        events = list(read_raw_events(view, session_stream(session)))
+        inbox = list(read_raw_events(view, inbox_stream(session)))
+        yield ExportedReceipt(session, msgspec.Raw(make(events, inbox))), left
+        for stored in (*events, *inbox):
+            for digest in list_blobs_of_event(stored):
+                data = None if digest in named else view.get(Digest(digest))
+                named.add(digest)
+                if data is not None:
+                    yield ExportedBlob(digest, data), left
+            left -= 1
+            yield to_exported_event(stored), left
+
+
+def to_exported_event(stored: Stored) -> ExportedEvent:
+    """Write an event down; facts that are no text were damaged, which their hash then tells."""
+    return ExportedEvent(
+        stream=stored.stream,
+        seq=stored.seq,
+        kind=stored.kind,
+        version=stored.version,
+        at=stored.at,
+        generation=stored.generation,
+        key=stored.key,
+        facts=stored.facts.decode("utf-8", "replace"),
+        digest=stored.digest.hex(),
+        hash=stored.hash.hex(),
+        blob=stored.blob,
+        body=stored.body,
+        salt=stored.salt,
+    )
+
+
+def list_blobs_of_event(stored: Stored) -> Iterator[str]:
+    """Name what an event needs beside itself: its body, if that is large, and what defines a session."""
+    if stored.blob is not None:
+        yield stored.blob
+    if isinstance(stored.event, SessionStarted) and stored.event.definition:
+        yield stored.event.definition
+
+
+MOST_EXPORT_FINDINGS: Final = 100
+"""More are only counted: nobody reads them."""
+
+_DECODER: Final[msgspec.json.Decoder[ExportLine]] = msgspec.json.Decoder(ExportLine)
+
+
+class CheckedExport(msgspec.Struct, frozen=True):
+    """An export as it was read. `erased` counts bodies that are gone; that they are is no sign of tampering."""
+
+    sessions: tuple[str, ...]
+    streams: dict[str, list[Stored]]
+    receipts: dict[str, bytes]
+    findings: tuple[str, ...]
+    events: int
+    erased: int
+
+
+class _ExportReader:
+    def __init__(self) -> None:
+        self.header: ExportHeader | None = None
+        self.receipts: dict[str, bytes] = {}
+        self.events: dict[str, list[Stored]] = defaultdict(list)
+        self.blobs: dict[str, bytes] = {}
+        self.findings: list[str] = []
+        self.erased = 0
+
+    def take(self, number: int, text: bytes) -> None:
+        """Take in a line."""
+        try:
+            self._take(number, _DECODER.decode(text))
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            self.findings.append(f"Line {number} is no line of an export: {error}.")
+
+    def _take(self, number: int, line: ExportLine) -> None:
+        match line:
+            case ExportHeader() if number == 1:
+                self.header = line
+            case ExportHeader():
+                self.findings.append(f"Line {number} begins another export: keep each in a file of its own.")
+            case ExportedReceipt():
+                self.receipts[line.session] = bytes(line.receipt)
+            case ExportedBlob():
+                self.blobs[line.digest] = line.data
+            case ExportedEvent():
+                self._order(line.stored())
+
+    def _order(self, event: Stored) -> None:
+        before = self.events[event.stream]
+        if before and event.seq < before[-1].seq:
+            self.findings.append(
+                f"Event {event.seq} of {event.stream} stands after event {before[-1].seq}: "
+                "lines were put into another order."
+            )
+        before.append(event)
+
+    def look(self) -> None:
+        """Look at all that was taken in."""
+        breaks: list[ChainBreak] = []
+        gaps: list[StreamGap] = []
+        for stream in list(self.events):
+            self.events[stream].sort(key=lambda event: event.seq)
+            self._walk(stream, breaks, gaps)
+        self._whole(gaps)
+        places: dict[bytes, list[StreamPosition]] = defaultdict(list)
+        for event in self._all():
+            places[event.hash].append((event.stream, event.seq))
+        found = diagnose(breaks, gaps, lambda digest: places.get(digest, []))
+        self.findings += [each.sentence for each in found]
+        if breaks and not self.findings:
+            # Whatever it was that nobody can name, a link that does not hold is never passed over.
+            event = breaks[0].event
+            self.findings.append(f"Event {event.seq} of {event.stream} does not follow from what stands before it.")
+        self._look_at_blobs()
+
+    def _all(self) -> Iterable[Stored]:
+        return (event for events in self.events.values() for event in events)
+
+    def _walk(self, stream: str, breaks: list[ChainBreak], gaps: list[StreamGap]) -> None:
+        previous, last = CHAIN_START, 0
+        for event in self.events[stream]:
+            if event.seq <= last:
+                self.findings.append(f"Another event ({event.kind!r}) stands at number {event.seq} of {stream}.")
+                continue
+            if event.seq != last + 1:
+                gaps.append(StreamGap(stream, last + 1, event.seq - 1))
+            if not is_successor(event, previous, (stream, event.seq)):
+                breaks.append(ChainBreak(msgspec.structs.replace(event, body=None), previous, event.seq != last + 1))
+            flaw = find_body_flaw(event, erased=event.body is None)
+            if flaw is not None:
+                self.findings.append(f"The body of event {event.seq} of {stream} {flaw[1]}")
+            self.erased += event.erased
+            previous, last = event.hash, event.seq
+
+    def _whole(self, gaps: list[StreamGap]) -> None:
+        """Compare with what the first line says of the streams."""
+        if self.header is None:
+            self.findings.append("The first line, which says what the export holds, is missing.")
+            return
+        if self.header.format != EXPORT_FORMAT:
+            self.findings.append(f"The export has the form {self.header.format}: use the Halter that wrote it.")
+        for stream in self.events.keys() - self.header.streams.keys():
+            self.findings.append(f"There are events of {stream}, which the first line does not name.")
+        for stream, head in self.header.streams.items():
+            events = self.events.get(stream, [])
+            last = events[-1].seq if events else 0
+            if last < head:
+                gaps.append(StreamGap(stream, last + 1, head))
+            elif last > head:
+                self.findings.append(
+                    f"{stream} goes on to event {last}, after its last, which is {head}: it was added."
+                )
+
+    def _look_at_blobs(self) -> None:
+        named = {digest for event in self._all() for digest in list_blobs_of_event(event)}
+        for digest, data in self.blobs.items():
+            if sha256(data).hexdigest() != digest:
+                self.findings.append(f"The blob {digest} was changed: it does not fit its digest.")
+            elif digest not in named:
+                self.findings.append(f"No event names the blob {digest}: it was added.")
+        self.erased += sum(event.blob is not None and event.blob not in self.blobs for event in self._all())
+
+
+def check_export(lines: Iterable[bytes]) -> CheckedExport:
+    """Read an export and look for any sign that it was changed after it was written."""
+    reading = _ExportReader()
+    for number, line in enumerate(lines, 1):
+        reading.take(number, line)
+    reading.look()
+    findings = reading.findings
+    kept = findings[:MOST_EXPORT_FINDINGS]
+    if len(findings) > len(kept):
+        kept.append(f"There are {len(findings) - len(kept)} more findings like these.")
+    return CheckedExport(
+        sessions=() if reading.header is None else reading.header.sessions,
+        streams=dict(reading.events),
+        receipts=reading.receipts,
+        findings=tuple(kept),
+        events=sum(map(len, reading.events.values())),
+        erased=reading.erased,
+    )

@@ -1,0 +1,1 @@
+"""The agent loop: what a session does with its turns."""

@@ -1,0 +1,619 @@
+"""A session's turns, read again from its events: where its turn stands, and what was said in it.
+
+What a session has said and heard, as its model is shown it: a list that only grows, and a cut that moves forward.
+
+What of a history is sent once it outgrows the window of its model.
+
+A cut leaves out all messages before some place, except the task and the message that opened the turn, and it stays
+where it is until the window is full again: so each request begins with what the request before it said, and the
+provider's cache goes on being of use. A call is never cut off from its result.
+
+How many tokens there are, without the provider's tokenizer: bounded from above by bytes, and learned from reports.
+
+Money is held by `bound`, which is never below the truth as long as the provider reports it. Whether a history fits its
+window is decided by `estimate`, which may be wrong a little, and is far closer.
+"""
+
+import math
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Final
+
+import msgspec
+
+from halter.core.agent_spec import ContextStrategy
+from halter.core.clock import MINUTE, SECOND
+from halter.core.events import (
+    CallRefused,
+    CallSettled,
+    CallStarted,
+    ContextCut,
+    ContextGiven,
+    GuardrailTriggered,
+    HotStateSeen,
+    MessageAdded,
+    OverrunIncurred,
+    PhaseEntered,
+    RequestRefused,
+    RequestSettled,
+    RequestStarted,
+    SessionParked,
+    SessionResumed,
+    SessionWoken,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+    YieldRequest,
+)
+from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
+from halter.core.ports import Stored
+from halter.core.text import from_body
+from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
+from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
+from halter.loop.decide import FailedAttempt, Turn
+from halter.loop.text_calls import read_calls
+
+TARGET_FILL: Final = 0.6
+"""How much of the window a cut fills: what is left is the time until the next one."""
+MARKER_TOKENS: Final = 128
+"""More tokens than it takes to say that messages are left out, without a summary."""
+
+
+class HistoryShape(msgspec.Struct, frozen=True, kw_only=True):
+    """All that has to be known of a history to cut it.
+
+    `sizes` are its messages in tokens, `starts` says for each whether the part that is kept may begin with it. `task`
+    is the place of the message that said what to do, `turn` of the one that opened the turn, and `newest` of the first
+    one that the model has yet to answer: from there on nothing is left out.
+    """
+
+    sizes: Sequence[int]
+    starts: Sequence[bool]
+    task: int
+    turn: int
+    newest: int
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """Messages before `through` are left out, except the pinned ones."""
+
+    through: int
+    pinned: tuple[int, ...]
+
+    @property
+    def dropped(self) -> int:
+        """How many messages are left out."""
+        return self.through - len(self.pinned)
+
+
+class Fits(msgspec.Struct, frozen=True):
+    """Nothing has to be cut, or nothing more."""
+
+
+class TooLarge(msgspec.Struct, frozen=True):
+    """Not even what must be sent fits: it has `least` tokens. Somebody shortens results, or ends the turn."""
+
+    least: int
+    window: int
+
+
+def may_start(message: Message) -> bool:
+    """Tell whether what is kept may begin with a message: with one that holds results it may not."""
+    return message.role == "assistant" or not any(isinstance(part, ToolResult) for part in message.parts)
+
+
+def find_unanswered(history: Sequence[Message]) -> int:
+    """Find the first of the messages that the model has yet to answer; results count from their calls on."""
+    place = len(history)
+    while place and history[place - 1].role == "user":
+        place -= 1
+    if place and (place == len(history) or not all(map(may_start, history[place:]))):
+        place -= 1
+    return place
+
+
+def measure_history(history: Sequence[Message], sizes: Sequence[int], *, task: int, turn: int) -> HistoryShape:
+    """Look at a whole history once; whoever lets it grow keeps the lists, and asks only for what is new."""
+    starts = [may_start(message) for message in history]
+    return HistoryShape(sizes=sizes, starts=starts, task=task, turn=turn, newest=find_unanswered(history))
+
+
+def fit_history(
+    history: HistoryShape, window: int, cut: Cut | None = None, *, marker: int = 0, target: float = TARGET_FILL
+) -> Cut | Fits | TooLarge:
+    """Decide whether a history still fits as it was cut before, and where to cut it if not.
+
+    `window` is what there is for messages, and `marker` what will be said in place of those left out, in tokens. As
+    little is left out as brings the rest down to `target` of the window. Where what must stay is larger than that, half
+    of the room beside it is used.
+    """
+    total = _total(history, cut, marker)
+    if total <= window:
+        return Fits()
+    places = _list_cut_places(history, 0 if cut is None else cut.through, marker)
+    least = min([total, *(kept for _, kept in places)])
+    if least > window:
+        return TooLarge(least, window)
+    goal = int(target * window)
+    goal = goal if least <= goal else (least + window) // 2
+    through = next(place for place, kept in places if kept <= goal)
+    return Cut(through, _list_pinned(history, through))
+
+
+def _total(history: HistoryShape, cut: Cut | None, marker: int) -> int:
+    if cut is None:
+        return sum(history.sizes)
+    return marker + sum(history.sizes[place] for place in cut.pinned) + sum(history.sizes[cut.through :])
+
+
+def _list_cut_places(history: HistoryShape, first: int, marker: int) -> list[tuple[int, int]]:
+    """Tell where a cut may fall, and how much it would keep: the first keeps the most."""
+    found: list[tuple[int, int]] = []
+    tail = sum(history.sizes[history.newest :])
+    for place in range(history.newest, first - 1, -1):
+        if place < history.newest:
+            tail += history.sizes[place]
+        if history.starts[place]:
+            pinned = sum(history.sizes[each] for each in _list_pinned(history, place))
+            found.append((place, marker + pinned + tail))
+    return found[::-1]
+
+
+def _list_pinned(history: HistoryShape, through: int) -> tuple[int, ...]:
+    return tuple(place for place in sorted({history.task, history.turn}) if place < through)
+
+
+def list_left_out(history: Sequence[Message], cut: Cut, before: Cut | None = None) -> tuple[Message, ...]:
+    """Return the messages that a cut leaves out, or only those that the cut before it had kept."""
+    kept = () if before is None else tuple(place for place in before.pinned if place not in cut.pinned)
+    first = 0 if before is None else before.through
+    return tuple(history[place] for place in (*kept, *range(first, cut.through)) if place not in cut.pinned)
+
+
+def all_trusted(messages: Sequence[Message]) -> bool:
+    """Tell whether everything in some messages came from places that are trusted; what a model wrote never does."""
+    return all(isinstance(part, (Text, ToolResult)) and part.trusted for each in messages for part in each.parts)
+
+
+def make_marker(cut: Cut, strategy: ContextStrategy, summary: str = "", *, trusted: bool = False) -> Text | None:
+    """Say in place of what is left out that it is, or what it was about; a sliding window says nothing."""
+    match strategy:
+        case "sliding_window":
+            return None
+        case "summarize" if summary:
+            return Text(f"{marker_text(cut.dropped)} A summary of them:\n{summary}", "model", trusted, "summarized")
+        case "compact" | "summarize":
+            return Text(marker_text(cut.dropped), "config", reason="compacted")
+
+
+def marker_text(dropped: int) -> str:
+    """Say how much is left out."""
+    return f"[{dropped} earlier {'message is' if dropped == 1 else 'messages are'} left out here.]"
+
+
+def build_history_view(
+    history: Sequence[Message], cut: Cut | None = None, marker: Text | None = None
+) -> tuple[Message, ...]:
+    """Put together what is sent: the task, the marker, what opened the turn, and everything from the cut on.
+
+    Providers want the two sides to take turns, so messages to the model that follow each other become one.
+    """
+    if cut is None:
+        return _merge_messages(history)
+    pinned = [_drop_orphan_results(history[place]) for place in cut.pinned]
+    said = [] if marker is None else [Message("user", (marker,))]
+    return _merge_messages([*pinned[:1], *said, *pinned[1:], *history[cut.through :]])
+
+
+def _drop_orphan_results(message: Message) -> Message:
+    """Leave out the results in a message whose calls are left out."""
+    if may_start(message):
+        return message
+    return Message(message.role, tuple(part for part in message.parts if not isinstance(part, ToolResult)))
+
+
+def _merge_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    merged: list[Message] = []
+    for role, group in groupby(messages, key=lambda message: message.role):
+        together = tuple(group)
+        if role == "assistant" or len(together) == 1:
+            merged.extend(together)
+        else:
+            merged.append(Message("user", tuple(part for message in together for part in message.parts)))
+    return tuple(merged)
+
+
+def shorten_results(message: Message, limit: int) -> Message:
+    """Show only the beginning and the end of results that have more characters than `limit`."""
+    cache, key = vars(message), f"shortened {limit}"
+    if key not in cache:
+        parts = tuple(_shorten_result(part, limit) if isinstance(part, ToolResult) else part for part in message.parts)
+        cache[key] = message if parts == message.parts else Message(message.role, parts)
+    return cache[key]
+
+
+def _shorten_result(result: ToolResult, limit: int) -> ToolResult:
+    """Leave out the middle, unless saying so would take as much room as it does."""
+    whole = len(result.text)
+    if whole <= limit:
+        return result
+    room = max(0, limit - len(_describe_gap(result.id, whole, whole)))
+    head, tail = room - room // 3, room // 3
+    gap = _describe_gap(result.id, whole - head - tail, head)
+    text = f"{result.text[:head]}{gap}{result.text[whole - tail :]}"
+    return msgspec.structs.replace(result, text=text) if len(text) < whole else result
+
+
+def _describe_gap(call: str, left: int, offset: int) -> str:
+    return f'\n[{left} characters are left out here; read_output(call="{call}", offset={offset}) shows them.]\n'
+
+
+SAFETY_MARGIN: Final = 1.15
+"""How much denser than all that was seen before the next text may be."""
+LOWEST_TOKEN_RATIO: Final = 1 / 16
+"""A token of more than so many bytes is not believed in."""
+
+
+class PromptSize(msgspec.Struct, frozen=True):
+    """How large a prompt is, in bytes that stand for tokens.
+
+    `stable` is what the next prompt begins with as well, `volatile` what stands at its end this time only. `prefix`
+    names what everything stable began with: system text, tools, and where the history is cut. Of two prompts with the
+    same prefix the larger one goes on where the smaller one ended.
+    """
+
+    prefix: str
+    stable: int
+    volatile: int = 0
+
+    @property
+    def total(self) -> int:
+        """Bound the whole prompt."""
+        return self.stable + self.volatile
+
+
+class ObservedUsage(msgspec.Struct, frozen=True):
+    """What one model's reports have shown: the last one, and how many tokens a byte was at most."""
+
+    last: PromptSize
+    tokens: int
+    ratio: float
+
+
+class TokenMeter(msgspec.Struct, frozen=True):
+    """What is known of each model's tokens. A model that nobody has asked yet is given a token for every byte."""
+
+    seen: Mapping[str, ObservedUsage] = {}
+
+    def learned(self, model: str, sent: PromptSize, reported: int) -> "TokenMeter":
+        """Take in the input tokens that a request is said to have had, unless they cannot be true."""
+        if not sent.total * LOWEST_TOKEN_RATIO <= reported <= sent.total or not sent.total:
+            return self
+        ratio = reported / sent.total
+        known = self.seen.get(model)
+        highest = ratio if known is None else max(known.ratio, ratio)
+        return TokenMeter({**self.seen, model: ObservedUsage(sent, reported, highest)})
+
+    def bound(self, model: str, size: PromptSize) -> int:
+        """Bound the tokens of a prompt: those of the last one that it goes on from, and a token for every new byte."""
+        known = self.seen.get(model)
+        if known is None or known.last.prefix != size.prefix or known.last.stable > size.stable:
+            return size.total
+        return min(size.total, known.tokens + size.stable - known.last.stable + size.volatile)
+
+    def estimate(self, model: str, size: int) -> int:
+        """Tell how many tokens something of so many bytes has, if it is no denser than what was sent before."""
+        known = self.seen.get(model)
+        ratio = 1.0 if known is None else min(1.0, known.ratio * SAFETY_MARGIN)
+        return math.ceil(size * ratio)
+
+
+def measure_message(message: Message) -> int:
+    """Bound the tokens of a message, which is counted only once."""
+    cache = vars(message)
+    if "size" not in cache:
+        cache["size"] = bound_message_tokens(message)
+    return cache["size"]
+
+
+LONGEST_RESULT: Final = 16_000
+"""How many characters of one result a model is shown; the rest it can read with `read_output`."""
+
+LONGEST_NAME: Final = 200
+"""How many characters of a tool's name are kept: no tool has a longer one, and a model may write anything."""
+
+
+class Transcript:
+    """The messages of a session. What is sent is kept from request to request, so that a step costs what is new."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.cut: Cut | None = None
+        self.task = 0
+        self.turn = 0
+        self._marker: Text | None = None
+        self._starts: list[bool] = []
+        self._sent: list[Message] = []
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        """How many tokens what is sent has at most."""
+        return self._size
+
+    @property
+    def sent(self) -> tuple[Message, ...]:
+        """What is sent, without what is added at the end of each request."""
+        return tuple(self._sent)
+
+    def opened(self, message: Message) -> None:
+        """Add the message that opens a turn."""
+        self.turn = len(self.messages)
+        self.add(message)
+
+    def add(self, message: Message) -> None:
+        """Add a message; what the model is told in a row is told at once."""
+        message = shorten_results(message, LONGEST_RESULT)
+        self.messages.append(message)
+        self._starts.append(may_start(message))
+        last = self._sent[-1] if self._sent else None
+        if last is not None and last.role == message.role == "user":
+            merged = Message("user", (*last.parts, *message.parts))
+            self._size += measure_message(merged) - measure_message(last)
+            self._sent[-1] = merged
+        else:
+            self._size += measure_message(message)
+            self._sent.append(message)
+
+    def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
+        """Decide whether what is sent fits a window, given how many tokens each message has.
+
+        What an earlier turn was told and never answered may be left out, and so may a task that can never be sent.
+        """
+        first = max(find_unanswered(self.messages), self.turn)
+        task = self.task if tokens[self.task] <= window else self.turn
+        shape = HistoryShape(sizes=tokens, starts=self._starts, task=task, turn=self.turn, newest=first)
+        return fit_history(shape, window, self.cut, marker=marker)
+
+    def cut_at(self, cut: Cut, marker: Text | None) -> None:
+        """Leave out everything before a place, except what is pinned."""
+        self.cut, self._marker = cut, marker
+        self._sent = list(build_history_view(self.messages, cut, marker))
+        self._size = sum(map(measure_message, self._sent))
+
+    @property
+    def marker(self) -> Text | None:
+        """What stands in place of the messages that are left out."""
+        return self._marker
+
+
+def assign_call_ids(calls: Sequence[ToolCall], turn: int, step: int) -> tuple[ToolCall, ...]:
+    """Give calls names of our own: those of a model may be missing, or the same twice."""
+    return tuple(
+        ToolCall(f"c{turn}_{step}_{index}", call.tool[:LONGEST_NAME], call.arguments, call.group)
+        for index, call in enumerate(calls)
+    )
+
+
+def call_id(session: str, call: ToolCall) -> str:
+    """Tell the id of a call in the whole store; it is the same after a crash."""
+    return f"{session}.{call.id}"
+
+
+def describe_call_result(
+    call: ToolCall, outcome: Outcome, text: str, partial: str = "", simulation: str = ""
+) -> ToolResult:
+    """Say what became of a call as its model is told: a refusal with its code, a failure with what came before it."""
+    said = text if outcome == "ok" else f"[{outcome}] {text}"
+    parts = (said, partial, simulation)
+    return ToolResult(call.id, call.tool, outcome, "\n\n".join(part for part in parts if part))
+
+
+ReadBody = Callable[[Stored], Awaitable[bytes]]
+"""Reads what an event says."""
+
+
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the journal keeps of a request: all of the prompt that does not stand there already."""
+
+    volatile: str = ""
+    nonce: str = ""
+
+
+class SessionHistory:
+    """A session as its loop knows it. Events are taken in one by one, in their order."""
+
+    def __init__(self, session: str, min_sleep: int = SECOND) -> None:
+        self.session = session
+        self._min_sleep = min_sleep
+        self.turn = Turn()
+        self.transcript = Transcript()
+        self.done: dict[str, ToolResult] = {}
+        self._nonces: dict[str, str] = {}
+        self.foreseen: dict[str, str] = {}
+        self.hot = b""
+        """What a turn saw last of the hot state."""
+        self.given = ""
+        """What people had kept of earlier sessions."""
+        self.phase: PhaseEntered | None = None
+        """Where the session is in its walk."""
+        self.actions: list[int] = []
+        """When calls began that change something, in the last minute."""
+
+    def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
+        """A turn begins."""
+        self.transcript.opened(message)
+        self.turn = self.turn.opened(number, heard, at, quiet=quiet)
+
+    def end(self, why: TurnEnd, sentence: str, chosen: YieldRequest | None, at: int) -> None:
+        """The turn is over."""
+        self.turn = self.turn.ended(why, sentence, chosen, at, self._min_sleep)
+
+    def acts(self, at: int) -> None:
+        """Something is about to be changed."""
+        self.actions = [*(each for each in self.actions if abs(at - each) < MINUTE), at]
+
+    def add(self, reason: MessageReason, text: str, at: int) -> None:
+        """The runtime says something."""
+        self.transcript.add(make_internal_message(reason, text))
+        self.turn = self.turn.told(reason, at)
+
+    def thought(self, reply: Reply, nonce: str, at: int) -> None:
+        """The model answers."""
+        parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
+        calls = assign_call_ids(
+            [part for part in parts if isinstance(part, ToolCall)], self.turn.number, self.turn.steps
+        )
+        said = tuple(part for part in parts if isinstance(part, Text) and part.text.strip())
+        if said or calls:
+            self.transcript.add(Message("assistant", (*said, *calls)))
+        self.done = {}
+        self.turn = self.turn.thought(reply, calls, at)
+
+    def acted(self, at: int) -> None:
+        """All calls of the step have results."""
+        calls = self.turn.calls
+        results = tuple(self.done[call.id] for call in calls)
+        self.transcript.add(Message("user", results))
+        self.done = {}
+        self.turn = self.turn.acted(calls, results, at)
+
+    async def take_in(self, events: Iterable[Stored], read: ReadBody) -> None:
+        """Take in what happened in another process, or in an earlier life of this one."""
+        for stored in events:
+            await self._take_in(stored, read)
+        self._reconsider()
+
+    async def _take_in(self, stored: Stored, read: ReadBody) -> None:
+        at, event = stored.at, stored.event
+        match event:
+            case CallStarted():
+                self.done.pop(self._short(event.call), None)
+                if event.effect == "write":
+                    self.acts(at)
+            case CallSettled():
+                answer = restore_call_answer(event, await read(stored))
+                self._keep(event.call, answer.outcome, answer.text, answer.partial)
+            case CallRefused():
+                self._keep(event.call, event.outcome, event.sentence)
+            case RequestStarted(purpose="turn") if self._is_turns(event.request):
+                self._flush(at)
+                self.turn = self.turn.uncapped()
+                record = msgspec.json.decode(await read(stored) or b"{}", type=RequestRecord)
+                self._nonces[event.request] = record.nonce
+            case RequestSettled():
+                await self._settled(event, stored, read)
+            case RequestRefused(purpose="turn") if self._is_turns(event.request):
+                self._flush(at)
+                self.turn = self.turn.uncapped().refused(
+                    parse_attempt(event.request), event.outcome, event.sentence, at
+                )
+            case TurnStarted():
+                message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
+                self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
+            case HotStateSeen() | GuardrailTriggered() | TurnSkipped() | PhaseEntered() | ContextGiven():
+                await self._paced(event, stored, read)
+            case MessageAdded():
+                self._flush(at)
+                self.add(event.reason, from_body(await read(stored)), at)
+            case ContextCut():
+                self._flush(at)
+                body = await read(stored)
+                if body:
+                    # Without one it was erased, and all that it left out with it.
+                    self.transcript.cut_at(
+                        Cut(event.through, event.pinned), msgspec.json.decode(body, type=Text | None)
+                    )
+                self.turn = self.turn.shrunk(at)
+            case OverrunIncurred():
+                self.turn = msgspec.structs.replace(self.turn, overrun=True)
+            case TurnEnded():
+                self._flush(at)
+                self.end(event.why, event.sentence, event.yielded, at)
+            case SessionParked():
+                self.turn = self.turn.rested(at)
+            case SessionWoken():
+                self.turn = self.turn.woken(at, takeover=event.cause == "takeover")
+            case SessionResumed():
+                self.turn = self.turn.reopened(at)
+            case _:
+                pass
+
+    async def _paced(
+        self,
+        event: HotStateSeen | GuardrailTriggered | TurnSkipped | PhaseEntered | ContextGiven,
+        stored: Stored,
+        read: ReadBody,
+    ) -> None:
+        match event:
+            case PhaseEntered():
+                self.phase = event
+            case ContextGiven():
+                self.given = from_body(await read(stored))
+            case HotStateSeen():
+                self.hot = await read(stored)
+            case GuardrailTriggered(until=int(), guardrail=name) if self.turn.over and name != "model_rate":
+                self.turn = self.turn.held_back(stored.at)
+            case TurnSkipped():
+                self.turn = self.turn.skipped(event.skips, stored.at)
+            case _:
+                pass
+
+    async def _settled(self, event: RequestSettled, stored: Stored, read: ReadBody) -> None:
+        if event.request not in self._nonces:
+            await self._foresee(event, stored, read)
+            return
+        attempt = parse_attempt(event.request)
+        if event.outcome == "ok":
+            body = await read(stored)
+            reply = msgspec.json.decode(body, type=Reply) if body else Reply(())
+            self.thought(reply, self._nonces[event.request], stored.at)
+        elif event.outcome in ("cancelled", "unknown"):
+            self.turn = self.turn.tried(attempt, stored.at)
+        elif event.outcome == "external_halt":
+            self.turn = self.turn.refused(attempt, event.outcome, event.error, stored.at)
+        else:
+            failure = FailedAttempt(event.error, event.may_retry, event.retry_after)
+            self.turn = self.turn.failed(attempt, failure, stored.at)
+
+    async def _foresee(self, event: RequestSettled, stored: Stored, read: ReadBody) -> None:
+        call, _, rest = event.request.rpartition("/simulation/")
+        if call and rest and event.outcome == "ok" and (body := await read(stored)):
+            reply = msgspec.json.decode(body, type=Reply)
+            text = "" if reply.stop == "refused" else reply.text.strip()
+            self.foreseen[call] = f"{SIMULATION_LABEL} {text}" if text else ""
+
+    def _keep(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
+        for each in self.turn.calls:
+            if call_id(self.session, each) == call:
+                foreseen = self.foreseen.get(call, "")
+                self.done[each.id] = describe_call_result(each, outcome, text, partial, foreseen)
+
+    def _short(self, call: str) -> str:
+        return call.removeprefix(f"{self.session}.")
+
+    def _is_turns(self, request: str) -> bool:
+        """Tell whether a loop asked. Who wrote to a session before there was one asked in other words, of its own."""
+        return re.fullmatch(rf"{re.escape(self.session)}\.t\d+_\d+/\d+", request) is not None
+
+    def _flush(self, at: int) -> None:
+        """Whatever follows a step shows that all its calls had results."""
+        if self.turn.calls and all(call.id in self.done for call in self.turn.calls):
+            self.acted(at)
+
+    def _reconsider(self) -> None:
+        """What a cap refused may have been about to be tried again; what became of all else is known."""
+        if self.turn.capped and not self.turn.over:
+            self.turn = self.turn.uncapped()
+        self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
+
+
+def parse_attempt(request: str) -> int:
+    """Tell the number of the attempt that a request's id names."""
+    return int(request.rpartition("/")[2])
+
+
+def make_internal_message(reason: MessageReason, text: str) -> Message:
+    """Make a message of the runtime's own."""
+    return make_user_message(text, "config", reason=reason)

@@ -1,0 +1,416 @@
+"""The loop of a turn: think, act, think again, until something ends it.
+
+    match next_step(turn, rules, now):
+        case Think():   ask a model, through the guard
+        case Act():     make the calls that it asks for, through the guard
+        case Say():     tell it something: go on, you are going round in circles, the budget is nearly used up
+        case Finish():  write down how the turn ended
+
+The decisions are in `decide`, and pure. What happens is written down first, then taken in: so another process that
+reads the same events stands in the same place, and goes on from there.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import msgspec
+
+from halter.core.clock import Clock
+from halter.core.events import (
+    AnyEvent,
+    GuardrailTriggered,
+    HotStateSeen,
+    MessageAdded,
+    PhaseEntered,
+    TurnEnded,
+    TurnSkipped,
+    TurnStarted,
+)
+from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, ToolResult
+from halter.core.money import Charge
+from halter.core.ports import Stored
+from halter.core.text import to_body
+from halter.core.tools import ToolSpec
+from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
+from halter.guard.model_door import MODEL_REQUEST_TIMEOUT, AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer
+from halter.loop import decide
+from halter.loop.decide import (
+    Act,
+    FailedAttempt,
+    Finish,
+    Refuse,
+    Say,
+    Shrink,
+    Think,
+    Turn,
+    count_allowed_calls,
+    decide_next_step,
+)
+from halter.loop.history import RequestRecord, SessionHistory, call_id, describe_call_result, parse_attempt
+from halter.loop.prompt import (
+    BuiltPrompt,
+    ContextWindow,
+    LoopSettings,
+    ReadFacts,
+    ReadVolatile,
+    build_prompt,
+    build_stable_prefix,
+)
+from halter.loop.session_runtime import SessionRuntime
+from halter.redaction.redact import mask_message
+
+
+def _ignore_words(_: str, __: int) -> None:
+    """Tell nobody what was said."""
+
+
+def _ignore_answer(_: ToolCall, __: Answer) -> None:
+    """Tell nobody what was done."""
+
+
+class LoopObserver(msgspec.Struct, frozen=True):
+    """Whoever looks on: at an answer as it comes, at what the model said, at what became of its calls."""
+
+    listen: Callable[[StreamChunk], None] | None = None
+    said: Callable[[str, int], None] = _ignore_words
+    did: Callable[[ToolCall, Answer], None] = _ignore_answer
+
+    @property
+    def away(self) -> bool:
+        """Tell whether nobody is told of outcomes. Otherwise these have to be durable before."""
+        return self.said is _ignore_words and self.did is _ignore_answer
+
+
+class LiveContext(msgspec.Struct, frozen=True):
+    """What a session knows right now: in words for a model, and as facts for one that works by rules."""
+
+    volatile: ReadVolatile = str
+    facts: ReadFacts = dict[str, Any]
+
+
+class HotStateCapture(msgspec.Struct, frozen=True):
+    """The hot state as a turn sees it: its values, as JSON, and their digest."""
+
+    body: bytes
+    digest: str
+
+
+NO_LIVE_CONTEXT: Final = LiveContext()
+NO_OBSERVER: Final = LoopObserver()
+
+
+class TurnLoop:
+    """The turns of one session."""
+
+    def __init__(
+        self,
+        running: SessionRuntime,
+        clock: Clock,
+        thinking: LoopSettings,
+        chance: random.Random,
+        senses: LiveContext = NO_LIVE_CONTEXT,
+        watching: LoopObserver = NO_OBSERVER,
+    ) -> None:
+        self.rules = thinking.rules
+        self._running = running
+        self._clock = clock
+        self._thinking = thinking
+        self._mind = thinking.mind
+        self._chance = chance
+        self._senses = senses
+        self._watching = watching
+        self._offered = thinking.offered
+        self._session = running.lease.session
+        self._recalled = SessionHistory(self._session, thinking.rules.min_sleep)
+        self._start = build_stable_prefix(thinking.mind, thinking.offered)
+        self._window = ContextWindow(self._recalled, running, clock, thinking, self._start.size)
+        running.rested = self._rested
+
+    @property
+    def turn(self) -> Turn:
+        """Where the turn stands."""
+        return self._recalled.turn
+
+    @turn.setter
+    def turn(self, turn: Turn) -> None:
+        self._recalled.turn = turn
+
+    @property
+    def messages(self) -> Sequence[Message]:
+        """All that was said."""
+        return self._recalled.transcript.messages
+
+    @property
+    def spent(self) -> Charge:
+        """What the session has spent."""
+        return self._running.spent
+
+    async def recall(self, events: Sequence[Stored]) -> None:
+        """Take in everything that happened so far."""
+        await self._recalled.take_in(events, self._running.said)
+        self._running.foreseen = self._recalled.foreseen
+        if self._recalled.given:
+            self._begin_with(self._offered)
+
+    def _begin_with(self, offered: tuple[ToolSpec, ...]) -> None:
+        self._offered = offered
+        self._start = build_stable_prefix(self._mind, offered, self._recalled.given)
+        self._window.begins_with(self._start.size)
+
+    @property
+    def phase(self) -> PhaseEntered | None:
+        """Where the session is in its walk."""
+        return self._recalled.phase
+
+    async def enter(self, phase: str, number: int) -> None:
+        """Move on to a phase, after the turn that is over."""
+        event = PhaseEntered(phase=phase, number=number, turn=self.turn.number)
+        await self._running.write(f"{self._session}/phase/{number}", event)
+        self._recalled.phase = event
+
+    def offer(self, tools: tuple[ToolSpec, ...]) -> None:
+        """Tell the model of these tools from now on."""
+        if tools != self._offered:
+            self._begin_with(tools)
+
+    async def open(
+        self, message: Message, heard: int, hot: HotStateCapture | None = None, *, quiet: bool = False
+    ) -> None:
+        """Begin a turn with what the model is told first; the inbox has been read as far as `heard`.
+
+        It is written down with what the turn does first. What it sees of the hot state is written down, too, where that
+        is not what the turn before it saw.
+        """
+        message = mask_message(message, self._running.redacted)
+        number = self.turn.number + 1
+        event = TurnStarted(turn=number, inbox_seen=heard, quiet=quiet)
+        happened: list[tuple[AnyEvent, bytes | None]] = [(event, msgspec.json.encode(message))]
+        if hot is not None and hot.body != self._recalled.hot:
+            happened.append((HotStateSeen(turn=number, digest=hot.digest), hot.body))
+            self._recalled.hot = hot.body
+        await self._running.write_all(f"{self._session}/turn/{number}", happened, goes_on=True)
+        self._recalled.open(number, heard, message, self._clock.now(), quiet=quiet)
+
+    @property
+    def hot(self) -> bytes:
+        """What a turn saw last of the hot state."""
+        return self._recalled.hot
+
+    def rest(self) -> None:
+        """Stop the clock: the session rests."""
+        self.turn = self.turn.rested(self._clock.now())
+
+    def wake(self) -> None:
+        """Let the clock run on."""
+        self.turn = self.turn.woken(self._clock.now(), takeover=False)
+
+    async def skip(self, stage: GateStage, sentence: str) -> None:
+        """Write down that the gate found nothing worth a turn."""
+        event = TurnSkipped(stage=stage, skips=self.turn.skips + 1, sentence=self._running.redacted(sentence))
+        key = f"{self._session}/skip/{self.turn.number}_{event.skips}_{self._clock.now()}"
+        await self._running.write(key, event)
+        self.turn = self.turn.skipped(event.skips, self._clock.now())
+
+    async def hold_back(self, guardrail: Guardrail, sentence: str, until: int | None = None) -> None:
+        """Write down that a guardrail ends the session, or puts it to sleep until then."""
+        now = self._clock.now()
+        event = GuardrailTriggered(guardrail=guardrail, turn=self.turn.number, sentence=sentence, until=until)
+        await self._running.write(f"{self._session}/guardrail/{guardrail}/{self.turn.number}_{now}", event)
+        if until is not None:
+            self.turn = self.turn.held_back(now)
+
+    async def go_on(self) -> Turn:
+        """Take the turn's steps until it is over.
+
+        What a step came to is committed with what the next one intends, and the turn's end with what follows from it:
+        that its session rests, or is over.
+        """
+        while not self.turn.over:
+            chance = self._chance.random() if self.turn.failures else 1.0
+            near = not self.turn.warned and self.near_budget()
+            match decide_next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
+                case Think(model, after):
+                    await self._think(model, after)
+                case Act(calls):
+                    await self._act(calls)
+                case Refuse(calls, outcome, sentence):
+                    await self._refuse(calls, outcome, sentence)
+                case Say(reason, text):
+                    await self._say(reason, text)
+                case Shrink():
+                    if not await self._window.shrink():
+                        self.turn = self.turn.hopeless()
+                case Finish(why, sentence):
+                    await self._finish(why, sentence)
+        return self.turn
+
+    def _rested(self, duration: int) -> None:
+        self.turn = self.turn.waited(duration)
+
+    def near_budget(self) -> bool:
+        """Tell whether what is left to spend has come down to the reserve."""
+        usd, tokens = self._running.left()
+        policy = self._running.standing.policy
+        cap = policy.caps.session.max_cost_usd
+        return (usd is not None and usd <= (cap or 0) * policy.reserve_cost_fraction) or (
+            tokens is not None and tokens <= policy.reserve_tokens
+        )
+
+    async def _think(self, number: int, after: int) -> None:
+        """Ask a model, and take in what it says or why it does not."""
+        if after:
+            await self._running.pause(after)
+        model = self._thinking.models[number]
+        volatile = "\n\n".join(
+            part for part in (self._senses.volatile(), decide.describe_remaining_budget(*self._running.left())) if part
+        )
+        too_large = await self._window.make_room(model, len(to_body(volatile)))
+        if too_large:
+            self.turn = self.turn.failed(self.turn.attempts, FailedAttempt(too_large), self._clock.now())
+            return
+        nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
+        prompt = self._prompt(volatile, nonce)
+        request = self._request(prompt, model, nonce)
+        answer = await self._running.request(request, model, self.turn.attempts, last=self.turn.wrapping)
+        self._heard(answer, prompt, model, nonce)
+
+    def _prompt(self, volatile: str, nonce: str) -> BuiltPrompt:
+        found = build_prompt(
+            self._start, self._recalled.transcript, self._mind, volatile, nonce, last_words=self.turn.wrapping
+        )
+        facts = self._senses.facts()
+        if not facts:
+            return found
+        return BuiltPrompt(msgspec.structs.replace(found.prompt, facts=facts), found.size)
+
+    def _request(self, prompt: BuiltPrompt, model: Model, nonce: str) -> ModelRequest:
+        last = prompt.prompt.messages[-1].parts[-1] if prompt.prompt.messages else None
+        # Inside JSON a secret would be spelled otherwise.
+        ending = self._running.redacted(last.text) if isinstance(last, Text) and last.reason == "volatile" else ""
+        streams = self._mind.streaming if self._mind.streaming is not None else self.rules.kind == "chat"
+        listen = self._watching.listen if streams else None
+        return ModelRequest(
+            id=f"{self._session}.t{self.turn.number}_{self.turn.steps}",
+            prompt=prompt.prompt,
+            timeout=min(MODEL_REQUEST_TIMEOUT, self._time_left()),
+            record=msgspec.json.encode(RequestRecord(ending, nonce)).decode(),
+            input_tokens=self._window.bound(model, prompt.size),
+            listen=listen,
+            discards=bool(self.turn.failures),
+            nonce=nonce,
+            goes_on=self._watching.away and listen is None,
+        )
+
+    def _heard(
+        self, answer: AnsweredRequest | RefusedRequest | FailedRequest, prompt: BuiltPrompt, model: Model, nonce: str
+    ) -> None:
+        now, attempt = self._clock.now(), parse_attempt(answer.request)
+        match answer:
+            case AnsweredRequest(reply=reply):
+                if reply.usage is not None:
+                    self._window.learn(model, prompt.size, reply.usage.input_tokens)
+                self._recalled.thought(reply, nonce, now)
+                if answer.overrun:
+                    self.turn = msgspec.structs.replace(self.turn, overrun=True)
+                self._watching.said(reply.text, answer.cost_usd)
+            case RefusedRequest(outcome=outcome, sentence=sentence):
+                self.turn = self.turn.refused(attempt, outcome, sentence, now)
+            case FailedRequest(outcome="external_halt", error=error):
+                self.turn = self.turn.refused(attempt, "external_halt", error, now)
+            case FailedRequest(error=error, may_retry=may_retry, retry_after=retry_after):
+                failure = FailedAttempt(error, may_retry, retry_after)
+                self.turn = self.turn.failed(attempt, failure, now)
+
+    async def _act(self, calls: Sequence[ToolCall]) -> None:
+        """Make the calls that have no result yet: those of a group together, one group after the other."""
+        for group, together in groupby(self._missing(calls), key=lambda call: call.group):
+            if self.rules.timeout and self.turn.time_worked(self._clock.now()) >= self.rules.timeout:
+                return
+            members = await self._allowed(list(together))
+            if not members:
+                continue
+            alone = sum(call.group == group for call in calls) == 1
+            name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
+            goes_on = len(members) == 1 and self._watching.away
+            asked = [self._call(call, name, goes_on=goes_on) for call in members]
+            answers = await self._running.calls(asked)
+            self._keep(members, answers)
+        if self._running.overrun:
+            self.turn = msgspec.structs.replace(self.turn, overrun=True)
+        self._recalled.acted(self._clock.now())
+
+    async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:
+        """Hold back those that would change more in a minute than an agent may that runs by itself."""
+        now, most = self._clock.now(), self.rules.max_actions_per_minute
+        room = count_allowed_calls(self._recalled.actions, now, most)
+        acting = [call for call in calls if self._running.acts(call.tool)]
+        for _ in acting[:room]:
+            self._recalled.acts(now)
+        if len(acting) <= room:
+            return calls
+        sentence = decide.describe_too_many_actions(most)
+        event = GuardrailTriggered(guardrail="max_actions_per_minute", turn=self.turn.number, sentence=sentence)
+        key = f"{self._session}/brisk/{self.turn.number}_{self.turn.steps}_{calls[0].group}"
+        await self._running.write(key, event)
+        answers = await self._running.refuse([self._call(call) for call in acting[room:]], "rate_limited", sentence)
+        self._keep(acting[room:], answers)
+        return [call for call in calls if call not in acting[room:]]
+
+    async def _refuse(self, calls: Sequence[ToolCall], outcome: Outcome, sentence: str) -> None:
+        """Answer the calls that are not made. What was done before the time was up, or before a crash, was done."""
+        missing = self._missing(calls)
+        if missing:
+            answers = await self._running.refuse([self._call(call) for call in missing], outcome, sentence)
+            self._keep(missing, answers)
+        self._recalled.acted(self._clock.now())
+
+    def _missing(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        return [call for call in calls if call.id not in self._recalled.done]
+
+    def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
+        for call, answer in zip(calls, answers, strict=True):
+            self._recalled.done[call.id] = make_tool_result(call, answer)
+            if answer.overrun:
+                self.turn = msgspec.structs.replace(self.turn, overrun=True)
+            self._watching.did(call, answer)
+
+    def _call(self, call: ToolCall, group: str = "", *, goes_on: bool = False) -> Call:
+        return Call(
+            id=call_id(self._session, call),
+            tool=call.tool,
+            arguments=to_body(call.arguments),
+            parallel_group=group,
+            at_most=self._time_left() if self.rules.timeout else None,
+            goes_on=goes_on,
+        )
+
+    def _time_left(self) -> int:
+        if not self.rules.timeout:
+            return MODEL_REQUEST_TIMEOUT
+        return max(1, self.rules.timeout - self.turn.time_worked(self._clock.now()))
+
+    async def _say(self, reason: MessageReason, text: str) -> None:
+        """Tell the model something: nothing is said twice in one step. An erased history leaves no other count."""
+        event = MessageAdded(turn=self.turn.number, reason=reason)
+        key = f"{self._session}/message/{self.turn.number}_{self.turn.steps}_{reason}"
+        await self._running.write(key, event, to_body(text))
+        self._recalled.add(reason, text, self._clock.now())
+
+    async def _finish(self, why: TurnEnd, sentence: str) -> None:
+        """Write down how the turn ended. A halt goes before whatever else would have ended it."""
+        halt = None if why in ("ended", "asked", "yielded") else await self._running.halted()
+        if halt is not None:
+            why, sentence = ("cancelled" if halt.cancels else "external_halt"), sentence or f"{halt.scope} was halted."
+        chosen = self.turn.yielded if why == "yielded" else None
+        event = TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
+        await self._running.write_all(f"{self._session}/turn/{self.turn.number}/ended", [(event, None)], goes_on=True)
+        self._recalled.end(why, sentence, chosen, self._clock.now())
+
+
+def make_tool_result(call: ToolCall, answer: Answer) -> ToolResult:
+    """Say what became of a call, as its model is told."""
+    return describe_call_result(call, answer.outcome, answer.text, answer.partial, answer.simulation)

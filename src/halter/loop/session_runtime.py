@@ -1,0 +1,696 @@
+"""A session while a worker holds its lease: it makes its calls, rests while a person or money is waited for, and ends.
+
+What it waits for is in the journal, so another process can take it up in the same place.
+
+What a model said last, as one answer.
+
+Several things at once, and news of what others do meanwhile.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from functools import partial, reduce
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from halter.core.clock import SECOND, Clock, window_end
+from halter.core.events import (
+    AnyEvent,
+    CallStarted,
+    CostCapReached,
+    DecisionMade,
+    GuardrailTriggered,
+    OverrunIncurred,
+    SessionParked,
+    SessionResumed,
+    Unknown,
+    WakePosted,
+)
+from halter.core.ids import FLEET, inbox_stream, session_stream
+from halter.core.messages import Message, Model, Text
+from halter.core.money import BudgetRow, Charge
+from halter.core.ports import (
+    EVERY_STREAM,
+    Change,
+    Committed,
+    Draft,
+    Lease,
+    Query,
+    Store,
+    Stored,
+    Write,
+    offload_body,
+    read_body,
+    read_stream,
+)
+from halter.core.project import rows_of_event
+from halter.core.rows import DecisionRow, HaltRow, SavedHotState, SessionRow
+from halter.core.text import shorten, to_body
+from halter.core.tools import Tool
+from halter.core.vocabulary import Outcome, State, TerminalReason, WakeCause
+from halter.guard.approvals import ask_question, make_cap_question
+from halter.guard.guard import GuardRuntime
+from halter.guard.halts import RateUsedUp, StillHeld, run_shielded
+from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
+from halter.guard.prepare import Call, SessionContext
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.state import lifecycle
+from halter.state.session import InFlight, Session, fold, make_unknown_event_error, replay
+
+T = TypeVar("T")
+
+
+async def run_together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> Sequence[T]:
+    """Do several things at once; if one fails, the others are stopped, and it is its failure that is told."""
+    if len(acts) == 1:
+        return [await acts[0]()]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(act()) for act in acts]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def run_until_first(acts: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Do several things at once until the first of them is done; the others are then stopped."""
+    tasks = [asyncio.ensure_future(act) for act in acts]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def raise_if_cancelled() -> None:
+    """Stop here if whoever runs this was told to stop, whatever else went wrong on the way."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
+def _matters_always(_: Change) -> bool:
+    return True
+
+
+@asynccontextmanager
+async def watch_changes(
+    store: Store, matters: Callable[[Change], bool] = _matters_always, news: asyncio.Event | None = None
+) -> AsyncGenerator[asyncio.Event]:
+    """Set an event whenever something is written that matters, by anybody, from the first moment of the block on."""
+    news, listens = news or asyncio.Event(), asyncio.Event()
+
+    async def listen() -> None:
+        # Nobody else runs between this and the moment at which the store knows of it.
+        listens.set()
+        async for change in store.changes():
+            if matters(change):
+                news.set()
+
+    listening = asyncio.create_task(listen(), name="halter-rest")
+    try:
+        await listens.wait()
+        yield news
+    finally:
+        listening.cancel()
+        with suppress(asyncio.CancelledError):
+            await listening
+
+
+async def wait_for_either(one: asyncio.Event, other: asyncio.Event) -> None:
+    """Wait for the first of two events."""
+    waits = [asyncio.create_task(event.wait()) for event in (one, other)]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+
+
+async def wait_for_news(news: asyncio.Event, at_most: int) -> None:
+    """Wait for news, or so many microseconds; after that, what was heard counts as heard."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(at_most / SECOND):
+            await news.wait()
+    news.clear()
+
+
+REST_POLL_INTERVAL: Final = 30 * SECOND
+"""How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
+but hints may be lost."""
+
+CheckWaiting = Callable[[], Awaitable[bool]]
+"""Something that is looked for while resting."""
+
+WaitListener = Callable[[NeedsPerson, State], None]
+"""Somebody who wants to know, once for each decision, that a session rests until a person decides."""
+
+SHORT_REST: Final = SECOND // 4
+
+LONGEST_LAST_WORDS: Final = 20_000
+"""So much of a sub-session's last words its parent is told."""
+
+MOST_PARALLEL_CALLS: Final = 10
+"""How many calls of one step act at once."""
+
+
+class SessionRuntime:
+    """One session, from the moment that its lease is taken to the moment that it rests or ends.
+
+    It reads and writes the session's stream and inbox, makes its calls and requests, and waits for what they wait for.
+    What it writes has no secrets in it.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        gatehouse: GuardRuntime,
+        lease: Lease,
+        standing: SessionContext,
+        tools: Mapping[str, Tool],
+        waits: WaitListener = lambda _, __: None,
+    ) -> None:
+        self.lease = lease
+        self.standing = standing
+        self.state = Session()
+        self._store = store
+        self._clock = clock
+        self._gatehouse = gatehouse
+        self._tools = tools
+        self._waits = waits
+        self._told: set[str] = set()
+        self._seen = 0
+        self.rested_at = 0
+        """How far the inbox had been read when the session last rested between two turns."""
+        self._rests = 0
+        self.rested: Callable[[int], None] = lambda _: None
+        """Told how long each rest was: it does not count as work."""
+        self._attempts: dict[str, int] = {}
+        self.foreseen: dict[str, str] = {}
+        """What was predicted of calls, by their ids: the model is told it with what became of them."""
+        self.spent = Charge()
+        self.overrun = False
+        """Whether something beside the turns cost more than was held for it, and passed a cap."""
+        self._cap: tuple[int | None] | None = None
+        self.ending: Callable[[], Awaitable[None]] = _do_nothing
+        """Called before the session ends: what else works for it has to stop, and settle what it holds."""
+        self.looked_back = asyncio.Event()
+        """Set when it is known what an earlier owner left in doubt: what is in flight after that is under way."""
+        self._doubts: tuple[InFlight, ...] = ()
+
+    async def look_back(self) -> list[Stored]:
+        """Read what happened so far, and leave the session as it is."""
+        events = await self.events()
+        self.state = replay(events)
+        self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
+        # Whoever takes the session up in this process once more must not count its rests under names that are taken.
+        self._rests = max(self._rests, self.state.head)
+        self.rested_at = self._seen
+        if not self.looked_back.is_set():
+            self._doubts = tuple(self.state.in_flight.values())
+            self.looked_back.set()
+        return events
+
+    async def take_up(self) -> Sequence[Stored]:
+        """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
+        events = await self.look_back()
+        past = self.state
+        if self.lease.generation > 1:
+            await self._woken(await self._cause())
+        # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
+        for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
+            await self._clear(flight, await self._arguments(events, flight.id))
+        if self._doubts or self.lease.generation > 1:
+            since = await self.events(past.head)
+            events += since
+            past = reduce(fold, since, past)
+        self.spent = past.spent
+        self.overrun = has_overrun(events)
+        if self.lease.generation > 1:
+            await self._look_at_cap()
+        return events
+
+    async def _clear(self, flight: InFlight, arguments: bytes) -> None:
+        """Bring one thing in doubt to its outcome; what nobody can or will tell is charged at its maximum."""
+        answer = await self._gatehouse.recover(self.lease, self.standing, flight, arguments, self._tools)
+        if not isinstance(answer, NeedsPerson):
+            return
+        row = await self._decided(answer, "WAITING_FOR_APPROVAL")
+        if row.verdict:
+            happened = row.verdict == "approve"
+            await self._gatehouse.was_done(self.lease, flight, happened=happened)
+        else:
+            await self._gatehouse.purse.settle_in_doubt(self.lease, [flight])
+
+    async def attempt(self, call: Call, standing: SessionContext | None = None) -> Answer | NeedsPerson | StillHeld:
+        """Take a call to the guard once, and tell what came of it."""
+        attempt = self._attempts.get(call.id, 0)
+        answer = await self._gatehouse.call(self.lease, standing or self.standing, call, self._tools, attempt)
+        return self._attempted(call, answer)
+
+    def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
+        """Count an attempt that was not let through, and keep its prediction until the call has come to something."""
+        if isinstance(answer, StillHeld):
+            return answer
+        if isinstance(answer, NeedsPerson) or answer.outcome in REFUSAL_OUTCOMES:
+            self._attempts[call.id] = self._attempts.get(call.id, 0) + 1
+        said = self.foreseen[answer.call] = answer.simulation or self.foreseen.get(answer.call, "")
+        return answer if said == answer.simulation else msgspec.structs.replace(answer, simulation=said)
+
+    async def call(self, call: Call, standing: SessionContext | None = None) -> Answer:
+        """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow.
+
+        It may stand narrower than its session does.
+        """
+        (answer,) = await self.calls([call], standing)
+        return answer
+
+    async def calls(self, calls: Sequence[Call], standing: SessionContext | None = None) -> Sequence[Answer]:
+        """Take calls to the guard together, at most so many at once; what some have to wait for stops no other."""
+        answers: dict[str, Answer] = {}
+        waiting, overrun = list(calls), False
+        while waiting:
+            if len(waiting) == 1:
+                call = waiting[0]
+                attempt, stands = self._attempts.get(call.id, 0), standing or self.standing
+                answer = await self._gatehouse.call(self.lease, stands, call, self._tools, attempt)
+                tried: Sequence[Answer | NeedsPerson | StillHeld] = [self._attempted(call, answer)]
+            else:
+                tried = await self._tried(waiting, standing)
+            answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
+            beside = self._gatehouse.paid_beside(self.lease.session)
+            overrun = overrun or beside.overrun
+            self._spend(beside.usd + sum(each.cost_micros for each in tried if isinstance(each, Answer)), beside.tokens)
+            waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
+        found = [answers[call.id] for call in calls]
+        return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
+
+    async def _tried(
+        self, calls: Sequence[Call], standing: SessionContext | None
+    ) -> Sequence[Answer | NeedsPerson | StillHeld]:
+        slots, began = asyncio.Semaphore(MOST_PARALLEL_CALLS), self._clock.now()
+        return await run_together([partial(self._attempt_in, slots, call, began, standing) for call in calls])
+
+    async def _attempt_in(
+        self, slots: asyncio.Semaphore, call: Call, began: int, standing: SessionContext | None
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Try a call when there is room for it; the time until then is taken from what it may take."""
+        async with slots:
+            if call.at_most is not None:
+                left = max(1, call.at_most - (self._clock.now() - began))
+                call = msgspec.structs.replace(call, at_most=left)
+            return await self.attempt(call, standing)
+
+    async def _waited_for(self, tried: Sequence[tuple[Call, Answer | NeedsPerson | StillHeld]]) -> list[Call]:
+        """Rest until one of the calls that were not let through may be: name those that are to be tried again."""
+        again = [call for call, answer in tried if not isinstance(answer, Answer)]
+        asked = [answer for _, answer in tried if isinstance(answer, NeedsPerson)]
+        capped = [(call, answer.cap) for call, answer in tried if isinstance(answer, Answer) and answer.cap is not None]
+        if capped and await self._more_money(capped[0][0].id, capped[0][0].tool, capped[0][1]):
+            return [*again, *(call for call, _ in capped)]
+        if any(isinstance(answer, StillHeld) for _, answer in tried):
+            for each in asked:
+                self._tell(each, "WAITING_FOR_APPROVAL")
+            await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
+        elif asked:
+            await self._one_decided(asked)
+        return again
+
+    async def request(
+        self,
+        request: ModelRequest,
+        model: Model,
+        attempt: int = 0,
+        *,
+        last: bool = False,
+        standing: SessionContext | None = None,
+    ) -> AnsweredRequest | RefusedRequest | FailedRequest:
+        """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more.
+
+        It waits for the rate of the model, too, and for as long as that takes: nothing is spent by that.
+
+        The last one of a session may use what was kept back for it. One may stand narrower than its session does.
+        """
+        standing = standing or self.standing
+        standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0) if last else standing
+        waited = 0
+        while True:
+            answer = await self._gatehouse.request(self.lease, standing, request, model, attempt, waited)
+            match answer:
+                case RateUsedUp(wait_for_news=wait_for_news):
+                    waited = answer.waited + 1
+                    await self._rest("SLEEPING", max(wait_for_news, self._clock.now() + SHORT_REST))
+                case StillHeld() if request.optional:
+                    return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
+                case StillHeld():
+                    await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
+                case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
+                    request.id, str(model.name), cap
+                ):
+                    attempt, waited = attempt + 1, 0
+                case AnsweredRequest() | FailedRequest():
+                    self._spend(answer.cost_usd, answer.tokens)
+                    passed = isinstance(answer, AnsweredRequest) and answer.overrun
+                    self.overrun = self.overrun or (request.purpose != "turn" and passed)
+                    return answer
+                case RefusedRequest():
+                    return answer
+
+    async def settle_up(self) -> None:
+        """Write down, even if nobody waits for it any more, what was left for whatever would follow."""
+        if self._gatehouse.purse.owes(self.lease):
+            await run_shielded(self._gatehouse.purse.settle_up(self.lease))
+
+    def _spend(self, usd: int, tokens: int = 0) -> None:
+        self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
+
+    async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
+        """Answer calls that are not made."""
+        return await self._gatehouse.refuse(self.lease, calls, outcome, sentence)
+
+    async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
+        """Look at something again and again; what is no more than a look leaves no trace."""
+        answer = await self._gatehouse.look(self.lease, self.standing, call, self._tools)
+        if isinstance(answer, Answer):
+            self._spend(answer.cost_micros)
+            self.overrun = self.overrun or answer.overrun
+        return answer
+
+    def acts(self, tool: str) -> bool:
+        """Tell whether a call of this tool would change something."""
+        known = self._tools.get(tool)
+        return known is not None and known.spec.effect == "write"
+
+    async def end(
+        self, state: State, reason: TerminalReason, inbox_seen: int | None = None, last_words: str = ""
+    ) -> bool:
+        """End the session; not where it still holds something in doubt, or something came that was to be seen."""
+        if self.ending is not _do_nothing:
+            # What works for it may take its time to stop, and what is done must not wait for that.
+            await self.settle_up()
+            await self.ending()
+        words = to_body(shorten(last_words, LONGEST_LAST_WORDS)) if self.state.parent else None
+        committed = await self.commit(
+            lifecycle.end_session(self.lease, state, reason, self.state.parent, inbox_seen, words)
+        )
+        return bool(committed.events)
+
+    async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
+        """Tell whether a call's outcome ends its session, whatever else would have followed."""
+        # What a halt could not stop is unknown, and its session was halted all the same.
+        halt = await self._gatehouse.halted(self.standing) if answer.outcome in ("external_halt", "unknown") else None
+        if halt is not None or answer.outcome == "external_halt":
+            return ("CANCELLED", "cancelled") if halt is not None and halt.cancels else ("HALTED", "external_halt")
+        if answer.outcome == "cost_cap_reached":
+            return ("BUDGET_EXCEEDED", "cost_cap_reached")
+        if answer.overrun:
+            return ("BUDGET_EXCEEDED", "overrun")
+        return None
+
+    async def _more_money(self, refused: str, name: str, cap: CostCapReached) -> bool:
+        """Wait for a window to roll, or for a person to raise the cap; tell whether there may be money now."""
+        end = window_end(cap.window)
+        if end is not None and cap.amount <= cap.cap:
+            if cap.unit == "tokens":
+                await self._tokens_used_up(refused, cap, end)
+            await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
+            return True
+        if self.standing.policy.on_cap != "ask":
+            return False
+        asked = await self._ask_for_more(refused, name, cap)
+        row = await self._decided(asked, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
+        await self._look_at_cap()
+        return row.verdict == "approve" or await self._is_raised(cap)
+
+    async def _tokens_used_up(self, refused: str, cap: CostCapReached, until: int) -> None:
+        sentence = f"It may use {cap.cap:,} tokens in an hour, and they are used up; it goes on when the hour is over."
+        event = GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=until)
+        await self.write(f"{refused}/{cap.window}/used_up", event)
+
+    async def _look_at_cap(self) -> None:
+        """Find out whether a person has set the session's cap."""
+        params = {"scope": session_stream(self.lease.session), "window": "", "unit": "usd"}
+        rows = await self._store.ask(Query("budget", BudgetRow, params))
+        self._cap = next(((row.cap,) for row in rows if row.cap_by), None)
+
+    def left(self) -> tuple[int | None, int | None]:
+        """Tell what is left to spend, of money and of tokens, where that is capped."""
+        caps = self.standing.caps()
+        cap, budget = caps.session.max_cost_usd, caps.token_budget
+        if self._cap is not None:
+            cap = None if self._cap[0] is None else self._cap[0] - self.standing.kept_usd
+        return (
+            None if cap is None else cap - self.spent.usd,
+            None if budget is None else budget - self.spent.tokens,
+        )
+
+    async def _is_raised(self, cap: CostCapReached) -> bool:
+        params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
+        rows = await self._store.ask(Query("budget", BudgetRow, params))
+        return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
+
+    async def _ask_for_more(self, refused: str, name: str, cap: CostCapReached) -> NeedsPerson:
+        """Put a cap before a person, once for each cap that a call or a request comes to."""
+        question = make_cap_question(refused, name, cap, self.standing.policy.approval_expiry)
+        await self.commit(ask_question(question, self.lease))
+        return NeedsPerson(refused, question.decision)
+
+    async def wake(self) -> None:
+        """Go on with a session that rested in these hands."""
+        self._rests += 1
+        self.rested_at = self._seen
+        await self._woken(await self._cause())
+        await self._look_at_cap()
+
+    async def _cause(self) -> WakeCause | None:
+        """Tell why the session goes on: what reached it, or its time; or that its owner went away."""
+        if self.state.state == "RUNNING":
+            return None
+        for stored in await self.inbox(self._seen):
+            match stored.event:
+                case WakePosted(wakes=True, cause=cause):
+                    return cause
+                case DecisionMade():
+                    return "decision"
+                case _:
+                    pass
+        return "timer"
+
+    async def park(
+        self,
+        state: State,
+        inbox_seen: int,
+        wake_at: int | None = None,
+        wake_on: tuple[str, ...] = (),
+        *,
+        resident: bool = False,
+    ) -> bool:
+        """Let the session rest; not where something has reached it that was not looked at.
+
+        One that is resident rests in these hands; any other is let go.
+        """
+        self._rests += 1
+        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident)
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        rests = bool((await self.commit(lifecycle.park_session(self.lease, key, parked))).events)
+        if rests:
+            self._seen = inbox_seen
+            self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
+        return rests
+
+    async def _rest(self, state: State, wake_at: int, or_when: CheckWaiting | None = None) -> None:
+        """Rest until something arrives, the time has come, or a halt or something else that is looked for is there."""
+        self._rests += 1
+        began = self._clock.now()
+        parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
+        key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
+        committed = await self.commit(lifecycle.park_session(self.lease, key, parked))
+        due = bool(committed.events) and await self.until_woken(wake_at, or_when)
+        await self._woken("timer" if due else "decision")
+        self.rested_at = self._seen
+        self.rested(self._clock.now() - began)
+
+    async def until_woken(self, wake_at: int | None, or_when: CheckWaiting | None = None) -> bool:
+        """Wait while the session rests: until its time has come, or something else has. Tell whether it was its time.
+
+        What else comes is something in its inbox, a halt, or what is looked for.
+        """
+        async with watch_changes(self._store, self._matters) as news:
+            while wake_at is None or self._clock.now() < wake_at:
+                if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
+                    return False
+                if await self._gatehouse.halted(self.standing) is not None:
+                    return False
+                await wait_for_news(
+                    news,
+                    REST_POLL_INTERVAL if wake_at is None else min(REST_POLL_INTERVAL, wake_at - self._clock.now()),
+                )
+        return True
+
+    def _matters(self, change: Change) -> bool:
+        """Tell whether a change can end a rest.
+
+        What people say and decide is in the inbox; halts and caps are in the stream of the fleet. Whoever rests looks
+        at nothing else, however many rest and however much happens meanwhile.
+        """
+        return change.stream in (inbox_stream(self.lease.session), FLEET, EVERY_STREAM)
+
+    async def _woken(self, cause: WakeCause | None) -> None:
+        """Write that the session goes on, with its inbox read as far as it is now."""
+        self._seen = (await self._row()).inbox_head
+        key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
+        await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
+        self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
+
+    async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
+        """Rest until one of several questions is answered, or is too late to be."""
+        first, *others = asked
+
+        async def another() -> bool:
+            rows = [await self._gatehouse.decision(each.decision) for each in others]
+            return any(row is not None and (row.verdict or self._clock.now() >= row.expires_at) for row in rows)
+
+        for each in asked:
+            self._tell(each, "WAITING_FOR_APPROVAL")
+        await self._decided(first, "WAITING_FOR_APPROVAL", another if others else None)
+
+    async def _decided(self, asked: NeedsPerson, state: State, or_when: CheckWaiting | None = None) -> DecisionRow:
+        """Rest until a person has decided, until it is too late for that, or until a halt comes first."""
+        while True:
+            row = await self._gatehouse.decision(asked.decision)
+            if row is None:
+                raise LookupError(f"The decision {asked.decision} is gone from the store.")
+            if row.verdict or self._clock.now() >= row.expires_at or (or_when and await or_when()):
+                return row
+            if await self._gatehouse.halted(self.standing) is not None:
+                return row
+            self._tell(asked, state)
+            await self._rest(state, row.expires_at, or_when)
+
+    def _tell(self, asked: NeedsPerson, state: State) -> None:
+        if asked.decision not in self._told:
+            self._told.add(asked.decision)
+            self._waits(asked, state)
+
+    async def halted(self) -> HaltRow | None:
+        """Tell whether, and by whom, the session is halted."""
+        return await self._gatehouse.halted(self.standing)
+
+    async def pause(self, duration: int) -> None:
+        """Let a while pass, or less if a halt comes first."""
+        await self._gatehouse.pause(self.standing, duration)
+
+    async def events(self, after: int = 0) -> list[Stored]:
+        """Read all that the session did, or did after a place in its stream."""
+        return await read_stream(self._store, session_stream(self.lease.session), after)
+
+    async def commit(self, write: Write) -> Committed:
+        """Commit a write of the session, and just before it what was left for whatever would follow."""
+        return await self._gatehouse.purse.commit(write)
+
+    async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
+        """Write down something that happened in the session."""
+        await self.write_all(key, [(event, body)])
+
+    async def write_all(
+        self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]], *, goes_on: bool = False
+    ) -> None:
+        """Write down several things that happened at once; where the session `goes_on`, with what follows."""
+        drafts = [Draft(event, *await offload_body(self._store, body)) for event, body in happened]
+        rows = [row for event, _ in happened for row in rows_of_event(event)]
+        write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
+        if goes_on:
+            self._gatehouse.purse.put_off(self.lease, write)
+        else:
+            await self.commit(write)
+
+    async def post(self, key: str, event: WakePosted, text: str) -> bool:
+        """Put something into the session's own inbox; tell whether it wakes it."""
+        body, blob = await offload_body(self._store, to_body(self.redacted(text)))
+        committed = await self._store.commit(
+            lifecycle.post_wake(self.lease.session, key, event, body, blob, self.lease)
+        )
+        return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
+
+    async def keep(self, snapshot: bytes) -> None:
+        """Keep the hot state for whoever takes the session up next, and for screens elsewhere."""
+        await self._store.beat(self.lease.worker, {self.lease.session: snapshot})
+
+    async def kept(self) -> bytes:
+        """Read the hot state that was kept last; nothing, if there is none."""
+        rows = await self._store.ask(Query("snapshot", SavedHotState, {"session": self.lease.session}))
+        return rows[0].data if rows else b""
+
+    async def inbox(self, after: int) -> Sequence[Stored]:
+        """Read what reached the session after a place in its inbox.
+
+        What a newer program put there is not passed over: it would count as read, and nobody would ever have seen it.
+        """
+        found = await read_stream(self._store, inbox_stream(self.lease.session), after)
+        for stored in found:
+            if isinstance(stored.event, Unknown):
+                raise make_unknown_event_error(stored)
+        return found
+
+    async def said(self, stored: Stored) -> bytes:
+        """Read what an event says."""
+        return await read_body(self._store, stored)
+
+    async def _row(self) -> SessionRow:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.lease.session}))
+        return row
+
+    async def _arguments(self, events: Sequence[Stored], call: str) -> bytes:
+        for stored in events:
+            if isinstance(stored.event, CallStarted) and stored.event.call == call:
+                return await read_body(self._store, stored)
+        return b""
+
+    def redacted(self, text: str) -> str:
+        """Take secrets out of a text."""
+        return self._gatehouse.redacted(text)
+
+
+def has_overrun(events: Sequence[Stored]) -> bool:
+    """Tell whether a cap was passed since a person last let the session go on."""
+    said = (each.event for each in reversed(events) if isinstance(each.event, OverrunIncurred | SessionResumed))
+    return isinstance(next(said, None), OverrunIncurred)
+
+
+async def _do_nothing() -> None:
+    """Nothing else works for the session."""
+
+
+REFUSAL_OUTCOMES: Final = frozenset(
+    {
+        *("external_halt", "tool_not_granted", "invalid_arguments", "unknown_tool", "disabled", "quarantined"),
+        *("rate_limited", "approval_denied", "approval_expired", "cost_cap_reached"),
+    }
+)
+"""Outcomes of calls that were not let through; `external_halt` may also be one of a call that was."""
+
+
+def find_last_words(messages: Sequence[Message]) -> str:
+    """Find what the model said last; an answer that was cut off and gone on with is one answer."""
+    said: list[str] = []
+    for message in reversed(messages):
+        if message.role == "assistant":
+            said.append("".join(part.text for part in message.parts if isinstance(part, Text)))
+        elif not _goes_on(message) if said else _is_unanswered(message):
+            break
+    return "".join(reversed(said))
+
+
+def _is_unanswered(message: Message) -> bool:
+    """Tell whether somebody said something that the model has not answered."""
+    return any(isinstance(part, Text) and not part.reason for part in message.parts)
+
+
+def _goes_on(message: Message) -> bool:
+    return all(isinstance(part, Text) and part.reason == "max_tokens_recovery" for part in message.parts)

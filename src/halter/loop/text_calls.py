@@ -1,0 +1,555 @@
+"""Calls written as text, for models that know no other way: `<skill k7f2>read_file(path="app.log")</skill>`.
+
+The opening tag carries a word that is new in every request. So what a model quotes, from a page that it fetched or from
+its own older answers, is text and never runs: only a tag with this request's word counts. Calls in a `<parallel>` block
+are made together, all others one after the other.
+
+A call as a program would write it, `name(path="a.txt", lines=[1, 2])`, read token by token.
+
+Values are Python's literals, and JSON's `true`, `false` and `null` as well; a text may go over several lines. Nothing
+is evaluated. Every place is looked at once, so that hostile text costs no more than other text, and nesting, which
+would use up the stack, is bounded.
+
+JSON values that come from outside: made safe to keep, compared, looked into, and shown on one line.
+"""
+
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar, cast
+
+import msgspec
+
+from halter.core.messages import Message, Part, Text, ToolCall, ToolResult
+from halter.core.text import clean, from_body, shorten
+from halter.core.tools import ToolSpec
+
+DEEPEST_LITERAL: Final = 64
+"""How deeply lists and mappings may be nested."""
+
+Token = tuple[str, str]
+"""What sort a piece is of, and its text. Signs are their own sort."""
+
+_Item = TypeVar("_Item")
+
+_PIECE: Final = re.compile(
+    r"(?P<space>[ \t\r\n\f]+)"
+    r"|(?P<number>[+-]?\.?[0-9](?:[eE][+-]|[0-9A-Za-z_.])*)"
+    r"|(?P<word>[^\W\d][\w.-]*)"
+    r"|(?P<sign>.)",
+    re.DOTALL,
+)
+_FLOAT: Final = re.compile(r"[+-]?[0-9_]*[.eE][0-9_.eE+-]*")
+_NAME: Final = re.compile(r"\s*([^\W\d][\w.-]*)")
+_STOPS: Final = MappingProxyType({'"': re.compile(r'["\\]'), "'": re.compile(r"['\\]")})
+_ESCAPE: Final = re.compile(
+    r"\\(?:(?P<octal>[0-7]{1,3})|x(?P<byte>[0-9a-fA-F]{2})|u(?P<short>[0-9a-fA-F]{4})|U(?P<long>[0-9a-fA-F]{8})"
+    r"|N\{(?P<name>[^{}\\]{1,100})\}|(?P<plain>\r\n|.))",
+    re.DOTALL,
+)
+_PLAIN: Final = MappingProxyType(
+    {"\n": "", "\r\n": "", "\\": "\\", "'": "'", '"': '"'}
+    | {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+)
+_CONSTANTS: Final = MappingProxyType(
+    {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+)
+_SURROGATES: Final = re.compile("[\ud800-\udfff]")
+_END: Final[Token] = ("end", "")
+
+
+class MalformedCall(ValueError):
+    """Something that is no call with named literals."""
+
+
+def tokenize_until(closing: str, text: str, start: int, most: int) -> tuple[list[Token], int] | None:
+    """Cut text into tokens up to `closing`, wherever it stands outside of quotes, and tell where that ends.
+
+    None if it does not come, if a quote is left open, or if there are more than `most` tokens: nobody can say then what
+    is inside and what is not.
+    """
+    tokens: list[Token] = []
+    place = start
+    while place < len(text) and len(tokens) < most:
+        if text.startswith(closing, place):
+            return [*tokens, _END], place + len(closing)
+        end, token = _read_token(text, place)
+        if end < 0:
+            return None
+        if token[0] != "space":
+            tokens.append(token)
+        place = end
+    return None
+
+
+def read_call_name(text: str, start: int) -> str:
+    """Read the name with which a call begins, if that much can be read."""
+    found = _NAME.match(text, start)
+    return "" if found is None else found[1]
+
+
+def read_call(tokens: Sequence[Token]) -> tuple[str, dict[str, Any]]:
+    """Read a name and its arguments, or raise Malformed."""
+    name, place = _expect(tokens, 0, "word")
+    _, place = _expect(tokens, place, "(")
+    arguments, place = _read_items(tokens, place, ")", _read_argument)
+    _expect(tokens, place, "end")
+    return name, _make_mapping(arguments, once=True)
+
+
+def _read_token(text: str, place: int) -> tuple[int, Token]:
+    """Tell what stands at a place and where it ends: -1 for a quote that is never closed."""
+    if text[place] in _STOPS:
+        end = _string_end(text, place)
+        return end, ("string", text[place:end])
+    found = _PIECE.match(text, place)
+    if found is None or found.lastgroup is None:
+        return -1, _END
+    return found.end(), (found[0] if found.lastgroup == "sign" else found.lastgroup, found[0])
+
+
+def _string_end(text: str, start: int) -> int:
+    quote = text[start]
+    closing = quote * 3 if text.startswith(quote * 3, start) else quote
+    place = start + len(closing)
+    while found := _STOPS[quote].search(text, place):
+        place = found.start()
+        if text[place] == "\\":
+            place += 2
+        elif text.startswith(closing, place):
+            return place + len(closing)
+        else:
+            place += 1
+    return -1
+
+
+def _expect(tokens: Sequence[Token], place: int, sort: str) -> tuple[str, int]:
+    found, text = tokens[place]
+    if found != sort:
+        raise MalformedCall(f"{sort!r} was expected, but {text!r} came.")
+    return text, place + 1
+
+
+def _read_items(
+    tokens: Sequence[Token], place: int, closing: str, item: Callable[[Sequence[Token], int], tuple[_Item, int]]
+) -> tuple[list[_Item], int]:
+    """Read items with commas between them, and perhaps one more, up to the closing sign."""
+    items: list[_Item] = []
+    while tokens[place][0] != closing:
+        each, place = item(tokens, place)
+        items.append(each)
+        if tokens[place][0] != closing:
+            _, place = _expect(tokens, place, ",")
+    return items, place + 1
+
+
+def _read_argument(tokens: Sequence[Token], place: int) -> tuple[tuple[str, Any], int]:
+    name, place = _expect(tokens, place, "word")
+    _, place = _expect(tokens, place, "=")
+    value, place = _read_value(tokens, place, DEEPEST_LITERAL)
+    return (name, value), place
+
+
+def _read_value(tokens: Sequence[Token], place: int, depth: int) -> tuple[Any, int]:
+    sort, text = tokens[place]
+    if not depth:
+        raise MalformedCall(f"Lists and mappings are nested more than {DEEPEST_LITERAL} deep.")
+    match sort:
+        case "string":
+            return _read_string(text), place + 1
+        case "number":
+            return _read_number(text), place + 1
+        case "word" if text in _CONSTANTS:
+            return _CONSTANTS[text], place + 1
+        case "[":
+            return _read_items(tokens, place + 1, "]", lambda all_, at: _read_value(all_, at, depth - 1))
+        case "(":
+            items, end = _read_items(tokens, place + 1, ")", lambda all_, at: _read_value(all_, at, depth - 1))
+            alone = len(items) == 1 and tokens[end - 2][0] != ","
+            return (items[0] if alone else items), end
+        case "{":
+            pairs, end = _read_items(tokens, place + 1, "}", lambda all_, at: _read_pair(all_, at, depth - 1))
+            return _make_mapping(pairs), end
+        case _:
+            raise MalformedCall(f"A value was expected, but {text!r} came.")
+
+
+def _read_pair(tokens: Sequence[Token], place: int, depth: int) -> tuple[tuple[str, Any], int]:
+    """Read a key and its value; only text can be a key, since JSON has no other."""
+    key, place = _expect(tokens, place, "string")
+    _, place = _expect(tokens, place, ":")
+    value, place = _read_value(tokens, place, depth)
+    return (_read_string(key), value), place
+
+
+def _make_mapping(pairs: Sequence[tuple[str, Any]], *, once: bool = False) -> dict[str, Any]:
+    mapping = dict(pairs)
+    if once and len(mapping) < len(pairs):
+        raise MalformedCall("An argument is given twice.")
+    return mapping
+
+
+def _read_number(text: str) -> int | float:
+    try:
+        return float(text) if _FLOAT.fullmatch(text) else int(text, 0)
+    except ValueError:
+        raise MalformedCall(f"{text!r} is no number, or too large.") from None
+
+
+def _read_string(token: str) -> str:
+    quotes = 3 if token[:3] in {'"""', "'''"} else 1
+    text = _ESCAPE.sub(_unescape_match, token[quotes:-quotes])
+    if _SURROGATES.search(text) is None:
+        return text
+    # JSON writes a character beyond the first 65,536 as two escapes.
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+def _unescape_match(found: re.Match[str]) -> str:
+    sort, text = found.lastgroup, found[found.lastgroup or 0]
+    match sort:
+        case "octal":
+            return chr(int(text, 8))
+        case "name":
+            return _named_character(text)
+        case "plain" if text in "xuUN":
+            raise MalformedCall(f"The escape {found[0]!r} is not complete.")
+        case "plain":
+            return _PLAIN.get(text, found[0])
+        case _:
+            return _make_character(int(text, 16))
+
+
+def _named_character(name: str) -> str:
+    try:
+        return unicodedata.lookup(name)
+    except KeyError:
+        raise MalformedCall(f"No character is called {name!r}.") from None
+
+
+def _make_character(number: int) -> str:
+    try:
+        return chr(number)
+    except (ValueError, OverflowError):
+        raise MalformedCall(f"There is no character {number:#x}.") from None
+
+
+MOST_TEXT_CALLS: Final = 64
+"""How many calls one answer may ask for; what comes after is answered as one that cannot be read."""
+MOST_TOKENS: Final = 100_000
+"""How many names, values and signs one call may have."""
+LONGEST_UNREADABLE_CALL: Final = 4000
+"""How many characters are kept of what cannot be read; the words of the answer hold it all."""
+
+_CLOSING: Final = "</skill>"
+_BLOCK: Final = "<parallel>"
+_BLOCK_END: Final = "</parallel>"
+
+
+class ParsedAnswer(msgspec.Struct, frozen=True):
+    """What an answer holds: all its words as they were written, then the calls in them.
+
+    `cut` says that the answer ends inside a call, as far as anybody can tell: so it does when a model runs out of
+    tokens, and when a quote is never closed.
+    """
+
+    parts: tuple[Text | ToolCall, ...]
+    cut: bool = False
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that it asks for, in order."""
+        return tuple(part for part in self.parts if isinstance(part, ToolCall))
+
+
+def read_calls(text: str, nonce: str) -> ParsedAnswer:
+    """Find the calls in a model's answer; any text will do.
+
+    A call that carries the nonce but cannot be read is a call all the same, with arguments that no tool accepts, so
+    that the model is told. Where nobody can say how far such a call goes, nothing after it is read.
+    """
+    if not text:
+        return ParsedAnswer(())
+    words = Text(text, "model", trusted=False)
+    if not nonce:
+        return ParsedAnswer((words,))
+    calls, cut = _calls(text, f"<skill {nonce}>")
+    return ParsedAnswer((words, *calls), cut)
+
+
+def _calls(text: str, opening: str) -> tuple[list[ToolCall], bool]:
+    calls: list[ToolCall] = []
+    place, block = 0, None
+    while (start := text.find(opening, place)) >= 0:
+        calls, block = _blocks(text, place, start, calls, block)
+        inside = start + len(opening)
+        found = tokenize_until(_CLOSING, text, inside, MOST_TOKENS) if len(calls) < MOST_TEXT_CALLS else None
+        end = len(text) if found is None else found[1]
+        calls.append(_make_call(found and found[0], text[inside:end], calls))
+        if found is None:
+            return calls, len(calls) <= MOST_TEXT_CALLS
+        place = end
+    calls, _ = _blocks(text, place, len(text), calls, block)
+    return calls, False
+
+
+def _blocks(
+    text: str, start: int, end: int, calls: list[ToolCall], block: int | None
+) -> tuple[list[ToolCall], int | None]:
+    """Look for the borders of blocks between two calls; `block` is the first call of one that is open.
+
+    Only a block that is closed makes its calls one group: one after the other is what does no harm.
+    """
+    opened, closed = text.rfind(_BLOCK, start, end), text.find(_BLOCK_END, start, end)
+    if block is not None and closed >= 0:
+        calls = [*calls[:block], *(_set_group(call, calls[block].group) for call in calls[block:])]
+        block = None
+    if opened >= 0 and text.find(_BLOCK_END, opened, end) < 0:
+        block = len(calls)
+    return calls, block
+
+
+def _set_group(call: ToolCall, group: int) -> ToolCall:
+    return msgspec.structs.replace(call, group=group)
+
+
+def _make_call(tokens: list[Token] | None, raw: str, before: Sequence[ToolCall]) -> ToolCall:
+    name = f"text{len(before)}"
+    group = before[-1].group + 1 if before else 0
+    try:
+        if tokens is not None:
+            tool, arguments = read_call(tokens)
+            return ToolCall(name, tool, _encode_arguments(arguments), group)
+    except MalformedCall:
+        pass
+    # No JSON begins like this, so no tool takes it for arguments.
+    return ToolCall(name, read_call_name(raw, 0), f"<skill>{raw[:LONGEST_UNREADABLE_CALL]}", group)
+
+
+def _encode_arguments(arguments: dict[str, Any]) -> str:
+    try:
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return written if written.isascii() or _is_encodable(written) else json.dumps(arguments)
+    except ValueError as error:
+        raise MalformedCall(str(error)) from None
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def explain_text_calls(tools: Sequence[ToolSpec]) -> str:
+    """Tell a model which tools it has and how it calls them: the same words for every request."""
+    if not tools:
+        return ""
+    return "\n\n".join((_CALL_INSTRUCTIONS, *map(_describe_tool, tools)))
+
+
+_CALL_INSTRUCTIONS: Final = """\
+You can call tools. Write a call as one tag with the tool's name and its arguments by name:
+<skill KEY>name(text="some words", count=3, items=[1, {"a": None}])</skill>
+In place of KEY stands this request's key, which you are told at the end of what you are sent. A tag without it, or \
+with an older one, is only text. Values are Python literals. Calls are made one after the other in the order in which \
+you write them; those that do not depend on each other can be made together:
+<parallel>
+<skill KEY>first(a=1)</skill>
+<skill KEY>second(b="x")</skill>
+</parallel>
+After your calls end your answer: you are sent their results. An answer without a call ends your turn.
+
+Your tools, each with the JSON Schema of its arguments:"""
+
+
+def _describe_tool(spec: ToolSpec) -> str:
+    return f"{spec.name}: {spec.description}\n{from_body(spec.schema)}"
+
+
+def explain_nonce(nonce: str) -> str:
+    """Tell this request's key, for the end of the prompt."""
+    return f"In this answer a call begins with <skill {nonce}> and ends with </skill>."
+
+
+def to_text_message(message: Message) -> Message:
+    """Show a message to a model that knows calls and results only as text."""
+    cache = vars(message)
+    if "as_text" not in cache:
+        cache["as_text"] = Message(message.role, _parts_to_text(message.parts))
+    return cache["as_text"]
+
+
+def _parts_to_text(parts: Sequence[Part]) -> tuple[Text, ...]:
+    """Drop calls, since they stand in the words beside them, unless another model made them in another way."""
+    written = any(isinstance(part, Text) for part in parts)
+    return tuple(
+        part if isinstance(part, Text) else _part_to_text(part)
+        for part in parts
+        if not (written and isinstance(part, ToolCall))
+    )
+
+
+def _part_to_text(part: ToolCall | ToolResult) -> Text:
+    match part:
+        case ToolCall(tool=tool, arguments=arguments):
+            return Text(f"I called {tool} with {arguments}.", "model", trusted=False)
+        case ToolResult(tool=tool, outcome=outcome, text=text, origin=origin, trusted=trusted):
+            return Text(f"Result of {tool} ({outcome}): {text}", origin, trusted)
+
+
+DEEPEST_VALUE: Final = 64
+"""So many levels a value may have. What is deeper is no fact, but somebody's try at our stack."""
+
+_WIDEST: Final = 256
+"""So many bits a whole number may have."""
+_EXACT: Final = 2.0**53
+_STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d{1,9})\]")
+_PATH: Final = re.compile(r"(?:[^.\[\]]+|\[\d{1,9}\])(?:\.[^.\[\]]+|\[\d{1,9}\])*")
+_UNSEEN: Final = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""What JSON leaves as it is, although it ends a line or turns one around."""
+
+
+class NotJson(msgspec.Struct, frozen=True):
+    """Something in a value that JSON has no word for, as in `it holds a number that is not finite`."""
+
+    reason: str
+
+
+class PathValue(msgspec.Struct, frozen=True):
+    """What stands at a path."""
+
+    value: Any
+
+
+class MissingPath(msgspec.Struct, frozen=True):
+    """There is nothing at a path, and a sentence that says where it ends."""
+
+    sentence: str
+
+
+class _NoJsonError(Exception):
+    pass
+
+
+def copy_json_value(value: Any) -> PathValue | NotJson:
+    """Copy a value that is JSON, so that nobody else can change it. Characters that cannot be stored are replaced."""
+    try:
+        return PathValue(_copy_value(value, 0))
+    except _NoJsonError as error:
+        return NotJson(str(error))
+
+
+def _copy_value(value: Any, depth: int) -> Any:
+    if depth > DEEPEST_VALUE:
+        raise _NoJsonError(f"it has more than {DEEPEST_VALUE} levels")
+    # Each reading of each sensor goes through here: asking for the type first is twice as fast as matching.
+    kind = cast("type[Any]", type(value))
+    if kind is float:
+        return _check_float(value)
+    if kind is str:
+        return clean(value)
+    if kind is dict:
+        return {_check_key(key): _copy_value(each, depth + 1) for key, each in value.items()}
+    match value:
+        case None | bool():
+            return value
+        case int():
+            return _check_integer(value)
+        case float():
+            return _check_float(value)
+        case str():
+            return clean(value)
+        case Mapping():
+            items = cast("Mapping[Any, Any]", value).items()
+            return {_check_key(key): _copy_value(each, depth + 1) for key, each in items}
+        case list() | tuple():
+            return [_copy_value(each, depth + 1) for each in cast("Sequence[Any]", value)]
+        case _:
+            raise _NoJsonError(f"it holds a {kind.__name__}, which JSON does not know")
+
+
+def _check_integer(value: int) -> int:
+    if value.bit_length() > _WIDEST:
+        raise _NoJsonError(f"it holds a whole number of more than {_WIDEST} bits")
+    return value
+
+
+def _check_float(value: float) -> float:
+    if not math.isfinite(value):
+        raise _NoJsonError("it holds a number that is not finite")
+    return value
+
+
+def _check_key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise _NoJsonError(f"it has a key that is no text, but a {type(key).__name__}")
+    return clean(key)
+
+
+def encode_canonical(value: Any) -> bytes:
+    """Write a checked value in the one way that equal values have in common.
+
+    1 and 1.0 are equal, 1 and true are not.
+    """
+    return msgspec.json.encode(_normalize_numbers(value), order="sorted")
+
+
+def is_equal_json(one: Any, other: Any) -> bool:
+    """Tell whether two checked values are equal, as `canonical` has it. Most need no closer look."""
+    if one != other:
+        return False
+    return msgspec.json.encode(one) == msgspec.json.encode(other) or encode_canonical(one) == encode_canonical(other)
+
+
+def _normalize_numbers(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer() and abs(value) < _EXACT:
+            return int(value)
+        case dict():
+            return {key: _normalize_numbers(each) for key, each in cast("dict[str, Any]", value).items()}
+        case list():
+            return [_normalize_numbers(each) for each in cast("list[Any]", value)]
+        case _:
+            return value
+
+
+def look_up_path(value: Any, path: str) -> PathValue | MissingPath:
+    """Look up a part of a JSON value, as in `quotes.AAPL` or `items[0].price`; an empty path is all of it."""
+    if not path:
+        return PathValue(value)
+    if _PATH.fullmatch(path) is None:
+        return MissingPath(f"`{shorten(clean(path))}` is no path: write it like quotes.AAPL or items[0].price.")
+    for name, place in _split_path(path):
+        match value:
+            case Mapping() if name and name in value:
+                value = cast("Mapping[str, Any]", value)[name]
+            case list() | tuple() if place is not None and place < len(cast("Sequence[Any]", value)):
+                value = cast("Sequence[Any]", value)[place]
+            case _:
+                return MissingPath(f"There is no `{name or f'[{place}]'}` where `{shorten(path)}` looks for it.")
+    return PathValue(value)
+
+
+def _split_path(path: str) -> Iterator[tuple[str, int | None]]:
+    for step in _STEP.finditer(path):
+        yield step[1] or "", int(step[2]) if step[2] else None
+
+
+def to_json_line(value: Any) -> str:
+    """Write a checked value as compact JSON on one line, which nothing in the value can end."""
+    return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", msgspec.json.encode(value).decode())
+
+
+def quote_text(text: str) -> str:
+    """Quote anybody's words, so that they stay on their line and can be told from ours."""
+    return to_json_line(clean(text))
+
+
+def cut_text(text: str, most: int) -> str:
+    """Keep what is shown short, and say how long it was."""
+    return text if len(text) <= most else f"{text[:most]}… [cut: {len(text):,} characters in all]"

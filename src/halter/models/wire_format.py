@@ -1,0 +1,494 @@
+"""What Halter says, as the wires' library says it; and what it answers, as Halter says it.
+
+A message is converted once: the result is kept beside it, so the next request converts only what is new. Providers
+are stricter than a history needs to be, and what they would refuse is mended here: results of calls stand before
+words, turns alternate, no text is blank, and arguments that are no JSON object are wrapped into one.
+
+What a provider says was used, read off the bytes of its answer.
+
+A request that was cut off is charged by what was reported until then, so it matters which report is the final one:
+
+    openai      `usage` in any chunk; final with or after the chunk that has a `finish_reason`
+    anthropic   `message_start`, with all input and hardly any output; final in the `message_delta` with a `stop_reason`
+    google      `usageMetadata` in any chunk; final with or after the chunk that has a `finishReason`
+
+Reports of one answer are cumulative on all three wires, so the largest count of each sort is kept; of cached input,
+which costs less, the last one. The report of an answer in one piece is final, and so is one in the body of an error.
+What cannot be read or believed is no report, and spoils those before it: nobody knows what it took back or added. The
+request then settles at its hold.
+
+Reasoning counts as output, once. Anthropic counts it within the output, Google beside the candidates. Some servers of
+OpenAI's protocol count it within `completion_tokens`, others beside them: then it is in `total_tokens`, or there is
+more of it than of `completion_tokens`.
+"""
+
+import codecs
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import msgspec
+
+from halter.core.agent_spec import WireFormat
+from halter.core.messages import Message, Part, Prompt, Reply, Role, StopReason, Text, ToolCall, ToolResult
+from halter.core.text import clean, to_body
+from halter.core.tools import ToolSpec
+from halter.core.usage import Usage
+
+if TYPE_CHECKING:
+    from pydantic_ai.messages import (
+        ModelMessage,
+        ModelRequestPart,
+        ModelResponse,
+        ModelResponsePart,
+        ModelResponseStreamEvent,
+    )
+    from pydantic_ai.models import ModelRequestParameters
+    from pydantic_ai.tools import ToolDefinition
+
+    Shaped = ModelRequestPart | ModelResponsePart
+
+EMPTY_MESSAGE: Final = "(empty)"
+"""What stands for a message without a word, which providers refuse."""
+
+INVALID_ARGUMENTS_KEY: Final = "_invalid"
+"""The key under which a model is shown arguments again that it wrote and that are no JSON object."""
+
+_KEPT: Final = "wire_parts"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_NO_NAME: Final = re.compile(r"[^A-Za-z0-9_-]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def shape_history(messages: Sequence[Message], *, cache_points: bool = False) -> "list[ModelMessage]":
+    """Shape a history into turns that alternate.
+
+    With cache points the end of the last turn but one is marked: what comes last often holds words that change from
+    request to request, and what is written to a provider's cache there is never read again.
+    """
+    turns = [_turn(role, group) for role, group in groupby(filter(_shape_once, messages), key=_role)]
+    if cache_points:
+        _add_cache_points(turns)
+    return turns
+
+
+def _role(message: Message) -> Role:
+    return message.role
+
+
+def _turn(role: Role, messages: Iterable[Message]) -> "ModelMessage":
+    from pydantic_ai.messages import ModelRequest, ModelResponse, ToolReturnPart
+
+    parts = [part for message in messages for part in _shape_once(message)]
+    if role == "assistant":
+        return ModelResponse(parts=cast("list[ModelResponsePart]", parts))
+    results_first = sorted(parts, key=lambda part: not isinstance(part, ToolReturnPart))
+    return ModelRequest(parts=cast("list[ModelRequestPart]", results_first))
+
+
+def _add_cache_points(turns: "list[ModelMessage]") -> None:
+    from pydantic_ai.messages import CachePoint, ModelRequest, UserPromptPart
+
+    before_last = [turn for turn in turns if isinstance(turn, ModelRequest)][-2:-1]
+    for turn in before_last:
+        turn.parts = [*turn.parts, UserPromptPart([CachePoint()])]
+
+
+def _shape_once(message: Message) -> "list[Shaped]":
+    """Shape the parts of a message, once; a blank answer leaves none."""
+    beside = vars(message)
+    if _KEPT not in beside:
+        beside[_KEPT] = _shape_parts(message)
+    return beside[_KEPT]
+
+
+def _shape_parts(message: Message) -> "list[Shaped]":
+    from pydantic_ai.messages import UserPromptPart
+
+    parts = [_part(part, message.role) for part in message.parts if not _is_blank(part)]
+    return parts or ([UserPromptPart(EMPTY_MESSAGE)] if message.role == "user" else [])
+
+
+def _is_blank(part: Part) -> bool:
+    return isinstance(part, Text) and not part.text.strip()
+
+
+def _part(part: Part, role: Role) -> "Shaped":
+    from pydantic_ai.messages import TextPart, ToolCallPart, ToolReturnPart, UserPromptPart
+
+    match part:
+        case Text(text=text):
+            return UserPromptPart(clean(text)) if role == "user" else TextPart(clean(text))
+        case ToolCall():
+            return ToolCallPart(_tool_name(part.tool), _make_sendable(part.arguments), _call_id(part.id))
+        case ToolResult():
+            outcome = "success" if part.outcome == "ok" else "failed"
+            return ToolReturnPart(_tool_name(part.tool), clean(part.text), _call_id(part.id), outcome=outcome)
+
+
+def _tool_name(name: str) -> str:
+    """Make a name that a model made up one that its provider takes back."""
+    return name if _NAME.fullmatch(name) else _NO_NAME.sub("_", name)[:64] or "_"
+
+
+def _call_id(name: str) -> str:
+    """Give a call that another provider named an id that every provider takes: the same one each time."""
+    return name if _ID.fullmatch(name) else f"call_{hashlib.sha256(to_body(name)).hexdigest()[:32]}"
+
+
+def _make_sendable(arguments: str) -> str:
+    """Leave arguments as they were written if they are a JSON object; wrap them into one if they are not."""
+    if not arguments.strip():
+        return "{}"
+    try:
+        if isinstance(msgspec.json.decode(arguments), dict):
+            return arguments
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        pass
+    return msgspec.json.encode({INVALID_ARGUMENTS_KEY: clean(arguments)}).decode()
+
+
+class ToolDefinitions:
+    """The tools of requests, each shaped once, however often it is offered."""
+
+    def __init__(self) -> None:
+        self._made: dict[ToolSpec, ToolDefinition] = {}
+
+    def parameters(self, prompt: Prompt) -> "ModelRequestParameters":
+        """Shape what stays the same from request to request: the system text and the tools."""
+        from pydantic_ai.messages import InstructionPart
+        from pydantic_ai.models import ModelRequestParameters
+
+        system = [InstructionPart(content=clean(prompt.system))] if prompt.system.strip() else []
+        tools = [self._tool(spec) for spec in prompt.tools]
+        return ModelRequestParameters(function_tools=tools, instruction_parts=system)
+
+    def _tool(self, spec: ToolSpec) -> "ToolDefinition":
+        made = self._made.get(spec)
+        if made is None:
+            made = self._made[spec] = _definition(spec)
+        return made
+
+
+def _definition(spec: ToolSpec) -> "ToolDefinition":
+    """Shape a tool. It is not made strict: providers then change its schema, and arguments are checked here anyway."""
+    from pydantic_ai.tools import ToolDefinition
+
+    schema = msgspec.json.decode(spec.schema, type=dict[str, Any])
+    return ToolDefinition(
+        name=spec.name, parameters_json_schema=schema, description=clean(spec.description), strict=False
+    )
+
+
+def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Reply:
+    """Say what a provider answered, and what that used. What a model thought before it spoke is left out."""
+    from pydantic_ai.messages import TextPart, ToolCallPart
+
+    parts: list[Text | ToolCall] = []
+    for part in response.parts:
+        match part:
+            case TextPart(content=content) if content:
+                parts.append(_words(content))
+            case ToolCallPart():
+                parts.append(ToolCall(part.tool_call_id, join_surrogates(part.tool_name), _arguments(part.args)))
+            case _:
+                pass
+    refusal = (response.provider_details or {}).get("refusal")
+    if not parts and isinstance(refusal, str):
+        parts.append(_words(refusal))
+    return Reply(tuple(parts), _stop(response, parts), usage)
+
+
+def _words(text: str) -> Text:
+    return Text(join_surrogates(text), "model", trusted=False)
+
+
+def _arguments(sent: object) -> str:
+    """Say arguments as they were sent; a call without any has an empty object."""
+    if isinstance(sent, str) and sent.strip():
+        return join_surrogates(sent)
+    return (
+        join_surrogates(json.dumps(sent, ensure_ascii=False, separators=(",", ":"))) if isinstance(sent, dict) else "{}"
+    )
+
+
+def _stop(response: "ModelResponse", parts: Sequence[Text | ToolCall]) -> StopReason:
+    """Say why a model stopped. Many servers say `stop` also where calls are asked for."""
+    match response.finish_reason:
+        case "length":
+            return "max_tokens"
+        case "content_filter":
+            return "refused"
+        case "stop" | "tool_call" | "error" | None:
+            return "calls" if any(isinstance(part, ToolCall) for part in parts) else "end"
+
+
+def find_event_text(event: "ModelResponseStreamEvent") -> str:
+    """Return the words that an event of a stream brings, if any."""
+    from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
+
+    match event:
+        case PartStartEvent(part=TextPart(content=content)):
+            return content
+        case PartDeltaEvent(delta=TextPartDelta(content_delta=content)):
+            return content
+        case _:
+            return ""
+
+
+def join_surrogates(text: str) -> str:
+    """Join halves of characters that a server sent apart, and put a stand-in for one without its other half."""
+    if _SURROGATE.search(text) is None:
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def make_surrogate_joiner() -> Callable[[str], str]:
+    """Do the same for a stream: half a character waits for the piece that brings the other half."""
+    decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
+    return lambda text: decoder.decode(text.encode("utf-16-le", "surrogatepass"))
+
+
+_DATA: Final = b"data:"
+_OPENS_JSON: Final = (b"{", b"[")
+_NAMES_A_REPORT: Final = b"usage"
+
+
+class UsageReading(msgspec.Struct, frozen=True):
+    """What one event, or a whole answer, says: its counts, if it has any, and whether the answer is finished.
+
+    `output` is None where a report leaves it out: then it cannot be the final one. `cache_read` is None where a report
+    leaves that out.
+    """
+
+    input: int = 0
+    output: int | None = None
+    cache_read: int | None = None
+    cache_write: int = 0
+    finished: bool = False
+
+
+class UsageReader:
+    """Reads the answer to one request as it comes, whether it is a stream of events or one piece of JSON."""
+
+    def __init__(self, wire: WireFormat) -> None:
+        self.final = False
+        self._read = _READERS[wire]
+        self._counts = UsageReading()
+        self._finished = False
+        self._spoiled = False
+        self._streams: bool | None = None
+        self._rest = bytearray()
+
+    @property
+    def usage(self) -> Usage | None:
+        """The largest counts that were reported. A report without input, or one that contradicts itself, is none."""
+        counts = self._counts
+        if not counts.input or self._spoiled:
+            return None
+        try:
+            return Usage(counts.input, counts.output or 0, counts.cache_read or 0, counts.cache_write)
+        except ValueError:
+            return None
+
+    def feed(self, piece: bytes) -> None:
+        """Take in what came next."""
+        if self._streams is None and (begin := piece.lstrip()):
+            self._streams = not begin.startswith(_OPENS_JSON)
+        if not self._streams:
+            self._rest += piece
+            return
+        end = max(piece.rfind(b"\n"), piece.rfind(b"\r"))
+        if end < 0:
+            self._rest += piece
+            return
+        whole, self._rest = bytes(self._rest) + piece[:end], bytearray(piece[end + 1 :])
+        for line in whole.splitlines():
+            self._take_line(line)
+
+    def close(self) -> None:
+        """Take in what is left at the end of an answer that was not cut off."""
+        rest, self._rest = bytes(self._rest), bytearray()
+        if self._streams:
+            self._take_line(rest)
+        elif rest:
+            self._finished = True
+            self._take(rest)
+
+    def _take_line(self, line: bytes) -> None:
+        if line.startswith(_DATA):
+            self._take(line[len(_DATA) :])
+
+    def _take(self, body: bytes) -> None:
+        try:
+            said = self._read(body)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            self._spoil(_NAMES_A_REPORT in body)
+            return
+        self._finished = self._finished or said.finished
+        self._spoil(min(said.input, said.output or 0, said.cache_read or 0, said.cache_write) < 0)
+        # What was written is not unwritten: a final count below an earlier one is wrong.
+        self._spoil(self._finished and said.output is not None and said.output < (self._counts.output or 0))
+        self.final = not self._spoiled and (self.final or (self._finished and said.output is not None))
+        self._counts = _largest(self._counts, said)
+
+    def _spoil(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
+        self._spoiled = self._spoiled or spoils
+        self.final = self.final and not self._spoiled
+
+
+def _largest(before: UsageReading, said: UsageReading) -> UsageReading:
+    return UsageReading(
+        max(before.input, said.input),
+        max(before.output or 0, said.output or 0),
+        before.cache_read if said.cache_read is None else said.cache_read,
+        max(before.cache_write, said.cache_write),
+    )
+
+
+def _first(*counts: int | None) -> int | None:
+    """Take the first count that is more than none, else none where one was told."""
+    return next((count for count in counts if count), next((count for count in counts if count is not None), None))
+
+
+class _ChatInput(msgspec.Struct):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class _ChatOutput(msgspec.Struct):
+    reasoning_tokens: int | None = None
+
+
+class _ChatUsage(msgspec.Struct):
+    """OpenAI's report, and where other servers of its protocol put what it has a place for."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    total_tokens: int | None = None
+    prompt_tokens_details: _ChatInput | None = None
+    completion_tokens_details: _ChatOutput | None = None
+    reasoning_tokens: int | None = None
+    citation_tokens: int | None = None
+    prompt_cache_hit_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _ChatChoice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Chat(msgspec.Struct):
+    usage: _ChatUsage | None = None
+    choices: Sequence[_ChatChoice] | None = None
+
+
+def _chat_reading(said: _Chat) -> UsageReading:
+    finished = any(choice.finish_reason for choice in said.choices or ())
+    usage = said.usage
+    if usage is None:
+        return UsageReading(finished=finished)
+    cached, reasoned = usage.prompt_tokens_details or _ChatInput(), usage.completion_tokens_details or _ChatOutput()
+    read = _first(cached.cached_tokens, usage.prompt_cache_hit_tokens, usage.cache_read_input_tokens)
+    write = cached.cache_write_tokens or usage.cache_creation_input_tokens or 0
+    reasoning = reasoned.reasoning_tokens or usage.reasoning_tokens or 0
+    return UsageReading(usage.prompt_tokens or 0, _chat_output(usage, reasoning), read, write, finished)
+
+
+def _chat_output(usage: _ChatUsage, reasoning: int) -> int | None:
+    """Count all output: also what a server reports beside the completion."""
+    if usage.completion_tokens is None and usage.total_tokens is None:
+        return None
+    said = usage.completion_tokens or 0
+    beside = (usage.total_tokens or 0) - (usage.prompt_tokens or 0) - said
+    apart = max(beside, reasoning if reasoning > said else 0, 0)
+    return said + apart + (usage.citation_tokens or 0)
+
+
+class _MessageUsage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
+class _Message(msgspec.Struct):
+    usage: _MessageUsage | None = None
+
+
+class _MessageDelta(msgspec.Struct):
+    stop_reason: str | None = None
+
+
+class _MessageEvent(msgspec.Struct):
+    """An event of Anthropic's stream, or its whole answer: each has the report in a place of its own."""
+
+    usage: _MessageUsage | None = None
+    stop_reason: str | None = None
+    message: _Message | str | None = None
+    delta: _MessageDelta | None = None
+
+
+def _message_reading(said: _MessageEvent) -> UsageReading:
+    finished = bool(said.stop_reason or (said.delta and said.delta.stop_reason))
+    usage = said.usage or (said.message.usage if isinstance(said.message, _Message) else None)
+    if usage is None:
+        return UsageReading(finished=finished)
+    read, write = usage.cache_read_input_tokens, usage.cache_creation_input_tokens or 0
+    return UsageReading((usage.input_tokens or 0) + (read or 0) + write, usage.output_tokens, read, write, finished)
+
+
+class _Metadata(msgspec.Struct, rename="camel"):
+    prompt_token_count: int | None = None
+    candidates_token_count: int | None = None
+    thoughts_token_count: int | None = None
+    tool_use_prompt_token_count: int | None = None
+    cached_content_token_count: int | None = None
+    total_token_count: int | None = None
+
+
+class _Candidate(msgspec.Struct, rename="camel"):
+    finish_reason: str | None = None
+
+
+class _Feedback(msgspec.Struct, rename="camel"):
+    block_reason: str | None = None
+
+
+class _Generated(msgspec.Struct, rename="camel"):
+    usage_metadata: _Metadata | None = None
+    candidates: Sequence[_Candidate] | None = None
+    prompt_feedback: _Feedback | None = None
+
+
+def _generated_reading(said: _Generated) -> UsageReading:
+    blocked = bool(said.prompt_feedback and said.prompt_feedback.block_reason)
+    finished = blocked or any(candidate.finish_reason for candidate in said.candidates or ())
+    usage = said.usage_metadata
+    if usage is None:
+        return UsageReading(finished=finished)
+    read = (usage.prompt_token_count or 0) + (usage.tool_use_prompt_token_count or 0)
+    written = (usage.candidates_token_count or 0) + (usage.thoughts_token_count or 0)
+    counted = usage.candidates_token_count is not None or usage.total_token_count is not None
+    output = max(written, (usage.total_token_count or 0) - read) if counted else None
+    return UsageReading(read, output, usage.cached_content_token_count, 0, finished)
+
+
+def _reader(shape: Any, reading: Callable[[Any], UsageReading]) -> Callable[[bytes], UsageReading]:
+    decode = msgspec.json.Decoder(shape).decode
+    return lambda body: reading(decode(body))
+
+
+_READERS: Final = MappingProxyType[WireFormat, Callable[[bytes], UsageReading]](
+    {
+        "openai": _reader(_Chat, _chat_reading),
+        "anthropic": _reader(_MessageEvent, _message_reading),
+        "google": _reader(_Generated, _generated_reading),
+    }
+)

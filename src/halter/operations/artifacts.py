@@ -1,0 +1,285 @@
+"""What sessions left behind, and what a person makes of it.
+
+What sessions left behind, and what people make of it: kept, dismissed, or taken into an agent's own context file.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from halter.config.agent_files import read_agent
+from halter.core.effect_events import ProposalKind, ProposalVerdict
+from halter.core.errors import ConfigError
+from halter.core.events import ProposalDecided
+from halter.core.ids import FLEET, Digest, may_decide
+from halter.core.ports import Draft, Query, Rows, Store, Write
+from halter.core.project import rows_of_event
+from halter.core.text import LAST_CHARACTER, from_body
+from halter.guard import approvals
+from halter.operations.desk import MOST_NAMES, Desk, Done, Limit, Name, Reason, readable, refused
+from halter.runtime.runtime import App
+from halter.runtime.session_builder import FindingBodyRow
+
+MAX_ARTIFACTS: Final = 1000
+DEFAULT_ARTIFACT_LIMIT: Final = 50
+CONTEXT_FILE: Final = "AGENTS.md"
+HEADING: Final = "## Learned from earlier sessions"
+
+
+class Artifact(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a session left behind, with its words; `status` is what a person made of it, if one did."""
+
+    id: str
+    about: ProposalKind
+    agent: str
+    session: str
+    at: int
+    text: str
+    status: str = ""
+    by: str = ""
+    severity: str = ""
+    support: str = ""
+    review: str = ""
+    observed_count: int = 1
+
+
+class _Memory(msgspec.Struct, frozen=True):
+    memory: str
+    agent: str
+    session: str
+    proposed_at: int
+    status: str
+    by: str
+    body: bytes | None
+    blob: Digest | None
+
+
+class _Precedent(msgspec.Struct, frozen=True):
+    precedent: str
+    agent: str
+    kind: str
+    session: str
+    last_at: int
+    observed_count: int
+    status: str
+    by: str
+    body: bytes | None
+    blob: Digest | None
+
+
+class _Finding(FindingBodyRow, frozen=True, kw_only=True):
+    session: str
+    agent: str
+    emitted_at: int
+    status: str
+    by: str
+
+
+async def read_proposals(store: Store) -> Sequence[Artifact]:
+    """List what sessions propose to be kept, the newest first."""
+    found: list[Artifact] = []
+    for row in await store.ask(Query("memories_said", _Memory, {"limit": MAX_ARTIFACTS})):
+        text = await _read_words(store, row.body, row.blob)
+        found.append(
+            Artifact(
+                id=row.memory,
+                about="memory",
+                agent=row.agent,
+                session=row.session,
+                at=row.proposed_at,
+                text=text,
+                status=row.status,
+                by=row.by,
+            )
+        )
+    for row in await store.ask(Query("precedents_said", _Precedent, {"limit": MAX_ARTIFACTS})):
+        text = f"{row.kind}: {await _read_words(store, row.body, row.blob)}"
+        found.append(
+            Artifact(
+                id=row.precedent,
+                about="precedent",
+                agent=row.agent,
+                session=row.session,
+                at=row.last_at,
+                text=text,
+                status=row.status,
+                by=row.by,
+                observed_count=row.observed_count,
+            )
+        )
+    return sorted(found, key=lambda left: (-left.at, left.id))
+
+
+async def read_findings(store: Store, agent: str = "", limit: int = DEFAULT_ARTIFACT_LIMIT) -> Sequence[Artifact]:
+    """List what sessions of all agents, or of one, found: the newest first."""
+    rows = await store.ask(Query("findings_said", _Finding, {"agent": agent, "limit": limit}))
+    return [await _finding(store, row) for row in rows]
+
+
+async def read_session_findings(store: Store, session: str) -> Sequence[Artifact]:
+    """List what one session found, the newest first."""
+    rows = await store.ask(Query("findings_of", _Finding, {"session": session}))
+    return [await _finding(store, row) for row in reversed(rows)]
+
+
+async def find_findings_by_prefix(store: Store, beginning: str, limit: int) -> Sequence[Artifact]:
+    """List the findings whose id begins so."""
+    params = {"from": beginning, "to": f"{beginning}{LAST_CHARACTER}", "limit": limit}
+    return [await _finding(store, row) for row in await store.ask(Query("finding_named", _Finding, params))]
+
+
+async def _finding(store: Store, row: _Finding) -> Artifact:
+    if row.blob is not None:
+        row = msgspec.structs.replace(row, body=await _bytes(store, row.body, row.blob), blob=None)
+    return Artifact(
+        id=row.finding,
+        about="finding",
+        agent=row.agent,
+        session=row.session,
+        at=row.emitted_at,
+        text=row.words(),
+        status=row.status,
+        by=row.by,
+        severity=row.severity,
+        support=row.support,
+        review=row.review,
+    )
+
+
+async def _read_words(store: Store, body: bytes | None, blob: Digest | None) -> str:
+    found = await _bytes(store, body, blob)
+    return "(erased)" if found is None else from_body(found)
+
+
+async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes | None:
+    if blob is None:
+        return body
+    try:
+        return await store.get(blob)
+    except KeyError:
+        return None
+
+
+async def settle_artifact(app: App, left: Artifact, status: ProposalVerdict, reason: str = "", by: str = "") -> bool:
+    """Write down what a person makes of it. Where a question about it waits, this is the answer."""
+    by, key = by or app.settings.person, app.ids.new()
+    for one in await approvals.list_pending_decisions(app.store):
+        if one.decision == f"proposal/{left.id}" and one.expires_at > app.clock.now():
+            write = approvals.answer_decision(
+                one, "deny" if status == "dismissed" else "approve", by, app.ids.new(), reason
+            )
+            answered = bool((await app.store.commit(write)).events)
+            if status != "promoted" or not answered:
+                return answered
+    event = ProposalDecided(proposal=left.id, about=left.about, status=status, by=by, reason=reason)
+
+    def decide(_: Rows) -> Sequence[Draft]:
+        return [Draft(event)] if may_decide(by) else []
+
+    return bool((await app.store.commit(Write(FLEET, key, decide, rows_of_event(event)))).events)
+
+
+def render_context_file(folder: Path, left: Artifact) -> str:
+    """Tell what the agent's context file says with it. One that holds it already stays as it is."""
+    agent = read_agent(folder).spec.name
+    if agent != left.agent:
+        raise ConfigError(f"{left.id} is a {left.about} of {left.agent}, and {folder} is the folder of {agent}.")
+    file = folder / CONTEXT_FILE
+    before = file.read_text("utf-8") if file.exists() else ""
+    if f"({left.id})" in before:
+        return before
+    line = f"- {' '.join(left.text.split())} ({left.id})"
+    if HEADING in before.splitlines():
+        return _insert_below_heading(before, line)
+    return f"{before.rstrip()}\n\n{HEADING}\n\n{line}\n".lstrip()
+
+
+def _insert_below_heading(before: str, line: str) -> str:
+    """Put a line at the end of what stands below the heading."""
+    lines = before.splitlines()
+    start = lines.index(HEADING) + 1
+    end = next((at for at in range(start, len(lines)) if lines[at].startswith("#")), len(lines))
+    while end > start and not lines[end - 1].strip():
+        end -= 1
+    return "\n".join([*lines[:end], line, *lines[end:]]) + "\n"
+
+
+def write_context(folder: Path, text: str) -> None:
+    """Put the context file in its place, whole or not at all."""
+    file = folder / CONTEXT_FILE
+    mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
+    handle, name = tempfile.mkstemp(dir=folder, prefix=f".{CONTEXT_FILE}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as new:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+        Path(name).chmod(mode)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+Among = Literal["findings", "proposals"]
+LeftName = Annotated[Name, Meta(description="Its id.", extra={"metavar": "ID"})]
+Verdict = Annotated[Literal["kept", "dismissed"], Meta(description="What becomes of it.")]
+OfSession = Annotated[Name, Meta(description="Only those of this session.", extra={"metavar": "SESSION"})]
+
+
+async def findings(desk: Desk, session: OfSession = "", limit: Limit = DEFAULT_ARTIFACT_LIMIT) -> Sequence[Artifact]:
+    """List what sessions found, the newest first."""
+    store = desk.app.store
+    if session and desk.short_ids:
+        session = (await desk.session(session)).session
+    if session:
+        found = await read_session_findings(store, session)
+    else:
+        found = [left for name in desk.who.agents or ("",) for left in await read_findings(store, name, limit)]
+    seen = [left for left in found if desk.who.sees(left.agent)]
+    return sorted(seen, key=lambda left: left.at, reverse=True)[:limit]
+
+
+async def proposals(desk: Desk) -> Sequence[Artifact]:
+    """List what sessions propose to be kept, the newest first."""
+    return [left for left in await read_proposals(desk.app.store) if desk.who.sees(left.agent)]
+
+
+async def left_meant(desk: Desk, wanted: str, among: Among) -> Artifact:
+    """Find the finding or the proposal that an id names."""
+    if among == "findings":
+        named = await find_findings_by_prefix(desk.app.store, readable(wanted, "an id"), MOST_NAMES + 1)
+        found: Sequence[Artifact] = [left for left in named if desk.who.sees(left.agent)]
+    else:
+        found = await proposals(desk)
+    return desk.meant([(left.id, left) for left in found], wanted, among.removesuffix("s"), f"halter {among}")
+
+
+class Settled(Done, frozen=True):
+    """What became of a finding or a proposal."""
+
+    status: str
+
+
+async def settle(desk: Desk, wanted: str, status: ProposalVerdict, among: Among, reason: str = "") -> Settled:
+    """Decide what becomes of a finding or a proposal."""
+    desk.demand("approver", "decide what is kept")
+    left = await left_meant(desk, wanted, among)
+    if not await settle_artifact(desk.app, left, status, reason, by=desk.who.name):
+        refused(f"{left.id} was decided by somebody else at this very moment.")
+    return Settled(left.id, f"{left.id} is {status}.", status)
+
+
+async def settle_finding(desk: Desk, finding: LeftName, status: Verdict, reason: Reason = "") -> Settled:
+    """Keep or dismiss what a session found."""
+    return await settle(desk, finding, status, "findings", reason)
+
+
+async def settle_proposal(desk: Desk, proposal: LeftName, status: Verdict, reason: Reason = "") -> Settled:
+    """Keep or dismiss what a session proposes."""
+    return await settle(desk, proposal, status, "proposals", reason)

@@ -1,0 +1,245 @@
+"""What a person says to agents that run: stop, go on, end, run by yourself, and plain words.
+
+What a person says of a store that lacks what its checkpoints know.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from halter.core.clock import SECOND
+from halter.core.errors import LeaseLost, NotDone, StoreError
+from halter.core.events import SessionParked, StoreAccepted
+from halter.core.ids import FLEET, SessionId, make_worker_id, session_stream
+from halter.core.money import format_micros
+from halter.core.ports import Draft, Lease, Query, Write, offload_body
+from halter.core.rows import AgentRow, HaltRow, SessionRow
+from halter.core.text import clean, to_body
+from halter.guard import halts
+from halter.journal.open import OlderCopy
+from halter.operations.desk import CLEANED, Agent, Desk, Done, Reason, Scope, Seconds, Session, readable, refused, wrong
+from halter.operations.queries import agents_seen, all_events
+from halter.redaction.redact import Redactor
+from halter.redaction.secrets import read_environment_secrets
+from halter.runtime.runtime import find_continuity
+from halter.state import lifecycle
+from halter.state.session import InFlight, replay
+
+PATIENCE: Final = 5 * SECOND
+"""How long a person waits for the owner of a session to end it: it hears of a halt within a second."""
+LOOK: Final = SECOND // 4
+LONGEST_WORDS: Final = 100_000
+
+Switch = Annotated[bool, Meta(description="Whether it runs by itself.")]
+Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_WORDS, description="What is said.", extra={CLEANED: True})]
+
+Came = Literal["ended", "in doubt", "under way"]
+"""What came of a cancelled session so far."""
+
+
+class Cancelled(msgspec.Struct, frozen=True):
+    """A session that nothing of starts again, and what came of it so far."""
+
+    session: str
+    came: Came
+    sentence: str
+
+
+class Halted(Done, frozen=True):
+    """A halted scope, and whether anything ever ran there."""
+
+    known: bool
+
+
+class Resumed(Done, frozen=True):
+    """A scope that acts again, and the time over which its sessions come back."""
+
+    ramp: int
+
+
+class Switched(Done, frozen=True):
+    """An agent that was switched on or off, whether it is known here, and the sessions that were stopped."""
+
+    on: bool
+    known: bool
+    stopped: Sequence[str] = ()
+
+
+class NamedSession(msgspec.Struct, frozen=True):
+    """The id of a session."""
+
+    session: str
+
+
+async def halts_now(desk: Desk) -> Sequence[HaltRow]:
+    """List what is halted.
+
+    A halt of the whole fleet is shown to everyone.
+    """
+    rows = await desk.app.store.ask(Query("halts_standing", HaltRow))
+    return [row for row in rows if row.scope == "fleet" or desk.who.sees(await desk.agent_of(row.scope) or "")]
+
+
+async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> Halted:
+    """Stop everything in a scope, from this moment.
+
+    Even an agent may do that.
+    """
+    desk.demand_role("approver", "halt anything")
+    await desk.demand_scope(scope, "halt the fleet")
+    await desk.app.store.commit(halts.halt(scope, desk.who.name, desk.app.ids.new(), clean(reason)))
+    known = await _ran_here(desk, scope)
+    sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}`."
+    if not known:
+        sentence += f"\nNothing has run here as {scope} so far: check the name, if that surprises you."
+    return Halted(scope, sentence, known)
+
+
+async def resume(desk: Desk, scope: str, over: int | None = None, reason: str = "") -> Resumed:
+    """Let a halted scope act again, over the time that is usual, unless one is named."""
+    desk.demand("operator", "lift a halt")
+    await desk.demand_scope(scope, "lift a halt of the fleet")
+    ramp = await halts.compute_ramp(desk.app.store, scope) if over is None else over
+    write = halts.resume(scope, desk.who.name, desk.app.ids.new(), ramp, clean(reason))
+    if not (await desk.app.store.commit(write)).events:
+        refused(f"{scope} is not halted.")
+    return Resumed(scope, halts.describe_resume(scope, ramp), ramp)
+
+
+async def resume_over(desk: Desk, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> Resumed:
+    """Let a halted scope act again."""
+    return await resume(desk, scope, None if over_seconds is None else over_seconds * SECOND, reason)
+
+
+async def cancel(desk: Desk, session: Session, reason: Reason = "", patience: int = PATIENCE) -> Cancelled:
+    """End a session for good: what it has in flight is stopped, and nothing of it starts again."""
+    desk.demand("operator", "cancel a session")
+    row = await desk.session(session)
+    if row.ended_at is not None:
+        refused(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.")
+    await desk.app.store.commit(halts.cancel(row.session, desk.who.name, desk.app.ids.new(), clean(reason)))
+    return Cancelled(row.session, *await _ended(desk, SessionId(row.session), patience))
+
+
+async def switch(desk: Desk, agent: str, *, on: bool, reason: str = "") -> Switched:
+    """Let an agent run by itself, or stop it."""
+    desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
+    desk.demand_agent(readable(agent, "an agent"))
+    from halter.runtime.supervisor import turn_off, turn_on
+
+    known = agent in await known_agents(desk)
+    if on:
+        await turn_on(desk.app, agent, clean(reason), by=desk.who.name)
+        return Switched(agent, f"{agent} is on: it runs wherever `halter up` is given its folder.", on, known)
+    stopped = await turn_off(desk.app, agent, clean(reason), by=desk.who.name)
+    what = f"{' and '.join(stopped)} is stopped" if stopped else "nothing of it was running"
+    sentence = f"{agent} is off, and {what}. `halter on {agent}` begins a new session."
+    return Switched(agent, sentence, on, known, stopped)
+
+
+async def switch_known(desk: Desk, agent: Agent, *, on: Switch, reason: Reason = "") -> Switched:
+    """Let an agent run by itself, or stop it."""
+    desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
+    if agent not in await known_agents(desk):
+        raise NotDone(f"There is no agent {agent!r}.", "missing")
+    return await switch(desk, agent, on=on, reason=reason)
+
+
+async def known_agents(desk: Desk) -> frozenset[str]:
+    """Name the agents that were ever switched or had a session here."""
+    switched = {row.agent for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
+    return frozenset(name for name in switched | await agents_seen(desk.app.store) if desk.who.sees(name))
+
+
+async def tell(desk: Desk, session: Session, text: Text) -> Done:
+    """Say something to a session: it wakes, and sees it in its next turn."""
+    desk.demand("operator", "speak to a session")
+    row = await desk.session(session)
+    if row.ended_at is not None:
+        refused(f"Session {row.session} is over: {row.state}, {row.terminal_reason}. `halter chat` begins another one.")
+    if not text.strip() or len(text) > LONGEST_WORDS:
+        wrong(f"Say something, in at most {LONGEST_WORDS:,} characters.")
+    secrets = read_environment_secrets(desk.app.environ)
+    redactor = Redactor({name: secrets.value(name) for name in secrets.names()}, desk.app.environ)
+    body, blob = await offload_body(desk.app.store, to_body(redactor.redact(clean(text))))
+    event = lifecycle.make_message_event(desk.who.name)
+    await desk.app.store.commit(lifecycle.post_wake(row.session, desk.app.ids.new(), event, body, blob))
+    return Done(row.session, f"{row.session} was told.")
+
+
+async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, str]:
+    """End a session that nobody works on; where somebody does, see whether they end it."""
+    app = desk.app
+    worker = make_worker_id("cancel", app.ids)
+    deadline = app.clock.now() + patience
+    while True:
+        (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
+        if row.ended_at is not None:
+            return "ended", f"It is over: {row.state}, {row.terminal_reason}."
+        for lease in await app.store.claim(worker, 1, session):
+            return await _end(desk, lease, row)
+        if app.clock.now() >= deadline:
+            return "under way", f"A process works on it and has not ended it yet ({row.owner}); it starts nothing more."
+        await app.clock.sleep(LOOK)
+
+
+async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
+    """End a session in its owner's place. What is in doubt and holds money is left to whoever can tell about it."""
+    app = desk.app
+    state = replay(await all_events(app, session_stream(lease.session)))
+    held = [flight for flight in state.in_flight.values() if flight.most().usd or flight.most().tokens]
+    free = [flight for flight in state.in_flight.values() if flight not in held]
+    try:
+        if held:
+            parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_wake)
+            await app.store.commit(
+                lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/cancelled", parked)
+            )
+            return "in doubt", _doubtful(held)
+        await app.purse.settle_in_doubt(lease, free)
+        await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent))
+    except LeaseLost:
+        return "under way", "Somebody else took it at this moment, and will end it."
+    return "ended", "Nobody was working on it, so it was ended here: CANCELLED, cancelled."
+
+
+def _doubtful(held: list[InFlight]) -> str:
+    amount = sum(flight.most().usd for flight in held)
+    names = ", ".join(f"{flight.name} ({flight.id})" for flight in held)
+    return (
+        f"It is not over: {format_micros(amount)} is held for {names}, and nobody knows whether it was done. Nothing of it "
+        "starts again; whoever takes it up (halter play --resume) asks you about that, and then ends it."
+    )
+
+
+async def _ran_here(desk: Desk, scope: str) -> bool:
+    """Tell whether a scope has ever had a session. The halt stands by now, so a store that fails here is no matter."""
+    kind, _, name = scope.partition(":")
+    names = {"agent": "", "trigger": "", "session": "", kind: name}
+    query = "session" if kind == "session" else "ran_as"
+    try:
+        return scope == "fleet" or bool(await desk.app.store.ask(Query(query, NamedSession, names)))
+    except StoreError:
+        return True
+
+
+async def accept(desk: Desk, reason: str = "") -> OlderCopy:
+    """Go on with a store as it is. The journal says who did that and what is missing; so do the checkpoints."""
+    app, doubt = desk.app, desk.app.doubt
+    desk.demand("admin", "go on with a store that lacks something")
+    desk.demand_all("go on with a store that lacks something")
+    if doubt is None:
+        refused("The store has all that its checkpoints know: there is nothing to accept.")
+    event = StoreAccepted(
+        by=desk.who.name, lacks=doubt.lacks(), events=doubt.events, known_at=doubt.at, reason=clean(reason)
+    )
+    done = await app.store.commit(Write(FLEET, app.ids.new(), lambda _: [Draft(event)]))
+    # A store in doubt is opened without an observer, so that no checkpoint is written that it fits: it begins here.
+    app.checkpointer.accept(doubt.given_up)
+    app.checkpointer.saw(done.events)
+    continuity = find_continuity(app.settings)
+    if continuity is not None:
+        continuity.remember(app.checkpointer.store_id)
+    return doubt

@@ -1,0 +1,557 @@
+"""What a person says to what waits for them: yes, no, yes to other arguments, always, or yes with more money.
+
+What waits for a person, and how each kind of it is put before them.
+
+How a person words an "always": which calls it is for, where, and for how long.
+
+A rule is made of the call that is shown. Every argument stays exactly as it is there, except where the person says
+otherwise of it, one condition a line.
+
+Where a person said "always", and taking it back.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from posixpath import dirname
+from typing import Annotated, Any, Final, get_args
+
+import msgspec
+from msgspec import Meta
+
+from halter.core.clock import DAY, SECOND, format_duration
+from halter.core.errors import NotDone
+from halter.core.money import Account, format_micros
+from halter.core.ports import BLOB_THRESHOLD, Query, Write
+from halter.core.rows import RuleRow
+from halter.core.text import from_body, shorten, to_one_line
+from halter.core.tools import ToolSpec, Valid
+from halter.core.vocabulary import RuleScope
+from halter.guard import approvals
+from halter.guard.approvals import (
+    STAR,
+    AnyCondition,
+    ArgvCondition,
+    Condition,
+    EachArgument,
+    EqualsCondition,
+    FolderCondition,
+    HostCondition,
+    LegacyFolder,
+    LegacyHost,
+    LegacyWords,
+    PendingDecision,
+    RuleMatcher,
+    RuleWording,
+    SameArguments,
+    StandingRule,
+    UnreadableRule,
+    end_rule,
+    escape_wildcards,
+    find_host,
+    make_equals_condition,
+    matches_rule,
+    matches_word,
+    parse_argv,
+)
+from halter.guard.guard import REDACTION_MARK
+from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Words, refused, wrong
+from halter.operations.money import amount_of, refuse_beyond_carved, refuse_no_raise
+from halter.redaction.redact import Redactor
+from halter.redaction.secrets import read_environment_secrets
+from halter.risk.commands import WRAPPER_NAMES as WRAPPERS
+from halter.risk.interpreters import is_interpreter
+from halter.risk.shell_syntax import PRIVILEGE_RAISERS, SHELLS, program_of
+
+
+class WaitingDecision(PendingDecision, frozen=True):
+    """A decision that waits, with the facts of the question."""
+
+    facts: bytes | None = None
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the risk is what it is."""
+        return msgspec.json.decode(self.facts, type=_Asked).reasons if self.facts else ()
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    reasons: tuple[str, ...] = ()
+
+
+class Put(msgspec.Struct, frozen=True):
+    """How a decision is put before a person: what it is about, what they are shown, what a yes and a no do."""
+
+    what: str
+    shown: str
+    yes: str
+    no: str
+
+
+async def waiting(desk: Desk) -> list[WaitingDecision]:
+    """List what a person can still decide, the longest waiting first."""
+    now = desk.app.clock.now()
+    rows = await desk.app.store.ask(Query("open_decisions", WaitingDecision, {"now": now}))
+    return [one for one in rows if desk.who.sees(one.agent)]
+
+
+async def decision_meant(desk: Desk, decision: str) -> WaitingDecision:
+    """Find the open decision that an id names."""
+    return desk.meant([(one.decision, one) for one in await waiting(desk)], decision, "open decision", "halter inbox")
+
+
+def as_object(one: WaitingDecision) -> dict[str, object]:
+    """Write a decision for programs."""
+    names = ("decision", "about", "session", "agent", "subject", "name", "level", "risk", "asked_at", "expires_at")
+    return {
+        **{name: getattr(one, name) for name in names},
+        "digest": one.digest,
+        "reasons": one.reasons,
+        "shown": one.shown,
+    }
+
+
+def put(one: WaitingDecision) -> Put:
+    """Put a decision before a person."""
+    match one.about:
+        case "unknown_call":
+            what = f"{one.name} was begun, and then the process died: was it done?"
+            return Put(what, "", "It was done, and is not done again", "It was not done, and is tried anew")
+        case "cap_raise":
+            what = f"{one.name} needs more money than the cap of {one.subject} leaves."
+            return Put(what, one.shown, "Set a higher cap, in dollars", "The session ends")
+        case "changed_tool":
+            what = f"{one.name} is new or has changed since somebody agreed to it."
+            return Put(what, one.shown, "It may be used as it is now", "It stays out of use")
+        case "changed_server":
+            what = f"The server {one.name} of {one.agent} offers tools that nobody has agreed to."
+            return Put(what, one.shown, "These may be used as they are now", "These stay out of use")
+        case "schedule":
+            what = f"May {one.agent} do this by itself, at these times?"
+            return Put(what, one.shown, "It is planned exactly so", "Nothing is planned")
+        case "proposal":
+            what = f"Shall this {one.name} be kept for later sessions of {one.agent}?"
+            return Put(what, one.shown, "It is kept", "It is dismissed")
+        case _:
+            danger = f"{one.level}, risk {one.risk}" if one.risk else one.level
+            what = f"May {one.name} be called? ({danger})"
+            return Put(what, one.shown.removeprefix(f"{one.name} "), "Exactly this, once", "No")
+
+
+SCOPES: Final[tuple[RuleScope, ...]] = get_args(RuleScope)
+SAME: Final = "same"
+FORMS: Final = "write same, words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST or any:KEY"
+_PATHS: Final = ("path", "file", "folder")
+_MOST_CONDITIONS: Final = 50
+_PLAIN: Final = re.compile(r"[\w@%+=:,./*-]+")
+
+
+class RuleOffer(msgspec.Struct, frozen=True):
+    """A rule that a person may choose: how it is typed, and all that it says."""
+
+    match: str
+    sentence: str
+
+
+def rule_for(asked: WaitingDecision, rule: str, match: str, scope: str, lasts: int) -> RuleWording:
+    """Read a rule as it was typed; one that would not answer the very call that is asked about is a slip."""
+    if asked.risk == "CRITICAL":
+        refused("A call of CRITICAL risk is always asked about: approve it without --always.")
+    if lasts <= 0:
+        wrong("A rule has to last for a while: write --for 7d.")
+    keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
+    matcher = _matcher(asked, match, keys)
+    return RuleWording(id=rule, matcher=matcher, keys=keys, scope=_scope(scope), expires_in=lasts)
+
+
+def _scope(scope: str) -> RuleScope:
+    if scope not in SCOPES:
+        wrong(f"{scope!r} is no scope of a rule: write {', '.join(SCOPES[:-1])} or {SCOPES[-1]}.")
+    return scope
+
+
+def _matcher(asked: WaitingDecision, match: str, keys: tuple[str, ...]) -> RuleMatcher:
+    lines = [line.strip() for line in match.splitlines() if line.strip()]
+    if lines == [SAME]:
+        return SameArguments(asked.same)
+    if not lines or len(lines) > _MOST_CONDITIONS:
+        wrong(f"{_typed(match)!r} is no way to match a call: {FORMS}.")
+    said: dict[str, Condition] = {}
+    for line in lines:
+        condition = _condition(asked, line, keys)
+        if condition.key in said:
+            wrong(f"{condition.key} is named twice: say of each argument once what it may be.")
+        said[condition.key] = condition
+    values = _shown(asked)
+    matcher = EachArgument(tuple(said.get(key) or _pinned(key, value) for key, value in values.items()))
+    _refuse_unless_it_answers(asked, matcher, keys, match)
+    return matcher
+
+
+def _pinned(key: str, value: Any) -> EqualsCondition:
+    pinned = make_equals_condition(key, value)
+    if REDACTION_MARK in json.dumps(value, ensure_ascii=False):
+        refused(f"{key} holds something that is hidden, so it cannot be asked for exactly: write same, or any:{key}.")
+    return pinned
+
+
+def _typed(text: str) -> str:
+    return shorten(to_one_line(text), 200)
+
+
+def _condition(asked: WaitingDecision, line: str, keys: tuple[str, ...]) -> Condition:
+    kind, _, rest = line.partition(":")
+    key, equals, value = rest.partition("=")
+    whole = not equals if kind == "any" else bool(equals and value.strip())
+    if kind not in {"words", "under", "at", "any"} or not whole:
+        wrong(f"{_typed(line)!r} is no way to match a call: {FORMS}.")
+    if key not in keys:
+        wrong(f"{asked.name} was not asked with an argument {key!r}: it has {', '.join(keys) or 'none'}.")
+    match kind:
+        case "words":
+            return ArgvCondition(key, _words(value))
+        case "under":
+            return FolderCondition(key, value)
+        case "at":
+            return HostCondition(key, value)
+        case _:
+            return AnyCondition(key)
+
+
+def _words(value: str) -> tuple[str, ...]:
+    try:
+        words = tuple(shlex.split(value))
+    except ValueError as error:
+        wrong(f"{value!r} cannot be read as the words of a command ({error}).")
+    if words and STAR in words[0]:
+        wrong(f"{words[0]!r} is to be a program: it has no wildcard.")
+    return words
+
+
+def _refuse_unless_it_answers(asked: WaitingDecision, matcher: RuleMatcher, keys: tuple[str, ...], match: str) -> None:
+    """Try a rule on the call that is asked about, as it was shown."""
+    values = _shown(asked)
+    rule = StandingRule(
+        id="", tool=asked.name, matcher=matcher, keys=keys, scope="fleet", by="", made_at=0, expires_at=1
+    )
+    spec = ToolSpec(name=asked.name, description="", schema=b"")
+    if not matches_rule(rule, spec, Valid(values, json.dumps(values).encode()), "", "", 0):
+        wrong(f"{_typed(match)!r} would not even match the call that is asked about: look at it in `halter inbox`.")
+
+
+def _shown(asked: WaitingDecision) -> dict[str, Any]:
+    try:
+        return json.JSONDecoder().raw_decode(asked.shown.removeprefix(f"{asked.name} "))[0]
+    except (ValueError, RecursionError):
+        refused("What was asked about cannot be read any more, so no rule can be tried on it: write same.")
+
+
+def offers(asked: WaitingDecision) -> Sequence[RuleOffer]:
+    """Make the rules that a person may choose for a call: the narrowest first, each no wider than it reads."""
+    if asked.about != "approval" or asked.risk == "CRITICAL":
+        return ()
+    keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
+    offered = [RuleOffer(SAME, told(SameArguments("")))]
+    if asked.risk == "HIGH":
+        return offered
+    with suppress(NotDone):
+        # What is hidden, erased or unreadable can be agreed to as it is, and not in any other way.
+        offered += [RuleOffer(match, told(_matcher(asked, match, keys))) for match in _wider(_shown(asked))]
+    return offered
+
+
+def as_object_with_rules(asked: WaitingDecision) -> dict[str, object]:
+    """Write a decision for programs, with the rules that a yes to it could make."""
+    return {**as_object(asked), "rules": [msgspec.structs.asdict(each) for each in offers(asked)]}
+
+
+def _wider(values: dict[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if "=" in key or not key.isprintable():
+            continue
+        words = parse_argv(value) if isinstance(value, list) or key == "command" else None
+        if words is not None and (pattern := _opened(words)):
+            yield f"words:{key}={' '.join(map(_quoted, pattern))}"
+        if isinstance(value, str) and "://" in value and (host := find_host(value)):
+            yield f"at:{key}={host}"
+        elif isinstance(value, str) and key in _PATHS and (folder := dirname(value)) and value.isprintable():
+            rest = [f"any:{other}" for other, text in values.items() if other == "content" and isinstance(text, str)]
+            yield "\n".join([f"under:{key}={folder}", *rest])
+
+
+def _opened(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Open the last word of a command, if it is an operand of a program that does not take operands for code."""
+    program = program_of(words[0])
+    runs_code = program in SHELLS | PRIVILEGE_RAISERS | WRAPPERS or is_interpreter(program)
+    if len(words) == 1 or runs_code or not matches_word(STAR, words[-1]):
+        return ()
+    return (*map(escape_wildcards, words[:-1]), STAR)
+
+
+def told(matcher: RuleMatcher) -> str:
+    """Say which calls a rule is for."""
+    match matcher:
+        case SameArguments():
+            return "with exactly the same arguments"
+        case EachArgument(conditions):
+            return f"where {'; '.join(map(_condition_told, conditions))}"
+        case LegacyWords(key, words):
+            return f"where {key} is exactly {shlex.join(words)}, alone ({EARLIER})"
+        case LegacyFolder(key, folder):
+            return f"where {key} lies in {folder}, alone ({EARLIER})"
+        case LegacyHost(key, host):
+            return f"where {key} leads to {host}, alone ({EARLIER})"
+        case UnreadableRule():
+            return "in a way that this version cannot read: it answers nothing"
+
+
+EARLIER: Final = "of an earlier version, and so for calls without any other argument: end it, and say always anew"
+
+
+def _condition_told(condition: Condition) -> str:
+    match condition:
+        case EqualsCondition(key, _, shown):
+            return f"{key} is exactly {shown}"
+        case ArgvCondition(key, words):
+            wild = " (a * is a piece of one word, no option)" if any(STAR in word for word in words) else ""
+            return f"{key} is {' '.join(map(_quoted, words))}{wild}"
+        case FolderCondition(key, folder):
+            return f"{key} lies in {folder}"
+        case HostCondition(key, host):
+            return f"{key} leads to {host}"
+        case AnyCondition(key):
+            return f"{key} is anything at all"
+
+
+def _quoted(word: str) -> str:
+    """Quote a word, but leave a wildcard to be seen."""
+    return word if _PLAIN.fullmatch(word) else shlex.quote(word)
+
+
+DecisionName = Annotated[Name, Meta(description="A decision's id.")]
+
+
+class ApprovalTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What belongs to a yes. At most one of `edit`, `always` and `cap` makes it more than a plain one.
+
+    `cap` holds the new cap in micro-dollars, or None for none. A `digest` binds it to the decision as it was shown.
+    """
+
+    edit: bytes | None = None
+    always: bool = False
+    match: str = "same"
+    scope: str = "session"
+    lasts: int = 7 * DAY
+    cap: tuple[int | None] | None = None
+    digest: str | None = None
+    reason: str = ""
+
+
+class DecisionResult(msgspec.Struct, frozen=True):
+    """What was decided, in a sentence; and the rule that was made, if one was."""
+
+    decision: str
+    sentence: str
+    rule: str = ""
+
+
+async def approve(desk: Desk, decision: str, answer: ApprovalTerms) -> DecisionResult:
+    """Say yes. What does not fit the question is not taken for an answer."""
+    desk.demand("approver", "approve anything")
+    asked = await decision_meant(desk, decision)
+    if answer.digest is not None and answer.digest != asked.digest:
+        refused(f"{asked.decision} is not what you were shown: look at it again.")
+    write, said = await _yes(desk, asked, answer)
+    await _commit(desk, asked, write)
+    return said
+
+
+async def deny(desk: Desk, decision: DecisionName, reason: Reason = "") -> DecisionResult:
+    """Say no to a decision."""
+    desk.demand("approver", "deny anything")
+    asked = await decision_meant(desk, decision)
+    await _commit(desk, asked, approvals.answer_decision(asked, "deny", desk.who.name, desk.app.ids.new(), reason))
+    return DecisionResult(asked.decision, _no(asked))
+
+
+class AlwaysRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For which calls a yes is meant from now on, where, and for how many seconds."""
+
+    match: Words = "same"
+    scope: RuleScope = "session"
+    seconds: Annotated[int, Meta(ge=1, le=366 * DAY // SECOND)] = 7 * DAY // SECOND
+
+
+async def approve_with(
+    desk: Desk,
+    decision: DecisionName,
+    *,
+    edit: Annotated[dict[str, Any], Meta(description="Yes to these arguments instead.")] | None = None,
+    always: Annotated[AlwaysRule | None, Meta(description="Make a rule that says yes from now on.")] = None,
+    cap: Dollars | None = None,
+    digest: Annotated[Name, Meta(description="Binds the yes to the decision as it was shown.")] | None = None,
+    reason: Reason = "",
+) -> DecisionResult:
+    """Say yes to a decision: as it is, to other arguments, always, or with a higher cap."""
+    desk.demand("approver", "approve anything")
+    rule = always or AlwaysRule()
+    answer = ApprovalTerms(
+        edit=None if edit is None else arguments(_json(edit), ""),
+        always=always is not None,
+        match=rule.match,
+        scope=rule.scope,
+        lasts=rule.seconds * SECOND,
+        cap=None if cap is None else (amount_of(cap),),
+        digest=digest,
+        reason=reason,
+    )
+    return await approve(desk, decision, answer)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    try:
+        return json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        wrong(f"The arguments cannot be written as JSON: {error}.")
+
+
+def arguments(data: bytes, where: str) -> bytes:
+    """Take arguments that a person puts in place of the model's: a JSON object, of a length that is kept in one row."""
+    if len(data) > BLOB_THRESHOLD:
+        wrong(f"The arguments{where} are too long: {BLOB_THRESHOLD:,} bytes are the most.")
+    try:
+        msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        wrong(f'The arguments{where} are no JSON object ({error}): write them like {{"to": "bob"}}.')
+    return data
+
+
+async def _yes(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms) -> tuple[Write, DecisionResult]:
+    """Put a yes into the words of the guard; one that does not fit the question is a sentence."""
+    by, key = desk.who.name, desk.app.ids.new()
+    if answer.cap is not None or asked.about == "cap_raise":
+        return await _with_more_money(desk, asked, answer, key)
+    if asked.about != "approval" and (answer.edit is not None or answer.always):
+        wrong(f"{asked.decision} is no call that waits for approval: say yes or no to it, and nothing else.")
+    if answer.edit is not None:
+        _refuse_secrets(desk, answer.edit)
+        write = approvals.approve_edited(asked, answer.edit, by, key, answer.reason)
+        return write, DecisionResult(asked.decision, f"Approved with your arguments: {_call(asked)}.")
+    if answer.always:
+        return _always(desk, asked, answer, key)
+    return approvals.answer_decision(asked, "approve", by, key, answer.reason), DecisionResult(
+        asked.decision, _plain_yes(asked)
+    )
+
+
+def _always(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms, key: str) -> tuple[Write, DecisionResult]:
+    rule = rule_for(asked, desk.app.ids.new(), answer.match, answer.scope, answer.lasts)
+    if rule.scope == "fleet":
+        desk.demand_all("say always for every agent")
+    where = {"session": "in this session", "agent": f"of {asked.agent}", "fleet": "of every agent"}[rule.scope]
+    sentence = (
+        f"Approved: {_call(asked)}. From now on {asked.name} {where} needs nobody's yes {told(rule.matcher)}, for "
+        f"{format_duration(rule.expires_in)}. Take it back with: halter rules end {rule.id}"
+    )
+    return approvals.approve_always(asked, rule, desk.who.name, key, answer.reason), DecisionResult(
+        asked.decision, sentence, rule.id
+    )
+
+
+async def _with_more_money(
+    desk: Desk, asked: WaitingDecision, answer: ApprovalTerms, key: str
+) -> tuple[Write, DecisionResult]:
+    if asked.about != "cap_raise":
+        wrong(f"{asked.decision} is not about a cap: approve it without --cap.")
+    if answer.cap is None or answer.edit is not None or answer.always:
+        wrong(f"{asked.subject} has come to its cap: say how high it may be, as in --cap 2.50.")
+    (cap,) = answer.cap
+    refuse_no_raise(asked, cap)
+    await refuse_beyond_carved(desk, asked.subject, cap)
+    account = Account(asked.subject, "", "usd")
+    write = approvals.raise_cap(asked, account, cap, desk.who.name, key, answer.reason)
+    limit = "no cap" if cap is None else f"a cap of {format_micros(cap)}"
+    return write, DecisionResult(asked.decision, f"{asked.subject} has {limit} now, and the session goes on.")
+
+
+def _refuse_secrets(desk: Desk, given: bytes) -> None:
+    """Refuse a secret in plain text: the journal would keep it."""
+    secrets = read_environment_secrets(desk.app.environ)
+    known = {name: secrets.value(name) for name in secrets.names()}
+    text = from_body(given)
+    if Redactor(known, desk.app.environ).redact(text) != text:
+        refused("The arguments hold a secret in plain text: write ${secret:NAME} instead.")
+
+
+def _plain_yes(asked: WaitingDecision) -> str:
+    match asked.about:
+        case "unknown_call":
+            return f"Noted: {asked.name} was done ({asked.subject}). It is not done again."
+        case "changed_tool":
+            return f"{asked.name} of {asked.agent} may be used as it is now."
+        case "changed_server":
+            return f"The tools of {asked.name} that were shown may be used by {asked.agent}, as they are now."
+        case "schedule":
+            return f"{asked.subject} is planned, as it was shown: look at halter schedules {asked.agent}."
+        case "proposal":
+            return f"Kept: {asked.name} {asked.subject}. Later sessions of {asked.agent} are told of it."
+        case _:
+            return f"Approved: {_call(asked)}."
+
+
+def _no(asked: WaitingDecision) -> str:
+    match asked.about:
+        case "unknown_call":
+            return f"Noted: {asked.name} was not done ({asked.subject}). It is tried anew."
+        case "changed_tool":
+            return f"{asked.name} of {asked.agent} stays out of use."
+        case "changed_server":
+            return f"The tools of {asked.name} that were shown stay out of use for {asked.agent}."
+        case "schedule":
+            return f"Denied: {asked.subject} is not planned."
+        case "proposal":
+            return f"Dismissed: {asked.name} {asked.subject}."
+        case "cap_raise":
+            return f"Denied: {asked.subject} keeps its cap, and the session ends."
+        case _:
+            return f"Denied: {_call(asked)}."
+
+
+def _call(asked: WaitingDecision) -> str:
+    return f"{asked.name} of {asked.agent}, session {asked.session}"
+
+
+async def _commit(desk: Desk, asked: WaitingDecision, write: Write) -> None:
+    if not (await desk.app.store.commit(write)).events:
+        refused(f"{asked.decision} was decided by somebody else, or has expired, in the meantime.")
+
+
+RuleName = Annotated[Name, Meta(description="A rule's id.")]
+
+
+async def rules(desk: Desk) -> Sequence[RuleRow]:
+    """List the rules by which a person said "always", also those that are over.
+
+    A rule for every agent is shown to everyone.
+    """
+    rows = await desk.app.store.ask(Query("all_rules", RuleRow))
+    if not desk.who.agents:
+        return rows
+    return [row for row in rows if row.scope == "fleet" or desk.who.sees(await _agent(desk, row))]
+
+
+async def _agent(desk: Desk, row: RuleRow) -> str:
+    return (await desk.agent_of(f"session:{row.owner}") or "") if row.scope == "session" else row.owner
+
+
+async def end(desk: Desk, rule: RuleName, reason: Reason = "") -> Done:
+    """Take an "always" back: from now on such calls are asked about again."""
+    desk.demand("operator", "end a rule")
+    row = desk.meant([(row.rule, row) for row in await rules(desk)], rule, "rule", "halter rules")
+    if row.scope == "fleet":
+        desk.demand_all("end a rule for every agent")
+    if not (await desk.app.store.commit(end_rule(row.rule, desk.who.name, desk.app.ids.new(), reason))).events:
+        refused(f"The rule {row.rule} is over already.")
+    return Done(row.rule, f"The rule {row.rule} is over: {row.tool} is asked about again.")

@@ -1,0 +1,246 @@
+"""What starts sessions, and a person's word about it.
+
+All that starts sessions, as it stands: when it runs next, what it last did, and what waits there.
+
+The processes that run agents, as each of them last said it of itself.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from halter.autonomy.triggers import WatchedDocument, find_next_schedule_look
+from halter.core.agent_spec import Schedule, Watch, Webhook
+from halter.core.clock import HOUR
+from halter.core.errors import NotDone
+from halter.core.events import ItemReleased
+from halter.core.ports import Query, Store
+from halter.core.rows import ItemRow, TriggerRow, WorkerInfo, WorkerRow
+from halter.core.schedules import explain_timing
+from halter.operations.desk import Agent, Desk, Done, Name, Reason, refused, wrong
+from halter.runtime import triggers
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION
+from halter.runtime.session_builder import read_trigger_record
+from halter.runtime.triggers import FILE_ACTOR
+
+
+class TriggerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One trigger. `waiting` documents have not been done yet, those in `quarantined` are left to a person."""
+
+    trigger: str
+    agent: str
+    type: str
+    when: str
+    prompt: str
+    made_by: str
+    next_at: int | None = None
+    last_at: int | None = None
+    session: str = ""
+    runs: int = 0
+    delayed: str = ""
+    waiting: int = 0
+    quarantined: tuple[WatchedDocument, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name that its agent knows it by."""
+        return self.trigger.partition("/")[2]
+
+    @property
+    def of_a_file(self) -> bool:
+        """Tell whether it stands in its agent's file, and so comes back if it is only ended here."""
+        return self.made_by == FILE_ACTOR
+
+
+async def plan_triggers(store: Store, now: int, agent: str = "") -> Sequence[TriggerPlan]:
+    """List the triggers of an agent, or of all of them, that are not over."""
+    query = Query("triggers_of", TriggerRow, {"agent": agent}) if agent else Query("all_triggers", TriggerRow)
+    return [await _plan(store, row, now) for row in await store.ask(query) if row.ended_at is None and row.made_seq]
+
+
+async def _plan(store: Store, row: TriggerRow, now: int) -> TriggerPlan:
+    made = await read_trigger_record(store, row)
+    trigger = None if made is None else made.trigger()
+    next_at, when = None, "(erased)"
+    match trigger:
+        case Schedule() if made is not None and made.timing is not None:
+            next_at, when = find_next_schedule_look(trigger, made.timing, row, now), explain_timing(made.timing)
+        case Watch():
+            place = trigger.collection if isinstance(trigger.collection, str) else trigger.path
+            when = f"for each new or changed document of {place if isinstance(place, str) else 'its folder'}"
+        case Webhook():
+            when = "for each delivery"
+        case _:
+            pass
+    items = await store.ask(Query("items_open", WatchedDocument, {"trigger": row.trigger}))
+    return TriggerPlan(
+        trigger=row.trigger,
+        agent=row.agent,
+        type=row.type,
+        when=when,
+        prompt="" if trigger is None else trigger.prompt,
+        made_by=row.made_by,
+        next_at=next_at,
+        last_at=row.ran_at or None,
+        session=row.session,
+        runs=row.runs,
+        delayed=row.delayed,
+        waiting=sum(not item.done for item in items),
+        quarantined=tuple(item for item in items if item.quarantined_at is not None),
+    )
+
+
+SHORT: Final = 16
+"""So much of a document's digest is shown, and names it."""
+
+OfAgent = Annotated[Name, Meta(description="Only those of this agent.", extra={"metavar": "AGENT"})]
+TriggerName = Annotated[Name, Meta(description="A trigger's name, which its agent knows it by.")]
+ItemName = Annotated[Name, Meta(min_length=1, description="A document, by its name or the beginning of its digest.")]
+
+
+async def plans(desk: Desk, agent: OfAgent = "") -> Sequence[TriggerPlan]:
+    """List schedules, watches and webhooks: when they run next, what they last did, and what waits there."""
+    found = await plan_triggers(desk.app.store, desk.app.clock.now(), agent)
+    return [plan for plan in found if desk.who.sees(plan.agent)]
+
+
+async def end(desk: Desk, trigger: str, reason: str = "") -> Done:
+    """Let a trigger start nothing any more. One that stands in an agent's file is removed there."""
+    desk.demand("operator", "end a trigger")
+    row = await _trigger(desk, trigger)
+    if row.made_by == triggers.FILE_ACTOR:
+        refused(f"{trigger} stands in agent.yaml, and would come back: remove it there.")
+    committed = await desk.app.store.commit(triggers.end_trigger_row(row, desk.who.name, reason))
+    if row.ended_at is not None or not committed.events:
+        refused(f"{trigger} is over already.")
+    return Done(trigger, f"{trigger} is cancelled: it starts nothing any more.")
+
+
+async def retry(desk: Desk, trigger: str, item: str) -> Done:
+    """Let a document be tried anew that was left to people."""
+    desk.demand("operator", "let a document be tried anew")
+    row = await _item(desk, trigger, item)
+    event = ItemReleased(trigger=trigger, item=row.item, by=desk.who.name)
+    await desk.app.store.commit(triggers.record_trigger_events(trigger, f"released/{desk.app.ids.new()}", event))
+    return Done(trigger, f"{row.name} is tried anew by {trigger}.")
+
+
+async def end_trigger(desk: Desk, agent: Agent, name: TriggerName, reason: Reason = "") -> Done:
+    """Let a trigger start nothing any more."""
+    return await end(desk, f"{agent}/{name}", reason)
+
+
+async def retry_item(desk: Desk, agent: Agent, name: TriggerName, item: ItemName) -> Done:
+    """Let a document be tried anew that was left to people."""
+    return await retry(desk, f"{agent}/{name}", item)
+
+
+async def _trigger(desk: Desk, trigger: str) -> TriggerRow:
+    rows = await desk.app.store.ask(Query("all_triggers", TriggerRow))
+    known = [row for row in rows if row.made_seq and desk.who.sees(row.agent)]
+    for row in known:
+        if row.trigger == trigger:
+            return row
+    names = ", ".join(row.trigger for row in known if row.ended_at is None) or "none"
+    raise NotDone(f"There is no trigger {trigger!r}; there are: {names}.", "missing")
+
+
+async def _item(desk: Desk, trigger: str, item: str) -> ItemRow:
+    await _trigger(desk, trigger)
+    rows = await desk.app.store.ask(Query("items_open", ItemRow, {"trigger": trigger}))
+    held = [row for row in rows if row.quarantined_at is not None]
+    found = [row for row in held if row.name == item or row.item.startswith(item)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(f"{row.name} ({row.item[:SHORT]})" for row in held) or "nothing"
+    if not found:
+        raise NotDone(f"No document left to you is called {item!r}: {trigger} left you {names}.", "missing")
+    return wrong(f"Several documents left to you are called {item!r}: {trigger} left you {names}.")
+
+
+SHOWN: Final = HOUR
+"""For so long one that is gone is shown: what died at night is still seen, and what died last week is not."""
+SHORT_VERSION: Final = 12
+"""So much of a version is shown."""
+
+Everything = Annotated[bool, Meta(description="Also those that died longer than an hour ago.")]
+
+Health = Literal["alive", "waits", "draining", "lapsed", "left"]
+"""It works; others have newer files of all its agents; it is about to end; it is gone without a word; it ended."""
+
+
+class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that runs agents, or did. `agents` has the short version of each agent's files.
+
+    `waiting` are agents of which another worker has a newer version; `residents` are sessions that stay here while they
+    sleep. One that ended in good order does not say when it was last heard.
+    """
+
+    worker: str
+    kind: str
+    host: str
+    pid: int
+    version: str
+    since: int
+    health: Health
+    alive: bool
+    heard_at: int | None
+    agents: Mapping[str, str]
+    waiting: Sequence[str]
+    concurrency: int
+    awake: int
+    residents: int
+    closing: bool
+    problem: str
+
+
+async def workers(desk: Desk, *, everything: Everything = False) -> Sequence[WorkerView]:
+    """List the processes that run agents: those that are alive first, then those that died within the hour, or all."""
+    now = desk.app.clock.now()
+    rows = await desk.app.store.ask(Query("all_workers", WorkerRow))
+    found = [_worker(desk, row, now) for row in rows if _theirs(desk, row.told())]
+    shown = [one for one in found if everything or one.alive or _lately(one, now)]
+    return sorted(shown, key=lambda one: (not one.alive, one.host, one.kind, one.since, one.worker))
+
+
+def _theirs(desk: Desk, about: WorkerInfo) -> bool:
+    """Tell whether somebody may know of a worker. A process that only has a conversation says nothing of itself."""
+    return about.kind != "" and (not desk.who.agents or any(desk.who.sees(agent) for agent in about.agents))
+
+
+def _lately(one: WorkerView, now: int) -> bool:
+    return one.heard_at is not None and one.heard_at >= now - SHOWN
+
+
+def _worker(desk: Desk, row: WorkerRow, now: int) -> WorkerView:
+    about, alive = row.told(), row.alive(now)
+    return WorkerView(
+        worker=row.worker,
+        kind=about.kind,
+        host=about.host,
+        pid=about.pid,
+        version=about.version,
+        since=about.started_at,
+        health=health_of(row, now),
+        alive=alive,
+        heard_at=min(now, row.alive_until - DEFAULT_LEASE_DURATION) if row.alive_until else None,
+        agents={name: version[:SHORT_VERSION] for name, version in sorted(about.agents.items()) if desk.who.sees(name)},
+        waiting=[name for name in about.waiting if desk.who.sees(name)],
+        concurrency=about.concurrency,
+        awake=about.awake if alive else 0,
+        residents=about.residents if alive else 0,
+        closing=about.closing,
+        problem=about.problem,
+    )
+
+
+def health_of(row: WorkerRow, now: int) -> Health:
+    """Tell how a worker is, in a word."""
+    about = row.told()
+    if not row.alive(now):
+        return "lapsed" if row.alive_until else "left"
+    if about.closing or about.problem:
+        return "draining"
+    return "waits" if about.agents and about.agents.keys() <= set(about.waiting) else "alive"

@@ -1,0 +1,676 @@
+"""Whether an agent's files, keys, prices and sensors are there. Nothing of it is run, and no model is asked.
+
+What a look at one thing came to.
+
+Whether this machine has what agents need: prices, a sandbox, a port, and files that only their owner reads.
+
+Whether the store is sound, can grow, and what waits in it.
+
+Whether those who run agents are there, have the same files, and leave nothing lying that is due.
+"""
+
+import asyncio
+import errno
+import os
+import platform
+import shutil
+import socket
+import sqlite3
+import tempfile
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import closing
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import UNSET
+
+from halter.config.sections import list_unwritten_fields
+from halter.core.agent_spec import REFLEX, SCRIPTED, SensorSpec
+from halter.core.clock import HOUR, MINUTE, SECOND, format_duration
+from halter.core.errors import ConfigError
+from halter.core.ports import Query
+from halter.core.rows import AgentRow, HoldRow, SessionRow, WorkerRow
+from halter.core.text import format_count
+from halter.core.tools import Failed
+from halter.core.usage import ModelName, Unpriced
+from halter.dispatch.heartbeat import StoreClock
+from halter.operations.desk import Desk, Who
+from halter.operations.fleet import WorkerView, workers
+from halter.present.events import format_moment
+from halter.present.report import describe_last_heartbeat, describe_outdated_agents, name_worker
+from halter.redaction.secrets import SECRET_PREFIX, read_environment_secrets
+from halter.runtime.runtime import App, sync_store_clock
+from halter.settings import Settings
+
+if TYPE_CHECKING:
+    from halter.config.merge import FleetConfig
+    from halter.config.resolve import ResolvedAgent
+
+CheckStatus = Literal["ok", "warning", "problem"]
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at, and a sentence about it that says what to do where something is to be done."""
+
+    name: str
+    verdict: CheckStatus
+    finding: str
+
+
+def pass_check(name: str, finding: str) -> Check:
+    """Say that all is well."""
+    return Check(name, "ok", finding)
+
+
+def warn_check(name: str, finding: str) -> Check:
+    """Say that somebody should have a look before the night."""
+    return Check(name, "warning", finding)
+
+
+def fail_check(name: str, finding: str) -> Check:
+    """Say that it will not work like this."""
+    return Check(name, "problem", finding)
+
+
+def combine_checks(name: str, checks: list[Check]) -> Check:
+    """Make one of several about the same thing: all that is not well, or if all is, all of it."""
+    for verdict in ("problem", "warning"):
+        if any(each.verdict == verdict for each in checks):
+            told = " ".join(each.finding for each in checks if each.verdict != "ok")
+            return Check(name, verdict, told)
+    return pass_check(name, " ".join(each.finding for each in checks))
+
+
+ADDRESS_TIMEOUT_SECONDS: Final = 3.0
+"""For so many seconds somebody waits for an address to answer."""
+TEXT_FILE_SUFFIXES: Final = frozenset({".yaml", ".yml", ".md", ".txt", ".json"})
+"""The endings of files in which an agent's own words stand."""
+MOST_FILES: Final = 200
+LARGEST_FILE: Final = 1_000_000
+MAX_SECRETS_SHOWN: Final = 5
+PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "wss": 443}
+
+
+async def check_agent(
+    folder: Path, settings: Settings, environ: Mapping[str, str], fleet: "FleetConfig | None" = None
+) -> AsyncGenerator[Check]:
+    """Look at an agent as a start would, below what holds for the `fleet`; one that cannot be read is one finding."""
+    from halter.config.agent_files import read_agent
+    from halter.config.resolve import resolve_agent
+    from halter.runtime.policy import use_local_policy
+
+    place = _place(folder)
+    try:
+        agent = resolve_agent(fleet or use_local_policy(settings).fleet, read_agent(place), place)
+    except ConfigError as error:
+        yield fail_check(str(folder), str(error))
+        return
+    name = agent.policy.name
+    yield _files(agent)
+    for check in (
+        _roots(settings, place, name),
+        _check_trust(settings, place, name),
+        _models(agent, environ),
+        _secrets(agent, environ),
+        _written_secrets(place, environ, name),
+    ):
+        if check is not None:
+            yield check
+    if agent.pacing.sensors:
+        tried = [await _sensor(sensor, place) for sensor in agent.pacing.sensors]
+        yield combine_checks(f"{name} sensors", tried)
+
+
+def _place(folder: Path) -> Path:
+    return folder.parent if folder.is_file() else folder
+
+
+def _written_secrets(place: Path, environ: Mapping[str, str], name: str) -> Check | None:
+    """Look for secrets in an agent's own words: they are masked where Halter writes, but they lie in the folder."""
+    from halter.redaction.redact import Redactor
+
+    redact = Redactor({}, environ).redact
+    found: list[str] = []
+    for file in islice(
+        sorted(path for path in place.rglob("*") if path.suffix in TEXT_FILE_SUFFIXES and path.is_file()), MOST_FILES
+    ):
+        if file.stat().st_size <= LARGEST_FILE:
+            lines = file.read_text("utf-8", errors="replace").splitlines()
+            found += [f"{file}:{number}" for number, line in enumerate(lines, 1) if redact(line) != line]
+    if not found:
+        return None
+    more = f" and {len(found) - MAX_SECRETS_SHOWN} more" if len(found) > MAX_SECRETS_SHOWN else ""
+    where = f"{', '.join(found[:MAX_SECRETS_SHOWN])}{more}"
+    return warn_check(
+        f"{name} secrets", f"What looks like a secret stands in {where}: write ${{secret:NAME}} in its place."
+    )
+
+
+def _files(agent: "ResolvedAgent") -> Check:
+    pacing, name = agent.pacing, agent.policy.name
+    forgotten = list_unwritten_fields(pacing)
+    if forgotten:
+        return warn_check(name, " ".join(forgotten))
+    runs = "runs by itself" if pacing.autonomy.enabled else "does not run by itself"
+    sensors = "1 sensor" if len(pacing.sensors) == 1 else f"{len(pacing.sensors)} sensors"
+    return pass_check(name, f"It {runs}, with {sensors}.")
+
+
+def _roots(settings: Settings, folder: Path, name: str) -> Check | None:
+    from halter.config.agent_files import read_agent
+    from halter.config.roots import check_protected_roots
+    from halter.runtime.assemble import list_protected_paths
+
+    try:
+        agent = read_agent(folder)
+        check_protected_roots(agent, folder, list_protected_paths(settings, agent, folder))
+    except ConfigError as error:
+        return fail_check(f"{name} roots", str(error))
+    return None
+
+
+def _check_trust(settings: Settings, folder: Path, name: str) -> Check | None:
+    from halter.runtime.assemble import demand_trusted
+
+    try:
+        demand_trusted(settings, folder)
+    except ConfigError as error:
+        return fail_check(f"{name} code", str(error))
+    return None
+
+
+def _models(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
+    """Tell whether each model that the agent names can be had: its library, its key, its price."""
+    found = [_model(name, agent, environ) for name in dict.fromkeys(agent.models())]
+    return combine_checks(f"{agent.policy.name} models", found) if found else None
+
+
+def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check:
+    from halter.models.providers import Prices, make_model
+
+    if ModelName.parse(name).provider in {SCRIPTED, REFLEX}:
+        return pass_check(name, f"{name} needs no key, and is free.")
+    secrets, used = read_environment_secrets(environ), list[str]()
+
+    def key(variable: str) -> str | None:
+        value = secrets.value(variable) if variable in secrets.names() else environ.get(variable)
+        used.extend([variable] if value else [])
+        return value
+
+    try:
+        model = make_model(name, agent.mind.providers, key)
+    except ConfigError as error:
+        return fail_check(name, str(error))
+    price = Prices(agent.policy.prices).find(model.name, model.base_url)
+    if isinstance(price, Unpriced):
+        return fail_check(name, price.sentence)
+    key_told = f"its key is set ({', '.join(used)})" if used else "needs no key"
+    cost_told = "has a price" if price.bound(1, 1, 0) else "is free"
+    return pass_check(name, f"{name} {cost_told}, and {key_told}.")
+
+
+def _secrets(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
+    """Tell which secrets the agent may use that nobody has set; their values are nobody's business."""
+    wanted, there = agent.policy.secrets, read_environment_secrets(environ).names()
+    missing = [name for name in wanted if name not in there]
+    if not wanted:
+        return None
+    name = f"{agent.policy.name} secrets"
+    if missing:
+        variables = ", ".join(SECRET_PREFIX + each for each in missing)
+        return fail_check(name, f"Nobody has set {variables}, which the agent names: set it, or take it off `secrets`.")
+    return pass_check(name, f"All are set: {', '.join(wanted)}.")
+
+
+async def _sensor(sensor: SensorSpec, folder: Path) -> Check:
+    """Try a sensor as far as that does nothing: a file is looked at, and an address is called, but asked nothing."""
+    source = sensor.source
+    if source.tool is not UNSET:
+        return pass_check(sensor.name, f"{sensor.name} calls {source.tool}, which was not tried.")
+    if source.url is not UNSET:
+        return await _address(sensor.name, source.url)
+    path = folder / (source.path if isinstance(source.path, str) else ".")
+    if not path.exists():
+        return warn_check(
+            sensor.name, f"{sensor.name} watches {path}, which is not there: it waits until somebody makes it."
+        )
+    if not os.access(path, os.R_OK):
+        return fail_check(
+            sensor.name, f"{sensor.name} watches {path}, which you may not read: give yourself the right."
+        )
+    return pass_check(sensor.name, f"{sensor.name} can read {path}.")
+
+
+async def _address(name: str, url: str) -> Check:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 443)
+    try:
+        async with asyncio.timeout(ADDRESS_TIMEOUT_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+        writer.close()
+    except (OSError, TimeoutError) as error:
+        why = "it does not answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        return warn_check(name, f"{name} cannot reach {host}:{port} ({why}): look whether it runs, and at the network.")
+    return pass_check(name, f"{name} reaches {host}:{port}; nothing was asked there.")
+
+
+HOST: Final = "127.0.0.1"
+PORT: Final = 8765
+MAX_PRICES_AGE_DAYS: Final = 180
+"""After so many days somebody should look for a newer table."""
+MACHINE_ANSWERS: Final = 2.0
+OTHERS_MODE_MASK: Final = 0o077
+
+
+def check_program() -> Check:
+    """Tell what runs here."""
+    return pass_check("program", f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}.")
+
+
+def check_fleet_file(settings: Settings) -> Check:
+    """Read the fleet's file."""
+    from halter.config.merge import read_fleet
+    from halter.core.errors import ConfigError
+
+    if settings.fleet is None:
+        return pass_check(
+            "fleet", "There is no halter.yaml here: the store's policy counts, or the defaults if it has none."
+        )
+    try:
+        read_fleet(settings.fleet)
+    except ConfigError as error:
+        return fail_check("fleet", str(error))
+    return pass_check("fleet", f"{settings.fleet} can be read.")
+
+
+def check_prices(now: int) -> Check:
+    """Tell for how long the bundled table of prices has been here: it says nothing of its own age."""
+    table = distribution("genai-prices")
+    since = Path(str(table.locate_file("genai_prices/data.py"))).stat().st_mtime
+    days = max(0, now // SECOND - int(since)) // 86_400
+    told = f"The bundled table of genai-prices {table.version} has been here for {days} days"
+    if days > MAX_PRICES_AGE_DAYS:
+        return warn_check(
+            "prices", f"{told}: look for a newer one (pip install -U genai-prices). Your configuration wins."
+        )
+    return pass_check("prices", f"{told}; your configuration wins.")
+
+
+def check_postgresql() -> Check:
+    """Tell whether there is a driver for PostgreSQL."""
+    if find_spec("psycopg") is None:
+        return pass_check("postgresql", "No driver here; install halter[postgres] for more than one machine.")
+    return pass_check("postgresql", "The driver is here.")
+
+
+async def check_sandbox() -> Check:
+    """Run a command in the sandbox once, which looks from inside whether its walls hold."""
+    from halter.tools.shell import Sandbox
+
+    with tempfile.TemporaryDirectory(prefix="halter-doctor-") as root:
+        try:
+            await Sandbox(Path(root)).verify()
+        except Failed as failed:
+            return warn_check("sandbox", f"Agents with a shell tool run nothing here, others do: {failed}")
+    return pass_check("sandbox", "bubblewrap works: commands of agents are shut in.")
+
+
+async def check_port(host: str = HOST, number: int = PORT) -> Check:
+    """Tell whether the usual port is free, or who has it."""
+    try:
+        with socket.socket() as asked:
+            asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            asked.bind((host, number))
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            return warn_check(
+                "port", f"{host}:{number} cannot be listened on ({error.strerror}): name another with --listen."
+            )
+    else:
+        return pass_check("port", f"{host}:{number} is free for the dashboard and webhooks; no display is needed here.")
+    if await _is_halter(host, number):
+        return pass_check("port", f"A Halter answers at {host}:{number}.")
+    return warn_check(
+        "port", f"{host}:{number} is taken by another program: start Halter with --listen {host}:{number + 1}."
+    )
+
+
+async def _is_halter(host: str, number: int) -> bool:
+    try:
+        async with asyncio.timeout(MACHINE_ANSWERS):
+            reader, writer = await asyncio.open_connection(host, number)
+            try:
+                writer.write(f"GET /healthz HTTP/1.1\r\nHost: {host}:{number}\r\nConnection: close\r\n\r\n".encode())
+                return b"halter" in (await reader.read(4096)).lower()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+
+
+def check_tokens(settings: Settings) -> Check | None:
+    """Tell whether others may read who may come in."""
+    path = settings.tokens
+    if path is None or not path.exists():
+        return None
+    if path.stat().st_mode & OTHERS_MODE_MASK:
+        return fail_check("tokens", f"Others than you may read {path}: run chmod 600 {path}.")
+    return pass_check("tokens", f"Only you may read {path}.")
+
+
+STORE_CONNECTIONS: Final = 3
+"""One writes, one reads, one listens."""
+MAX_ORPHANED_TICKETS: Final = 1000
+"""So many tickets that nobody takes any more are worth a look."""
+WORKER_KIND: Final = "worker"
+
+
+class UnclaimedSessions(msgspec.Struct, frozen=True):
+    """Sessions of an agent that nobody has although they are due, or that a dead worker left; and since when."""
+
+    agent: str
+    sessions: int
+    since: int | None
+
+
+async def check_workers(app: App) -> AsyncGenerator[Check]:
+    """Look at those who run agents on a store, and at what they leave lying."""
+    now = app.clock.now()
+    found = await workers(Desk(app, Who(app.settings.person)))
+    late = await app.store.ask(Query("late", UnclaimedSessions, {"before": now - MINUTE}))
+    switches = await app.store.ask(Query("all_agents", AgentRow))
+    off = {row.agent for row in switches if not row.switched_on}
+    yield check_presence(found, now)
+    for check in (check_versions(found), check_agent_files(found)):
+        if check is not None:
+            yield check
+    yield check_due_sessions([each for each in late if each.agent not in off], found, now)
+    if app.settings.store.lower().startswith(("postgresql:", "postgres:")):
+        async for check in _pressure(app, found, now):
+            yield check
+
+
+def check_presence(found: Sequence[WorkerView], now: int) -> Check:
+    """Tell how many run agents and where, and who of them is not well or was lost within the hour."""
+    alive = [one for one in found if one.alive]
+    ill = [f"{name_worker(one)}: {one.problem}" for one in alive if one.problem]
+    if ill:
+        return fail_check("workers", " ".join(ill))
+    hosts = ", ".join(f"{count} on {host}" for host, count in sorted(Counter(one.host for one in alive).items()))
+    told = f"{_processes(len(alive))} here: {hosts}." if alive else "No process runs agents here now."
+    gone = [f"{name_worker(one)} ({describe_last_heartbeat(one, now)})" for one in found if not one.alive]
+    if gone:
+        return warn_check(
+            "workers",
+            f"{told} Gone without a word within the hour: {', '.join(gone)}. What they had goes on wherever a worker "
+            "has their agents. Look at their machines, and start them again where nobody else did.",
+        )
+    return pass_check("workers", told)
+
+
+def _processes(count: int) -> str:
+    return "1 process runs agents" if count == 1 else f"{count:,} processes run agents"
+
+
+def check_versions(found: Sequence[WorkerView]) -> Check | None:
+    """Tell if workers of several versions of this program work side by side."""
+    known: dict[str, set[str]] = {}
+    for one in found:
+        if one.alive:
+            known.setdefault(one.version, set()).add(one.host)
+    if len(known) < 2:  # noqa: PLR2004  two are side by side
+        return None
+    told = "; ".join(f"{version or 'unknown'} on {', '.join(sorted(known[version]))}" for version in sorted(known))
+    return warn_check(
+        "versions",
+        f"Workers run several versions of Halter ({told}). That is fine while you bring one machine after the other to "
+        "the newer one. If you are done, one was forgotten: install the newer one there, and start it again.",
+    )
+
+
+def check_agent_files(found: Sequence[WorkerView]) -> Check | None:
+    """Tell which workers wait because others have newer files of their agents."""
+    waiting = [
+        f"{name_worker(one)}: {describe_outdated_agents(one)}"
+        for one in found
+        if one.alive and describe_outdated_agents(one)
+    ]
+    return warn_check("files", " ".join(waiting)) if waiting else None
+
+
+def check_due_sessions(late: Sequence[UnclaimedSessions], found: Sequence[WorkerView], now: int) -> Check:
+    """Tell what has been due for more than a minute and is taken by nobody, and why that is."""
+    alive = [one for one in found if one.alive]
+    checks = [check for each in late if (check := _check_unclaimed(each, alive, now)) is not None]
+    if not checks:
+        return pass_check("due", "Nothing that is due is left lying.")
+    told = " ".join(check.finding for check in checks)
+    return fail_check("due", told) if any(check.verdict == "problem" for check in checks) else warn_check("due", told)
+
+
+def _check_unclaimed(late: UnclaimedSessions, alive: Collection[WorkerView], now: int) -> Check | None:
+    since = "" if late.since is None else f" for {format_duration(now - late.since)}"
+    what = f"{late.agent} has {format_count(late.sessions, 'session')} that {_has(late.sessions)} been due{since}, and"
+    having = [one for one in alive if late.agent in one.agents]
+    taking = [one for one in having if one.health == "alive" and late.agent not in one.waiting]
+    if not having:
+        told = (
+            f"{what} no process that is alive has its folder: give it to `halter up` or `halter worker`, or if nobody "
+            f"needs it any more, run halter off {late.agent}."
+        )
+        # Before a start nothing runs, and that is nothing wrong.
+        return fail_check("due", told) if alive else warn_check("due", told)
+    if not taking:
+        told = (
+            f"{what} those who have its folder wait for newer files, or are about to end "
+            f"({', '.join(map(name_worker, having))}): bring its folder to the newest version there, and start them again."
+        )
+        return fail_check("due", told)
+    if all(one.awake >= one.concurrency for one in taking):
+        told = f"{what} all who have its folder have their hands full: start another worker, or raise --concurrency."
+        return warn_check("due", told)
+    return None
+
+
+def _has(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+async def _pressure(app: App, found: Sequence[WorkerView], now: int) -> AsyncGenerator[Check]:
+    """Look at what workers ask of PostgreSQL."""
+    from halter.dispatch.ticket_queue import CONNECTIONS, name_queue
+    from halter.journal.connection import measure_pressure
+
+    rows = await app.store.ask(Query("all_workers", WorkerRow))
+    served = {name_queue(*each) for row in rows if row.alive(now) for each in row.told().agents.items()}
+    pressed = await asyncio.to_thread(measure_pressure, app.settings.store)
+    kinds = [one.kind for one in found if one.alive]
+    # One more connection than it pools hears of new tickets.
+    yield check_connections(pressed.most, pressed.used, kinds, STORE_CONNECTIONS + CONNECTIONS + 1)
+    waiting = [each for each in pressed.queued if each.queue in served]
+    nobodys = sum(each.jobs for each in pressed.queued if each.queue not in served)
+    yield check_queue(sum(each.jobs for each in waiting), max((each.age for each in waiting), default=0), nobodys)
+
+
+def check_connections(most: int, used: int, kinds: Sequence[str], each: int) -> Check:
+    """Tell whether PostgreSQL has connections for all who run agents, and for one more."""
+    needed = sum(each if kind == WORKER_KIND else STORE_CONNECTIONS for kind in kinds)
+    told = (
+        f"PostgreSQL has {most:,} connections for programs, of which {used:,} are in use; those who run agents here "
+        f"need up to {needed:,}, and each worker up to {each}"
+    )
+    if needed > most or most - used < each:
+        return warn_check("connections", f"{told}: raise max_connections before you start another.")
+    return pass_check("connections", f"{told}.")
+
+
+def check_queue(waiting: int, age: int, nobodys: int) -> Check:
+    """Tell whether tickets pile up: with those who should take them, or where nobody takes them any more."""
+    if age > MINUTE:
+        return warn_check(
+            "queue",
+            f"{format_count(waiting, 'ticket')} wait in the queue, the oldest for {format_duration(age)}: the workers have "
+            "their hands full, or do not reach PostgreSQL. Look at their logs; start another, or raise --concurrency.",
+        )
+    if nobodys > MAX_ORPHANED_TICKETS:
+        return warn_check(
+            "queue",
+            f"{format_count(nobodys, 'ticket')} are left over from versions that nobody runs any more. They do no harm, for "
+            "their sessions were offered anew; remove them from procrastinate_jobs when it suits you.",
+        )
+    return pass_check("queue", f"{format_count(waiting, 'ticket')} in the queue, none of them old.")
+
+
+MAX_HOLD_AGE: Final = HOUR
+WARN_DISK_BYTES: Final = 1 << 30
+"""With less room than this on the disk somebody should look."""
+MIN_DISK_BYTES: Final = 100 << 20
+
+
+class StoreCounts(msgspec.Struct, frozen=True):
+    """How much a store holds."""
+
+    events: int
+    streams: int
+    sessions: int
+    holds: int
+    blobs: int
+
+
+class StoreMeta(msgspec.Struct, frozen=True):
+    """What a store says of itself."""
+
+    name: str
+    value: str
+
+
+async def check_store(app: App) -> AsyncGenerator[Check]:
+    """Look at an opened store."""
+    from halter.journal.open import find_store_file
+
+    yield await _counts(app)
+    path = find_store_file(app.settings.store)
+    if path is not None:
+        yield _file(path)
+        yield check_disk(path.parent)
+    yield await _clock(app)
+    yield _checkpoints(app)
+    yield await _policy(app)
+    yield await _holds(app)
+    yield await _switches(app)
+    async for check in check_workers(app):
+        yield check
+
+
+async def _counts(app: App) -> Check:
+    (counts,) = await app.store.ask(Query("counts", StoreCounts))
+    meta = {row.name: row.value for row in await app.store.ask(Query("meta", StoreMeta))}
+    held = f"{counts.events:,} events in {counts.streams:,} streams, {format_count(counts.sessions, 'session')}"
+    return pass_check("store", f"Schema {meta['schema']}, {held}. Id {meta['store']}.")
+
+
+def _file(path: Path) -> Check:
+    """Look at the file itself: whether it can be written, and whether SQLite finds its pages in order."""
+    from halter.journal.sqlite import is_read_only, open_read_only
+
+    if is_read_only(str(path)):
+        return fail_check("file", f"{path} may only be read: give yourself the right to write it and its folder.")
+    try:
+        with closing(open_read_only(str(path))) as connection:
+            (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.Error as error:
+        said = str(error)
+    if said != "ok":
+        return fail_check("file", f"{path} is damaged ({said}): stop all agents, copy it, and restore a backup.")
+    return pass_check("file", f"{path} can be written, and its pages are in order.")
+
+
+def check_disk(folder: Path) -> Check:
+    """Tell how much room is left where the journal grows."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        return warn_check("disk", f"The disk of {folder} cannot be looked at ({error.strerror}).")
+    told = f"{free / (1 << 30):,.1f} GiB are free for {folder}"
+    if free < MIN_DISK_BYTES:
+        return fail_check("disk", f"Only {told}: make room, or nothing can be written down, and nothing will be done.")
+    if free < WARN_DISK_BYTES:
+        return warn_check("disk", f"Only {told}: make room before a long night.")
+    return pass_check("disk", f"{told}.")
+
+
+async def _clock(app: App) -> Check:
+    """Compare this machine's clock with a server's. A store that is a file has this machine's own."""
+    if isinstance(app.clock, StoreClock):
+        await sync_store_clock(app.store, app.clock)
+        if refusal := app.clock.refusal():
+            return fail_check("clock", refusal)
+    return pass_check("clock", "This machine and the store agree on the time.")
+
+
+def _checkpoints(app: App) -> Check:
+    if app.doubt is not None:
+        return fail_check("checkpoints", app.doubt.sentence())
+    app.checkpointer.rehearse()
+    if app.checkpointer.problem:
+        return fail_check("checkpoints", app.checkpointer.problem)
+    return pass_check("checkpoints", f"Signed heads go to {app.settings.checkpoints}.")
+
+
+async def read_local_policy(app: App) -> "FleetConfig | None":
+    """Tell what holds for agents here; None where the store's policy, or the file here, cannot be read."""
+    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+
+    try:
+        return (await resolve_effective_policy(app.store, read_local_fleet(app.settings))).fleet
+    except ConfigError:
+        return None
+
+
+async def _policy(app: App) -> Check:
+    """Compare the store's policy with what is written here."""
+    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+
+    try:
+        found = await resolve_effective_policy(app.store, read_local_fleet(app.settings))
+    except ConfigError as error:
+        return fail_check("policy", str(error))
+    if found.row is None:
+        return pass_check(
+            "policy", "This store has no policy yet: the first halter.yaml that is used on it becomes its own."
+        )
+    if told := found.told():
+        return warn_check("policy", told)
+    return pass_check("policy", f"This store's policy was adopted by {found.row.by} on {format_moment(found.row.at)}.")
+
+
+async def _holds(app: App) -> Check:
+    holds = await app.store.ask(Query("holds", HoldRow))
+    old = [hold for hold in holds if hold.at < app.clock.now() - MAX_HOLD_AGE]
+    if old:
+        oldest = format_duration(app.clock.now() - old[0].at)
+        count = "1 hold" if len(old) == 1 else f"{len(old):,} holds"
+        finding = (
+            f"{count} older than an hour (the oldest {oldest}, session {old[0].session}): such a session waits for a "
+            "worker, or for somebody to say what became of it. No timer ever frees a hold."
+        )
+        return warn_check("holds", finding)
+    return pass_check("holds", f"{len(holds)} open, none of them old.")
+
+
+async def _switches(app: App) -> Check:
+    """Tell which agents may run by themselves, and which of them wait for a person."""
+    rows = await app.store.ask(Query("all_agents", AgentRow))
+    told = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
+    sessions = await app.store.ask(Query("sessions_under_way", SessionRow))
+    left = [row for row in sessions if row.kind == "autonomous" and row.state == "PAUSED"]
+    if left:
+        words = (f"{row.session} waits for you: halter show {row.session}, then halter on {row.agent}." for row in left)
+        return fail_check("autonomy", " ".join(words))
+    return pass_check("autonomy", f"{'; '.join(told)}." if told else "No agent has run by itself here.")

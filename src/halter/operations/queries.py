@@ -1,0 +1,422 @@
+"""What a person can see: sessions and what happened in them, the fleet as it stands, what was spent.
+
+Who called which tool, with what outcome, and who agreed to it.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from decimal import Decimal
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta
+
+from halter.core.clock import DAY, HOUR, window_at
+from halter.core.codec import decode
+from halter.core.events import SensorChanged
+from halter.core.ids import StreamId, inbox_stream, session_stream
+from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
+from halter.core.ports import Query, Store, Stored, parse_notification
+from halter.core.rows import AgentRow, HaltRow, SavedHotState, SessionRow
+from halter.core.text import LAST_CHARACTER, shorten, to_one_line
+from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
+from halter.operations.money import read_current_budgets
+from halter.operations.report import Report, ReportRows, read_report_rows
+from halter.operations.report import build_report as report_of
+from halter.runtime.runtime import App, serialize_event
+from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry
+from halter.state.receipt import Receipt, TurnLine
+from halter.state.receipt import make_receipt as receipt_of
+
+PAGE: Final = 1000
+MOST: Final = 1_000_000
+MOST_PARTS: Final = 1000
+MOST_NEWS: Final = 20
+CHANGES: Final = 200
+"""So many changes of sensors are looked through for how each of them is."""
+
+Parts = Annotated[int, Meta(ge=1, le=MOST_PARTS, description="How many parts.")]
+After = Annotated[int, Meta(ge=0, le=LATEST, description="Only events after this sequence number.")]
+Inbox = Annotated[bool, Meta(description="What came into its inbox instead.")]
+
+
+class AgentNews(msgspec.Struct, frozen=True):
+    """Something that an agent, or the runtime about it, told in the app."""
+
+    agent: str
+    queued_at: int
+    body: bytes | None
+
+    @property
+    def subject(self) -> str:
+        """What it is about, on one line."""
+        telling = parse_notification(self.body or b"{}")
+        return to_one_line(telling.subject or shorten(telling.text, 120)) or "(erased)"
+
+
+class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent as it stands. Without a session nothing of it is under way; `burn_usd` is what its last hour cost."""
+
+    agent: str
+    on: bool | None = None
+    switched_by: str = ""
+    halted: str = ""
+    session: str = ""
+    state: str = ""
+    due_at: int | None = None
+    wake_on: str = ""
+    under_way: int = 0
+    spent_today_usd: Usd = ZERO_USD
+    cap_today_usd: Usd | None = None
+    burn_usd: Usd = ZERO_USD
+    sensors: Mapping[str, str] = {}
+
+
+class FactView(msgspec.Struct, frozen=True):
+    """A value of hot state as it was last kept, when it was written, and by whom."""
+
+    value: Any
+    at: int
+    by: str = ""
+
+
+class HotStateView(msgspec.Struct, frozen=True):
+    """What a session knew when that was last kept; None for `at` where nothing was."""
+
+    at: int | None = None
+    facts: Mapping[str, FactView] = {}
+
+
+class Saw(msgspec.Struct, frozen=True):
+    """What a turn saw of the hot state."""
+
+    at: int
+    values: Mapping[str, Any]
+
+
+class SpendingPart(msgspec.Struct, frozen=True):
+    """What an agent spent in one part of a time."""
+
+    part: int
+    agent: str
+    spent_usd: Usd
+
+
+class _Sum(msgspec.Struct, frozen=True):
+    """The same as the store has it: in micro-dollars."""
+
+    part: int
+    agent: str
+    usd: int
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    seq: int
+    at: int
+    version: int
+    facts: bytes
+    body: bytes | None
+
+
+async def session(desk: Desk, session: Session) -> SessionRow:
+    """Show where a session stands."""
+    return await desk.session(session)
+
+
+async def sessions(desk: Desk, agent: Agent = "", limit: Limit = 50) -> Sequence[SessionRow]:
+    """List sessions, the newest first."""
+    if agent:
+        desk.demand_agent(readable(agent, "an agent"))
+        params: Mapping[str, Any] = {"agent": agent, "limit": limit}
+        return await desk.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+    if not desk.who.agents:
+        return await desk.app.store.ask(Query("sessions", SessionRow, {"limit": limit}))
+    rows = [row for name in desk.who.agents for row in await sessions(desk, name, limit)]
+    return sorted(rows, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
+
+
+async def sessions_under_way(desk: Desk) -> Sequence[SessionRow]:
+    """List the sessions that are not over, the newest first."""
+    rows = await desk.app.store.ask(Query("sessions_under_way", SessionRow))
+    return [row for row in rows if desk.who.sees(row.agent)]
+
+
+async def agents_seen(store: Store) -> frozenset[str]:
+    """Name the agents that ever had a session here."""
+    return frozenset(row.agent for row in await store.ask(Query("agents_seen", _Agent)))
+
+
+class _Agent(msgspec.Struct, frozen=True):
+    agent: str
+
+
+async def event_objects(
+    desk: Desk, session: Session, *, after: After = 0, limit: Count = PAGE, inbox: Inbox = False
+) -> Sequence[dict[str, Any]]:
+    """Read the events of a session in their order, or what came into its inbox; page on by the last `seq`."""
+    return [serialize_event(stored) for stored in await events(desk, session, after, limit, inbox=inbox)]
+
+
+async def events(
+    desk: Desk, session: str, after: int = 0, limit: int = PAGE, *, inbox: bool = False
+) -> Sequence[Stored]:
+    """Read events of a session in their order, or what came into its inbox."""
+    row = await desk.session(session)
+    stream = inbox_stream(row.session) if inbox else session_stream(row.session)
+    return await desk.app.store.read(stream, after, limit)
+
+
+async def newest_events(desk: Desk, session: str, count: int = PAGE) -> Sequence[Stored]:
+    """Read the newest events of a session, in their order."""
+    row = await desk.session(session)
+    stream = session_stream(row.session)
+    head = next(iter(await desk.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
+    found: list[Stored] = []
+    after = max(0, head - count)
+    while page := await desk.app.store.read(stream, after, PAGE):
+        found += page
+        after = page[-1].seq
+    return found
+
+
+class _Head(msgspec.Struct, frozen=True):
+    head: int
+
+
+async def all_events(app: App, stream: StreamId) -> list[Stored]:
+    """Read a whole stream."""
+    found: list[Stored] = []
+    while page := await app.store.read(stream, after=len(found), limit=PAGE):
+        found += page
+    return found
+
+
+async def receipt(desk: Desk, session: Session) -> Receipt:
+    """Make the receipt of a session."""
+    name = (await desk.session(session)).session
+    inbox = await all_events(desk.app, inbox_stream(name))
+    return receipt_of(await all_events(desk.app, session_stream(name)), inbox)
+
+
+async def turns(desk: Desk, session: Session) -> Sequence[TurnLine]:
+    """List the turns of a session."""
+    return (await receipt(desk, session)).turns
+
+
+async def report(desk: Desk, since: Moment = 0) -> Report:
+    """Report what happened since a moment (without one, in the last day), and what needs a person."""
+    now = desk.app.clock.now()
+    found = await read_report_rows(desk.app.store, since or max(0, now - DAY), now)
+    return report_of(found if not desk.who.agents else _theirs(desk, found))
+
+
+def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
+    """Leave out what is of agents that somebody does not see."""
+    sees = desk.who.sees
+    return msgspec.structs.replace(
+        found,
+        sessions=[row for row in found.sessions if sees(row.agent)],
+        happened=[each for each in found.happened if sees(_of(each.stream.removeprefix("trigger:")))],
+        left=[item for item in found.left if sees(_of(item.trigger))],
+        findings=[row for row in found.findings if sees(row.agent)],
+        proposals=type(found.proposals)(),
+        spent=[line for line in found.spent if sees(line.agent)],
+        budgets=[row for row in found.budgets if row.scope != "fleet" and sees(_of(row.scope.partition(":")[2]))],
+        waiting=[one for one in found.waiting if sees(one.agent)],
+        decided=[row for row in found.decided if sees(row.agent)],
+        halts=[row for row in found.halts if row.scope == "fleet" or sees(_of(row.scope.partition(":")[2]))],
+        undelivered=[row for row in found.undelivered if sees(row.agent)],
+    )
+
+
+def _of(trigger: str) -> str:
+    return trigger.partition("/")[0]
+
+
+async def told(desk: Desk, since: int, limit: int = MOST_NEWS) -> Sequence[AgentNews]:
+    """List what agents told in the app since a moment, the newest first."""
+    found = await desk.app.store.ask(Query("told_in_app", AgentNews, {"since": since, "limit": limit}))
+    return [each for each in found if desk.who.sees(each.agent)]
+
+
+async def hot_state(desk: Desk, session: Session) -> HotStateView:
+    """Show what a session knew when that was last kept: at most a few seconds ago, where its worker lives."""
+    row = await desk.session(session)
+    for kept in await desk.app.store.ask(Query("snapshot", SavedHotState, {"session": row.session})):
+        try:
+            return HotStateView(kept.at, msgspec.json.decode(kept.data, type=dict[str, FactView]))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            break
+    return HotStateView()
+
+
+async def hot_state_history(desk: Desk, session: str, limit: int = CHANGES) -> Sequence[Saw]:
+    """Tell what the newest turns saw of the hot state, wherever that was not the same as before; the oldest first."""
+    found = await _of_kind(desk, (await desk.session(session)).session, "hot_state_seen", limit)
+    seen: list[Saw] = []
+    for each in reversed(found):
+        try:
+            seen.append(Saw(each.at, msgspec.json.decode(each.body or b"{}", type=dict[str, Any])))
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            continue
+    return seen
+
+
+async def sensors(desk: Desk, session: str) -> Mapping[str, SensorChanged]:
+    """Tell how each sensor of a session is, as far as that ever changed."""
+    found: dict[str, SensorChanged] = {}
+    for each in await _of_kind(desk, (await desk.session(session)).session, SensorChanged.KIND, CHANGES):
+        event = decode(SensorChanged.KIND, each.version, each.facts)
+        if isinstance(event, SensorChanged):
+            found.setdefault(event.sensor, event)
+    return found
+
+
+async def _of_kind(desk: Desk, session: str, kind: str, limit: int) -> Sequence[_Kind]:
+    params = {"stream": session_stream(session), "kind": kind, "limit": limit}
+    return await desk.app.store.ask(Query("events_of_kind", _Kind, params))
+
+
+async def spending(desk: Desk, since: Moment, until: Moment, parts: Parts = 48) -> Sequence[SpendingPart]:
+    """Show what each agent spent between two moments, in equal parts of that time; empty parts are left out."""
+    if not 0 < parts <= MOST_PARTS or until <= since:
+        wrong(f"A time is told in 1 to {MOST_PARTS} parts, and ends after it begins.")
+    params = {"since": since, "until": until, "part": max(1, -(-(until - since) // parts))}
+    found = await desk.app.store.ask(Query("spent_in_parts", _Sum, params))
+    return [SpendingPart(each.part, each.agent, micros_to_usd(each.usd)) for each in found if desk.who.sees(each.agent)]
+
+
+async def fleet(desk: Desk) -> Sequence[AgentLine]:
+    """Show how every agent stands that was ever switched on or had a session."""
+    now = desk.app.clock.now()
+    switches = {row.agent: row for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
+    under_way: dict[str, list[SessionRow]] = {}
+    for row in await sessions_under_way(desk):
+        under_way.setdefault(row.agent, []).append(row)
+    today = {row.scope: row for row in await read_current_budgets(desk.app.store, now) if _is_today(row, now)}
+    burn = {each.agent: each.spent_usd for each in await spending(desk, now - HOUR, now + 1, 1)}
+    halts = await desk.app.store.ask(Query("halts_standing", HaltRow))
+    halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts}
+    names = sorted(name for name in {*switches, *await agents_seen(desk.app.store)} if desk.who.sees(name))
+    return [
+        await _line(desk, name, switches.get(name), under_way.get(name, []), today.get(f"agent:{name}"), burn, halted)
+        for name in names
+    ]
+
+
+def _is_today(row: BudgetRow, now: int) -> bool:
+    return row.unit == "usd" and row.window == window_at("day", now)
+
+
+async def _line(
+    desk: Desk,
+    name: str,
+    switch: AgentRow | None,
+    under_way: Sequence[SessionRow],
+    budget: BudgetRow | None,
+    burn: Mapping[str, Decimal],
+    halted: Mapping[str, str],
+) -> AgentLine:
+    own = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
+    health: Mapping[str, SensorChanged] = {} if own is None else await sensors(desk, own.session)
+    scopes = ("fleet", f"agent:{name}", f"session:{own.session}" if own else "")
+    return AgentLine(
+        agent=name,
+        on=None if switch is None else bool(switch.switched_on),
+        switched_by="" if switch is None else switch.by,
+        halted=next((halted[scope] for scope in scopes if scope in halted), ""),
+        session="" if own is None else own.session,
+        state="" if own is None else own.state,
+        due_at=None if own is None else own.due_at,
+        wake_on="" if own is None else own.wake_on,
+        under_way=len(under_way),
+        spent_today_usd=ZERO_USD if budget is None else micros_to_usd(budget.spent),
+        cap_today_usd=None if budget is None or budget.cap is None else micros_to_usd(budget.cap),
+        burn_usd=burn.get(name, ZERO_USD),
+        sensors={sensor: event.health for sensor, event in health.items()},
+    )
+
+
+AUDIT_PAGE: Final = 100
+"""So many rows are read at once: between pages others get on, so that a long search holds up nobody, nor a halt."""
+
+
+class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which rows of the audit are wanted."""
+
+    since: Moment = 0
+    until: Moment | None = None
+    agent: Agent = ""
+    tool: Annotated[Name, Meta(description="Only this tool.")] = ""
+    outcome: Annotated[Name, Meta(description="Only this outcome.")] = ""
+    session: Session = ""
+    text: Annotated[Words, Meta(description="Words in what was said, in any case.")] = ""
+
+    def fits(self, row: AuditRecord) -> bool:
+        """Tell whether a row is one of those that are asked for by name."""
+        return all(wanted in ("", getattr(row, name)) for name, wanted in self.named().items())
+
+    def named(self) -> dict[str, str]:
+        """What the store is asked for by name."""
+        return {"agent": self.agent, "tool": self.tool, "outcome": self.outcome, "session": self.session}
+
+    def says(self, row: AuditEntry) -> bool:
+        """Tell whether the words are in it."""
+        said = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
+        return self.text.casefold() in said
+
+
+class AuditPage(AuditFilter, frozen=True, kw_only=True):
+    """Which rows of the audit are wanted, and how many."""
+
+    limit: Limit = 100
+
+
+async def audit_page(desk: Desk, limit: int = 100, **wanted: Any) -> Sequence[AuditEntry]:
+    """Search the audit, the newest first; page on with `until`."""
+    found: list[AuditEntry] = []
+    async with aclosing(newest(desk, AuditFilter(**wanted))) as rows:
+        async for row in rows:
+            found.append(make_audit_entry(row))
+            if len(found) == limit:
+                break
+    return found
+
+
+async def audit_lines(desk: Desk, **wanted: Any) -> AsyncGenerator[AuditEntry]:
+    """Export the audit, the oldest first: one JSON object to a line."""
+    async with aclosing(audit(desk, AuditFilter(**wanted))) as rows:
+        async for row in rows:
+            yield make_audit_entry(row)
+
+
+async def audit(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
+    """Read the audit from a moment on, whether or not its calls have come to an outcome; the oldest first."""
+    cursor: dict[str, Any] = {**wanted.named(), "since": wanted.since, "call": "", "limit": AUDIT_PAGE}
+    while page := await desk.app.store.ask(Query("audit_since", AuditRecord, cursor)):
+        for row in page:
+            if wanted.until is not None and row.created_at > wanted.until:
+                return
+            if (found := await _found(desk, wanted, row)) is not None:
+                yield found
+        cursor = {**cursor, "since": page[-1].created_at, "call": page[-1].call}
+
+
+async def newest(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
+    """Read the audit back from a moment, the newest first."""
+    until = desk.app.clock.now() if wanted.until is None else wanted.until
+    cursor: dict[str, Any] = {**wanted.named(), "until": until, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
+    while page := await desk.app.store.ask(Query("audit_until", AuditRecord, cursor)):
+        for row in page:
+            if row.created_at < wanted.since:
+                return
+            if (found := await _found(desk, wanted, row)) is not None:
+                yield found
+        cursor = {**cursor, "until": page[-1].created_at, "call": page[-1].call}
+
+
+async def _found(desk: Desk, wanted: AuditFilter, row: AuditRecord) -> AuditRecord | None:
+    if not desk.who.sees(row.agent):
+        return None
+    said = await load_audit_bodies(desk.app.store, row)
+    return said if wanted.says(make_audit_entry(said)) else None

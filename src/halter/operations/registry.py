@@ -1,0 +1,127 @@
+"""All operations: what can be seen and done in a store, in the order in which the reference lists them.
+
+The HTTP API serves every one of them under `path`. The command line takes what its commands need from the functions
+themselves, so that one command does not load all of them.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from halter.core.rows import HaltRow
+from halter.operations import agents, artifacts, control, decisions, fleet, journal, money, queries
+from halter.operations import fleet as working
+from halter.operations.decisions import as_object_with_rules, waiting
+from halter.operations.desk import Desk, Operation, Role, Who
+from halter.operations.report import Report
+
+
+class Home(msgspec.Struct, frozen=True):
+    """What an operator wants to see first. `report` is about the last day."""
+
+    who: Who
+    needs_you: Sequence[dict[str, Any]]
+    halts: Sequence[HaltRow]
+    fleet: Sequence[queries.AgentLine]
+    budgets: money.Budgets
+    report: Report
+
+
+async def whoami(desk: Desk) -> Who:
+    """Show who you are here, what you may do, and which agents you see (all, where none is named)."""
+    return desk.who
+
+
+async def home(desk: Desk) -> Home:
+    """Show what needs you, what is halted, how the fleet stands, what was spent, and what the last day brought."""
+    return Home(
+        desk.who,
+        await open_decisions(desk),
+        await control.halts_now(desk),
+        await queries.fleet(desk),
+        await money.budgets(desk),
+        await queries.report(desk),
+    )
+
+
+async def open_decisions(desk: Desk) -> Sequence[dict[str, Any]]:
+    """List what waits for a person, the longest waiting first."""
+    return [as_object_with_rules(one) for one in await waiting(desk)]
+
+
+READS: Final = (
+    Operation(name="whoami", path="/whoami", run=whoami),
+    Operation(name="home", path="/home", run=home),
+    Operation(name="fleet", path="/fleet", run=queries.fleet),
+    Operation(name="workers", path="/workers", run=working.workers),
+    Operation(name="sessions", command="sessions", path="/sessions", run=queries.sessions),
+    Operation(name="session", path="/sessions/{session}", run=queries.session),
+    Operation(name="events", command="show", path="/sessions/{session}/events", run=queries.event_objects),
+    Operation(name="receipt", command="receipt", path="/sessions/{session}/receipt", run=queries.receipt),
+    Operation(name="turns", path="/sessions/{session}/turns", run=queries.turns),
+    Operation(name="hot-state", path="/sessions/{session}/hot-state", run=queries.hot_state),
+    Operation(name="decisions", command="inbox", path="/decisions", run=open_decisions),
+    Operation(name="halts", path="/halts", run=control.halts_now),
+    Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),
+    Operation(name="policy", command="policy show", path="/policy", run=money.show),
+    Operation(name="spending", path="/spending", run=queries.spending),
+    Operation(name="triggers", command="schedules list", path="/triggers", run=fleet.plans),
+    Operation(name="findings", command="findings list", path="/findings", run=artifacts.findings),
+    Operation(name="proposals", command="proposals list", path="/proposals", run=artifacts.proposals),
+    Operation(name="rules", command="rules", path="/rules", run=decisions.rules),
+    Operation(name="audit", command="audit", path="/audit", run=queries.audit_page, takes=queries.AuditPage),
+    Operation(
+        name="export-audit",
+        command="audit",
+        path="/audit/export",
+        run=queries.audit_lines,
+        takes=queries.AuditFilter,
+        lines="halter-audit.jsonl",
+    ),
+    Operation(name="report", command="report", path="/report", run=queries.report),
+    Operation(
+        name="export",
+        command="export",
+        path="/sessions/{session}/journal",
+        run=journal.export,
+        lines="halter-session.jsonl",
+    ),
+)
+
+
+def _write(name: str, path: str, run: Any, role: Role, command: str, *hidden: str) -> Operation:
+    return Operation(name=name, path=path, run=run, role=role, command=command, writes=True, hidden=hidden)
+
+
+WRITES: Final = (
+    _write("approve", "/decisions/{decision:path}/approve", decisions.approve_with, "approver", "approve"),
+    _write("deny", "/decisions/{decision:path}/deny", decisions.deny, "approver", "deny"),
+    _write("halt", "/halts", control.halt, "approver", "halt"),
+    _write("resume", "/halts/resume", control.resume_over, "operator", "resume"),
+    _write("cancel", "/sessions/{session}/cancel", control.cancel, "operator", "cancel", "patience"),
+    _write("tell", "/sessions/{session}/messages", control.tell, "operator", ""),
+    _write("switch", "/agents/{agent}/switch", control.switch_known, "operator", "on"),
+    _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
+    _write("retry", "/triggers/{agent}/{name}/retry", fleet.retry_item, "operator", "schedules retry"),
+    _write("end-trigger", "/triggers/{agent}/{name}/end", fleet.end_trigger, "operator", "schedules cancel"),
+    _write("settle-finding", "/findings/{finding}/settle", artifacts.settle_finding, "approver", "findings keep"),
+    _write("settle-proposal", "/proposals/{proposal}/settle", artifacts.settle_proposal, "approver", "proposals keep"),
+    _write("end-rule", "/rules/{rule}/end", decisions.end, "operator", "rules end"),
+)
+
+FLEET_WIDE: Final = (
+    _write("verify", "/journal/verify", journal.verify, "admin", "verify", "progress"),
+    _write("erase", "/journal/erase", journal.erase_confirmed, "admin", "erase"),
+)
+"""Only for those who see every agent."""
+
+AT_HAND: Final = (
+    Operation(name="route", command="route", path="/agents/{agent}/route", run=agents.route_message),
+    _write("say", "/agents/{agent}/messages", agents.say, "operator", "run"),
+    _write("run-trigger", "/triggers/{agent}/{name}/run", agents.run_trigger, "operator", "schedules run"),
+    _write("promote", "/proposals/{proposal}/promote", agents.promote, "admin", "proposals promote"),
+)
+"""For agents whose folders the server was started with."""
+
+OPERATIONS: Final[tuple[Operation, ...]] = (*READS, *WRITES, *FLEET_WIDE, *AT_HAND)

@@ -1,0 +1,397 @@
+"""What happened lately, in all agents together: a fold of rows, in which no model has a word.
+
+A report as a message: what needs somebody first, and never more than is read on the way.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from halter.core.clock import format_duration
+from halter.core.codec import decode
+from halter.core.events import ItemQuarantined, NotificationQueued, RunsDelayed, RunSkipped, RunStarted
+from halter.core.ids import OUTBOX
+from halter.core.money import ZERO_USD, BudgetRow, Usd, format_usd, micros_to_usd
+from halter.core.ports import Draft, NotificationContent, Query, Store, Write
+from halter.core.project import rows_of_event
+from halter.core.rows import DecisionRow, FindingRow, HaltRow, ItemRow, NotificationRow, SessionRow
+from halter.core.text import clean, shorten
+from halter.operations.money import read_current_budgets
+from halter.tasks.task_tools import name_by_parts
+
+NEAR_CAP_PERCENT: Final = 80
+"""From so many percent of a cap on, a person is told."""
+
+
+MAX_REPORT_LINES: Final = 50
+"""More lines than these are counted, not listed."""
+
+
+class TriggerEventRow(msgspec.Struct, frozen=True):
+    """An event of a trigger."""
+
+    stream: str
+    at: int
+    kind: str
+    version: int
+    facts: bytes
+
+
+class ReportSpending(msgspec.Struct, frozen=True):
+    """What was spent on one thing, by one agent, for one purpose, in micro-dollars as the store has it."""
+
+    agent: str
+    purpose: str
+    name: str
+    spends: int
+    usd: int
+
+
+class ProposalCounts(msgspec.Struct, frozen=True):
+    """How much waits to be kept or dismissed."""
+
+    findings: int = 0
+    memories: int = 0
+    precedents: int = 0
+
+
+class ReportDecision(msgspec.Struct, frozen=True):
+    """A decision that waits for a person."""
+
+    decision: str
+    about: str
+    session: str
+    agent: str
+    name: str
+    asked_at: int
+    expires_at: int
+
+
+class ReportRows(msgspec.Struct, frozen=True, kw_only=True):
+    """All the rows that a report is made of."""
+
+    since: int
+    until: int
+    sessions: Sequence[SessionRow] = ()
+    happened: Sequence[TriggerEventRow] = ()
+    left: Sequence[ItemRow] = ()
+    findings: Sequence[FindingRow] = ()
+    proposals: ProposalCounts = ProposalCounts()
+    spent: Sequence[ReportSpending] = ()
+    budgets: Sequence[BudgetRow] = ()
+    waiting: Sequence[ReportDecision] = ()
+    decided: Sequence[DecisionRow] = ()
+    halts: Sequence[HaltRow] = ()
+    undelivered: Sequence[NotificationRow] = ()
+
+
+class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent did. Sessions that are over are counted by how they ended, the others by where they stand.
+
+    `skipped` counts times of schedules by the reason why nothing was started, `delayed` says what waits and why.
+    `findings` counts by severity, and there by what the review said.
+    """
+
+    agent: str
+    began: int = 0
+    ended: Mapping[str, int] = {}
+    under_way: Mapping[str, int] = {}
+    runs: int = 0
+    skipped: Mapping[str, int] = {}
+    delayed: tuple[str, ...] = ()
+    quarantined: int = 0
+    findings: Mapping[str, Mapping[str, int]] = {}
+    spent_usd: Usd = ZERO_USD
+
+
+class CapLine(msgspec.Struct, frozen=True):
+    """What stands against a cap that counts now."""
+
+    scope: str
+    window: str
+    cap_usd: Usd | None
+    spent_usd: Usd
+    held_usd: Usd
+
+    @property
+    def percent(self) -> int:
+        """Tell how much of the cap is spent or held."""
+        return 0 if not self.cap_usd else int(100 * (self.spent_usd + self.held_usd) // self.cap_usd)
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened between two moments, and what needs a person now. Amounts are dollars.
+
+    Of `decided` the newest are listed.
+    """
+
+    since: int
+    until: int
+    agents: tuple[AgentReport, ...] = ()
+    spent_usd: Usd = ZERO_USD
+    spent_by_purpose_usd: Mapping[str, Usd] = {}
+    caps: tuple[CapLine, ...] = ()
+    decided: tuple[DecisionRow, ...] = ()
+    decided_count: int = 0
+    waiting: tuple[ReportDecision, ...] = ()
+    halts: tuple[HaltRow, ...] = ()
+    undelivered: tuple[NotificationRow, ...] = ()
+    ended_badly: tuple[str, ...] = ()
+    needs_you: tuple[str, ...] = ()
+
+
+async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
+    """Ask for all that a report is made of."""
+    params: Mapping[str, Any] = {"since": since}
+    (proposals,) = await store.ask(Query("proposals_open", ProposalCounts))
+    return ReportRows(
+        since=since,
+        until=until,
+        sessions=await store.ask(Query("sessions_since", SessionRow, params)),
+        happened=await store.ask(Query("triggered_since", TriggerEventRow, params)),
+        left=await store.ask(Query("items_left", ItemRow)),
+        findings=await store.ask(Query("findings_since", FindingRow, params)),
+        proposals=proposals,
+        spent=await store.ask(Query("spent_by_purpose", ReportSpending, params)),
+        budgets=await read_current_budgets(store, until),
+        waiting=await store.ask(Query("open_decisions", ReportDecision, {"now": until})),
+        decided=await store.ask(Query("decided_since", DecisionRow, params)),
+        halts=await store.ask(Query("all_halts", HaltRow)),
+        undelivered=await store.ask(Query("undelivered", NotificationRow, params)),
+    )
+
+
+def build_report(found: ReportRows) -> Report:
+    """Make the report. The same rows make the same one."""
+    spent: Counter[str] = Counter()
+    for line in found.spent:
+        spent[line.purpose] += line.usd
+    caps = tuple(_caps(found.budgets, found.until))
+    waiting = tuple(one for one in found.waiting if one.expires_at > found.until)
+    return Report(
+        since=found.since,
+        until=found.until,
+        agents=tuple(_agents(found)),
+        spent_usd=micros_to_usd(spent.total()),
+        spent_by_purpose_usd={purpose: micros_to_usd(micros) for purpose, micros in spent.most_common()},
+        caps=caps,
+        decided=tuple(found.decided[-MAX_REPORT_LINES:]),
+        decided_count=len(found.decided),
+        waiting=waiting,
+        halts=tuple(row for row in found.halts if row.halted or row.at >= found.since),
+        undelivered=tuple(found.undelivered),
+        ended_badly=tuple(_truncate_lines(list(_list_failures(found)))),
+        needs_you=tuple(_truncate_lines(list(_needs_you(found, waiting, caps)))),
+    )
+
+
+def _truncate_lines(sentences: Sequence[str]) -> Iterable[str]:
+    yield from sentences[:MAX_REPORT_LINES]
+    if len(sentences) > MAX_REPORT_LINES:
+        yield f"and {len(sentences) - MAX_REPORT_LINES:,} more."
+
+
+def _agents(found: ReportRows) -> Iterable[AgentReport]:
+    sessions, runs = _group_by_agent(found), _runs(found.happened)
+    findings: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+    for row in found.findings:
+        findings[row.agent][row.severity][row.review or "not looked at"] += 1
+    spent: Counter[str] = Counter()
+    for line in found.spent:
+        spent[line.agent] += line.usd
+    for name in sorted({*sessions, *runs, *findings, *spent}):
+        made = _sessions(sessions.get(name, ()), found.since)
+        yield msgspec.structs.replace(
+            runs.get(name, AgentReport(agent=name)),
+            **made,
+            findings={severity: dict(counts) for severity, counts in findings.get(name, {}).items()},
+            spent_usd=micros_to_usd(spent[name]),
+        )
+
+
+def _group_by_agent(found: ReportRows) -> Mapping[str, Sequence[SessionRow]]:
+    """Sort sessions by agent. A chat that somebody left open long ago is nothing that happened lately."""
+    rows: dict[str, list[SessionRow]] = defaultdict(list)
+    for row in found.sessions:
+        if row.unattended or row.ended_at is not None or row.started_at >= found.since:
+            rows[row.agent].append(row)
+    return rows
+
+
+def _sessions(rows: Sequence[SessionRow], since: int) -> dict[str, Any]:
+    over = Counter(f"{row.state}, {row.terminal_reason}" for row in rows if row.ended_at is not None)
+    under_way = Counter[str](row.state for row in rows if row.ended_at is None)
+    return {
+        "began": sum(row.started_at >= since for row in rows),
+        "ended": dict(over.most_common()),
+        "under_way": dict(under_way.most_common()),
+    }
+
+
+def _runs(happened: Sequence[TriggerEventRow]) -> Mapping[str, AgentReport]:
+    """Tell what triggers did, by agent."""
+    made: dict[str, AgentReport] = {}
+    for each in happened:
+        agent = each.stream.removeprefix("trigger:").partition("/")[0]
+        made[agent] = _add_run(made.get(agent, AgentReport(agent=agent)), each)
+    return made
+
+
+def _add_run(so_far: AgentReport, each: TriggerEventRow) -> AgentReport:
+    match decode(each.kind, each.version, each.facts):
+        case RunStarted():
+            return msgspec.structs.replace(so_far, runs=so_far.runs + 1)
+        case RunSkipped() as event:
+            skipped = {**so_far.skipped, event.why: so_far.skipped.get(event.why, 0) + event.count}
+            return msgspec.structs.replace(so_far, skipped=skipped)
+        case RunsDelayed() as event:
+            words = f"{event.trigger} ({event.why}): {event.sentence}"
+            return msgspec.structs.replace(so_far, delayed=tuple(dict.fromkeys((*so_far.delayed, words))))
+        case ItemQuarantined():
+            return msgspec.structs.replace(so_far, quarantined=so_far.quarantined + 1)
+        case _:
+            return so_far
+
+
+def _caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
+    """List the caps that count now. Those of single sessions are told where these are."""
+    for row in budgets:
+        end = row.ends_at
+        if row.unit == "usd" and not row.scope.startswith("session:") and (end is None or end > now):
+            cap = None if row.cap is None else micros_to_usd(row.cap)
+            yield CapLine(row.scope, row.window, cap, micros_to_usd(row.spent), micros_to_usd(row.held))
+
+
+def _list_failures(found: ReportRows) -> Iterable[str]:
+    for row in found.sessions:
+        if row.ended_at is not None and row.ended_at >= found.since and row.state != "COMPLETED":
+            yield f"{row.session}: {row.state}, {row.terminal_reason}{_find_successor(row, found.sessions)}"
+
+
+def _find_successor(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
+    """Name the session that went on where one had used up its cap."""
+    if row.kind != "autonomous" or row.state != "BUDGET_EXCEEDED":
+        return ""
+    later = [one for one in sessions if (one.agent, one.kind) == (row.agent, row.kind)]
+    after = [one for one in later if one.started_at >= (row.ended_at or 0) and one.session != row.session]
+    return f"; {min(after, key=lambda one: one.started_at).session} went on" if after else ""
+
+
+def _needs_you(found: ReportRows, waiting: Sequence[ReportDecision], caps: Sequence[CapLine]) -> Iterable[str]:
+    """Say what waits for a person, and how it goes on."""
+    for one in waiting:
+        more = " --cap AMOUNT" if one.about == "cap_raise" else ""
+        yield f"{one.agent}: {one.about} of {one.name}: halter approve {one.decision}{more}"
+    for row in found.sessions:
+        yield from _session_needs(row)
+    for item in found.left:
+        yield f"{item.trigger}: {item.name} is left to you after {item.attempts} attempts: {item.sentence}"
+    for halt in found.halts:
+        if halt.halted and not halt.cancels:
+            yield f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
+    for told in found.undelivered:
+        if told.gave_up:
+            yield f"{told.agent}: nobody could be told over {told.channel}: {told.error}"
+    for cap in caps:
+        if cap.percent >= NEAR_CAP_PERCENT:
+            yield f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
+    kinds = (("finding", found.proposals.findings), ("memory", found.proposals.memories))
+    for kind, count in (*kinds, ("precedent", found.proposals.precedents)):
+        if count:
+            yield f"To be kept or dismissed, {kind}: {count}."
+
+
+def _session_needs(row: SessionRow) -> Iterable[str]:
+    if row.ended_at is not None or not row.unattended:
+        return
+    if row.state == "WAITING_FOR_INPUT":
+        yield f"{row.session} waits for a word: halter chat"
+    elif row.state == "PAUSED":
+        yield f"{row.session} is paused: halter on {row.agent}, or a message, lets it go on."
+
+
+MAX_REPORT_MESSAGE: Final = 1500
+"""So many characters a message has at most."""
+MAX_REPORT_LINE: Final = 200
+"""So many characters a line has at most: one that is long must not crowd out the others."""
+REPORT_TRUNCATED: Final = "…and more: halter report shows all of it."
+
+
+class ReportMessage(NamedTuple):
+    """What is sent."""
+
+    subject: str
+    text: str
+
+
+def render_report_message(made: Report) -> ReportMessage:
+    """Put a report into a few lines."""
+    sessions = sum(agent.began for agent in made.agents)
+    began = "1 session" if sessions == 1 else f"{sessions} sessions"
+    needs = {0: "nothing needs you", 1: "1 thing needs you"}.get(
+        len(made.needs_you), f"{len(made.needs_you)} things need you"
+    )
+    subject = f"Halter: {needs}; {began} and {format_usd(made.spent_usd)} in {format_duration(made.until - made.since)}"
+    return ReportMessage(subject, _fit_lines(_line(line) for line in _lines(made)))
+
+
+def queue_report(agent: str, channel: str, message: ReportMessage, key: str) -> Write:
+    """Let a report be told over a channel of an agent: it is sent after this is committed, by who runs that agent."""
+    event = NotificationQueued(
+        notification=name_by_parts("n", key, channel), channel=channel, agent=agent, about="report"
+    )
+    body = NotificationContent(subject=message.subject, text=message.text).body()
+    return Write(OUTBOX, f"report/{key}", lambda _: [Draft(event, body)], rows_of_event(event))
+
+
+def _line(text: str) -> str:
+    return shorten(" ".join(clean(text).split()), MAX_REPORT_LINE)
+
+
+def _fit_lines(lines: Iterable[str]) -> str:
+    """Keep as many whole lines as fit, and say so where there are more."""
+    kept: list[str] = []
+    room = MAX_REPORT_MESSAGE - len(REPORT_TRUNCATED) - 1
+    for line in lines:
+        room -= len(line) + 1
+        if room < 0:
+            return "\n".join((*kept, REPORT_TRUNCATED))
+        kept.append(line)
+    return "\n".join(kept)
+
+
+def _lines(made: Report) -> Iterable[str]:
+    yield "Needs you:" if made.needs_you else "Nothing needs you."
+    yield from (f"- {sentence}" for sentence in made.needs_you)
+    for sentence in made.ended_badly:
+        yield f"Ended: {sentence}"
+    for agent in made.agents:
+        yield _agent_line(agent)
+    by_purpose = {purpose: format_usd(spent) for purpose, spent in made.spent_by_purpose_usd.items()}
+    yield f"Spent: {format_usd(made.spent_usd)}{_list_lines(by_purpose)}"
+    for cap in made.caps:
+        if cap.cap_usd is not None:
+            yield f"Cap of {cap.scope} {cap.window}: {format_usd(cap.spent_usd)} of {format_usd(cap.cap_usd)}"
+    if made.decided:
+        yield f"Decided: {made.decided_count:,}"
+
+
+def _agent_line(agent: AgentReport) -> str:
+    found = {severity: sum(counts.values()) for severity, counts in agent.findings.items()}
+    parts = [
+        f"{agent.began} began{_list_lines(agent.ended)}",
+        f"{agent.runs} runs" if agent.runs else "",
+        f"skipped{_list_lines(agent.skipped)}" if agent.skipped else "",
+        "; ".join(agent.delayed),
+        f"{agent.quarantined} quarantined" if agent.quarantined else "",
+        f"findings{_list_lines(found)}" if found else "",
+        format_usd(agent.spent_usd),
+    ]
+    return f"{agent.agent}: {', '.join(part for part in parts if part)}"
+
+
+def _list_lines(counts: Mapping[str, object]) -> str:
+    told = ", ".join(f"{name} {each}" for name, each in counts.items())
+    return f" ({told})" if told else ""

@@ -1,0 +1,185 @@
+"""What happened lately, in facts and tables.
+
+What is said of the processes that run agents, the same wherever they are shown.
+"""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Final
+
+from halter.core.clock import format_duration
+from halter.core.money import format_usd
+from halter.operations.fleet import Health, WorkerView
+from halter.operations.report import AgentReport, Report
+from halter.present.events import format_moment
+from halter.present.receipt import Facts, Listing, Sheet
+
+
+def format_report_title(made: Report) -> str:
+    """Name the time that a report is about."""
+    return f"From {format_moment(made.since)} to {format_moment(made.until)}"
+
+
+def build_report_sheet(made: Report) -> Sheet:
+    """Put a report into facts and tables; what needs somebody comes first."""
+    return [
+        Listing("Needs you", ["what"], [[one] for one in made.needs_you], long="what", empty="Nothing needs you."),
+        Facts(format_report_title(made), _summary(made)),
+        build_agents_table(made),
+        Listing("Did not end well", ["session"], [[one] for one in made.ended_badly], long="session"),
+        _caps(made),
+        _decisions_table(made),
+        _halts(made),
+        _undelivered_table(made),
+    ]
+
+
+def _summary(made: Report) -> list[tuple[str, str]]:
+    return [
+        ("spent", f"{format_usd(made.spent_usd)}{_by_purpose(made.spent_by_purpose_usd)}"),
+        ("waiting", str(len(made.waiting)) if made.waiting else ""),
+        ("decided", f"{made.decided_count:,}" if made.decided else ""),
+    ]
+
+
+def _by_purpose(spent: Mapping[str, Decimal]) -> str:
+    return ": " + ", ".join(f"{purpose} {format_usd(usd)}" for purpose, usd in spent.items()) if spent else ""
+
+
+def build_agents_table(made: Report) -> Listing:
+    """Tell what each agent did."""
+    columns = ["agent", "began", "ended", "under way", "runs", "not run", "findings", "spent"]
+    rows = [_agent(agent) for agent in made.agents]
+    long = "agent ended findings"
+    return Listing("Agents", columns, rows, right="began runs spent", long=long, empty="No agent did anything.")
+
+
+def _agent(agent: AgentReport) -> list[str]:
+    not_run = [_counts(agent.skipped), *agent.delayed]
+    if agent.quarantined:
+        not_run.append(f"quarantined {agent.quarantined}")
+    findings = [f"{severity}: {_counts(reviews)}" for severity, reviews in agent.findings.items()]
+    return [
+        agent.agent,
+        str(agent.began),
+        _counts(agent.ended),
+        _counts(agent.under_way),
+        str(agent.runs),
+        "; ".join(part for part in not_run if part),
+        "; ".join(findings),
+        format_usd(agent.spent_usd),
+    ]
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return "; ".join(f"{name} × {number}" if number > 1 else name for name, number in counts.items())
+
+
+def _caps(made: Report) -> Listing:
+    rows = [
+        [
+            cap.scope,
+            cap.window or "its life",
+            "none" if cap.cap_usd is None else format_usd(cap.cap_usd),
+            format_usd(cap.spent_usd),
+            format_usd(cap.held_usd),
+            f"{cap.percent} %" if cap.cap_usd else "",
+        ]
+        for cap in made.caps
+    ]
+    columns = ["scope", "window", "cap", "spent", "held", "used"]
+    return Listing("Against caps", columns, rows, right="cap spent held used", long="scope window")
+
+
+def _decisions_table(made: Report) -> Listing:
+    rows = [
+        [format_moment(one.decided_at or 0), one.agent, f"{one.about} of {one.name}", one.verdict, one.by]
+        for one in made.decided
+    ]
+    return Listing("Decided", ["when", "agent", "about", "answer", "by"], rows, long="about")
+
+
+def _halts(made: Report) -> Listing:
+    rows = [
+        [one.scope, "halted" if one.halted else "lifted", format_moment(one.at), one.by, one.reason]
+        for one in made.halts
+    ]
+    return Listing("Halts", ["scope", "state", "when", "by", "reason"], rows, long="scope reason")
+
+
+def _undelivered_table(made: Report) -> Listing:
+    rows = [
+        [
+            one.notification,
+            one.agent,
+            one.channel,
+            str(one.attempts),
+            "given up" if one.gave_up else "tried again",
+            one.error,
+        ]
+        for one in made.undelivered
+    ]
+    columns = ["notification", "agent", "channel", "attempts", "now", "error"]
+    return Listing("Could not be told", columns, rows, right="attempts", long="notification error")
+
+
+NO_WORKERS: Final = "No process runs agents here: start `halter up FOLDER`, or `halter worker` on a PostgreSQL store."
+HEALTH_MOODS: Final[Mapping[Health, str]] = {
+    "alive": "good",
+    "waits": "look",
+    "draining": "look",
+    "lapsed": "bad",
+    "left": "dim",
+}
+"""How each health is coloured."""
+
+
+def name_worker(one: WorkerView) -> str:
+    """Name a process so that somebody finds it: what it is, its number, and its machine."""
+    return f"halter {one.kind} {one.pid} on {one.host}"
+
+
+def describe_last_heartbeat(one: WorkerView, now: int) -> str:
+    """Say when it was last heard."""
+    return "" if one.heard_at is None else f"{format_duration(max(0, now - one.heard_at))} ago"
+
+
+def agents_of_worker(one: WorkerView) -> str:
+    """Name the agents that it has, each with the version of its files."""
+    return ", ".join(f"{name} {version}".strip() for name, version in one.agents.items())
+
+
+def describe_load(one: WorkerView) -> str:
+    """Say how many sessions are awake there, of how many, and how many stay there."""
+    if not one.alive:
+        return ""
+    stay = f", {one.residents} stay" if one.residents else ""
+    return f"{one.awake} of {one.concurrency}{stay}"
+
+
+def describe_worker_condition(one: WorkerView, now: int) -> str:
+    """Say what there is to know of it, and what to do; nothing where all is well."""
+    match one.health:
+        case "lapsed":
+            return (
+                f"Gone without a word: last heard {describe_last_heartbeat(one, now)}. What it had goes on wherever a worker has its "
+                "agents; start it again if there is none."
+            )
+        case "left":
+            return "It ended in good order."
+        case "draining" | "waits" | "alive":
+            said = (one.problem or (_DRAINING if one.closing else ""), describe_outdated_agents(one))
+            return " ".join(each for each in said if each)
+
+
+_DRAINING: Final = "It takes nothing more, and ends when what runs there has come to its rest."
+
+
+def describe_outdated_agents(one: WorkerView) -> str:
+    """Say of which agents others have newer files."""
+    if not one.waiting or one.closing:
+        return ""
+    return (
+        f"Another worker has newer files of {', '.join(one.waiting)}, whose sessions go on there: bring this folder to "
+        "the same version and start it again."
+    )

@@ -1,0 +1,1 @@
+"""Secrets and personal data taken out of text, in linear time."""

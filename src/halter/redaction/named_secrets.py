@@ -1,0 +1,296 @@
+r"""Secrets that look like nothing much, but stand after a name that says what they are, as in `DB_PASS=…`.
+
+A pattern finds the name and where its value begins. `read_named` then reads the value, and tells where it ends or that
+it is none: code, a reference, a placeholder or prose.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+from halter.redaction import secret_values
+from halter.redaction.secret_values import NO_MATCH, Candidate
+
+_PASSWORDS: Final = (
+    *("password", "passwd", "passphrase", "passcode", "passwort", "kennwort", "pass", "pwd", "pw", "psk"),
+    *("mot de passe", "contraseña", "contrasena", "senha", "wachtwoord", "heslo", "salasana", "securestring"),
+    *(
+        "hasło",
+        "lösenord",
+        "şifre",
+        "Şifre",
+        "пароль",
+        "Пароль",
+        "密码",
+        "密碼",
+        "口令",
+        "パスワード",
+        "비밀번호",
+        "암호",
+    ),
+    "identified by",
+)
+_KEYED: Final = (
+    *("api", "access", "account", "private", "auth", "signing", "encryption", "license", "licence", "master", "shared"),
+    *("sas", "app", "application", "subscription", "service", "client", "storage", "admin", "root", "deploy", "crypto"),
+    *("consumer", "webhook", "session", "jwt", "hmac", "aes", "rsa", "ssh", "function", "functions", "host", "live"),
+    *("integration", "ingest", "write", "server", "site", "secret", "unseal"),
+)
+_KEYS: Final = ("secret", "token", "credentials?", "authorization", "auth", "login", "honeycomb-team", "bw_session")
+_ANY_KEYS: Final = ("_key", "-key", "_pat", "-pat")
+"""Names of keys of any kind: only what is long and drawn by lot is a secret there."""
+
+_LAST: Final = (
+    r"(?:s?[_. -]?(?:key|token|value|hash|base|prod|dev|test|staging|live|old|new|text|string|plain|raw|hex|b64|base64"
+    r"|v?[0-9]{1,2})){0,2}"
+)
+_QUOTE: Final = r"\\{0,3}[\"'`]"
+_TYPE: Final = r"[A-Za-z][A-Za-z0-9_.<>?\[\]]{0,40}"
+_ASSIGNMENT: Final = (
+    rf"(?:(?:{_QUOTE})?\]?[ \t]{{0,24}}(?:=>|: ?{_TYPE} =|[:?+|]?==?|::?|\xef\xbc\x9a)\*{{0,2}}\s{{0,3}}"
+    r"|>\s{0,4}(?:<value>)?"
+    r"|[\"']\s{1,3}value\s{0,2}=\s{0,2}"
+    rf"|{_QUOTE}\s{{0,2}},\s{{0,24}}{_QUOTE}value{_QUOTE}\s{{0,2}}:\s{{0,2}}"
+    rf"|{_QUOTE} ?, {{0,3}}"
+    r"|(?:\xe6\x98\xaf|\xe3\x81\xaf)\s{0,3}"
+    r"|[\"']?\s{1,24}value:\s{0,3}"
+    r"|</(?:key|name)>\s{0,24}<(?:string|value)>"
+    r"|\s{1,3}(?:(?:is|was|ist|lautet|est|es|=|[0-9])\s?:?\s{1,3})?)"
+)
+_SCHEMES: Final = "basic|bearer|token|apikey|api-key|api-token|ssws|geniekey|splunk|accesskey|oauth|bot|key|digest"
+_OPEN: Final = (
+    rf"(?:(?:[A-Za-z][A-Za-z0-9_.:]{{0,40}}\(\s{{0,2}})?[@bruf]{{0,2}}{_QUOTE})?(?:(?:{_SCHEMES})[ =]{{1,3}})?"
+)
+
+_WHOSE: Final = r"(?: (?:of|for|to|on|at|in|von|für|de)(?: [A-Za-z0-9_.@'-]{1,24}){1,5})?"
+PASSWORD_LEAD: Final = f"(?:{'|'.join(_PASSWORDS)}){_LAST}{_WHOSE}{_ASSIGNMENT}{_OPEN}"
+"""The name of a password, what says that its value follows, and what opens it."""
+PASSWORD_HEADS: Final = tuple({name.encode()[:2] for name in _PASSWORDS})
+KEY_LEAD: Final = (
+    f"(?:(?:{'|'.join(_KEYED)})[_ -]?key|client-key-data|{'|'.join(_KEYS)}|[_-](?:key|pat)){_LAST}{_ASSIGNMENT}{_OPEN}"
+)
+"""The same of a key."""
+KEY_HEADS: Final = tuple({name.encode()[:2] for name in (*_KEYS, *_KEYED, *_ANY_KEYS)})
+_LATEST_DIGIT: Final = 41
+NEAR_KEY: Final = f"(?:[A-Za-z0-9+/=_~.%:-]{{0,{_LATEST_DIGIT - 1}}}[0-9]|[A-Za-z]{{20}})"
+"""What is drawn by lot has a digit soon, or is long: so most code is passed over without being looked at."""
+_NEAR_KEY: Final = re.compile(rb".{0,%d}[0-9]|[A-Za-z]{20}" % (_LATEST_DIGIT - 1))
+
+_ANY_KEY: Final = tuple(name.encode() for name in _ANY_KEYS)
+_SHORT_NAME: Final = re.compile(rb"(?i)(?:pass|pwd?|psk|auth|login)(?![a-z])")
+_OPENED: Final = re.compile(rb"(?i)(\\{0,3}[\"'`])?(?:(?:" + _SCHEMES.encode() + rb")[ =]+)?\Z")
+_QUOTES: Final = b"\"'`"
+_SCHEME_WORDS: Final = tuple(_SCHEMES.encode().split(b"|"))
+_SPOKEN: Final = re.compile(
+    rb"(?i)[^=:>,(\xef\"'`]*(?:\s(?:=\s|[0-9]\s+|(?:is|was|ist|lautet|est|es)\s?:?\s+)?|(?:\xe6\x98|\xe3\x81)\xaf\s*)"
+    rb"[\"'`]?\Z"
+)
+_LOOSE: Final = re.compile(rb",\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z|\(\s*[@bruf]{0,2}\\{0,3}[\"'`]\Z")
+_SCHEMED: Final = re.compile(rb"(?i)authorization\s+(?:basic|bearer)\s")
+_TIGHT: Final = re.compile(rb"[\w.-]*=\Z")
+_CURSORS: Final = (
+    rb"page|next|continuation|sync|cursor|cancel|cancellation|resume|public|public_?key|primary|foreign|cache|sort"
+    rb"|partition|idempotency|row|dedup|object|lookup|group|index|artifact|unique|routing|shard|translation|label|event"
+    rb"|message|topic|max|min|num|total|stop|eos|bos|pad|unk|by"
+)
+_OTHER_NAME: Final = re.compile(
+    rb"(?i:(?:^|[^a-z])(?:" + _CURSORS + rb")[_.-]?\Z)|[a-z](?:Page|Next|ublicKey|Sync|Row|Sort)\Z"
+)
+"""What stands before `token` and `key` where they are no secrets, but numbers, names and cursors."""
+_EXPANDED: Final = re.compile(rb"\$\{[\w.]*\Z")
+_VARIABLE: Final = re.compile(rb"[ \t+>#-]*(?:(?:export|env|set|declare -x|ENV|ARG|SET)\s+|-e\s+)?[A-Z0-9_]*\Z")
+_FLAG: Final = re.compile(rb"(?i)(?:^|[\s\"'])(?:--?|/)[a-z-]*\Z")
+_LOGIN: Final = re.compile(rb"(?i)(?:\bmachine\s+\S+|\bdefault)\s+login\s+\S+\s+\Z")
+_PEM: Final = b"-----BEGIN"
+_HASH: Final = re.compile(rb"\$[0-9a-z-]{1,16}\$|\{[A-Z0-9-]{3,16}\}")
+_CLOSED: Final = re.compile(rb"\s|[+,).;:]{1,2}(?:\s|\Z)|\+[A-Za-z_]")
+_MIXED_WORD: Final = re.compile(
+    rb"(?!(?i:sha|md|base|utf|oauth|x509|ed|pbkdf|argon)[0-9])[A-Za-z]\S*[0-9](?:\S*[A-Za-z]|[0-9])"
+)
+"""Letters and digits mixed, as in no word of a sentence."""
+_JOINTS: Final = (b"_", b".", b":", b"/")
+_TRAILING: Final = b".:!?"
+_SHORTEST, _WORD, _KEY, _SET, _LONG, _LONGER = 4, 8, 8, 16, 20, 30
+
+_BARE: Final = rb"[^\s\"'<>,;&\\`|(){}]*"
+_LINE: Final = rb"[^\s\"'`;]*"
+_ELEMENT: Final = rb"[^<\n]*"
+_QUOTED: Final = {quote: b"(?:[^\\\\\n" + quote + rb"]|\\[^\n])*" for quote in (b'"', b"'", b"`")}
+_ESCAPED: Final = {quote: b"(?:[^\\\\\n" + quote + rb"]|\\{2,}[^\n])*" for quote in (b'"', b"'", b"`")}
+
+
+class _Value(NamedTuple):
+    """A value, and what is known about it."""
+
+    text: bytes
+    lead: bytes
+    before: bytes
+    after: bytes
+
+    @property
+    def variable(self) -> bool:
+        """Tell whether it is set as a shell or a list of variables sets one."""
+        return self.lead.isupper() and self.lead.rstrip(b" ").endswith((b"=", b":"))
+
+    @property
+    def ends(self) -> bool:
+        """Tell whether nothing of the same expression follows."""
+        return self.after in b" \t\r\n;&\"'<"
+
+    @property
+    def settles(self) -> bool:
+        """Tell whether it is written as settings are, and not as most code is: `name=value`, or alone on its line."""
+        if b"=" in self.lead:
+            return _TIGHT.match(self.lead) is not None
+        return self.after in b"\r\n" or (self.lead.endswith(b":") and len(self.text) >= _WORD)
+
+
+def read_key(found: Candidate) -> int:
+    """Read what is assigned to the name of a key, said of it, or given behind a flag. It must look drawn by lot."""
+    lead = found.lead()
+    quote = _find_quote(lead)
+    pattern = _choose_value_pattern(quote, lead)
+    text = found.peek(pattern)
+    if len(text) < _KEY or not _NEAR_KEY.match(text) or not _is_drawn(text, lead):
+        return NO_MATCH
+    before = found.before()
+    stop = found.start + len(text)
+    value = _Value(text, lead, before, found.data[stop : min(stop + 1, found.end)])
+    if _is_part_of_more(value, quote) or secret_values.is_harmless(text) or _OTHER_NAME.search(before):
+        return NO_MATCH
+    if not quote and (secret_values.is_code(text, value.after) or not _is_said_key(value)):
+        return NO_MATCH
+    return found.all(pattern) if quote else _trim_end(found, pattern)
+
+
+def _is_drawn(text: bytes, lead: bytes) -> bool:
+    if len(text) < _LONG and lead.lower().startswith(_ANY_KEY):
+        return False
+    if secret_values.is_random(text):
+        return True
+    # A variable is no part of a program, so that its value need not be told from the name of something.
+    return len(text) >= _SET and lead.isupper() and lead.endswith(b"=") and secret_values.is_mixed(text)
+
+
+def _is_said_key(value: _Value) -> bool:
+    """Judge a key without quotes: in a sentence it must be longer than what else may stand there."""
+    if not _SPOKEN.match(value.lead) or _FLAG.search(value.before):
+        return True
+    return len(value.text) >= (_LONGER if _SHORT_NAME.match(value.lead) else _LONG)
+
+
+def read_password(found: Candidate) -> int:
+    """Read what is assigned to the name of a password, said of it, or given behind a flag. It may be a word."""
+    lead = found.lead()
+    quote = _find_quote(lead)
+    variable = not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(found.before()) is not None
+    pattern = _LINE if variable else _choose_value_pattern(quote, lead)
+    text = found.peek(pattern)
+    if len(text) < _SHORTEST or secret_values.is_harmless(text):
+        return NO_MATCH
+    stop = found.start + len(text)
+    value = _Value(text, lead, found.before(), found.data[stop : min(stop + 1, found.end)])
+    if _is_part_of_more(value, quote) or secret_values.is_number(text) or _HASH.match(text) or text.startswith(_PEM):
+        return NO_MATCH
+    if quote or lead.endswith(b">"):
+        return found.all(pattern) if _is_quoted_password(value) else NO_MATCH
+    return _trim_end(found, pattern) if _is_bare_password(value) else NO_MATCH
+
+
+def _trim_end(found: Candidate, pattern: bytes) -> int:
+    """Leave the sign at the end of a sentence."""
+    return found.start + len(found.data[found.start : found.all(pattern)].rstrip(_TRAILING))
+
+
+def _is_part_of_more(value: _Value, quote: bytes) -> bool:
+    """Tell whether a name is a part of another one, or expanded, or what seems to follow it does not belong to it."""
+    _, lead, before, after = value
+    if (not quote and b"," in lead) or (lead.endswith(b">") and after != b"<"):
+        return True
+    if _EXPANDED.search(before) or _SCHEMED.match(lead):
+        return True
+    if not before or not _SHORT_NAME.match(lead):
+        return False
+    inside = before[-1:].isalpha() and not (lead[:1].isupper() and before[-1:].islower())
+    return inside and _FLAG.search(before) is None
+
+
+def _find_quote(lead: bytes) -> bytes:
+    """Find the quote that opens a value, before the scheme of an authorization if there is one."""
+    if lead[-1] not in _QUOTES and not lead.rstrip(b" =").lower().endswith(_SCHEME_WORDS):
+        return b""
+    opened = _OPENED.search(lead)
+    return (opened[1] if opened else b"") or b""
+
+
+def _choose_value_pattern(quote: bytes, lead: bytes) -> bytes:
+    """Choose what ends a value: its quote, its tag, or whatever cannot be in one."""
+    if quote:
+        return (_QUOTED if len(quote) == 1 else _ESCAPED)[quote[-1:]]
+    return _ELEMENT if lead.endswith(b">") else _BARE
+
+
+def _is_quoted_password(value: _Value) -> bool:
+    text, lead = value.text, value.lead
+    if _CLOSED.match(text):
+        return False
+    if _SPOKEN.match(lead) and (lead.endswith(b"`") or _SHORT_NAME.match(lead)):
+        return _is_said_password(value)
+    if secret_values.has_space(text):
+        phrase = b"phrase" in lead.lower()
+        return phrase or any(
+            secret_values.is_random(word) for word in text[: secret_values.SAMPLE_LENGTH].split() if b"/" not in word
+        )
+    if secret_values.is_random(text):
+        return True
+    if _LOOSE.search(lead):
+        return secret_values.has_digit(text) and (
+            secret_values.has_punctuation(text) or secret_values.is_scattered(text)
+        )
+    if secret_values.has_digit(text) or secret_values.has_punctuation(text):
+        return True
+    if _SHORT_NAME.match(lead):
+        return text.islower() and len(text) >= _WORD and not secret_values.names_secret(text)
+    joined = secret_values.is_path(text) and any(sign in text for sign in _JOINTS)
+    return not (joined or text.isupper() or secret_values.is_label(text) or secret_values.names_secret(text))
+
+
+def _is_bare_password(value: _Value) -> bool:
+    text = value.text
+    if secret_values.is_code(text, value.after) or (
+        b"." in text and secret_values.is_path(text) and secret_values.names_secret(text)
+    ):
+        return False
+    if _SPOKEN.match(value.lead):
+        return _is_said_password(value)
+    if secret_values.is_random(text):
+        return True
+    if secret_values.names_secret(text) or (
+        b"." in text and secret_values.is_path(text) and not secret_values.is_scattered(text)
+    ):
+        return False
+    if secret_values.has_digit(text) or secret_values.has_punctuation(text):
+        literal = not secret_values.is_path(text) or (len(text) >= _WORD and secret_values.is_scattered(text))
+        return value.variable or literal or (value.ends and value.settles)
+    if any(sign in text for sign in _JOINTS) or not secret_values.is_worded(text):
+        return False
+    return value.ends and (
+        value.variable or (value.settles and len(text) >= _WORD and not secret_values.is_label(text))
+    )
+
+
+def _is_said_password(value: _Value) -> bool:
+    """Judge a value of which a sentence tells, or that stands behind a flag or in a file of logins."""
+    text = value.text
+    if secret_values.is_random(text):
+        return not _SHORT_NAME.match(value.lead) or len(text) >= _LONGER or _FLAG.search(value.before) is not None
+    if _LOGIN.search(value.before):
+        return True
+    if _FLAG.search(value.before):
+        return secret_values.has_digit(text) or secret_values.has_punctuation(text)
+    if _SHORT_NAME.match(value.lead):
+        return False
+    return (
+        len(text) >= _WORD
+        and secret_values.has_digit(text)
+        and (secret_values.has_punctuation(text) or bool(_MIXED_WORD.match(text)))
+    )

@@ -1,0 +1,506 @@
+"""What in a text tells who somebody is: addresses, numbers and names, each of a kind.
+
+It takes time in proportion to the text, however hostile. Where a number has check digits they decide, so that most
+numbers are left alone. Text that looks like a placeholder of ours is a value too, of the kind TEXT: so it can never be
+taken for one.
+
+Finding configured names in a text: whole words, however they are capitalised, in any script.
+
+All names are one automaton, which is built once for an agent and takes time in proportion to the text, however many
+names there are. It knows nothing of the edges of words: they are looked at where a name was found.
+
+Numbers that prove themselves: cards, bank accounts and the ids of nations, by their check digits.
+
+Each function is given a candidate and tells how many of its bytes are the number, or 0: what follows a number in a text
+may look like a part of it.
+"""
+
+import re
+import string
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from ipaddress import AddressValueError, IPv4Address, IPv6Address
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from halter.core.text import to_body
+from halter.redaction.secret_values import Regex, RegexSet, escape_bytes, join_patterns
+
+_RANGES: Final = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\ua960-\ua97f"
+    "\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
+)
+_EDGED: Final = re.compile(rf"[^\W_{_RANGES}]")
+"""Letters of words with edges. Other scripts put no space between words, or hang particles on them."""
+
+_BREAK: Final = re.compile(rb"\\(?:[nrtbf]|u00[aA]0|u20[0-9a-fA-F]{2})\Z")
+_ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ENDS: Final = {"n": "\n", "r": "\r", "t": "\t"}
+_BLANK: Final = (
+    rb"[\t-\r\x1c-\x20]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
+)
+_GAP: Final = rb"(?:" + _BLANK + rb"){1,4}"
+_ESCAPED_GAP: Final = rb"(?:" + _BLANK + rb"|\\[nrt]|\\u00[aA]0){1,4}"
+_NEAR: Final = 8
+_LONGEST: Final = 4096
+
+
+class NamePatterns(NamedTuple):
+    """The names of an agent as they are, and between quotes, as JSON and programs write them."""
+
+    plain: "NameMatcher | None"
+    escaped: "NameMatcher | None"
+    shortest: int
+
+
+class NameMatcher:
+    """Finds names in text encoded by `to_body`. With `unescape`, what was found is read as it stands between quotes."""
+
+    def __init__(self, patterns: Sequence[bytes], *, nested: bool, unescape: bool) -> None:
+        self._patterns = patterns
+        self._any = Regex(join_patterns(patterns))
+        self._nested = nested
+        self._unescape = unescape
+        self._which: RegexSet | None = None
+
+    def find(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Find names in order, never overlapping; of two that begin at one place, the longer one."""
+        at, end = 0, len(data)
+        while (match := self._any.search(data, at, end)) is not None:
+            start = match[0]
+            stop = match[1] if self._has_edges(data, *match) else self._shorter(data, start) if self._nested else -1
+            if stop >= 0:
+                yield start, stop
+            at = stop if stop >= 0 else start + 1
+
+    def _shorter(self, data: bytes, start: int) -> int:
+        """Find a name that is the beginning of another one, where the other one does not end with its word."""
+        self._which = self._which or RegexSet(self._patterns)
+        for index in sorted(self._which.match(data[start : start + _LONGEST])):
+            stop = Regex(self._patterns[index]).match(data, start, len(data))
+            if stop >= 0 and self._has_edges(data, start, stop):
+                return stop
+        return -1
+
+    def _has_edges(self, data: bytes, start: int, stop: int) -> bool:
+        """Tell whether a name stands by itself, as far as its first and last letter ask for that."""
+        name = data[start:stop].decode("utf-8", "surrogatepass")
+        name = unescape_name(name) if self._unescape else name
+        before, after = data[max(0, start - _NEAR) : start], data[stop : stop + _NEAR]
+        if _EDGED.match(name[-1]) and _EDGED.match(after.decode("utf-8", "replace")[:1]):
+            return False
+        if not _EDGED.match(name[0]) or not _EDGED.match(before.decode("utf-8", "replace")[-1:]):
+            return True
+        return self._unescape and _BREAK.search(before) is not None
+
+
+@lru_cache(maxsize=256)
+def compile_names(names: tuple[str, ...]) -> NamePatterns:
+    """Compile the names of an agent, once, when it is assembled; blank ones name nobody."""
+    meant = {form for name in names if name.strip() for form in _list_accent_forms(name.strip())}
+    if not meant:
+        return NamePatterns(None, None, _LONGEST)
+    longest_first = sorted(meant, key=lambda name: (-len(name), name))
+    nested = _has_nested_names(meant)
+    plain = [_make_pattern(name, _GAP, _match_letter) for name in longest_first]
+    quoted = [_make_pattern(name, _ESCAPED_GAP, _match_escaped_letter) for name in longest_first]
+    return NamePatterns(
+        NameMatcher(plain, nested=nested, unescape=False),
+        NameMatcher(quoted, nested=nested, unescape=True),
+        min(map(len, meant)),
+    )
+
+
+def _list_accent_forms(name: str) -> set[str]:
+    """An accent may be a part of its letter, or stand behind it."""
+    return {name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)}
+
+
+def _has_nested_names(names: set[str]) -> bool:
+    """Tell whether any name is the beginning of another one."""
+    folded = sorted({" ".join(name.split()).casefold() for name in names})
+    # In order, whatever begins with a name stands right behind it.
+    return any(later.startswith(name) for name, later in pairwise(folded))
+
+
+def _make_pattern(name: str, gap: bytes, letter: Callable[[str], bytes]) -> bytes:
+    return gap.join(b"".join(map(letter, word)) for word in name.split())
+
+
+def _list_cases(letter: str) -> list[str]:
+    cases = {letter, letter.lower(), letter.upper(), letter.title()}
+    cases |= {"ς"} if "σ" in cases else set[str]()
+    return sorted(case for case in cases if len(case) == 1)
+
+
+@lru_cache(maxsize=1024)
+def _match_letter(letter: str) -> bytes:
+    return b"(?:" + b"|".join(escape_bytes(to_body(case)) for case in _list_cases(letter)) + b")"
+
+
+@lru_cache(maxsize=1024)
+def _match_escaped_letter(letter: str) -> bytes:
+    """Match a letter as it stands between quotes: as it is, or escaped. A backslash is always escaped there."""
+    if letter.isascii() and letter.isalnum():
+        return _match_letter(letter)
+    plain = () if letter == "\\" else (_match_letter(letter),)
+    short = (rb"\\" + escape_bytes(letter.encode()),) if letter in "\"'\\" else ()
+    return b"(?:" + b"|".join((*plain, *short, *map(_match_escape, _list_cases(letter)))) + b")"
+
+
+def _match_escape(letter: str) -> bytes:
+    units = letter.encode("utf-16-be", "surrogatepass").hex().encode()
+    short = b"".join(rb"\\u(?i:%s)" % units[at : at + 4] for at in range(0, len(units), 4))
+    return rb"%s|\\U(?i:%08x)" % (short, ord(letter))
+
+
+def unescape_name(spelled: str) -> str:
+    """Tell what a name is that was found between quotes."""
+    plain = _ESCAPE.sub(lambda found: _ENDS.get(found[3], found[3]) or chr(int(found[1] or found[2], 16)), spelled)
+    return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+
+
+_LENGTHS: Final = {
+    country: int(length)
+    for country, length in re.findall(
+        rb"([A-Z]{2})(\d\d)",
+        b"AD24 AE23 AL28 AT20 AZ28 BA20 BE16 BG22 BH22 BI27 BR29 BY28 CH21 CR22 CY28 CZ24 DE22 DJ27 DK18 DO28 EE20 EG29"
+        b" ES24 FI18 FK18 FO18 FR27 GB22 GE22 GI23 GL18 GR27 GT28 HN28 HR21 HU28 IE22 IL23 IQ23 IS26 IT27 JO30 KW30"
+        b" KZ20 LB28 LC32 LI21 LT20 LU20 LV21 LY25 MC27 MD24 ME22 MK19 MN20 MR27 MT31 MU30 NI28 NL18 NO15 OM23 PK24"
+        b" PL28 PS29 PT25 QA29 RO24 RS22 RU33 SA24 SC31 SD18 SE24 SI19 SK24 SM27 SO23 ST25 SV28 TL23 TN24 TR26 UA29"
+        b" VA22 VG24 XK20 YE30",
+    )
+}
+"""How long the bank accounts of each country are."""
+
+DIGIT_IBAN_COUNTRIES: Final = (
+    *("AE", "AT", "BA", "BE", "CZ", "DE", "DK", "EE", "ES", "FI", "FO", "GL", "HR", "HU", "IL", "IS", "LT", "ME", "NO"),
+    *("PL", "PT", "RS", "SE", "SI", "SK", "TN"),
+)
+"""Where the numbers of accounts have no letters; most texts are passed over without a check."""
+LETTER_IBAN_COUNTRIES: Final = tuple(sorted({country.decode() for country in _LENGTHS} - set(DIGIT_IBAN_COUNTRIES)))
+_CHECKED_NUMBERS: Final = {ord(sign): str(int(sign, 36)).encode() for sign in string.digits + string.ascii_letters}
+"""What each letter and digit counts for in such a number."""
+_IBAN_MODULUS: Final = 97
+_SIGNS: Final = b" -\xc2\xa0\xe2\x80\xaf"
+_DOUBLED: Final = bytes.maketrans(b"0123456789", bytes((0, 2, 4, 6, 8, 1, 3, 5, 7, 9)))
+_TEN: Final = 10
+_DNI: Final = b"TRWAGMYFPDXBNJZSQVHLCKE"
+_ODD: Final = (1, 0, 5, 7, 9, 13, 15, 17, 19, 21, 2, 4, 18, 20, 11, 3, 6, 8, 12, 14, 16, 10, 22, 25, 24, 23)
+_NO_NINO: Final = frozenset((b"BG", b"GB", b"KN", b"NK", b"NT", b"TN", b"ZZ"))
+_NO_GROUP: Final = frozenset((b"000", b"666"))
+_SHORTEST_V6: Final = 2
+
+
+def check_card(found: bytes) -> int:
+    """Check the digits of a payment card, as Luhn has it."""
+    digits = found.translate(None, b" -")
+    single, doubled = digits[-1::-2], digits[-2::-2].translate(_DOUBLED)
+    return 0 if (sum(single) - len(single) * ord("0") + sum(doubled)) % _TEN else len(found)
+
+
+def check_iban(found: bytes) -> int:
+    """Check an account's number, and find its end: its country says how long it is."""
+    length = _LENGTHS.get(found[:2].upper(), 0)
+    plain = found.translate(None, _SIGNS)[:length]
+    if not plain or len(plain) < length:
+        return 0
+    number = int(b"".join(map(_CHECKED_NUMBERS.__getitem__, plain[4:] + plain[:4])))
+    return _find_end(found, length) if number % _IBAN_MODULUS == 1 else 0
+
+
+def _find_end(found: bytes, length: int) -> int:
+    """Find where so many letters and digits end."""
+    places = [place for place, byte in enumerate(found) if byte not in _SIGNS]
+    return places[length - 1] + 1
+
+
+def check_ipv4(found: bytes) -> int:
+    """Check an address of four numbers."""
+    try:
+        return len(found) if IPv4Address(found.decode()) else 0
+    except AddressValueError:
+        return 0
+
+
+def check_ipv6(found: bytes) -> int:
+    """Check an address of colons and hex. `a::b` is a name in many programs, so it must have a digit."""
+    groups = [group for group in found.split(b":") if group]
+    if len(groups) < _SHORTEST_V6 or not any(byte in b"0123456789" for byte in found):
+        return 0
+    try:
+        return len(found) if IPv6Address(found.decode()) else 0
+    except AddressValueError:
+        return 0
+
+
+def check_us_ssn(found: bytes) -> int:
+    """Leave out what was never given to anybody."""
+    area, group, serial = found[:3], found[4:6], found[7:]
+    never = area in _NO_GROUP or area[:1] == b"9" or group == b"00" or serial == b"0000"
+    return 0 if never else len(found)
+
+
+def check_uk_nino(found: bytes) -> int:
+    """Leave out the prefixes that are not in use."""
+    return 0 if found[:2].upper() in _NO_NINO else len(found)
+
+
+def check_french_insee(found: bytes) -> int:
+    """Check the key of a social security number; Corsica has letters."""
+    plain = found.replace(b" ", b"").upper().replace(b"2A", b"19").replace(b"2B", b"18")
+    if len(plain) != 15 or not plain.isdigit():  # noqa: PLR2004 That many digits it has.
+        return 0
+    return len(found) if int(plain[:13]) % _IBAN_MODULUS == _IBAN_MODULUS - int(plain[13:]) else 0
+
+
+def check_german_tax_id(found: bytes) -> int:
+    """Check a tax id: one of its first ten digits stands there twice or three times, and the last one proves all."""
+    digits = _digits(found)
+    repeated = [digits[:10].count(digit) for digit in set(digits[:10]) if digits[:10].count(digit) > 1]
+    if len(repeated) != 1 or repeated[0] > 3:  # noqa: PLR2004 See above.
+        return 0
+    product = _TEN
+    for digit in digits[:10]:
+        product = 2 * ((digit + product) % _TEN or _TEN) % 11
+    return len(found) if (11 - product) % _TEN == digits[10] else 0
+
+
+def check_german_pension(found: bytes) -> int:
+    """Check the number of a pension; its letter counts as two digits."""
+    plain = found.replace(b" ", b"").upper()
+    digits = _digits(plain[:8] + b"%02d" % (plain[8] - ord("A") + 1) + plain[9:])
+    weights = (2, 1, 2, 5, 7, 1, 2, 1, 2, 1, 2, 1)
+    total = sum(sum(divmod(digit * weight, _TEN)) for digit, weight in zip(digits[:12], weights, strict=True))
+    return len(found) if total % _TEN == digits[12] else 0
+
+
+def check_spanish_dni(found: bytes) -> int:
+    """Check the letter of an identity card, or of a foreigner's number."""
+    plain = found.replace(b"-", b"").replace(b" ", b"").upper()
+    number = int(plain[:-1].translate(bytes.maketrans(b"XYZ", b"012")))
+    return len(found) if _DNI[number % len(_DNI)] == plain[-1] else 0
+
+
+def check_italian_code(found: bytes) -> int:
+    """Check the letter of a codice fiscale."""
+    values = [int(chr(byte), 36) - 10 * chr(byte).isalpha() for byte in found.upper()]
+    total = sum(_ODD[value] if place % 2 == 0 else value for place, value in enumerate(values[:15]))
+    return len(found) if total % 26 == values[15] else 0
+
+
+def _digits(found: bytes) -> list[int]:
+    return [byte - ord("0") for byte in found if byte in b"0123456789"]
+
+
+PLACEHOLDER_KINDS: Final = ("EMAIL", "IBAN", "IP", "ID", "CARD", "PHONE", "NAME", "TEXT")
+PLACEHOLDER_PATTERN: Final = rf"\[(?:{'|'.join(PLACEHOLDER_KINDS)})_[0-9a-f]{{6,64}}\]"
+"""What a placeholder looks like."""
+
+CheckNumber = Callable[[bytes], int]
+"""Tells how many bytes of a candidate are a value: 0 for none."""
+
+_SPACE: Final = r"(?:[ ]|\xc2\xa0|\xe2\x80\xaf)"
+_SIGN: Final = r"(?:[ ().\-/]|\xc2\xa0|\xe2\x80[\x90-\x93\xaf])"
+_LETTER: Final = r"(?:[A-Za-z0-9_]|[\xc3-\xdd][\x80-\xbf])"
+_LABEL: Final = rf"{_LETTER}(?:-*{_LETTER})*"
+_EMAIL: Final = rf"{_LETTER}(?:[.%+'\-]*{_LETTER})*[+\-]?(?:@|%40)(?:{_LABEL}\.)+(?:[A-Za-z]|[\xc3-\xdd][\x80-\xbf])+"
+_DIGITS: Final = frozenset(b"0123456789")
+_WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or chr(byte) == "_")
+_LEADING: Final = range(0xC3, 0xDE)
+"""The first byte of a letter of two; those of three are mostly signs, or of scripts that need no edge."""
+_BRACKET: Final = ord("(")
+_BACKSLASH: Final = ord("\\")
+_FEWEST: Final = 7
+_MOST: Final = 16
+_DATE: Final = re.compile(rb"\(?\d\d([./-])\d\d\1\d{4}(?!\d)")
+_SPELLED: Final = re.compile(rb"\D")
+
+
+class TextPiece(NamedTuple):
+    """A part of a text. One with a kind is a value; `value` is what it stands for, whatever its spelling."""
+
+    text: str
+    kind: str = ""
+    value: str = ""
+
+
+class Recogniser(NamedTuple):
+    """Something to look for. One with an `edge` is no part of a longer word or number.
+
+    `run` is what the search goes on behind after a candidate that was none.
+    """
+
+    kind: str
+    pattern: str
+    check: CheckNumber = len
+    edge: bool = True
+    run: str = rf"{_LETTER}+"
+
+
+def check_phone(found: bytes) -> int:
+    """Tell a phone number from a date, and from what is too short or too long."""
+    digits = len(_SPELLED.sub(b"", found))
+    return len(found) if _FEWEST <= digits <= _MOST and not _DATE.match(found) else 0
+
+
+_ADDRESS: Final = r"[0-9A-Fa-f:.]+"
+_HEX: Final = r"[0-9A-Fa-f]"
+_LONG: Final = rf"(?:{_HEX}{{1,4}}|:)(?::{_HEX}{{0,4}}){{2,7}}(?:\.\d{{1,3}}){{0,3}}"
+
+_FIRST: Final = (Recogniser("TEXT", PLACEHOLDER_PATTERN, edge=False), Recogniser("EMAIL", _EMAIL, edge=False))
+"""What may hold a name, and is more than that."""
+
+_NUMBERS: Final = (
+    Recogniser(
+        "IBAN",
+        rf"(?i:{'|'.join(DIGIT_IBAN_COUNTRIES)})\d\d(?:(?:{_SPACE}|-)?\d){{11,24}}"
+        rf"|(?i:{'|'.join(LETTER_IBAN_COUNTRIES)})\d\d(?:(?:{_SPACE}|-)?[A-Za-z0-9]){{11,30}}",
+        check_iban,
+    ),
+    Recogniser("IP", _LONG, check_ipv6, run=_ADDRESS),
+    Recogniser("IP", r"\d{1,3}(?:\.\d{1,3}){3}", check_ipv4, run=_ADDRESS),
+    Recogniser("ID", r"\d{3}-\d{2}-\d{4}", check_us_ssn),
+    Recogniser("ID", r"(?i)[A-CEGHJ-PR-TW-Z][A-CEGHJ-NPR-TW-Z](?: ?\d\d){3} ?[A-D]", check_uk_nino),
+    Recogniser("ID", r"[12] ?\d\d ?\d\d ?\d[\dABab](?: ?\d{3}){2} ?\d\d", check_french_insee),
+    Recogniser("ID", r"[1-9]\d ?\d{3} ?\d{3} ?\d{3}", check_german_tax_id),
+    Recogniser("ID", r"\d\d ?[0-3]\d[01]\d\d\d ?[A-Za-z] ?\d{3}", check_german_pension),
+    Recogniser("ID", r"(?:\d{8}|[XYZxyz][- ]?\d{7})[- ]?[A-Za-z]", check_spanish_dni),
+    Recogniser("ID", r"(?i)[A-Z]{6}\d\d[A-EHLMPRST]\d\d[A-Z]\d{3}[A-Z]", check_italian_code),
+    Recogniser("CARD", r"(?:[3-6]\d{3}|2[2-7]\d\d)(?: \d{4}){3} \d{3}", check_card),
+    Recogniser("CARD", r"(?:[3-6]\d{3}|2[2-7]\d\d)(?:(?: \d{4}){3}|(?:-\d{4}){3})", check_card),
+    Recogniser("CARD", r"3\d{3}(?: \d{6} \d{4,5}|-\d{6}-\d{4,5})", check_card),
+    Recogniser("CARD", r"(?:[3-6]\d|2[2-7])\d{11,17}", check_card),
+    Recogniser("PHONE", rf"(?:\+|\(\+[1-9]\d{{0,2}}\)|00{_SPACE}?[1-9])(?:{_SIGN}{{0,2}}\d){{6,16}}", check_phone),
+    Recogniser("PHONE", r"(?:1[ .\-])?(?:\([2-9]\d\d\) ?|[2-9]\d\d[ .\-])\d{3}[ .\-]\d{4}", check_phone),
+    Recogniser("PHONE", rf"(?:\(0[1-9]\d{{0,4}}\)|0[1-9]\d{{0,4}})(?:{_SIGN}{{1,2}}\d{{2,8}}){{1,4}}", check_phone),
+    Recogniser("PHONE", r"0[1-9]\d{8,9}", check_phone),
+)
+_SHORTEST: Final = 6
+_DIGIT: Final = re.compile(r"[0-9]")
+
+
+class _Search(NamedTuple):
+    """A recogniser, compiled."""
+
+    recogniser: Recogniser
+    regex: Regex
+    run: Regex
+
+
+@cache
+def _compile_recognisers(recognisers: tuple[Recogniser, ...]) -> tuple[_Search, ...]:
+    return tuple(_Search(each, Regex(each.pattern.encode()), Regex(each.run.encode())) for each in recognisers)
+
+
+def split_pieces(text: str, names: NamePatterns) -> Iterator[TextPiece]:
+    """Take a text apart into values and what stands between them: together they are the text."""
+    short = min(names.shortest, _SHORTEST)
+    for first in _find_recognised(text, _FIRST) if "[" in text or "@" in text or "%40" in text else (TextPiece(text),):
+        if first.kind or len(first.text) < short:
+            yield first
+            continue
+        for piece in _find_names(first.text, names):
+            if piece.kind or len(piece.text) < _SHORTEST or not _DIGIT.search(piece.text):
+                yield piece
+            else:
+                yield from _find_recognised(piece.text, _NUMBERS)
+
+
+def _find_names(text: str, names: NamePatterns) -> Iterator[TextPiece]:
+    """Find names; first those with escapes, since a shorter name may be a part of one."""
+    if names.escaped is None or "\\" not in text:
+        yield from _find_matches(text, names.plain)
+        return
+    for piece in _find_matches(text, names.escaped):
+        if piece.kind:
+            yield piece._replace(value=unescape_name(piece.text))
+        else:
+            yield from _find_matches(piece.text, names.plain)
+
+
+def _find_matches(text: str, names: NameMatcher | None) -> Iterator[TextPiece]:
+    data = to_body(text) if names else b""
+    found = list(names.find(data)) if names else []
+    if not found:
+        yield TextPiece(text)
+        return
+    at = 0
+    for start, end in found:
+        if start > at:
+            yield TextPiece(_decode_bytes(data[at:start]))
+        name = _decode_bytes(data[start:end])
+        yield TextPiece(name, "NAME", name)
+        at = end
+    if at < len(data):
+        yield TextPiece(_decode_bytes(data[at:]))
+
+
+def _find_recognised(text: str, recognisers: tuple[Recogniser, ...]) -> Iterator[TextPiece]:
+    """Find one kind after the other, each between what was found before."""
+    data = to_body(text)
+    spans: list[tuple[int, int, str]] = []
+    for search in _compile_recognisers(recognisers):
+        spans = _add_spans(search, data, spans)
+    at = 0
+    for start, end, kind in spans:
+        if start > at:
+            yield TextPiece(_decode_bytes(data[at:start]))
+        value = _decode_bytes(data[start:end])
+        yield TextPiece(value, kind, value)
+        at = end
+    if at < len(data):
+        yield TextPiece(_decode_bytes(data[at:]))
+
+
+def _add_spans(search: _Search, data: bytes, spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+    found: list[tuple[int, int, str]] = []
+    at = 0
+    for span in (*spans, (len(data), len(data), "")):
+        if span[0] - at >= _SHORTEST:
+            found.extend(_find_values(search, data, at, span[0]))
+        found.append(span)
+        at = span[1]
+    return found[:-1]
+
+
+def _find_values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tuple[int, int, str]]:
+    """Find values between two places. After a candidate that is none, the search goes on behind its first word."""
+    (kind, _, check, edge, _), regex, run = search
+    checked: dict[bytes, int] = {}
+    while (match := regex.search(data, at, end)) is not None:
+        start, stop = match
+        if not edge and _is_escape(data, start):
+            start += 1
+        found = data[start:stop]
+        size = checked.get(found, -1)
+        if size < 0:
+            size = checked[found] = check(found)
+        if size and (not edge or _has_edges(data, start, start + size)):
+            at = start + size
+            yield start, at, kind
+        else:
+            at = max(start + 1, run.match(data, start, end))
+
+
+def _has_edges(data: bytes, start: int, end: int) -> bool:
+    """Tell whether a value stands by itself: it is no part of a word, of a longer number or of a row of them."""
+    before, after = data[max(start - 2, 0) : start], data[end : end + 2]
+    in_word = before and data[start] != _BRACKET and (before[-1] in _WORD or before[0] in _LEADING)
+    if in_word and not _is_escape(data, start - 1):
+        return False
+    if after and (after[0] in _WORD or after[0] in _LEADING):
+        return False
+    signs = b".-:" if b":" in data[start:end] else b".-"
+    inside = len(before) > 1 and before[-1] in signs and before[-2] in _DIGITS
+    return not inside and not (len(after) > 1 and after[0] in signs and after[1] in _DIGITS)
+
+
+def _is_escape(data: bytes, place: int) -> bool:
+    """Tell whether a letter is none, but the end of a line as JSON and programs write it."""
+    return place > 0 and data[place] in b"nrt" and data[place - 1] == _BACKSLASH
+
+
+def _decode_bytes(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")

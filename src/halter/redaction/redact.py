@@ -1,0 +1,500 @@
+"""The one place where secrets are taken out of text, before journal, audit, model, events, logs and errors see it.
+
+Known live values go first, in all their spellings; then whatever looks like one of the usual keys. It works on the
+whole text, so it comes before any truncation, and takes time in proportion to the text, however hostile. Marks that
+it left are never touched again, so redacting twice changes nothing.
+
+Taking secrets out of text that comes in chunks: what may be the beginning of a secret waits for its end.
+
+Secrets out of what is said to a model and by it, part by part.
+
+Each text is masked by itself: once it is inside JSON, the quotes and line ends of a secret would be spelled otherwise.
+What no JSON can carry is replaced on the way, so that what is sent, kept and handed back is one and the same.
+
+Changing the texts inside JSON without reading it as a whole.
+
+Only the quotes are looked at: so numbers, order and keys that stand there twice stay as they were written, nothing is
+too deep, and JSON that is cut off or wrong can be dealt with as well.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from typing import Any, Final, NamedTuple, cast
+from weakref import WeakKeyDictionary
+
+import msgspec
+
+from halter.core.messages import Message, Part, Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.ports import Lease
+from halter.core.text import clean, to_body
+from halter.core.tools import ToolSpec
+from halter.guard.halts import Redact
+from halter.redaction.key_patterns import SECRET_FAMILIES
+from halter.redaction.secret_values import (
+    LOOKBEHIND_LENGTH,
+    SAMPLE_LENGTH,
+    Candidate,
+    Regex,
+    SecretFamily,
+    join_patterns,
+)
+from halter.redaction.secrets import LONGEST_SPELLING, LiveValues
+
+_OPENING: Final = b"[redacted:"
+_HEAD: Final = 2
+_SPACED: Final = 12
+"""So long a character may be in a spelling that has spaces or goes over lines; others have none to be cut at."""
+_MEMORY: Final = 1024
+_SHORT: Final = 4096
+_WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
+_REFERENCE: Final = b"${"
+_STAND_IN: Final = b"xxxxxx"
+_BEHIND: Final = 40
+_ROOM: Final = len("://") + len("pwd=word")
+_SECRET_WORDS: Final = frozenset(
+    {
+        *("KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "PASS"),
+        *("PAT", "CREDENTIAL", "CREDENTIALS", "DSN", "COOKIE", "AUTH", "WEBHOOK", "SALT"),
+    }
+)
+_NEVER_SECRET: Final = frozenset({"FILE", "PATH", "SOCK", "DIR", "ID", "NAME"})
+
+
+class SecretSpan(NamedTuple):
+    """A part of a text that is to be hidden, what it is, and where that begins by which it is known."""
+
+    start: int
+    end: int
+    name: str
+    lead: int
+    roomy: bool = False
+
+
+class CompiledFamily(NamedTuple):
+    """A family, compiled."""
+
+    family: SecretFamily
+    lead: Regex | None
+    whole: Regex | None
+    behind: Regex | None
+
+
+class CompiledFamilies(NamedTuple):
+    """All families as one automaton, and which of them may begin with which two characters."""
+
+    scan: Regex
+    by_head: Mapping[bytes, Sequence[CompiledFamily]]
+
+
+def is_secret_name(name: str) -> bool:
+    """Tell whether a variable of this name holds a secret, as most programs name them."""
+    words = name.upper().replace("-", "_").replace(".", "_").split("_")
+    return words[-1] not in _NEVER_SECRET and not _SECRET_WORDS.isdisjoint(words)
+
+
+class Redactor:
+    """Takes secrets out of text.
+
+    All of `secrets` are looked for; of `environment`, those with a secret-like name. Values of fewer than eight
+    characters are left: hiding them would hide innocent words.
+    """
+
+    def __init__(self, secrets: Mapping[str, str], environment: Mapping[str, str] | None = None) -> None:
+        likely = {name: value for name, value in (environment or {}).items() if is_secret_name(name)}
+        self._known = LiveValues({**likely, **secrets})
+        longest = max((len(value) for value in (*likely.values(), *secrets.values())), default=0)
+        self.spaced = min(_SPACED * longest, LONGEST_SPELLING)
+        self._marks = frozenset(
+            _make_mark(name) for name in (*(family.name for family in SECRET_FAMILIES), *likely, *secrets)
+        )
+        self._shapes = _compile_families()
+        self._innocent: set[str] = set()
+
+    def redact(self, text: str) -> str:
+        """Return the text with a mark such as `[redacted:github]` in the place of each secret. Never raises."""
+        if text in self._innocent:
+            return text
+        data = to_body(text)
+        spans = self.spans(data)
+        if spans:
+            return hide_spans(data, spans).decode("utf-8", "surrogatepass")
+        self._remember(text)
+        return text
+
+    def _remember(self, text: str) -> None:
+        """Know a text again in which there is nothing to hide: it is looked at on its way in, and on every way out."""
+        if len(text) > _SHORT:
+            return
+        if len(self._innocent) >= _MEMORY:
+            self._innocent.clear()
+        self._innocent.add(text)
+
+    def spans(self, data: bytes) -> list[SecretSpan]:
+        """Find what is to be hidden, in order, never overlapping, in text encoded by `to_body`."""
+        found: list[SecretSpan] = []
+        for start, end in self._between_marks(data):
+            at = start
+            for known in self._known.find(data, start, end):
+                found.extend(_find_family_spans(self._shapes, data, at, known.start))
+                found.append(SecretSpan(known.start, known.end, known.name, known.start))
+                at = known.end
+            found.extend(_find_family_spans(self._shapes, data, at, end))
+        return found
+
+    def _between_marks(self, data: bytes) -> Iterator[tuple[int, int]]:
+        """Give the parts of a text that are not marks. A mark with any other name in it is text like any other."""
+        start = 0
+        opened = data.find(_OPENING)
+        while opened >= 0:
+            closed = data.find(b"]", opened, opened + 200)
+            if data[opened : closed + 1] in self._marks:
+                yield start, opened
+                start = closed + 1
+            opened = data.find(_OPENING, opened + 1)
+        yield start, len(data)
+
+
+def hide_spans(data: bytes, spans: Sequence[SecretSpan]) -> bytes:
+    """Put marks in the place of spans; what is hidden piece by piece gets one mark."""
+    kept: list[bytes] = []
+    at = 0
+    last = ""
+    for span in spans:
+        if span.start > at or span.name != last:
+            kept += (data[at : span.start], _make_mark(span.name))
+        at, last = span.end, span.name
+    kept.append(data[at:])
+    return b"".join(kept)
+
+
+@lru_cache(_MEMORY)
+def _make_mark(name: str) -> bytes:
+    return _OPENING + _clean_mark_name(name).encode() + b"]"
+
+
+def _clean_mark_name(name: str) -> str:
+    """Keep of a name what a mark can carry."""
+    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in name)
+
+
+@cache
+def _compile_families() -> CompiledFamilies:
+    by_head: dict[bytes, list[CompiledFamily]] = {}
+    for family in SECRET_FAMILIES:
+        shape = _compile_family(family)
+        for head in {head[:_HEAD].lower() for head in family.heads}:
+            by_head.setdefault(head, []).append(shape)
+    scan = join_patterns(
+        _encode_pattern(family, (r"\b" if family.edge else "") + family.lead + family.near)
+        for family in SECRET_FAMILIES
+    )
+    return CompiledFamilies(Regex(scan), by_head)
+
+
+def _compile_family(family: SecretFamily) -> CompiledFamily:
+    lead = Regex(_encode_pattern(family, family.lead)) if family.lead else None
+    whole = Regex(_encode_pattern(family, family.whole)) if family.whole else None
+    behind = Regex(family.behind.encode()) if family.behind else None
+    return CompiledFamily(family, lead, whole, behind)
+
+
+def _encode_pattern(family: SecretFamily, pattern: str) -> bytes:
+    return f"(?i:{pattern})".encode() if family.fold else pattern.encode()
+
+
+def _find_family_spans(shapes: CompiledFamilies, data: bytes, start: int, end: int) -> list[SecretSpan]:
+    """Find what looks like a key between two places, as if there were nothing outside."""
+    found: list[SecretSpan] = []
+    _scan_families(shapes, data, (start, start, end), found)
+    return found
+
+
+def _scan_families(
+    shapes: CompiledFamilies, data: bytes, within: tuple[int, int, int], found: list[SecretSpan]
+) -> None:
+    """Look from a place to an end; `free` is where the text begins that is not hidden yet.
+
+    There a key may begin whatever was before, which the automaton for all families cannot know.
+    """
+    free, at, end = within
+    scan, by_head = shapes
+    place = at
+    while True:
+        likely = by_head.get(data[place : place + _HEAD].lower())
+        span = _match_family(likely, data, (free, place, end)) if likely else None
+        if span is not None:
+            if span.roomy and span.start - place > _ROOM:
+                _scan_families(shapes, data, (free, place + len(b"://"), span.start), found)
+            found.append(span)
+            free = at = place = span.end
+            continue
+        match = scan.search(data, at, end)
+        if match is None:
+            return
+        place = match[0]
+        at = place + 1
+
+
+def _match_family(likely: Sequence[CompiledFamily], data: bytes, within: tuple[int, int, int]) -> SecretSpan | None:
+    """Find the family that a match belongs to, if what stands before it does not speak against it."""
+    free, place, end = within
+    for shape in likely:
+        if _is_contradicted(shape, data, free, place):
+            continue
+        family, lead, whole, _ = shape
+        start = place if lead is None else lead.match(data, place, end)
+        if start < 0:
+            continue
+        if family.read is not None:
+            stop = family.read(Candidate(data, free, place, start, end))
+        else:
+            stop = -1 if whole is None else whole.match(data, start, end)
+        if stop < 0 or (family.check is not None and not family.check(data[start:stop])):
+            continue
+        if lead is None and _STAND_IN in data[start:stop].lower():
+            continue
+        while family.reach and start > free and data[start - 1] in family.reach:
+            start -= 1
+        return SecretSpan(start, stop, family.name, min(place, start), family.roomy)
+    return None
+
+
+def _is_contradicted(shape: CompiledFamily, data: bytes, free: int, place: int) -> bool:
+    """Tell whether it is another family's, by what is cheap to see. Two characters are all that is known so far."""
+    family, _, _, behind = shape
+    if family.fold:
+        return data.endswith(_REFERENCE, free, place)
+    if behind is not None:
+        before = data[max(free, place - _BEHIND) : place]
+        return behind.match(before, 0, len(before)) < 0
+    if family.edge and place > free and data[place - 1] in _WORD:
+        return True
+    return not data.startswith(family.heads, place)
+
+
+WORDS_HELD_BACK: Final = 4
+"""`the password is value` and `Authorization: Basic value` are at most four words."""
+
+SHORTEST_HOLD: Final = 3 * SAMPLE_LENGTH
+"""What announces a value, and as much of the value as is looked at."""
+LONGEST_HOLD: Final = 1 << 18
+_CONTINUING: Final = range(0x80, 0xC0)
+_BLANK: Final = b" \t\n\r\f\v"
+
+
+class StreamRedactor:
+    """Redacts a text that comes in chunks as `Redactor` redacts it whole; a secret split over chunks is still caught.
+
+    The last words are held back until more comes. Work is put off until enough has come, so that even a stream of
+    single characters takes time in proportion to its length.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._told = b""
+        self._held = b""
+        self._fresh: list[str] = []
+        self._waiting = 0
+
+    def feed(self, chunk: str) -> str:
+        """Take a chunk and return what is certain by now, which may be nothing."""
+        self._fresh.append(chunk)
+        self._waiting += len(chunk)
+        if self._waiting * 4 <= max(len(self._held), SHORTEST_HOLD):
+            return ""
+        return self._released(ended=False)
+
+    def finish(self) -> str:
+        """Return the rest: nothing more will come."""
+        return self._released(ended=True)
+
+    def _released(self, *, ended: bool) -> str:
+        """Redact what was told last together with what waits, and let go what is certain of the latter."""
+        at = len(self._told)
+        data = self._told + self._held + to_body("".join(self._fresh))
+        self._fresh.clear()
+        self._waiting = 0
+        spans = [span for span in self._redactor.spans(data) if span.end > at]
+        cut = len(data) if ended else max(at, _find_certain_end(data, self._redactor.spaced))
+        cut = max(at, min((span.lead for span in spans if span.lead < cut < span.end), default=cut))
+        hidden = [span._replace(start=max(span.start, at) - at, end=span.end - at) for span in spans if span.end <= cut]
+        # What was hidden says nothing about what follows it; the rest may announce it.
+        begin = max([_align_to_character(data, max(cut - LOOKBEHIND_LENGTH, 0)), *(span.end + at for span in hidden)])
+        self._told, self._held = data[begin:cut], data[cut:]
+        return hide_spans(data[at:cut], hidden).decode("utf-8", "surrogatepass")
+
+
+def _find_certain_end(data: bytes, spaced: int) -> int:
+    """Find the beginning of a word before which nothing can change any more, whatever comes."""
+    at = max(len(data) - max(SHORTEST_HOLD, spaced), 0)
+    for _ in range(WORDS_HELD_BACK):
+        at = _word_before(data, at)
+    return max(at, _align_to_character(data, len(data) - LONGEST_SPELLING)) if len(data) > LONGEST_HOLD else at
+
+
+def _word_before(data: bytes, at: int) -> int:
+    """Find where the word begins that a place is in, or the one before it."""
+    end = at
+    while end > 0 and data[end - 1] in _BLANK:
+        end -= 1
+    return max(data.rfind(blank, 0, end) for blank in (b" ", b"\n", b"\t", b"\r")) + 1
+
+
+def _align_to_character(data: bytes, at: int) -> int:
+    """Move back to where a character begins."""
+    while at > 0 and data[at] in _CONTINUING:
+        at -= 1
+    return at
+
+
+_CACHE_ATTRIBUTE: Final = "masked"
+"""Where a message keeps what became of it under a redactor."""
+
+
+def mask_text(text: str, redact: Redact) -> str:
+    """Mask one text."""
+    return redact(clean(text))
+
+
+class PromptMasker:
+    """Masks what sessions send, request by request: each begins as the one before it, and only what is new is masked.
+
+    What a session sent last is known for as long as somebody holds its lease.
+    """
+
+    def __init__(self, redact: Redact) -> None:
+        self._redact = redact
+        self._last: WeakKeyDictionary[Lease, tuple[tuple[Message, ...], tuple[Message, ...]]] = WeakKeyDictionary()
+
+    def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
+        """Mask everything that a request sends."""
+        said, known = self._last.get(lease, ((), ()))
+        if prompt.messages[: len(said)] != said:
+            said, known = (), ()
+        fresh = [mask_message(message, self._redact) for message in prompt.messages[len(said) :]]
+        messages = (*known, *fresh)
+        # The last message ends with what is true only now, so the next request says it otherwise.
+        self._last[lease] = (prompt.messages[:-1], messages[:-1])
+        return msgspec.structs.replace(
+            prompt,
+            system=_mask_text_cached(prompt.system, self._redact),
+            messages=messages,
+            tools=_mask_tools(prompt.tools, self._redact),
+            facts=_mask_facts(prompt.facts, self._redact) if prompt.facts else prompt.facts,
+        )
+
+
+def mask_message(message: Message, redact: Redact) -> Message:
+    """Mask a message, once: a history is sent again with every request, and only what is new has to be looked at."""
+    kept = vars(message).get(_CACHE_ATTRIBUTE)
+    if kept is not None and kept[0] == redact:
+        return kept[1]
+    parts = tuple([_mask_part(part, redact) for part in message.parts])
+    made = message if parts == message.parts else Message(message.role, parts)
+    if made is not message:
+        vars(made)[_CACHE_ATTRIBUTE] = (redact, made)
+    vars(message)[_CACHE_ATTRIBUTE] = (redact, made)
+    return made
+
+
+def _mask_facts(facts: Mapping[str, Any], redact: Redact) -> Mapping[str, Any]:
+    """Mask all text in what is known; facts are small, and change from turn to turn."""
+    return {key: _mask_value(value, redact) for key, value in facts.items()}
+
+
+def _mask_value(value: Any, redact: Redact) -> Any:
+    match value:
+        case str():
+            return mask_text(value, redact)
+        case list():
+            return [_mask_value(each, redact) for each in cast("list[Any]", value)]
+        case dict():
+            return _mask_facts(cast("dict[str, Any]", value), redact)
+        case _:
+            return value
+
+
+def mask_reply(reply: Reply, redact: Redact) -> Reply:
+    """Mask everything that a model answered, the arguments of its calls included."""
+    parts = tuple(
+        [_mask_text_part(part, redact) if isinstance(part, Text) else _mask_call(part, redact) for part in reply.parts]
+    )
+    return reply if parts == reply.parts else msgspec.structs.replace(reply, parts=parts)
+
+
+def _mask_part(part: Part, redact: Redact) -> Part:
+    match part:
+        case Text():
+            return _mask_text_part(part, redact)
+        case ToolCall():
+            return _mask_call(part, redact)
+        case ToolResult():
+            text = mask_text(part.text, redact)
+            return part if text is part.text else msgspec.structs.replace(part, text=text)
+
+
+def _mask_text_part(part: Text, redact: Redact) -> Text:
+    text = mask_text(part.text, redact)
+    return part if text is part.text else msgspec.structs.replace(part, text=text)
+
+
+def _mask_call(part: ToolCall, redact: Redact) -> ToolCall:
+    tool, arguments = mask_text(part.tool, redact), mask_text(part.arguments, redact)
+    if tool is part.tool and arguments is part.arguments:
+        return part
+    return msgspec.structs.replace(part, tool=tool, arguments=arguments)
+
+
+@lru_cache(maxsize=64)
+def _mask_text_cached(text: str, redact: Redact) -> str:
+    """Mask what is sent again with every request."""
+    return mask_text(text, redact)
+
+
+@lru_cache(maxsize=64)
+def _mask_tools(tools: tuple[ToolSpec, ...], redact: Redact) -> tuple[ToolSpec, ...]:
+    return tuple(msgspec.structs.replace(tool, description=mask_text(tool.description, redact)) for tool in tools)
+
+
+ChangeText = Callable[[str], str]
+
+_LITERAL: Final = re.compile(r'"([^"\\]*(?:\\.[^"\\]*)*)("|\\?\Z)', re.DOTALL)
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_OPENINGS: Final = ("{", "[", '"')
+
+
+def is_json(text: str) -> bool:
+    """Tell whether a text is JSON with texts in it; what is nested too deeply to be read is none."""
+    if not text.lstrip().startswith(_OPENINGS):
+        return False
+    try:
+        msgspec.json.decode(to_body(text), type=msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
+def change_json_strings(text: str, change: ChangeText, outside: ChangeText, broken: ChangeText) -> str:
+    """Change every text of some JSON, and what stands outside of them; `broken` changes a text that cannot be read."""
+    changed: list[str] = []
+    at = 0
+    for found in _LITERAL.finditer(text):
+        changed += (outside(text[at : found.start()]), '"', _change_literal(found[1], change, broken), found[2])
+        at = found.end()
+    return "".join((*changed, outside(text[at:])))
+
+
+def _change_literal(literal: str, change: ChangeText, broken: ChangeText) -> str:
+    try:
+        meant = str(json.loads(f'"{literal}"', strict=False))
+    except ValueError:
+        return broken(literal)
+    changed = change(meant)
+    return literal if changed == meant else escape_json_text(changed)
+
+
+def escape_json_text(text: str) -> str:
+    """Spell a text as it stands between the quotes of JSON."""
+    return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)[1:-1]

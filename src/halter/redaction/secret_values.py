@@ -1,0 +1,370 @@
+"""Telling a literal secret from what else may stand after its name: code, a reference, a placeholder, a word.
+
+All of it looks at the first bytes of a value only, and takes time in proportion to them.
+
+What a family of secrets is, and how one is described.
+
+Every pattern is for RE2, over bytes, and keeps three rules, from which linear time and idempotence follow:
+it accepts as soon as it may and then only grows, so that no search looks far beyond its match; it never asks for
+what comes after the match; and it asks for what comes before only by `edge` and `behind`. The first two characters
+are known (`heads`), so that a match is assigned to its family without trying them all.
+
+Regular expressions in linear time, over bytes: RE2 behind the two questions that are asked of it.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+REGEX_MEMORY: Final = 64 << 20
+"""What one automaton may use before it forgets its states; most need a hundredth of it."""
+
+_ASCII: Final = 128
+
+
+class Regex:
+    """A compiled pattern in which a byte is a character, whatever its value.
+
+    It asks the C++ object behind the package's drop-in replacement for `re`: that one makes a generator and a match
+    object for every question, which is two thirds of the time where a hostile text is full of matches.
+    """
+
+    __slots__ = ("_match", "_searching", "_starting")
+
+    def __init__(self, pattern: bytes) -> None:
+        re2: Any = import_module("re2._re2").RE2
+        compiled = re2(pattern, _options(re2))
+        if not compiled.ok():
+            # The pattern itself may be made of a secret.
+            raise ValueError(f"A pattern of {len(pattern)} bytes cannot be used: {compiled.error().decode()}.")
+        self._match = compiled.Match
+        self._searching = re2.Anchor.UNANCHORED
+        self._starting = re2.Anchor.ANCHOR_START
+
+    def search(self, text: bytes, start: int, end: int) -> tuple[int, int] | None:
+        """Find the first match that lies between two places."""
+        span: tuple[int, int] = self._match(self._searching, text, start, end)[0]
+        return None if span[0] < 0 else span
+
+    def match(self, text: bytes, start: int, end: int) -> int:
+        """Tell where the match ends that begins at a place, or -1."""
+        span: tuple[int, int] = self._match(self._starting, text, start, end)[0]
+        return span[1]
+
+
+class RegexSet:
+    """Many patterns, of which it can be told which match where a text begins."""
+
+    __slots__ = ("_set",)
+
+    def __init__(self, patterns: Iterable[bytes]) -> None:
+        module: Any = import_module("re2._re2")
+        self._set = module.Set(module.RE2.Anchor.ANCHOR_START, _options(module.RE2))
+        for pattern in patterns:
+            self._set.Add(pattern)
+        self._set.Compile()
+
+    def match(self, text: bytes) -> list[int]:
+        """Tell the numbers of the patterns that match."""
+        return self._set.Match(text)
+
+
+def _options(re2: Any) -> Any:
+    options = re2.Options()
+    options.encoding = re2.Options.Encoding.LATIN1
+    options.max_mem = REGEX_MEMORY
+    options.never_capture = True
+    options.log_errors = False
+    return options
+
+
+@cache
+def compile_regex(pattern: bytes) -> Regex:
+    """Compile a pattern of this program's own, once."""
+    return Regex(pattern)
+
+
+def join_patterns(patterns: Iterable[bytes]) -> bytes:
+    """Join patterns; of two that match at one place, the first counts."""
+    return b"|".join(b"(?:" + pattern + b")" for pattern in patterns)
+
+
+def escape_bytes(text: bytes) -> bytes:
+    """Spell bytes so that every one stands for itself in a pattern."""
+    return b"".join(bytes([byte]) if byte < _ASCII and chr(byte).isalnum() else b"\\x%02x" % byte for byte in text)
+
+
+SAMPLE_LENGTH: Final = 128
+"""So much of a value is looked at."""
+
+_PIECES: Final = re.compile(rb"[A-Za-z0-9]+")
+_RUNS: Final = re.compile(rb"[A-Za-z0-9]{6,}")
+_PATTERNED: Final = re.compile(
+    rb"[a-z]?(?:(?:On|In|To|Is|At|By|Of|Or|No|Id|Ip|As|An|If|Up|Do|Be|Db|Os|Ui|My|Go|Us|Vm|Tx|Rx|So|We|A)(?![a-z])"
+    rb"|[A-Z]*+[a-z]{2,}+|[A-Z]{2,}+|[A-Z](?=[0-9])|[0-9]{1,4}+(?![0-9]))++"
+)
+"""Words, as an identifier is put together of them. What is drawn by lot has single letters everywhere."""
+_GROUPS: Final = re.compile(rb"[0-9]++")
+_FEW_GROUPS: Final = 3
+_PIN: Final = 6
+_LONG_RUN: Final = 16
+_CAPITAL: Final = re.compile(rb"[A-Z]")
+_FEWEST_CAPITALS: Final = 0.28
+_MOST_CAPITALS: Final = 0.72
+"""Half of the letters that are drawn by lot are capitals; in names that people make up, far fewer or all are."""
+_DIGIT: Final = re.compile(rb"[0-9]")
+_LETTER: Final = re.compile(rb"[A-Za-z\x80-\xff]")
+_PUNCTUATION: Final = re.compile(rb"[!#%^*~@?+$=&]")
+_WORDS: Final = re.compile(rb"[A-Za-z_.:>/\- \x80-\xff]+")
+_PATH: Final = re.compile(rb"[A-Za-z_$@][\w$]*(?:(?:\.|::|->|\?\.|-|/)[\w$]+)*[!?]?")
+_CODE: Final = re.compile(rb"[A-Za-z_$@][\w$.:>?-]*[\[(<{]")
+_CAPITALISED: Final = re.compile(rb"(?:[A-Z]|\xc3[\x80-\x9e])[a-z\x80-\xff]*")
+_SECRET_WORD: Final = re.compile(
+    rb"(?i)pass|pwd|secret|token|key|cred|auth|login|user|admin|hash|salt|value|field|param|input|prompt|example|here"
+)
+_TYPE: Final = re.compile(rb"[\w.:]*(?:Key|Token|Password|Secret|Credential|Auth)s?\Z")
+_TYPE_WORD: Final = re.compile(rb"Key|Token|Password|Secret|Credential")
+_REFERENCE: Final = (
+    rb"(?i)[$%@#]?\{|\$[a-z_]\w*\]?\z|\$[0-9@*]\z|\$[(]|%[(sdvq]|%\w+%\z|<|\[|@[a-z]+@|&[a-z]|![a-z]+\z"
+    rb"|(?:arn|op|vault|ref|env|file|secret|ssm|https?|s3|gs|sops|keyring|aws-sm|azure-kv|projects)[:+/]+[a-z/$]"
+    rb"|(?:/|\./|\.\./|~/|[a-z]:\\)[a-z_.~-]{2,}(?:[\\/]|\z)"
+)
+_PLACEHOLDER: Final = (
+    rb"(?i)#[0-9a-f]{3,8}\z"
+    rb"|.*(?:x{4,}|\*{3,}|\.\.\.|\xe2\x80\xa6|_{4,}|0{8,}|1234567890|0123456789|abcdefgh)|.*\{\{|.*<[a-z _-]+>"
+    rb"|(?:your|my|some|the|any|an?|new|old|insert|replace|enter|put|fill|change|redacted|hidden)[-_ ][a-z_ -]*\z"
+    rb"|(?:change|replace)(?:me|this|it).*"
+    rb"|(?:(?:test|dummy|fake|mock|sample|example|placeholder|todo|tbd|foo|bar|baz|hello|world|demo)[-_]?)+"
+    rb"(?:\w{0,12}(?:pass|pwd|password|token|key|secret|value))?[-_]?[0-9]{0,4}\z"
+)
+_STANDS_FOR: Final = b"(?:" + _REFERENCE + b")|(?:" + _PLACEHOLDER + b")"
+_SPACE: Final = re.compile(rb"\s")
+
+_HARMLESS: Final = frozenset(
+    b"bearer basic token true false null none nil undefined void unknown required optional string str bytes bool "
+    b"boolean int integer number float text char varchar object array list dict map set any data default empty unset "
+    b"missing invalid expired redacted hidden masked changeme here there this that must should will cannot with from "
+    b"and not yes no is are was the for of on in at by to or as if else when then only also see use used using set "
+    b"await async new return self const let var func function type class struct enum static public private readonly "
+    b"incorrect correct wrong failed failure success successful ok okay error denied refused accepted rejected granted "
+    b"revoked rotated renewed refreshed refresh changed change updated update created deleted removed added reset "
+    b"strong weak short long plain plaintext encrypted hashed stored sensitive secret secrets password passwords "
+    b"passwd passphrase pass pwd user username admin name email login prompt file path env environment config vault "
+    b"keyring keychain generated random unique temporary permanent disabled enabled forgotten protected confirm "
+    b"confirmation current previous next again please enter enabled absent present provided given written "
+    b"passwort contrasenia authorization authenticate authentication credentials something anything nothing whatever "
+    b"define defined oauth oauth2 jwt saml ldap kerberos negotiate digest ntlm apikey".split()
+)
+"""What follows the name of a secret in code, schemas and prose without being one."""
+
+_STOPS: Final = b".:!?"
+
+
+def is_harmless(value: bytes) -> bool:
+    """Tell whether a value is a common word, a reference or a placeholder."""
+    sample = value[:SAMPLE_LENGTH]
+    if sample.lower().rstrip(_STOPS) in _HARMLESS or not sample.strip(sample[:1]):
+        return True
+    return compile_regex(_STANDS_FOR).match(sample, 0, len(sample)) >= 0
+
+
+def is_random(value: bytes) -> bool:
+    """Tell whether a part of a value looks drawn by lot, as keys are."""
+    return any(_is_drawn(run) for run in _RUNS.findall(value[:SAMPLE_LENGTH]))
+
+
+def _is_drawn(run: bytes) -> bool:
+    if _LETTER.search(run) is None:
+        return False
+    capitals = len(_CAPITAL.findall(run)) / len(run)
+    if len(run) >= _LONG_RUN and _FEWEST_CAPITALS < capitals < _MOST_CAPITALS and not _TYPE_WORD.search(run):
+        return True
+    if _PATTERNED.fullmatch(run) is None:
+        return _DIGIT.search(run) is not None
+    return len(_GROUPS.findall(run)) >= _FEW_GROUPS
+
+
+def is_mixed(value: bytes) -> bool:
+    """Tell whether a value has letters of both cases and digits."""
+    return not value.islower() and not value.isupper() and has_digit(value)
+
+
+def is_scattered(value: bytes) -> bool:
+    """Tell whether there are digits in more than one place."""
+    return len(_GROUPS.findall(value[:SAMPLE_LENGTH])) > 1
+
+
+def is_token(value: bytes) -> bool:
+    """Tell whether a value looks drawn by lot, and is no part of a picture or a program in base64."""
+    return b"AAAA" not in value[4:SAMPLE_LENGTH] and is_random(value)
+
+
+def is_padded_token(value: bytes) -> bool:
+    """Tell whether a token follows a row of the same letter."""
+    return is_token(value.lstrip(value[:1]))
+
+
+def is_number(value: bytes) -> bool:
+    """Tell whether a value is a number or a version, and no PIN."""
+    return _LETTER.search(value, 0, SAMPLE_LENGTH) is None and (b"." in value or len(value) < _PIN)
+
+
+def has_digit(value: bytes) -> bool:
+    """Tell whether there is a digit."""
+    return _DIGIT.search(value, 0, SAMPLE_LENGTH) is not None
+
+
+def has_space(value: bytes) -> bool:
+    """Tell whether a value is several words."""
+    return _SPACE.search(value, 0, SAMPLE_LENGTH) is not None
+
+
+def has_punctuation(value: bytes) -> bool:
+    """Tell whether a value has signs that passwords have and identifiers do not."""
+    return _PUNCTUATION.search(value, 0, SAMPLE_LENGTH) is not None
+
+
+def is_worded(value: bytes) -> bool:
+    """Tell whether a value is made of letters and what joins them."""
+    return _WORDS.fullmatch(value[:SAMPLE_LENGTH]) is not None
+
+
+def is_path(value: bytes) -> bool:
+    """Tell whether a value could be the name of something in a program."""
+    sample = value[:SAMPLE_LENGTH]
+    if _PATH.fullmatch(sample) is None:
+        return False
+    return all(len(run) == 1 or _PATTERNED.fullmatch(run) for run in _PIECES.findall(sample))
+
+
+def is_code(value: bytes, after: bytes) -> bool:
+    """Tell whether something is called, indexed or built there."""
+    if after in {b"(", b"[", b"{"}:
+        return True
+    return _CODE.match(value[:SAMPLE_LENGTH]) is not None or _TYPE.match(value[:SAMPLE_LENGTH]) is not None
+
+
+def is_label(value: bytes) -> bool:
+    """Tell whether a value is one capitalised word, as the labels of forms are."""
+    return _CAPITALISED.fullmatch(value[:SAMPLE_LENGTH]) is not None
+
+
+def names_secret(value: bytes) -> bool:
+    """Tell whether a value itself speaks of secrets, as the names of fields and variables do."""
+    return _SECRET_WORD.search(value, 0, SAMPLE_LENGTH) is not None
+
+
+NO_MATCH: Final = -1
+NEAR_LENGTH: Final = 8
+VALUE_START: Final = r"[^\s\"'<>,;&\\`|(){}\[]"
+"""What a value may begin with that stands after its name."""
+
+LOOKBEHIND_LENGTH: Final = 256
+"""So much before an announcement may say what it means."""
+
+
+class Candidate(NamedTuple):
+    """Where a secret may be: it is announced at `place` and begins at `start`. Only `free` to `end` counts."""
+
+    data: bytes
+    free: int
+    place: int
+    start: int
+    end: int
+
+    def before(self) -> bytes:
+        """Return what stands before the announcement on its line."""
+        return self.data[max(self.free, self.place - LOOKBEHIND_LENGTH) : self.place].rpartition(b"\n")[2]
+
+    def lead(self) -> bytes:
+        """Return the announcement."""
+        return self.data[self.place : self.start]
+
+    def peek(self, pattern: bytes) -> bytes:
+        """Read as much of a value as is looked at: a text may be full of names, with one endless value behind each."""
+        stop = compile_regex(pattern).match(self.data, self.start, min(self.end, self.start + SAMPLE_LENGTH))
+        return self.data[self.start : max(stop, self.start)]
+
+    def all(self, pattern: bytes) -> int:
+        """Tell where a value ends."""
+        return compile_regex(pattern).match(self.data, self.start, self.end)
+
+
+CheckValue = Callable[[bytes], bool]
+ReadSecret = Callable[[Candidate], int]
+"""Tells where a secret ends, or -1 if there is none. It looks at no more than `literals.SAMPLE` bytes to decide."""
+
+
+class SecretFamily(msgspec.Struct, frozen=True, kw_only=True):
+    """One shape of secret.
+
+    `lead` announces it and stays visible. `whole` is the secret, and `near` its beginning: as much of it as one
+    automaton for all families can look for without growing large. With `edge`, no word may touch it before; `behind`
+    says what must stand there, and `reach` which bytes before it belong to it. `check` has the last word on what was
+    found; `read` finds the end of a secret that no pattern describes. A `roomy` lead has room for a secret of its own.
+    """
+
+    name: str
+    heads: tuple[bytes, ...]
+    lead: str = ""
+    near: str
+    whole: str = ""
+    edge: bool = False
+    fold: bool = False
+    roomy: bool = False
+    behind: str = ""
+    reach: frozenset[int] = frozenset()
+    check: CheckValue | None = None
+    read: ReadSecret | None = None
+
+
+def make_prefixed_family(
+    name: str,
+    heads: str,
+    rest: str,
+    *,
+    edge: bool = False,
+    reach: frozenset[int] = frozenset(),
+    check: CheckValue | None = None,
+) -> SecretFamily:
+    """Describe tokens that begin with one of several words, as most do."""
+    words = tuple(heads.split(" "))
+    quoted = "|".join(re.escape(word) for word in words)
+    near = f"{rest[: rest.index(']') + 1]}{{{NEAR_LENGTH}}}" if rest.startswith("[") else ""
+    return SecretFamily(
+        name=name,
+        heads=tuple(word.encode() for word in words),
+        near=f"(?:{quoted}){near}",
+        whole=f"(?:{quoted}){rest}",
+        edge=edge,
+        reach=reach,
+        check=check,
+    )
+
+
+def make_announced_family(
+    name: str, heads: str, lead: str, near: str, whole: str, check: CheckValue | None = None
+) -> SecretFamily:
+    """Describe values of a known form that are announced as what they are."""
+    known = tuple(head.encode() for head in heads.split(" "))
+    return SecretFamily(name=name, heads=known, lead=lead, near=near, whole=whole, fold=True, check=check)
+
+
+def make_read_family(
+    name: str,
+    heads: tuple[bytes, ...],
+    lead: str,
+    read: ReadSecret,
+    *,
+    near: str = VALUE_START,
+    roomy: bool = False,
+    reach: frozenset[int] = frozenset(),
+) -> SecretFamily:
+    """Describe values of any form: only a function can tell where they end and whether they are secret."""
+    return SecretFamily(
+        name=name, heads=heads, lead=lead, near=near, fold=bool(lead), read=read, roomy=roomy, reach=reach
+    )

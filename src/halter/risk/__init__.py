@@ -1,0 +1,1 @@
+"""How risky a call is, from its parsed arguments."""

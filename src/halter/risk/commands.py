@@ -1,0 +1,675 @@
+"""What a command line really runs: every command in it, as words, with the wrappers around it taken off.
+
+Programs that run another program: which options of theirs take a value, and where the other program begins.
+
+An option is written as in a manual: `-u:` takes a value, `-i?` only one that is attached to it, `-c!` a line for a
+shell. A program whose options are not all known here is not taken at its word: then every word that names a dangerous
+program counts as if it were run.
+"""
+
+import posixpath
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Final, Literal, TypedDict
+
+import msgspec
+
+from halter.risk.places import is_root
+from halter.risk.shell_syntax import (
+    SHELLS,
+    CommandInput,
+    MalformedShell,
+    SimpleCommand,
+    TooComplex,
+    parse_shell_line,
+    program_of,
+)
+
+OptionKind = Literal["", ":", "?", "!"]
+
+
+class Wrapper(msgspec.Struct, frozen=True):
+    """How one program runs others.
+
+    It takes `skips` words of its own before the command. `joins` them: a shell reads its words as one line. `permutes`:
+    its options may also stand behind its own words. `only_lines`: it runs nothing but what an option gives it. After an
+    option in `looks` it runs nothing.
+    """
+
+    options: Mapping[str, OptionKind]
+    skips: int = 0
+    joins: bool = False
+    permutes: bool = False
+    only_lines: bool = False
+    looks: frozenset[str] = frozenset()
+
+
+class WrappedCommand(msgspec.Struct, frozen=True):
+    """What a wrapper runs: a command as words, lines for a shell, and whether all of its options were known."""
+
+    argv: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    joins: bool = False
+    sure: bool = True
+
+
+_TABLE: Final = """
+sudo = -AbBEeHikKlnPsSvV -CDghpRrTtUu: --user: --group: --host: --prompt: --chdir: --chroot: --close-from: --role:
+    --type: --other-user: --command-timeout: --preserve-env? --login --shell --stdin --non-interactive --background
+    --set-home --askpass --bell --reset-timestamp --remove-timestamp --preserve-groups --list --validate
+doas = -nsL -uCa:
+run0 = -u: -g: -D: --user: --group: --unit: --property: --slice: --chdir: --setenv: --nice: --pty --pipe
+gosu [skips=1] =
+su [permutes only_lines] = -lmpPfT -c! --command! -C! --session-command! -gGsw: --group: --supp-group: --shell:
+    --login --pty --whitelist-environment: --preserve-environment --fast
+runuser [permutes] = -lmpPfT -c! --command! --session-command! -ugGsw: --user: --group: --supp-group: --shell: --login
+    --pty --preserve-environment --fast
+sg [permutes only_lines] = -c!
+pkexec = --user: --disable-internal-agent --keep-cwd
+env = -i0v -u: -C: -S! -a: --unset: --chdir: --split-string! --ignore-environment --null --debug --argv0:
+    --block-signal? --default-signal? --ignore-signal? --list-signal-handling
+nohup, eatmydata, catchsegv, linux32, linux64, i386, torsocks, tsocks, builtin, ifne, busybox, toybox, noglob =
+dbus-run-session, rye run, pyenv exec, rbenv exec, asdf exec =
+command [looks=-v,-V] = -pvV
+exec = -cl -a:
+time = -apqv -f: -o: --format: --output: --append --portability --verbose --quiet
+nice = -0123456789 -n: --adjustment:
+ionice [looks=-p,-P,-u] = -t -c: -n: -p: -P: -u: --class: --classdata: --pid: --pgid: --uid: --ignore
+chrt [skips=1 looks=-p,-m] = -abdfimoprRv -T: -P: -D: --all-tasks --batch --deadline --fifo --idle --max --other --pid
+    --rr --reset-on-fork --verbose --sched-runtime: --sched-period: --sched-deadline:
+taskset [skips=1 looks=-p,--pid] = -acp --all-tasks --cpu-list --pid
+timeout [skips=1] = -fpv -k: -s: --kill-after: --signal: --foreground --preserve-status --verbose
+stdbuf = -i: -o: -e: --input: --output: --error:
+setsid = -cfw --ctty --fork --wait
+chronic = -ev
+unbuffer = -p
+fakeroot = -lsbi: -u --lib: --faked: --unknown-is-real
+faketime [skips=1] = -fm -p: --exclude-monotonic --date-prog:
+proxychains, proxychains4 = -q -f:
+sshpass = -ev -p: -f: -d: -P:
+xvfb-run = -al -e: -f: -n: -p: -s: -w: --auto-servernum --server-args: --server-num: --error-file: --auth-file: --wait:
+chroot [skips=1] = --userspec: --groups: --skip-chdir
+unshare = -muinpUCTfrc -S: -G: -R: -w: --mount? --uts? --ipc? --net? --pid? --user? --cgroup? --time? --fork
+    --kill-child? --map-root-user --map-current-user --map-auto --mount-proc? --propagation: --setgroups: --root: --wd:
+    --setuid: --setgid: --map-user: --map-group: --map-users: --map-groups: --keep-caps
+nsenter = -aFZec -m? -u? -i? -n? -p? -U? -C? -T? -r? -w? -t: -S: -G: -W: --all --target: --mount? --uts? --ipc? --net?
+    --pid? --user? --cgroup? --time? --root? --wd? --setuid: --setgid: --no-fork --preserve-credentials
+systemd-run = -tPSGqrd -u: -p: -E: -H: -M: --unit: --property: --setenv: --slice: --uid: --gid: --nice: --host:
+    --machine: --working-directory: --description: --on-active: --on-boot: --on-startup: --on-unit-active:
+    --on-calendar: --on-unit-inactive: --timer-property: --path-property: --socket-property: --service-type: --user
+    --system --scope --pty --pipe --wait --collect --no-block --shell --same-dir --remain-after-exit --quiet
+    --send-sighup --no-ask-password --slice-inherit
+systemd-inhibit = --what: --who: --why: --mode: --list --no-pager
+xargs = -0oprtx -e? -i? -l? -a: -d: -E: -I: -L: -n: -P: -s: --null --arg-file: --delimiter: --eof? --replace?
+    --max-lines? --max-args: --max-procs: --max-chars: --open-tty --interactive --no-run-if-empty --verbose --exit
+    --process-slot-var: --show-limits
+parallel [joins] = -kqmXvtu0 -j: -P: -I: -N: -n: -L: -a: -S: -d: -C: -s: --jobs: --max-procs: --colsep: --joblog:
+    --results: --delay: --timeout: --retries: --halt: --arg-file: --delimiter: --max-args: --max-replace-args:
+    --max-chars: --sshlogin: --tag --bar --eta --progress --dry-run --dryrun --will-cite --keep-order --null --verbose
+    --xargs --line-buffer --ungroup --group --no-notice --pipe --linebuffer --resume --shuf --link --quote --silent
+watch [joins] = -bcCefgprtwx -d? -n: -q: -s: --interval: --differences? --equexit: --shotsdir: --beep --color
+    --no-color --errexit --follow --chgexit --precise --no-rerun --no-title --no-wrap --exec
+strace = -cCdDfFhiknqrtTvVwxyzZ -a: -b: -e: -E: -I: -o: -O: -p: -P: -s: -S: -u: -U: -X: --follow-forks --output:
+    --trace: --attach: --summary --summary-only --string-limit: --env: --user: --quiet? --decode-fds? --timestamps?
+    --syscall-times? --relative-timestamps? --output-separately --instruction-pointer --seccomp-bpf
+ltrace = -cCfhiLrStTbV -a: -A: -D: -e: -F: -l: -n: -o: -p: -s: -u: -w: -x: --output:
+flock [skips=1 permutes] = -sxenuoFv -w: -E: -c! --command! --shared --exclusive --nonblock --nb --unlock --close
+    --no-fork --verbose --timeout: --wait: --conflict-exit-code:
+script [permutes only_lines] = -aefqh -t? -c! --command! -E: -I: -O: -B: -o: -T: -m: --append --return --flush --force
+    --quiet --echo: --log-in: --log-out: --log-io: --log-timing: --logging-format: --output-limit: --timing?
+ssh [skips=1 joins permutes] = -46AaCfGgKkMNnqsTtVvXxYy -BbcDEeFIiJLlmOopQRSWw:
+docker run, docker exec, docker create [skips=1] = -ditPqT --rm --init --privileged --read-only --detach --interactive
+    --tty --publish-all --no-healthcheck --quiet --oom-kill-disable --no-deps --build --service-ports --use-aliases
+    --remove-orphans --no-TTY -acehlmpuvwHf: --attach: --add-host: --cap-add: --cap-drop: --cgroupns: --cidfile: --cpus:
+    --cpu-shares: --cpuset-cpus: --device: --dns: --entrypoint: --env: --env-file: --expose: --gpus: --group-add:
+    --hostname: --index: --ip: --ipc: --label: --link: --log-driver: --log-opt: --mac-address: --memory: --memory-swap:
+    --mount: --name: --net: --network: --network-alias: --pid: --pids-limit: --platform: --publish: --pull: --restart:
+    --runtime: --security-opt: --shm-size: --stop-signal: --stop-timeout: --sysctl: --tmpfs: --ulimit: --user: --userns:
+    --uts: --volume: --volumes-from: --workdir: --detach-keys: --context: --host: --config: --log-level: --file:
+    --project-name: --profile: --project-directory: --ansi:
+kubectl exec, kubectl run, kubectl debug [skips=1 permutes] = -itq -n: -c: -f: -l: --stdin --tty --quiet --rm --attach
+    --command --namespace: --container: --context: --cluster: --kubeconfig: --filename: --image: --env: --labels:
+    --restart: --pod-running-timeout: --user: --server: --token: --overrides: --target: --profile: --share-processes
+    --copy-to: --as: --as-group: --leave-stdin-open
+npx, bunx, npm exec, npm x, pnpm exec, pnpm dlx, yarn exec, yarn dlx = -y -q -p: --yes --no --quiet --package: -c!
+    --call! --workspace: -w: --prefix: --silent --offline
+uv run = -qvns -p: -w: -C: -i: --with: --with-requirements: --with-editable: --python: --project: --directory: --extra:
+    --group: --only-group: --no-group: --env-file: --package: --index: --index-url: --no-project --isolated --locked
+    --frozen --no-sync --all-extras --all-groups --no-dev --dev --offline --quiet --verbose --exact --active
+uvx = -qv -p: --from: --with: --python: --quiet --isolated --offline
+poetry run = -qnv -C: -P: --quiet --no-interaction --directory: --project:
+pipenv run = -qv --quiet
+pdm run = -s -p: --project: --site-packages
+pipx run = -q --spec: --python: --pip-args: --no-cache --quiet
+bundle exec = --keep-file-descriptors --gemfile:
+mise exec = -c!
+direnv exec [skips=1] =
+conda run = -v -n: -p: --name: --prefix: --cwd: --no-capture-output --live-stream
+vagrant ssh [permutes only_lines] = -c! --command! -p --plain
+lxc exec [skips=1 permutes] = -tTn --mode: --env: --user: --group: --cwd:
+"""
+
+
+def _parse_table(table: str) -> Mapping[str, Wrapper]:
+    found: dict[str, Wrapper] = {}
+    for entry in table.replace("\n    ", " ").strip().splitlines():
+        head, _, options = entry.partition(" =")
+        names, _, traits = head.partition(" [")
+        wrapper = Wrapper(_parse_options(options), **_parse_traits(traits.rstrip("]")))
+        found.update(dict.fromkeys(names.split(", "), wrapper))
+    return found
+
+
+def _parse_options(text: str) -> Mapping[str, OptionKind]:
+    kinds: dict[str, OptionKind] = {}
+    for word in text.split():
+        kind: OptionKind = ":" if word[-1] == ":" else "?" if word[-1] == "?" else "!" if word[-1] == "!" else ""
+        name = word.rstrip(":?!")
+        names = [name] if name.startswith("--") else [f"-{letter}" for letter in name[1:]]
+        kinds.update(dict.fromkeys(names, kind))
+    return kinds
+
+
+class _Traits(TypedDict, total=False):
+    skips: int
+    joins: bool
+    permutes: bool
+    only_lines: bool
+    looks: frozenset[str]
+
+
+def _parse_traits(text: str) -> _Traits:
+    traits: _Traits = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        match name:
+            case "skips":
+                traits["skips"] = int(value)
+            case "looks":
+                traits["looks"] = frozenset(value.split(","))
+            case "joins" | "permutes" | "only_lines":
+                traits[name] = True
+            case _:
+                raise ValueError(word)
+    return traits
+
+
+_WRAPPERS: Final = _parse_table(_TABLE)
+
+_ALIASES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("podman", "nerdctl", "docker-compose", "podman-compose", "buildah"), "docker"),
+    **dict.fromkeys(("oc", "k3s", "microk8s"), "kubectl"),
+    **dict.fromkeys(("slogin", "autossh", "mosh"), "ssh"),
+    **dict.fromkeys(("sem", "env_parallel"), "parallel"),
+    **dict.fromkeys(("mamba", "micromamba"), "conda"),
+    "gtimeout": "timeout",
+    "gnice": "nice",
+    "genv": "env",
+    "gxargs": "xargs",
+    "incus": "lxc",
+}
+_GROUPS: Final = frozenset({"compose", "container", "kubectl"})
+"""Words that only lead on to the verb, as in `docker compose exec`."""
+
+_VERBS: Final = frozenset(name.split()[0] for name in _WRAPPERS if " " in name)
+WRAPPER_NAMES: Final = frozenset(name for name in _WRAPPERS if " " not in name) | _VERBS | _ALIASES.keys()
+
+
+def unwrap_command(argv: Sequence[str]) -> WrappedCommand | None:
+    """Find what a command runs, or None if it is known to run nothing but itself."""
+    program = program_of(argv[0])
+    program = _ALIASES.get(program, program)
+    at = 1
+    if program in _VERBS:
+        found = _find_verb(program, argv)
+        if found is None:
+            return None
+        wrapper, at = found
+    elif program in _WRAPPERS:
+        wrapper = _WRAPPERS[program]
+    else:
+        return None
+    return _OptionWalk(wrapper, program, argv, at).result()
+
+
+def _find_verb(program: str, argv: Sequence[str]) -> tuple[Wrapper, int] | None:
+    """Find the verb of a program that has several, behind the options that it takes before it."""
+    takes_value = {
+        name
+        for key, wrapper in _WRAPPERS.items()
+        if key.startswith(program)
+        for name, kind in wrapper.options.items()
+        if kind in {":", "!"}
+    }
+    at = 1
+    while at < len(argv):
+        word = argv[at]
+        if word.startswith("-") and len(word) > 1:
+            at += 2 if word in takes_value else 1
+        elif word in _GROUPS:
+            at += 1
+        else:
+            wrapper = _WRAPPERS.get(f"{program} {word}")
+            return (wrapper, at + 1) if wrapper else None
+    return None
+
+
+class _OptionWalk:
+    """One walk over a wrapper's own words."""
+
+    def __init__(self, wrapper: Wrapper, program: str, argv: Sequence[str], at: int) -> None:
+        self._wrapper = wrapper
+        self._program = program
+        self._argv = argv
+        self._at = at
+        self._skips = wrapper.skips
+        self._lines: list[str] = []
+        self._entry: list[str] = []
+        self._sure = True
+        self._looks = False
+
+    def result(self) -> WrappedCommand | None:
+        """Walk to the command that is run, and tell it."""
+        while self._at < len(self._argv) and self._step(self._argv[self._at]):
+            pass
+        own, rest = tuple(self._argv[: self._at]), tuple(self._argv[self._at :])
+        if self._looks:
+            return None
+        if self._program == "env" and self._lines:
+            return WrappedCommand((), (f"{self._lines[0]} {shlex.join(rest)}",), own, sure=self._sure)
+        inner = () if self._wrapper.only_lines else (*self._entry, *rest)
+        return WrappedCommand(inner, tuple(self._lines), own, joins=self._wrapper.joins, sure=self._sure)
+
+    def _step(self, word: str) -> bool:
+        """Take one word, and tell whether the wrapper's own words go on after it."""
+        if word == "--":
+            self._at += 1 if self._wrapper.only_lines else 1 + self._skips
+            return self._wrapper.only_lines
+        if word.startswith("-"):
+            self._option(word)
+            return True
+        if self._program in {"env", "sudo", "doas"} and "=" in word[1:]:
+            self._at += 1
+            return True
+        if self._wrapper.only_lines:
+            self._at += 1
+            return True
+        if not self._skips:
+            return False
+        self._at += 1
+        self._skips -= 1
+        return self._skips > 0 or self._wrapper.permutes
+
+    def _option(self, word: str) -> None:
+        self._at += 1
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            known = [option for option in self._wrapper.options if option.startswith(name)]
+            best = name if name in self._wrapper.options else known[0] if known else ""
+            self._take(best, value if equals else None)
+            return
+        for index, letter in enumerate(word[1:], 2):
+            kind = self._wrapper.options.get(f"-{letter}")
+            if kind != "":
+                self._take(f"-{letter}", word[index:] or None)
+                return
+            self._take(f"-{letter}", None)
+
+    def _take(self, name: str, attached: str | None) -> None:
+        """Take an option, with its value if it has one, attached to it or as the next word."""
+        kind = self._wrapper.options.get(name)
+        self._sure = self._sure and kind is not None
+        self._looks = self._looks or name in self._wrapper.looks
+        if kind not in {":", "!"}:
+            return
+        if attached is None:
+            attached = self._argv[self._at] if self._at < len(self._argv) else ""
+            self._at += 1
+        if kind == "!" or attached.startswith(("|", "!")):
+            self._lines.append(attached.lstrip("|!"))
+        elif name == "--entrypoint":
+            self._entry = [attached]
+        elif self._program == "ssh" and name == "-o" and "command" in attached.lower():
+            self._lines.append(attached.replace("=", " ", 1).partition(" ")[2])
+
+
+DEEPEST_COMMAND: Final = 12
+
+UNKNOWN_WORDS: Final = "$*"
+"""Stands for words that a command is given while it runs."""
+
+_SIGNS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
+EXEC_OPTIONS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
+_CD_PROGRAMS: Final = frozenset({"cd", "pushd", "chdir"})
+_OPENS_SHELL: Final = frozenset(
+    {"ssh", "su", "sudo", "doas", "runuser", "script", "pkexec", "sg", "chroot", "unshare", "nsenter"}
+)
+_VALUED_BY_SHELLS: Final = frozenset({"--rcfile", "--init-file", "--init-command"})
+_MOST_WORDS: Final = 1000
+_LONGEST: Final = 4096
+_EFFORT: Final = 16
+_WORD: Final = 6
+_LEAST_EFFORT: Final = 20_000
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    """One program with its arguments, and all that the line around it says of it.
+
+    `wrappers` are the programs that it was wrapped in; one that `wraps` is such a program itself, with its own words
+    alone. `feed`, `given` and `built` say where its input, its files and its words come from. `code` is where the code
+    comes from that a shell runs. `folder` is where the line went before. If its options were not all known, it is not
+    `sure` what it runs.
+    """
+
+    argv: tuple[str, ...]
+    wrappers: tuple[str, ...] = ()
+    wraps: bool = False
+    sets: tuple[tuple[str, str], ...] = ()
+    writes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
+    text: str | None = None
+    feed: CommandInput | None = None
+    built: tuple[CommandInput, ...] = ()
+    given: tuple[CommandInput, ...] = ()
+    folder: str = ""
+    sure: bool = True
+    recursive: bool = False
+
+    @property
+    def program(self) -> str:
+        """The name of the program, without the folder it lies in."""
+        return program_of(self.argv[0]) if self.argv else ""
+
+    @property
+    def input(self) -> str | None:
+        """What it reads from its standard input, where the line itself says that."""
+        return self.text if self.text is not None else self.feed.text if self.feed else None
+
+    @property
+    def is_fed(self) -> bool:
+        """Tell whether its standard input comes from the line, and not from a person."""
+        return self.feed is not None or self.text is not None or bool(self.reads)
+
+
+class UnreadableCommand(msgspec.Struct, frozen=True):
+    """A command line that cannot be taken apart, so that nobody can say what it does; perhaps it is meant to be so."""
+
+    text: str
+    tangled: bool = False
+
+
+ParsedCommand = Command | UnreadableCommand
+
+
+class ParseBudget:
+    """How much may be read for one line. Lines in lines in lines are read again and again; this ends it."""
+
+    def __init__(self, length: int) -> None:
+        self._left = _EFFORT * length + _LEAST_EFFORT
+
+    def spend(self, length: int) -> bool:
+        """Take what reading so much costs, and tell whether it was left."""
+        self._left -= length + 10
+        return self._left >= 0
+
+
+def make_parse_budget(given: str | Sequence[str]) -> ParseBudget:
+    """Allow for so much reading that every honest line is read."""
+    return ParseBudget(len(given) if isinstance(given, str) else sum(len(word) + 1 for word in given))
+
+
+def parse_commands(
+    given: str | Sequence[str], text: str | None = None, effort: ParseBudget | None = None, depth: int = 0
+) -> tuple[ParsedCommand, ...]:
+    """Take apart a line for a shell, or one command as a list of words; `text` is its standard input."""
+    unwrap = _CommandParser(effort or make_parse_budget(given))
+    if isinstance(given, str):
+        return tuple(unwrap.line(given, depth, source=Command(argv=(), text=text)))
+    return tuple(unwrap.command(Command(argv=tuple(given), text=text), depth)) if given else ()
+
+
+def parse_plain_command(given: str | Sequence[str]) -> tuple[str, ...] | None:
+    """Return the words of a command that is surely one command and nothing else.
+
+    A line with any sign in it that a shell could read as more, even a quoted one, is not plain: then a person is asked.
+    """
+    if isinstance(given, str) and not _SIGNS.isdisjoint(given):
+        return None
+    found = parse_commands(given)
+    if len(found) != 1 or not isinstance(found[0], Command) or found[0].wrappers or found[0].sets:
+        return None
+    words = shlex.split(given) if isinstance(given, str) else given
+    return found[0].argv if found[0].argv == tuple(words) else None
+
+
+class _CommandParser:
+    """Takes one line apart, and the lines in it."""
+
+    def __init__(self, effort: ParseBudget) -> None:
+        self._effort = effort
+
+    def line(
+        self, line: str, depth: int, known: Mapping[str, str] | None = None, source: Command | None = None
+    ) -> Iterator[ParsedCommand]:
+        """Take a line apart. Its commands read what `source` reads, unless the line gives them something else."""
+        if depth > DEEPEST_COMMAND or not self._effort.spend(len(line)):
+            yield UnreadableCommand(line, tangled=True)
+            return
+        try:
+            found = parse_shell_line(line, known)
+        except (MalformedShell, TooComplex) as error:
+            yield UnreadableCommand(line, tangled=isinstance(error, TooComplex))
+            return
+        folder = ""
+        for simple in found:
+            for words in dict.fromkeys((simple.words, simple.meant or simple.words)):
+                yield from self.command(_make_command(simple, words, folder, source), depth)
+            if not simple.inner:
+                folder = _follow_cd(folder, simple.meant)
+
+    def command(self, command: Command, depth: int) -> Iterator[ParsedCommand]:
+        """Take the wrappers off one command."""
+        if not command.argv:
+            if command.writes or command.sets:
+                yield command
+            return
+        if depth > DEEPEST_COMMAND or not self._effort.spend(_WORD * len(command.argv)):
+            yield UnreadableCommand(shlex.join(command.argv[:10]), tangled=True)
+            return
+        program = command.program
+        if program in SHELLS:
+            yield from self._shell(command, depth)
+        elif program == "eval":
+            yield command
+            yield from self._within(command, self.line(" ".join(command.argv[1:]), depth + 1))
+        elif program == "find":
+            yield command
+            for argv in _list_find_commands(command.argv):
+                yield from self._within(command, self.command(msgspec.structs.replace(command, argv=argv), depth + 1))
+        elif (inner := unwrap_command(command.argv)) is not None:
+            yield from self._wrapper(command, inner, depth)
+        else:
+            yield command
+
+    def _shell(self, command: Command, depth: int) -> Iterator[ParsedCommand]:
+        """Take apart what a shell runs: the line after `-c`, or what it reads."""
+        code, rest = split_shell_code(command.argv)
+        yield command
+        if code is not None:
+            known = {
+                "@": " ".join(rest[1:]),
+                "*": " ".join(rest[1:]),
+                **{str(at): word for at, word in enumerate(rest)},
+            }
+            yield from self._within(command, self.line(code, depth + 1, known, command))
+            return
+        given = [feed.text for feed in command.given] if {*rest[:1], *command.reads} & {"/dev/fd/63"} else []
+        sources = given or [command.input]
+        for text in sources:
+            if text is not None:
+                yield from self._within(command, self.line(text, depth + 1))
+
+    def _wrapper(self, command: Command, inner: WrappedCommand, depth: int) -> Iterator[ParsedCommand]:
+        program = command.program
+        if not inner.argv and not inner.lines:
+            yield command
+            if program in _OPENS_SHELL and command.is_fed:
+                yield from self._within(
+                    command, self.command(msgspec.structs.replace(command, argv=("sh",)), depth + 1)
+                )
+            return
+        yield msgspec.structs.replace(command, argv=inner.own, wraps=True)
+        if not inner.sure:
+            yield msgspec.structs.replace(command, sure=False)
+        lines = list(inner.lines)
+        argv = inner.argv
+        if program in {"xargs", "gxargs"}:
+            argv, *others = _list_xargs_commands(inner, command)
+            lines += [shlex.join(other) for other in others]
+        elif program in {"parallel", "sem", "env_parallel"}:
+            lines, argv = [*lines, *_list_parallel_lines(inner.argv, command)], ()
+        elif inner.joins and argv:
+            lines, argv = [*lines, " ".join(argv)], ()
+        for line in lines:
+            yield from self._within(command, self.line(line, depth + 1, source=command))
+        if argv:
+            bare = msgspec.structs.replace(command, argv=argv, sets=(), writes=())
+            yield from self._within(command, self.command(bare, depth + 1))
+
+    def _within(self, outer: Command, found: Iterator[ParsedCommand]) -> Iterator[ParsedCommand]:
+        for each in found:
+            if isinstance(each, UnreadableCommand):
+                yield each
+            else:
+                yield msgspec.structs.replace(each, wrappers=(outer.program, *each.wrappers))
+
+
+def split_shell_code(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Tell a shell's options from the rest: the line that it is given, if it is, and its further words."""
+    at, is_code, reads = 1, False, False
+    while at < len(argv) and argv[at][:1] in {"-", "+"} and len(argv[at]) > 1:
+        word = argv[at]
+        at += 1
+        if word == "--":
+            break
+        if word.startswith("--"):
+            name, equals, value = word.partition("=")
+            if name == "--command":
+                return (value if equals else argv[at] if at < len(argv) else ""), []
+            at += name in _VALUED_BY_SHELLS and not equals
+        else:
+            is_code = is_code or "c" in word
+            reads = reads or "s" in word
+            at += word.count("o") + word.count("O")
+    rest = list(argv[at:])
+    if is_code:
+        return (rest[0] if rest else ""), rest[1:]
+    return None, [] if reads else rest
+
+
+def _make_command(simple: SimpleCommand, words: Sequence[str], folder: str, source: Command | None) -> Command:
+    inherits = simple.feed is None and simple.text is None and not simple.reads and source is not None
+    reader = source if inherits and source is not None else simple
+    return Command(
+        argv=tuple(words),
+        sets=simple.sets,
+        writes=simple.writes,
+        reads=reader.reads,
+        text=reader.text,
+        feed=reader.feed,
+        built=simple.built,
+        given=simple.given,
+        folder=folder or (source.folder if source else ""),
+        recursive=simple.recursive,
+    )
+
+
+def _follow_cd(folder: str, words: Sequence[str]) -> str:
+    """Tell where a line is after a command: `cd` leads elsewhere."""
+    if not words or words[0] not in _CD_PROGRAMS:
+        return folder
+    target = next((word for word in words[1:] if not word.startswith("-")), "~")
+    return posixpath.join(folder, target)
+
+
+def _list_find_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Find every command that `find` runs, with the places where it looks in place of `{}`."""
+    roots = list_find_roots(argv)
+    at = 1
+    while at < len(argv):
+        at += 1
+        if argv[at - 1] not in EXEC_OPTIONS:
+            continue
+        words: list[str] = []
+        while (
+            at < len(argv) and argv[at] not in {";", "\\;"} and not (argv[at] == "+" and words[-1:] == list(roots)[-1:])
+        ):
+            words += roots if argv[at] == "{}" else [argv[at].replace("{}", roots[0])]
+            at += 1
+        if words:
+            yield tuple(words)
+
+
+def list_find_roots(argv: Sequence[str]) -> tuple[str, ...]:
+    """Tell where `find` looks."""
+    roots: list[str] = []
+    for word in argv[1:]:
+        if word in {"-H", "-L", "-P"}:
+            continue
+        if word.startswith(("-", "(", "!")) or word == ",":
+            break
+        roots.append(word)
+    return sample_words(roots) or (".",)
+
+
+def sample_words(words: Sequence[str], most: int = 16) -> tuple[str, ...]:
+    """Keep some of many words, and among them those that name whole systems."""
+    if len(words) <= most:
+        return tuple(words)
+    return (*words[:most], *islice(filter(is_root, words[most:]), most))
+
+
+def _list_xargs_commands(inner: WrappedCommand, command: Command) -> Iterator[tuple[str, ...]]:
+    """Put in what `xargs` reads, as the line shows it, or a sign that it is not known: as words, and as one word."""
+    values = _known_input_words(command)
+    token = ""
+    for at, word in enumerate(inner.own):
+        if word.startswith("-I"):
+            token = word[2:] or (inner.own[at + 1] if at + 1 < len(inner.own) else "")
+        elif word.startswith(("-i", "--replace")):
+            token = word.removeprefix("-i").removeprefix("--replace").removeprefix("=") or "{}"
+    argv = inner.argv or ("echo",)
+    if not token:
+        yield (*argv, *values)
+        return
+    some = sample_words(values)
+    joined = " ".join(some)[:_LONGEST]
+    yield tuple(part for word in argv for part in (some if word == token else (word.replace(token, joined),)))
+    if token in argv:
+        yield tuple(joined if word == token else word.replace(token, joined) for word in argv)
+
+
+def _known_input_words(command: Command) -> tuple[str, ...]:
+    text = command.input
+    if text is not None:
+        return sample_words(text.split(), _MOST_WORDS)
+    roots = command.feed.roots if command.feed else ()
+    return (UNKNOWN_WORDS, *roots)
+
+
+def _list_parallel_lines(argv: Sequence[str], command: Command) -> Iterator[str]:
+    """Find the lines that `parallel` gives to a shell."""
+    cut = next((at for at, word in enumerate(argv) if word.startswith(":::")), len(argv))
+    line, values = " ".join(argv[:cut]), [word for word in argv[cut:] if not word.startswith(":::")]
+    values = sample_words(values, _MOST_WORDS) or _known_input_words(command)
+    if not line:
+        yield "\n".join(values if argv[cut:] else [command.input or UNKNOWN_WORDS])
+    elif "{" in line:
+        joined = " ".join(sample_words(values))[:_LONGEST]
+        for token in ("{}", "{.}", "{/}", "{//}", "{/.}", "{1}", "{2}"):
+            line = line.replace(token, joined)
+        yield line
+    else:
+        yield f"{line} {' '.join(values)}"

@@ -1,0 +1,645 @@
+"""What a judge of a program finds, and how it reads words: options, operands, values.
+
+Programs that write, move and delete files and whole disks.
+
+Programs that fetch, send and listen.
+
+git: what throws work away, what rewrites history, and the many ways in which it runs other programs.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from halter.risk.commands import EXEC_OPTIONS, UNKNOWN_WORDS, Command, list_find_roots
+from halter.risk.places import RiskFinding, host_risk, is_root, normalize_path, path_risk, url_risk
+from halter.risk.shell_syntax import program_of
+
+
+class NestedCommand(msgspec.Struct, frozen=True):
+    """Something that a command runs besides: a line for a shell, or one command as words."""
+
+    given: str | tuple[str, ...]
+
+
+class MentionedWords(msgspec.Struct, frozen=True):
+    """Words among which may be a command: those that name a dangerous program count as if they were run."""
+
+    words: tuple[str, ...]
+
+
+JudgeFinding = RiskFinding | NestedCommand | MentionedWords
+
+_DELETING: Final = frozenset(
+    {
+        *("delete", "del", "destroy", "drop", "purge", "wipe", "erase", "remove", "rm", "nuke", "prune", "undefine"),
+        *("uninstall", "unregister", "unregistervm", "terminate", "truncate", "flush", "flushall", "flushdb", "fresh"),
+        *("reset", "decommission", "forget"),
+    }
+)
+_DELETING_OPTIONS: Final = re.compile(r"--?(?:delete|destroy|purge|remove|wipe|erase|drop)(?:-[\w-]+)?(?:=.*)?")
+_PARTS: Final = re.compile(r"[:_-]")
+_NAMING: Final = frozenset({"-k", "-m", "-t", "--name"})
+"""Options whose value is a name, and no verb."""
+_ABOUT: Final = frozenset({"install", "add", "get", "search", "show", "info", "help", "describe", "explain"})
+"""Verbs whose object is only named, as in `help delete`."""
+_VERBS: Final = 5
+_LONGEST_VERB: Final = 40
+Judge = Callable[[Command], Iterator[JudgeFinding]]
+
+
+def list_operands(words: Sequence[str]) -> list[str]:
+    """List the words that are no options."""
+    after = words.index("--") if "--" in words else len(words)
+    return [word for word in words[:after] if not word.startswith("-")] + list(words[after + 1 :])
+
+
+def has_flag(words: Sequence[str], letters: str, *names: str) -> bool:
+    """Tell whether a flag is there, also among joined ones as in `-rf`, and also cut short as in `--recurs`."""
+    for word in words:
+        if word == "--":
+            return False
+        name = word.split("=")[0]
+        if name.startswith("--"):
+            if any(each.startswith(name) for each in names):
+                return True
+        elif word[:1] == "-" and (set(letters) & set(word[1:]) or word in names):
+            return True
+    return False
+
+
+def list_option_values(words: Sequence[str], *names: str) -> Iterator[str]:
+    """List the values of options: in the next word, after an equals sign, or behind a single letter."""
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if word == "--":
+            return
+        following = words[at + 1] if at + 1 < len(words) else ""
+        for option in names:
+            if option.startswith("--"):
+                if len(name) > len("--") and option.startswith(name):
+                    yield value if equals else following
+                    break
+            elif word == option:
+                yield following
+                break
+            elif len(option) == len("-x") and word.startswith(option) and not word.startswith("--"):
+                yield word[len(option) :].removeprefix("=")
+                break
+
+
+def find_deleting_word(words: Sequence[str]) -> str:
+    """Name the word that says to delete, as the verbs of most programs do: `destroy`, `db:drop`, `--purge`."""
+    plain = [
+        word for at, word in enumerate(words) if not word.startswith("-") and not _NAMING & set(words[at - 1 : at])
+    ]
+    for before, word in zip(("", *plain), plain[:_VERBS], strict=False):
+        if len(word) > _LONGEST_VERB or set(word) & set("/= ") or before in _ABOUT:
+            continue
+        # What stands before a point is the name of a file, unless a verb stands behind it.
+        if _DELETING & set(_PARTS.split(word.lower().rpartition(".")[2])):
+            return word
+    return next((word for word in words if _DELETING_OPTIONS.fullmatch(word)), "")
+
+
+def is_path(word: str) -> bool:
+    """Tell a word that names a file from a pattern or a sentence."""
+    return " " not in word and ("/" in word or word.startswith((".", "~", "$HOME", "${HOME}")))
+
+
+def make_verb_judge(high: str = "", critical: str = "", low: str = "", *, otherwise: bool = True) -> Judge:
+    """Judge a program by those of its words that are known to be dangerous, or known to be harmless."""
+    grave, worse, mild = high.split(), critical.split(), frozenset(low.split())
+
+    def judge(command: Command) -> Iterator[JudgeFinding]:
+        words = command.argv[1:]
+        for word in worse:
+            if word in words:
+                yield "CRITICAL", f"{command.program} {word} cannot be taken back"
+        for word in grave:
+            if word in words:
+                yield "HIGH", f"{command.program} {word} changes or deletes a lot"
+        verb = next(iter(list_operands(words)), "")
+        if {"cp", "copy", "copyto", "mv", "move", "sync"} & set(words):
+            yield from path_risk(list_operands(words)[-1], "write")
+        if verb not in mild and find_deleting_word(words):
+            yield "HIGH", f"{command.program} {find_deleting_word(words)} deletes something"
+        if otherwise and verb not in mild:
+            yield "MEDIUM", f"{command.program} changes something outside"
+
+    return judge
+
+
+def _resolve_paths(command: Command, paths: Sequence[str]) -> list[str]:
+    """Write paths as they are seen from where the line went before."""
+    if not command.folder:
+        return list(paths)
+    return [path if path.startswith(("/", "~", "$")) else posixpath.join(command.folder, path) for path in paths]
+
+
+def _rm(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    recursive = has_flag(words, "rR", "--recursive")
+    named = _resolve_paths(command, list_operands(words))
+    if UNKNOWN_WORDS in named and any(map(is_root, named)):
+        yield "CRITICAL", "rm of whatever is found in a home or a system"
+    for given in list_operands(words):
+        [path] = _resolve_paths(command, [given])
+        where = normalize_path(path)
+        if is_root(path):
+            yield "CRITICAL" if recursive else "HIGH", f"rm of {path}"
+        elif given == UNKNOWN_WORDS:
+            yield "HIGH", "rm of whatever it is given"
+        elif recursive and (where.startswith(("/", "~", "..", "$", "?", "[")) or _is_everything(where)):
+            yield "HIGH", f"rm of everything in {path}"
+        else:
+            yield "MEDIUM", f"rm of {path}"
+        yield from path_risk(path, "write")
+
+
+def _is_everything(path: str) -> bool:
+    """Tell a pattern that leaves nothing out, as `*`, and the folder itself."""
+    return path == ".git" or not path.partition("/")[0].strip("*?.")
+
+
+def _shred(command: Command) -> Iterator[JudgeFinding]:
+    yield "HIGH", "what is overwritten cannot be restored"
+    yield from _rm(command)
+
+
+def _rights(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    recursive = has_flag(words, "R", "--recursive")
+    mode, *paths = list_operands(words) or [""]
+    if has_flag(words, "", "--reference"):
+        paths = [mode, *paths]
+    paths = _resolve_paths(command, paths)
+    if recursive:
+        yield "CRITICAL" if any(map(is_root, paths)) else "HIGH", "rights of whole folders change"
+    elif mode.lstrip("0") in {"777", "666"} or "s" in mode or re.fullmatch("0*[2-7][0-7]{3}", mode):
+        yield "HIGH", f"the mode {mode} gives rights to everybody"
+    else:
+        yield "MEDIUM", "rights of files change"
+    for path in paths:
+        yield from path_risk(path, "write")
+
+
+def _dd(command: Command) -> Iterator[JudgeFinding]:
+    for word in command.argv[1:]:
+        if word.startswith("of="):
+            yield "HIGH", "dd writes over what it is given"
+            yield from path_risk(word.removeprefix("of="), "write")
+    yield "MEDIUM", "dd copies whole files and disks"
+
+
+def _writer(command: Command) -> Iterator[JudgeFinding]:
+    for path in _resolve_paths(command, list_operands(command.argv[1:])):
+        yield from path_risk(path, "write")
+
+
+def _truncate(command: Command) -> Iterator[JudgeFinding]:
+    yield "MEDIUM", "files are cut"
+    yield from _writer(command)
+
+
+def _patch(command: Command) -> Iterator[JudgeFinding]:
+    yield "MEDIUM", "files are changed as another file says"
+    yield from _writer(command)
+
+
+def _copier(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    *sources, target = _resolve_paths(command, list_operands(words)) or [""]
+    for folder in list_option_values(words, "-t", "--target-directory"):
+        sources, target = [*sources, target], folder
+    for path in sources:
+        yield from path_risk(path, "read")
+        if is_path(path) or target.endswith("/"):
+            yield from path_risk(posixpath.join(target, posixpath.basename(path)), "write")
+    yield from path_risk(target, "write")
+    if any(word == "/dev/null" for word in sources):
+        yield "MEDIUM", f"{target} is emptied"
+
+
+def _mover(command: Command) -> Iterator[JudgeFinding]:
+    yield from _copier(command)
+    *sources, target = _resolve_paths(command, list_operands(command.argv[1:])) or [""]
+    if any(is_root(path) for path in sources):
+        yield "CRITICAL", "a home or a system is moved"
+    if normalize_path(target).startswith("/dev/"):
+        yield "HIGH", f"what is moved to {target} is lost"
+    for path in sources:
+        yield from path_risk(path, "write")
+
+
+def _rsync(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    for line in list_option_values(words, "-e", "--rsh", "--rsync-path"):
+        yield NestedCommand(line)
+    *_, target = list_operands(words) or [""]
+    if any(word.startswith(("--del", "--remove-source-files")) for word in words):
+        yield "CRITICAL" if is_root(target) else "HIGH", "rsync deletes what the other side does not have"
+    yield "MEDIUM", "rsync writes over files"
+    yield from path_risk(target, "write")
+
+
+_DELETERS: Final = frozenset({"rm", "unlink", "shred", "srm", "wipe", "truncate"})
+
+
+def _find(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    roots = _resolve_paths(command, list_find_roots(command.argv))
+    executed = {program_of(words[at + 1]) for at, word in enumerate(words[:-1]) if word in EXEC_OPTIONS}
+    if "-delete" in words or executed & _DELETERS:
+        yield "CRITICAL" if any(map(is_root, roots)) else "HIGH", "find deletes what it finds"
+    for path in list_option_values(words, "-fprint", "-fprint0", "-fprintf", "-fls"):
+        yield from path_risk(path, "write")
+
+
+def _fd(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    for at, word in enumerate(words):
+        if word in {"-x", "-X", "--exec", "--exec-batch"} and words[at + 1 :]:
+            inner = words[at + 1 :]
+            yield NestedCommand(
+                tuple("." if each == "{}" else each for each in inner) + (() if "{}" in inner else (".",))
+            )
+            return
+
+
+def _archive_folder_risk(folder: str) -> Iterator[JudgeFinding]:
+    """Judge a folder whose files an archive may write over."""
+    if is_root(folder):
+        yield "HIGH", f"files are unpacked over those of {folder}"
+    yield from path_risk(posixpath.join(folder, "file"), "write")
+
+
+_TAR_RUNS: Final = ("--to-command", "--use-compress-program", "--info-script", "--new-volume-script", "--rsh-command")
+
+
+def _tar(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    for line in (*list_option_values(words, *_TAR_RUNS), *list_option_values(words, "-I", "-F")):
+        yield "HIGH", "tar runs a program"
+        yield NestedCommand(line)
+    for action in list_option_values(words, "--checkpoint-action"):
+        if action.startswith("exec="):
+            yield "HIGH", "tar runs a program"
+            yield NestedCommand(action.removeprefix("exec="))
+    flags = words[0] if words and not words[0].startswith("-") else ""
+    if "x" in flags or has_flag(words, "x", "--extract", "--get"):
+        yield "MEDIUM", "files are unpacked over others"
+        for path in list_operands(words):
+            yield from path_risk(path, "write")
+        for folder in list_option_values(words, "-C", "--directory"):
+            yield from _archive_folder_risk(folder)
+        if has_flag(words, "P", "--absolute-names") or "P" in flags:
+            yield "HIGH", "files are unpacked to where the archive says"
+    if has_flag(words, "", "--remove-files", "--delete"):
+        yield "HIGH", "files are deleted"
+    for path in list_option_values(words, "-f", "--file"):
+        if has_flag(words, "cru", "--create", "--append") or set("cru") & set(flags):
+            yield from path_risk(path, "write")
+
+
+def _zip(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    for line in list_option_values(words, "-TT", "--unzip-command"):
+        yield "HIGH", "zip runs a program"
+        yield NestedCommand(line)
+    if has_flag(words, "m", "--move"):
+        yield "HIGH", "files are deleted"
+    yield "MEDIUM", "an archive is written"
+
+
+def _unpacker(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    if has_flag(words, "ltvZ", "--list"):
+        return
+    yield "MEDIUM", "files are unpacked over others"
+    for path in list_operands(words):
+        yield from path_risk(path, "write")
+    for folder in list_option_values(words, "-d", "-o"):
+        yield from _archive_folder_risk(folder)
+
+
+def _disk(command: Command) -> Iterator[JudgeFinding]:
+    looks = has_flag(command.argv[1:], "lL", "--list", "--help", "--version") or "list" in command.argv[1:2]
+    yield ("MEDIUM" if looks else "CRITICAL"), f"{command.program} changes whole disks"
+
+
+def _pool(command: Command) -> Iterator[JudgeFinding]:
+    verb = " ".join(list_operands(command.argv[1:])[:2])
+    if verb.startswith(("list", "get", "status", "iostat", "history", "subvolume list", "filesystem show")):
+        return
+    destroys = any(word in {"destroy", "delete", "rollback", "labelclear", "format"} for word in verb.split())
+    yield "CRITICAL" if destroys else "HIGH", f"{command.program} {verb} changes whole disks"
+
+
+FILE_JUDGES: Final[Mapping[str, Judge]] = {
+    **dict.fromkeys(("rm", "rmdir", "unlink", "srm"), _rm),
+    **dict.fromkeys(("shred", "wipe"), _shred),
+    **dict.fromkeys(("chmod", "chown", "chgrp", "chattr", "setfacl"), _rights),
+    **dict.fromkeys(("tee", "touch", "mkdir", "mkfifo", "mknod", "sponge", "split", "csplit"), _writer),
+    **dict.fromkeys(("cp", "ln", "install", "link"), _copier),
+    **dict.fromkeys(("unzip", "7z", "7za", "cpio", "unrar", "bsdtar"), _unpacker),
+    **dict.fromkeys(
+        (
+            *("fdisk", "sfdisk", "cfdisk", "gdisk", "sgdisk", "parted", "wipefs", "mkswap", "cryptsetup", "lvremove"),
+            *("vgremove", "pvremove", "blkdiscard", "mdadm", "badblocks", "hdparm", "nvme", "dmsetup", "debugfs"),
+        ),
+        _disk,
+    ),
+    **dict.fromkeys(("zpool", "zfs", "btrfs"), _pool),
+    "patch": _patch,
+    "truncate": _truncate,
+    "fallocate": _truncate,
+    "dd": _dd,
+    "mv": _mover,
+    "rename": _mover,
+    "rsync": _rsync,
+    "find": _find,
+    "fd": _fd,
+    "fdfind": _fd,
+    "tar": _tar,
+    "gtar": _tar,
+    "zip": _zip,
+}
+
+
+_DELETING_METHODS: Final = frozenset({"DELETE", "PURGE"})
+_CHANGING: Final = frozenset({"PUT", "PATCH", "POST"})
+_SENDING: Final = (
+    *("--data", "--data-raw", "--data-binary", "--data-urlencode", "--json", "--form", "--form-string"),
+    *("--upload-file", "--post-file", "--post-data", "--body-file", "--body-data"),
+)
+
+
+def method_risk(method: str) -> Iterator[JudgeFinding]:
+    """Judge a method of HTTP."""
+    if method.upper() in _DELETING_METHODS:
+        yield "HIGH", f"{method.upper()} deletes something outside"
+    elif method.upper() in _CHANGING:
+        yield "MEDIUM", f"{method.upper()} changes something outside"
+
+
+def _fetch(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    sends = has_flag(words, "dFT", *_SENDING)
+    yield "HIGH" if sends else "MEDIUM", "data is sent to a host" if sends else "something is fetched"
+    for method in list_option_values(words, "-X", "--request", "--method"):
+        yield from method_risk(method)
+    for path in list_option_values(
+        words, "-o", "--output", "-O", "--output-document", "-P", "--directory-prefix", "-D"
+    ):
+        yield from path_risk(path, "write")
+    for line in list_option_values(words, "--use-askpass"):
+        yield NestedCommand(line)
+    if has_flag(words, "K", "--config"):
+        yield "HIGH", "what is fetched stands in a file"
+    for word in list_operands(words):
+        yield from _address_risk(word)
+
+
+def _address_risk(word: str) -> Iterator[JudgeFinding]:
+    """Judge what may be an address: an URL, or a host without a scheme."""
+    if "://" in word:
+        yield from url_risk(word)
+        return
+    host = word.partition("/")[0].partition("?")[0].rsplit("@", maxsplit=1)[-1]
+    host = host.partition(":")[0] if host.count(":") == 1 else host.strip("[]")
+    if host and (host[0].isdigit() or host == "localhost" or host.startswith("metadata") or ":" in host):
+        yield from (found for found in host_risk(host.lower()) if found[0] != "MEDIUM")
+
+
+def _httpie(command: Command) -> Iterator[JudgeFinding]:
+    words = list_operands(command.argv[1:])
+    yield "MEDIUM", "something is fetched"
+    if words:
+        yield from method_risk(words[0])
+    sends = any("=" in word and "==" not in word for word in words[1:])
+    if sends:
+        yield "HIGH", "data is sent to a host"
+    for word in words:
+        yield from _address_risk(word)
+
+
+def _remote_copy(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    for line in list_option_values(words, "-S"):
+        yield NestedCommand(line)
+    for option in list_option_values(words, "-o"):
+        if "command" in option.lower():
+            yield NestedCommand(option.replace("=", " ", 1).partition(" ")[2])
+    *sources, target = list_operands(words) or [""]
+    yield "HIGH" if ":" in target else "MEDIUM", "files go to another machine" if ":" in target else "files are fetched"
+    yield from path_risk(target, "write")
+    for path in sources:
+        yield from path_risk(path, "read")
+
+
+def _listener(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    yield "HIGH", f"{command.program} opens a way in or out"
+    for line in list_option_values(words, "-e", "-c", "--exec", "--sh-exec"):
+        yield "CRITICAL", "a program is given to whoever is at the other end"
+        yield NestedCommand(line)
+    for word in words:
+        kind, _, line = word.partition(":")
+        if kind.upper() in {"EXEC", "SYSTEM", "SHELL"}:
+            yield "CRITICAL", "a program is given to whoever is at the other end"
+            yield NestedCommand(line.partition(",")[0])
+
+
+def _ssh(command: Command) -> Iterator[JudgeFinding]:
+    """Judge a way to another machine; what runs there is judged apart."""
+    yield "MEDIUM", "something runs on another machine"
+    if command.is_fed:
+        yield "HIGH", "data goes to another machine"
+    if has_flag(command.argv[1:], "RLD"):
+        yield "HIGH", "a way in or out is opened"
+
+
+def _mail(command: Command) -> Iterator[JudgeFinding]:
+    yield "HIGH", "a message goes to somebody"
+    for path in (*list_option_values(command.argv[1:], "-a", "--attach"), *command.reads):
+        yield from path_risk(path, "read")
+
+
+NETWORK_JUDGES: Final[Mapping[str, Judge]] = {
+    **dict.fromkeys(("curl", "wget", "aria2c", "axel", "fetch"), _fetch),
+    **dict.fromkeys(("http", "https", "xh", "xhs"), _httpie),
+    **dict.fromkeys(("scp", "sftp"), _remote_copy),
+    **dict.fromkeys(("nc", "ncat", "netcat", "socat", "telnet"), _listener),
+    **dict.fromkeys(("mail", "mailx", "mutt", "sendmail", "msmtp", "swaks"), _mail),
+    **dict.fromkeys(("ssh", "slogin", "autossh", "mosh"), _ssh),
+}
+
+
+_VALUED: Final = frozenset({"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"})
+_PROGRAM_SETTINGS: Final = re.compile(
+    r"alias\..*|pager\..*|core\.(?:pager|editor|sshcommand|askpass|fsmonitor|gitproxy|alternaterefscommand)"
+    r"|(?:sequence|gpg|gpg\..*)\.(?:editor|program|defaultkeycommand)|diff\.external|diff\..*\.(?:command|textconv)"
+    r"|merge\..*\.driver|filter\..*|credential\.helper|credential\..*\.helper|.*tool\..*\.(?:cmd|path)"
+    r"|interactive\.difffilter|trailer\..*\.(?:command|cmd)|browser\..*\.cmd|man\..*\.cmd|web\.browser"
+    r"|uploadpack\.packobjectshook|remote\..*\.(?:uploadpack|receivepack|proxy|vcs)|submodule\..*\.update"
+    r"|sendemail\..*cmd|instaweb\.httpd|receive\.procreceiverefs|hook\..*\.command"
+)
+_LOCATION_SETTINGS: Final = re.compile(
+    r"core\.(?:hookspath|worktree)|include\.path|includeif\..*\.path|init\.templatedir|protocol\.ext\.allow|url\..*"
+)
+_READING: Final = frozenset(
+    {
+        *(
+            "status",
+            "log",
+            "diff",
+            "show",
+            "blame",
+            "grep",
+            "ls-files",
+            "ls-tree",
+            "ls-remote",
+            "rev-parse",
+            "rev-list",
+        ),
+        *("describe", "shortlog", "cat-file", "name-rev", "merge-base", "for-each-ref", "show-ref", "count-objects"),
+        *("whatchanged", "cherry", "range-diff", "var", "version", "help", "check-ignore", "fsck", "verify-commit", ""),
+    }
+)
+
+
+_LOOKING: Final = frozenset({"-v", "--verbose", "show", "get-url", "status", "summary", "log", "view"})
+
+
+def setting_risk(key: str, value: str) -> Iterator[JudgeFinding]:
+    """Judge a setting of git: many name a program, and git runs it."""
+    name = key.lower()
+    if _PROGRAM_SETTINGS.fullmatch(name):
+        yield "HIGH", f"git is told to run a program by {key}"
+        yield NestedCommand(value.removeprefix("!"))
+    elif _LOCATION_SETTINGS.fullmatch(name):
+        yield "HIGH", f"git is told by {key} where to find programs"
+
+
+def _git(command: Command) -> Iterator[JudgeFinding]:
+    rest = list(command.argv[1:])
+    while rest and rest[0].startswith("-"):
+        option, *rest = rest
+        value = ""
+        if option in _VALUED and rest and "=" not in option:
+            value, *rest = rest
+        if option == "-c":
+            yield from setting_risk(*_split_setting(value))
+        elif option.startswith(("--exec-path=", "--config-env")) or (option == "--exec-path" and value):
+            yield "HIGH", "git is told where to find programs"
+    verb, words = (rest[0], rest[1:]) if rest else ("", [])
+    yield from _nested_commands(verb, words)
+    yield from _change_risk(verb, words)
+
+
+def _split_setting(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key, value
+
+
+def _nested_commands(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
+    """Find what a verb of git runs besides git."""
+    match verb, words:
+        case "bisect", ["run", *inner]:
+            yield NestedCommand(tuple(inner))
+        case "submodule", [*_, "foreach", line] | [*_, "foreach", "--recursive", line]:
+            yield NestedCommand(line)
+        case "submodule", [*_] if "foreach" in words:
+            yield NestedCommand(tuple(word for word in words[words.index("foreach") + 1 :] if not word.startswith("-")))
+        case "config", _:
+            keys = [word for word in words if not word.startswith("-") and word not in {"set", "add", "get", "unset"}]
+            if len(keys) > 1:
+                yield from setting_risk(keys[0], keys[1])
+        case _:
+            pass
+    options = {
+        "rebase": ("-x", "--exec"),
+        "filter-branch": ("--tree-filter", "--index-filter", "--msg-filter", "--env-filter", "--commit-filter"),
+        "difftool": ("-x", "--extcmd"),
+        "grep": ("-O", "--open-files-in-pager"),
+        "clone": ("-u", "--upload-pack"),
+        "archive": ("--exec",),
+        "send-email": ("--to-cmd", "--cc-cmd", "--smtp-server"),
+    }
+    for line in list_option_values(words, *options.get(verb, ("--upload-pack", "--receive-pack"))):
+        yield "HIGH", f"git {verb} runs a program"
+        yield NestedCommand(line)
+    if verb in {"clone", "init"}:
+        for setting in list_option_values(words, "-c", "--config") if verb == "clone" else ():
+            yield from setting_risk(*_split_setting(setting))
+        for _ in list_option_values(words, "--template"):
+            yield "HIGH", "hooks are taken from elsewhere"
+    for word in list_operands(words):
+        if word.startswith("ext::"):
+            yield "HIGH", "git runs a program in place of a host"
+            yield NestedCommand(word.removeprefix("ext::"))
+
+
+def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
+    if verb in {"checkout", "restore", "mv", "rm"}:
+        for path in list_operands(words):
+            yield from path_risk(path, "write")
+    match verb:
+        case "push":
+            forced = (
+                has_flag(words, "f", "--force", "--force-with-lease", "--mirror", "--delete", "--prune")
+                or "-d" in words
+            )
+            forced = forced or any(word.startswith(("+", ":")) for word in words)
+            yield "HIGH" if forced else "MEDIUM", "git push --force or --delete" if forced else "git push"
+        case "reset" | "checkout" | "switch" | "restore" if has_flag(
+            words, "f", "--hard", "--force", "--discard-changes"
+        ):
+            yield "HIGH", f"git {verb} throws changes away"
+        case "checkout" | "restore" if {"--", "."} & set(words) and not has_flag(words, "bS", "--staged"):
+            yield "HIGH", f"git {verb} throws changes away"
+        case "clean" if has_flag(words, "f", "--force"):
+            yield "HIGH", "git clean deletes files that git does not know"
+        case "branch" | "tag" if has_flag(words, "Dd", "--delete"):
+            yield "HIGH" if has_flag(words, "D", "--force") else "MEDIUM", f"git {verb} deletes"
+        case "filter-branch" | "filter-repo" | "update-ref" | "replace":
+            yield "HIGH", f"git {verb} rewrites history"
+        case "reflog" if words[:1] and words[0] in {"expire", "delete"}:
+            yield "HIGH", "git reflog forgets what could be restored"
+        case "gc" | "prune":
+            yield (
+                "HIGH" if verb == "prune" or has_flag(words, "", "--prune") else "MEDIUM",
+                f"git {verb} deletes objects",
+            )
+        case "stash" if words[:1] and words[0] in {"drop", "clear"}:
+            yield "HIGH", f"git stash {words[0]} throws changes away"
+        case "worktree" if "remove" in words and has_flag(words, "f", "--force"):
+            yield "HIGH", "git worktree remove throws changes away"
+        case "rm":
+            yield "HIGH" if has_flag(words, "rf", "--force") else "MEDIUM", "git rm deletes files"
+        case "remote" | "submodule" | "bisect" if set(words[:1]) <= _LOOKING:
+            return
+        case "submodule" | "apply" if has_flag(words, "f", "--force", "--all", "--unsafe-paths"):
+            yield "HIGH", f"git {verb} throws changes away, or writes anywhere"
+        case "remote" | "submodule" | "apply" | "am" | "bisect" | "lfs" | "daemon" | "svn" | "p4" | "credential":
+            yield "MEDIUM", f"git {verb} changes something outside"
+        case _ if verb in _READING:
+            for path in list_option_values(words, "--output"):
+                yield from path_risk(path, "write")
+        case _:
+            return
+
+
+def _hg(command: Command) -> Iterator[JudgeFinding]:
+    for setting in list_option_values(command.argv[1:], "--config"):
+        yield "HIGH", "hg is given settings that can run programs"
+        yield NestedCommand(_split_setting(setting)[1].removeprefix("!"))
+    risky = {"strip", "purge", "rollback"} & set(command.argv[1:])
+    yield "HIGH" if risky else "MEDIUM", "hg changes history" if risky else "hg"
+
+
+REPOSITORY_JUDGES: Final[Mapping[str, Judge]] = {"git": _git, "hg": _hg}

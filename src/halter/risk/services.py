@@ -1,0 +1,428 @@
+"""Programs that steer a machine, its services, containers, clouds, databases and packages."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+from halter.risk.commands import Command
+from halter.risk.interpreters import source_risk
+from halter.risk.places import is_root, path_risk, sql_risk
+from halter.risk.programs import (
+    Judge,
+    JudgeFinding,
+    MentionedWords,
+    NestedCommand,
+    has_flag,
+    list_operands,
+    list_option_values,
+    make_verb_judge,
+)
+
+
+def _shutdown(command: Command) -> Iterator[JudgeFinding]:
+    if not has_flag(command.argv[1:], "c", "--help", "--version"):
+        yield "CRITICAL", f"{command.program} stops the machine"
+
+
+_SHOWING: Final = frozenset({"-a", "-l", "a", "addr", "address", "link", "r", "route", "-br"})
+
+
+def _admin(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    shows = command.program in {"mount", "sysctl", "ip", "ifconfig", "route", "swapon", "timedatectl", "nmcli"}
+    if not (shows and len(words) <= len("ab") and set(words) <= {*_SHOWING, "show", "status"}):
+        yield "HIGH", f"{command.program} changes the machine"
+
+
+def _kill(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    if "-l" in words[:1] or "-L" in words[:1]:
+        return
+    targets = [word for word in list_operands(words) if word.isdigit()]
+    everything = list(words[-1:]) == ["-1"] or "1" in targets or has_flag(words, "u", "--user", "--euid")
+    yield "CRITICAL" if everything else "MEDIUM", "processes are ended"
+
+
+def _clock(command: Command) -> Iterator[JudgeFinding]:
+    if has_flag(command.argv[1:], "s", "--set") or any(re.fullmatch(r"\d{8,12}", word) for word in command.argv[1:]):
+        yield "HIGH", "the clock of the machine is set"
+
+
+def _hostname(command: Command) -> Iterator[JudgeFinding]:
+    if list_operands(command.argv[1:])[-1:] and not has_flag(command.argv[1:], "fdiIsA"):
+        yield "HIGH", "the machine is given another name"
+
+
+def _crontab(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    if "-l" in words:
+        return
+    yield "HIGH", "what runs by itself changes"
+    for line in (command.input or "").splitlines()[:100]:
+        yield MentionedWords(tuple(line.split()))
+
+
+def _at_or_batch(command: Command) -> Iterator[JudgeFinding]:
+    """Judge `at` and `batch`, which run what they read."""
+    if has_flag(command.argv[1:], "lcV"):
+        return
+    yield "HIGH", "something runs later by itself"
+    yield from source_risk(command, [])
+    yield NestedCommand(command.input or "")
+
+
+_UNITS_SHOWN: Final = "status show cat list-units list-timers list-unit-files is-active is-enabled is-failed help"
+
+
+def _systemctl(command: Command) -> Iterator[JudgeFinding]:
+    words = list_operands(command.argv[1:])
+    verb = words[0] if words else "list-units"
+    if verb in {"poweroff", "reboot", "halt", "kexec", "soft-reboot", "rescue", "emergency", "isolate"}:
+        yield "CRITICAL", f"systemctl {verb} stops the machine"
+    elif verb in {
+        "stop",
+        "disable",
+        "mask",
+        "kill",
+        "enable",
+        "link",
+        "edit",
+        "set-default",
+        "revert",
+        "import-environment",
+    }:
+        yield "HIGH", f"systemctl {verb} changes what runs"
+    elif verb not in _UNITS_SHOWN.split():
+        yield "MEDIUM", f"systemctl {verb} changes what runs"
+
+
+_MOUNT: Final = re.compile(r"(?:src|source)=([^,]*)")
+
+
+def _container(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    mounts = [value.partition(":")[0] for value in list_option_values(words, "-v", "--volume")]
+    mounts += [found[1] for value in list_option_values(words, "--mount") if (found := _MOUNT.search(value))]
+    for place in mounts:
+        if is_root(place) or place.endswith("docker.sock"):
+            yield "CRITICAL", f"a container is given {place}"
+    if has_flag(words, "", "--privileged") or "host" in (
+        *list_option_values(words, "--pid"),
+        *list_option_values(words, "--userns"),
+    ):
+        yield "CRITICAL", "a container is given the machine"
+    if has_flag(words, "", "--cap-add", "--device", "--security-opt"):
+        yield "HIGH", "a container is given rights"
+    yield from _container_verbs(command)
+
+
+_container_verbs: Final = make_verb_judge(
+    "prune rm rmi down kill push",
+    low="ps images logs inspect version info diff top stats port history search events context ls",
+)
+_kubernetes: Final = make_verb_judge(
+    "delete drain cordon taint replace apply patch scale undo set edit",
+    low="get describe logs version explain top api-resources api-versions cluster-info config diff",
+)
+_cloud: Final = make_verb_judge(
+    "rm rb delete terminate-instances remove destroy purge",
+    "delete-bucket delete-db-instance delete-stack delete-table delete-user delete-cluster delete-vault deactivate",
+    otherwise=False,
+)
+_ASKS: Final = re.compile(r"(?:ls|list|get|describe|show|head|help|version|whoami|info|config|lsd|lsf|ps|logs)(?:-.*)?")
+
+
+def _ssh_of_cloud(command: Command) -> Iterator[JudgeFinding]:
+    for line in list_option_values(command.argv[1:], "--command", "--parameters"):
+        yield NestedCommand(line)
+    words = list_operands(command.argv[1:])
+    if any(word.startswith("delete-") for word in words):
+        yield "HIGH", "something in a cloud is deleted"
+    if command.program == "rclone" and words[:1] and words[0] in {"sync", "move", "moveto", "dedupe", "cleanup"}:
+        yield "HIGH", f"rclone {words[0]} deletes what the other side does not have"
+    asks = any(_ASKS.fullmatch(word) for word in words[:4])
+    if words[:1] == ["iam"] and not asks:
+        yield "HIGH", "rights in a cloud change"
+    if not asks:
+        yield "MEDIUM", f"{command.program} changes something outside"
+    yield from _cloud(command)
+
+
+_SHELL_OF_CLIENT: Final = re.compile(
+    r"(?:\\!|^\s*\.(?:shell|system)|^\s*system|^\s*!|(?:\\(?:o|g|copy)|\.(?:once|output|import))[^\n|]*\|)\s*(.*)"
+    r"|(?i:\bprogram)\s+'([^']*)'",
+    re.MULTILINE,
+)
+_WRITTEN_BY_CLIENT: Final = re.compile(
+    r"(?i:\bwritefile\s*\(\s*|\binto\s+(?:out|dump)file\s+|\bcopy\b[^;]*\bto\s+)'([^']*)'"
+)
+_LOADED_BY_CLIENT: Final = re.compile(r"(?i:\bload_extension\s*\(|^\s*\.load\b|^\s*load\s+')", re.MULTILINE)
+
+
+def _database(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    texts = [word for word in words if " " in word or ";" in word] + [command.input or ""]
+    for text in texts:
+        statement = text.partition("=")[2] if text.startswith("--") else text
+        statement = statement[2:] if re.match(r"-[a-z]\S", statement) else statement
+        yield from sql_risk(statement)
+        for found in _SHELL_OF_CLIENT.finditer(statement):
+            yield "HIGH", f"{command.program} runs a program"
+            yield NestedCommand(found[1] or found[2] or "")
+        for found in _WRITTEN_BY_CLIENT.finditer(statement):
+            yield from path_risk(found[1], "write")
+        if _LOADED_BY_CLIENT.search(statement):
+            yield "HIGH", f"{command.program} loads a library"
+    for path in list_operands(words)[:1] if command.program in {"sqlite3", "duckdb"} else ():
+        yield from (found for found in path_risk(path, "write") if found[0] == "CRITICAL")
+    if command.is_fed and command.input is None:
+        yield "HIGH", f"{command.program} runs statements that were not looked at"
+    if any(True for _ in list_option_values(words, "-f", "--file")):
+        yield "MEDIUM", f"{command.program} runs a file that was not looked at"
+
+
+_REDIS_READS: Final = frozenset(
+    {"GET", "MGET", "KEYS", "SCAN", "INFO", "TTL", "TYPE", "EXISTS", "LRANGE", "HGETALL", "HGET", "SMEMBERS", "PING"}
+)
+_REDIS: Final = frozenset({"FLUSHALL", "FLUSHDB", "SHUTDOWN"})
+
+
+def _redis(command: Command) -> Iterator[JudgeFinding]:
+    words = {word.upper() for word in (*command.argv[1:], *(command.input or "").split())}
+    if words & _REDIS:
+        yield "CRITICAL", "a whole database is emptied or stopped"
+    elif not command.is_fed and list_operands(command.argv[1:])[:1] and words & _REDIS_READS:
+        return
+    elif words & {"DEL", "UNLINK", "CONFIG", "EVAL", "DEBUG", "SLAVEOF", "REPLICAOF", "MODULE"}:
+        yield "HIGH", "a database is changed"
+    else:
+        yield "MEDIUM", "a database is asked"
+
+
+def _database_admin(command: Command) -> Iterator[JudgeFinding]:
+    if command.program == "mysqladmin" and "drop" not in command.argv:
+        yield "HIGH" if {"shutdown", "password"} & set(command.argv) else "MEDIUM", "a database server is asked"
+    else:
+        yield "CRITICAL", f"{command.program} deletes a whole database"
+
+
+_INSTALLS: Final = frozenset(
+    {
+        *("install", "i", "add", "ci", "update", "upgrade", "dist-upgrade", "full-upgrade", "get", "sync", "-S", "-U"),
+        *("reinstall", "localinstall", "link", "-i", "--install", "create", "exec", "dlx", "x", "-Syu", "-Sy", "tool"),
+    }
+)
+_REMOVES: Final = frozenset(
+    {
+        "remove",
+        "purge",
+        "uninstall",
+        "autoremove",
+        "erase",
+        "rm",
+        "un",
+        "-R",
+        "-r",
+        "-P",
+        "--purge",
+        "del",
+        "delete",
+        "rollback",
+        "-Rns",
+        "-Rs",
+    }
+)
+_PUBLISHES: Final = frozenset(
+    {"publish", "unpublish", "deprecate", "yank", "push", "upload", "login", "token", "owner"}
+)
+_LISTS: Final = frozenset(
+    {
+        *(
+            "list",
+            "ls",
+            "show",
+            "search",
+            "freeze",
+            "check",
+            "info",
+            "outdated",
+            "view",
+            "help",
+            "why",
+            "config",
+            "tree",
+        ),
+        *(
+            "audit",
+            "--version",
+            "-V",
+            "version",
+            "status",
+            "history",
+            "-l",
+            "-L",
+            "-Q",
+            "-Qi",
+            "-qa",
+            "-q",
+            "-s",
+            "policy",
+            "depends",
+        ),
+    }
+)
+
+
+def _packages(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    first = next(iter(list_operands(words)), "") or (words[0] if words else "")
+    if first == "pip":
+        first = next(iter(list_operands(words)[1:]), "")
+    if first in _INSTALLS or (first == "" and command.program == "yarn"):
+        yield "HIGH", f"{command.program} fetches code and runs it"
+    elif first in _REMOVES:
+        yield "HIGH", f"{command.program} removes programs"
+    elif first in _PUBLISHES:
+        yield "HIGH", f"{command.program} {first} gives something away"
+    elif first not in _LISTS:
+        yield "MEDIUM", f"{command.program} runs what the folder says"
+    for line in list_option_values(words, "--script-shell", "--node-options"):
+        yield "HIGH", f"{command.program} is told what to run"
+        yield NestedCommand(line)
+
+
+def _builder(command: Command) -> Iterator[JudgeFinding]:
+    """Judge cargo, go and the like: what they install comes from elsewhere, what they build lies in the folder."""
+    words = command.argv[1:]
+    first = next(iter(list_operands(words)), "")
+    remote = any("://" in word or "@" in word for word in words)
+    if first in {"install", "publish", "yank", "login"} or (remote and first in {"run", "get", "generate"}):
+        yield "HIGH", f"{command.program} {first} fetches code or gives it away"
+    else:
+        yield "MEDIUM", f"{command.program} runs what the folder says"
+    for line in list_option_values(words, "-exec", "-toolexec"):
+        yield NestedCommand(line)
+
+
+def _fetching_runner(command: Command) -> Iterator[JudgeFinding]:
+    """Judge npx and the like, apart from what they run."""
+    yield "HIGH", f"{command.program} fetches a program and runs it"
+
+
+def _split_names(text: str) -> Sequence[str]:
+    return text.split()
+
+
+_DECIDING: Final = _split_names(
+    "approve deny resume cancel trust on off erase budget rules tokens steer proposals halt init"
+)
+
+
+def _halter(command: Command) -> Iterator[JudgeFinding]:
+    words = list_operands(command.argv[1:])
+    verb = next((word for word in words[:3] if word in _DECIDING), next(iter(words), ""))
+    if verb in _DECIDING:
+        yield "CRITICAL", f"halter {verb} is for people to say"
+    else:
+        yield "MEDIUM", f"halter {verb}"
+
+
+def _history(command: Command) -> Iterator[JudgeFinding]:
+    if has_flag(command.argv[1:], "cd"):
+        yield "HIGH", "traces are removed"
+
+
+def _journal(command: Command) -> Iterator[JudgeFinding]:
+    words = command.argv[1:]
+    if any(word.startswith(("--vacuum", "--rotate", "--flush")) for word in words) or (
+        command.program == "dmesg" and has_flag(words, "cC", "--clear", "--read-clear")
+    ):
+        yield "HIGH", "traces are removed"
+
+
+def _terminal(command: Command) -> Iterator[JudgeFinding]:
+    """Judge tmux and screen: what they are given is typed or run."""
+    yield "MEDIUM", f"{command.program} runs something in the background"
+    yield MentionedWords(tuple(word for word in command.argv[1:] if word not in {"kill-server", "C-m", "Enter"}))
+
+
+def _forge(command: Command) -> Iterator[JudgeFinding]:
+    words = list_operands(command.argv[1:])
+    if "delete" in words[:3] or {"merge", "archive", "transfer", "rename"} & set(words[1:2]):
+        yield "HIGH", f"{command.program} {' '.join(words[:2])} cannot be taken back"
+    elif {"secret", "variable", "workflow", "ssh-key", "gpg-key"} & set(words[:1]) and "list" not in words[1:2]:
+        yield "HIGH", f"{command.program} {' '.join(words[:2])} changes what runs, or who may"
+    elif words[:1] == ["api"]:
+        for method in list_option_values(command.argv[1:], "-X", "--method"):
+            if method.upper() != "GET":
+                yield "HIGH", f"{method.upper()} changes something outside"
+        yield "MEDIUM", f"{command.program} api"
+    elif words[1:2] and words[1] not in {"list", "view", "status", "diff", "checks", "watch"}:
+        yield "MEDIUM", f"{command.program} changes something outside"
+
+
+SERVICE_JUDGES: Final[Mapping[str, Judge]] = {
+    **dict.fromkeys(("shutdown", "reboot", "poweroff", "halt", "init", "telinit", "kexec"), _shutdown),
+    **dict.fromkeys(
+        _split_names(
+            "useradd userdel usermod groupadd groupdel groupmod passwd chpasswd visudo chsh chage vipw iptables "
+            "ip6tables nft ufw firewall-cmd mount umount swapoff swapon insmod rmmod modprobe sysctl ip ifconfig route "
+            "tc setenforce update-grub grub-install efibootmgr update-alternatives dpkg-reconfigure timedatectl "
+            "hwclock nmcli netplan losetup tune2fs fsck setcap auditctl"
+        ),
+        _admin,
+    ),
+    **dict.fromkeys(("kill", "pkill", "killall", "xkill", "skill", "killall5"), _kill),
+    **dict.fromkeys(("docker", "podman", "nerdctl", "docker-compose", "podman-compose", "buildah"), _container),
+    **dict.fromkeys(("kubectl", "oc", "k3s", "microk8s"), _kubernetes),
+    **dict.fromkeys(
+        ("aws", "gcloud", "az", "gsutil", "doctl", "heroku", "flyctl", "fly", "s3cmd", "rclone"), _ssh_of_cloud
+    ),
+    **dict.fromkeys(
+        ("psql", "mysql", "mariadb", "sqlite3", "sqlcmd", "cqlsh", "duckdb", "clickhouse-client"), _database
+    ),
+    **dict.fromkeys(("dropdb", "dropuser", "mysqladmin"), _database_admin),
+    **dict.fromkeys(
+        _split_names(
+            "pip pip3 pipx uv conda mamba micromamba poetry pdm npm pnpm yarn gem apt apt-get aptitude dnf yum zypper "
+            "pacman apk brew port snap flatpak dpkg rpm easy_install composer luarocks opam nix-env helm twine"
+        ),
+        _packages,
+    ),
+    **dict.fromkeys(
+        ("cargo", "go", "mvn", "gradle", "dotnet", "swift", "zig", "stack", "cabal", "mix", "sbt"), _builder
+    ),
+    **dict.fromkeys(
+        ("terraform", "tofu", "pulumi", "terragrunt"),
+        make_verb_judge("apply up taint import", "destroy", "plan show validate fmt output version"),
+    ),
+    **dict.fromkeys(("npx", "bunx", "uvx"), _fetching_runner),
+    **dict.fromkeys(("at", "batch"), _at_or_batch),
+    **dict.fromkeys(("journalctl", "dmesg"), _journal),
+    **dict.fromkeys(("tmux", "screen", "byobu"), _terminal),
+    **dict.fromkeys(("gh", "glab", "hub"), _forge),
+    "crontab": _crontab,
+    "systemctl": _systemctl,
+    "service": make_verb_judge("stop"),
+    "launchctl": make_verb_judge("load unload bootstrap bootout remove"),
+    "redis-cli": _redis,
+    "halter": _halter,
+    "history": _history,
+    "date": _clock,
+    "hostname": _hostname,
+}
+
+WRAPPER_JUDGES: Final[Mapping[str, Judge]] = {
+    **dict.fromkeys(("docker", "podman", "nerdctl", "docker-compose"), _container),
+    **dict.fromkeys(("npx", "bunx", "uvx", "npm", "pnpm", "yarn", "pipx"), _fetching_runner),
+}
+
+
+def wrapper_output_risk(command: Command) -> Iterator[JudgeFinding]:
+    """Judge the files that a wrapper writes itself."""
+    if command.program == "script":
+        for path in list_operands(command.argv[1:]):
+            yield from path_risk(path, "write")
+    if command.program in {"strace", "ltrace", "time"}:
+        for path in list_option_values(command.argv[1:], "-o", "--output"):
+            yield from path_risk(path, "write")

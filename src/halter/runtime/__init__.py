@@ -1,0 +1,1 @@
+"""The running system: stores, agents, sessions, workers, put together."""

@@ -1,0 +1,535 @@
+"""An agent as an object, for programs.
+
+```python
+agent = Agent("desk", model="anthropic:claude-sonnet-4-5", store="runs.db", instructions="You keep the desk.")
+
+@agent.tool(level="SAFE", effect="read")
+async def weather(city: str) -> str: ...
+
+result = agent.run_sync("Is it going to rain in Oslo?")
+print(result.text, result.cost_usd)
+```
+
+It runs as an agent of a folder does: guarded, capped, journaled, and gone on with after any crash. Used as an async
+context manager it keeps its store open from run to run.
+
+What a run came to, for the program that asked for it.
+
+What programs say of their guards and agents, read as if it stood in the two files; and the store they work on.
+"""
+
+import asyncio
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+
+import msgspec
+
+from halter.config.agent_files import AgentFile, parse_agent
+from halter.config.merge import FleetConfig, parse_fleet, read_fleet
+from halter.config.resolve import check_named_tools, resolve_agent
+from halter.config.yaml_reader import Document, SourceMap
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import ConfigError, HalterError
+from halter.core.ids import make_worker_id, session_stream
+from halter.core.messages import Message, Model, StreamChunk, ToolCall, ToolResult
+from halter.core.ports import read_stream
+from halter.core.text import reject_unknown_options
+from halter.core.tools import Tool
+from halter.core.usage import Usage
+from halter.core.vocabulary import END_STATES, SessionKind, State
+from halter.dispatch.heartbeat import keep_leases
+from halter.journal.store import ReportProblem, ignore_problem
+from halter.loop.decide import ASK_USER, FINAL_ANSWER, TROUBLED_ENDS
+from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
+from halter.loop.session_runtime import WaitListener, find_last_words
+from halter.redaction.secrets import GivenSecrets, Secrets, read_environment_secrets
+from halter.runtime.agent_context import AgentContext, Models, models_of
+from halter.runtime.assemble import (
+    AssembledAgent,
+    assemble_agent,
+    check_pacing_tools,
+    index_tools,
+    list_protected_paths,
+    protect_tools,
+)
+from halter.runtime.policy import read_local_fleet
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION, App, open_app
+from halter.runtime.sessions import begin_session, claim_session, reopen_agent_session, say_to_session
+from halter.settings import Settings, read_settings
+from halter.state.receipt import Receipt, make_receipt
+from halter.tasks.conversation import Conclusion
+from halter.tasks.task_tools import list_verb_specs
+from halter.tools.function_tool import FunctionTool, ToolOptions
+from halter.tools.function_tool import tool as made_tool
+
+T = TypeVar("T")
+
+GOOD_STATES: frozenset[State] = frozenset(("COMPLETED", "WAITING_FOR_INPUT", "SLEEPING"))
+
+
+class RunFailed(HalterError):
+    """A run did not come to what it was asked for; its message says why."""
+
+    def __init__(self, result: "Result[Any]") -> None:
+        why = result.terminal_reason or "turn not finished"
+        super().__init__(f"Session {result.session} is {result.state} ({why}). {result.sentence}".strip())
+        self.result = result
+
+
+class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """What a run came to. `cost_usd` is in dollars, and counts the whole session.
+
+    `ok` says that the model finished as it was meant to, or asks a person for something. `sentence` says what stopped
+    it otherwise. `output` is the answer in the form that was asked for, None if there is none; or else its text.
+    """
+
+    session: str
+    state: State
+    ok: bool
+    text: str
+    output: T
+    terminal_reason: str = ""
+    sentence: str = ""
+    question: str = ""
+    usage: Usage = Usage()
+    cost_usd: Decimal = Decimal(0)
+    receipt: Receipt = Receipt()
+    messages: tuple[Message, ...] = ()
+    near_budget: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Tell whether the session is over; if not, it can be gone on with."""
+        return self.state in END_STATES
+
+    def raise_for_state(self) -> "Result[T]":
+        """Raise RunFailed unless all is well; return the result itself, so that it can be gone on with at once."""
+        if not self.ok:
+            raise RunFailed(self)
+        return self
+
+
+def build_result(came: Conclusion, loop: TurnLoop, receipt: Receipt) -> Result[Any]:
+    """Put together what a run came to; its output is its text."""
+    turn, messages = loop.turn, loop.messages
+    text = find_last_words(messages)
+    return Result(
+        session=receipt.session,
+        state=came.state,
+        ok=came.state in GOOD_STATES and turn.why not in TROUBLED_ENDS,
+        text=text,
+        output=text,
+        terminal_reason=came.terminal_reason,
+        sentence=came.sentence,
+        question=_question(messages) if turn.why == "asked" else "",
+        usage=_sum_usage(receipt),
+        cost_usd=receipt.cost_usd,
+        receipt=receipt,
+        messages=tuple(messages),
+        near_budget=loop.near_budget(),
+    )
+
+
+def find_final_answer(messages: Sequence[Message]) -> str | None:
+    """Find the arguments of the answer that was accepted, as JSON."""
+    return _find_accepted_call(messages, FINAL_ANSWER)
+
+
+def _question(messages: Sequence[Message]) -> str:
+    arguments = _find_accepted_call(messages, ASK_USER)
+    return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
+
+
+def _find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:
+    parts = [part for message in messages for part in message.parts]
+    accepted = {part.id for part in parts if isinstance(part, ToolResult) and part.outcome == "ok"}
+    found = [part for part in parts if isinstance(part, ToolCall) and part.tool == tool and part.id in accepted]
+    return found[-1].arguments if found else None
+
+
+def _sum_usage(receipt: Receipt) -> Usage:
+    """Add up the tokens of all requests: for people; money is added up request by request."""
+    used = [line.usage for line in receipt.requests if line.usage is not None]
+    return Usage(
+        sum(each.input_tokens for each in used),
+        sum(each.output_tokens for each in used),
+        sum(each.cache_read_tokens for each in used),
+        sum(each.cache_write_tokens for each in used),
+    )
+
+
+class ProgramOptions(TypedDict, total=False):
+    """What may be said of a guard or an agent, all of it optional.
+
+    `policy` holds keys of an agent's file (`mode`, `limits`, `policy`, `phases`, `secrets`, …), `fleet` those of the
+    fleet's file, or its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` says for
+    how many seconds a process that died keeps its sessions. `tell` hears a sentence when the store is away, and an
+    empty one when it is back: what needs it waits meanwhile. `clock` and `environ` are the system's if not given.
+    """
+
+    policy: Mapping[str, Any]
+    fleet: Mapping[str, Any] | str | Path
+    max_cost_usd: float | Decimal | Literal["none"]
+    secrets: Mapping[str, str]
+    tools: Sequence[Tool]
+    settings: Settings
+    person: str
+    lease: float
+    tell: ReportProblem
+    clock: Clock
+    environ: Mapping[str, str]
+
+
+class PolicyWarning(UserWarning):
+    """The store's policy counts, and not what a program says of its fleet."""
+
+
+class AgentProgram(ABC):
+    """Something that a program gives its tools to, then opens: it works as long as it is open."""
+
+    NOUN: ClassVar[str]
+
+    def __init__(self, name: str, store: str | Path, options: ProgramOptions) -> None:
+        self._name = name
+        self._options = options
+        self._environ = options.get("environ", os.environ)
+        self._settings = resolve_settings(str(store), options, self._environ)
+        self._tools: list[Tool] = list(options.get("tools", ()))
+        self._stack: AsyncExitStack | None = None
+        self._open: AgentContext | None = None
+
+    @overload
+    def tool(self, function: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
+    @overload
+    def tool(self, /, **options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+    def tool(
+        self, function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
+    ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+        """Make a tool of a typed function: `@guard.tool`, `@agent.tool(level="SAFE")`."""
+        if function is None:
+            return lambda function: self.tool(function, **options)
+        if self._open is not None:
+            raise ConfigError(f"The {self.NOUN} is open already: give it {function.__name__} before it is.")
+        made = made_tool(function, **options)
+        self._tools.append(made)
+        return made
+
+    async def __aenter__(self) -> Self:
+        """Open the store and begin to keep leases alive."""
+        async with AsyncExitStack() as stack:
+            self._open = await stack.enter_async_context(self._opening())
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Let go of the store."""
+        stack, self._stack, self._open = self._stack, None, None
+        if stack is not None:
+            await stack.__aexit__(kind, error, trace)
+
+    @asynccontextmanager
+    async def _opening(self) -> AsyncGenerator[AgentContext]:
+        """Open the store, be bound by its policy, begin to keep leases alive, and put the agent together."""
+        options, written = self._options, self._written()
+        lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
+        app_of = open_app(self._settings, options.get("clock"), self._environ, lease=lease, written=lambda _: written)
+        async with app_of as app, AsyncExitStack() as stack:
+            if app.policy is not None and (told := app.policy.told()):
+                warnings.warn(told, PolicyWarning, stacklevel=2)
+            worker = make_worker_id(self._name, app.ids)
+            app.trouble.tell = options.get("tell", ignore_problem)
+            await stack.enter_async_context(keep_leases(app.patient(), app.clock, worker, max(lease // 3, 1)))
+            agent, models = await self._assembled(app, stack)
+            yield AgentContext(app, agent, models, worker, lease + SECOND)
+
+    @abstractmethod
+    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+        """Put together what the program says of its agent; `stack` lets go of it when the store is closed."""
+
+    def _written(self) -> FleetConfig | None:
+        """Read what the program says of its fleet, if it says anything."""
+        return parse_fleet_options(self._options, f"the {self.NOUN}'s fleet")
+
+    def _opened(self) -> AgentContext:
+        if self._open is None:
+            raise ConfigError(f"The {self.NOUN} is not open: use it inside of `async with {self.NOUN}:`.")
+        return self._open
+
+
+def resolve_secrets(options: ProgramOptions, environ: Mapping[str, str]) -> Secrets:
+    """Find the secrets of a program: those that it gives, or else the environment's."""
+    given = options.get("secrets")
+    return read_environment_secrets(environ) if given is None else GivenSecrets(given)
+
+
+def parse_fleet_options(options: ProgramOptions, where: str) -> FleetConfig | None:
+    """Read what was said of the fleet, as keys of its file or as the file's path; None where nothing was."""
+    fleet = options.get("fleet", {})
+    if isinstance(fleet, str | Path):
+        return read_fleet(Path(fleet))
+    return parse_fleet(build_document(fleet, where)) if fleet else None
+
+
+def agent_said(
+    name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], more: Mapping[str, Any]
+) -> AgentFile:
+    """Read what was said in Python as if it stood in an agent's file, so that the same is checked in the same words."""
+    policy = options.get("policy", {})
+    capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
+    said = {"name": name, **policy, **more, "limits": {**policy.get("limits", {}), **limits, **capped}}
+    return parse_agent(build_document(said, where))
+
+
+def build_document(said: Mapping[str, Any], where: str) -> Document:
+    """Take what a program says for a file, so that its mistakes are told in the same way."""
+    return Document(dict(said), SourceMap(where))
+
+
+def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, str]) -> Settings:
+    """Keep checkpoints and their key where the command line keeps them, unless settings are given."""
+    if "settings" in options:
+        return options["settings"]
+    try:
+        home = Path.home()
+    except RuntimeError:
+        home = None
+    settings = read_settings(environ, home, store)
+    return msgspec.structs.replace(settings, person=options["person"]) if "person" in options else settings
+
+
+def _ignore_wait(*_: object) -> None:
+    """Nobody is told that a person has to decide."""
+
+
+class AgentOptions(ProgramOptions, total=False):
+    """What may be said of an agent, all of it optional: the keys of its file, under the same names.
+
+    `model` and `fallback_models` are names, or models of the program's own. `waits` hears when a person has to decide.
+    """
+
+    model: str | Model
+    fallback_models: Sequence[str | Model]
+    model_for: Mapping[str, str]
+    providers: Mapping[str, Any]
+    instructions: str
+    tool_calls: str
+    temperature: float
+    reflex: Sequence[Any]
+    limits: Mapping[str, Any]
+    waits: WaitListener
+
+
+KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex")
+
+
+class Agent(AgentProgram):
+    """One agent over one store."""
+
+    NOUN = "agent"
+
+    def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
+        reject_unknown_options(options, AgentOptions.__optional_keys__, "an agent")
+        super().__init__(name, store, options)
+        self._said_of = options
+        self._folder: Path | None = None
+
+    @classmethod
+    def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
+        """Take the agent of a folder. Its code runs only if a person trusted it."""
+        agent = cls(Path(folder).name, store=store, **options)
+        agent._folder = Path(folder)
+        return agent
+
+    @overload
+    async def run(
+        self,
+        message: str,
+        *,
+        output_type: type[T],
+        session: str = ...,
+        id: str = ...,
+        deps: Any = ...,
+        kind: SessionKind = ...,
+    ) -> Result[T]: ...
+    @overload
+    async def run(
+        self, message: str, *, session: str = ..., id: str = ..., deps: Any = ..., kind: SessionKind = ...
+    ) -> Result[str]: ...
+    async def run(
+        self,
+        message: str,
+        *,
+        session: str = "",
+        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        deps: Any = None,
+        kind: SessionKind = "task",
+        output_type: type[Any] | None = None,
+    ) -> Result[Any]:
+        """Give the agent something to do, and wait until it is done, or waits for somebody.
+
+        With an earlier `session` it goes on with that one. A new one may be given an `id`: a program that crashed says
+        the same once more, and the session goes on where it was. An `output_type` is what the answer must fit.
+        """
+        async with self._for_once() as speaking:
+            session = await _send_message(speaking, message, session, id, kind)
+            return await self._attended(speaking, session, deps, output_type)
+
+    async def resume(
+        self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
+    ) -> Result[Any]:
+        """Go on with a session, whatever it stopped at: a crash, a rest, or an end that was not by a cancel."""
+        async with self._for_once() as speaking:
+            await reopen_agent_session(speaking, session)
+            if message:
+                await say_to_session(speaking, session, message)
+            return await self._attended(speaking, session, deps, output_type)
+
+    async def stream(
+        self,
+        message: str,
+        *,
+        session: str = "",
+        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        deps: Any = None,
+        kind: SessionKind = "chat",
+    ) -> AsyncGenerator[StreamChunk | Result[str]]:
+        """Run, and yield the answer as it comes; the last thing is the result.
+
+        A chunk that says `discard` takes back what the attempt before it said.
+        """
+        chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
+        async with self._for_once() as speaking:
+            session = await _send_message(speaking, message, session, id, kind)
+            watching = LoopObserver(chunks.put_nowait)
+            running = asyncio.create_task(self._attended(speaking, session, deps, None, watching))
+            running.add_done_callback(lambda _: chunks.put_nowait(None))
+            try:
+                while (chunk := await chunks.get()) is not None:
+                    yield chunk
+                yield await running
+            finally:
+                running.cancel()
+                with suppress(asyncio.CancelledError):
+                    await running
+
+    def run_sync(self, message: str, **options: Any) -> Result[Any]:
+        """Do the same as `run`, in a program that is not async."""
+        return asyncio.run(self.run(message, **options))
+
+    async def _attended(
+        self,
+        speaking: AgentContext,
+        session: str,
+        deps: Any,
+        output_type: type[Any] | None,
+        watching: LoopObserver = NO_OBSERVER,
+    ) -> Result[Any]:
+        agent = _enable_streaming(speaking.agent) if watching.listen is not None else speaking.agent
+        speaking = msgspec.structs.replace(speaking, agent=_attach_deps(agent, deps))
+        answer = None if output_type is None else make_answer_tool(output_type)
+        waits = self._said_of.get("waits", _ignore_wait)
+        claimed = await claim_session(speaking, session, watching=watching, waits=waits, answer=answer)
+        came, loop = await claimed.conversation.attend(), claimed.loop
+        made = make_receipt(await read_stream(speaking.store, session_stream(session)))
+        result = build_result(came, loop, made)
+        if output_type is None:
+            return result
+        arguments = find_final_answer(loop.messages) if loop.turn.answered else None
+        output = None if arguments is None else _parse_output(output_type, arguments)
+        return msgspec.structs.replace(result, output=output)
+
+    @asynccontextmanager
+    async def _for_once(self) -> AsyncGenerator[AgentContext]:
+        """Use what is open, or open it for this once."""
+        if self._open is not None:
+            yield self._open
+            return
+        async with self._opening() as speaking:
+            yield speaking
+
+    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+        given: Mapping[str, Model] = {}
+        if self._folder is None:
+            agent, given = self._said(app.fleet)
+        else:
+            agent = await stack.enter_async_context(assemble_agent(app, self._folder))
+        return agent, await stack.enter_async_context(models_of(app, agent, given))
+
+    def _written(self) -> FleetConfig | None:
+        """Read the fleet's file of an agent in a folder, unless the program says something of the fleet itself."""
+        said = super()._written()
+        return read_local_fleet(self._settings) if said is None and self._folder is not None else said
+
+    def _said(self, fleet: FleetConfig) -> tuple[AssembledAgent, Mapping[str, Model]]:
+        """Read what was said in Python as if it stood in the files, so that the same is checked in the same words."""
+        options = self._said_of
+        fallbacks = options.get("fallback_models", ())
+        if isinstance(fallbacks, str):
+            raise ConfigError(f"`fallback_models` is the text {fallbacks!r}, but must be a list of models.")
+        named = [*([options["model"]] if "model" in options else []), *fallbacks]
+        given = {str(each.name): each for each in named if not isinstance(each, str)}
+        more: dict[str, Any] = {key: value for key, value in options.items() if key in KEYS}
+        if not given and named:
+            more |= {"model": named[0]} | ({"fallback_models": named[1:]} if named[1:] else {})
+        agent = agent_said(self._name, options, "the agent", options.get("limits", {}), more)
+        resolved = resolve_agent(fleet, agent, None)
+        if given:
+            names = [each if isinstance(each, str) else str(each.name) for each in named]
+            mind = msgspec.structs.replace(resolved.mind, model=names[0], fallback_models=tuple(names[1:]))
+            resolved = replace(resolved, mind=mind)
+        check_named_tools(resolved.policy, agent, (*(tool.spec for tool in self._tools), *list_verb_specs()))
+        check_pacing_tools(resolved.policy, resolved.pacing, agent, self._tools)
+        protect_tools(self._tools, list_protected_paths(self._settings, None, None))
+        secrets = resolve_secrets(options, self._environ)
+        return AssembledAgent(**resolved.parts(), tools=index_tools(self._tools), secrets=secrets), given
+
+
+async def _send_message(speaking: AgentContext, message: str, session: str, new: str, kind: SessionKind) -> str:
+    """Say something to a session that there is, or begin one with it; what was begun before is not begun again."""
+    if not session:
+        return await begin_session(speaking, message, kind, new)
+    await reopen_agent_session(speaking, session)
+    await say_to_session(speaking, session, message)
+    return session
+
+
+def _enable_streaming(agent: AssembledAgent) -> AssembledAgent:
+    """Let answers come word by word for whoever listens, unless somebody wrote that they do not."""
+    mind = agent.mind
+    streams = True if mind.streaming is None else mind.streaming
+    return replace(agent, mind=msgspec.structs.replace(mind, streaming=streams))
+
+
+def _attach_deps(agent: AssembledAgent, deps: Any) -> AssembledAgent:
+    """Give its tools what the program has for them."""
+    if deps is None:
+        return agent
+    tools = {name: each.given(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()}
+    return replace(agent, tools=tools)
+
+
+def make_answer_tool(output_type: type[Any]) -> Tool:
+    """Make the tool by which a model gives its answer in a form: what does not fit is told, and asked for again."""
+
+    async def answer(value: Any) -> str:  # noqa: ARG001 It stands in the journal as the call's arguments.
+        return "Your answer was taken."
+
+    answer.__annotations__["value"] = output_type
+    answer.__doc__ = "Give your final answer. Your turn ends with it."
+    return made_tool(answer, name=FINAL_ANSWER, level="SAFE", effect="read", idempotent=True)
+
+
+def _parse_output(output_type: type[T], arguments: str) -> T:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(output_type).validate_python(msgspec.json.decode(arguments)["value"])

@@ -1,0 +1,211 @@
+"""An agent in the hands of one worker of this process: its models, its doors, and its definition in the store."""
+
+import random
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from halter.config.resolve import redact_definition
+from halter.core.agent_spec import REFLEX, SCRIPTED, ModelPurpose
+from halter.core.clock import HOUR, SECOND
+from halter.core.errors import ConfigError
+from halter.core.ids import Digest, WorkerId
+from halter.core.messages import Model
+from halter.core.ports import Store
+from halter.core.spec import ResolvedPolicy
+from halter.core.usage import ModelName
+from halter.guard.guard import GuardRuntime
+from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
+from halter.models.providers import Prices
+from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.secrets import Secrets
+from halter.runtime.assemble import AssembledAgent
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION, App
+from halter.tasks.task_tools import READ_OUTPUT
+
+PATIENCE: Final = DEFAULT_LEASE_DURATION + 5 * SECOND
+"""How long a session is waited for whose owner may have died."""
+VERBS: Final = (ASK_USER, FINAL_ANSWER, YIELD, READ_OUTPUT)
+GOOD_FOR: Final = HOUR
+"""How long a stored definition is relied upon. The store sweeps away what no session names, but not before a day."""
+
+
+class Models:
+    """The models of one agent, each made once."""
+
+    def __init__(self, app: App, agent: AssembledAgent, given: Mapping[str, Model]) -> None:
+        self._app = app
+        self._agent = agent
+        self._made: dict[str, Model] = dict(given)
+
+    def named(self, name: str) -> Model:
+        """Make a model, or return it if it has been made before. Raises a ConfigError that says what is missing."""
+        if name not in self._made:
+            self._made[name] = self._model(name)
+        return self._made[name]
+
+    def _model(self, name: str) -> Model:
+        agent = self._agent
+        provider = ModelName.parse(name).provider
+        if provider == SCRIPTED:
+            from halter.models.scripted import make_scripted_model
+
+            return make_scripted_model(list(agent.mind.script), agent.script_at, self._app.clock, ModelName.parse(name))
+        if provider == REFLEX:
+            from halter.models.reflex import make_reflex_model
+
+            return make_reflex_model(list(agent.mind.reflex), agent.reflex_at, ModelName.parse(name))
+        from halter.models.providers import make_model
+
+        return make_model(name, agent.mind.providers, self._key, temperature=agent.mind.temperature)
+
+    def _key(self, name: str) -> str | None:
+        secrets = self._agent.secrets
+        return secrets.value(name) if name in secrets.names() else self._app.environ.get(name)
+
+    async def close(self) -> None:
+        """Let go of their connections."""
+        for model in self._made.values():
+            close = getattr(model, "aclose", None)
+            if close is not None:
+                await close()
+
+
+@asynccontextmanager
+async def models_of(
+    app: App, agent: AssembledAgent, given: Mapping[str, Model] | None = None
+) -> AsyncGenerator[Models]:
+    """Have an agent's models at hand; those that are given are used as they are, by their names."""
+    models = Models(app, agent, given or {})
+    try:
+        yield models
+    finally:
+        await models.close()
+
+
+class _Given(NamedTuple):
+    """What a gatehouse was made of."""
+
+    app: App
+    policy: ResolvedPolicy
+    secrets: Secrets
+    simulates: Model | None
+    hidden: Mapping[str, str]
+    environ: Mapping[str, str]
+
+    def same(self, other: "_Given") -> bool:
+        """Tell whether a gatehouse of the one serves the other: in every part, and with the same secrets to hide."""
+        parts = zip(self[:4], other[:4], strict=True)
+        return all(mine is theirs for mine, theirs in parts) and self[4:] == other[4:]
+
+
+class _Made:
+    """What is made once for all sessions of an agent, and anew when anything has changed that it is made of."""
+
+    gatehouse: tuple[_Given, GuardRuntime] | None = None
+    definition: tuple[AssembledAgent, Digest, int] | None = None
+
+
+class AgentContext(msgspec.Struct, frozen=True):
+    """An agent with its models, in the hands of one worker of this process."""
+
+    app: App
+    agent: AssembledAgent
+    models: Models
+    worker: WorkerId
+    patience: int = PATIENCE
+    chance: random.Random = random.SystemRandom()
+    made: _Made = msgspec.field(default_factory=_Made)
+
+    @property
+    def store(self) -> Store:
+        """The store, waited for while it is away."""
+        return self.app.patient()
+
+    def demand_model(self) -> None:
+        """Say what is missing for the agent to think, before anything is begun. Raises ConfigError."""
+        mind = self.agent.mind
+        if not mind.model:
+            raise ConfigError(
+                f"{self.agent.policy.name} has no model, so it cannot think: write `model: provider:model` into its "
+                "agent.yaml, as in model: anthropic:claude-sonnet-4-5."
+            )
+        for name in (mind.model, *mind.fallback_models, *mind.model_for.values()):
+            self.models.named(name)
+        for name in VERBS:
+            if name in self.agent.tools:
+                raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
+
+    def model_for(self, purpose: ModelPurpose) -> Model:
+        """Find the model that is named for a purpose, or else the one that thinks."""
+        mind = self.agent.mind
+        return self.models.named(mind.model_for.get(purpose) or mind.model)
+
+    def gatehouse(self) -> GuardRuntime:
+        """Return the doors of the agent's sessions, so that one look for halts serves all of them.
+
+        Rules and scripts predict no effects, unless a model for `simulation` is named.
+        """
+        app, agent, mind = self.app, self.agent, self.agent.mind
+        own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
+        foresees = mind.model_for.get("simulation") or own
+        model = self.models.named(foresees) if foresees else None
+        given = _Given(app, agent.policy, agent.secrets, model, _values(agent.secrets), dict(app.environ))
+        if self.made.gatehouse is None or not self.made.gatehouse[0].same(given):
+            self.made.gatehouse = (given, gatehouse_for(app, agent.policy, agent.secrets, model))
+        return self.made.gatehouse[1]
+
+    async def definition(self) -> Digest:
+        """Store what defines the agent's sessions, once and not for each of them, without secrets in plain text."""
+        kept, now = self.made.definition, self.app.clock.now()
+        if kept is not None and kept[0] is self.agent and 0 <= now - kept[2] < GOOD_FOR:
+            return kept[1]
+        written = msgspec.json.encode(redact_definition(self.agent), order="sorted")
+        digest = await self.store.put(_without_secrets(written, self.gatehouse().redacted))
+        self.made.definition = (self.agent, digest, now)
+        return digest
+
+
+def gatehouse_for(app: App, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None) -> GuardRuntime:
+    """Make the doors. While the store is away, what could not be recorded does not run."""
+    redactor = Redactor(_values(secrets), app.environ)
+    gatehouse = GuardRuntime(
+        app.patient(),
+        app.clock,
+        redact=redactor.redact,
+        secrets=secrets,
+        prices=Prices(policy.prices),
+        simulates=simulates,
+        stream_mask=partial(StreamRedactor, redactor),
+    )
+    gatehouse.show_in(app.pulse)
+    return gatehouse
+
+
+def _values(secrets: Secrets) -> Mapping[str, str]:
+    return {name: secrets.value(name) for name in secrets.names()}
+
+
+async def keep_policy(store: Store, policy: ResolvedPolicy, redact: Callable[[str], str]) -> Digest:
+    """Put away what defines a session that has no mind of its own, without secrets in plain text."""
+    return await store.put(_without_secrets(policy.canonical(), redact))
+
+
+def _without_secrets(written: bytes, redact: Callable[[str], str]) -> bytes:
+    return msgspec.json.encode(_masked(msgspec.json.decode(written), redact), order="sorted")
+
+
+def _masked(value: Any, redact: Callable[[str], str]) -> Any:
+    """Take secrets out of every text of a JSON value: instructions, scripts, prompts, settings."""
+    match value:
+        case str():
+            return redact(value)
+        case list():
+            return [_masked(each, redact) for each in cast("list[Any]", value)]
+        case Mapping():
+            return {redact(key): _masked(each, redact) for key, each in cast("Mapping[str, Any]", value).items()}
+        case _:
+            return value

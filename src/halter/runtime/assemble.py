@@ -1,0 +1,616 @@
+"""An agent put together: what its folder says, the policy that follows from it, and the tools that it has.
+
+What an agent looks with while nobody watches, against the tools that it has and its policy.
+
+Which tools of an agent's servers may be used, and what a person is asked about them: one question for each server.
+
+A server is a stranger that may offer other tools at every start, and thousands of them. So what is new or changed in it
+is one question, bounded in what it shows and pins. The question is withdrawn when what it is about is gone.
+
+What is protected from an agent's tools in this process: its definition, other agents', and Halter's own files.
+"""
+
+import importlib.util
+import json
+import site
+import sys
+import sysconfig
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+import halter
+from halter.config.agent_files import AgentFile, read_agent
+from halter.config.decode import format_key_path
+from halter.config.mcp_file import MCP_FILE, read_servers
+from halter.config.merge import FLEET_FILE
+from halter.config.resolve import ResolvedAgent, check_named_tools, definition_digest, resolve_agent
+from halter.config.roots import (
+    check_protected_roots,
+    definition_of,
+    find_writable_folders,
+    list_agents_above,
+    list_other_definitions,
+)
+from halter.config.trust import AgentCode, TrustFile, digest_contents, find_data_load, list_data_places
+from halter.config.yaml_reader import KeyPath
+from halter.core.agent_spec import Pacing
+from halter.core.clock import DAY
+from halter.core.errors import ConfigError
+from halter.core.events import ToolPinned
+from halter.core.folders import (
+    FileRefusal,
+    ProtectedEntry,
+    ProtectedPaths,
+    WritableFolders,
+    identity_of,
+    is_path_within,
+    refuse_nothing,
+)
+from halter.core.ids import FLEET
+from halter.core.ports import Draft, Query, Rows, Write
+from halter.core.rows import DecisionRow, PinRow
+from halter.core.spec import ResolvedPolicy
+from halter.core.text import format_count, join_names, shorten, suggest_nearest, to_one_line
+from halter.core.tools import SERVER_SEPARATOR, Failed, Invalid, PinnedDigests, Tool, ToolServer, ToolSpec, check_pins
+from halter.guard.approvals import Pin, Question, ServerChange, ask_question, make_server_question, withdraw_question
+from halter.guard.judge import find_tool_policy, needs_approval
+from halter.guard.prepare import SessionContext
+from halter.redaction import personal_data
+from halter.redaction.secrets import Secrets, read_environment_secrets
+from halter.runtime.documents import Library
+from halter.runtime.runtime import App
+from halter.settings import Settings, find_logins_file
+from halter.tasks.task_tools import list_verb_specs
+from halter.tools.function_tool import FunctionTool
+from halter.tools.process import PROGRAM_FOLDERS
+
+if TYPE_CHECKING:
+    from halter.tools.mcp import McpOffer
+
+
+def check_pacing_tools(policy: ResolvedPolicy, pacing: Pacing, agent: AgentFile, tools: Iterable[Tool]) -> None:
+    """Check the tools that fields are refreshed with and that sensors poll, once the agent's tools are known.
+
+    Raises a ConfigError for a tool that does not exist, for one that does more than look, for one that a person would
+    have to be asked about again and again, and for parameters that it would refuse.
+    """
+    known = {tool.spec.name: tool for tool in tools}
+    for path, name, given, params in _list_unattended_tools(pacing):
+        if name not in known:
+            hint = suggest_nearest(name, sorted(known), "the tools")
+            raise agent.places.wrong(path, f"`{format_key_path(path)}` is `{name}`, but there is no such tool; {hint}")
+        if why := _explain_unfit(policy, known[name].spec):
+            raise agent.places.wrong(path, f"`{format_key_path(path)}` is `{name}`, {why}.")
+        if why := _explain_refusal(known[name], params):
+            raise agent.places.wrong(given, f"`{format_key_path(given)}` is nothing that `{name}` takes: {why}")
+
+
+def _list_unattended_tools(pacing: Pacing) -> Iterator[tuple[KeyPath, str, KeyPath, Mapping[str, Any]]]:
+    """List the tools that are used without the model's asking, with what they are given, and the way to both."""
+    for name, field in pacing.fields.items():
+        if field.refresh_tool is not UNSET:
+            path = ("hot_state", "fields", name)
+            yield (*path, "refresh_tool"), field.refresh_tool, (*path, "refresh_params"), field.refresh_params
+    for index, sensor in enumerate(pacing.sensors):
+        if sensor.source.tool is not UNSET:
+            path = ("sensors", index, "source")
+            yield (*path, "tool"), sensor.source.tool, (*path, "params"), sensor.source.params
+
+
+def _explain_unfit(policy: ResolvedPolicy, spec: ToolSpec) -> str:
+    """Tell why a tool cannot be used without anybody's asking for it, if so."""
+    if spec.effect != "read":
+        return "which may change something; name a tool that only looks, with the effect `read`"
+    if spec.name in policy.disabled:
+        return "which is disabled; name another tool, or take it off `policy.disabled`"
+    rule = find_tool_policy(policy, spec)
+    if needs_approval(rule, policy.mode, None):
+        asked = f"which needs a person's approval each time ({rule.level} in mode {policy.mode})"
+        return f"{asked}; name another tool, or let the fleet write `approval: never` for it under `policy.tools`"
+    return ""
+
+
+def _explain_refusal(tool: Tool, params: Mapping[str, Any]) -> str:
+    """Tell what a tool has against its parameters, if anything."""
+    try:
+        written = json.dumps(params).encode()
+    except (TypeError, ValueError):
+        return "it holds something that JSON cannot say."
+    checked = tool.validate(written)
+    return checked.sentence if isinstance(checked, Invalid) else ""
+
+
+MAX_TOOLS_PER_QUESTION: Final = 100
+"""So many tools of a server are put into one question; the rest waits for the next one."""
+_DETAILED: Final = 8
+"""Of so many tools at most, the whole description and the schema are shown."""
+_LONGEST: Final = 1000
+_SHORT: Final = 40
+_NAMED: Final = 12
+"""So many characters of a digest are shown."""
+_GONE: Final = 20
+PIN_QUESTION_LIFETIME: Final = 7 * DAY
+"""So long a question waits. It is put again when the agent is loaded after that."""
+
+MERGED_QUESTION_REASON: Final = "The tools of a server are asked about together now."
+
+
+class PinPlan(msgspec.Struct, frozen=True):
+    """What is to be done about the servers of an agent."""
+
+    first: tuple[ToolSpec, ...] = ()
+    """Tools of servers that are seen for the first time: they are pinned as they are."""
+    waiting: frozenset[str] = frozenset()
+    """Tools that may not be used before a person agrees."""
+    questions: tuple[Question, ...] = ()
+    withdrawn: tuple[tuple[str, str], ...] = ()
+    """Open questions whose cause is gone, each with the reason."""
+
+
+def plan_pins(
+    agent: str,
+    servers: Sequence[str],
+    specs: Sequence[ToolSpec],
+    pins: PinnedDigests,
+    asked: Sequence[DecisionRow],
+    now: int,
+) -> PinPlan:
+    """Compare what servers offer with what was agreed to and what was asked before.
+
+    `servers` are those that the agent's file names, `asked` all questions about servers of this agent.
+    """
+    found = check_pins(specs, pins)
+    changes = {change.server: change for change in _changes(found.changed, found.new, specs, pins)}
+    questions = {
+        server: make_server_question(agent, change, PIN_QUESTION_LIFETIME) for server, change in changes.items()
+    }
+    still_open = [row for row in asked if not row.verdict and row.expires_at > now]
+    withdrawn = [
+        (row.decision, _explain_withdrawal(row, servers, specs, questions))
+        for row in still_open
+        if not _is_current(row, questions)
+    ]
+    standing = {row.subject for row in still_open if _is_current(row, questions)}
+    wanted = [_renumber_question(each, asked) for server, each in questions.items() if server not in standing]
+    return PinPlan(
+        first=tuple(spec for spec in found.usable if spec.server and spec.name not in pins),
+        waiting=frozenset(spec.name for spec in (*found.changed, *found.new)),
+        questions=tuple(each for each in wanted if each is not None),
+        withdrawn=tuple(withdrawn),
+    )
+
+
+def _is_current(row: DecisionRow, questions: Mapping[str, Question]) -> bool:
+    question = questions.get(row.subject)
+    return row.about == "changed_server" and question is not None and question.digest == row.digest
+
+
+def _explain_withdrawal(
+    row: DecisionRow, servers: Sequence[str], specs: Sequence[ToolSpec], questions: Mapping[str, Question]
+) -> str:
+    server = row.subject if row.about == "changed_server" else row.subject.partition(SERVER_SEPARATOR)[0]
+    if server not in servers:
+        return f"{server} is not in .mcp.json any more."
+    if row.about != "changed_server" and server in questions:
+        return MERGED_QUESTION_REASON
+    if server in questions:
+        return f"{server} offers other tools by now: it is asked about anew."
+    if not any(spec.server == server for spec in specs):
+        return f"{server} offers no tools now, or cannot be reached: it is asked about when it does."
+    return f"{server} offers again what was agreed to."
+
+
+def _renumber_question(question: Question, asked: Sequence[DecisionRow]) -> Question | None:
+    """Give a question that was put before another name; one that a person said no to is not put again."""
+    before = [row for row in asked if row.subject == question.subject and row.digest == question.digest]
+    if any(row.verdict == "deny" for row in before):
+        return None
+    return msgspec.structs.replace(question, decision=f"{question.decision}/{len(before)}") if before else question
+
+
+def _changes(
+    changed: Sequence[ToolSpec], new: Sequence[ToolSpec], specs: Sequence[ToolSpec], pins: PinnedDigests
+) -> Iterator[ServerChange]:
+    for server in sorted({spec.server for spec in (*changed, *new)}):
+        mine = sorted((spec for spec in (*changed, *new) if spec.server == server), key=lambda spec: spec.name)
+        offered = {spec.name for spec in specs if spec.server == server}
+        gone = sorted(name for name in pins if name.partition(SERVER_SEPARATOR)[0] == server and name not in offered)
+        shown = mine[:MAX_TOOLS_PER_QUESTION]
+        text = "\n".join(_lines(server, shown, len(mine), gone, pins))
+        yield ServerChange(text, server, tuple(Pin(spec.name, spec.digest) for spec in shown))
+
+
+def _lines(
+    server: str, shown: Sequence[ToolSpec], together: int, gone: Sequence[str], pins: PinnedDigests
+) -> Iterator[str]:
+    changed = sum(spec.name in pins for spec in shown)
+    yield (
+        f"{to_one_line(server)}: of its tools {len(shown) - changed} shown here are new, {changed} changed, "
+        f"{len(gone)} gone. A yes lets exactly these be used, as they are now."
+    )
+    detailed = len(shown) <= _DETAILED
+    for spec in shown:
+        was = f" (was {pins[spec.name][:_NAMED]})" if spec.name in pins else ""
+        about = "" if detailed else f"  {shorten(to_one_line(spec.description), _SHORT)}"
+        yield f"{'changed' if was else 'new    '}  {spec.name}  {spec.digest[:_NAMED]}{was}{about}"
+        if detailed:
+            yield f"    {shorten(to_one_line(spec.description), _LONGEST)}"
+            yield f"    {shorten(to_one_line(spec.schema.decode()), _LONGEST)}"
+    if together > len(shown):
+        yield f"{format_count(together - len(shown), 'more tool')} stay out of use: you are asked about them after this."
+    for name in gone[:_GONE]:
+        yield f"gone     {to_one_line(name)}"
+    if len(gone) > _GONE:
+        yield f"and {len(gone) - _GONE} more are gone."
+
+
+async def settle_pins(app: App, agent: str, servers: Sequence[str], specs: Sequence[ToolSpec]) -> frozenset[str]:
+    """Pin, ask and withdraw what there is to; name the tools that wait for a person."""
+    store = app.store
+    # Without a tool there is nothing to ask, and only what waits matters.
+    name = "asked_about_servers" if specs else "waiting_about_servers"
+    asked = await store.ask(Query(name, DecisionRow, {"agent": agent}))
+    if not specs and not asked:
+        return frozenset()
+    pins = {row.tool: row.digest for row in await store.ask(Query("all_pins", PinRow)) if row.agent == agent}
+    plan = plan_pins(agent, servers, specs, pins, asked, app.clock.now())
+    if plan.first:
+        await store.commit(_pin_first(agent, plan.first))
+    for decision, why in plan.withdrawn:
+        await store.commit(withdraw_question(decision, why))
+    for question in plan.questions:
+        await store.commit(ask_question(question))
+    return plan.waiting
+
+
+def _pin_first(agent: str, specs: Sequence[ToolSpec]) -> Write:
+    """Pin tools that are seen for the first time, all at once; what was pinned meanwhile stays as it is."""
+
+    def pin(rows: Rows) -> Sequence[Draft]:
+        wanted = [spec for spec in specs if rows.get(PinRow, agent, spec.name) is None]
+        events = [ToolPinned(agent=agent, tool=spec.name, digest=spec.digest, by="first use") for spec in wanted]
+        return [Draft(event) for event in events]
+
+    named = sha256("\n".join(f"{spec.name} {spec.digest}" for spec in specs).encode()).hexdigest()
+    return Write(FLEET, f"pin/{agent}/{named[:32]}/first", pin, [(PinRow, (agent, spec.name)) for spec in specs])
+
+
+async def withdraw_questions(app: App, agent: str, why: str) -> None:
+    """Take back what is asked about the servers of an agent that is not loaded any more."""
+    for row in await app.store.ask(Query("waiting_about_servers", DecisionRow, {"agent": agent})):
+        await app.store.commit(withdraw_question(row.decision, why))
+
+
+OWN_FOLDER: Final = "halter"
+"""What a folder is called that Halter makes for its settings or its state."""
+OWN_DEFINITION: Final = "the agent's own definition"
+SQLITE_FILE_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
+
+ProtectedPathsFactory = Callable[[Settings, AgentFile | None, Path | None], ProtectedPaths]
+
+
+def list_protected_paths(settings: Settings, agent: AgentFile | None, folder: Path | None) -> ProtectedPaths:
+    """List what the tools of an agent must not reach; a program's agent has no folder."""
+    things: list[ProtectedEntry] = []
+    home = None if folder is None else folder.absolute()
+    if agent is not None and home is not None:
+        things += [*definition_of(home, agent.spec, OWN_DEFINITION), *list_other_definitions(agent, home)]
+    things += [*list_halter_files(settings), *list_program_paths()]
+    whole = (msgspec.structs.replace(thing, path=thing.path.absolute()) for thing in things)
+    return ProtectedPaths(tuple(dict.fromkeys(whole)), home)
+
+
+def list_halter_files(settings: Settings) -> Iterator[ProtectedEntry]:
+    """List the files that Halter keeps: the fleet's file, the store, checkpoints, keys, trust and tokens."""
+    from halter.journal.open import find_store_file
+
+    for fleet in dict.fromkeys((Path.cwd() / FLEET_FILE, *settings.fleets)):
+        yield ProtectedEntry(fleet, "where the fleet's file is looked for")
+    if settings.fleet is not None:
+        yield ProtectedEntry(settings.fleet, "the fleet's file")
+    store = find_store_file(settings.store)
+    if store is not None:
+        yield from (
+            ProtectedEntry(store.with_name(store.name + end), "the store", secret=True) for end in SQLITE_FILE_SUFFIXES
+        )
+    yield ProtectedEntry(settings.checkpoints, "the folder of checkpoints", secret=True, folder=True)
+    yield ProtectedEntry(settings.signing_key, "the signing key", secret=True)
+    if settings.trust is not None:
+        yield ProtectedEntry(settings.trust, "the list of what is trusted", secret=True)
+    if settings.tokens is not None:
+        yield ProtectedEntry(settings.tokens, "the list of tokens", secret=True)
+        yield ProtectedEntry(find_logins_file(settings.tokens), "the list of logins", secret=True)
+    kept = (settings.signing_key, settings.trust, settings.tokens, store, *settings.fleets)
+    places = [path.parent for path in kept if path]
+    for place in dict.fromkeys(place for place in places if place.name == OWN_FOLDER):
+        yield ProtectedEntry(place, "a folder of Halter's own", secret=True, folder=True)
+
+
+def list_program_paths() -> Iterator[ProtectedEntry]:
+    """List where this program's own code comes from: whoever could write there could do anything.
+
+    The processes of the machine count as well: this one is among them, with the variables that it was given.
+    """
+    told = "from which this program loads code"
+    virtual = sys.prefix != sys.base_prefix
+    installed = {Path(place) for name, place in sysconfig.get_paths().items() if name != "data" or virtual}
+    installed |= {Path(halter.__file__).parent, Path(site.getusersitepackages())}
+    yield from (
+        ProtectedEntry(Path(place), "from which programs are started", folder=True) for place in PROGRAM_FOLDERS
+    )
+    yield ProtectedEntry(Path("/proc"), "where the processes of this machine are", folder=True)
+    yield from (ProtectedEntry(place, told, folder=True) for place in sorted(installed))
+    yield from (ProtectedEntry(Path(place) / OWN_FOLDER, told) for place in dict.fromkeys(sys.path) if place)
+
+
+def make_file_refusal(protected: ProtectedPaths, roots: WritableFolders) -> FileRefusal:
+    """Refuse secrets by whatever name, and what lies outside of a root through which it was opened."""
+
+    def refuse(path: Path, fd: int) -> bool:
+        secret = protected.sight(reads=True).of_file(identity_of(fd)) is not None
+        return secret or roots.leads_out(path, fd)
+
+    return refuse
+
+
+def demand_unwritten(places: Iterable[Path], loaded: Iterable[WritableFolders]) -> None:
+    """Refuse to load what lies where an agent's tools can write: nobody could tell who wrote it."""
+    for place in places:
+        for agent in (*loaded, *map(find_writable_folders, list_agents_above(place))):
+            for root in agent.roots:
+                if is_path_within(place, root):
+                    raise ConfigError(
+                        f"{place} lies in {root}, where the tools of the agent in {agent.folder} can write: it could "
+                        "have been made by that agent. Look through it, and move it elsewhere."
+                    )
+
+
+def protect_tools(tools: Iterable[Tool], paths: ProtectedPaths) -> None:
+    """Tell every tool that has a root what it must not reach; refuse, in a ConfigError, one that would."""
+    for tool in tools:
+        place = tool.place if isinstance(tool, FunctionTool) else None
+        if place is None:
+            continue
+        if found := paths.reach(place.root):
+            raise ConfigError(
+                f"The root of the tool {tool.spec.name}, {place.root}, {found}. Tools must reach nothing of the kind: "
+                "give it a folder of its own."
+            )
+        place.protect(paths)
+
+
+OWN_TOOLS: Final = "tools.py"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssembledAgent(ResolvedAgent):
+    """A resolved agent with its tools, ready to work; one that has no model can only play.
+
+    `left_out` says which tools of its servers cannot be used, and why. `folder` is the digest of its folder as it was
+    read. `refuses` tells which files it may not read.
+    """
+
+    tools: Mapping[str, Tool]
+    secrets: Secrets
+    quarantined: frozenset[str] = frozenset()
+    left_out: tuple[str, ...] = ()
+    library: Library | None = None
+    folder: str = ""
+    refuses: FileRefusal = refuse_nothing
+
+    def standing(self, session: str, trigger: str = "") -> SessionContext:
+        """Tell where a session of this agent stands at its beginning."""
+        return SessionContext(
+            session=session,
+            agent=self.policy.name,
+            phase=self.policy.phases[0],
+            policy=self.policy,
+            policy_digest=self.policy.digest(),
+            trigger=trigger,
+            quarantined=self.quarantined,
+            secrets=frozenset(self.policy.secrets) & self.secrets.names(),
+            rates=self.mind.rates,
+        )
+
+
+@asynccontextmanager
+async def assemble_agent(
+    app: App, folder: Path, *, protects: ProtectedPathsFactory = list_protected_paths
+) -> AsyncGenerator[AssembledAgent]:
+    """Read an agent's folder, and start the servers that it names. Its code runs only if a person trusted it.
+
+    `protects` says what its tools must not reach.
+    """
+    agent = read_agent(folder)
+    resolved = resolve_agent(app.fleet, agent, folder)
+    policy = resolved.policy
+    protected = protects(app.settings, agent, folder)
+    check_protected_roots(agent, folder, protected)
+    demand_unwritten([folder, *([app.settings.fleet] if app.settings.fleet else [])], app.writable)
+    code = find_agent_code(app.settings, folder)
+    demand_trusted(app.settings, folder, code)
+    secrets = read_environment_secrets(app.environ)
+    async with AsyncExitStack() as stack:
+        roots = find_writable_folders(folder, agent.spec)
+        stack.enter_context(_register_writable(app.writable, roots))
+        offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets))
+        own = [each.trusted_by(_make_trust_check(app, code)) for each in load_own_tools(policy, folder)]
+        tools = index_tools([*make_builtin_tools(policy, folder), *own, *offer.tools])
+        protect_tools(tools.values(), protected)
+        check_named_tools(policy, agent, (*(tool.spec for tool in tools.values()), *list_verb_specs()))
+        check_pacing_tools(policy, resolved.pacing, agent, tools.values())
+        servers = [server.name for server in read_servers(folder / MCP_FILE, app.environ)]
+        waiting = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
+        # Many names take a moment to compile: no request waits for it.
+        personal_data.compile_names(resolved.tasks.anonymize or ())
+        yield AssembledAgent(
+            **resolved.parts(),
+            tools=tools,
+            secrets=secrets,
+            quarantined=waiting,
+            left_out=offer.left_out,
+            library=Library(app.patient(), folder, make_file_refusal(protected, roots)),
+            refuses=make_file_refusal(protected, roots),
+            folder=definition_digest(folder),
+        )
+
+
+@contextmanager
+def _register_writable(loaded: list[WritableFolders], agent: WritableFolders) -> Generator[None]:
+    """Have it known, as long as an agent is loaded, where its tools can write."""
+    loaded.append(agent)
+    try:
+        yield
+    finally:
+        loaded.remove(agent)
+
+
+def open_trust(settings: Settings) -> TrustFile:
+    """Open the list of what people trusted."""
+    if settings.trust is None:
+        raise ConfigError("You have no home folder, and HALTER_TRUST is not set: set it, or HOME.")
+    return TrustFile(settings.trust)
+
+
+def find_agent_code(settings: Settings, folder: Path) -> AgentCode:
+    """Find the code of a folder, without what Halter itself writes there."""
+    return AgentCode(folder, [thing.path for thing in list_halter_files(settings) if thing.secret])
+
+
+def demand_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> None:
+    """Refuse code that nobody has looked at, or that changed since."""
+    if not (folder / OWN_TOOLS).exists() and not (folder / MCP_FILE).exists():
+        return
+    contents, trust = (code or find_agent_code(settings, folder)).contents(), open_trust(settings)
+    if not trust.is_trusted(folder, digest_contents(contents)):
+        since = trust.changed(folder, contents)
+        raise ConfigError(
+            f"{folder} holds code that would run as you, and nobody has trusted it as it is now"
+            f"{f' ({since})' if since else ''}. Look through it, then run: halter trust {folder}"
+        )
+
+
+def demand_loadable(servers: Iterable[ToolServer], folder: Path, app: App) -> None:
+    """Refuse a command line that could load what an agent wrote: from a root of its tools, or from other data."""
+    places = [*list_data_places(folder), *(root for agent in app.writable for root in agent.roots)]
+    for server in servers:
+        word = find_data_load(server, places, app.environ) if server.transport == "stdio" else ""
+        if word:
+            raise ConfigError(
+                f"{folder / MCP_FILE}: the server {server.name} could load code from `{word}`, where data lies that "
+                "an agent may have written. Give its code and its data folders of their own."
+            )
+
+
+def make_builtin_tools(policy: ResolvedPolicy, folder: Path) -> Iterator[Tool]:
+    """Make the tools that every agent may have, as far as this one's file asks for them."""
+    wanted = policy.tools
+    if wanted.files is not UNSET:
+        from halter.tools.files import make_file_tools
+
+        yield from make_file_tools(folder / wanted.files.root)
+    if wanted.http is not UNSET:
+        from halter.tools.http import make_http_tools
+
+        yield from make_http_tools(policy.allowed_hosts or ())
+    if wanted.shell is not UNSET:
+        from halter.tools.shell import make_shell_tool
+
+        yield make_shell_tool(folder / wanted.shell.root, sandbox=wanted.shell.sandbox, network=wanted.shell.network)
+
+
+def load_own_tools(policy: ResolvedPolicy, folder: Path) -> Sequence[FunctionTool]:
+    """Load the tools that an agent brings along in a file of its own."""
+    file = folder / OWN_TOOLS
+    if not file.exists():
+        return []
+    found = {each.spec.name: each for each in vars(_load_tool_module(file)).values() if isinstance(each, FunctionTool)}
+    wanted = policy.tools.own
+    if wanted is UNSET:
+        return list(found.values())
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise ConfigError(
+            f"{file} has no tool {join_names(missing)}, which `tools.own` names; it has {join_names(found)}."
+        )
+    return [found[name] for name in wanted]
+
+
+def _load_tool_module(file: Path) -> ModuleType:
+    """Run a file of tools. No bytecode is written beside it: that would be code that nobody trusted."""
+    spec = importlib.util.spec_from_file_location(f"halter_tools_of_{file.parent.name}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{file} cannot be loaded as Python.")
+    module = importlib.util.module_from_spec(spec)
+    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError as error:
+        raise ConfigError(f"{file} cannot be used: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{file} cannot be used: {type(error).__name__}: {error}") from error
+    finally:
+        sys.dont_write_bytecode = written
+    return module
+
+
+def index_tools(tools: Iterable[Tool]) -> Mapping[str, Tool]:
+    """Index tools by name; two of one name would be one too many."""
+    found: dict[str, Tool] = {}
+    for tool in tools:
+        if tool.spec.name in found:
+            raise ConfigError(f"There are two tools called {tool.spec.name}: give one of them another name.")
+        found[tool.spec.name] = tool
+    return found
+
+
+def _make_trust_check(app: App, code: AgentCode) -> Callable[[], None]:
+    """Make what is asked each time before code of a folder is started: it raises where that is not trusted then."""
+
+    def starts() -> None:
+        try:
+            demand_trusted(app.settings, code.folder, code)
+        except ConfigError as error:
+            raise Failed("NotTrusted", str(error)) from error
+
+    return starts
+
+
+@asynccontextmanager
+async def _start_servers(
+    app: App, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets
+) -> AsyncGenerator["McpOffer"]:
+    """Start the servers of an agent, if it has any. Each time that one is started, its code must be trusted."""
+    from halter.tools.mcp import McpOffer, McpTerms, open_mcp_tools
+
+    folder = code.folder
+    servers = read_servers(folder / MCP_FILE, app.environ)
+    if not servers:
+        yield McpOffer((), ())
+        return
+    demand_loadable(servers, folder, app)
+    trusted = _make_trust_check(app, code)
+
+    def starts() -> None:
+        trusted()
+        try:
+            demand_loadable(servers, folder, app)
+        except ConfigError as error:
+            raise Failed("NotTrusted", str(error)) from error
+
+    def reveal(name: str) -> str:
+        if name not in policy.secrets:
+            raise KeyError(name)
+        return secrets.value(name)
+
+    async with open_mcp_tools(servers, McpTerms(app.clock, app.environ, reveal=reveal, starts=starts)) as offer:
+        yield offer

@@ -1,0 +1,156 @@
+"""Documents of an agent's folders: read once for each content, indexed in the store, and shown to who may see them."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from halter.core.agent_spec import Collection
+from halter.core.folders import FileEntry, FileRefusal, refuse_nothing
+from halter.core.ports import Chunk, Extracted, FoundChunk, Store, UnreadableFile
+from halter.core.text import to_one_line
+from halter.core.tools import Failed
+from halter.tasks.retrieve import DocumentRef
+from halter.tasks.review import is_quote_supported
+from halter.tasks.task_tools import Finding, QuotedDocument
+
+QUOTE_CONTEXT_LENGTH: Final = 600
+"""So many characters around a quote its judge is shown."""
+
+
+class IndexedFile(msgspec.Struct, frozen=True):
+    """A file as it was when it was last read: what it looked like from outside, and what came of it."""
+
+    seen: FileEntry
+    document: str
+    problem: str = ""
+
+
+class Library:
+    """Takes files in. What a file says is worked out once for each content, whoever asks."""
+
+    def __init__(self, store: Store, folder: Path, refuses: FileRefusal = refuse_nothing) -> None:
+        self._store = store
+        self._folder = folder
+        self._refuses = refuses
+        self._known: dict[Path, IndexedFile] = {}
+        self._taking = asyncio.Lock()
+
+    def place(self, path: str) -> Path:
+        """Find a folder that the agent's file names."""
+        return (self._folder / path).resolve()
+
+    async def files(self, path: str, pattern: str) -> Mapping[str, FileEntry] | UnreadableFile:
+        """List the files of a folder; hidden ones only where the pattern asks for such."""
+        from halter.documents import scan_documents
+
+        found = await asyncio.to_thread(scan_documents, self.place(path), pattern)
+        if isinstance(found, UnreadableFile) or _is_hidden(pattern):
+            return found
+        return {name: seen for name, seen in found.items() if not _is_hidden(name)}
+
+    async def shelf(self, collection: str, path: str, pattern: str) -> Sequence[DocumentRef]:
+        """Take in what is new in a folder, and list all of it. Raises Failed where the folder cannot be read."""
+        files = await self.files(path, pattern)
+        if isinstance(files, UnreadableFile):
+            raise Failed("CollectionUnreadable", f"{collection}: {files.sentence}")
+        found: list[DocumentRef] = []
+        for name, seen in sorted(files.items()):
+            known = await self.take(self.place(path) / name, seen, name)
+            shown, problem = to_one_line(name), to_one_line(known.problem)
+            found.append(DocumentRef(shown, collection, known.document, seen.modified // 1000, seen.size, problem))
+        return found
+
+    async def take(self, path: Path, seen: FileEntry, name: str) -> IndexedFile:
+        """Read a file, unless it was read as it is now; index what it says."""
+        async with self._taking:
+            known = self._known.get(path)
+            if known is None or known.seen != seen or (known.problem and not known.document):
+                known = self._known[path] = await self._taken(path, seen, name)
+            return known
+
+    async def _taken(self, path: Path, seen: FileEntry, name: str) -> IndexedFile:
+        from halter.documents import digest_file, extract, read_document, split_into_chunks
+
+        taken = await asyncio.to_thread(read_document, path, refuses=self._refuses)
+        if isinstance(taken, UnreadableFile):
+            digest = await asyncio.to_thread(digest_file, path, self._refuses)
+            return IndexedFile(seen, "" if isinstance(digest, UnreadableFile) else digest, taken.sentence)
+        if await self._store.indexed([taken.digest]):
+            return IndexedFile(seen, taken.digest)
+        text = await extract(name, taken.data)
+        if not isinstance(text, Extracted):
+            return IndexedFile(seen, taken.digest, text.sentence)
+        spans = enumerate(split_into_chunks(text.text))
+        chunks = [Chunk(taken.digest, number, start, end, text.text[start:end]) for number, (start, end) in spans]
+        await self._store.index(taken.digest, chunks)
+        return IndexedFile(seen, taken.digest)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith(".") for part in path.split("/"))
+
+
+class SessionDocuments:
+    """The documents that one session may see: those that its trigger names, and no others."""
+
+    def __init__(
+        self, library: Library, store: Store, collections: Mapping[str, Collection], own: Sequence[DocumentRef] = ()
+    ) -> None:
+        self._library = library
+        self._store = store
+        self._collections = collections
+        self._own = own
+
+    async def documents(self) -> Sequence[DocumentRef]:
+        """List all of them, as they are now; but what the session is about as it was when it began, and once."""
+        found = list(self._own)
+        places = {(own.name, own.collection) for own in found}
+        contents = {(own.name, own.document) for own in found}
+        for name, collection in self._collections.items():
+            shelf = await self._library.shelf(name, collection.path, collection.pattern)
+            found += [
+                each
+                for each in shelf
+                if (each.name, each.collection) not in places and (each.name, each.document) not in contents
+            ]
+        return found
+
+    async def chunks(self, document: str) -> Sequence[Chunk]:
+        """Return a document's text in pieces, in order."""
+        return await self._store.chunks(document)
+
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
+        """Find pieces of these documents, the best first."""
+        return await self._store.search(documents, words, limit)
+
+    async def text(self, document: str) -> str:
+        """Put a document's text together again."""
+        text = ""
+        for chunk in await self._store.chunks(document):
+            text += chunk.text[len(text) - chunk.start :]
+        return text
+
+    async def check(self, finding: Finding) -> QuotedDocument:
+        """Look for a finding's quote in its document. Raises Failed for a document that the session may not see."""
+        if not finding.document:
+            return QuotedDocument("unquoted")
+        shelved = [each for each in await self.documents() if finding.document in (each.name, each.document)]
+        if not shelved:
+            raise Failed("NoSuchDocument", f"there is no document {finding.document[:200]!r} among yours")
+        document = shelved[0]
+        if not finding.quote.strip():
+            return QuotedDocument("unquoted", document.document, document.name)
+        stands = is_quote_supported(finding.quote, await self.text(document.document))
+        return QuotedDocument("supported" if stands else "unsupported", document.document, document.name)
+
+    async def around(self, document: str, quote: str) -> str:
+        """Show a quote with what stands around it; without one, how the document begins."""
+        text = await self.text(document)
+        at = text.find(quote) if quote else 0
+        if at < 0:
+            words = await self._store.search([document], quote, 1)
+            at = words[0].start if words else 0
+        return text[max(0, at - QUOTE_CONTEXT_LENGTH) : at + len(quote) + 2 * QUOTE_CONTEXT_LENGTH]

@@ -1,0 +1,269 @@
+"""What an agent can spend in the next hours and days: said before it runs where nobody watches.
+
+What an agent may spend at most, in words: said before it runs where nobody watches.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from halter.autonomy.triggers import Balances, Clockwork, Forecast, ScheduledRuns, forecast_bounds
+from halter.config.mcp_file import MCP_FILE
+from halter.config.resolve import ResolvedAgent
+from halter.core.agent_spec import REFLEX, SCRIPTED, Schedule, Tasks, inherit_trigger_caps, trigger_id
+from halter.core.clock import DAY, HOUR
+from halter.core.errors import ConfigError
+from halter.core.ids import session_stream
+from halter.core.money import (
+    SAMPLES_KEPT,
+    SAMPLES_NEEDED,
+    BudgetRow,
+    Leg,
+    Spender,
+    format_micros,
+    list_accounts,
+    micros_to_usd,
+)
+from halter.core.money import forecast_cost as mean_of
+from halter.core.ports import Query, Store
+from halter.core.rows import SessionRow, TriggerRow
+from halter.core.schedules import Timing, count_ticks
+from halter.core.spec import ResolvedPolicy
+from halter.core.usage import ModelName, Unpriced, runs_locally
+from halter.guard.judge import lower_caps_to_policy
+from halter.operations.money import read_current_budgets
+from halter.runtime.assemble import OWN_TOOLS
+from halter.runtime.policy import read_stored_policy
+from halter.runtime.runtime import App
+from halter.runtime.session_builder import TriggerRecord, read_trigger_record
+from halter.runtime.sessions import has_window_cap
+from halter.runtime.triggers import FILE_ACTOR, digest_trigger, resolve_timing
+
+NIGHT: Final = 12 * HOUR
+MONTH: Final = 30 * DAY
+MEAN_COST_PERIOD: Final = 30 * DAY
+"""What is older tells nothing of tomorrow."""
+FREE_TOKEN_PROBE: Final = 1_000_000
+"""A model that costs nothing for so many tokens is free."""
+
+
+class SpendingForecast(msgspec.Struct, frozen=True):
+    """What an agent can spend in a night and in thirty days. `causes` names what the clock alone makes it do."""
+
+    night: Forecast
+    month: Forecast
+    causes: tuple[str, ...] = ()
+    free: bool = False
+
+    def told(self) -> Sequence[str]:
+        """Say both, and what they assume."""
+        if self.free:
+            return ["It spends nothing: what it uses has no price."]
+        alone = "By the clock alone it spends nothing: it takes no turns by itself, and has no schedules."
+        if self.causes:
+            alone = (
+                f"By the clock alone it spends {format_bound(self.night.clock)} in the next 12 hours and "
+                f"{format_bound(self.month.clock)} in thirty days: {' and '.join(self.causes)}, bounded by every cap."
+            )
+        return [alone, f"Messages, webhooks and watched folders {self._added()}"]
+
+    def _added(self) -> str:
+        most = (self.night.most, self.month.most)
+        if None in most:
+            return "can add any amount, for no cap bounds it."
+        if (self.night.clock, self.month.clock) == most:
+            return "add nothing to that: it is what its caps leave."
+        return f"can raise that to {' and '.join(map(format_bound, most))}, what its caps leave."
+
+    def amounts(self) -> Mapping[str, Decimal | None]:
+        """Name all four for programs; None is any amount."""
+        named = {
+            "idle_night_usd": self.night.clock,
+            "worst_night_usd": self.night.most,
+            "idle_month_usd": self.month.clock,
+            "worst_month_usd": self.month.most,
+        }
+        return {name: None if micros is None else micros_to_usd(micros) for name, micros in named.items()}
+
+
+async def forecast_spending(
+    store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
+) -> SpendingForecast:
+    """Work out what an agent can spend, for what its file names and what people confirmed."""
+    work = await find_clockwork(store, agent, folder, environ, now)
+    balances = await read_balances(store, work, now)
+    night, month = (forecast_bounds(work, balances, now, now + span) for span in (NIGHT, MONTH))
+    runs_alone = agent.pacing.autonomy.enabled
+    named = {
+        "its own turns": runs_alone,
+        "the runs of its schedules": bool(work.schedules),
+        "what is under way": bool(work.sessions) and not runs_alone,
+    }
+    return SpendingForecast(night, month, tuple(name for name, there in named.items() if there), work.free)
+
+
+async def find_clockwork(
+    store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
+) -> Clockwork:
+    """Find out what the clock alone makes an agent do."""
+    runs_alone, under_way = agent.pacing.autonomy.enabled, await _list_unattended_sessions(store, agent.policy)
+    begins = runs_alone and not any(row.kind == "autonomous" for row in under_way)
+    policy = await apply_policy_caps(store, agent.policy)
+    cap = policy.caps.session.max_cost_usd
+    return Clockwork(
+        agent=policy.name,
+        caps=policy.caps,
+        sessions=(*([cap] if begins else []), *[await _remaining_of_session(store, row, cap) for row in under_way]),
+        renews=runs_alone and policy.on_cap != "ask" and await has_window_cap(store, policy, now),
+        schedules=await _schedules(store, policy, agent.tasks, now),
+        free=is_free(agent, folder, environ),
+    )
+
+
+async def apply_policy_caps(store: Store, policy: ResolvedPolicy) -> ResolvedPolicy:
+    """Lower the fleet's caps to those that the store's policy has by now: every hold is checked against them."""
+    return msgspec.structs.replace(policy, caps=lower_caps_to_policy(policy.caps, await read_stored_policy(store)))
+
+
+async def read_balances(store: Store, work: Clockwork, now: int) -> Balances:
+    """Look up what stands against the caps of an agent and its schedules in the windows of now."""
+    spenders = [(work.caps, "")] + [(each.caps, each.trigger) for each in work.schedules]
+    legs = {
+        (leg.scope, leg.window): leg
+        for caps, trigger in spenders
+        for leg in list_accounts(caps, Spender("", work.agent, trigger), now)
+        if leg.scope != session_stream("")
+    }
+    found: dict[tuple[str, str], BudgetRow] = {}
+    for scope, window in legs:
+        params = {"scope": scope, "window": window, "unit": "usd"}
+        found |= {(row.scope, row.window): row for row in await store.ask(Query("budget", BudgetRow, params))}
+    return found
+
+
+async def _list_unattended_sessions(store: Store, policy: ResolvedPolicy) -> Sequence[SessionRow]:
+    """List the sessions that go on without a person: those of triggers, and the one in which the agent runs alone."""
+    params = {"agent": policy.name, "kind": "autonomous", "limit": 1}
+    own = [row for row in await store.ask(Query("sessions_of", SessionRow, params)) if row.ended_at is None]
+    return [*own, *await store.ask(Query("open_tasks", SessionRow, {"agent": policy.name}))]
+
+
+async def _remaining_of_session(store: Store, row: SessionRow, cap: int | None) -> int | None:
+    params = {"scope": session_stream(row.session), "window": "", "unit": "usd"}
+    found = next(iter(await store.ask(Query("budget", BudgetRow, params))), None)
+    if found is None:
+        return cap
+    binding = found.binding(cap)
+    return None if binding is None else max(0, binding - found.spent)
+
+
+async def _schedules(store: Store, policy: ResolvedPolicy, tasks: Tasks, now: int) -> tuple[ScheduledRuns, ...]:
+    """List the schedules that the file names, and those that people confirmed."""
+    rows = {row.trigger: row for row in await store.ask(Query("triggers_of", TriggerRow, {"agent": policy.name}))}
+    found: list[ScheduledRuns] = []
+    for each in tasks.schedules:
+        row = rows.get(trigger_id(policy.name, each.name))
+        same = row if row is not None and row.digest == digest_trigger(each) else None
+        made = None if same is None else await read_trigger_record(store, same)
+        timing = made.timing if made is not None and made.timing is not None else resolve_timing(each, now)
+        found.append(build_scheduled_runs(policy, each, timing, same, now))
+    for row in rows.values():
+        made = await read_trigger_record(store, row) if row.made_by != FILE_ACTOR and row.type == "schedule" else None
+        found += [] if made is None else _confirmed_runs(policy, made, row, now)
+    return tuple(found)
+
+
+def _confirmed_runs(policy: ResolvedPolicy, made: TriggerRecord, row: TriggerRow, now: int) -> Sequence[ScheduledRuns]:
+    trigger = made.trigger()
+    if not isinstance(trigger, Schedule) or made.timing is None:
+        return []
+    return [build_scheduled_runs(policy, trigger, made.timing, row, now)]
+
+
+def build_scheduled_runs(
+    policy: ResolvedPolicy, schedule: Schedule, timing: Timing, row: TriggerRow | None = None, now: int = 0
+) -> ScheduledRuns:
+    """Put together what bounds the runs of a schedule; its `row` says which of them are due already."""
+    queued = row is not None and row.queued_at is not None
+    missed = row is not None and count_ticks(timing, row.ticked_at, now, 1).count > 0
+    return ScheduledRuns(
+        trigger=trigger_id(policy.name, schedule.name),
+        timing=timing,
+        caps=inherit_trigger_caps(policy.caps, schedule),
+        min_interval=schedule.min_interval,
+        pending=queued + missed,
+    )
+
+
+def is_free(agent: ResolvedAgent, folder: Path, environ: Mapping[str, str]) -> bool:
+    """Tell whether nothing that an agent uses has a price. What its own code costs shows only when it runs."""
+    if (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists():
+        return False
+    return all(_costs_nothing(name, agent, environ) for name in agent.models())
+
+
+def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) -> bool:
+    model = ModelName.parse(name)
+    described = agent.mind.providers.get(model.provider)
+    url = None if described is None else described.base_url
+    if not runs_locally(model, url):
+        return False
+    # These take a while to import, and only models of this machine need them here.
+    from halter.models.providers import Prices, make_model
+
+    if model.provider not in {SCRIPTED, REFLEX}:
+        try:
+            url = make_model(name, agent.mind.providers, environ.get).base_url
+        except ConfigError:
+            return False
+    rates = Prices(agent.policy.prices).find(model, url)
+    return not isinstance(rates, Unpriced) and rates.bound(FREE_TOKEN_PROBE, FREE_TOKEN_PROBE, 0) == 0
+
+
+class MeanCost(msgspec.Struct, frozen=True):
+    """What the newest tasks of an agent cost on average."""
+
+    usd: int
+    samples: int
+
+
+class _Cost(msgspec.Struct, frozen=True):
+    usd: int
+
+
+async def compute_mean_cost(store: Store, agent: str, now: int) -> MeanCost | None:
+    """Tell what an agent's tasks cost so far; None where there are too few to go by."""
+    params = {"agent": agent, "since": now - MEAN_COST_PERIOD, "limit": SAMPLES_KEPT}
+    costs = [row.usd for row in await store.ask(Query("task_costs", _Cost, params))]
+    return None if len(costs) < SAMPLES_NEEDED else MeanCost(mean_of(costs).mean, len(costs))
+
+
+def format_bound(micros: int | None) -> str:
+    """Say a bound for people."""
+    return "any amount" if micros is None else f"at most {format_micros(micros)}"
+
+
+async def describe_spending_limits(app: App, policy: ResolvedPolicy) -> str:
+    """Say what one session, the agent and the fleet may spend. What a person said of a window counts first."""
+    rows = await read_current_budgets(app.store, app.clock.now(), ended=0)
+    said = {(row.scope, row.window): row for row in rows if row.unit == "usd" and row.cap_by}
+    legs = list_accounts(policy.caps, Spender("", policy.name), app.clock.now())
+
+    def told(scope: str) -> str:
+        return _join_caps(_describe_cap(leg, said.get((leg.scope, leg.window))) for leg in legs if leg.scope == scope)
+
+    own, agent, fleet = (told(scope) for scope in ("session:", f"agent:{policy.name}", "fleet"))
+    return f"It may spend at most {own} a session and {agent}, and all agents together {fleet}."
+
+
+def _join_caps(caps: Iterable[str]) -> str:
+    return " and ".join(caps) or "any amount"
+
+
+def _describe_cap(leg: Leg, row: BudgetRow | None) -> str:
+    cap = leg.cap if row is None else row.cap
+    per = leg.window.partition("/")[0]
+    return f"{'any amount' if cap is None else format_micros(cap)}{f' a {per}' if per else ''}"

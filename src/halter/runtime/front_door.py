@@ -1,0 +1,746 @@
+"""The front door: a message is routed before any model sees it, and what needs none is answered here.
+
+Which way a message took, and why, is an event. It stands in the session's inbox and wakes nobody.
+
+A task for later: what was understood is put before a person, and nothing of it exists before they agree.
+
+A message that names a playbook: its inputs are read out of the message, and it is played.
+
+What is answered without a model and without cost, from the store alone.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import time, timedelta
+from pathlib import Path
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+from msgspec import UNSET
+
+from halter.autonomy.hot_state import HotState
+from halter.autonomy.triggers import Clockwork, find_tightest, forecast_bounds
+from halter.config.mcp_file import MCP_FILE
+from halter.config.resolve import ResolvedAgent
+from halter.core.agent_spec import Schedule, trigger_id
+from halter.core.clock import MINUTE, format_duration
+from halter.core.errors import ConfigError
+from halter.core.events import MessageRouted
+from halter.core.ids import FLEET, inbox_stream, may_decide, session_stream
+from halter.core.money import BudgetRow, Leg, Spender, format_micros, format_usd, list_accounts
+from halter.core.ports import Draft, Query, Store, Stored, Write, offload_body
+from halter.core.ports import read_body as said_in
+from halter.core.rows import AgentRow, DecisionRow, HaltRow, SavedHotState, SessionRow, StreamRow, TriggerRow
+from halter.core.schedules import Timing, explain_timing, find_first_moment, find_zone, next_tick_after, to_local_time
+from halter.core.text import from_body, join_names, shorten
+from halter.core.vocabulary import SessionKind
+from halter.front_door.fast_paths import (
+    HELP_ANSWER,
+    ClockQuestion,
+    Decided,
+    HotStateQuestion,
+    Period,
+    Plain,
+    RoutingContext,
+    ScheduleName,
+    Scope,
+    SpendingQuestion,
+    SumResult,
+    describe_time,
+    is_same_name,
+)
+from halter.front_door.route import Delegated, RoutingDecision, Scheduled, Script, route_message
+from halter.front_door.schedule_text import Unclear
+from halter.guard import approvals, halts
+from halter.guard.approvals import PlannedTrigger, ask_question, list_pending_decisions, make_trigger_question
+from halter.loop.loop import NO_OBSERVER, LoopObserver
+from halter.loop.session_runtime import WaitListener
+from halter.operations.fleet import TriggerPlan, plan_triggers
+from halter.operations.money import shown_budgets
+from halter.runtime import sessions, triggers
+from halter.runtime.agent_context import AgentContext
+from halter.runtime.assemble import OWN_TOOLS
+from halter.runtime.forecast import (
+    MONTH,
+    apply_policy_caps,
+    build_scheduled_runs,
+    compute_mean_cost,
+    format_bound,
+    read_balances,
+)
+from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
+from halter.runtime.sessions import (
+    begin_session,
+    delegate_task,
+    find_neighbour_agents,
+    list_tool_names,
+    open_delegate,
+    say_to_session,
+)
+from halter.runtime.triggers import digest_trigger
+from halter.state.receipt import make_receipt
+from halter.tasks.playbooks import StepListener
+
+MAX_NEXT_TIMES: Final = 3
+"""So many of its next times a person is shown."""
+MAX_TASK_LENGTH: Final = 8_000
+"""A longer task is no sentence that somebody typed."""
+MAX_NAME_WORDS: Final = 4
+"""Of so many words of the task its name is made."""
+
+
+class PlanOutcome(msgspec.Struct, frozen=True):
+    """What became of it: the decision that waits now, or none; and what the person is told."""
+
+    decision: str
+    sentence: str
+
+
+async def propose_schedule(speaking: AgentContext, said: Scheduled) -> PlanOutcome:
+    """Ask a person whether a task may be done at certain times."""
+    against = _find_objection(speaking, said)
+    if against:
+        return PlanOutcome("", against)
+    agent, now = speaking.agent.policy.name, speaking.app.clock.now()
+    name = await _free_name(speaking, said.prompt)
+    schedule = Schedule(name=name, prompt=said.prompt, timezone=said.timing.timezone)
+    planned = PlannedTrigger(
+        shown=describe_schedule_plan(agent, said, await _cost(speaking, schedule, said, now), now),
+        trigger=trigger_id(agent, name),
+        type="schedule",
+        digest=digest_trigger(schedule),
+        made=msgspec.Raw(encode_trigger_record(schedule, said.timing)),
+    )
+    question = make_trigger_question(agent, planned, _question_lifetime(speaking, said.timing, now))
+    await speaking.store.commit(ask_question(question))
+    how = f"Nothing is planned yet. Say approve, or: halter approve {question.decision}"
+    return PlanOutcome(question.decision, f"{planned.shown}\n{how}")
+
+
+def _find_objection(speaking: AgentContext, said: Scheduled) -> str:
+    """Say why it cannot be planned, if so."""
+    if len(said.prompt) > MAX_TASK_LENGTH:
+        return f"That is too long for a schedule: say it in at most {MAX_TASK_LENGTH:,} characters."
+    if speaking.gatehouse().redacted(said.prompt) != said.prompt:
+        return "That holds a secret in plain text, so it was not planned: write ${secret:NAME} instead."
+    if next_tick_after(said.timing, speaking.app.clock.now()) is None:
+        return f"That is over: {explain_timing(said.timing)} does not come again."
+    return ""
+
+
+def _question_lifetime(speaking: AgentContext, timing: Timing, now: int) -> int:
+    """Tell how long a yes may be waited for; after the moment that is meant, it would come too late."""
+    most = speaking.agent.policy.approval_expiry
+    return most if timing.at is None else min(most, timing.at - now)
+
+
+async def _free_name(speaking: AgentContext, prompt: str) -> str:
+    """Name it after its task, as nothing of the agent is or was called."""
+    found = re.findall(r"[a-z0-9]+", prompt.lower())[:MAX_NAME_WORDS]
+    name = "-".join(found)[:40].strip("-") or "task"
+    number = 1
+    while await _is_name_taken(speaking, name if number == 1 else f"{name}-{number}"):
+        number += 1
+    return name if number == 1 else f"{name}-{number}"
+
+
+async def _is_name_taken(speaking: AgentContext, name: str) -> bool:
+    identity = trigger_id(speaking.agent.policy.name, name)
+    if speaking.agent.tasks.trigger(name) is not None:
+        return True
+    if await speaking.store.ask(Query("trigger", TriggerRow, {"trigger": identity})):
+        return True
+    return bool(await speaking.store.ask(Query("decision", DecisionRow, {"decision": f"schedule/{identity}"})))
+
+
+async def _cost(speaking: AgentContext, schedule: Schedule, said: Scheduled, now: int) -> str:
+    """Say what it costs at most, and what earlier tasks cost."""
+    store = speaking.store
+    policy = await apply_policy_caps(store, speaking.agent.policy)
+    work = Clockwork(
+        agent=policy.name, caps=policy.caps, schedules=(build_scheduled_runs(policy, schedule, said.timing),)
+    )
+    found = forecast_bounds(work, await read_balances(store, work, now), now, now + MONTH)
+    run = find_tightest([policy.caps.session.max_cost_usd, found.most])
+    monthly = f" and {format_bound(found.clock)} in thirty days" if said.recurring else ""
+    mean = await compute_mean_cost(store, policy.name, now)
+    earlier = "" if mean is None else f"; its last {mean.samples} tasks cost {format_micros(mean.usd)} on average"
+    return f"{format_bound(run)} a run{monthly}, bounded by every cap{earlier}"
+
+
+def describe_schedule_plan(agent: str, said: Scheduled, cost: str, now: int) -> str:
+    """Show what was understood, when it would run next, and what it will cost."""
+    times = list(_next(said.timing, now))
+    zone = said.timing.timezone
+    lines = [
+        f"{agent} would do this by itself: {said.prompt}",
+        f"When: {explain_timing(said.timing)}",
+        f"Next: {', '.join(_written_plan(at, zone) for at in times)}{'' if said.recurring else ', and not again'}",
+        f"Cost: {cost}",
+    ]
+    return "\n".join(lines)
+
+
+def _next(timing: Timing, now: int) -> Sequence[int]:
+    found: list[int] = []
+    after: int | None = now
+    while len(found) < MAX_NEXT_TIMES and (after := next_tick_after(timing, after)) is not None:
+        found.append(after)
+    return found
+
+
+def _written_plan(at: int, zone: str) -> str:
+    return f"{to_local_time(at, find_zone(zone) or ZoneInfo('UTC')):%a %Y-%m-%d %H:%M}"
+
+
+_GIVEN: Final = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:=|:\s?)"
+    r"(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s,;]+))"
+)
+
+
+class PlaybookReply(msgspec.Struct, frozen=True):
+    """What a playbook came to; without a session it was not begun."""
+
+    session: str
+    sentence: str
+    ok: bool
+
+
+def parse_playbook_inputs(rest: str, names: tuple[str, ...]) -> dict[str, str]:
+    """Read the inputs that a message gives, as `name=value`; a value with spaces stands in quotes."""
+    found: dict[str, str] = {}
+    for given in _GIVEN.finditer(rest):
+        if given["name"] in names:
+            values = (given["double"], given["single"], given["bare"])
+            found[given["name"]] = next(value for value in values if value is not None)
+    return found
+
+
+async def play_playbook(speaking: AgentContext, said: Script, tell: StepListener, waits: WaitListener) -> PlaybookReply:
+    """Play a playbook of the agent from beginning to end."""
+    playbook = speaking.agent.playbooks[said.playbook]
+    inputs = parse_playbook_inputs(said.rest, playbook.inputs)
+    missing = [name for name in playbook.inputs if name not in inputs]
+    if missing:
+        how = f"say it as in: run {said.playbook} with {missing[0]}=VALUE"
+        return PlaybookReply("", f"{said.playbook} needs {join_names(missing)}: {how}", ok=False)
+    session = await sessions.begin_playbook(speaking.app, speaking.agent, playbook, inputs)
+    ended = await sessions.resume_playbook(speaking.app, speaking.agent, session, tell, waits)
+    sentence = f"{said.playbook} (session {session}): {ended.state}, {ended.terminal_reason}. {ended.sentence}".strip()
+    return PlaybookReply(session, sentence, ended.state == "COMPLETED")
+
+
+MAX_LISTED_ROWS = 10
+"""So many sessions or decisions are listed, and then how many more there are."""
+PAGE = 1000
+SHOWN_DECISION_TTL = 15 * MINUTE
+"""For so long a person remembers what they were shown."""
+MAX_EVENTS_SEARCHED = 100
+ONLY_A_PERSON = "Only a person may do that, and this was said by an agent."
+
+
+async def answer_fast_path(
+    speaking: AgentContext, routed: RoutingDecision, session: str, *, ahead: bool = False
+) -> str:
+    """Answer a message that is one of the fast paths; `session` is the one in which it was said."""
+    match routed.details:
+        case Plain():
+            return await _answer_plain_route(speaking, routed.route, session)
+        case ClockQuestion(zone=zone):
+            return describe_time(speaking.app.clock.now(), zone)
+        case SumResult(text):
+            return text
+        case SpendingQuestion(period):
+            return await describe_spending(speaking, period)
+        case Scope(scope):
+            return await (_halt if routed.route == "halt" else _resume)(speaking, scope)
+        case Decided() as said:
+            return await _decide(speaking, said, session, ahead=ahead)
+        case ScheduleName() as named:
+            return await _cancel(speaking, named)
+        case HotStateQuestion(name):
+            return await describe_hot_state(speaking, name)
+        case Scheduled() | Unclear() | Delegated() | Script():
+            return HELP_ANSWER
+
+
+async def _answer_plain_route(speaking: AgentContext, route: str, session: str) -> str:
+    match route:
+        case "status":
+            return await describe_status(speaking, session)
+        case "needs_me":
+            return await describe_inbox(speaking)
+        case "schedules":
+            return await describe_schedules(speaking)
+        case "last_receipt":
+            return await describe_last_receipt(speaking)
+        case _:
+            return HELP_ANSWER
+
+
+async def describe_status(speaking: AgentContext, session: str) -> str:
+    """Tell whether the agent is on, halted, and what its sessions do."""
+    store, name, now = speaking.store, speaking.agent.policy.name, speaking.app.clock.now()
+    rows = await store.ask(Query("open_of", SessionRow, {"agent": name, "limit": 1000}))
+    switch = next((row for row in await store.ask(Query("all_agents", AgentRow)) if row.agent == name), None)
+    scopes = {f"agent:{name}", "fleet", *(f"session:{row.session}" for row in rows)}
+    halted = [row for row in await store.ask(Query("all_halts", HaltRow)) if row.halted and row.scope in scopes]
+    on = "was never switched on" if switch is None else "is on" if switch.switched_on else "is off"
+    lines = [f"{name} {on}. {_format_count(len(rows), 'session')} of it {'is' if len(rows) == 1 else 'are'} open."]
+    lines += [f"{halt.scope} is halted, by {halt.by}." for halt in halted]
+    lines += [f"{_session(row, now, session)}{await _money(store, row)}" for row in rows[:MAX_LISTED_ROWS]]
+    return "\n".join([*lines, *_describe_more(len(rows))])
+
+
+def _session(row: SessionRow, now: int, here: str) -> str:
+    began = f"began {format_duration(max(0, now - row.started_at))} ago"
+    due = f", next turn in {format_duration(row.due_at - now)}" if row.due_at is not None and row.due_at > now else ""
+    by = f", started by {row.trigger}" if row.trigger else f", a part of {row.parent}" if row.parent else ""
+    this = ", this one" if row.session == here else ""
+    return f"- {row.session} ({row.kind}{by}{this}): {row.state}{due}, {began}"
+
+
+async def _money(store: Store, row: SessionRow) -> str:
+    """Say what of its cap a session has spent."""
+    params = {"scope": session_stream(row.session), "window": "", "unit": "usd"}
+    found = await store.ask(Query("budget", BudgetRow, params))
+    return f", {(await shown_budgets(store, found))[0].told()}" if found else ""
+
+
+class _Sum(msgspec.Struct, frozen=True):
+    agent: str
+    purpose: str
+    usd: int
+
+
+async def describe_spending(speaking: AgentContext, period: Period) -> str:
+    """Tell what the agent spent, on what, and how much of its caps is left."""
+    policy, now, store = speaking.agent.policy, speaking.app.clock.now(), speaking.store
+    since = _since(period, now, policy.caps.zone)
+    rows = await store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
+    sums: dict[str, int] = {}
+    for row in rows:
+        if row.agent == policy.name and row.usd:
+            sums[row.purpose] = sums.get(row.purpose, 0) + row.usd
+    parts = ", ".join(f"{format_micros(usd)} for {purpose}" for purpose, usd in sums.items())
+    said = {"today": "today", "week": "this week", "month": "this month"}[period]
+    lines = [f"{policy.name} has spent {format_micros(sum(sums.values()))} {said}{f': {parts}' if parts else ''}."]
+    legs = [leg for leg in list_accounts(policy.caps, Spender("", policy.name), now) if leg.scope != "session:"]
+    return "\n".join([*lines, *[await _against_cap(speaking, leg) for leg in legs]])
+
+
+async def _against_cap(speaking: AgentContext, leg: Leg) -> str:
+    params = {"scope": leg.scope, "window": leg.window, "unit": "usd"}
+    found = next(iter(await speaking.store.ask(Query("budget", BudgetRow, params))), None)
+    row = found or BudgetRow(leg.scope, leg.window, "usd")
+    cap = row.binding(leg.cap)
+    held = f", and {format_micros(row.held)} is held" if row.held else ""
+    limit = "no cap" if cap is None else f"a cap of {format_micros(cap)}"
+    return f"- {leg.scope} {leg.window}: {format_micros(row.spent)} against {limit}{held}".replace(" :", ":")
+
+
+def _since(period: Period, now: int, zone: str) -> int:
+    """Tell when a day, a week or a month began, by the clock on the wall; a week begins on Monday."""
+    here = find_zone(zone) or ZoneInfo("UTC")
+    day = to_local_time(now, here).date()
+    if period == "week":
+        day -= timedelta(days=day.weekday())
+    elif period == "month":
+        day = day.replace(day=1)
+    return find_first_moment(day, time(), here)
+
+
+async def _halt(speaking: AgentContext, scope: str) -> str:
+    app = speaking.app
+    if not may_decide(app.settings.person):
+        return ONLY_A_PERSON
+    meant = await _resolve_scope(speaking, scope)
+    if meant is None:
+        return f"There is no session {scope.partition(':')[2]}: nothing was halted. Look at halter sessions."
+    await speaking.store.commit(halts.halt(meant, app.settings.person, app.ids.new(), "said in a message"))
+    return f"{meant} is halted. Nothing acts there until you say resume, or: halter resume {meant}"
+
+
+async def _resume(speaking: AgentContext, scope: str) -> str:
+    app = speaking.app
+    if not may_decide(app.settings.person):
+        return ONLY_A_PERSON
+    meant = await _resolve_scope(speaking, scope)
+    ramp = await halts.compute_ramp(speaking.store, meant or scope)
+    write = halts.resume(meant or scope, app.settings.person, app.ids.new(), ramp, "said in a message")
+    if not (await speaking.store.commit(write)).events:
+        return f"{meant or scope} is not halted."
+    return halts.describe_resume(meant or scope, ramp)
+
+
+async def _resolve_scope(speaking: AgentContext, scope: str) -> str | None:
+    """Find the session that a scope names by its beginning; what is no session's scope stays as it is."""
+    kind, _, name = scope.partition(":")
+    if kind != "session":
+        return scope
+    rows = await speaking.store.ask(Query("sessions_called", SessionRow, {"beginning": name}))
+    found = [row.session for row in rows]
+    exact = [session for session in found if session.lower() == name]
+    return f"session:{(exact or found)[0]}" if len(exact or found) == 1 else None
+
+
+async def list_open_decisions(speaking: AgentContext) -> Sequence[approvals.PendingDecision]:
+    """List what a person can still decide."""
+    now = speaking.app.clock.now()
+    return await approvals.list_pending_decisions(speaking.store, now)
+
+
+async def describe_inbox(speaking: AgentContext) -> str:
+    """List what waits for a person."""
+    found = await list_open_decisions(speaking)
+    if not found:
+        return "Nothing needs you."
+    now = speaking.app.clock.now()
+    lines = [f"{_format_count(len(found), 'decision')} for you. Say approve or deny, with the id if there are several."]
+    for one in found[:MAX_LISTED_ROWS]:
+        ago = format_duration(max(0, now - one.asked_at))
+        lines.append(
+            f"- {one.decision}: {_describe_decision(one)} (of {one.agent}, for {ago})\n{_indent(one.shown)}".rstrip()
+        )
+    return "\n".join([*lines, *_describe_more(len(found))])
+
+
+def _describe_decision(one: approvals.PendingDecision) -> str:
+    match one.about:
+        case "unknown_call":
+            return f"was {one.name} done before the process died?"
+        case "cap_raise":
+            return f"a higher cap for {one.subject}"
+        case "changed_tool":
+            return f"{one.name} is new or has changed"
+        case "changed_server":
+            return f"the server {one.name} offers tools that nobody has agreed to"
+        case "proposal":
+            return f"a {one.name} to be kept"
+        case "schedule":
+            return f"a schedule, {one.name}"
+        case _:
+            return f"may {one.name} be called?"
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in shorten(text, 1000).splitlines())
+
+
+async def _decide(speaking: AgentContext, said: Decided, session: str, *, ahead: bool) -> str:
+    app, found = speaking.app, await list_open_decisions(speaking)
+    if not may_decide(app.settings.person):
+        return ONLY_A_PERSON
+    meant = [one for one in found if one.decision.lower() == said.decision.lower()] if said.decision else []
+    meant = meant or [one for one in found if said.decision and one.decision.lower().startswith(said.decision.lower())]
+    if said.ambiguous or len(meant) > 1:
+        own = [one.decision for one in found if one.agent == speaking.agent.policy.name]
+        return f"Several decisions wait: say which one, as in: {said.verdict} {(own or [''])[0]}\n" + "\n".join(
+            f"- {each}" for each in own
+        )
+    if not meant:
+        return f"No open decision is called {said.decision}." if said.decision else "Nothing of this agent needs you."
+    (one,) = meant
+    if one.about == "cap_raise" and said.verdict == "approve":
+        return f"A higher cap needs an amount: halter approve {one.decision} --cap AMOUNT"
+    unseen = ahead or not await _was_shown(speaking, session, one.decision)
+    if said.implied and said.verdict == "approve" and unseen:
+        # Something else may have been decided, and this have come, since they last looked or began to type.
+        shown = f"- {one.decision}: {_describe_decision(one)} (of {one.agent})\n{_indent(one.shown)}".rstrip()
+        return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
+    write = approvals.answer_decision(one, said.verdict, app.settings.person, app.ids.new())
+    if not (await speaking.store.commit(write)).events:
+        return f"{one.decision} was decided by somebody else, has expired, or cannot be done any more."
+    return f"{'Approved' if said.verdict == 'approve' else 'Denied'}: {one.decision} ({_describe_decision(one)})"
+
+
+async def _was_shown(speaking: AgentContext, session: str, decision: str) -> bool:
+    """Tell whether a decision was shown here lately, in this talk or before it had begun."""
+    store, since = speaking.store, speaking.app.clock.now() - SHOWN_DECISION_TTL
+    for stream in (inbox_stream(session), FLEET):
+        heads = await store.ask(Query("head", StreamRow, {"stream": stream}))
+        for stored in (
+            await store.read(stream, max(0, heads[0].head - MAX_EVENTS_SEARCHED), MAX_EVENTS_SEARCHED) if heads else ()
+        ):
+            routed = isinstance(stored.event, MessageRouted) and stored.at >= since
+            if routed and decision in from_body(await said_in(store, stored)):
+                return True
+    return False
+
+
+async def describe_schedules(speaking: AgentContext) -> str:
+    """List what is planned for the agent."""
+    name, now = speaking.agent.policy.name, speaking.app.clock.now()
+    found = await plan_triggers(speaking.store, now, name)
+    known = {plan.name for plan in found}
+    unborn = [each.name for each in speaking.agent.tasks.triggers() if each.name not in known]
+    if not found and not unborn:
+        return f"Nothing is planned for {name}."
+    lines = [_plan(plan, now) for plan in found]
+    return "\n".join([*lines, *(f"- {each}: stands in agent.yaml, and begins with halter up" for each in unborn)])
+
+
+def _plan(plan: TriggerPlan, now: int) -> str:
+    due = "" if plan.next_at is None else f", next in {format_duration(max(0, plan.next_at - now))}"
+    last = "" if plan.last_at is None else f", last {format_duration(max(0, now - plan.last_at))} ago ({plan.session})"
+    held = f", {len(plan.quarantined)} left to you" if plan.quarantined else ""
+    waits = f", {plan.waiting} waiting" if plan.waiting else ""
+    why = f". {plan.delayed}" if plan.delayed else ""
+    return f"- {plan.name}: {plan.when}{due}{last}{waits}{held}{why}"
+
+
+async def _cancel(speaking: AgentContext, named: ScheduleName) -> str:
+    store, app = speaking.store, speaking.app
+    if not may_decide(app.settings.person):
+        return ONLY_A_PERSON
+    if not named.known:
+        which = f"There is no schedule {named.name}." if named.name else "Say which one: cancel schedule NAME."
+        return f"{which}\n{await describe_schedules(speaking)}"
+    if any(is_same_name(each.name, named.name) for each in speaking.agent.tasks.triggers()):
+        return explain_file_trigger(named.name)
+    identity = trigger_id(speaking.agent.policy.name, named.name)
+    row = next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
+    if row is None or row.ended_at is not None:
+        return f"{named.name} is over already."
+    await store.commit(triggers.end_trigger_row(row, app.settings.person, "said in a message"))
+    return f"{named.name} is cancelled: it starts nothing any more."
+
+
+def explain_file_trigger(name: str) -> str:
+    """Say why a trigger cannot be ended by a word."""
+    return f"{name} stands in agent.yaml, and would come back: it was not ended. Remove it there."
+
+
+async def describe_hot_state(speaking: AgentContext, field: str) -> str:
+    """Show what the agent knows, as it was kept last, with ages."""
+    fields = speaking.agent.pacing.fields
+    if not fields:
+        return f"{speaking.agent.policy.name} has no hot state: its file names no fields and no sensors."
+    beside = await find_autonomous_session(speaking)
+    params = {"session": "" if beside is None else beside.session}
+    kept = next(iter(await speaking.store.ask(Query("snapshot", SavedHotState, params))), None)
+    hot = HotState({name: each for name, each in fields.items() if field in ("", name)})
+    hot.restore(b"" if kept is None else kept.data)
+    return hot.rendered(speaking.app.clock.now())
+
+
+async def describe_last_receipt(speaking: AgentContext) -> str:
+    """Tell in a few lines what the agent's newest session did that is over."""
+    name = speaking.agent.policy.name
+    params = {"agent": name, "limit": 1}
+    row = next(iter(await speaking.store.ask(Query("ended_of", SessionRow, params))), None)
+    if row is None or row.ended_at is None:
+        return f"No session of {name} is over yet."
+    made = make_receipt(await _events(speaking, row.session))
+    now, took = speaking.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
+    refused = f", {_format_count(len(made.brakes), 'refusal')}" if made.brakes else ""
+    ago = format_duration(max(0, now - row.ended_at))
+    lines = (
+        f"{row.session} ({row.kind}) ended {ago} ago: {row.state}, {row.terminal_reason}.",
+        f"It took {took} and cost {format_usd(made.cost_usd)}.",
+        f"It made {_format_count(len(made.requests), 'request')} and {_format_count(len(made.calls), 'call')}{refused}.",
+        f"All of it: halter receipt {row.session}",
+    )
+    return "\n".join(lines)
+
+
+async def _events(speaking: AgentContext, session: str) -> list[Stored]:
+    found: list[Stored] = []
+    while page := await speaking.store.read(session_stream(session), len(found), PAGE):
+        found += page
+    return found
+
+
+def _format_count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _describe_more(number: int) -> Sequence[str]:
+    return [f"… and {number - MAX_LISTED_ROWS} more."] if number > MAX_LISTED_ROWS else []
+
+
+ANSWER_ROUTE: Final = RoutingDecision("strategy", "GOAL", "It answers what the agent asked.", Plain())
+
+
+class HandledMessage(msgspec.Struct, frozen=True):
+    """A message that is done with: what it was answered, and by which other session, if by one."""
+
+    routed: RoutingDecision
+    answer: str
+    ok: bool = True
+    session: str = ""
+
+
+class ForwardedMessage(msgspec.Struct, frozen=True):
+    """A message that the session's own model has to answer; unless it was `told`, it has yet to be said to it."""
+
+    routed: RoutingDecision
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SubSessionObserver:
+    """Whoever watches while another session does what a message asks for; `began` hears that its own has begun."""
+
+    watching: LoopObserver = NO_OBSERVER
+    waits: WaitListener = lambda _, __: None
+    stepped: StepListener = lambda _, __: None
+    began: Callable[[], None] = lambda: None
+
+
+NO_SUB_SESSION_OBSERVER: Final = SubSessionObserver()
+
+
+async def gather_surroundings(speaking: AgentContext) -> RoutingContext:
+    """Tell the names that mean something in a message to this agent."""
+    now = speaking.app.clock.now()
+    return await build_surroundings(speaking.agent, speaking.store, now, has_tools=bool(list_tool_names(speaking)))
+
+
+async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int, *, has_tools: bool) -> RoutingContext:
+    """Tell the names that mean something to an agent: those in its files and, where there is one, in its store."""
+    name, rows, waiting = agent.policy.name, (), ()
+    if store is not None:
+        rows = await store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
+        waiting = await list_pending_decisions(store, now)
+    planned = [row.trigger.partition("/")[2] for row in rows]
+    return RoutingContext(
+        agent=name,
+        now=now,
+        timezone=agent.policy.caps.zone,
+        has_tools=has_tools,
+        agents=tuple(find_neighbour_agents(agent.place)),
+        playbooks=tuple(agent.playbooks),
+        schedules=tuple(dict.fromkeys([*planned, *(each.name for each in agent.tasks.triggers())])),
+        fields=tuple(agent.pacing.fields),
+        decisions=tuple(one.decision for one in waiting if one.agent == name),
+    )
+
+
+def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
+    """Tell whether an agent will have tools; which ones its code and its servers bring shows when they run."""
+    wanted = agent.policy.tools
+    built_in = any(each is not UNSET for each in (wanted.files, wanted.http, wanted.shell))
+    own = (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists()
+    return built_in or own or bool(agent.tasks.verbs)
+
+
+async def handle_message(
+    speaking: AgentContext,
+    session: str,
+    text: str,
+    *,
+    kind: SessionKind = "chat",
+    answering: bool = False,
+    showing: SubSessionObserver = NO_SUB_SESSION_OBSERVER,
+    ahead: bool = False,
+) -> HandledMessage | ForwardedMessage:
+    """Route what a person says to a session, and do what needs no model of its own.
+
+    A session need not have begun: it begins only for what is a part of it. Who is `answering` a question of the agent's
+    is heard by its model, unless they say halt. What was typed `ahead` of what is on the screen agrees to nothing.
+    """
+    routed = route_message(text, await gather_surroundings(speaking))
+    if answering and routed.route != "halt":
+        routed = ANSWER_ROUTE
+    if routed.route != "strategy":
+        return await _answer_fast_path(speaking, session, text, routed, ahead=ahead)
+    return await _dispatch_route(speaking, session, text, routed, kind, showing)
+
+
+async def _answer_fast_path(
+    speaking: AgentContext, session: str, text: str, routed: RoutingDecision, *, ahead: bool
+) -> HandledMessage:
+    answer = await answer_fast_path(speaking, routed, session, ahead=ahead)
+    await _record_route(speaking, session, routed, text, answer)
+    return HandledMessage(routed, answer)
+
+
+async def _dispatch_route(
+    speaking: AgentContext,
+    session: str,
+    text: str,
+    routed: RoutingDecision,
+    kind: SessionKind,
+    showing: SubSessionObserver,
+) -> HandledMessage | ForwardedMessage:
+    match routed.details:
+        case Scheduled() as said:
+            answer = (await propose_schedule(speaking, said)).sentence
+        case Unclear(sentence=answer):
+            pass
+        case Delegated() as said:
+            return await _delegate_message(speaking, session, text, routed, said, kind, showing)
+        case Script() as said:
+            await _record_route(speaking, session, routed, text)
+            return await _play_script(speaking, routed, said, showing)
+        case _:
+            await _record_route(speaking, session, routed, text, begins=True)
+            return ForwardedMessage(routed)
+    await _record_route(speaking, session, routed, text, answer)
+    return HandledMessage(routed, answer)
+
+
+async def _delegate_message(
+    speaking: AgentContext,
+    session: str,
+    text: str,
+    routed: RoutingDecision,
+    said: Delegated,
+    kind: SessionKind,
+    showing: SubSessionObserver,
+) -> HandledMessage | ForwardedMessage:
+    """Let another agent do it. Its last words answer in a chat; whoever was given a task answers with them itself."""
+    try:
+        async with open_delegate(speaking, said.agent) as other:
+            await send_message(speaking, session, text, kind)
+            showing.began()
+            await _record_route(speaking, session, routed, text)
+            came = await delegate_task(speaking, session, other, said.task, showing.watching, showing.waits)
+    except ConfigError as error:
+        return HandledMessage(routed, str(error), ok=False)
+    if kind == "task" and came.over:
+        return ForwardedMessage(routed, told=True)
+    return HandledMessage(routed, came.words, came.ok, came.session)
+
+
+async def _play_script(
+    speaking: AgentContext, routed: RoutingDecision, said: Script, showing: SubSessionObserver
+) -> HandledMessage:
+    try:
+        played = await play_playbook(speaking, said, showing.stepped, showing.waits)
+    except ConfigError as error:
+        return HandledMessage(routed, str(error), ok=False)
+    return HandledMessage(routed, played.sentence, played.ok, played.session)
+
+
+async def send_message(speaking: AgentContext, session: str, text: str, kind: SessionKind) -> None:
+    """Say something to a session, or begin it with that."""
+    if await _has_begun(speaking, session):
+        await say_to_session(speaking, session, text)
+    else:
+        await begin_session(speaking, text, kind, session)
+
+
+async def _has_begun(speaking: AgentContext, session: str) -> bool:
+    rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
+    return bool(rows) and rows[0].started_at > 0
+
+
+async def _record_route(
+    speaking: AgentContext, session: str, routed: RoutingDecision, text: str, answer: str = "", *, begins: bool = False
+) -> None:
+    """Write down which way a message took.
+
+    It stands in the inbox of its session, also of one that `begins` with it, so that it is erased with the session; a
+    message that needs no session stands in the fleet's stream.
+    """
+    redact = speaking.gatehouse().redacted
+    said = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
+    body, blob = await offload_body(speaking.store, msgspec.json.encode(said))
+    event = MessageRouted(route=routed.route, strategy=routed.strategy or "", why=redact(routed.why))
+    stream = inbox_stream(session) if begins or await _has_begun(speaking, session) else FLEET
+    await speaking.store.commit(Write(stream, speaking.app.ids.new(), lambda _: [Draft(event, body, blob)]))

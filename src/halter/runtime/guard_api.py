@@ -1,0 +1,252 @@
+"""The guard as an object of its own, for programs that have a loop already.
+
+```python
+guard = Guard("runs.db", agent="desk", max_cost_usd=1.00)
+
+@guard.tool(level="CONTROLLED", cost=0.02)
+async def send(to: str, text: str) -> str: ...
+
+async with guard, guard.session("answer the mail") as session:
+    answer = await session.call("send", to="ada", text="hello")
+```
+
+Every call goes through the same door as those of an agent: halts, grants, rates, money, approvals, in this order, and
+all of it is in the journal before it happens. What a program was doing when it died is there when it starts again.
+"""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Unpack
+
+import msgspec
+
+from halter.config.resolve import check_named_tools, read_model_rates, resolve_policy
+from halter.core.agent_spec import BrainSpec
+from halter.core.errors import HalterError, LeaseLost
+from halter.core.events import SessionStarted
+from halter.core.ids import SessionId, session_stream
+from halter.core.messages import Model
+from halter.core.money import Usd, micros_to_usd
+from halter.core.ports import Lease, Query, offload_body, read_stream
+from halter.core.rows import SessionRow, explain_newer_format
+from halter.core.text import reject_unknown_options, to_body
+from halter.core.vocabulary import State, TerminalReason
+from halter.dispatch.heartbeat import take_lease
+from halter.guard.approvals import PendingDecision, list_pending_decisions
+from halter.guard.halts import StillHeld
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.loop.session_runtime import SessionRuntime
+from halter.operations.money import Budget, read_current_budgets, shown_budgets
+from halter.runtime.agent import AgentProgram, ProgramOptions, agent_said, resolve_secrets
+from halter.runtime.agent_context import AgentContext, Models, keep_policy
+from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
+from halter.runtime.runtime import App
+from halter.state import lifecycle
+from halter.state.receipt import Receipt
+from halter.state.receipt import make_receipt as receipt_of
+from halter.tools.function_tool import FunctionTool, canonical_json
+
+MAX_REPORT_SESSIONS: Final = 1_000_000
+
+
+class GuardOptions(ProgramOptions, total=False):
+    """What may be said of a guard. `simulates` is a model that predicts what dangerous calls would do."""
+
+    simulates: Model
+
+
+class GuardSummary(msgspec.Struct, frozen=True):
+    """What a guard's agent did and spent. Amounts are dollars."""
+
+    agent: str
+    sessions: int
+    running: int
+    cost_usd: Usd
+    cost_by_name_usd: Mapping[str, Usd]
+    budgets: tuple[Budget, ...]
+    needs_you: tuple[PendingDecision, ...]
+
+
+class Guard(AgentProgram):
+    """One agent's guard over one store. Use it as an async context manager; it is open inside."""
+
+    NOUN = "guard"
+
+    def __init__(self, store: str | Path, agent: str = "program", **options: Unpack[GuardOptions]) -> None:
+        reject_unknown_options(options, GuardOptions.__optional_keys__, "a guard")
+        super().__init__(agent, store, options)
+        self._agent = agent
+        self._simulates = options.get("simulates")
+
+    @asynccontextmanager
+    async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 It is the word for it everywhere.
+        """Begin a session, or go on with the one of that id, also after a crash: first what is in doubt is cleared up.
+
+        It ends with the block: completed, or as an error if the block raises, or by the brake that was tripped.
+        """
+        session = await self._taken_up(task, id)
+        try:
+            yield session
+        except Exception:
+            with suppress(LeaseLost):
+                await session.end("ERROR", "error")
+            raise
+        await session.end("COMPLETED", "completed")
+
+    async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
+        """Make one call in a session of its own."""
+        async with self.session(f"call {_name(tool)}") as session:
+            return await session.call(tool, **arguments)
+
+    async def report(self) -> GuardSummary:
+        """Tell what this agent did and spent, what its caps are, and what waits for a person."""
+        opened = self._opened()
+        named = {"agent": self._agent}
+        own = await opened.app.store.ask(
+            Query("sessions_of_agent", SessionRow, {**named, "limit": MAX_REPORT_SESSIONS})
+        )
+        spent = await opened.app.store.ask(Query("spent_by_name", _Spent, named))
+        by_name = {each.name: each.usd for each in spent}
+        return GuardSummary(
+            agent=self._agent,
+            sessions=len(own),
+            running=sum(row.ended_at is None for row in own),
+            cost_usd=micros_to_usd(sum(by_name.values())),
+            cost_by_name_usd={name: micros_to_usd(micros) for name, micros in by_name.items()},
+            budgets=tuple(await self._budgets(opened)),
+            needs_you=tuple(await list_pending_decisions(opened.app.store, opened.app.clock.now())),
+        )
+
+    async def _budgets(self, opened: AgentContext) -> Sequence[Budget]:
+        store = opened.app.store
+        return await shown_budgets(store, await read_current_budgets(store, opened.app.clock.now()))
+
+    async def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
+        """Make the receipts of this agent's newest sessions, the newest first."""
+        opened = self._opened()
+        params = {"agent": self._agent, "limit": limit}
+        own = await opened.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+        return tuple([receipt_of(await read_stream(opened.store, session_stream(row.session))) for row in own])
+
+    async def _taken_up(self, task: str, session: str | None) -> "GuardedSession":
+        opened = self._opened()
+        started = SessionStarted(
+            session=session or opened.app.ids.new(),
+            agent=self._agent,
+            kind="task",
+            started_by=self._settings.person,
+            definition=await keep_policy(opened.store, opened.agent.policy, opened.gatehouse().redacted),
+        )
+        body = to_body(opened.gatehouse().redacted(task))
+        await opened.store.commit(lifecycle.start_session(started, *await offload_body(opened.store, body)))
+        lease = await self._lease(opened, SessionId(started.session))
+        if lease is None:
+            raise await _explain_not_taken(opened, started.session)
+        standing = opened.agent.standing(started.session)
+        running = SessionRuntime(
+            opened.store, opened.app.clock, opened.gatehouse(), lease, standing, opened.agent.tools
+        )
+        events = await running.take_up()
+        return GuardedSession(opened, running, len(events))
+
+    async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
+        """Take a session at once if it is over or free; else wait for as long as an owner that died would have it."""
+        (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
+        patience = 0 if row.ended_at is not None or explain_newer_format(row) else opened.patience
+        return await take_lease(opened.store, opened.app.clock, opened.worker, session, patience)
+
+    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+        agent = agent_said(self._agent, self._options, "the guard's policy", {}, {})
+        policy = resolve_policy(app.fleet, agent)
+        tools = index_tools(self._tools)
+        protect_tools(self._tools, list_protected_paths(self._settings, None, None))
+        check_named_tools(policy, agent, (tool.spec for tool in self._tools))
+        model, mind = self._simulates, BrainSpec(rates=read_model_rates(app.fleet))
+        if model is not None:
+            mind = msgspec.structs.replace(mind, model_for={"simulation": str(model.name)})
+        made = AssembledAgent(
+            policy=policy, mind=mind, tools=tools, secrets=resolve_secrets(self._options, self._environ)
+        )
+        return made, Models(app, made, {} if model is None else {str(model.name): model})
+
+
+class _Spent(msgspec.Struct, frozen=True):
+    name: str
+    usd: int
+
+
+class SessionTaken(HalterError):
+    """A session cannot be gone on with: another process works on it."""
+
+
+class SessionOver(HalterError):
+    """A session cannot be gone on with: it has ended, and its receipt says how."""
+
+
+async def _explain_not_taken(opened: AgentContext, session: str) -> SessionTaken | SessionOver:
+    (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
+    if row.ended_at is not None:
+        return SessionOver(f"Session {session} is over ({row.state}, {row.terminal_reason}): begin another one.")
+    if newer := explain_newer_format(row):
+        return SessionTaken(newer)
+    return SessionTaken(f"Another process, {row.owner}, works on session {session}: wait for it, or cancel it there.")
+
+
+class GuardedSession:
+    """One session of a program."""
+
+    def __init__(self, opened: AgentContext, running: SessionRuntime, seen: int) -> None:
+        self._opened = opened
+        self._running = running
+        self._asked = seen
+        self._end: tuple[State, TerminalReason] | None = None
+
+    @property
+    def id(self) -> str:
+        """The session's id, by which it can be gone on with."""
+        return self._running.lease.session
+
+    async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
+        """Call a tool through the guard. It waits where a person has to decide, or where others hold the money.
+
+        Whatever comes of it is an answer with an outcome: a refusal, too. After a halt or at a cap the session ends
+        with its block, and each further call is refused in the same way.
+        """
+        answer = await self._running.call(self._named(tool, arguments))
+        self._end = self._end or await self._running.ended_by(answer)
+        return answer
+
+    async def attempt(
+        self, call: str, tool: str | FunctionTool, /, **arguments: Any
+    ) -> Answer | NeedsPerson | StillHeld:
+        """Call a tool through the guard without waiting. After a decision the same call, by its id, is tried again.
+
+        An id that was settled before answers as it did then: nothing is done twice.
+        """
+        named = self._named(tool, arguments)
+        answer = await self._running.attempt(msgspec.structs.replace(named, id=f"{self.id}.{call}"))
+        if isinstance(answer, Answer):
+            self._end = self._end or await self._running.ended_by(answer)
+        return answer
+
+    async def receipt(self) -> Receipt:
+        """Make the receipt of what was done so far."""
+        return receipt_of(await self._running.events())
+
+    async def end(self, state: State, reason: TerminalReason) -> None:
+        """End the session; a brake that was tripped says how."""
+        await self._running.end(*(self._end or (state, reason)))
+
+    def _named(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
+        self._asked += 1
+        return Call(f"{self.id}.{self._running.lease.generation}.{self._asked}", _name(tool), _json(arguments))
+
+
+def _name(tool: str | FunctionTool) -> str:
+    return tool if isinstance(tool, str) else tool.spec.name
+
+
+def _json(arguments: Mapping[str, Any]) -> bytes:
+    return canonical_json(msgspec.to_builtins(dict(arguments)))

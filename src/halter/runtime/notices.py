@@ -1,0 +1,329 @@
+"""What the runtime itself tells people: of sessions that were halted, failed or wait, and of documents left to them.
+
+It looks at what stands in the store and was not told of yet. So nothing is missed because a process died between the
+end of a session and the word about it, and nothing is told twice.
+
+The outbox: what was committed to be told is sent, each channel in its own time, and at least once.
+
+Several processes may send from one store, without a word between them. Who finds that another was faster stays a little
+behind from then on, and looks again before it sends. So a letter goes out twice only where two meet for the first time,
+or where one dies between sending and writing it down. Both copies have the same name.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Final, Literal
+
+import msgspec
+
+from halter.core.agent_spec import Tasks
+from halter.core.clock import DAY, MINUTE, SECOND, Clock
+from halter.core.ids import OUTBOX, Digest, StreamId, is_inbox, session_of
+from halter.core.ports import (
+    Change,
+    DeliveryFailed,
+    Draft,
+    NotificationContent,
+    OutgoingNotification,
+    Query,
+    Rows,
+    Sender,
+    Store,
+    Write,
+    parse_notification,
+)
+from halter.core.rows import NotificationRow
+from halter.core.vocabulary import State
+from halter.loop.session_runtime import wait_for_news, watch_changes
+from halter.notify import make_sender
+from halter.redaction.secrets import Secrets
+from halter.runtime.runtime import App
+from halter.tasks.task_tools import (
+    make_notification_key,
+    name_by_parts,
+    queue_notification,
+    record_send_failure,
+    record_sent,
+)
+
+MAX_NOTICE_AGE: Final = 7 * DAY
+"""What is older than that nobody wants to be told of any more."""
+
+NoticeKind = Literal["halted", "failed", "waiting", "quarantined"]
+
+
+class SessionFailure(msgspec.Struct, frozen=True):
+    """A session that did not come to a good end."""
+
+    session: str
+    agent: str
+    state: State
+    terminal_reason: str
+    ended_at: int
+
+
+class DecisionNotice(msgspec.Struct, frozen=True):
+    """Something that a person has to decide, or a question that they were asked."""
+
+    about: str
+    session: str
+    agent: str
+    what: str
+    name: str
+
+
+class ArtifactNotice(msgspec.Struct, frozen=True):
+    """A document that is left to a person."""
+
+    trigger: str
+    item: str
+    agent: str
+    name: str
+    sentence: str
+    quarantined_at: int
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """One thing to be told."""
+
+    kind: NoticeKind
+    about: str
+    agent: str
+    telling: NotificationContent
+
+
+class Notices:
+    """Tells people of what the agents of this process need them for."""
+
+    def __init__(
+        self, store: Store, clock: Clock, agents: Callable[[], Mapping[str, Tasks]], redact: Callable[[str], str]
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._agents = agents
+        self._redact = redact
+
+    async def look(self) -> None:
+        """Have everything told that was not told of yet."""
+        agents = self._agents()
+        for notice in await self._untold():
+            tasks = agents.get(notice.agent)
+            if tasks is None or notice.kind not in tasks.notify.on:
+                continue
+            channels = [channel.name for channel in tasks.notify.channels]
+            await self._store.commit(_queue_notice(notice, channels, self._redact))
+
+    async def _untold(self) -> Sequence[Notice]:
+        since = {"since": self._clock.now() - MAX_NOTICE_AGE}
+        ended = await self._store.ask(Query("untold_ends", SessionFailure, since))
+        waiting = await self._store.ask(Query("untold_waits", DecisionNotice, {"now": self._clock.now()}))
+        left = await self._store.ask(Query("untold_items", ArtifactNotice, since))
+        return [*map(_notice_of_failure, ended), *map(_notice_of_decision, waiting), *map(_notice_of_document, left)]
+
+
+def _queue_notice(notice: Notice, channels: Sequence[str], redact: Callable[[str], str]) -> Write:
+    said = notice.telling
+    telling = NotificationContent(subject=redact(said.subject), text=redact(said.text), session=said.session)
+    names = {channel: name_by_parts("n", notice.about, channel) for channel in channels}
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        return list(_drafts(rows))
+
+    def _drafts(rows: Rows) -> Iterator[Draft]:
+        for channel, name in names.items():
+            if rows.get(NotificationRow, name) is None:
+                yield queue_notification(name, channel, notice.agent, telling, notice.about)
+
+    return Write(OUTBOX, f"notice/{notice.about}", decide, [make_notification_key(name) for name in names.values()])
+
+
+def _notice_of_failure(row: SessionFailure) -> Notice:
+    kind: NoticeKind = "halted" if row.state == "HALTED" else "failed"
+    text = (
+        f"Session {row.session} of {row.agent} ended {row.state} ({row.terminal_reason}). "
+        f"Its receipt: halter receipt {row.session}"
+    )
+    subject = f"{row.agent}: a session {'was halted' if kind == 'halted' else 'failed'}"
+    telling = NotificationContent(subject=subject, text=text, session=row.session)
+    return Notice(kind, f"ended:{row.session}:{row.ended_at}", row.agent, telling)
+
+
+def _notice_of_decision(row: DecisionNotice) -> Notice:
+    where = f"Session {row.session} of {row.agent}" if row.session else row.agent
+    text = f"{where} waits for you: {row.what} {row.name}. Look at it: halter inbox"
+    return Notice(
+        "waiting",
+        row.about,
+        row.agent,
+        NotificationContent(subject=f"{row.agent} needs you", text=text, session=row.session),
+    )
+
+
+def _notice_of_document(row: ArtifactNotice) -> Notice:
+    again = f"halter schedules retry {row.trigger} {row.item[:16]}"
+    text = f"{row.trigger} leaves a document to you. {row.sentence} To let it be tried anew: {again}"
+    telling = NotificationContent(subject=f"{row.agent}: a document is left to you ({row.name})", text=text)
+    return Notice("quarantined", f"quarantined:{row.trigger}:{row.item}:{row.quarantined_at}", row.agent, telling)
+
+
+OUTBOX_POLLING_INTERVAL: Final = 10 * MINUTE
+"""How often it looks by itself: hints may be lost."""
+OUTBOX_DEBOUNCE: Final = SECOND // 10
+"""How long it lets news gather: a busy fleet is not asked after every write."""
+OUTBOX_YIELD_DELAY: Final = 5 * SECOND
+"""How long a process leaves a letter to another that was faster before."""
+OUTBOX_PAGE: Final = 100
+
+ChannelKey = tuple[str, str]
+"""An agent, and the name of one of its channels."""
+
+
+class _Due(msgspec.Struct, frozen=True):
+    """Something that is to be told now, with what was said where it is still there."""
+
+    notification: str
+    channel: str
+    agent: str
+    about: str
+    stream: str
+    queued_at: int
+    attempts: int
+    body: bytes | None = None
+    blob: str | None = None
+
+    @property
+    def way(self) -> ChannelKey:
+        """Over which channel it goes."""
+        return self.agent, self.channel
+
+
+class _Next(msgspec.Struct, frozen=True):
+    next_at: int | None
+
+
+def make_senders(agent: str, tasks: Tasks, secrets: Secrets) -> dict[ChannelKey, Sender]:
+    """Make the senders of all channels of an agent."""
+    return {(agent, channel.name): make_sender(channel, secrets.value) for channel in tasks.notify.channels}
+
+
+class Outbox:
+    """Sends what the agents of this process have to tell. What others have to tell is left to their processes."""
+
+    def __init__(self, app: App, senders: Mapping[ChannelKey, Sender]) -> None:
+        self._store = app.patient()
+        self._clock = app.clock
+        self._senders = senders
+        self._agents = frozenset(agent for agent, _ in senders)
+        self._busy: set[ChannelKey] = set()
+        self._behind: set[ChannelKey] = set()
+        self._news = asyncio.Event()
+
+    async def run(self) -> None:
+        """Send what is due, as it becomes due, until cancelled."""
+        try:
+            await self._run()
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+
+    async def _run(self) -> None:
+        async with watch_changes(self._store, _may_be_notification) as self._news, asyncio.TaskGroup() as lanes:
+            while True:
+                now = self._clock.now()
+                for way, due in _group_by_channel(await self._due(now)):
+                    self._busy.add(way)
+                    lanes.create_task(self._work_off(way, due), name=f"halter-outbox-{way[1]}")
+                await wait_for_news(self._news, await self._pause(now))
+                await self._clock.sleep(OUTBOX_DEBOUNCE)
+
+    async def _due(self, now: int) -> Sequence[_Due]:
+        """List what is to be told now by this process and is not being told already, the oldest first."""
+        limit = OUTBOX_PAGE
+        while True:
+            rows = await self._store.ask(Query("notifications_due", _Due, {"now": now, "limit": limit}))
+            ours = [row for row in rows if row.agent in self._agents and row.way not in self._busy]
+            if ours or len(rows) < limit:
+                return ours
+            # So many wait for others that ours may stand behind them.
+            limit *= 2
+
+    async def _pause(self, now: int) -> int:
+        (found,) = await self._store.ask(Query("next_notification", _Next, {"now": now}))
+        return OUTBOX_POLLING_INTERVAL if found.next_at is None else min(OUTBOX_POLLING_INTERVAL, found.next_at - now)
+
+    async def _work_off(self, way: ChannelKey, due: Sequence[_Due]) -> None:
+        """Tell one thing after the other over one channel; a slow one holds up no other."""
+        try:
+            for row in due:
+                if await self._is_ours(row):
+                    await self._tell(row)
+        finally:
+            self._busy.discard(way)
+            self._news.set()
+
+    async def _is_ours(self, row: _Due) -> bool:
+        """Look once more, and let another process go first if there seems to be one."""
+        if row.way in self._behind and await self._still_waits(row):
+            await self._clock.sleep(OUTBOX_YIELD_DELAY)
+        return await self._still_waits(row)
+
+    async def _still_waits(self, row: _Due) -> bool:
+        params = {"notification": row.notification}
+        found = await self._store.ask(Query("notification", NotificationRow, params))
+        return any(now.sent_at is None and now.attempts == row.attempts for now in found)
+
+    async def _tell(self, row: _Due) -> None:
+        attempts = row.attempts + 1
+        try:
+            await self._sent(row)
+        except DeliveryFailed as why:
+            write = record_send_failure(row.notification, attempts, str(why), may_retry=why.may_retry)
+        except Exception as error:  # noqa: BLE001  whatever a sender does, nothing else may suffer from it
+            # Its words are not told: nobody knows what they hold.
+            sentence = f"The channel {row.channel} broke down: {type(error).__name__}."
+            write = record_send_failure(row.notification, attempts, sentence, may_retry=True)
+        else:
+            write = record_sent(row.notification, attempts)
+        committed = await self._store.commit(write)
+        faster_than_us = committed.repeated or not committed.events
+        (self._behind.add if faster_than_us else self._behind.discard)(row.way)
+
+    async def _sent(self, row: _Due) -> None:
+        sender = self._senders.get(row.way)
+        if sender is None:
+            sentence = f"{row.agent} has no channel {row.channel}: write it under `notify` again."
+            raise DeliveryFailed(sentence, may_retry=True)
+        await sender.send(await self._letter(row))
+
+    async def _letter(self, row: _Due) -> OutgoingNotification:
+        telling = parse_notification(await self._said(row))
+        return OutgoingNotification(
+            id=row.notification,
+            subject=telling.subject or f"{row.agent}: {row.about or 'news'}",
+            text=telling.text,
+            agent=row.agent,
+            session=session_of(StreamId(row.stream)) or telling.session,
+            about=row.about,
+            at=row.queued_at,
+        )
+
+    async def _said(self, row: _Due) -> bytes:
+        body = row.body
+        if row.blob is not None:
+            try:
+                body = await self._store.get(Digest(row.blob))
+            except KeyError:
+                body = None
+        if body is None:
+            raise DeliveryFailed("What was to be told has been erased.", may_retry=False)
+        return body
+
+
+def _group_by_channel(due: Iterable[_Due]) -> list[tuple[ChannelKey, list[_Due]]]:
+    """Put together what goes over the same channel, each in its order."""
+    ordered = sorted(due, key=lambda row: row.way)
+    return [(way, list(rows)) for way, rows in groupby(ordered, key=lambda row: row.way)]
+
+
+def _may_be_notification(change: Change) -> bool:
+    return not is_inbox(change.stream)

@@ -1,0 +1,412 @@
+"""Agents that run by themselves in this process, for as long as it lives.
+
+Each has one session at a time. It is begun when the agent is switched on, found again when the process starts, ended
+when the agent is switched off, and gone on with when a halt is lifted.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from halter.autonomy.upkeep import (
+    REST_STATES,
+    AttendSession,
+    BeginSession,
+    LeaveAlone,
+    ReopenSession,
+    StopSession,
+    decide_upkeep,
+)
+from halter.config.sections import list_unwritten_fields
+from halter.core.agent_spec import Tasks
+from halter.core.clock import MINUTE, SECOND
+from halter.core.errors import ConfigError, LeaseLost
+from halter.core.ids import FLEET, SessionId, make_worker_id
+from halter.core.messages import Model
+from halter.core.ports import EVERY_STREAM, Change, Lease, Query
+from halter.core.rows import NO_OWNER, AgentRow, HaltRow, SessionRow, TriggerRow, explain_newer_format
+from halter.core.text import clean, shorten
+from halter.dispatch.dispatcher import Sessions
+from halter.dispatch.heartbeat import IdleLimits, keep_leases
+from halter.guard.halts import halt, switch_off, switch_on
+from halter.loop.session_runtime import raise_if_cancelled, run_together, wait_for_either, wait_for_news, watch_changes
+from halter.runtime.agent_context import AgentContext, models_of
+from halter.runtime.assemble import assemble_agent, withdraw_questions
+from halter.runtime.forecast import describe_spending_limits, forecast_spending
+from halter.runtime.notices import Notices, Outbox, make_senders
+from halter.runtime.policy import bind_policy, is_superseded
+from halter.runtime.runtime import App
+from halter.runtime.sessions import find_exhausted_session
+from halter.runtime.triggers import AgentTriggers
+from halter.runtime.webhooks import WebhookReceiver
+from halter.runtime.worker import (
+    AutonomousAgent,
+    DispatchMode,
+    Drained,
+    PulseListener,
+    WorkerState,
+    erase_expired,
+    ignore_pulse,
+    make_embedded_mode,
+    read_retention,
+)
+from halter.state import lifecycle
+from halter.state.session import InFlight
+
+SUPERVISOR_POLLING_INTERVAL: Final = 30 * SECOND
+"""How often it looks by itself: words of people are heard of at once, but hints may be lost."""
+SUPERVISOR_DEBOUNCE: Final = SECOND // 10
+NOTICE_POLLING_INTERVAL: Final = 10 * MINUTE
+"""How often it is looked by itself for what people were not told of."""
+FOLDER_POLLING_INTERVAL: Final = 5 * SECOND
+"""How often folders are looked through."""
+SYSTEM_RANDOM: Final = random.SystemRandom()
+
+Serve = Callable[[WebhookReceiver], Coroutine[Any, Any, None]]
+"""Takes deliveries for webhooks, until cancelled."""
+AgentMessageListener = Callable[[str, str], None]
+"""Somebody who is told a sentence about an agent: its name, or none, and what is to be said."""
+
+
+class Supervisor:
+    """Some agents, running by themselves."""
+
+    def __init__(
+        self,
+        app: App,
+        tell: AgentMessageListener,
+        pulse: PulseListener = ignore_pulse,
+        chance: random.Random = SYSTEM_RANDOM,
+        serve: Serve | None = None,
+        given: Mapping[str, Model] | None = None,
+        manner: DispatchMode | None = None,
+    ) -> None:
+        """Models that are `given` are used as they are, by their names."""
+        self.agents: dict[str, AutonomousAgent] = {}
+        self._triggers: dict[str, AgentTriggers] = {}
+        self._app = app
+        self._store = app.patient()
+        app.trouble.tell = self._store_is
+        self._tell = tell
+        self._pulse = pulse
+        self._chance = chance
+        self._serve = serve or _refuse_deliveries
+        self._given = given
+        self._manner = manner or make_embedded_mode()
+        self._worker = make_worker_id(self._manner.kind, app.ids)
+        self._said: dict[str, str] = {}
+        self._news = asyncio.Event()
+        self._tellable = False
+        self._told_at = app.clock.now()
+        self._notices = Notices(self._store, app.clock, self._tasks, self._redacted)
+        self._sessions = Sessions(self._store, app.clock, self._worker, self._attend, self._redacted)
+        self._sessions.polling_interval = self._manner.polling_interval
+        self._sessions.patience = IdleLimits(lambda agent: self.agents[agent].idle_halt, self._allowed)
+        self._hands = WorkerState(app, self._sessions, self._manner, self.agents, tell)
+        self._ending = asyncio.Event()
+        self.superseded = False
+        """Set when the store's policy has changed: what it says now counts after another start."""
+
+    async def run(self, folders: Sequence[Path]) -> None:
+        """Run the agents of these folders until cancelled. One that cannot be used is told of; the others run."""
+        async with AsyncExitStack() as stack:
+            for folder in folders:
+                await self._join(stack, folder)
+            if not self.agents:
+                raise ConfigError("There is no agent that could run: mend one of those above, and start again.")
+            await self._hands.enter(self._store)
+            await stack.enter_async_context(
+                keep_leases(
+                    self._store,
+                    self._app.clock,
+                    self._worker,
+                    self._manner.heartbeat,
+                    hands=self._hands,
+                    pulse=self._app.pulse,
+                )
+            )
+            senders = {
+                way: sender
+                for living in self.agents.values()
+                for way, sender in make_senders(
+                    living.name, living.speaking.agent.tasks, living.speaking.agent.secrets
+                ).items()
+            }
+            outbox = Outbox(self._app, senders)
+            hooks = self.hooks()
+            listening = [lambda: self._serve(hooks)] if hooks.any() else []
+            age = read_retention(self._app)
+            forgetting = (
+                []
+                if age is None
+                else [lambda: erase_expired(self._app, age, lambda told: self._tell("retention", told))]
+            )
+            dispatch = self._manner.dispatch(self._sessions, self._hands.agents, self._hands.versions())
+            with suppress(Drained):
+                await run_together([dispatch.run, self._keep, outbox.run, self._drained, *listening, *forgetting])
+        self._hands.demand_clock()
+
+    def drain(self) -> None:
+        """Take nothing more, let what runs come to its rest, and end."""
+        self._ending.set()
+
+    async def _drained(self) -> None:
+        await wait_for_either(self._ending, self._hands.refused)
+        self._sessions.closing.set()
+        await self._sessions.rested(self._manner.drain)
+        raise Drained
+
+    async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
+        """Put an agent together."""
+        try:
+            agent = await stack.enter_async_context(assemble_agent(self._app, folder))
+            models = await stack.enter_async_context(models_of(self._app, agent, self._given))
+            speaking = AgentContext(self._app, agent, models, self._worker, chance=self._chance)
+            speaking.demand_model()
+            await self._demand_autonomy(speaking, folder)
+        except ConfigError as error:
+            self._tell("", str(error))
+            return
+        name = agent.policy.name
+        most = await describe_spending_limits(self._app, agent.policy)
+        now, environ = self._app.clock.now(), self._app.environ
+        foreseen = await forecast_spending(self._store, agent, folder, environ, now)
+        for sentence in (most, *foreseen.told(), *agent.left_out, *list_unwritten_fields(agent.pacing)):
+            self._tell(name, sentence)
+        self.agents[name] = AutonomousAgent(speaking, folder, self._pulse)
+        self._triggers[name] = AgentTriggers(speaking, folder, self._tell, self._waits)
+        await self._switch_on_first(name)
+
+    async def _demand_autonomy(self, speaking: AgentContext, folder: Path) -> None:
+        name = speaking.agent.policy.name
+        agent = speaking.agent
+        planned = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
+        if not agent.pacing.autonomy.enabled and not agent.tasks.triggers() and not planned:
+            raise ConfigError(
+                f"{name} does not run by itself: write `autonomy: {{enabled: true}}`, or a schedule, a watch or a "
+                f"webhook, into {folder}/agent.yaml."
+            )
+        if name in self.agents:
+            raise ConfigError(f"There are two agents called {name}: give one of them another name.")
+
+    async def _switch_on_first(self, name: str) -> None:
+        """A person who starts an agent for the first time wants it to run; one that was switched off stays so."""
+        if name not in await self._switches():
+            person = self._app.settings.person
+            await self._store.commit(switch_on(name, person, f"first/{name}", "started for the first time"))
+
+    def hooks(self) -> WebhookReceiver:
+        """Make what takes deliveries for the webhooks of these agents."""
+        return WebhookReceiver({name: living.speaking for name, living in self.agents.items()}, self._triggers)
+
+    def _tasks(self) -> Mapping[str, Tasks]:
+        return {name: living.speaking.agent.tasks for name, living in self.agents.items()}
+
+    def _redacted(self, text: str) -> str:
+        for living in self.agents.values():
+            text = living.speaking.gatehouse().redacted(text)
+        return text
+
+    def _allowed(self, agent: str, flight: InFlight) -> int:
+        return self.agents[agent].allowed(flight)
+
+    async def _attend(self, lease: Lease) -> None:
+        row = await self._row(lease.session)
+        await self.agents[row.agent].attend(lease, self._sessions.stays, self._waits)
+        after = await self._row(lease.session)
+        if after.ended_at is not None or after.state in ("WAITING_FOR_INPUT", "PAUSED"):
+            # Whoever watches is told at once what that means for the agent.
+            self._waits()
+
+    def _waits(self) -> None:
+        """Know that there may be something to tell people of."""
+        self._tellable = True
+        self._news.set()
+
+    async def _row(self, session: str) -> SessionRow:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": session}))
+        return row
+
+    async def _keep(self) -> None:
+        """Look after every agent: at the start, when a person spoke or a session is over, and from time to time."""
+        starting = True
+        async with watch_changes(self._store, _is_from_person) as self._news:
+            while True:
+                await self._look_at_policy()
+                moments: list[int] = []
+                for living in list(self.agents.values()):
+                    if living.autonomous and await self._look_after(living, starting=starting):
+                        # Somebody may have switched it off at that very moment.
+                        await self._look_after(living)
+                    moments += await self._triggered(living.name)
+                if starting or self._tellable or self._app.clock.now() >= self._told_at + NOTICE_POLLING_INTERVAL:
+                    self._tellable, self._told_at = False, self._app.clock.now()
+                    await self._told()
+                starting = False
+                await wait_for_news(
+                    self._news,
+                    max(0, min([SUPERVISOR_POLLING_INTERVAL, *(at - self._app.clock.now() for at in moments)])),
+                )
+
+    async def _look_at_policy(self) -> None:
+        """Take nothing more under a policy that is no longer the store's, and let what runs come to its rest."""
+        policy = self._app.policy
+        if policy is None or self.superseded or not await is_superseded(self._store, policy):
+            return
+        self.superseded = True
+        self._tell("policy", "The store's policy has changed: what runs comes to its rest, and goes on under it.")
+        self.drain()
+
+    async def _told(self) -> None:
+        """Have people told of what needs them; what breaks down over that stops no agent."""
+        try:
+            await self._notices.look()
+        except Exception as error:  # noqa: BLE001  whatever it is, nobody may suffer from it
+            raise_if_cancelled()
+            told = self._redacted(clean(f"{type(error).__name__}: {error}"))
+            self._say("", f"People could not be told of what needs them, which is tried again: {shorten(told, 300)}")
+
+    async def _triggered(self, name: str) -> Sequence[int]:
+        """Look after the triggers of one agent; what breaks down over them is told, and stops no other agent."""
+        try:
+            return await self._trigger(name)
+        except LeaseLost:
+            return ()
+        except Exception as error:  # noqa: BLE001  whatever it is, nobody else may suffer from it
+            raise_if_cancelled()
+            told = self._redacted(clean(f"{type(error).__name__}: {error}"))
+            self._say(f"{name} ", f"Its triggers could not be looked after, which is tried again: {shorten(told, 300)}")
+            return ()
+
+    async def _trigger(self, name: str) -> Sequence[int]:
+        """Start what is due for an agent, and end what was halted while it rested; tell when to look again."""
+        triggers, now = self._triggers[name], self._app.clock.now()
+        halts = await self._halts()
+        tasks = await list_open_tasks(self._app, name)
+        self._say(f"{name}  ", next((newer for row in tasks if (newer := explain_newer_format(row))), ""))
+        for row in tasks:
+            if row.owner == NO_OWNER and row.state in REST_STATES and triggers.halted(row, halts):
+                await self._sessions.fetch(SessionId(row.session))
+        at = await triggers.look((await self._switches()).get(name), halts)
+        self._sessions.look()
+        return (
+            *(() if at is None else (max(at, now + SUPERVISOR_DEBOUNCE),)),
+            *((now + FOLDER_POLLING_INTERVAL,) if triggers.watches else ()),
+        )
+
+    async def _halts(self) -> Mapping[str, HaltRow]:
+        return {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
+
+    async def _switches(self) -> Mapping[str, AgentRow]:
+        return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
+
+    async def _look_after(self, living: AutonomousAgent, *, starting: bool = False) -> bool:
+        """Do what has to be done for an agent; tell whether a session was let run."""
+        name, now = living.name, self._app.clock.now()
+        params = {"agent": name, "kind": "autonomous", "limit": 1}
+        last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
+        halts = await self._halts()
+        switch = (await self._switches()).get(name)
+        capped = await find_exhausted_session(self._store, living.speaking.agent.policy, last, now)
+        match decide_upkeep(name, switch, last, halts, now, starting=starting, used_up=capped):
+            case BeginSession(number, follows, because):
+                session = await living.begin(number, follows, because)
+                self._say(name, f"{session} begins: {because}" if because else f"{session} begins.")
+                self._sessions.look()
+                return True
+            case ReopenSession(session, by):
+                await self._store.commit(lifecycle.reopen_session(session, f"{session}/reopened/{now}", by))
+                self._say(name, f"{session} goes on.")
+                self._sessions.look()
+                return True
+            case AttendSession(session):
+                await self._sessions.fetch(SessionId(session))
+            case StopSession(session, by):
+                await self._store.commit(halt(f"session:{session}", by, f"{session}/off/{now}", f"{name} is off"))
+            case LeaveAlone("") if starting and last is not None:
+                self._say(name, f"{last.session} goes on where it stands ({last.state}).")
+            case LeaveAlone(sentence):
+                self._say(name, sentence)
+        return False
+
+    def _store_is(self, problem: str) -> None:
+        """Tell what is wrong with the store, and that it is back: until then nothing is begun, and nothing is lost."""
+        self._tell("", problem or "The store is back, and everything goes on.")
+
+    def _say(self, name: str, sentence: str) -> None:
+        if self._said.get(name) != sentence:
+            self._said[name] = sentence
+            if sentence:
+                self._tell(name.strip(), sentence)
+
+
+class FleetRunner:
+    """Runs agents, and starts them anew whenever the store's policy changes."""
+
+    def __init__(self, app: App, make: Callable[[App], Supervisor]) -> None:
+        self._app = app
+        self._make = make
+        self._draining = False
+        self.up = make(app)
+
+    def has(self, agent: str) -> bool:
+        """Tell whether an agent runs here."""
+        return agent in self.up.agents
+
+    def drain(self) -> None:
+        """Take nothing more, let what runs come to its rest, and end."""
+        self._draining = True
+        self.up.drain()
+
+    async def run(self, folders: Sequence[Path]) -> None:
+        """Run the agents of these folders until cancelled, or drained."""
+        while True:
+            await self.up.run(folders)
+            if self._draining or not self.up.superseded:
+                return
+            written = None if self._app.policy is None else self._app.policy.written
+            policy = await bind_policy(self._app.patient(), written, self._app.settings.person)
+            self._app = replace(self._app, policy=policy)
+            self.up = self._make(self._app)
+
+
+async def _refuse_deliveries(_: WebhookReceiver) -> None:
+    """Take no deliveries."""
+
+
+def _is_from_person(change: Change) -> bool:
+    return change.stream in (FLEET, EVERY_STREAM)
+
+
+async def turn_on(app: App, agent: str, reason: str = "", by: str = "") -> None:
+    """Switch an agent on, and let go on what was paused: what a breakdown left to a person, or what did nothing."""
+    store, by = app.patient(), by or app.settings.person
+    committed = await store.commit(switch_on(agent, by, app.ids.new(), reason))
+    if not committed.events:
+        raise ConfigError("Only a person switches an agent on, and this was started by an agent.")
+    for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent)):
+        if row.state == "PAUSED":
+            await store.commit(lifecycle.post_message(row.session, app.ids.new(), b"", by))
+
+
+async def turn_off(app: App, agent: str, reason: str = "", by: str = "") -> Sequence[str]:
+    """Switch an agent off, and stop its session; name what was stopped."""
+    sessions = [row.session for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent))]
+    await app.store.commit(switch_off(agent, sessions, by or app.settings.person, app.ids.new(), reason))
+    await withdraw_questions(app, agent, f"{agent} was switched off: it is asked about when it runs again.")
+    return sessions
+
+
+async def list_open_tasks(app: App, agent: str) -> Sequence[SessionRow]:
+    """List the sessions of an agent that a trigger began and that are not over."""
+    return await app.store.ask(Query("open_tasks", SessionRow, {"agent": agent}))
+
+
+async def _list_open_sessions(app: App, agent: str) -> Sequence[SessionRow]:
+    params = {"agent": agent, "kind": "autonomous", "limit": 10}
+    rows = await app.store.ask(Query("sessions_of", SessionRow, params))
+    return [row for row in rows if row.ended_at is None]

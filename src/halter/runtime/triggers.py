@@ -1,0 +1,647 @@
+"""The triggers of one agent, looked after: what its file says comes to be, and what is due is started.
+
+The writes by which a trigger comes to be, starts a session, or says why it does not.
+
+Each is one commit: a session that was started stands in its trigger's stream as well, and never twice.
+
+A trigger run by a person, at once: the same path that its time, a document or a delivery takes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from halter.autonomy.pace import parse_active_hours
+from halter.autonomy.triggers import (
+    CapExhausted,
+    DelayDocuments,
+    QuarantineDocument,
+    QueueRun,
+    RunNow,
+    SkipRuns,
+    StartRun,
+    TriggerConditions,
+    WatchedDocument,
+    check_cap_exhausted,
+    decide_schedule,
+    decide_watch,
+    find_next_schedule_look,
+)
+from halter.core.agent_spec import AnyTrigger, Schedule, TriggerType, Watch, Webhook, inherit_trigger_caps, trigger_id
+from halter.core.clock import DAY, window_end
+from halter.core.codec import decode
+from halter.core.effect_events import SkipReason
+from halter.core.errors import ConfigError, LeaseLost, StoreUnavailable
+from halter.core.events import (
+    SESSION_FORMAT,
+    AnyEvent,
+    ItemQuarantined,
+    ItemSeen,
+    RunQueued,
+    RunsDelayed,
+    RunSkipped,
+    RunStarted,
+    TriggerEnded,
+    TriggerMade,
+    WakePosted,
+)
+from halter.core.folders import FileEntry
+from halter.core.ids import SessionId, inbox_stream, session_stream, trigger_stream
+from halter.core.money import SAMPLES_KEPT, BudgetRow, Leg, Spender, list_accounts
+from halter.core.ports import Draft, Query, Rows, UnreadableFile, Write, offload_body
+from halter.core.project import rows_of_event
+from halter.core.rows import AgentRow, HaltRow, ItemRow, OutputRow, SessionRow, TriggerRow
+from halter.core.schedules import Timing, parse_moment
+from halter.core.text import clean, shorten, to_body, to_one_line
+from halter.loop.session_runtime import raise_if_cancelled
+from halter.runtime.agent_context import AgentContext
+from halter.runtime.documents import Library
+from halter.runtime.session_builder import TriggerRecord, encode_trigger_record, find_trigger_row, read_trigger_record
+from halter.runtime.sessions import build_session_beginning
+from halter.runtime.worker import AutonomousAgent
+from halter.tasks.playbooks import Task, encode_task
+
+FILE_ACTOR = "agent.yaml"
+"""By whom a trigger was made that stands in an agent's file."""
+
+
+def classify_trigger(trigger: AnyTrigger) -> TriggerType:
+    """Tell what kind of trigger it is."""
+    if isinstance(trigger, Schedule):
+        return "schedule"
+    return "watch" if isinstance(trigger, Watch) else "webhook"
+
+
+def digest_trigger(trigger: AnyTrigger) -> str:
+    """Name what is said of a trigger."""
+    return sha256(encode_trigger_record(trigger)).hexdigest()
+
+
+def make_trigger(
+    identity: str, agent: str, trigger: AnyTrigger, by: str, timing: Timing | None = None, before: int = 0
+) -> Write:
+    """Let a trigger be, or be another one; `before` is where it was made last."""
+    body = encode_trigger_record(trigger, timing)
+    event = TriggerMade(
+        trigger=identity, agent=agent, type=classify_trigger(trigger), by=by, digest=digest_trigger(trigger)
+    )
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(TriggerRow, identity)
+        return [Draft(event, body)] if (0 if row is None else row.made_seq) == before else []
+
+    return Write(trigger_stream(identity), f"{identity}/made/{before}", decide, [(TriggerRow, (identity,))])
+
+
+def end_trigger_row(row: TriggerRow, by: str, reason: str = "") -> Write:
+    """Let a trigger start nothing any more."""
+    event = TriggerEnded(trigger=row.trigger, by=by, reason=reason)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        now = rows.get(TriggerRow, row.trigger)
+        return [Draft(event)] if now is not None and now.ended_at is None else []
+
+    key = f"{row.trigger}/ended/{row.made_seq}"
+    return Write(trigger_stream(row.trigger), key, decide, [(TriggerRow, (row.trigger,))])
+
+
+def record_trigger_events(trigger: str, key: str, *events: AnyEvent) -> Write:
+    """Write down what became of a trigger's times and documents."""
+    rows = [row for event in events for row in rows_of_event(event)]
+    return Write(trigger_stream(trigger), f"{trigger}/{key}", lambda _: [Draft(event) for event in events], rows)
+
+
+def record_unstarted_run(key: str, event: RunSkipped | RunQueued) -> Write:
+    """Write down that a time starts nothing, or not yet; nothing of a time that another process has dealt with."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(TriggerRow, event.trigger)
+        return [Draft(event)] if row is not None and _is_open(row, event.due_at) else []
+
+    return Write(trigger_stream(event.trigger), f"{event.trigger}/{key}", decide, rows_of_event(event))
+
+
+def _is_open(row: TriggerRow, due_at: int) -> bool:
+    """Tell whether it is still to be decided what becomes of a time."""
+    return due_at > row.ticked_at or due_at == row.queued_at
+
+
+def record_delay(event: RunsDelayed, now: int) -> Write:
+    """Write down why a trigger's runs wait, unless that is what was said last."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(TriggerRow, event.trigger)
+        same = row is not None and (row.delayed, row.delayed_until) == (event.sentence, event.until)
+        return [] if same else [Draft(event)]
+
+    key = f"{event.trigger}/delay/{now}"
+    return Write(trigger_stream(event.trigger), key, decide, rows_of_event(event))
+
+
+class RunInput(msgspec.Struct, frozen=True):
+    """What a session is given beside its trigger's own words: where it comes from cannot be trusted."""
+
+    text: str
+    sender: str
+    cause: str = "trigger"
+
+
+async def start_run(
+    speaking: AgentContext,
+    row: TriggerRow,
+    trigger: AnyTrigger,
+    run: RunStarted,
+    key: str,
+    given: RunInput | None = None,
+    before: str | None = None,
+) -> Write:
+    """Start a run: what is written down of it, and its session, in one commit; nothing if another run came first.
+
+    `before` is the newest session of its document, where that must not have changed.
+    """
+    session = f"{row.agent}.{trigger.name}-{row.runs + 1}"
+    event, more = await build_session_beginning(speaking, "task", session)
+    event = msgspec.structs.replace(
+        event,
+        trigger=row.trigger,
+        started_by=run.by or f"trigger:{row.trigger}",
+        origin="person" if run.by else "config",
+        format=SESSION_FORMAT,
+    )
+    run = msgspec.structs.replace(run, session=session)
+    redact = speaking.gatehouse().redacted
+    task = await offload_body(speaking.store, _task(speaking, trigger, redact(trigger.prompt)))
+    stream, inbox = session_stream(session), inbox_stream(session)
+    words = [] if given is None else [await _draft_input(speaking, given, redact(given.text))]
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        now = rows.get(TriggerRow, row.trigger)
+        item = rows.get(ItemRow, row.trigger, run.item) if before is not None else None
+        if now is None or now.ended_at is not None or now.runs != row.runs:
+            return []
+        if item is not None and item.session != before:
+            return []
+        if run.cause == "schedule" and not _is_open(now, run.due_at):
+            return []
+        session_drafts = [Draft(event, *task), *more]
+        return [
+            Draft(run),
+            *(msgspec.structs.replace(draft, stream=stream) for draft in session_drafts),
+            *(msgspec.structs.replace(draft, stream=inbox) for draft in words),
+        ]
+
+    reads = [*rows_of_event(run), (TriggerRow, (row.trigger,))]
+    return Write(trigger_stream(row.trigger), f"{row.trigger}/{key}", decide, reads, others=(stream, inbox))
+
+
+def _task(speaking: AgentContext, trigger: AnyTrigger, prompt: str) -> bytes:
+    if isinstance(trigger.playbook, str):
+        return encode_task(Task(speaking.agent.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
+    return to_body(prompt)
+
+
+async def _draft_input(speaking: AgentContext, given: RunInput, text: str) -> Draft:
+    cause = "webhook" if given.cause == "webhook" else "trigger"
+    event = WakePosted(cause=cause, origin="document", sender=given.sender)
+    return Draft(event, *await offload_body(speaking.store, to_body(text)))
+
+
+TriggerMessageListener = Callable[[str, str], None]
+
+MAX_DOCUMENTS_PER_LOOK: Final = 20
+"""So many documents are taken in at one look: who has thousands of them holds up no other trigger."""
+
+
+class _Cost(msgspec.Struct, frozen=True):
+    usd: int
+
+
+class _Run(msgspec.Struct, frozen=True):
+    version: int
+    facts: bytes
+
+
+class AgentTriggers:
+    """Looks after the triggers of one agent."""
+
+    def __init__(
+        self,
+        speaking: AgentContext,
+        folder: Path,
+        tell: TriggerMessageListener,
+        left: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`left` is told when something is left to people."""
+        self._speaking = speaking
+        self._store = speaking.store
+        self._clock = speaking.app.clock
+        self._name = speaking.agent.policy.name
+        self._library = speaking.agent.library or Library(speaking.store, folder)
+        self._tell = tell
+        self._left_to_people = left
+        self._made: dict[tuple[str, int], TriggerRecord | None] = {}
+        self._stable: dict[tuple[str, str], tuple[FileEntry, int]] = {}
+        self._told: dict[str, str] = {}
+        self._settled = False
+
+    @property
+    def watches(self) -> bool:
+        """Tell whether folders have to be looked through."""
+        return bool(self._speaking.agent.tasks.watches)
+
+    def halted(self, row: SessionRow, halts: Mapping[str, HaltRow]) -> bool:
+        """Tell whether a session is halted, be it with its trigger, its agent or all."""
+        scopes = (f"session:{row.session}", f"trigger:{row.trigger}", f"agent:{row.agent}", "fleet")
+        return any(scope in halts and halts[scope].halted for scope in scopes)
+
+    async def look(self, switch: AgentRow | None, halts: Mapping[str, HaltRow]) -> int | None:
+        """Do what is to be done now; tell when to look again, if time decides that."""
+        await self.settle()
+        if switch is None or not switch.switched_on:
+            return None
+        moments = [await self._unharmed(row, switch, halts) for row in await self._rows()]
+        return min((moment for moment in moments if moment is not None), default=None)
+
+    async def delivered(self, identity: str, key: str) -> str:
+        """Find the session that a delivery started before; none, if it is new."""
+        found = await self._store.ask(Query("run_by_key", _Run, {"key": key}))
+        for row in found:
+            event = decode(RunStarted.KIND, row.version, row.facts)
+            if isinstance(event, RunStarted) and event.trigger == identity:
+                return event.session
+        return ""
+
+    async def against(self, identity: str, trigger: AnyTrigger) -> tuple[SkipReason, str, int | None] | None:
+        """Tell what stands against a run that somebody asks for, and until when."""
+        switches = await self._store.ask(Query("all_agents", AgentRow))
+        switch = next((row for row in switches if row.agent == self._name), None)
+        if switch is None or not switch.switched_on:
+            return ("off", f"{self._name} is switched off: halter on {self._name}", None)
+        halts = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow))}
+        row = TriggerRow(identity, agent=self._name)
+        halted = _explain_halt(row, halts)
+        if halted:
+            return ("halted", halted, None)
+        empty, _ = await self._money(row, trigger)
+        return None if empty is None else ("cost_cap_reached", empty.sentence, empty.until)
+
+    async def _rows(self) -> Sequence[TriggerRow]:
+        return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))
+
+    async def settle(self) -> None:
+        """Let the triggers be those that the agent's file names, beside those that people confirmed.
+
+        That is done once: another process may have read a newer file since, and then both would change them for ever.
+        """
+        if self._settled:
+            return
+        rows = {row.trigger: row for row in await self._rows()}
+        named = {trigger_id(self._name, each.name): each for each in self._speaking.agent.tasks.triggers()}
+        for identity, trigger in named.items():
+            row = rows.get(identity)
+            if row is None or row.digest != digest_trigger(trigger):
+                await self._make(identity, trigger)
+        for identity, row in rows.items():
+            if identity not in named and row.made_by == FILE_ACTOR:
+                await self._store.commit(end_trigger_row(row, FILE_ACTOR, "it stands in the agent's file no longer"))
+        self._settled = True
+
+    async def _make(self, identity: str, trigger: AnyTrigger) -> None:
+        row = next(iter(await self._store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
+        timing = resolve_timing(trigger, self._clock.now()) if isinstance(trigger, Schedule) else None
+        before = 0 if row is None else row.made_seq
+        if row is None and isinstance(trigger, Watch) and not trigger.existing:
+            # First, so that a start that is cut short is made anew as a whole.
+            await self._see(identity, trigger, ignored=True)
+        await self._store.commit(make_trigger(identity, self._name, trigger, FILE_ACTOR, timing, before))
+
+    async def _unharmed(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
+        """Look at one trigger; what breaks down over it is told, and stops no other one."""
+        about = f"{row.trigger} breaks down"
+        try:
+            moment = await self._look_at(row, switch, halts)
+        except (LeaseLost, StoreUnavailable):
+            raise
+        except Exception as error:  # noqa: BLE001  whatever it is, no other trigger may suffer from it
+            raise_if_cancelled()
+            told = self._speaking.gatehouse().redacted(clean(f"{type(error).__name__}: {error}"))
+            self._say(about, f"{shorten(told, 300)} It is tried again.")
+            return None
+        self._say(about, "")
+        return moment
+
+    async def _look_at(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
+        made = await self._read(row)
+        if made is None:
+            self._say(row.trigger, "What was said of it was erased, so it starts nothing: cancel it, or make it anew.")
+            return None
+        trigger = made.trigger()
+        match trigger:
+            case Schedule() if made.timing is not None:
+                return await self._schedule(row, trigger, made.timing, await self._around(row, trigger, switch, halts))
+            case Watch():
+                return await self._watch(row, trigger, switch, halts)
+            case _:
+                return None
+
+    async def _read(self, row: TriggerRow) -> TriggerRecord | None:
+        key = (row.trigger, row.made_seq)
+        if key not in self._made:
+            self._made[key] = await read_trigger_record(self._store, row)
+        return self._made[key]
+
+    async def _around(
+        self, row: TriggerRow, trigger: AnyTrigger, switch: AgentRow, halts: Mapping[str, HaltRow]
+    ) -> TriggerConditions:
+        running = await self._store.ask(Query("open_runs", SessionRow, {"trigger": row.trigger}))
+        empty, _ = await self._money(row, trigger)
+        return TriggerConditions(
+            now=self._clock.now(),
+            on_since=switch.at,
+            halted=_explain_halt(row, halts),
+            empty=empty,
+            running=len(running),
+        )
+
+    async def _money(self, row: TriggerRow, trigger: AnyTrigger) -> tuple[CapExhausted | None, int | None]:
+        """Tell which cap leaves nothing to begin with, if one does; and what the tightest one leaves."""
+        caps = inherit_trigger_caps(self._speaking.agent.policy.caps, trigger)
+        legs = list_accounts(caps, Spender("", self._name, row.trigger), self._clock.now())
+        least: int | None = None
+        for leg in legs:
+            left = None if leg.scope.startswith("session:") else await self._left(leg)
+            if left is None:
+                continue
+            cap, unspent = left
+            empty = check_cap_exhausted(unspent, cap, f"{leg.scope} {leg.window}".strip(), window_end(leg.window))
+            if empty is not None:
+                return empty, 0
+            least = unspent if least is None else min(least, unspent)
+        return None, least
+
+    async def _left(self, leg: Leg) -> tuple[int, int] | None:
+        params = {"scope": leg.scope, "window": leg.window, "unit": "usd"}
+        found = next(iter(await self._store.ask(Query("budget", BudgetRow, params))), None)
+        row = found or BudgetRow(leg.scope, leg.window, "usd")
+        cap = row.binding(leg.cap)
+        return None if cap is None else (cap, cap - row.spent - row.held)
+
+    async def _schedule(
+        self, row: TriggerRow, schedule: Schedule, timing: Timing, around: TriggerConditions
+    ) -> int | None:
+        hours = None if schedule.active_hours is UNSET else parse_active_hours(schedule.active_hours)
+        for act in decide_schedule(schedule, timing, row, around, hours):
+            await self._do(row, schedule, act)
+        (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
+        return find_next_schedule_look(schedule, timing, row, around.now)
+
+    async def _do(self, row: TriggerRow, schedule: Schedule, act: RunNow | SkipRuns | QueueRun) -> None:
+        identity = row.trigger
+        match act:
+            case RunNow(due_at):
+                run = RunStarted(trigger=identity, session="", cause="schedule", due_at=due_at)
+                await self._start(row, schedule, run)
+            case SkipRuns(why, due_at, count, sentence):
+                event = RunSkipped(trigger=identity, why=why, due_at=due_at, count=count, sentence=sentence)
+                await self._store.commit(record_unstarted_run(f"skip/{due_at}", event))
+            case QueueRun(due_at):
+                event = RunQueued(trigger=identity, due_at=due_at)
+                await self._store.commit(record_unstarted_run(f"queue/{due_at}", event))
+
+    async def _start(
+        self, row: TriggerRow, trigger: AnyTrigger, run: RunStarted, item: WatchedDocument | None = None
+    ) -> None:
+        (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
+        key, given, before = f"tick/{run.due_at}", None, None
+        if item is not None:
+            # A document that a person lets be tried anew has no session, as at its very beginning.
+            key, before = f"item/{item.item}/{run.attempt}/{item.session}/{row.runs}", item.session
+            given = RunInput(f"The document is {item.name}.", row.trigger)
+        await self._store.commit(await start_run(self._speaking, row, trigger, run, key, given, before))
+
+    async def _watch(self, row: TriggerRow, watch: Watch, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
+        settles = await self._see(row.trigger, watch)
+        items = await self._store.ask(Query("items_open", WatchedDocument, {"trigger": row.trigger}))
+        if not any(not item.done and not item.open for item in items):
+            return settles
+        around = await self._around(row, watch, switch, halts)
+        free, stopped = _split_halted(items, switch, halts)
+        found = decide_watch(watch, free, around, await self._room(row, watch, around.running))
+        for act in (*found.acts, *(stopped if not found.acts else ())):
+            await self._act(row, watch, act)
+        moments = [at for at in (settles, found.until, around.empty and around.empty.until) if at is not None]
+        return min(moments, default=None)
+
+    async def _act(self, row: TriggerRow, watch: Watch, act: StartRun | QuarantineDocument | DelayDocuments) -> None:
+        identity = row.trigger
+        match act:
+            case StartRun(item, attempt):
+                run = RunStarted(trigger=identity, session="", cause="watch", item=item.item, attempt=attempt)
+                await self._start(row, watch, run, item)
+            case QuarantineDocument(item, sentence):
+                event = ItemQuarantined(trigger=identity, item=item.item, attempts=item.attempts, sentence=sentence)
+                await self._store.commit(
+                    record_trigger_events(identity, f"quarantine/{item.item}/{item.session}", event)
+                )
+                self._left_to_people()
+            case DelayDocuments(why, waiting, sentence, until):
+                if (sentence, until) != (row.delayed, row.delayed_until):
+                    event = RunsDelayed(trigger=identity, why=why, waiting=waiting, sentence=sentence, until=until)
+                    await self._store.commit(record_delay(event, self._clock.now()))
+
+    async def _room(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
+        """Tell for how many sessions money is left, going by what they have cost so far."""
+        _, left = await self._money(row, watch)
+        params = {"trigger": row.trigger, "since": self._clock.now() - 7 * DAY, "limit": SAMPLES_KEPT}
+        costs = [cost.usd for cost in await self._store.ask(Query("trigger_costs", _Cost, params)) if cost.usd]
+        if left is None or not costs:
+            return None
+        room = max(0, left * len(costs) // sum(costs) - running)
+        # Who has nothing at work may always begin one: what it costs is held to the cent when it acts.
+        return room if running else max(room, 1)
+
+    async def _see(self, identity: str, watch: Watch, *, ignored: bool = False) -> int | None:
+        """Take in the documents of a watch that have come to rest; tell when another one will have."""
+        path, pattern = self._place(watch)
+        files = await self._library.files(path, pattern)
+        if isinstance(files, UnreadableFile):
+            self._say(identity, f"{files.sentence} It is looked for again and again.")
+            return None
+        self._say(identity, "")
+        now, moments, taken = self._clock.now(), list[int](), 0
+        for name, seen in sorted(files.items(), key=lambda found: (found[1].modified, found[0])):
+            before, since = self._stable.get((identity, name), (None, 0))
+            if before != seen:
+                self._stable[identity, name] = (seen, now)
+                since = now
+            if not ignored and now - since < watch.debounce:
+                moments.append(since + watch.debounce)
+            elif before == seen and since == 0:
+                continue
+            elif taken == MAX_DOCUMENTS_PER_LOOK and not ignored:
+                return now
+            elif await self._take(identity, self._library.place(path) / name, name, seen, ignored=ignored):
+                self._stable[identity, name] = (seen, 0)
+                taken += 1
+        return min(moments, default=None)
+
+    def _place(self, watch: Watch) -> tuple[str, str]:
+        if watch.collection is not UNSET:
+            collection = self._speaking.agent.tasks.collections[watch.collection]
+            return collection.path, collection.pattern
+        return ("." if watch.path is UNSET else watch.path), watch.pattern
+
+    async def _take(self, identity: str, path: Path, name: str, seen: FileEntry, *, ignored: bool) -> bool:
+        """Take one document in, once for each content; tell whether it is known now."""
+        known = await self._library.take(path, seen, name)
+        if not known.document:
+            self._say(f"{identity} {to_one_line(name)}", to_one_line(known.problem))
+            return False
+        shown, problem = to_one_line(name), to_one_line(known.problem)
+        await self._store.commit(self._seen(identity, known.document, shown, seen, problem, ignored=ignored))
+        if problem:
+            self._left_to_people()
+        return True
+
+    def _seen(self, identity: str, item: str, name: str, seen: FileEntry, problem: str, *, ignored: bool) -> Write:
+        """Write down that a document was found; not one that the agent wrote itself, and none twice."""
+
+        def decide(rows: Rows) -> Sequence[Draft]:
+            if rows.get(ItemRow, identity, item) is not None:
+                return []
+            own = rows.get(OutputRow, self._name, item) is not None
+            event = ItemSeen(trigger=identity, item=item, name=name, size=seen.size, ignored=ignored or own)
+            if not problem or event.ignored:
+                return [Draft(event)]
+            return [
+                Draft(event),
+                Draft(ItemQuarantined(trigger=identity, item=item, attempts=0, sentence=problem)),
+            ]
+
+        rows = [(TriggerRow, (identity,)), (ItemRow, (identity, item)), (OutputRow, (self._name, item))]
+        return Write(trigger_stream(identity), f"{identity}/seen/{item}", decide, rows)
+
+    def _say(self, about: str, sentence: str) -> None:
+        if self._told.get(about, "") != sentence:
+            self._told[about] = sentence
+            if sentence:
+                self._tell(self._name, f"{about}: {sentence}")
+
+
+def _split_halted(
+    items: Sequence[WatchedDocument], switch: AgentRow, halts: Mapping[str, HaltRow]
+) -> tuple[Sequence[WatchedDocument], Sequence[DelayDocuments]]:
+    """Part from the others the documents whose own session a person halted since the agent was switched on."""
+
+    def halt_of(item: WatchedDocument) -> HaltRow | None:
+        halt = halts.get(f"session:{item.session}")
+        ours = halt is not None and halt.halted and halt.at > switch.at and item.blameless
+        return halt if ours else None
+
+    held = [halt for item in items if (halt := halt_of(item)) is not None]
+    delays = [DelayDocuments("halted", len(held), _name_halt_author(held[0]))] if held else []
+    return [item for item in items if halt_of(item) is None], delays
+
+
+def _name_halt_author(halt: HaltRow) -> str:
+    return f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
+
+
+def _explain_halt(row: TriggerRow, halts: Mapping[str, HaltRow]) -> str:
+    for scope in (f"trigger:{row.trigger}", f"agent:{row.agent}", "fleet"):
+        halt = halts.get(scope)
+        if halt is not None and halt.halted:
+            return _name_halt_author(halt)
+    return ""
+
+
+def resolve_timing(schedule: Schedule, now: int) -> Timing:
+    """Tell when a schedule of a file fires. What it says was checked when the file was read."""
+    zone = "UTC" if schedule.timezone is UNSET else schedule.timezone
+    if schedule.cron is not UNSET:
+        return Timing(cron=schedule.cron, timezone=zone)
+    if schedule.every is not UNSET:
+        return Timing(every=schedule.every, timezone=zone, anchor=now)
+    at = parse_moment("" if schedule.at is UNSET else schedule.at, zone)
+    return Timing(at=at if isinstance(at, int) else None, timezone=zone)
+
+
+MAX_DELIVERY_LENGTH = 256 * 1024
+
+
+async def run_now(speaking: AgentContext, folder: Path, name: str, file: Path | None) -> SessionId:
+    """Start a run of a trigger; for a watch about a document, for a webhook with a file's text as its delivery."""
+    store, agent = speaking.store, speaking.agent.policy.name
+    await AgentTriggers(speaking, folder, lambda _, __: None).settle()
+    row = await find_trigger_row(store, trigger_id(agent, name))
+    made = None if row is None or row.ended_at is not None else await read_trigger_record(store, row)
+    if row is None or made is None:
+        raise ConfigError(f"{agent} has no trigger {name}: look at halter schedules {agent}.")
+    trigger = made.trigger()
+    item, given = await _build_run_input(speaking, folder, row, trigger, file)
+    person = speaking.app.settings.person
+    run = RunStarted(trigger=row.trigger, session="", cause="person", item=item, by=person)
+    write = await start_run(speaking, row, trigger, run, f"person/{speaking.app.ids.new()}", given)
+    for stored in (await store.commit(write)).events:
+        if isinstance(stored.event, RunStarted):
+            return SessionId(stored.event.session)
+    raise ConfigError(f"Another run of {name} was started at this very moment: look at halter sessions.")
+
+
+async def attend_run_here(speaking: AgentContext, folder: Path, session: SessionId) -> bool:
+    """Take a run to its next rest or its end in this process; False where another one has taken it already."""
+    for lease in await speaking.store.claim(speaking.worker, 1, session):
+        await AutonomousAgent(speaking, folder).attend(lease)
+        return True
+    return False
+
+
+async def _build_run_input(
+    speaking: AgentContext, folder: Path, row: TriggerRow, trigger: AnyTrigger, file: Path | None
+) -> tuple[str, RunInput | None]:
+    match trigger:
+        case Schedule():
+            if file is not None:
+                raise ConfigError(f"{trigger.name} is a schedule, which runs without a file.")
+            return "", None
+        case Watch():
+            if file is None:
+                raise ConfigError(f"{trigger.name} is a watch, which runs for a document: name its file.")
+            return await _take_in_document(speaking, folder, row, file), RunInput(
+                f"The document is {file.name}.", row.trigger
+            )
+        case Webhook():
+            text = "" if file is None else _read_delivery(file)
+            return "", RunInput(text, speaking.app.settings.person, "webhook") if text else None
+
+
+async def _take_in_document(speaking: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
+    """Take a document in. The watch itself starts nothing for it: that was done by hand."""
+    library = speaking.agent.library or Library(speaking.store, folder)
+    place, seen = _stat_document(file)
+    known = await library.take(place, seen, file.name)
+    if known.problem or not known.document:
+        raise ConfigError(known.problem or f"{file} cannot be read.")
+    event = ItemSeen(trigger=row.trigger, item=known.document, name=file.name, size=seen.size, ignored=True)
+    await speaking.store.commit(record_trigger_events(row.trigger, f"seen/{known.document}", event))
+    return known.document
+
+
+def _stat_document(file: Path) -> tuple[Path, FileEntry]:
+    try:
+        found = file.stat()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+    return file.resolve(), FileEntry(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def _read_delivery(file: Path) -> str:
+    try:
+        with file.open(encoding="utf-8", errors="replace") as text:
+            return text.read(MAX_DELIVERY_LENGTH)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None

@@ -1,0 +1,406 @@
+"""A process that runs agents, as one of the workers of its store: what it takes on, and what others know of it.
+
+Retention: whoever runs agents erases what was said in sessions that ended long ago, as the store's policy says.
+
+An agent that runs by itself in this process: its session begun, attended, and resident while its sensors read.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from msgspec import UNSET
+
+from halter.autonomy.resident import ResidentSession, WatchedSensor
+from halter.autonomy.upkeep import MAX_RESTARTS, REST_STATES, RESTART_WINDOW
+from halter.core.clock import HOUR, SECOND, Clock
+from halter.core.errors import ConfigError, StoreError
+from halter.core.events import SessionWoken, TurnEnded
+from halter.core.ids import SessionId
+from halter.core.messages import StreamChunk
+from halter.core.ports import AgentConcurrency, HeartbeatReply, Lease, Query, Store, Stored
+from halter.core.rows import SessionRow, WorkerInfo, WorkerRow
+from halter.core.text import format_count
+from halter.core.tools import DEFAULT_TOOL_TIMEOUT
+from halter.dispatch.dispatcher import (
+    DUE_POLLING_INTERVAL,
+    EMBEDDED_CONCURRENCY,
+    EmbeddedDispatcher,
+    Sessions,
+    find_version_in_force,
+    quarantine_session,
+)
+from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
+from halter.guard.model_door import MODEL_REQUEST_TIMEOUT as REQUEST_TIMEOUT
+from halter.loop.loop import LoopObserver
+from halter.runtime.agent_context import AgentContext
+from halter.runtime.runtime import App, sync_store_clock
+from halter.runtime.session_builder import AttendedSession, SessionSensors, build_attended_session, make_fetch_tools
+from halter.runtime.sessions import (
+    PrecedingSession,
+    begin_session,
+    build_handover,
+    is_playbook_run,
+    read_session_row,
+    run_leased_playbook,
+)
+from halter.state.session import InFlight
+from halter.tasks.conversation import Conclusion
+
+MAX_REMEMBERED_SESSIONS: Final = 50
+"""So many sessions that rest elsewhere are remembered as they were left."""
+MAX_TAKEOVERS: Final = 2 * MAX_RESTARTS
+"""So many processes that died over a session, without a turn coming to its end, are too many."""
+
+PulseListener = Callable[[str, str, Mapping[str, Any]], None]
+"""Somebody who wants to know what happens at this moment: in which session, under which name, with which values."""
+
+
+def ignore_pulse(_: str, __: str, ___: Mapping[str, Any]) -> None:
+    """Do not care."""
+
+
+class AutonomousAgent:
+    """One agent that runs by itself."""
+
+    def __init__(self, speaking: AgentContext, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
+        self.speaking = speaking
+        self.snapshots: dict[SessionId, Callable[[], bytes]] = {}
+        self._folder = folder
+        self._pulse = pulse
+        self._resident = bool(speaking.agent.pacing.sensors)
+        self._resting: dict[SessionId, tuple[int, AttendedSession]] = {}
+
+    @property
+    def name(self) -> str:
+        """The agent's name."""
+        return self.speaking.agent.policy.name
+
+    @property
+    def version(self) -> str:
+        """Name the agent's files, as they were read."""
+        return self.speaking.agent.folder
+
+    @property
+    def concurrency(self) -> int | None:
+        """How many of its tasks may be awake at once, on all machines together; None is any number."""
+        return self.speaking.agent.tasks.concurrency
+
+    @property
+    def autonomous(self) -> bool:
+        """Tell whether the agent runs by itself, beside what is triggered."""
+        return self.speaking.agent.pacing.autonomy.enabled
+
+    @property
+    def idle_halt(self) -> int:
+        """How long one of its sessions may run and do nothing."""
+        return self.speaking.agent.tasks.idle_halt
+
+    def allowed(self, flight: InFlight) -> int:
+        """Tell how long something that a session has under way may take: a call its tool's time, a request its own.
+
+        A verb may take longer than that, by what it does inside; and that is under way by itself.
+        """
+        if not flight.is_call:
+            return REQUEST_TIMEOUT
+        tool = self.speaking.agent.tools.get(flight.name)
+        return DEFAULT_TOOL_TIMEOUT if tool is None else tool.spec.timeout
+
+    async def begin(self, number: int, follows: str = "", because: str = "") -> SessionId:
+        """Begin the agent's session of that number; one that was begun before stays as it is.
+
+        One that `follows` another by itself is told so, and what the other one said last.
+        """
+        session = f"{self.name}-{number}"
+        if not follows:
+            return await begin_session(self.speaking, "", "autonomous", session)
+        text = await build_handover(self.speaking.store, follows, because)
+        return await begin_session(self.speaking, text, "autonomous", session, PrecedingSession(follows, because))
+
+    async def attend(
+        self,
+        lease: Lease,
+        stays: Callable[[SessionId], None] = lambda _: None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take a session from where it stands to its next rest; one with sensors stays until it is over.
+
+        `waits` is told when a person has to decide something.
+        """
+        made = self._remembered(lease)
+        if made is not None:
+            await self._visited(made, lease)
+            return
+        row = await read_session_row(self.speaking, lease.session)
+        if await is_playbook_run(self.speaking, row):
+            await run_leased_playbook(self.speaking, lease)
+            return
+        watching = LoopObserver(listen=lambda chunk: self._heard(lease.session, chunk))
+        resident = self._resident and row.kind == "autonomous"
+        sensed = make_fetch_tools(self.speaking) if resident else None
+        made = await build_attended_session(
+            self.speaking, row, lease, watching=watching, sensed=sensed, waits=lambda _, __: waits()
+        )
+        if lease.generation > MAX_TAKEOVERS and await self._kills(made, lease):
+            return
+        if not resident:
+            await self._visited(made, lease)
+            return
+        stays(lease.session)
+        self.snapshots[lease.session] = made.aware.hot.snapshot
+        try:
+            await self._inhabited(made, row, lease)
+        finally:
+            self.snapshots.pop(lease.session, None)
+
+    async def _visited(self, made: AttendedSession, lease: Lease) -> None:
+        """Take a session to its next rest, and remember it for a while: the next to wake may have been here before."""
+        if (await made.conversation.attend()).over:
+            return
+        self._resting[lease.session] = (lease.generation, made)
+        while len(self._resting) > MAX_REMEMBERED_SESSIONS:
+            self._resting.pop(next(iter(self._resting)))
+
+    def _remembered(self, lease: Lease) -> AttendedSession | None:
+        """Find a session as it was left here, if nobody else has had it since: its history need not be read again."""
+        generation, made = self._resting.pop(lease.session, (0, None))
+        if made is None or generation != lease.generation - 1:
+            return None
+        made.running.lease = lease
+        return made
+
+    def _heard(self, session: str, chunk: StreamChunk) -> None:
+        self._pulse(session, "text", {"request": chunk.request, "text": chunk.text, "finished": chunk.finished})
+
+    async def _inhabited(self, made: AttendedSession, row: SessionRow, lease: Lease) -> Conclusion:
+        """Let the session live with its sensors. One that is found asleep sleeps on, with its sensors awake."""
+        sensors = SessionSensors(self.speaking, made.running, self._folder)
+        watched = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in made.terms.pacing.sensors]
+        resident = ResidentSession(
+            made.conversation,
+            made.running,
+            made.loop,
+            made.aware,
+            watched,
+            sensors.runs,
+            lambda name, values: self._pulse(lease.session, name, values),
+        )
+        return await resident.live(await self._asleep(made, row))
+
+    async def _asleep(self, made: AttendedSession, row: SessionRow) -> Conclusion | None:
+        """Find a session resting that nothing has woken."""
+        if row.state not in REST_STATES or (row.due_at is not None and row.due_at <= self.speaking.app.clock.now()):
+            return None
+        await made.running.look_back()
+        return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
+
+    async def _kills(self, made: AttendedSession, lease: Lease) -> bool:
+        """Leave a session to a person over which one process after the other died."""
+        now = self.speaking.app.clock.now()
+        deaths = count_takeovers(await made.running.look_back(), now)
+        if deaths < MAX_TAKEOVERS:
+            return False
+        error = f"{deaths} processes that worked on it died in a row."
+        return await quarantine_session(self.speaking.store, lease, deaths, error, now)
+
+
+def count_takeovers(events: Sequence[Stored], now: int) -> int:
+    """Count how often a session was taken over lately since a turn of it last came to its end."""
+    count = 0
+    for stored in events:
+        match stored.event:
+            case TurnEnded():
+                count = 0
+            case SessionWoken(cause="takeover") if stored.at > now - RESTART_WINDOW:
+                count += 1
+            case _:
+                pass
+    return count
+
+
+DRAIN_TIMEOUT: Final = 30 * SECOND
+"""How long what runs may take to come to its rest when a worker is to end."""
+
+
+class Dispatcher(Protocol):
+    """Brings the sessions that are due to whoever attends them."""
+
+    async def run(self) -> None:
+        """Do so until cancelled."""
+        ...
+
+
+DispatcherFactory = Callable[[Sessions, Callable[[], AgentConcurrency], Mapping[str, str]], Dispatcher]
+"""Makes a dispatcher for the sessions of some agents; their versions are named beside them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchMode:
+    """How a process runs agents: what it is called, how its sessions come to it, how many at once."""
+
+    kind: str
+    dispatch: DispatcherFactory
+    concurrency: int
+    drain: int = DRAIN_TIMEOUT
+    heartbeat: int = HEARTBEAT_INTERVAL
+    polling_interval: int = DUE_POLLING_INTERVAL
+    """How often due sessions are looked for without a hint."""
+
+
+def make_embedded_mode(kind: str = "up") -> DispatchMode:
+    """Let a process claim what is due for itself."""
+    return DispatchMode(
+        kind,
+        lambda sessions, agents, _: EmbeddedDispatcher(sessions, agents, EMBEDDED_CONCURRENCY),
+        EMBEDDED_CONCURRENCY,
+    )
+
+
+def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int = DRAIN_TIMEOUT) -> DispatchMode:
+    """Let tickets come to a process from the queue that all workers on a PostgreSQL store share."""
+    from halter.dispatch.dispatcher import DistributedDispatcher
+    from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
+
+    prepare_queue_tables(url)
+
+    def dispatch(sessions: Sessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]) -> Dispatcher:
+        return DistributedDispatcher(sessions, agents, ProcrastinateQueue(url, clock, versions), concurrency)
+
+    return DispatchMode("worker", dispatch, concurrency, drain)
+
+
+class Drained(Exception):
+    """Everything rests, and the process may end."""
+
+
+class WorkerState:
+    """What a worker has in its hands, says of itself, and hears with each heartbeat."""
+
+    def __init__(
+        self,
+        app: App,
+        sessions: Sessions,
+        manner: DispatchMode,
+        agents: Mapping[str, AutonomousAgent],
+        tell: Callable[[str, str], None],
+    ) -> None:
+        self.refused = asyncio.Event()
+        """Set when this machine must run nothing."""
+        self._app = app
+        self._sessions = sessions
+        self._manner = manner
+        self._living = agents
+        self._tell = tell
+        self._started_at = 0
+        self._waiting: frozenset[str] = frozenset()
+        self._refusal = ""
+
+    async def enter(self, store: Store) -> None:
+        """Be known to the others before anything is taken, and know them."""
+        self._started_at = self._app.clock.now()
+        await self.beaten(await store.beat(self._sessions.worker, {}, self.about()))
+        self.demand_clock()
+
+    def demand_clock(self) -> None:
+        """Refuse to run anything on a machine that tells another time than the store."""
+        if self._refusal:
+            raise ConfigError(self._refusal)
+
+    def agents(self) -> AgentConcurrency:
+        """Name the agents whose sessions are taken here, and how many tasks of each may be awake everywhere."""
+        return {name: living.concurrency for name, living in self._living.items() if name not in self._waiting}
+
+    def versions(self) -> Mapping[str, str]:
+        """Name the versions of all agents here."""
+        return {name: living.version for name, living in self._living.items()}
+
+    def leases(self) -> frozenset[Lease]:
+        """Name the sessions that are attended here."""
+        return self._sessions.leases()
+
+    def lost(self, leases: frozenset[Lease]) -> None:
+        """Stop attending what another process has by now."""
+        self._sessions.lost(leases)
+
+    def snapshots(self) -> Mapping[SessionId, bytes]:
+        """Tell the hot state of the sessions that stay here."""
+        return {
+            session: snapshot() for living in self._living.values() for session, snapshot in living.snapshots.items()
+        }
+
+    def about(self) -> str:
+        """Say what others should know."""
+        from halter import __version__
+
+        return WorkerInfo(
+            kind=self._manner.kind,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            version=__version__,
+            started_at=self._started_at,
+            agents=dict(self.versions()),
+            waiting=tuple(sorted(self._waiting)),
+            concurrency=self._manner.concurrency,
+            awake=self._sessions.awake,
+            residents=self._sessions.residents,
+            closing=self._sessions.closing.is_set(),
+            problem=self._refusal,
+        ).said()
+
+    async def beaten(self, beat: HeartbeatReply) -> None:
+        """Compare the clocks, and see which agents are here in the version that is in force."""
+        if isinstance(self._app.clock, StoreClock):
+            await sync_store_clock(self._app.store, self._app.clock)
+            self._refusal = self._app.clock.refusal()
+            if self._refusal:
+                self.refused.set()
+        workers = await self._sessions.store.ask(Query("all_workers", WorkerRow))
+        newer = {
+            name
+            for name, mine in self.versions().items()
+            if find_version_in_force(workers, name, beat.now) not in ("", mine)
+        }
+        for name in sorted(newer - self._waiting):
+            self._tell(name, OUTDATED_AGENT)
+        for name in sorted(self._waiting - newer):
+            self._tell(name, CURRENT_AGENT)
+        self._waiting = frozenset(newer)
+
+
+OUTDATED_AGENT: Final = (
+    "Another worker has a newer version of this agent's files, so its sessions go on there and none is taken here. "
+    "Bring this folder to the same version and start again; if all who have the newer one are gone, it goes on here."
+)
+CURRENT_AGENT: Final = (
+    "No other worker has a newer version of this agent's files any more: its sessions are taken here again."
+)
+
+
+RETENTION_ACTOR: Final = "halter.yaml"
+"""Who has erased it, as the journal says."""
+RETENTION_INTERVAL: Final = HOUR
+
+
+def read_retention(app: App) -> int | None:
+    """Tell after how long words are erased; None if never."""
+    said = app.fleet.spec.retention
+    return None if said is UNSET else said
+
+
+async def erase_expired(app: App, age: int, tell: Callable[[str], None]) -> None:
+    """Erase what is older, now and every hour. A store that is away is asked again an hour later."""
+    from halter.journal.retention import erase_older_than
+
+    while True:
+        try:
+            erased = (await erase_older_than(app.store, age, RETENTION_ACTOR)).erased
+        except StoreError as error:
+            tell(f"What is older than the fleet's retention could not be erased, which is tried again: {error}")
+        else:
+            if erased:
+                tell(f"What was said in {format_count(len(erased), 'session')} was erased, as retention says.")
+        await app.clock.sleep(RETENTION_INTERVAL)

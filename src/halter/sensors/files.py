@@ -1,0 +1,261 @@
+"""A sensor that watches a file or a folder. What the system tells only says when to look; the look says the rest.
+
+So a burst is one reading, a rename is what it is, and nothing depends on how the system tells of either.
+
+What a file or a folder looks like at one moment, and what has changed since another. All of this blocks.
+"""
+
+import asyncio
+import codecs
+import os
+import stat
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from halter.core import agent_spec, folders
+from halter.core.clock import Clock
+from halter.core.folders import FileEntries, FileRefusal, FolderListing, describe_os_error, refuse_nothing
+from halter.core.ports import UnreadableFile
+from halter.core.text import clean
+from halter.core.tools import Reading, Sensor, SensorFailed
+from halter.sensors.poll import make_reading
+
+MOST_TEXT: Final = 64 * 1024
+MAX_FILES_REPORTED: Final = 1000
+"""So many files and so many changes one reading tells of."""
+
+
+def list_folder(folder: Path, pattern: str) -> FolderListing:
+    """Look through a folder, without ever following a link to another. Raises SensorFailed."""
+    found = folders.scan_folder(folder, pattern)
+    if isinstance(found, UnreadableFile):
+        raise SensorFailed(found.sentence)
+    return found
+
+
+def list_file_changes(before: FileEntries, after: FileEntries) -> list[dict[str, str]]:
+    """List what has happened to files in between. A renamed one was deleted here and added there."""
+    told = [("deleted", path) for path in sorted(before.keys() - after.keys())]
+    told += [("added", path) for path in sorted(after.keys() - before.keys())]
+    told += [("modified", path) for path in sorted(after.keys() & before.keys()) if after[path] != before[path]]
+    return [{"change": change, "path": clean(path)} for change, path in told[:MAX_FILES_REPORTED]]
+
+
+def describe_folder(files: FileEntries, changed: list[dict[str, str]]) -> dict[str, Any]:
+    """Say what a folder holds, the newest files first."""
+    newest = sorted(files.items(), key=lambda each: (-each[1].modified, each[0]))[:MAX_FILES_REPORTED]
+    listed = [{"path": clean(path), "size": seen.size, "modified_at": _moment(seen.modified)} for path, seen in newest]
+    return {"files": listed, "changes": changed}
+
+
+def describe_file(path: Path, shown: str, refuses: FileRefusal = refuse_nothing) -> dict[str, Any]:
+    """Say what a file is, and how it begins. Raises SensorFailed for what is there and cannot be read."""
+    try:
+        # A pipe that nobody writes to would be waited for.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
+            if refuses(path, file.fileno()):
+                raise SensorFailed(f"{shown} leads to what an agent may not read.")
+            about = os.fstat(file.fileno())
+            if not stat.S_ISREG(about.st_mode):
+                raise SensorFailed(f"{shown} is no plain file.")
+            text = _text(file.read(MOST_TEXT), whole=about.st_size <= MOST_TEXT)
+    except (FileNotFoundError, NotADirectoryError):
+        return {"path": shown, "exists": False, "size": 0, "modified_at": None, "text": None}
+    except OSError as error:
+        raise SensorFailed(f"{shown} cannot be read: {describe_os_error(error)}.") from error
+    moment = _moment(about.st_mtime_ns)
+    return {"path": shown, "exists": True, "size": about.st_size, "modified_at": moment, "text": text}
+
+
+def _text(data: bytes, *, whole: bool) -> str | None:
+    """Decode the beginning of a file, which may end within a letter; what is no text is None."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=whole)
+    except UnicodeDecodeError:
+        return None
+    return None if "\0" in text else text
+
+
+def _moment(nanoseconds: int) -> str:
+    """Write a time down as people do; one beyond all calendars as the last there is."""
+    try:
+        moment = datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        moment = datetime.max.replace(tzinfo=UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+MILLISECOND: Final = 1_000
+MAX_BURST_MS: Final = 1_600
+"""The longest time, in milliseconds, for which changes are gathered into one reading."""
+BURST_PAUSE_MS: Final = 100
+"""A burst is over when so many milliseconds pass without a change."""
+IDENTITY_CHECK_MS: Final = 1_000
+"""So often, in milliseconds, it is made sure that what is watched still stands at its path."""
+CHECKS_BEFORE_LOOK: Final = 60
+"""After so many checks somebody looks anyway: not every file system tells of what another machine did."""
+
+WatchedFolders = tuple[Path, ...]
+
+
+def make_watch_sensor(
+    spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = refuse_nothing
+) -> Sensor:
+    """Make a sensor that watches the file or folder of a spec, whose path is seen from `root`."""
+    return _Watch(spec, root, clock, refuses)
+
+
+class _Look(msgspec.Struct, frozen=True):
+    """Which folders are to be watched, and what there is to tell."""
+
+    places: WatchedFolders
+    value: dict[str, Any] | None
+
+
+class _Watch:
+    def __init__(self, spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal) -> None:
+        self._refuses = refuses
+        self.name = spec.name
+        self.retry_after: int | None = None
+        self._shown = spec.source.path if isinstance(spec.source.path, str) else "."
+        self._path = root / self._shown
+        self._pattern = spec.source.pattern
+        self._clock = clock
+        self._is_folder = self._shown.endswith("/") or self._pattern != "*"
+        self._files: Files | None = None
+        self._value: dict[str, Any] | None = None
+
+    async def readings(self) -> AsyncGenerator[Reading]:
+        """Read at once, and after each change."""
+        self._value = None
+        while True:
+            places = await asyncio.to_thread(self._places)
+            with watch_folders(places) as watched:
+                while True:
+                    seen = await asyncio.to_thread(self._look)
+                    if seen.value is not None:
+                        yield make_reading(seen.value, self._clock.now())
+                    if seen.places != places or not await watched.changed():
+                        break
+            # Where folders come and go all the time, nobody begins anew all the time.
+            await self._clock.sleep(BURST_PAUSE_MS * MILLISECOND)
+
+    def _places(self) -> WatchedFolders:
+        """Find out what stands there. What is gone is taken for what it was."""
+        self._is_folder = self._path.is_dir() or (self._is_folder and not self._path.exists())
+        if self._is_folder:
+            return list_folder(self._path, self._pattern).folders
+        # An editor puts a new file in the place of the old one, which only the folder around it tells.
+        if not self._path.parent.is_dir():
+            raise SensorFailed(f"The folder of {self._shown} is not there.")
+        return (self._path.parent,)
+
+    def _look(self) -> _Look:
+        return self._folder() if self._is_folder else self._file()
+
+    def _folder(self) -> _Look:
+        seen = list_folder(self._path, self._pattern)
+        changed = [] if self._files is None else list_file_changes(self._files, seen.files)
+        nothing_new = self._value is not None and not changed
+        self._files, self._value = seen.files, describe_folder(seen.files, changed)
+        return _Look(seen.folders, None if nothing_new else self._value)
+
+    def _file(self) -> _Look:
+        before, self._value = self._value, describe_file(self._path, self._shown, self._refuses)
+        return _Look((self._path.parent,), None if self._value == before else self._value)
+
+
+class WatchEvents:
+    """What the thread that watches has told."""
+
+    def __init__(self) -> None:
+        self._news = asyncio.Event()
+        self._over = False
+        self._trouble = ""
+
+    def tell(self, *, over: bool = False, trouble: str = "") -> None:
+        """Have it known that something happened, that the watch is over, and why."""
+        self._over, self._trouble = over, trouble
+        self._news.set()
+
+    async def changed(self) -> bool:
+        """Wait until something has happened; False says that the watch is over and has to begin anew."""
+        await self._news.wait()
+        self._news.clear()
+        if self._trouble:
+            raise SensorFailed(self._trouble)
+        return not self._over
+
+
+@contextmanager
+def watch_folders(places: WatchedFolders) -> Generator[WatchEvents]:
+    """Watch folders in a thread of its own, since any pool would be used up by those who wait for ever.
+
+    The thread ends a moment after this does, and keeps nobody waiting.
+    """
+    watched, stop, loop = WatchEvents(), threading.Event(), asyncio.get_running_loop()
+
+    def tell(*, over: bool = False, trouble: str = "") -> None:
+        with suppress(RuntimeError):  # The loop has closed, and nobody listens any more.
+            loop.call_soon_threadsafe(partial(watched.tell, over=over, trouble=trouble))
+
+    threading.Thread(target=_watch, args=(places, stop, tell), name="halter-watch", daemon=True).start()
+    try:
+        yield watched
+    finally:
+        stop.set()
+
+
+def _watch(places: WatchedFolders, stop: threading.Event, tell: Callable[..., None]) -> None:
+    trouble = ""
+    try:
+        _watch_until_replaced(places, stop, tell)
+    except FileNotFoundError:
+        pass  # One of them has just gone, as whoever begins anew will see.
+    except OSError as error:
+        trouble = f"The folder cannot be watched: {error.strerror or error}."
+    except RuntimeError as error:
+        trouble = f"The folder cannot be watched: {error}."
+    finally:
+        tell(over=True, trouble=trouble)
+
+
+def _watch_until_replaced(places: WatchedFolders, stop: threading.Event, tell: Callable[..., None]) -> None:
+    import watchfiles
+
+    began = [_identity(place) for place in places]
+    told = watchfiles.watch(
+        *places,
+        watch_filter=None,
+        debounce=MAX_BURST_MS,
+        step=BURST_PAUSE_MS,
+        stop_event=stop,
+        rust_timeout=IDENTITY_CHECK_MS,
+        yield_on_timeout=True,
+        debug=False,
+        raise_interrupt=False,
+        force_polling=False,
+        recursive=False,
+        ignore_permission_denied=False,
+    )
+    for turn, changed in enumerate(told):
+        gone = {path for change, path in changed if change == watchfiles.Change.deleted}
+        if any(str(place) in gone for place in places) or began != [_identity(place) for place in places]:
+            return
+        # What happened before the system had begun to watch is seen by looking once more.
+        if changed or turn % CHECKS_BEFORE_LOOK == 0:
+            tell()
+
+
+def _identity(place: Path) -> tuple[int, int] | None:
+    with suppress(OSError):
+        about = os.stat(place)  # noqa: PTH116, the same in one line of many thousands that are run.
+        return about.st_dev, about.st_ino
+    return None

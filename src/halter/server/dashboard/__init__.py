@@ -1,1 +1,0 @@
-"""The dashboard: what a person looks at, decides and stops in a browser. It needs the extra `server`."""

@@ -1,0 +1,544 @@
+"""The one way into the server: everything that speaks HTTP or WebSocket passes here, whatever lies behind it.
+
+How much may be asked of the server: sizes, rates, and how many may listen at once.
+
+Wrong tokens are limited by where they come from, and nobody is locked out by a neighbour.
+
+From one place so many wrong tokens may come in a minute. Then what comes from there is not looked at, unless it was
+right there before: a person who works behind the same proxy as an attacker goes on working, and an attacker learns
+nothing by going on.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import Any, Final
+
+import msgspec
+
+from halter.core.clock import MINUTE, SECOND, Clock
+from halter.core.text import clean
+from halter.server.auth import (
+    API,
+    LOGIN,
+    Allowed,
+    AuthRejected,
+    IncomingRequest,
+    Keyring,
+    Logins,
+    ServerNames,
+    authorize_request,
+    find_shown_cookie,
+    find_shown_token,
+    is_free,
+)
+
+MAX_BUCKETS: Final = 10_000
+"""So many buckets are kept; full ones are forgotten first, since a new one is full as well."""
+
+
+class ServerLimits(msgspec.Struct, frozen=True):
+    """What one server takes."""
+
+    body: int = 1024 * 1024
+    requests: int = 1200
+    """So many requests a token may make in a minute."""
+    pages: int = 120
+    """So many of them may be pages and downloads: each takes a hundred times as long, and agents may wait for it."""
+    failures: int = 10
+    """So many wrong tokens may be tried in a minute, from one place: to log in, as bearer, at a webhook."""
+    stale: int = 120
+    """So many cookies that have ended may be shown in a minute, from one place: pages that were left open do that."""
+    streams: int = 20
+    """So many streams and sockets a token may have open."""
+    all_streams: int = 500
+    upload: int = 30 * SECOND
+    """How long a body may be in coming."""
+    head: int = 10 * SECOND
+    """How long somebody may be connected without having asked for anything."""
+    stall: int = 30 * SECOND
+    """How long somebody may take nothing of what they are sent."""
+    check: int = 2 * SECOND
+    """How often it is looked whether who listens may still do so."""
+
+
+class Bucket(msgspec.Struct, frozen=True):
+    """What is left of an allowance, and when that was."""
+
+    left: float
+    at: int
+
+
+def take_from_bucket(bucket: Bucket | None, most: int, now: int) -> tuple[Bucket, int]:
+    """Take one from what a minute allows; tell how long to wait where nothing is left (0: it was taken)."""
+    left = float(most) if bucket is None else compute_bucket_level(bucket, most, now)
+    if left < 1:
+        return Bucket(left, now), max(1, round((1 - left) * MINUTE / most))
+    return Bucket(left - 1, now), 0
+
+
+def compute_bucket_level(bucket: Bucket, most: int, now: int) -> float:
+    """Tell how much is left by now. A clock that was put back takes nothing away."""
+    return min(float(most), bucket.left + max(0, now - bucket.at) * most / MINUTE)
+
+
+class RateLimiters:
+    """Allowances by name, each of so many a minute."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._buckets: dict[str, Bucket] = {}
+
+    def wait(self, name: str, now: int) -> int:
+        """Take one; tell how long to wait if none was left."""
+        self._buckets[name], wait = take_from_bucket(self._buckets.get(name), self._most, now)
+        if len(self._buckets) > MAX_BUCKETS:
+            self._buckets = dict(self._kept(now))
+        return wait
+
+    def is_spent(self, name: str, now: int) -> int:
+        """Tell how long to wait, without taking one."""
+        bucket = self._buckets.get(name)
+        return 0 if bucket is None else take_from_bucket(bucket, self._most, now)[1]
+
+    def remembered(self) -> int:
+        """Tell how many names are kept."""
+        return len(self._buckets)
+
+    def _kept(self, now: int) -> Mapping[str, Bucket]:
+        wanting = {
+            name: each
+            for name, each in self._buckets.items()
+            if compute_bucket_level(each, self._most, now) < self._most
+        }
+        return dict(list(wanting.items())[-MAX_BUCKETS // 2 :])
+
+
+class OpenStreams:
+    """How many streams are open, by whom."""
+
+    def __init__(self, each: int, together: int) -> None:
+        self._each = each
+        self._together = together
+        self._counts: dict[str, int] = {}
+
+    def enter(self, name: str) -> bool:
+        """Count one more, if there may be one."""
+        if self._counts.get(name, 0) >= self._each or sum(self._counts.values()) >= self._together:
+            return False
+        self._counts[name] = self._counts.get(name, 0) + 1
+        return True
+
+    def leave(self, name: str) -> None:
+        """Count one less."""
+        self._counts[name] -= 1
+        if not self._counts[name]:
+            del self._counts[name]
+
+    def count(self) -> int:
+        """Tell how many there are."""
+        return sum(self._counts.values())
+
+
+MAX_PROVEN_TOKENS: Final = 10_000
+PROXY_FACTOR: Final = 10
+"""So many times as much may come through a proxy on this machine, or from all IPv6 networks of one site."""
+IPV6_SITE_BITS: Final = 48
+"""The bits by which an IPv6 site is known: many providers give a single customer all networks of one."""
+FORWARDED_HEADER: Final = b"x-forwarded-for"
+
+
+class ClientOrigin(msgspec.Struct, frozen=True):
+    """Where a request came from: who is connected, and whom a proxy on this machine says it speaks for."""
+
+    peer: str
+    origin: str
+
+
+def locate_client(peer: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> ClientOrigin:
+    """Name a place. Only what this machine's own proxy added last is believed; an IPv6 network is one place."""
+    address = _address(peer)
+    if address is None or not address.is_loopback:
+        return ClientOrigin(_network(peer), _network(peer))
+    said = [value.decode("latin-1") for name, value in headers if name.lower() == FORWARDED_HEADER]
+    last = said[-1].rpartition(",")[2].strip() if said else ""
+    return ClientOrigin(_network(peer), _network(last if _address(last) is not None else peer))
+
+
+def _address(text: str) -> IPv4Address | IPv6Address | None:
+    try:
+        found = ip_address(text)
+    except ValueError:
+        return None
+    return found.ipv4_mapped or found if isinstance(found, IPv6Address) else found
+
+
+def _network(text: str) -> str:
+    address = _address(text)
+    if isinstance(address, IPv6Address) and not address.is_loopback:
+        return str(ip_network((address.packed[:8] + bytes(8), 64)))
+    return text if address is None else str(address)
+
+
+def _find_ipv6_site(origin: str) -> str:
+    """Name the site that an IPv6 network belongs to; other places belong to none."""
+    return str(ip_network(origin).supernet(new_prefix=IPV6_SITE_BITS)) if origin.endswith("/64") else ""
+
+
+def digest_shown(shown: str) -> str:
+    """Name what was shown, without keeping it."""
+    return hashlib.sha256(shown.encode("utf-8", "replace")).hexdigest()
+
+
+class Attempts:
+    """How many wrong ones came from where, and what was right there."""
+
+    def __init__(self, most: int) -> None:
+        self._origins = RateLimiters(most)
+        self._peers = RateLimiters(PROXY_FACTOR * most)
+        self._sites = RateLimiters(PROXY_FACTOR * most)
+        self._proven: dict[tuple[str, str], None] = {}
+
+    def wait(self, place: ClientOrigin, shown: str, now: int) -> int:
+        """Return how long it is until something is looked at; 0 where that is now."""
+        if (place.origin, digest_shown(shown)) in self._proven:
+            return 0
+        through_proxy = 0 if place.origin == place.peer else self._peers.is_spent(place.peer, now)
+        site = _find_ipv6_site(place.origin)
+        from_site = self._sites.is_spent(site, now) if site else 0
+        return self._origins.is_spent(place.origin, now) or through_proxy or from_site
+
+    def wrong(self, place: ClientOrigin, shown: str, now: int) -> None:
+        """Count one that was wrong, also where it was right before."""
+        self._proven.pop((place.origin, digest_shown(shown)), None)
+        self._origins.wait(place.origin, now)
+        if place.origin != place.peer:
+            self._peers.wait(place.peer, now)
+        if site := _find_ipv6_site(place.origin):
+            self._sites.wait(site, now)
+
+    def right(self, place: ClientOrigin, shown: str) -> None:
+        """Remember one that was right; the newest are kept."""
+        key = (place.origin, digest_shown(shown))
+        self._proven.pop(key, None)
+        self._proven[key] = None
+        if len(self._proven) > MAX_PROVEN_TOKENS:
+            del self._proven[next(iter(self._proven))]
+
+    def remembered(self) -> int:
+        """Tell how much is kept."""
+        return sum(each.remembered() for each in (self._origins, self._peers, self._sites)) + len(self._proven)
+
+
+AsgiScope = MutableMapping[str, Any]
+AsgiMessage = MutableMapping[str, Any]
+AsgiReceive = Callable[[], Awaitable[AsgiMessage]]
+AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
+AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
+
+WHO_KEY: Final = "halter.who"
+"""Under this key stands who asks, in the scope of everything that was let in."""
+STREAM_PATH: Final = f"{API}/stream"
+TOO_MANY_REQUESTS: Final = "That was too much for a minute: wait a little."
+INTERNAL_ERROR: Final = "Something broke here, which is a mistake of Halter's own: whoever runs it is told more."
+WS_POLICY_VIOLATION: Final = 1008
+"""With this code a WebSocket is closed to whom it is not open any more; with the next one, to all."""
+WS_GOING_AWAY: Final = 1001
+MAX_DRAIN_FACTOR: Final = 8
+"""A body that is so many times too long is not even read to its end."""
+
+STRICT_CSP: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+PAGES_CSP: Final = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; object-src 'none'; "
+    "form-action 'self'; base-uri 'self'; frame-ancestors 'none'"
+)
+"""What the dashboard's pages need: its library puts scripts and styles of its own into them. All comes from here."""
+_ALWAYS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    # Not none at all: a browser would then hide from us, too, which page a form was sent from.
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+)
+
+
+class AuthState:
+    """What a request is compared with: the tokens, the logins, and how many wrong ones of each came from where."""
+
+    def __init__(self, keys: Keyring, logins: Logins, limits: ServerLimits) -> None:
+        self.keys = keys
+        self.logins = logins
+        self.tokens_tried = Attempts(limits.failures)
+        self.cookies_tried = Attempts(limits.stale)
+
+    def judge(
+        self, asked: IncomingRequest, door: ServerNames, place: ClientOrigin, now: int
+    ) -> Allowed | AuthRejected | int:
+        """Decide about a request; return how long to wait where too much that was wrong came from its place."""
+        verdict = authorize_request(asked, door, self.keys.tokens(), self.logins.current(), now)
+        if isinstance(verdict, AuthRejected) and not verdict.wrong:
+            return verdict
+        shown = ((self.tokens_tried, find_shown_token(asked)), (self.cookies_tried, find_shown_cookie(asked, door)))
+        if wait := max((tried.wait(place, said, now) for tried, said in shown if said), default=0):
+            return wait
+        for (tried, said), kind in zip(shown, ("token", "cookie"), strict=True):
+            if isinstance(verdict, AuthRejected) and verdict.wrong == kind:
+                tried.wrong(place, said, now)
+            elif isinstance(verdict, Allowed) and said:
+                tried.right(place, said)
+        return verdict
+
+    def count(self, who: Allowed, now: int) -> bool:
+        """Tell whether somebody who was let in still would be."""
+        login = who.login
+        logged_in = login is None or (now < login.until and self.logins.current().get(login.digest) == login)
+        return logged_in and who.token is not None and self.keys.counts(who.token)
+
+
+class ServerMiddleware:
+    """Stands around the whole server. What is behind it finds in the scope who asks."""
+
+    def __init__(
+        self,
+        inner: AsgiApp,
+        door: ServerNames,
+        checks: AuthState,
+        clock: Clock,
+        limits: ServerLimits,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._inner = inner
+        self._door = door
+        self._checks = checks
+        self._clock = clock
+        self._limits = limits
+        self._tell = tell
+        self._rates = RateLimiters(self._limits.requests)
+        self._pages = RateLimiters(self._limits.pages)
+        self.open = OpenStreams(self._limits.streams, self._limits.all_streams)
+        self.closing = asyncio.Event()
+        """Set when the server is about to end: whoever listens is told."""
+
+    async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Let in, or refuse. Whatever breaks behind this door, the server goes on."""
+        if scope["type"] not in {"http", "websocket"}:
+            await self._inner(scope, receive, send)
+            return
+        asked = parse_scope(scope)
+        out = ResponseFilter(asked, send, self._limits.stall)
+        try:
+            await self._answer(asked, scope, receive, out)
+        except Exception as error:  # noqa: BLE001 One request that breaks must not end the others.
+            if out.gone:
+                return
+            self._tell(f"{asked.method} {clean(asked.path)} broke: {type(error).__name__}: {clean(str(error))}")
+            if not out.started:
+                await send_refusal(scope, out, AuthRejected(500, INTERNAL_ERROR))
+
+    async def _answer(self, asked: IncomingRequest, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        verdict = self._checks.judge(asked, self._door, locate_scope(scope), self._clock.now())
+        if isinstance(verdict, Allowed):
+            verdict = self._within_rate(asked, verdict)
+        match verdict:
+            case AuthRejected():
+                await send_refusal(scope, send, verdict)
+            case int():
+                await send_refusal(scope, send, AuthRejected(429, TOO_MANY_REQUESTS), verdict)
+            case Allowed():
+                scope[WHO_KEY] = None if verdict.token is None else verdict.token.who
+                await self._let_in(asked, verdict, scope, receive, send)
+
+    def _within_rate(self, asked: IncomingRequest, allowed: Allowed) -> Allowed | int:
+        if allowed.token is None:
+            return allowed
+        name, now = allowed.token.name, self._clock.now()
+        return self._rates.wait(name, now) or (self._pages.wait(name, now) if _is_page(asked) else 0) or allowed
+
+    async def _let_in(
+        self, asked: IncomingRequest, who: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
+    ) -> None:
+        """Give it to what lies behind, with its body, if it has one, read to the end."""
+        if who.token is not None and (asked.kind == "websocket" or asked.path == STREAM_PATH):
+            await self._stream(who, who.token.name, scope, receive, send)
+            return
+        if _has_body(asked) and not asked.path.startswith("/hooks/"):
+            whole = await self._body(receive)
+            if isinstance(whole, AuthRejected):
+                await send_refusal(scope, send, whole)
+                return
+            receive = _replay_body(whole, receive)
+        await self._inner(scope, receive, send)
+
+    async def _stream(self, who: Allowed, name: str, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        """Let somebody listen for as long as they may."""
+        if not self.open.enter(name):
+            await send_refusal(
+                scope, send, AuthRejected(429, "Too many streams are open: close one of them."), 10 * SECOND
+            )
+            return
+        try:
+            await self._while_it_counts(who, scope, receive, send)
+        finally:
+            self.open.leave(name)
+
+    async def _while_it_counts(self, who: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
+        running = asyncio.ensure_future(self._inner(scope, self._heard_while_it_counts(who, receive), send))
+        closing = asyncio.ensure_future(self.closing.wait())
+        changed = asyncio.ensure_future(self._checks.logins.changed.wait())
+        try:
+            while not running.done() and not closing.done() and self._counts(who):
+                if changed.done():
+                    changed = asyncio.ensure_future(self._checks.logins.changed.wait())
+                waits = {running, closing, changed}
+                await asyncio.wait(waits, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended = running.done()
+            for task in (running, closing, changed):
+                task.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+        if not ended and scope["type"] == "websocket":
+            code, reason = (
+                (WS_GOING_AWAY, "The server ends.")
+                if self.closing.is_set()
+                else (WS_POLICY_VIOLATION, "Your token has ended.")
+            )
+            with suppress(RuntimeError, OSError, TimeoutError):
+                # Whoever has gone meanwhile cannot be told.
+                await send({"type": "websocket.close", "code": code, "reason": reason})
+
+    def _heard_while_it_counts(self, who: Allowed, receive: AsgiReceive) -> AsgiReceive:
+        """Hand on what somebody sends only if they may still send it: what a page was open for may have ended."""
+
+        async def heard() -> AsgiMessage:
+            message = await receive()
+            ends = message["type"] == "websocket.receive" and not self._counts(who)
+            return {"type": "websocket.disconnect", "code": WS_POLICY_VIOLATION} if ends else message
+
+        return heard
+
+    def _counts(self, who: Allowed) -> bool:
+        return self._checks.count(who, self._clock.now())
+
+    async def _body(self, receive: AsgiReceive) -> bytes | AuthRejected:
+        """Read a body, of whatever length it says to be, and keep no more of it than is taken."""
+        try:
+            async with asyncio.timeout(self._limits.upload / SECOND):
+                body = await _read_body(receive, self._limits.body)
+        except TimeoutError:
+            return AuthRejected(408, "The body was too long in coming.")
+        if body is None:
+            return AuthRejected(413, f"The body is longer than the {self._limits.body:,} bytes that are taken.")
+        return body
+
+
+def locate_scope(scope: AsgiScope) -> ClientOrigin:
+    """Take out of a scope where it came from."""
+    client = scope.get("client")
+    return locate_client(client[0] if client else "", scope["headers"])
+
+
+def parse_scope(scope: AsgiScope) -> IncomingRequest:
+    """Take what is judged out of a scope."""
+    kind = "websocket" if scope["type"] == "websocket" else "http"
+    return IncomingRequest(
+        kind, scope.get("method", "GET"), scope["path"], scope.get("query_string", b""), scope["headers"]
+    )
+
+
+def _is_page(asked: IncomingRequest) -> bool:
+    """Tell whether somebody wants a page of the dashboard, and not one of the files that it is made of."""
+    made_of = (API, LOGIN, "/_nicegui")
+    return asked.kind == "http" and asked.method == "GET" and not asked.path.startswith(made_of)
+
+
+def _has_body(asked: IncomingRequest) -> bool:
+    length = asked.first("content-length")
+    return asked.kind == "http" and (length not in {"", "0"} or bool(asked.all("transfer-encoding")))
+
+
+async def _read_body(receive: AsgiReceive, most: int) -> bytes | None:
+    """Read a body; of one that is too long a little more, since who is still sending does not hear an answer."""
+    body, length = bytearray(), 0
+    while length <= MAX_DRAIN_FACTOR * most:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        length += len(message.get("body", b""))
+        body += message.get("body", b"") if length <= most else b""
+        if not message.get("more_body", False):
+            return bytes(body) if length <= most else None
+    return None
+
+
+def _replay_body(body: bytes, receive: AsgiReceive) -> AsgiReceive:
+    """Give what was read to whoever reads it next."""
+    waiting = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> AsgiMessage:
+        return waiting.pop() if waiting else await receive()
+
+    return again
+
+
+class ResponseFilter:
+    """What goes out: with what keeps browsers from doing more with it, and not to somebody who takes nothing of it."""
+
+    def __init__(self, asked: IncomingRequest, send: AsgiSend, stall: int) -> None:
+        self.started = False
+        self.gone = False
+        self._asked = asked
+        self._send = send
+        self._stall = stall
+
+    async def __call__(self, message: AsgiMessage) -> None:
+        """Send something."""
+        if message["type"] in {"http.response.start", "websocket.http.response.start"}:
+            message = {**message, "headers": _headers(self._asked, message.get("headers", ()))}
+        self.started = True
+        try:
+            async with asyncio.timeout(self._stall / SECOND):
+                await self._send(message)
+        except (TimeoutError, OSError):
+            self.gone = True
+            raise
+
+
+def _headers(asked: IncomingRequest, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Add ours, and leave out what would let pages of others read along, whoever put it there."""
+    own = is_free(asked) or asked.path == API or asked.path.startswith(f"{API}/")
+    ours = [*_ALWAYS, (b"content-security-policy", (STRICT_CSP if own else PAGES_CSP).encode())]
+    if own:
+        ours.append((b"cache-control", b"no-store"))
+    names = {name for name, _ in ours}
+    kept = [(name, value) for name, value in given if not name.lower().startswith(b"access-control-")]
+    return [*((name, value) for name, value in kept if name.lower() not in names), *ours]
+
+
+async def send_refusal(scope: AsgiScope, send: AsgiSend, rejected: AuthRejected, wait: int = 0) -> None:
+    """Say no: to a program in JSON, to a person by showing the way in, to a WebSocket before it is open."""
+    status, headers = rejected.status, [(b"content-type", b"application/json")]
+    body = msgspec.json.encode({"error": rejected.sentence})
+    if rejected.to_login:
+        status, headers, body = 303, [(b"location", LOGIN.encode())], b""
+    if wait:
+        headers.append((b"retry-after", str(max(1, -(-wait // SECOND))).encode()))
+    if status in {408, 413}:
+        # What is left of the body is not waited for.
+        headers.append((b"connection", b"close"))
+    if status == 401:  # noqa: PLR2004 The status of HTTP for this.
+        headers.append((b"www-authenticate", b"Bearer"))
+    headers.append((b"content-length", str(len(body)).encode()))
+    kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"
+    if kind.startswith("websocket") and "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": WS_POLICY_VIOLATION})
+        return
+    await send({"type": f"{kind}.start", "status": status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})

@@ -1,0 +1,316 @@
+"""What the API's routes share: who asks, of which store, how answers are written, and how a no is.
+
+The news of a fleet for many at once: read once, written once, and kept for a while for whoever is slower.
+
+Each who listens has a place in one row of news, and nothing else: somebody who stalls costs nothing and slows nobody.
+Whoever comes back to find that the row has gone on without them is told of a gap, and goes on with what is there.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, StringConstraints
+from starlette.exceptions import HTTPException
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from halter.core.clock import SECOND, Clock
+from halter.core.codec import encode_public_json, to_public_builtins
+from halter.core.errors import ConfigError, NotDone, NotDoneWhy, StoreError, StoreUnavailable
+from halter.core.ids import Ids, StreamId, session_of
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.core.text import clean
+from halter.journal.store import JournalStore
+from halter.operations.agents import AgentFolders
+from halter.operations.desk import Desk
+from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, StreamSlice, read_stream_heads
+from halter.runtime.runtime import App, serialize_feed_item
+from halter.server.middleware import INTERNAL_ERROR, WHO_KEY
+
+MAX_FEED_ITEMS: Final = 5000
+MAX_FEED_BYTES: Final = 32 * 1024 * 1024
+MAX_TRAIL: Final = 20_000
+"""Of so many older ones it is still known where they stand in the journal."""
+PAGE: Final = 100
+FEED_RETRY_DELAY: Final = SECOND
+AGENTS_KEPT: Final = 10_000
+OUTSIDE_FEED: Final = -1
+"""The number of what was read again, and has no place in the row."""
+
+
+class FeedMessage(msgspec.Struct, frozen=True):
+    """A piece of news, ready to be sent; `seq` is 0 where it is no event; `number` is its place in the row."""
+
+    number: int
+    name: str
+    kind: str
+    stream: str
+    seq: int
+    session: str
+    agent: str
+    text: str
+
+
+FeedFilter = Callable[[FeedMessage], bool]
+
+
+class Feed:
+    """The row of news of one process."""
+
+    def __init__(
+        self, store: JournalStore, clock: Clock, ids: Ids, bus: Bus, most: int = MAX_FEED_ITEMS, trail: int = MAX_TRAIL
+    ) -> None:
+        self.name = ids.new()
+        self.bus = bus
+        self.store = store.patient(clock)
+        self.ready = asyncio.Event()
+        self._clock = clock
+        self._seen: dict[StreamId, int] = {}
+        self._most = most
+        self._row: deque[FeedMessage] = deque()
+        self._bytes = 0
+        self._trail: deque[FeedMessage] = deque(maxlen=trail)
+        self._next = 1
+        self._more = asyncio.Event()
+        self._agents: dict[str, str] = {}
+
+    @property
+    def next(self) -> int:
+        """The number that the next piece of news will have."""
+        return self._next
+
+    async def run(self) -> None:
+        """Read on until cancelled. While the store cannot be used nothing is heard; afterwards nothing was missed."""
+        while True:
+            try:
+                if not self.ready.is_set():
+                    self._seen = dict(await read_stream_heads(self.store))
+                    self.ready.set()
+                async with aclosing(self.bus.listen(self._seen)) as items:
+                    async for item in items:
+                        await self._take(item)
+            except StoreError:
+                await self._clock.sleep(FEED_RETRY_DELAY)
+
+    async def _take(self, item: FeedItem) -> None:
+        """Add a piece of news; what came too fast even for this reader is read again."""
+        if not isinstance(item, FeedGap):
+            self._add(await self.told(item))
+            return
+        async for news in self.bus.missed(item):
+            self._add(await self.told(news))
+
+    async def told(self, item: FeedEvent | LiveUpdate) -> FeedMessage:
+        """Write a piece of news, with whose it is."""
+        match item:
+            case FeedEvent(name, stored):
+                kind, stream, seq = stored.kind, stored.stream, stored.seq
+                session = session_of(stored.stream) or ""
+            case LiveUpdate(name, session):
+                kind, stream, seq = name, "", 0
+        text = msgspec.json.encode(serialize_feed_item(item)).decode()
+        return FeedMessage(OUTSIDE_FEED, name, kind, stream, seq, session, await self._agent(stream, session), text)
+
+    async def _agent(self, stream: str, session: str) -> str:
+        """Tell whose a stream is. An inbox may have been written to before its session began."""
+        if stream.startswith("trigger:"):
+            return stream.removeprefix("trigger:").partition("/")[0]
+        if not session or session in self._agents:
+            return self._agents.get(session, "")
+        rows = await self.store.ask(Query("session", SessionRow, {"session": session}))
+        if not rows or not rows[0].started_at:
+            return ""
+        if len(self._agents) >= AGENTS_KEPT:
+            self._agents.clear()
+        self._agents[session] = rows[0].agent
+        return self._agents[session]
+
+    def _add(self, told: FeedMessage) -> None:
+        told = msgspec.structs.replace(told, number=self._next)
+        self._next += 1
+        self._row.append(told)
+        if told.seq:
+            self._seen[StreamId(told.stream)] = told.seq
+        self._bytes += len(told.text)
+        while len(self._row) > self._most or self._bytes > MAX_FEED_BYTES:
+            gone = self._row.popleft()
+            self._bytes -= len(gone.text)
+            self._trail.append(msgspec.structs.replace(gone, text=""))
+        self._more.set()
+        self._more = asyncio.Event()
+
+    async def follow(self, number: int, wants: FeedFilter) -> AsyncGenerator[FeedMessage | FeedGap]:
+        """Give what is wanted from a place on, as it comes; and say what was passed over."""
+        while True:
+            first = self._row[0].number if self._row else self._next
+            if number < first:
+                yield self._gap(number, wants)
+                number = first
+            # What comes while somebody takes this is looked for anew: the row may have gone on without them.
+            for told in self._some(number, first):
+                if self._row and told.number < self._row[0].number:
+                    break
+                number = told.number + 1
+                if wants(told):
+                    yield told
+            else:
+                if number >= self._next:
+                    await self._more.wait()
+
+    def _some(self, number: int, first: int) -> list[FeedMessage]:
+        return list(islice(self._row, number - first, number - first + PAGE))
+
+    def _gap(self, number: int, wants: FeedFilter) -> FeedGap:
+        """Say what was passed over, as far as that is still known."""
+        gone = [told for told in self._trail if told.number >= number and wants(told)]
+        events = [told for told in gone if told.seq]
+        return FeedGap(len(events), len(gone) - len(events), slice_streams(events))
+
+
+def slice_streams(events: Iterable[FeedMessage]) -> Mapping[StreamId, StreamSlice]:
+    """Say where events stand in the journal: of each stream, what follows a number, up to another."""
+    found: dict[StreamId, StreamSlice] = {}
+    for told in events:
+        stream = StreamId(told.stream)
+        before = found.get(stream)
+        after = told.seq - 1 if before is None else min(before.after, told.seq - 1)
+        found[stream] = StreamSlice(after, told.seq if before is None else max(before.through, told.seq))
+    return found
+
+
+JSON: Final = "application/json"
+RETRY_AFTER_SECONDS: Final = "2"
+"""After so many seconds a store that was away may be asked again."""
+
+STATUS: Final[Mapping[NotDoneWhy, int]] = {"wrong": 422, "missing": 404, "refused": 409, "forbidden": 403}
+
+
+def _storable(text: str) -> str:
+    if clean(text) != text:
+        raise ValueError("it holds characters that are no text")
+    return text
+
+
+Name = Annotated[str, StringConstraints(max_length=300), AfterValidator(_storable)]
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What is behind the door."""
+
+    app: App
+    feed: Feed
+    agents: AgentFolders = field(default_factory=AgentFolders)
+
+
+def find_site(asking: HTTPConnection) -> Site:
+    """Find what a request is about."""
+    return asking.app.state.site
+
+
+def make_request_desk(asking: HTTPConnection) -> Desk:
+    """Sit whoever asks at a desk; the door has found out who that is."""
+    site = find_site(asking)
+    return Desk(site.app, asking.scope[WHO_KEY], agents=site.agents)
+
+
+class Error(msgspec.Struct, frozen=True):
+    """Why something was not done, in a sentence."""
+
+    error: str
+
+
+_MEANINGS: Final[Mapping[int, str]] = {
+    400: "The request is broken",
+    401: "Nobody is known by this token",
+    403: "It takes a higher role, or comes from a foreign page",
+    404: "It is not there, or not yours to see",
+    405: "It is not asked for in this way",
+    408: "The body was too long in coming",
+    409: "It cannot be done as things stand",
+    413: "The body is too long",
+    421: "The server does not go by that name",
+    422: "It cannot be read as it was written",
+    429: "That was too much for a minute",
+    500: "A mistake of Halter's own",
+    503: "The store cannot be reached",
+}
+ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": words, "content": {JSON: {"schema": {"$ref": "#/components/schemas/Error"}}}}
+    for status, words in _MEANINGS.items()
+}
+
+
+def encode_answer(value: object) -> bytes:
+    """Write an answer; amounts are dollars, times integers of microseconds."""
+    try:
+        return encode_public_json(value)
+    except UnicodeEncodeError:
+        # Somebody's text holds half a character, which JSON has no way to say.
+        return encode_public_json(_clean_texts(to_public_builtins(value)))
+
+
+def _clean_texts(value: Any) -> Any:
+    match value:
+        case str():
+            return clean(value)
+        case dict():
+            return {clean(str(key)): _clean_texts(each) for key, each in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        case list() | tuple():
+            return [_clean_texts(each) for each in value]  # pyright: ignore[reportUnknownVariableType]
+        case _:
+            return value
+
+
+def add_errors(api: FastAPI) -> None:
+    """Let every no be a sentence with a status."""
+    handlers: Sequence[tuple[Any, Callable[[Any], Response]]] = (
+        (NotDone, lambda error: _error_response(STATUS[error.why], str(error))),
+        (StoreUnavailable, lambda error: _error_response(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS})),
+        (StoreError, lambda error: _error_response(503, str(error))),
+        (ConfigError, lambda error: _error_response(409, str(error))),
+        (RequestValidationError, lambda error: _error_response(422, _explain_unread(error))),
+        (HTTPException, lambda error: _error_response(error.status_code, _explain_http_error(error), error.headers)),
+        (Exception, lambda _: _error_response(500, INTERNAL_ERROR)),
+    )
+    for kind, make in handlers:
+        api.add_exception_handler(kind, _handler(make))
+
+
+def _handler(make: Callable[[Any], Response]) -> Callable[[Request, Exception], Awaitable[Response]]:
+    async def handle(_: Request, error: Exception) -> Response:
+        return make(error)
+
+    return handle
+
+
+def _error_response(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(encode_answer(Error(clean(sentence))), status, headers, JSON)
+
+
+def _explain_unread(error: RequestValidationError) -> str:
+    """Say which part cannot be read, and why."""
+    found: list[str] = []
+    for each in error.errors():
+        place = ".".join(str(part) for part in each["loc"])
+        found.append(f"{place}: {each['msg']}")
+    return "; ".join(found[:10]) or "It cannot be read."
+
+
+def _explain_http_error(error: HTTPException) -> str:
+    match error.status_code:
+        case 404:
+            return "There is no such thing here."
+        case 405:
+            return "This is not asked for in this way."
+        case _:
+            return error.detail

@@ -1,0 +1,398 @@
+"""The whole server put together: API, streams, webhooks, login and the dashboard, behind one door.
+
+Listening on an address, and serving there until told to stop. Signals are left to whoever runs it.
+
+Logging in and out: a token is exchanged for a cookie, by a page of our own that needs nothing from elsewhere.
+"""
+
+import asyncio
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html import escape
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from halter.core.clock import SECOND, Clock
+from halter.core.errors import ConfigError, explain_extra
+from halter.core.text import to_one_line
+from halter.loop.session_runtime import run_together
+from halter.operations.agents import AgentFolders
+from halter.runtime.feed import Bus
+from halter.runtime.runtime import App
+from halter.runtime.webhooks import WebhookReceiver
+from halter.server.auth import (
+    LOGIN,
+    LOGIN_LIFETIME,
+    LOGOUT,
+    Keyring,
+    Logins,
+    ServerNames,
+    find_cookies,
+    find_token,
+    make_server_names,
+)
+from halter.server.middleware import TOO_MANY_REQUESTS, AuthState, ServerLimits, ServerMiddleware, locate_scope
+
+if TYPE_CHECKING:
+    from halter.server.responses import Feed
+
+LISTEN_BACKLOG: Final = 100
+"""So many may wait to be let in."""
+TCP_USER_TIMEOUT_MS: Final = 60_000
+"""After so many milliseconds the system gives up a connection that takes nothing of what was sent."""
+SHUTDOWN_GRACE_SECONDS: Final = 2
+"""For so many seconds requests that are under way may come to their end."""
+LONGEST_MESSAGE: Final = 1024 * 1024
+LONGEST_HEAD: Final = 64 * 1024
+"""So many bytes an address and the headers may have together."""
+HEAD_TIMEOUT: Final = 10 * SECOND
+"""So long somebody may be connected without having asked for anything."""
+_QUIET: Final[dict[str, Any]] = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "handlers": {"nowhere": {"class": "logging.NullHandler"}},
+    "loggers": {"uvicorn": {"handlers": ["nowhere"], "propagate": False}},
+}
+"""The library's own log would put tracebacks between the lines that people read; what they must know they are told."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take a port, any free one for 0. Raises ConfigError where that cannot be."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = found[0]
+        listening = socket.create_server(address[:2], family=family, backlog=LISTEN_BACKLOG)
+    except OSError as error:
+        raise ConfigError(_explain_bind_error(host, port, error)) from None
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_USER_TIMEOUT_MS)
+    return listening
+
+
+def _explain_bind_error(host: str, port: int, error: OSError) -> str:
+    where = f"Nothing can listen on {host}:{port}"
+    if error.errno == errno.EADDRINUSE:
+        return f"{where}: another program does. Take another port with --listen, or 0 for any that is free."
+    return f"{where}: {error.strerror or error}."
+
+
+def _protocol(head: int) -> type[asyncio.Protocol]:
+    """Make what speaks HTTP, to people who have no token yet: of what they send, little is kept, and not for long."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        """Lets go of who is connected, and asks for nothing."""
+
+        late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+            super().connection_made(transport)
+            self._wait()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            self._stop_waiting()
+            self.late = self.loop.call_later(head / SECOND, self._look)
+
+        def _stop_waiting(self) -> None:
+            if self.late is not None:
+                self.late.cancel()
+
+        def _look(self) -> None:
+            # A connection that became a WebSocket is none of these any more.
+            asks = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
+            if self in self.connections and not asks:
+                self.transport.close()
+
+    return Impatient
+
+
+async def serve_asgi(
+    asgi: Any, listening: socket.socket, closing: Callable[[], None] = lambda: None, head: int = HEAD_TIMEOUT
+) -> None:
+    """Serve until cancelled; then `closing` tells those who listen, and who is being answered is answered."""
+    import uvicorn
+
+    class Quiet(uvicorn.Server):
+        """Leaves signals to whoever runs it."""
+
+        @contextmanager
+        def capture_signals(self) -> Generator[None]:
+            yield
+
+    config = uvicorn.Config(
+        asgi,
+        http=_protocol(head),
+        h11_max_incomplete_event_size=LONGEST_HEAD,
+        log_config=_QUIET,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        ws_max_size=LONGEST_MESSAGE,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE_SECONDS,
+    )
+    server = Quiet(config)
+    serving = asyncio.ensure_future(server.serve(sockets=[listening]))
+    try:
+        await asyncio.shield(serving)
+    except asyncio.CancelledError:
+        closing()
+        server.should_exit = True
+        await serving
+        raise
+    finally:
+        listening.close()
+    raise ConfigError("The server could not start: look at what it said before.")
+
+
+HOST: Final = "127.0.0.1"
+PORT: Final = 8765
+PLAIN_PAGE: Final = "Halter is here. Its API is at /api, described in /api/openapi.json; there is no dashboard here."
+_ROUTE: Final[Mapping[str, Any]] = {"response_model": None, "include_in_schema": False}
+
+
+class WebhookEndpoint:
+    """The webhooks of the agents that run in this process, once there are any."""
+
+    def __init__(self) -> None:
+        self.hooks = WebhookReceiver({}, {})
+
+    async def serve(self, hooks: WebhookReceiver) -> None:
+        """Take deliveries for these from now on, until cancelled."""
+        self.hooks = hooks
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.hooks = WebhookReceiver({}, {})
+
+
+def demand_server() -> None:
+    """Say what is missing where the extra is not installed."""
+    try:
+        import fastapi
+        import uvicorn
+    except ImportError:
+        raise ConfigError(explain_extra("server")) from None
+    del fastapi, uvicorn
+
+
+def bind(host: str = HOST, port: int = PORT, *, beyond: bool = False) -> socket.socket:
+    """Take a port. Who wants to be reached from other machines has to say so. Raises ConfigError."""
+    if not beyond and not _is_loopback(host):
+        raise ConfigError(
+            f"{host} can be reached from other machines, and what goes over the wire there is not encrypted: put a "
+            "proxy with TLS in front of 127.0.0.1, or add --beyond-this-machine."
+        )
+    return listen(host, port)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def format_address(listening: socket.socket) -> str:
+    """Write where a server is found, for a browser on this machine."""
+    host, port = listening.getsockname()[:2]
+    if ip_address(host).is_unspecified:
+        host = HOST
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def _ignore_message(_: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerExtras:
+    """What is not said of every server: names it goes by, webhooks, other limits, and who is told what breaks.
+
+    Without `pages` there is only the API: the dashboard's library serves one server in a process, and once.
+    """
+
+    names: Sequence[str] = ()
+    deliveries: WebhookEndpoint = field(default_factory=WebhookEndpoint)
+    limits: ServerLimits = field(default_factory=ServerLimits)
+    tell: Callable[[str], None] = _ignore_message
+    pages: bool = True
+    folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """The folders of agents that can be given something to do through the API, by name."""
+
+
+def build_server(
+    app: App, door: ServerNames, keys: Keyring, feed: "Feed", extras: ServerExtras, agents: AgentFolders | None = None
+) -> ServerMiddleware:
+    """Put it together: all that can be asked for, behind the one door."""
+    from halter.server.api import add_hooks, new_api
+    from halter.server.responses import Site
+
+    api = new_api()
+    api.state.site = Site(app, feed, agents or AgentFolders())
+    checks = AuthState(keys, Logins(keys.logins_file), extras.limits)
+    add_login(api, door, checks, app.clock)
+    add_hooks(api, lambda: extras.deliveries.hooks, app.clock, checks.tokens_tried)
+    _add_rest(api)
+
+    def tell(sentence: str) -> None:
+        extras.tell(to_one_line(sentence))
+
+    if not extras.pages or not _mount_dashboard(api, app, feed.bus, tell):
+        _add_plain(api)
+    return ServerMiddleware(api, door, checks, app.clock, extras.limits, tell)
+
+
+def _add_rest(api: "FastAPI") -> None:
+    """Add the sign of life, and an end to what is the API's."""
+    from starlette.exceptions import HTTPException
+    from starlette.responses import PlainTextResponse
+
+    async def alive() -> PlainTextResponse:
+        return PlainTextResponse("halter is here\n")
+
+    async def nothing() -> None:
+        raise HTTPException(404)
+
+    api.get("/healthz", **_ROUTE)(alive)
+    for path in ("/api", "/api/{rest:path}", "/hooks/{rest:path}"):
+        api.api_route(path, methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"], **_ROUTE)(nothing)
+
+
+def _add_plain(api: "FastAPI") -> None:
+    """Say what is here, where there are no pages."""
+    from starlette.responses import PlainTextResponse
+
+    async def plain() -> PlainTextResponse:
+        return PlainTextResponse(PLAIN_PAGE)
+
+    api.get("/", **_ROUTE)(plain)
+
+
+def _mount_dashboard(api: "FastAPI", app: App, bus: Bus, tell: Callable[[str], None]) -> bool:
+    """Put the pages in their place, if they are there."""
+    from importlib.util import find_spec
+
+    if find_spec("nicegui") is None or find_spec("halter.server.dashboard") is None:
+        return False
+    from halter.dashboard.app import mount_dashboard
+
+    mount_dashboard(api, app, bus, tell)
+    return True
+
+
+async def serve_web(
+    app: App, listening: socket.socket, keys: Keyring, bus: Bus, extras: ServerExtras | None = None
+) -> None:
+    """Serve until cancelled, on a port that was taken with `bind`."""
+    demand_server()
+    from halter.server.responses import Feed
+
+    extras = extras or ServerExtras()
+    host, port = listening.getsockname()[:2]
+    feed = Feed(app.store, app.clock, app.ids, bus)
+    telling = AgentFolders(extras.folders, lambda sentence: extras.tell(to_one_line(sentence)))
+    with listening:
+        async with telling as agents:
+            entrance = build_server(app, make_server_names(host, port, extras.names), keys, feed, extras, agents)
+            await run_together(
+                [feed.run, lambda: serve_asgi(entrance, listening, entrance.closing.set, extras.limits.head)]
+            )
+
+
+PAGES: Final = Path(__file__).parent / "pages"
+LOGIN_WRONG_TOKEN: Final = "This token opens nothing here: it was removed, or never was one."
+HOME: Final = "/"
+LONGEST_FORM: Final = 1000
+
+
+def make_login_url(base: str, secret: str) -> str:
+    """Write the address that logs somebody in. The token stands where no browser sends it, and no server logs it."""
+    return f"{base}{LOGIN}#token={secret}"
+
+
+def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock) -> None:
+    """Add the page, what it needs, and what it asks for."""
+    page = (PAGES / "login.html").read_text("utf-8")
+
+    def shown(problem: str, status: int, wait: int = 0) -> Response:
+        headers = {"Retry-After": str(max(1, wait // SECOND))} if wait else None
+        return Response(page.replace("<!--problem-->", escape(problem)), status, headers, "text/html")
+
+    async def show() -> Response:
+        return shown("", 200)
+
+    async def enter(request: Request) -> Response:
+        now, place, secret = clock.now(), locate_scope(request.scope), _token_in(await request.body())
+        if wait := checks.tokens_tried.wait(place, secret, now):
+            return shown(TOO_MANY_REQUESTS, 429, wait)
+        token = find_token(checks.keys.tokens(), secret)
+        if token is None:
+            checks.tokens_tried.wrong(place, secret, now)
+            return shown(checks.keys.problem or LOGIN_WRONG_TOKEN, 401)
+        checks.tokens_tried.right(place, secret)
+        try:
+            await end(request)
+            key = await checks.logins.begin(token, now)
+        except ConfigError as error:
+            return shown(f"You cannot be logged in: {error}", 503)
+        checks.cookies_tried.right(place, key)
+        cookie = f"{door.cookie}={key}; Max-Age={LOGIN_LIFETIME // SECOND}; {_attributes(request)}"
+        return Response(status_code=303, headers={"Location": HOME, "Set-Cookie": cookie})
+
+    async def leave(request: Request) -> Response:
+        cookie = f"{door.cookie}=; Max-Age=0; {_attributes(request)}"
+        try:
+            await end(request)
+        except ConfigError as error:
+            problem = f"You are logged out until this server starts again, but not for good: {error}"
+            return Response(problem, 503, {"Set-Cookie": cookie}, "text/plain")
+        return Response(status_code=303, headers={"Location": LOGIN, "Set-Cookie": cookie})
+
+    async def end(request: Request) -> None:
+        for key in find_cookies(request.headers.getlist("cookie"), door.cookie):
+            await checks.logins.end(key, clock.now())
+
+    options: Mapping[str, Any] = {"response_model": None, "include_in_schema": False}
+    api.get(LOGIN, **options)(show)
+    api.post(LOGIN, **options)(enter)
+    api.post(LOGOUT, **options)(leave)
+    for name, kind in (("login.js", "text/javascript"), ("login.css", "text/css"), ("icon.svg", "image/svg+xml")):
+        api.get(f"{LOGIN}/{name}", **options)(_file(name, kind))
+
+
+def _file(name: str, kind: str) -> Callable[[], Awaitable[Response]]:
+    content = (PAGES / name).read_bytes()
+
+    async def read() -> Response:
+        return Response(content, media_type=kind)
+
+    return read
+
+
+def _token_in(body: bytes) -> str:
+    try:
+        fields = parse_qsl(body[:LONGEST_FORM].decode("utf-8", "replace"), max_num_fields=4)
+    except ValueError:
+        return ""
+    return dict(fields).get("token", "").strip()
+
+
+def _attributes(request: Request) -> str:
+    """Say who may see the cookie: no script, no other site, and where a browser came by TLS, nothing but TLS."""
+    secure = "; Secure" if request.headers.get("origin", "").startswith("https:") else ""
+    return f"Path=/; HttpOnly; SameSite=Strict{secure}"

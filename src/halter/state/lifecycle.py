@@ -1,0 +1,199 @@
+"""The writes that begin, wake, rest and end a session. Each decides against locked rows; none does anything else."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from halter.core.events import (
+    SESSION_FORMAT,
+    CostCapReached,
+    OverrunIncurred,
+    SessionEnded,
+    SessionParked,
+    SessionResumed,
+    SessionStarted,
+    SessionWoken,
+    WakePosted,
+)
+from halter.core.ids import Digest, inbox_stream, may_decide, session_stream
+from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
+from halter.core.ports import Draft, Lease, Rows, Write
+from halter.core.project import budget_key, budget_row, rows_of_hold
+from halter.core.rows import HoldRow, SessionRow
+from halter.core.vocabulary import Origin, State, WakeCause
+from halter.state.session import check_transition
+
+ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
+"""What wakes a session whatever it said it was waiting for; only signals must have been asked for by name."""
+
+
+def start_session(
+    event: SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
+) -> Write:
+    """Begin a session that stands on its own; a large task is put as a blob first. `more` is what it begins with."""
+    event = msgspec.structs.replace(event, format=max(event.format, SESSION_FORMAT))
+    drafts = [Draft(event, task, blob), *more]
+    return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts)
+
+
+def start_child(
+    event: SessionStarted,
+    parent: Lease | None = None,
+    task: bytes | None = None,
+    more: Sequence[Draft] = (),
+    blob: Digest | None = None,
+) -> Write:
+    """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins.
+
+    A person may begin one beside a parent that nobody works on just then: it needs no lease.
+    """
+    event = msgspec.structs.replace(event, format=max(event.format, SESSION_FORMAT), bound=True)
+    stream = session_stream(event.session)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        verdict = reserve(event.carved, lambda leg: budget_row(rows, leg))
+        match verdict:
+            case Reserved():
+                beginning = [Draft(event, task, blob), *more]
+                return [msgspec.structs.replace(draft, stream=stream) for draft in beginning]
+            case CapReached() if parent is not None:
+                return [Draft(CostCapReached.refusing(event.session, event.agent, verdict))]
+            case _:
+                return []
+
+    return Write(
+        stream if parent is None else session_stream(parent.session),
+        f"{event.session}/start",
+        decide,
+        [
+            *rows_of_hold(event.session, event.carved),
+            *(budget_key(Account(stream, "", leg.unit)) for leg in event.carved),
+        ],
+        parent,
+        () if parent is None else (stream,),
+    )
+
+
+def post_wake(
+    session: str,
+    key: str,
+    event: WakePosted,
+    body: bytes | None = None,
+    blob: Digest | None = None,
+    lease: Lease | None = None,
+) -> Write:
+    """Put something into a session's inbox; for one that does not exist or is over, nothing is written.
+
+    A signal wakes the session only if it said that it would. What its owner posts is refused with an owner's `lease`
+    that is lost.
+    """
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(SessionRow, session)
+        if row is None or row.ended_at is not None:
+            return []
+        wakes = event.cause in ALWAYS_WAKING_CAUSES or event.name in row.wake_on.split()
+        return [Draft(msgspec.structs.replace(event, wakes=wakes), body, blob)]
+
+    return Write(inbox_stream(session), key, decide, lease=lease)
+
+
+def make_message_event(sender: str, origin: Origin = "person") -> WakePosted:
+    """Make the event of a message."""
+    return WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
+
+
+def post_message(session: str, key: str, text: bytes, sender: str, origin: Origin = "person") -> Write:
+    """Say something to a session."""
+    return post_wake(session, key, make_message_event(sender, origin), text)
+
+
+def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: int) -> Write:
+    """Take a session up again; without a cause it is a takeover from an owner that went away."""
+    event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=SESSION_FORMAT)
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        _check_state(rows, lease.session, "RUNNING")
+        return [Draft(event)]
+
+    return Write(session_stream(lease.session), key, decide, lease=lease)
+
+
+def reopen_session(session: str, key: str, by: str) -> Write:
+    """Let a session that is over go on, with what it has already spent; one that was cancelled is over for good.
+
+    A sub-session stays over: what was carved out for it has gone back to its parent.
+    """
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(SessionRow, session)
+        if row is None or row.ended_at is None or row.state == "CANCELLED" or row.parent or not may_decide(by):
+            return []
+        return [Draft(SessionResumed(by=by, format=SESSION_FORMAT))]
+
+    return Write(session_stream(session), key, decide)
+
+
+def park_session(lease: Lease, key: str, event: SessionParked) -> Write:
+    """Let a session rest, unless something that wakes it arrived that it has not seen: then nothing is written."""
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        row = rows.get(SessionRow, lease.session)
+        if row is not None and row.inbox_wake > event.inbox_seen:
+            return []
+        _check_state(rows, lease.session, event.state)
+        return [Draft(event)]
+
+    return Write(session_stream(lease.session), key, decide, lease=lease)
+
+
+def end_session(
+    lease: Lease,
+    state: State,
+    terminal_reason: str,
+    parent: str = "",
+    inbox_seen: int | None = None,
+    last_words: bytes | None = None,
+) -> Write:
+    """End a session, and settle what was carved out of its parent's cap with what it really spent.
+
+    Whatever it still holds must be settled before; a hold in doubt is never freed by an ending. One that is to have
+    seen its inbox so far is not ended either where something came that it has not seen. Its parent wakes by it, in the
+    same commit, and is told its last words.
+    """
+    stream = session_stream(lease.session)
+    own = [Account(stream, "", unit) for unit in UNITS]
+    parents = [Account(session_stream(parent), "", unit) for unit in UNITS] if parent else []
+
+    def decide(rows: Rows) -> Sequence[Draft]:
+        usd, tokens = (budget_row(rows, account) for account in own)
+        row = rows.get(SessionRow, lease.session)
+        unseen = row is not None and inbox_seen is not None and row.inbox_wake > inbox_seen
+        if usd.held or tokens.held or unseen:
+            return []
+        _check_state(rows, lease.session, state)
+        hold = rows.get(HoldRow, lease.session)
+        carved = hold.taken() if hold is not None else ()
+        charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
+        ended = Draft(SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
+        over = [Draft(OverrunIncurred.by(lease.session, over)) for over in (charge.overruns if charge else ())]
+        return [*over, ended, *_notify_parent(rows, parent, lease.session, last_words)]
+
+    reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents)]
+    others = (inbox_stream(parent),) if parent else ()
+    return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease, others)
+
+
+def _notify_parent(rows: Rows, parent: str, child: str, words: bytes | None) -> Sequence[Draft]:
+    """Tell the parent of a sub-session that it is over; what an agent says is not a person's word."""
+    row = rows.get(SessionRow, parent) if parent else None
+    if row is None or row.ended_at is not None:
+        return []
+    event = WakePosted(cause="child", origin="agent", sender=child, name=child)
+    return [Draft(event, words, stream=inbox_stream(parent))]
+
+
+def _check_state(rows: Rows, session: str, after: State) -> None:
+    row = rows.get(SessionRow, session)
+    if row is not None:
+        check_transition(session, row.state, after)

@@ -1,0 +1,1 @@
+"""What a session does: conversations, tasks with phases, playbooks and their tools."""

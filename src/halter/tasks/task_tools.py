@@ -1,0 +1,469 @@
+"""The verbs by which a session leaves something behind: findings, proposals and notifications.
+
+They only record. What they record is committed with the outcome of the call, so a crash before it is harmless, and a
+person decides what becomes of it. Where a notification goes was written by a person too.
+
+Telling people something: the writes around it, and how long a channel that fails is waited for.
+
+What is to be told is committed first, in whatever stream it comes from, and sent by the outbox afterwards. That it was
+sent is written after that. So it is told at least once, and never for something that did not happen.
+
+Tools that every agent may have without anybody writing them: to ask a person, to read on, to answer, to yield.
+
+They only look or record, so they are free, and safe to repeat.
+"""
+
+import re
+import unicodedata
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cache, partial
+from hashlib import sha256
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from halter.core.clock import DAY, HOUR, MINUTE, Clock
+from halter.core.effect_events import Severity, Support
+from halter.core.events import (
+    CallSettled,
+    DecisionAsked,
+    FindingEmitted,
+    MemoryProposed,
+    NotificationFailed,
+    NotificationQueued,
+    NotificationSent,
+    PrecedentProposed,
+)
+from halter.core.ids import FLEET, OUTBOX, session_stream
+from halter.core.ports import Draft, NotificationContent, Rows, Store, Write, read_body
+from halter.core.rows import DecisionRow, MemoryRow, NotificationRow
+from halter.core.text import clean, from_body, join_names, shorten, to_body
+from halter.core.tools import (
+    DEFAULT_TOOL_TIMEOUT,
+    EffectStatus,
+    Failed,
+    Invalid,
+    JournalEffect,
+    Level,
+    Output,
+    Permit,
+    PermitGate,
+    ToolSpec,
+    Valid,
+    add_spec_digest,
+)
+from halter.core.vocabulary import RowKey, SessionKind, YieldMode
+from halter.loop.decide import ASK_USER, YIELD, parse_sleep_seconds
+from halter.loop.history import LONGEST_RESULT
+
+READ_OUTPUT: Final = "read_output"
+PAGE: Final = 1000
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class Verb:
+    """A tool whose arguments are a struct. It fulfils the port `Tool`.
+
+    What it does is told which call it is. It gives text, or also what is to be written down with it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str,
+        takes: type[T],
+        act: Callable[[T, str], Awaitable[str | Output]],
+        flaw: Callable[[T], str] = lambda _: "",
+        *,
+        level: Level = "SAFE",
+        timeout: int = DEFAULT_TOOL_TIMEOUT,
+    ) -> None:
+        self._takes: type[Any] = takes
+        self._act: PermitGate[Callable[[Any, str], Awaitable[str | Output]]] = PermitGate(act)
+        self._flaw: Callable[[Any], str] = flaw
+        self._spec = add_spec_digest(
+            ToolSpec(
+                name=name,
+                description=description,
+                schema=_schema(takes),
+                level=level,
+                effect="read",
+                idempotent=True,
+                timeout=timeout,
+            )
+        )
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What is known of it."""
+        return self._spec
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        """Check arguments as a model wrote them."""
+        try:
+            read = msgspec.json.decode(arguments or b"{}", type=self._takes)
+        except (msgspec.DecodeError, ValueError, RecursionError) as error:
+            return Invalid(f"The arguments of {self._spec.name} do not fit: {clean(str(error))}.")
+        flaw = self._flaw(read)
+        if flaw:
+            return Invalid(flaw)
+        values: Mapping[str, Any] = msgspec.structs.asdict(read)
+        return Valid(values, msgspec.json.encode(read, order="sorted"))
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        """Do it."""
+        act = self._act.open(permit)
+        made = await act(self._takes(**arguments.values), permit.id)
+        return Output(made) if isinstance(made, str) else made
+
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
+        """Nothing outside is changed, so nobody has to know."""
+        return "unknown"
+
+
+@cache
+def _schema(takes: type[msgspec.Struct]) -> bytes:
+    """Write down what a struct looks like: once, since every session makes its verbs anew."""
+    (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
+    return msgspec.json.encode(components[described["$ref"]])
+
+
+class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    question: str
+
+
+def ask_user() -> Verb:
+    """Make the tool by which a model asks the person that it works for; its turn ends with it."""
+
+    async def act(_: _Question, __: str) -> str:
+        return "The question was put to the person. Their answer comes as their next message."
+
+    about = (
+        "Ask the person you work for a question that only they can answer. Your turn ends, and their answer follows."
+    )
+    return Verb(ASK_USER, about, _Question, act)
+
+
+class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    call: str
+    offset: int = 0
+
+
+def read_output(output: Callable[[str], Awaitable[str | None]]) -> Verb:
+    """Make the tool by which a model reads on in a result that was too long to be shown at once."""
+
+    async def act(place: _Place, _: str) -> str:
+        text = await output(place.call)
+        if text is None:
+            raise Failed("NoSuchCall", f"there is no result of a call {place.call!r} in this session")
+        offset = max(0, place.offset)
+        shown = text[offset : offset + LONGEST_RESULT - 200]
+        left = max(0, len(text) - offset - len(shown))
+        return f"{shown}\n[{left} characters follow, from offset={offset + len(shown)} on.]" if left else shown
+
+    about = "Read on in a result that was shown only in part, from an offset in characters."
+    return Verb(READ_OUTPUT, about, _Place, act)
+
+
+async def find_call_output(store: Store, session: str, call: str) -> str | None:
+    """Find what a call gave, by the name that its model knows it by."""
+    stream, wanted, after = session_stream(session), f"{session}.{call}", 0
+    while page := await store.read(stream, after, PAGE):
+        for stored in page:
+            if isinstance(stored.event, CallSettled) and stored.event.call == wanted:
+                return from_body(await read_body(store, stored))
+        after = page[-1].seq
+    return None
+
+
+class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    mode: YieldMode = "continue"
+    sleep: float | str = 0
+    wake_early_if: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if parse_sleep_seconds(self.sleep) is None:
+            raise ValueError("`sleep` is a number of seconds from 0 up, or a duration as in 15m")
+
+
+def make_yield_verb(names: Sequence[str] | None = None) -> Verb:
+    """Make the tool by which an autonomous agent says how it goes on after its turn.
+
+    It may wait for those names; without them, for whatever it says.
+    """
+
+    async def act(_: _Yield, __: str) -> str:
+        return "Your turn ends here."
+
+    def flaw(asked: _Yield) -> str:
+        unknown = [] if names is None else [name for name in asked.wake_early_if if name not in names]
+        if not unknown:
+            return ""
+        wrong = join_names(map(clean, unknown))
+        return f"Nothing called {wrong} can wake you: `wake_early_if` may name {join_names(names or ())}."
+
+    about = (
+        "End your turn, and say how to go on: `continue` at once, `sleep` for so many seconds, or `shutdown`. "
+        "`wake_early_if` names what wakes you before."
+    )
+    return Verb(YIELD, about, _Yield, act, flaw)
+
+
+def make_verbs(
+    store: Store, session: str, kind: SessionKind, wake_names: Sequence[str] | None = None
+) -> Sequence[Verb]:
+    """Make the verbs of one session; one that runs by itself may wait for those names."""
+    common = (ask_user(), read_output(partial(find_call_output, store, session)))
+    return (*common, make_yield_verb(wake_names)) if kind == "autonomous" else common
+
+
+async def _read_nothing(_: str) -> str | None:
+    return None
+
+
+def list_verb_specs() -> tuple[ToolSpec, ...]:
+    """List what an agent's file may name beside the agent's own tools."""
+    return tuple(verb.spec for verb in (ask_user(), read_output(_read_nothing), make_yield_verb()))
+
+
+EMIT_FINDING: Final = "emit_finding"
+PROPOSE_MEMORY: Final = "propose_memory"
+PROPOSE_PRECEDENT: Final = "propose_precedent"
+NOTIFY: Final = "notify"
+
+UNREVIEWED: Final = "(not reviewed)"
+
+PROPOSAL_LIFETIME: Final = 365 * DAY
+"""How long a proposal waits for somebody to look at it."""
+
+ShortText = Annotated[str, Meta(min_length=1, max_length=200)]
+LongText = Annotated[str, Meta(min_length=1, max_length=8000)]
+
+CheckSupport = Callable[[str, str], Awaitable[Support]]
+"""Tells whether a quote stands in a document that the session may read. Raises Failed for one that it may not."""
+
+
+class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was found, and on what grounds."""
+
+    title: ShortText
+    severity: Severity
+    text: Annotated[str, Meta(max_length=8000)] = ""
+    document: Annotated[str, Meta(description="the document that it is about", max_length=1000)] = ""
+    quote: Annotated[str, Meta(description="the words of the document that show it", max_length=8000)] = ""
+
+
+class QuotedDocument(msgspec.Struct, frozen=True):
+    """A finding's document, as it was when its quote was looked for there."""
+
+    support: Support
+    document: str = ""
+    name: str = ""
+
+
+def emit_finding(agent: str, check: Callable[[Finding], Awaitable[QuotedDocument]], by: str = "") -> Verb:
+    """Make the verb that records a finding. Its quote is looked for in the document itself."""
+
+    async def act(finding: Finding, call: str) -> Output:
+        checked = await check(finding)
+        event = FindingEmitted(
+            finding=name_by_parts("f", call),
+            agent=agent,
+            severity=finding.severity,
+            support=checked.support,
+            document=checked.document,
+            name=checked.name,
+            by=by,
+        )
+        return Output(_describe_finding(event), happened=(JournalEffect(event, msgspec.json.encode(finding)),))
+
+    about = (
+        "Record something you found. Quote the words of the document that show it: they are looked for there, and a "
+        "finding without such words is marked as unsupported."
+    )
+    return Verb(EMIT_FINDING, about, Finding, act)
+
+
+def _describe_finding(event: FindingEmitted) -> str:
+    match event.support:
+        case "supported":
+            return f"Recorded as {event.finding}; the quote stands in {event.name}."
+        case "unsupported":
+            return f"Recorded as {event.finding}, unsupported: those words do not stand in {event.name}."
+        case "unquoted":
+            return f"Recorded as {event.finding}, without a quote that could be looked for."
+
+
+class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: LongText
+
+
+def propose_memory(agent: str, clock: Clock) -> Verb:
+    """Make the verb that proposes something to be remembered; a person keeps or dismisses it."""
+
+    async def act(asked: _Memory, _: str) -> Output:
+        memory = name_by_parts("m", agent, normalise_text(asked.text))
+        event = MemoryProposed(memory=memory, agent=agent)
+        unless = (MemoryRow, (memory,))
+        question = _question(agent, memory, "memory", asked.text, clock.now())
+        happened = (
+            JournalEffect(event, to_body(asked.text), unless=unless),
+            msgspec.structs.replace(question, unless=unless),
+        )
+        return Output(f"Proposed as {memory}. A person decides whether it is kept.", happened=happened)
+
+    return Verb(PROPOSE_MEMORY, "Propose something to be remembered in later sessions. A person decides.", _Memory, act)
+
+
+class _Precedent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    kind: Annotated[str, Meta(min_length=1, max_length=60, description="what kind of case it is, in a word or two")]
+    summary: Annotated[str, Meta(min_length=1, max_length=2000, description="the case, in a sentence or two")]
+
+
+def propose_precedent(agent: str, clock: Clock) -> Verb:
+    """Make the verb that tells of a case which may be met again; one that is met again counts up."""
+
+    async def act(asked: _Precedent, _: str) -> Output:
+        kind = normalise_text(asked.kind)
+        precedent = name_by_parts("p", agent, kind, normalise_text(asked.summary))
+        event = PrecedentProposed(precedent=precedent, agent=agent, kind=kind)
+        question = _question(agent, precedent, "precedent", f"{kind}: {asked.summary}", clock.now())
+        happened = (JournalEffect(event, to_body(asked.summary)), question)
+        return Output(f"Noted as {precedent}. A person decides whether it is kept.", happened=happened)
+
+    about = "Tell of a case that may be met again, so that it is known in later sessions. A person decides."
+    return Verb(PROPOSE_PRECEDENT, about, _Precedent, act)
+
+
+def _question(agent: str, proposal: str, what: str, text: str, now: int) -> JournalEffect:
+    """Put a proposal before a person, once. Its words stand in the session's own stream, and are erased with them."""
+    decision = f"proposal/{proposal}"
+    event = DecisionAsked(
+        decision=decision,
+        about="proposal",
+        subject=proposal,
+        name=what,
+        digest=sha256(to_body(text)).hexdigest(),
+        expires_at=now + PROPOSAL_LIFETIME,
+        agent=agent,
+    )
+    return JournalEffect(event, stream=FLEET, unless=(DecisionRow, (decision,)))
+
+
+class NoticeArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What somebody is to be told."""
+
+    text: LongText
+    subject: Annotated[str, Meta(max_length=200)] = ""
+    findings: Annotated[tuple[str, ...], Meta(description="the findings that go with it", max_length=100)] = ()
+    channel: Annotated[str, Meta(description="one channel; all, if empty")] = ""
+
+
+ReadReleasedFindings = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
+"""Tells what the session found, by name: what a reviewer said of it, and it in words."""
+
+
+def notify(agent: str, session: str, channels: Sequence[str], released: ReadReleasedFindings) -> Verb:
+    """Make the verb that tells people something, over the channels that a person named."""
+
+    async def act(notice: NoticeArguments, call: str) -> Output:
+        found = await released()
+        words = [_render_finding(finding, found) for finding in notice.findings]
+        text = "\n\n".join((notice.text, *words))
+        subject = notice.subject or shorten(notice.text.splitlines()[0], 120)
+        body = NotificationContent(subject=subject, text=text, session=session).body()
+        wanted = [notice.channel] if notice.channel else list(channels)
+        happened = tuple(
+            JournalEffect(_queue_notification(name_by_parts("n", call, channel), channel, agent, session), body)
+            for channel in wanted
+        )
+        return Output(f"It will be told over {join_names(wanted)}.", happened=happened)
+
+    def flaw(notice: NoticeArguments) -> str:
+        if not notice.channel or notice.channel in channels:
+            return ""
+        return f"There is no channel {shorten(notice.channel)!r}: there is {join_names(channels)}."
+
+    return Verb(NOTIFY, "Tell the people you work for something.", NoticeArguments, act, flaw, level="MONITORED")
+
+
+def _queue_notification(notification: str, channel: str, agent: str, session: str) -> NotificationQueued:
+    return NotificationQueued(notification=notification, channel=channel, agent=agent, about=f"session:{session}")
+
+
+def _render_finding(finding: str, found: Mapping[str, tuple[str, str]]) -> str:
+    """Put a finding into words, and say if nobody could review it; not one that a reviewer withheld."""
+    if finding not in found:
+        raise Failed(
+            "NoSuchFinding", f"there is no finding {shorten(finding)!r}; there is {join_names(found) or 'none'}"
+        )
+    review, words = found[finding]
+    if review == "withheld":
+        raise Failed("Withheld", f"{finding} was withheld by its reviewer and is not delivered")
+    return f"{words}\n{UNREVIEWED}" if review == "not_reviewed" else words
+
+
+def name_by_parts(kind: str, *parts: str) -> str:
+    """Name something by what it is made of: the same again has the same name."""
+    digest = sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{kind}-{digest[:16]}"
+
+
+def normalise_text(text: str) -> str:
+    """Write a text in the one way that equal ones have in common: case, blanks and punctuation at its ends aside."""
+    plain = unicodedata.normalize("NFKC", text).casefold()
+    return re.sub(r"\s+", " ", plain).strip(" .,;:!?\"'")
+
+
+RETRY_PAUSES: Final = (MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, *(7 * (DAY,)))
+"""How long is waited after each failure; after one more it is given up."""
+
+
+def compute_notification_backoff(attempts: int) -> int | None:
+    """Tell how long to wait after so many failures, in microseconds; None when it is time to give up."""
+    return RETRY_PAUSES[attempts - 1] if attempts <= len(RETRY_PAUSES) else None
+
+
+def queue_notification(
+    notification: str, channel: str, agent: str, telling: NotificationContent, about: str = ""
+) -> Draft:
+    """Have something told over a channel, as soon as this is committed."""
+    event = NotificationQueued(notification=notification, channel=channel, agent=agent, about=about)
+    return Draft(event, telling.body())
+
+
+def make_notification_key(notification: str) -> RowKey:
+    """Name the row that a write about a notification must declare."""
+    return (NotificationRow, (notification,))
+
+
+def record_sent(notification: str, attempts: int) -> Write:
+    """Write down that it was told. Of two who told it, the second adds nothing."""
+
+    def decide(rows: Rows) -> list[Draft]:
+        if not _is_waiting(rows.get(NotificationRow, notification)):
+            return []
+        return [Draft(NotificationSent(notification=notification, attempts=attempts))]
+
+    return Write(OUTBOX, f"sent/{notification}", decide, [make_notification_key(notification)])
+
+
+def record_send_failure(notification: str, attempts: int, error: str, *, may_retry: bool) -> Write:
+    """Write down that it could not be told, and when it is tried again. Of two who tried at once, one counts."""
+    pause = compute_notification_backoff(attempts) if may_retry else None
+
+    def decide(rows: Rows) -> list[Draft]:
+        row = rows.get(NotificationRow, notification)
+        if row is None or not _is_waiting(row) or row.attempts >= attempts:
+            return []
+        next_at = None if pause is None else rows.now + pause
+        return [Draft(NotificationFailed(notification=notification, attempts=attempts, error=error, next_at=next_at))]
+
+    return Write(OUTBOX, f"failed/{notification}/{attempts}", decide, [make_notification_key(notification)])
+
+
+def _is_waiting(row: NotificationRow | None) -> bool:
+    return row is not None and row.sent_at is None and not row.gave_up

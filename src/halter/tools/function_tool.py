@@ -1,0 +1,692 @@
+"""Tools from plain functions.
+
+    @tool(level="SAFE", effect="read")
+    async def weather(city: str) -> str:
+        '''Tell what the weather is like.'''
+
+The docstring tells the model what the function does, the types what it takes. An async function runs on the event
+loop. A plain one runs in a copy of the process, made for this call, which is killed when the call is halted, cancelled
+or out of time: it sees all that the process has, and changes nothing of it. `isolate` chooses another place.
+
+What a function takes, compiled once from its signature: a JSON Schema for the model, a validator for its answers.
+
+JSON Schemas that somebody else wrote: checked themselves first, and then never trusted with time or memory.
+
+Nothing that a schema refers to is ever fetched. Checking arguments takes a bounded number of steps, whatever a schema
+does, and only regular expressions that run in linear time. What would need more is left to the server, which checks
+the arguments once more in any case.
+"""
+
+import asyncio
+import copy
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import copy_context
+from decimal import Decimal
+from functools import partial
+from hashlib import sha256
+from importlib import import_module
+from types import MappingProxyType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    NoReturn,
+    Self,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    get_args,
+    get_type_hints,
+    overload,
+)
+
+import msgspec
+from msgspec.structs import replace
+
+from halter.core.clock import SECOND, parse_duration
+from halter.core.errors import ConfigError
+from halter.core.folders import RootedTool
+from halter.core.money import usd_to_micros
+from halter.core.text import reject_unknown_options
+from halter.core.tools import (
+    DEFAULT_TOOL_TIMEOUT,
+    LEVELS,
+    Effect,
+    EffectStatus,
+    Failed,
+    Invalid,
+    Level,
+    Output,
+    Permit,
+    PermitGate,
+    ToolSpec,
+    Unstoppable,
+    Valid,
+    add_spec_digest,
+    find_secret_names,
+    substitute_secrets,
+)
+from halter.tools.process import MAX_OUTPUT, ThreadPerTaskExecutor, check_findable, run_forked, run_isolated, to_output
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter, ValidationError
+
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
+_TOLD: Final = 5
+"""How many mistakes a model is told at once."""
+
+
+class CallKey(str):
+    """A parameter of this type is no argument: it gets the id of the call, the same whenever the call is repeated.
+
+    A function hands it on as its idempotency key, so that the other side can tell a repetition from a new wish.
+    """
+
+    __slots__ = ()
+
+
+DEPS: Final = object()
+"""What marks a parameter that the program fills in."""
+
+T = TypeVar("T")
+
+Deps = Annotated[T, DEPS]
+"""A parameter of the type `Deps[Bank]` is no argument: it gets what the program gave its agent as `deps`."""
+
+
+class FunctionArguments:
+    """The arguments of one function."""
+
+    def __init__(self, tool: str, function: Callable[..., Any]) -> None:
+        from pydantic import ValidationError
+
+        annotations = _annotations(tool, function)
+        self._tool = tool
+        self._mistaken = ValidationError
+        self._keys = tuple(name for name, annotation in annotations.items() if annotation is CallKey)
+        self.deps = tuple(name for name, annotation in annotations.items() if _is_given(annotation))
+        others = (*self._keys, *self.deps)
+        self._fields = {name: each for name, each in annotations.items() if name not in others}
+        self._adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
+        self.schema = json.dumps(self._adapter.json_schema()).encode()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All parameters, whoever fills them in."""
+        return frozenset((*self._fields, *self._keys, *self.deps))
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        """Check what a model wrote. Canonical are the arguments with their defaults, in one order of keys."""
+        try:
+            values = self._adapter.validate_json(arguments.strip() or b"{}")
+            canonical = canonical_json(self._adapter.dump_python(values, mode="json"))
+            # What a person agrees to must be what runs, and JSON has no word but null for what is not a number.
+            if b"null" in canonical and self._adapter.validate_json(canonical) != values:
+                return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
+            return Valid(values, canonical)
+        except self._mistaken as error:
+            return Invalid(f"The arguments of {self._tool} do not fit. {_describe_mistakes(error)}")
+        except (ValueError, TypeError, RecursionError) as error:
+            return Invalid(f"The arguments of {self._tool} cannot be written as JSON: {error}.")
+
+    def filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
+        """Return what the function is called with: secrets in place of their names, and the call's id."""
+        if find_secret_names(arguments.canonical):
+            return self.read(self.revealed(arguments, permit), permit.id)
+        return {**arguments.values, **dict.fromkeys(self._keys, CallKey(permit.id))}
+
+    def revealed(self, arguments: Valid, permit: Permit) -> bytes:
+        """Put secrets into the plain JSON, from where they reach arguments of every type."""
+        try:
+            return canonical_json(substitute_secrets(json.loads(arguments.canonical), permit.reveal))
+        except KeyError as missing:
+            raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that this call may use.") from None
+
+    def read(self, plain: bytes, key: str) -> Mapping[str, Any]:
+        """Read plain JSON, which was valid before secrets came into it, for the function."""
+        match self.validate(plain):
+            case Valid(values):
+                return {**values, **dict.fromkeys(self._keys, CallKey(key))}
+            case Invalid(sentence):
+                raise Failed("InvalidSecret", sentence)
+
+
+def _is_given(annotation: Any) -> bool:
+    return any(each is DEPS for each in getattr(annotation, "__metadata__", ()))
+
+
+def canonical_json(value: Any) -> bytes:
+    """Write JSON in the one form that equal values share."""
+    return _CANONICAL(value).encode()
+
+
+def _annotations(tool: str, function: Callable[..., Any]) -> dict[str, Any]:
+    hints = get_type_hints(function, include_extras=True)
+    annotations: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind not in {parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY}:
+            raise ConfigError(
+                f"The tool {tool} takes {parameter}, which no schema can describe: "
+                "give each parameter a name and a type."
+            )
+        annotations[name] = hints.get(name, Any)
+    return annotations
+
+
+def _compile_adapter(tool: str, fields: Mapping[str, Any], signature: inspect.Signature) -> "TypeAdapter[Any]":
+    from pydantic import ConfigDict, PydanticUserError, TypeAdapter
+    from pydantic.errors import PydanticInvalidForJsonSchema
+    from typing_extensions import TypedDict
+
+    # Made while running, so that no type checker can follow; a model class would forbid some names to parameters.
+    make: Any = TypedDict
+    shape = make(tool, {name: _field(each, signature.parameters[name].default) for name, each in fields.items()})
+    shape.__pydantic_config__ = ConfigDict(extra="forbid", allow_inf_nan=False)
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(shape)
+        adapter.json_schema()
+    except (PydanticUserError, PydanticInvalidForJsonSchema) as error:
+        raise ConfigError(f"A parameter of the tool {tool} has a type that cannot be described: {error}") from error
+    return adapter
+
+
+def _field(annotation: Any, default: Any) -> Any:
+    from pydantic import Field
+
+    return annotation if default is inspect.Parameter.empty else Annotated[annotation, Field(default=default)]
+
+
+def _describe_mistakes(error: "ValidationError") -> str:
+    """Tell what is wrong and where, without what was sent: it may be large, and it may be private."""
+    mistakes = error.errors(include_url=False, include_input=False, include_context=False)
+    told = [f"{_format_location(mistake['loc'])}{mistake['msg']}" for mistake in mistakes[:_TOLD]]
+    left = len(mistakes) - len(told)
+    return "; ".join(told) + (f"; and {left} more." if left else ".")
+
+
+def _format_location(loc: tuple[int | str, ...]) -> str:
+    return ".".join(map(str, loc)) + ": " if loc else ""
+
+
+CheckArguments = Callable[..., Any]
+"""A function with some of the tool's parameters that returns what became of an earlier call, as `Happened`."""
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+class FunctionTool:
+    """A plain function as a tool. It fulfils the port `Tool`."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        spec: ToolSpec,
+        check: CheckArguments | None,
+        max_output: int,
+        given: Mapping[str, Any] = MappingProxyType({}),
+        writes: str = "",
+        *,
+        threaded: bool = False,
+    ) -> None:
+        self._function = PermitGate(function)
+        self._arguments = FunctionArguments(spec.name, function)
+        self._check = None if check is None else PermitGate(check)
+        self._max_output = max_output
+        self._given = given
+        self._writes = writes
+        self.place: RootedTool | None = None
+        self._threaded = threaded
+        self._starts: Callable[[], None] | None = None
+        self._spec = add_spec_digest(replace(spec, schema=self._arguments.schema))
+        if spec.isolate and self._arguments.deps:
+            raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
+        if spec.isolate:
+            check_findable(spec.name, function)
+        if check is not None:
+            _demand_known_parameters(spec.name, check, self._arguments.names)
+
+    @property
+    def spec(self) -> ToolSpec:
+        """What is known of it."""
+        return self._spec
+
+    def given(self, deps: Any) -> "FunctionTool":
+        """Make the same tool with what its program gives it: for each parameter of the type `Deps`."""
+        if not self._arguments.deps:
+            return self
+        made = copy.copy(self)
+        made._given = dict.fromkeys(self._arguments.deps, deps)  # noqa: SLF001 It is this very class.
+        return made
+
+    def trusted_by(self, starts: Callable[[], None]) -> "FunctionTool":
+        """Make the same tool, which asks `starts` each time before its code is loaded anew. That raises where not."""
+        made = copy.copy(self)
+        made._starts = starts  # noqa: SLF001 It is this very class.
+        return made
+
+    def at(self, place: RootedTool) -> Self:
+        """Say which folder the tool works in: whoever puts an agent together tells it what must not be reached."""
+        self.place = place
+        return self
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        """Check arguments as a model wrote them."""
+        valid = self._arguments.validate(arguments)
+        if not self._writes or isinstance(valid, Invalid):
+            return valid
+        content = str(valid.values[self._writes]).encode("utf-8", "surrogatepass")
+        return replace(valid, writes=(sha256(content).hexdigest(),))
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        """Call the function."""
+        function = self._function.open(permit)
+        if self._spec.isolate:
+            plain = self._arguments.revealed(arguments, permit)
+            if self._starts is not None:
+                # It reads the agent's folder, which may be large.
+                await asyncio.to_thread(self._starts)
+            return await run_isolated(function, plain, permit.id, self._max_output)
+        unstoppable = self._spec.effect == "write"
+        return await self._called(function, self._filled(arguments, permit), unstoppable=unstoppable)
+
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
+        """Ask the tool's own check; without one, nobody knows."""
+        if self._check is None:
+            return "unknown"
+        check = self._check.open(permit)
+        filled = self._filled(arguments, permit)
+        values = {name: filled[name] for name in inspect.signature(check).parameters}
+        found = (await self._called(check, values, unstoppable=False)).text
+        return cast("EffectStatus", found) if found in get_args(EffectStatus) else "unknown"
+
+    async def _called(self, function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Output:
+        """Call a function where it belongs: on the loop, in a thread, or in a copy of the process."""
+        if inspect.iscoroutinefunction(function):
+            return to_output(await _await_call(function, values), self._max_output)
+        call = partial(_call_now, function, values)
+        if self._threaded:
+            return to_output(await _in_thread(call, function.__name__, unstoppable=unstoppable), self._max_output)
+        return await run_forked(call, function.__name__, self._max_output)
+
+    def _filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
+        missing = [name for name in self._arguments.deps if name not in self._given]
+        if missing:
+            raise Failed("NoDeps", f"{self._spec.name} needs {', '.join(missing)}: run its agent with `deps`.")
+        return {**self._arguments.filled(arguments, permit), **self._given}
+
+    def __call__(self, *_arguments: Any, **_more: Any) -> NoReturn:
+        raise TypeError(
+            f"{self._spec.name} is a tool and is not called directly: it runs through the guard, as in "
+            f'guard.call("{self._spec.name}", ...).'
+        )
+
+    def run_in_own_process(self, plain: bytes, permit: Permit) -> Any:
+        """Call the function at once, in the process that was made for this call and ends with it."""
+        return _call_now(self._function.open(permit), self._arguments.read(plain, permit.id))
+
+
+class ToolOptions(TypedDict, total=False):
+    """What is said of a tool beside its function.
+
+    `isolate` says where the function runs. Not given, a plain function runs in a copy of the process that is made for
+    the call: it sees what the process has, changes nothing of it, uses none of its open connections, and can be killed.
+    With True it runs in a new interpreter, which imports its module: for libraries that do not work after a fork. With
+    False it runs in a thread, where it can change the process and use its connections, and cannot be stopped: it runs
+    on after a halt or a timeout, and if it keeps the interpreter to itself it stops the whole process, which then is
+    ended as a whole where `halter` runs it.
+
+    `cost` is in dollars, or "learned" from earlier calls. `timeout` is in seconds or written like `5m`. `check` finds
+    out what became of a write whose answer was lost. `egress` says that the arguments choose where data goes.
+    `max_output` is how many characters of a result are kept. `writes` names the argument that is what a file will hold:
+    no watch of the agent takes that file for something new.
+    """
+
+    name: str
+    level: Level
+    effect: Effect
+    idempotent: bool
+    egress: bool
+    check: CheckArguments
+    cost: float | str | Decimal
+    timeout: float | str
+    isolate: bool
+    max_output: int
+    writes: str
+
+
+@overload
+def tool(function: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
+@overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
+def tool(
+    function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
+) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
+    """Make a tool of a plain typed function: as `@tool`, as `@tool(level="SAFE")`, or as `tool(function, ...)`."""
+    reject_unknown_options(options, ToolOptions.__optional_keys__, "a tool")
+    if function is None:
+        return lambda function: tool(function, **options)
+    check = options.get("check")
+    most, writes = options.get("max_output", MAX_OUTPUT), options.get("writes", "")
+    threaded = options.get("isolate") is False
+    return FunctionTool(function, _describe_function(function, options), check, most, writes=writes, threaded=threaded)
+
+
+def _describe_function(function: Callable[..., Any], options: ToolOptions) -> ToolSpec:
+    cost = options.get("cost", 0)
+    timeout = options.get("timeout")
+    return ToolSpec(
+        name=_check_name(options.get("name", function.__name__)),
+        description=inspect.getdoc(function) or function.__name__.replace("_", " "),
+        schema=b"",
+        level=_check_choice("level", options.get("level", "CONTROLLED"), LEVELS),
+        effect=_check_choice("effect", options.get("effect", "write"), get_args(Effect)),
+        idempotent=options.get("idempotent", False),
+        egress=options.get("egress", False),
+        cost="learned" if cost == "learned" else usd_to_micros(cost),
+        timeout=DEFAULT_TOOL_TIMEOUT if timeout is None else _micros(timeout),
+        isolate=bool(options.get("isolate")),
+        checked="check" in options,
+    )
+
+
+def spec_from_hints(
+    name: str, description: str, schema: bytes, hints: Mapping[str, Any], *, server: str = ""
+) -> ToolSpec:
+    """Understand what an MCP server says of a tool.
+
+    Hints are claims: only a plain `true` counts, one that contradicts another counts for nothing, and what is not said
+    is taken to be the worse.
+    """
+    reads = hints.get("readOnlyHint") is True and hints.get("destructiveHint") is not True
+    spec = ToolSpec(
+        name=name,
+        description=description,
+        schema=schema,
+        level="CONTROLLED" if reads else "RESTRICTED",
+        effect="read" if reads else "write",
+        idempotent=hints.get("idempotentHint") is True,
+        egress=hints.get("openWorldHint") is not False,
+        server=server,
+    )
+    return add_spec_digest(spec)
+
+
+async def _await_call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    try:
+        return await function(**values)
+    except asyncio.CancelledError as error:
+        # A function may well cancel what it started itself; only if its caller was cancelled is this the caller's.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+        raise _failure(error) from error
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
+        # A panic in a library that is written in Rust is no Exception, and yet it is the function's own failure.
+        raise _failure(error) from error
+
+
+async def _in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -> Any:
+    # The thread has the context of the call, in which what it prints is masked.
+    work = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), copy_context().run, call)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if unstoppable:
+            raise Unstoppable(
+                f"{name} runs on in its thread, which cannot be stopped: nobody knows what it will do. "
+                "Make it async, or let it run without isolate=False."
+            ) from None
+        raise
+
+
+def _call_now(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:
+    try:
+        if inspect.iscoroutinefunction(function):
+            return asyncio.run(function(**values))
+        return function(**values)
+    except BaseException as error:
+        raise _failure(error) from error
+
+
+def _failure(error: BaseException) -> Failed | Unstoppable:
+    if isinstance(error, Failed | Unstoppable):
+        return error
+    return Failed(type(error).__name__, _describe_error(error))
+
+
+def _describe_error(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as worse:  # noqa: BLE001 It is a stranger's code, too, and its failure must not hide the first.
+        return f"it cannot say why, but raises {type(worse).__name__}"
+
+
+def _demand_known_parameters(tool: str, check: CheckArguments, known: frozenset[str]) -> None:
+    unknown = [name for name in inspect.signature(check).parameters if name not in known]
+    if unknown:
+        raise ConfigError(
+            f"The check of the tool {tool} asks for {', '.join(unknown)}, which the tool itself does not take: "
+            "it may use the parameters of the tool only."
+        )
+
+
+def _check_name(name: str) -> str:
+    if _NAME.fullmatch(name):
+        return name
+    raise ConfigError(
+        f"{name!r} is no name for a tool: providers accept up to 64 letters, digits, _ and -, beginning with no digit."
+    )
+
+
+def _check_choice(key: str, value: Any, allowed: tuple[str, ...]) -> Any:
+    if value in allowed:
+        return value
+    raise ConfigError(f"A tool's {key} cannot be {value!r}: it is one of {', '.join(allowed)}.")
+
+
+def _micros(timeout: float | str) -> int:
+    micros = parse_duration(timeout) if isinstance(timeout, str) else round(timeout * SECOND)
+    if micros > 0:
+        return micros
+    raise ConfigError(f"A tool's timeout cannot be {timeout!r}: every call must end, so it is longer than zero.")
+
+
+MAX_SCHEMA: Final = 100_000
+"""How many bytes a schema may have: every request to a model carries it."""
+
+MAX_DEPTH: Final = 50
+MAX_CHECK_STEPS: Final = 100_000
+"""How much one check may look at. An ordinary one looks at less than a hundred things."""
+
+_FOLLOWED: Final = 20
+"""What following a reference counts for: it takes so much longer than looking at a value."""
+
+_REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
+_SHOWN: Final = 120
+
+# Comparing all elements with each other, and matching names with expressions that are not linear.
+_LEFT_TO_SERVER: Final = frozenset({"uniqueItems"})
+_LEFT_IF_NAMES_MATCH: Final = frozenset({"patternProperties", "additionalProperties", "unevaluatedProperties"})
+
+_Rule = Callable[[Any, Any, Any, Any], Any]
+
+
+class UnusableSchema(msgspec.Struct, frozen=True):
+    """A schema that cannot be used, and why, as the end of a sentence."""
+
+    why: str
+
+
+class TooCostly(Exception):
+    """A check looked at more than it may. It never leaves this module."""
+
+
+def compile_schema(schema: Any) -> "Checker | UnusableSchema":
+    """Make a checker of a schema, or say what is wrong with it."""
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        text = canonical_json(schema)
+        flaw = _find_schema_flaw(schema, text)
+        if flaw:
+            return UnusableSchema(flaw)
+        base: Any = cast("Any", validator_for)(schema, default=_default_validator())
+        base.check_schema(schema)
+    except SchemaError as error:
+        return UnusableSchema(f"its schema is not valid: {error.message[:_SHOWN]}")
+    except (ValueError, TypeError, RecursionError) as error:
+        return UnusableSchema(f"its schema cannot be read: {str(error)[:_SHOWN]}")
+    checker = SchemaChecker(schema, text, base)
+    return UnusableSchema("its schema leads back to itself without end") if checker.is_endless() else checker
+
+
+class SchemaChecker:
+    """Checks arguments against one schema. What is needed for that is made once."""
+
+    def __init__(self, schema: Mapping[str, Any], text: bytes, base: Any) -> None:
+        from jsonschema import validators
+        from referencing import Registry
+
+        self.text = text
+        self._left = 0
+        left = _LEFT_TO_SERVER | (_LEFT_IF_NAMES_MATCH if b'"patternProperties"' in text else frozenset[str]())
+        rules = {**base.VALIDATORS, "pattern": _pattern, **dict.fromkeys(left, _skip_check)}
+        counted = {name: self._counted(rule, _FOLLOWED if name in _REFERENCES else 1) for name, rule in rules.items()}
+        kind: Any = cast("Any", validators).extend(base, counted)
+        # A registry that is empty and has no way to fill itself: nothing is ever fetched.
+        self._validator: Any = kind(schema, registry=cast("Any", Registry)())
+
+    def is_endless(self) -> bool:
+        """Tell whether not even the simplest arguments can be checked."""
+        try:
+            self._mistakes({})
+        except (TooCostly, RecursionError):
+            return True
+        except _list_schema_errors():
+            return False
+        return False
+
+    def validate(self, name: str, arguments: bytes) -> Valid | Invalid:
+        """Check arguments as a model wrote them."""
+        try:
+            values = json.loads(arguments.strip() or b"{}", parse_constant=_refuse_constant)
+            if not isinstance(values, dict):
+                return Invalid(f"The arguments of {name} must be an object.")
+            canonical = canonical_json(values)
+        except (ValueError, RecursionError) as error:
+            return Invalid(f"The arguments of {name} cannot be read as JSON: {str(error)[:_SHOWN]}.")
+        told = self._told(cast("dict[str, Any]", values))
+        if told:
+            return Invalid(f"The arguments of {name} do not fit. {told}")
+        return Valid(cast("dict[str, Any]", values), canonical)
+
+    def _told(self, values: dict[str, Any]) -> str:
+        try:
+            mistakes = self._mistakes(values)
+        except (TooCostly, RecursionError):
+            return "Its schema is too involved to check them against; simpler arguments may do."
+        except _list_schema_errors() as error:
+            return f"Its schema cannot be applied to them ({type(error).__name__})."
+        left = len(mistakes) - _TOLD
+        return "; ".join(mistakes[:_TOLD]) + (f"; and {left} more." if left > 0 else "." if mistakes else "")
+
+    def _mistakes(self, values: dict[str, Any]) -> list[str]:
+        self._left = MAX_CHECK_STEPS
+        return [_mistake(error) for error in self._validator.iter_errors(values)]
+
+    def _counted(self, rule: _Rule, price: int) -> _Rule:
+        def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+            self._left -= price + (len(cast("list[Any]", value)) if isinstance(value, list | dict) else 0)
+            if self._left < 0:
+                raise TooCostly
+            return rule(validator, value, instance, schema)
+
+        return counted
+
+
+def _list_schema_errors() -> tuple[type[Exception], ...]:
+    """List what applying a valid schema can still raise: references to nowhere, unknown types, numbers too large."""
+    from jsonschema.exceptions import UndefinedTypeCheck, UnknownType
+    from referencing.exceptions import Unresolvable
+
+    return Unresolvable, UnknownType, UndefinedTypeCheck, LookupError, ValueError, TypeError, ArithmeticError
+
+
+def _default_validator() -> Any:
+    from jsonschema import Draft202012Validator
+
+    return Draft202012Validator
+
+
+def _find_schema_flaw(schema: Any, text: bytes) -> str:
+    if not isinstance(schema, dict) or cast("dict[str, Any]", schema).get("type") != "object":
+        return 'its schema does not describe an object: its "type" must be "object"'
+    if len(text) > MAX_SCHEMA:
+        return f"its schema has {len(text):,} bytes, and {MAX_SCHEMA:,} are the most"
+    for depth, key, value in _walk_schema(cast("dict[str, Any]", schema)):
+        if depth > MAX_DEPTH:
+            return f"its schema is nested more than {MAX_DEPTH} deep"
+        if key in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
+            return f"its schema refers to {value[:_SHOWN]!r}, and nothing outside of a schema is ever fetched"
+    return ""
+
+
+def _walk_schema(schema: dict[str, Any]) -> Iterator[tuple[int, str, Any]]:
+    """Visit everything in a schema, with its depth and its key, without recursion."""
+    waiting: list[tuple[int, str, Any]] = [(0, "", schema)]
+    while waiting:
+        depth, key, value = waiting.pop()
+        yield depth, key, value
+        match value:
+            case dict():
+                waiting += [(depth + 1, name, each) for name, each in cast("dict[str, Any]", value).items()]
+            case list():
+                waiting += [(depth + 1, "", each) for each in cast("list[Any]", value)]
+            case _:
+                pass
+
+
+def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Any]:
+    """Match in linear time; an expression that cannot be matched so is left to the server."""
+    from jsonschema import ValidationError
+
+    re2: Any = import_module("re2")
+    if not isinstance(instance, str):
+        return
+    options = re2.Options()
+    options.log_errors = False
+    try:
+        fits = re2.compile(pattern, options).search(instance)
+    except re2.error:
+        return
+    if not fits:
+        yield ValidationError("does not match")
+
+
+def _skip_check(_validator: Any, _value: Any, _instance: Any, _schema: Any) -> None:
+    return None
+
+
+def _mistake(error: Any) -> str:
+    """Tell what is wrong and where, without what was sent: it may be large, and it may be private."""
+    place = ".".join(str(step) for step in error.absolute_path)
+    wanted = json.dumps(error.validator_value, ensure_ascii=False)
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known: Mapping[str, Any] = error.schema.get("properties", {})
+        extra = sorted(str(name)[:40] for name in cast("dict[str, Any]", error.instance) if name not in known)
+        wanted = f"{wanted[:_SHOWN]}, but there is {', '.join(extra[:_TOLD])}"
+    elif len(wanted) > _SHOWN:
+        wanted = f"{wanted[:_SHOWN]}…"
+    return f"{place}: {error.validator} is {wanted}" if place else f"{error.validator} is {wanted}"
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

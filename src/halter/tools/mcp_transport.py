@@ -1,0 +1,473 @@
+"""How messages travel to and from an MCP server: over the pipes of a program, or over HTTP.
+
+A server is not trusted with memory: a message longer than agreed ends the connection, and so does noise that never
+becomes a message. It is not trusted with questions either: it is asked, and may not ask back.
+
+MCP servers that are asked over HTTP: bounded answers, and failures that say whether anything was sent.
+"""
+
+import asyncio
+import os
+import signal
+import ssl
+import subprocess
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, Final, Self
+
+import msgspec
+
+from halter.core.tools import Failed
+
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+    from httpx2 import AsyncBaseTransport, AsyncClient, Request, Response
+    from mcp.client import Transport
+    from mcp.shared.message import SessionMessage
+
+_CHUNK: Final = 1 << 18
+_LAST_WORDS: Final = 2000
+_PINGS: Final = 100
+_PATIENCE: Final = 30.0
+"""Seconds within which a server must take what is written to it."""
+
+_REAPED: Final = 1.0
+"""Seconds within which a killed program must be gone; only one that the kernel itself holds fast is not."""
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """What to start. `grace` are the seconds that it has to end by itself once its input is closed."""
+
+    argv: Sequence[str]
+    cwd: str
+    env: Mapping[str, str]
+    max_message: int
+    grace: float
+
+
+@dataclass
+class ConnectionEnding:
+    """How a connection came to its end, and what the server said before, to a person."""
+
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    why: str = ""
+    words: "deque[int]" = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
+
+    def told(self) -> str:
+        """Return the last that a program wrote to its standard error."""
+        return bytes(self.words).decode(errors="replace").strip()
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines, in bounded memory."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rest = bytearray()
+
+    def cut(self, data: bytes) -> Iterator[bytes]:
+        """Yield the lines that are complete. OverflowError says that one is longer than the limit."""
+        *ended, rest = data.split(b"\n")
+        for line in ended:
+            self._keep(line)
+            yield bytes(self._rest)
+            self._rest.clear()
+        self._keep(rest)
+
+    def _keep(self, data: bytes) -> None:
+        if len(self._rest) + len(data) > self._limit:
+            raise OverflowError
+        self._rest += data
+
+
+@asynccontextmanager
+async def open_stdio_wire(launch: LaunchSpec, ending: ConnectionEnding) -> AsyncGenerator[tuple[Any, Any]]:
+    """Start a program in a group of its own and talk over its pipes; nothing of it is left at the end."""
+    import anyio
+
+    process = _start(launch)
+    inbound, read = anyio.create_memory_object_stream[Any](0)
+    write, outbound = anyio.create_memory_object_stream[Any](0)
+    try:
+        async with anyio.create_task_group() as group, inbound, read, write, outbound:
+            group.start_soon(_listen, _fd(process.stdout), inbound, launch.max_message, ending)
+            group.start_soon(_speak, _fd(process.stdin), outbound, inbound, ending)
+            group.start_soon(_keep_stderr, _fd(process.stderr), ending)
+            try:
+                yield read, write
+            finally:
+                group.cancel_scope.cancel()
+    finally:
+        await _stop(process, launch.grace)
+
+
+def _start(launch: LaunchSpec) -> "subprocess.Popen[bytes]":
+    try:
+        process = subprocess.Popen(
+            launch.argv,
+            cwd=launch.cwd or None,
+            env=launch.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        raise Failed("NotStarted", f"{launch.argv[0]} could not be started: {error}") from error
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        os.set_blocking(_fd(pipe), False)
+    return process
+
+
+async def _listen(fd: int, inbound: "MemoryObjectSendStream[Any]", limit: int, ending: ConnectionEnding) -> None:
+    """Pass on what are messages; whatever else a program prints is noise, of which there may be as much."""
+    import anyio
+
+    lines = LineSplitter(limit)
+    noise = 0
+    async with inbound:
+        with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            try:
+                while data := await _read(fd):
+                    noise += len(data)
+                    for line in lines.cut(data):
+                        if (message := _message(line)) is not None:
+                            noise = 0
+                            await inbound.send(message)
+                    if noise > 2 * limit:
+                        raise OverflowError  # noqa: TRY301 The same end as for a line without one.
+                ending.why = ending.why or "it ended"
+            except OverflowError:
+                ending.why = f"it sent more than {limit:,} bytes that are no message"
+
+
+def _message(line: bytes) -> "SessionMessage | None":
+    from mcp.shared.message import SessionMessage
+    from mcp_types import jsonrpc_message_adapter
+
+    if not line.strip().startswith(b"{"):
+        return None
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _speak(
+    fd: int,
+    outbound: "MemoryObjectReceiveStream[SessionMessage]",
+    inbound: "MemoryObjectSendStream[Any]",
+    ending: ConnectionEnding,
+) -> None:
+    """Write messages; a program that does not take them is as good as gone."""
+    import anyio
+
+    try:
+        async with outbound:
+            async for item in outbound:
+                data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+                with anyio.fail_after(_PATIENCE):
+                    await _write(fd, data)
+    except OSError as error:
+        ending.why = ending.why or f"it takes no messages ({error or 'it does not read them'})"
+        await inbound.aclose()
+
+
+async def _keep_stderr(fd: int, ending: ConnectionEnding) -> None:
+    while data := await _read(fd):
+        ending.words.extend(data[-_LAST_WORDS:])
+
+
+async def _read(fd: int) -> bytes:
+    import anyio
+
+    while True:
+        await anyio.wait_readable(fd)
+        with suppress(BlockingIOError):
+            return os.read(fd, _CHUNK)
+
+
+async def _write(fd: int, data: bytes) -> None:
+    import anyio
+
+    unwritten = memoryview(data)
+    while unwritten:
+        try:
+            unwritten = unwritten[os.write(fd, unwritten) :]
+        except BlockingIOError:
+            await anyio.wait_writable(fd)
+
+
+async def _stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
+    """Let a program end, and kill what is left of its group: also if whoever waits here is cancelled."""
+    import anyio
+
+    try:
+        _close(process.stdin)
+        with anyio.CancelScope(shield=True), anyio.move_on_after(grace):
+            await _wait_for_exit(process.pid)
+    finally:
+        # Its leader is not reaped yet, so that the group's number cannot be another's.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_REAPED)
+        _close(process.stdout)
+        _close(process.stderr)
+
+
+async def _wait_for_exit(pid: int) -> None:
+    """Wait until a program has ended, and leave it to be reaped: until then its number is its own."""
+    import anyio
+
+    ended = os.pidfd_open(pid)
+    try:
+        await anyio.wait_readable(ended)
+    finally:
+        os.close(ended)
+
+
+def _fd(pipe: IO[bytes] | None) -> int:
+    return pipe.fileno() if pipe else -1
+
+
+def _close(pipe: IO[bytes] | None) -> None:
+    if pipe:
+        with suppress(OSError):
+            pipe.close()
+
+
+@asynccontextmanager
+async def watch_connection(transport: "Transport", ending: ConnectionEnding) -> "AsyncGenerator[tuple[Heard, Said]]":
+    """Look after both directions of a connection."""
+    async with transport as (read, write):
+        heard = ServerOutput(read, ending)
+        yield heard, ServerInput(write, heard)
+
+
+class ServerOutput:
+    """What a server says. It tells when there will be no more, and passes on no question but whether we are there.
+
+    Questions are answered while they wait in memory, so that a server which asks and never listens could fill it.
+    """
+
+    def __init__(self, inner: Any, ending: ConnectionEnding) -> None:
+        self._inner = inner
+        self._ending = ending
+        self.unanswered = 0
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        import anyio
+
+        while True:
+            try:
+                item = await self._inner.receive()
+            except (anyio.EndOfStream, anyio.ClosedResourceError):
+                self._ending.over.set()
+                raise
+            if self._is_wanted(item):
+                return item
+
+    def _is_wanted(self, item: Any) -> bool:
+        from mcp_types import JSONRPCRequest
+
+        if isinstance(item, Exception):
+            return False
+        if not isinstance(item.message, JSONRPCRequest):
+            return True
+        if item.message.method != "ping" or self.unanswered >= _PINGS:
+            return False
+        self.unanswered += 1
+        return True
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Any:
+        import anyio
+
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def aclose(self) -> None:
+        """Hear no more."""
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, exc_type: object, exc_val: object, exc_tb: object) -> None:
+        await self.aclose()
+
+
+class ServerInput:
+    """What is said to a server."""
+
+    def __init__(self, inner: Any, heard: ServerOutput) -> None:
+        self._inner = inner
+        self._heard = heard
+
+    async def send(self, item: Any, /) -> None:
+        """Send a message."""
+        from mcp_types import JSONRPCError, JSONRPCResponse
+
+        await self._inner.send(item)
+        if isinstance(item.message, JSONRPCResponse | JSONRPCError):
+            self._heard.unanswered -= 1
+
+    async def aclose(self) -> None:
+        """Say no more."""
+        await self._inner.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, exc_type: object, exc_val: object, exc_tb: object) -> None:
+        await self.aclose()
+
+
+NOT_SENT_CODE: Final = -32091
+"""The code of an answer that stands for: nothing of the request has reached the server."""
+
+LOST_CODE: Final = -32092
+"""The code of an answer that stands for: the request was sent, and nobody knows what became of it."""
+
+FORGOTTEN_CODE: Final = -32093
+"""The code of an answer that stands for: the server does not know the session any more, and did nothing."""
+
+REFUSED_CODE: Final = -32094
+"""The code of an answer that stands for: the server refused the request."""
+
+_BAD_REQUEST: Final = 400
+_NOT_FOUND: Final = 404
+_SERVER_ERROR: Final = 500
+_SESSION: Final = "mcp-session-id"
+
+
+@dataclass(frozen=True)
+class RemoteServer:
+    """Where to ask. `connect` and `read` are seconds; `tls` is what certificates are checked with."""
+
+    url: str
+    headers: Mapping[str, str]
+    max_message: int
+    connect: float = 10.0
+    read: float = 300.0
+    tls: ssl.SSLContext | None = None
+
+
+@asynccontextmanager
+async def open_http_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]]:
+    """Talk over streamable HTTP."""
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with (
+        _client(remote) as client,
+        streamable_http_client(remote.url, http_client=client, max_sse_event_size=remote.max_message) as streams,
+    ):
+        yield streams
+
+
+@asynccontextmanager
+async def open_sse_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]]:
+    """Talk over server-sent events, as older servers do."""
+    from mcp.client.sse import sse_client
+
+    def client(headers: object = None, timeout: object = None, auth: object = None) -> "AsyncClient":  # noqa: ARG001 What this library would choose is chosen here.
+        return _client(remote)
+
+    async with sse_client(remote.url, httpx_client_factory=client) as streams:
+        yield streams
+
+
+def _client(remote: RemoteServer) -> "AsyncClient":
+    from httpx2 import AsyncClient, AsyncHTTPTransport, Timeout, create_ssl_context
+
+    tls = remote.tls or create_ssl_context(trust_env=False)
+    return AsyncClient(
+        # What is packed small can unpack to anything, so nothing packed is asked for.
+        headers={**remote.headers, "accept-encoding": "identity"},
+        timeout=Timeout(remote.connect, read=remote.read),
+        transport=_wrap_transport(AsyncHTTPTransport(verify=tls, trust_env=False), remote.max_message),
+        trust_env=False,
+    )
+
+
+def _wrap_transport(inner: "AsyncBaseTransport", limit: int) -> "AsyncBaseTransport":
+    """Wrap a transport so that an answer is bounded, and a failure costs one request instead of the connection."""
+    from httpx2 import AsyncBaseTransport, ConnectError, ConnectTimeout, TransportError
+
+    class Careful(AsyncBaseTransport):
+        async def handle_async_request(self, request: "Request") -> "Response":
+            try:
+                response = await inner.handle_async_request(request)
+                return await _bound_response(request, response, limit)
+            except (ConnectError, ConnectTimeout) as error:
+                return _answer(503, NOT_SENT_CODE, f"it cannot be reached: {error}")
+            except TransportError as error:
+                return _answer(503, LOST_CODE, f"the connection failed: {error or type(error).__name__}")
+
+        async def aclose(self) -> None:
+            await inner.aclose()
+
+    return Careful()
+
+
+async def _bound_response(request: "Request", response: "Response", limit: int) -> "Response":
+    """Read an answer up to its limit; events are read one by one, each up to the same limit, by whoever wants them."""
+    from httpx2 import Response
+
+    if response.headers.get("content-encoding", "identity").lower() != "identity":
+        await response.aclose()
+        return _answer(503, LOST_CODE, "it answered packed, which it was not asked to")
+    if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
+        return response
+    body = bytearray()
+    try:
+        async for chunk in _chunks(response):
+            body += chunk
+            if len(body) > limit:
+                return _answer(503, LOST_CODE, f"it answered with more than {limit:,} bytes")
+    finally:
+        await response.aclose()
+    if response.status_code >= _BAD_REQUEST and not _is_error(bytes(body)):
+        return _status(request, response.status_code)
+    headers = {name: value for name, value in response.headers.items() if name.lower() != "transfer-encoding"}
+    return Response(response.status_code, headers=headers, content=bytes(body))
+
+
+async def _chunks(response: "Response") -> AsyncGenerator[bytes]:
+    stream: Any = response.stream
+    async for chunk in stream:
+        yield chunk
+
+
+def _status(request: "Request", status: int) -> "Response":
+    """Say what an answer without words means."""
+    if status == _NOT_FOUND and _SESSION in request.headers:
+        return _answer(status, FORGOTTEN_CODE, "it does not know this session any more")
+    code = LOST_CODE if status >= _SERVER_ERROR else REFUSED_CODE
+    return _answer(status, code, f"it answered with HTTP status {status}")
+
+
+def _is_error(body: bytes) -> bool:
+    from mcp_types import JSONRPCError, jsonrpc_message_adapter
+
+    try:
+        return isinstance(jsonrpc_message_adapter.validate_json(body, by_name=False), JSONRPCError)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _answer(status: int, code: int, message: str) -> "Response":
+    from httpx2 import Response
+
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": message}}
+    return Response(status, headers={"content-type": "application/json"}, content=msgspec.json.encode(error))

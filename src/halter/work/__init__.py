@@ -1,1 +1,0 @@
-"""What a session does: its calls and its waits, and the playbooks that it walks through."""
