@@ -522,7 +522,7 @@ class Witness(Relay):
 def _intended(event: AnyEvent | Unknown) -> str:
     """Tell which call or request is over with this event, or will be once it is settled."""
     match event:
-        case CallStarted(call=spend) | RequestStarted(model_door=spend) | CostCapReached(refused=spend):
+        case CallStarted(call=spend) | RequestStarted(request=spend) | CostCapReached(refused=spend):
             return spend
         case _:
             return ""

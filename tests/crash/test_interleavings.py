@@ -58,7 +58,7 @@ def most_at_once(history: list[Stored], account: Account) -> int:
     held: dict[str, int] = {}
     for stored in history:
         match stored.event:
-            case CallStarted(call=call, make_legs=taken):
+            case CallStarted(call=call, legs=taken):
                 held[call] = sum(
                     leg.amount for leg in taken if (leg.scope, leg.window) == (account.scope, account.window)
                 )

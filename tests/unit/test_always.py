@@ -14,8 +14,8 @@ from halter.operations.decisions import WaitingDecision, offers, rule_for
 def asked(values: dict[str, Any], risk: str = "LOW", simulated: str = "") -> WaitingDecision:
     shown = f"run {msgspec.json.encode(values, order='sorted').decode()}{simulated}"
     keys = msgspec.json.encode(list(values)).decode()
-    return WaitingDecision("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0, 9,
-                   shown.encode())  # fmt: skip
+    return WaitingDecision("d1", "approval", "s1", "desk", "c1", "run", "digest", "RESTRICTED", risk, "same", keys, 0,
+                           9, shown.encode())  # fmt: skip
 
 
 def answers(match: str, shown: dict[str, Any], called: dict[str, Any]) -> bool:

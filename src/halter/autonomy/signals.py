@@ -242,7 +242,10 @@ def describe_signal(sensor: str, scored: ScoredSignal, reading: Reading) -> str:
     """Say that a signal fired, for the agent's next turn. What the sensor read is quoted, and cut."""
     reason = f": {shorten(clean(scored.reason), _LONGEST_REASON)}" if scored.reason else ""
     score = "" if scored.score is None else f" with {scored.score:.4g}"
-    return f"The signal `{scored.signal.name}` of the sensor `{sensor}` fired{score}{reason}. It read {_show_reading(reading)}"
+    return (
+        f"The signal `{scored.signal.name}` of the sensor `{sensor}` fired{score}{reason}. It read "
+        f"{_show_reading(reading)}"
+    )
 
 
 def _show_reading(reading: Reading) -> str:

@@ -13,9 +13,8 @@ import typer
 
 from halter.cli.audit import write_private
 from halter.cli.command import (
-    MOST,
-    NOT_FINE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     StoreOption,
@@ -39,6 +38,7 @@ from halter.cli.terminal import confirm
 from halter.core.effect_events import ProposalVerdict
 from halter.core.ports import Query
 from halter.core.rows import AgentRow
+from halter.operations.queries import MOST
 from halter.operations.report import Report, queue_report, read_report_rows, render_report_message
 from halter.operations.report import build_report as report_of
 from halter.present.events import format_moment
@@ -152,7 +152,7 @@ def promote(
     It is settled as promoted, with your name and reason. What stands in the file already is kept.
     """
     if as_json and not yes:
-        fail("Nobody can be asked here: add --yes, if you have looked at it.", WRONG_USE)
+        fail("Nobody can be asked here: add --yes, if you have looked at it.", EXIT_USAGE)
 
     async def job(app: App) -> "Settled":
         from halter.operations import artifacts
@@ -165,7 +165,7 @@ def promote(
         if not yes:
             say(f"{folder / artifacts.CONTEXT_FILE} would say:\n\n{text}", at_once=True)
             if not confirm("Write it so?"):
-                fail("Nothing was written.", NOT_FINE)
+                fail("Nothing was written.", EXIT_FAILED)
         return await promote_into(make_desk(app), left, folder, reason)
 
     answer_done(run_with_app(store, job), as_json=as_json)
@@ -277,7 +277,7 @@ def report(
 def _parse_addressee(send_over: str) -> tuple[str, str]:
     agent, _, channel = demand_readable_name(send_over, "an agent's channel").partition("/")
     if send_over and not (agent and channel):
-        fail(f"{send_over!r} names no channel: write AGENT/CHANNEL.", WRONG_USE)
+        fail(f"{send_over!r} names no channel: write AGENT/CHANNEL.", EXIT_USAGE)
     return agent, channel
 
 
@@ -286,5 +286,5 @@ async def _demand_known(app: App, agent: str) -> None:
     if agent not in known:
         fail(
             f"There is no agent {agent!r} that runs by itself; there is {', '.join(sorted(known)) or 'none'}.",
-            WRONG_USE,
+            EXIT_USAGE,
         )

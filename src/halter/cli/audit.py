@@ -26,7 +26,7 @@ import typer
 
 from halter import __version__
 from halter.cli.command import (
-    WRONG_USE,
+    EXIT_USAGE,
     JsonOption,
     SessionArgument,
     StoreOption,
@@ -264,11 +264,11 @@ def audit(
 
 def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) -> None:
     if not is_cursor_name(cursor):
-        fail(f"{cursor!r} cannot name a cursor: write letters, digits, - and _.", WRONG_USE)
+        fail(f"{cursor!r} cannot name a cursor: write letters, digits, - and _.", EXIT_USAGE)
     if not export:
-        fail("--cursor remembers how far an export has come: add --export FILE, or --export - to print it.", WRONG_USE)
+        fail("--cursor remembers how far an export has come: add --export FILE, or --export - to print it.", EXIT_USAGE)
     if any(narrowing):
-        fail("--cursor is for everything: leave out --since, --tool and --outcome, or leave out --cursor.", WRONG_USE)
+        fail("--cursor is for everything: leave out --since, --tool and --outcome, or leave out --cursor.", EXIT_USAGE)
 
 
 def _show(back: int, wanted: AuditFilter, store: str | None, *, as_json: bool) -> None:

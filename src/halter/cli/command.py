@@ -54,7 +54,6 @@ from halter.core.rows import SessionRow
 from halter.core.text import clean
 from halter.operations import desk as desks
 from halter.operations.desk import Desk, Who
-from halter.operations.queries import MOST, all_events
 from halter.present.receipt import Facts, Listing, Sheet
 from halter.runtime.runtime import App, open_app
 from halter.settings import Settings, read_settings
@@ -467,8 +466,6 @@ def demand_readable_name(text: str, what: str) -> str:
     """Refuse a name that nothing in a store can have."""
     return report_errors(lambda: desks.readable(text, what))
 
-
-__all__ = ["MOST", "SessionArgument", "all_events", "session_meant"]
 
 SessionArgument = Annotated[str, typer.Argument(help="A session's id from halter sessions; its beginning will do.")]
 

@@ -14,9 +14,9 @@ from typing import Annotated, Final
 import typer
 
 from halter.cli.command import (
-    NOT_FINE,
-    UNUSABLE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_UNUSABLE,
+    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     ScopeArgument,
@@ -118,9 +118,9 @@ def approve(
     says otherwise.
     """
     if sum((edit != "", always, cap != "")) > 1:
-        fail("--edit, --always and --cap are three different answers: give one of them.", WRONG_USE)
+        fail("--edit, --always and --cap are three different answers: give one of them.", EXIT_USAGE)
     if not always and (match or scope or lasts):
-        fail("--match, --scope and --for are the words of a rule: add --always.", WRONG_USE)
+        fail("--match, --scope and --for are the words of a rule: add --always.", EXIT_USAGE)
     answer = ApprovalTerms(
         edit=_arguments_from(edit) if edit else None,
         always=always,
@@ -178,7 +178,7 @@ def _arguments_from(file: str) -> bytes:
         data = sys.stdin.buffer.read(BLOB_THRESHOLD + 1) if file == "-" else _content(Path(file))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else None
-        fail(f"{file!r} cannot be read: {why or error}.", UNUSABLE)
+        fail(f"{file!r} cannot be read: {why or error}.", EXIT_UNUSABLE)
     return report_errors(lambda: decisions.arguments(data, f" in {file!r}"))
 
 
@@ -201,7 +201,7 @@ def _default(context: typer.Context, *, store: StoreOption = None, as_json: Json
     if context.invoked_subcommand is None:
         _show(store, as_json=as_json)
     elif store is not None or as_json:
-        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", WRONG_USE)
+        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", EXIT_USAGE)
 
 
 def _show(store: str | None, *, as_json: bool) -> None:
@@ -328,4 +328,4 @@ def cancel(
     else:
         say(f"Session {cancelled.session} is cancelled. {cancelled.sentence}")
     if cancelled.came != "ended":
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from halter.cli.command import (
-    INTERRUPTED,
-    WRONG_USE,
+    EXIT_INTERRUPTED,
+    EXIT_USAGE,
     JsonOption,
     answer_json,
     answer_table,
@@ -68,7 +68,7 @@ def demo(
     the night.
     """
     if skip_night and (night_only or as_json):
-        fail("--skip-night leaves nothing for --night-only or --json to show: leave one of them out.", WRONG_USE)
+        fail("--skip-night leaves nothing for --night-only or --json to show: leave one of them out.", EXIT_USAGE)
     if not skip_night:
         _night(as_json=as_json)
     if not night_only and not as_json:
@@ -109,7 +109,7 @@ def _live(*, browser: bool) -> None:
             runs=RESTART_HINT,
         )
     except typer.Exit as left:
-        if left.exit_code != INTERRUPTED:
+        if left.exit_code != EXIT_INTERRUPTED:
             raise
         # A terminal has just shown the keys that were pressed.
         say(f"\n{DEMO_STOPPED}" if sys.stdout.isatty() else DEMO_STOPPED)
@@ -304,7 +304,8 @@ def print_conclusion(night: "Night") -> None:
     answer_table("The worst night", columns, rows)
     passed = format_count(night.overruns, "time") if night.overruns else "never"
     say(
-        f"A plain loop paid {format_cents(night.without.cost_usd)} for {format_count(night.without.requests, 'request')}. "
+        f"A plain loop paid {format_cents(night.without.cost_usd)} for "
+        f"{format_count(night.without.requests, 'request')}. "
         f"Halter paid {format_cents(night.within.cost_usd)} for {night.within.requests:,}; a cap was {passed} passed.",
         at_once=True,
     )

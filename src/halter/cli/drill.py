@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from halter.cli.command import NOT_FINE, WRONG_USE, JsonOption, answer_json, answer_table, fail, report_errors
+from halter.cli.command import EXIT_FAILED, EXIT_USAGE, JsonOption, answer_json, answer_table, fail, report_errors
 from halter.cli.command import make_console as screen
 from halter.core.errors import explain_extra
 from halter.core.text import format_count
@@ -77,9 +77,9 @@ def drill(
     from halter_drills.drill import Setting
 
     if store == "":
-        fail("--store is empty: name a store, or leave it out for a throwaway SQLite file.", WRONG_USE)
+        fail("--store is empty: name a store, or leave it out for a throwaway SQLite file.", EXIT_USAGE)
     if name not in (*DRILLS, ALL):
-        fail(f"There is no drill {name}: name one of {', '.join(DRILLS)}, or {ALL}.", WRONG_USE)
+        fail(f"There is no drill {name}: name one of {', '.join(DRILLS)}, or {ALL}.", EXIT_USAGE)
     console = screen(stderr=as_json)
     console.soft_wrap = not console.is_terminal
     setting = Setting(store, seeds, teeth)
@@ -104,7 +104,7 @@ def _run(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]
     bringing = [each for each in wanted if setting.store is None and kind not in each.stores]
     fitting = [each for each in wanted if kind in each.stores]
     if not fitting and not bringing:
-        fail(f"The drill {name} runs on {' and '.join(wanted[0].stores)} only: name another --store.", WRONG_USE)
+        fail(f"The drill {name} runs on {' and '.join(wanted[0].stores)} only: name another --store.", EXIT_USAGE)
     also = [each for each in fitting if "postgresql" in each.stores and name == ALL and setting.store is None]
     lacking = _find_missing() if also else ""
     if lacking:
@@ -235,12 +235,12 @@ def _judge(results: Sequence["DrillResult"], console: Console, *, teeth: bool) -
     if teeth:
         blind = [f"{result.drill} on {result.store}" for result in results if not result.violations]
         if blind:
-            fail(f"One part was broken on purpose, and nothing was found by {', '.join(blind)}.", NOT_FINE)
+            fail(f"One part was broken on purpose, and nothing was found by {', '.join(blind)}.", EXIT_FAILED)
         console.print("One part was broken on purpose, and every drill found it: so they can be believed.")
         return
     for result in found:
         for sentence in result.detail["violations"]:
             console.print(f"{result.drill} on {result.store}: {sentence}", markup=False)
     if found:
-        fail(f"{format_count(sum(result.violations for result in found), 'violation')} in all.", NOT_FINE)
+        fail(f"{format_count(sum(result.violations for result in found), 'violation')} in all.", EXIT_FAILED)
     console.print(f"{format_count(sum(result.cases for result in results), 'case')}, no violation.")

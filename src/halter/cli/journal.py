@@ -9,8 +9,8 @@ import msgspec
 import typer
 
 from halter.cli.command import (
-    NOT_FINE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     StoreOption,
@@ -67,7 +67,7 @@ def verify(
             "All tables were made anew from the events." if report.rebuilt else "Nothing was rebuilt: see the findings."
         )
     if not report.ok:
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _print_report(report: IntegrityReport) -> None:
@@ -107,13 +107,13 @@ def erase(
     runs.
     """
     if (bool(session), bool(older_than), messages).count(True) != 1:
-        fail("Name either sessions (--session ID), an age (--older-than 90d) or --messages.", WRONG_USE)
+        fail("Name either sessions (--session ID), an age (--older-than 90d) or --messages.", EXIT_USAGE)
     age = parse_typed_duration(older_than) if older_than else 0
     for name in session or []:
         demand_readable_name(name, "a session's id")
     what = f"sessions that ended more than {older_than} ago" if older_than else ", ".join(session or ["all messages"])
     if not yes and not confirm(f"Erase the bodies of {what}? This cannot be undone."):
-        fail("Nothing was erased.", NOT_FINE)
+        fail("Nothing was erased.", EXIT_FAILED)
 
     async def job(app: App) -> Erasure:
         back = age if older_than else None
@@ -136,7 +136,7 @@ def erase(
                 "with PostgreSQL they go when the server recycles its log."
             )
     if erasure.refused:
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 class StoreCompleteness(msgspec.Struct, frozen=True):
@@ -164,7 +164,7 @@ def _default(context: typer.Context, *, store: StoreOption = None, as_json: Json
     if context.invoked_subcommand is None:
         _show(store, as_json=as_json)
     elif store is not None or as_json:
-        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", WRONG_USE)
+        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", EXIT_USAGE)
 
 
 def _show(store: str | None, *, as_json: bool) -> None:
@@ -179,7 +179,7 @@ def _show(store: str | None, *, as_json: bool) -> None:
     else:
         say(found.sentence or f"The store {found.store} has all that its newest checkpoints know.")
     if not found.whole:
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def accept(
@@ -204,7 +204,7 @@ def accept(
         if not yes:
             warn(app.doubt.lacks())
             if not confirm("Go on without it? This cannot be undone."):
-                fail("Nothing was accepted.", NOT_FINE)
+                fail("Nothing was accepted.", EXIT_FAILED)
         done = await control.accept(make_desk(app), reason)
         if app.checkpointer.problem:
             warn(app.checkpointer.problem)

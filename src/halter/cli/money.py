@@ -11,8 +11,8 @@ import msgspec
 import typer
 
 from halter.cli.command import (
-    NOT_FINE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     ScopeArgument,
@@ -63,7 +63,7 @@ def _default(
     if context.invoked_subcommand is None:
         show(store=store, as_json=as_json, everything=everything)
     elif store is not None or as_json or everything:
-        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", WRONG_USE)
+        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", EXIT_USAGE)
 
 
 def show(*, store: StoreOption = None, as_json: JsonOption = False, everything: EverythingOption = False) -> None:
@@ -179,7 +179,7 @@ def _default_policy(context: typer.Context, *, store: StoreOption = None, as_jso
     if context.invoked_subcommand is None:
         show_policy(store=store, as_json=as_json)
     elif store is not None or as_json:
-        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", WRONG_USE)
+        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", EXIT_USAGE)
 
 
 def show_policy(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -237,7 +237,7 @@ def apply(
         if not as_json:
             _compare(differing, written.places.file)
         if not yes and not confirm(_question(before, differing)):
-            fail("Nothing was changed.", NOT_FINE)
+            fail("Nothing was changed.", EXIT_FAILED)
         return await desks.apply(desk, before, written, reason)
 
     event = run_with_app(store, job)
@@ -259,7 +259,7 @@ def _object(event: FleetPolicyAdopted | None) -> Mapping[str, Any]:
 def _file(file: Path | None, store: str | None) -> FleetConfig:
     found = read_fleet(file) if file is not None else read_local_fleet(read_cli_settings(store))
     if found is None:
-        fail("There is no halter.yaml here: name the file that is to be the store's policy.", WRONG_USE)
+        fail("There is no halter.yaml here: name the file that is to be the store's policy.", EXIT_USAGE)
     return found
 
 

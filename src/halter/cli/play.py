@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import typer
 
 from halter.cli.command import (
-    NOT_FINE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_USAGE,
     JsonOption,
     StoreOption,
     answer_json,
@@ -90,13 +90,13 @@ def play(
         say(f"{ended.state}: {ended.terminal_reason}. {ended.sentence}".strip())
         say(f"Its receipt: halter receipt {session}")
     if ended.state != "COMPLETED":
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 async def _find_play_session(app: App, beginning: str) -> SessionId:
     row = await find_session_by_prefix(app, beginning)
     if row.ended_at is not None:
-        fail(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.", NOT_FINE)
+        fail(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.", EXIT_FAILED)
     return SessionId(row.session)
 
 
@@ -135,7 +135,7 @@ def _find_agent_folder(playbook: Path) -> Path:
     for folder in (playbook.parent, playbook.parent.parent):
         if (folder / AGENT_FILE).is_file():
             return folder
-    return fail(f"There is no {AGENT_FILE} beside {playbook} or above: name the agent with --agent FOLDER.", WRONG_USE)
+    return fail(f"There is no {AGENT_FILE} beside {playbook} or above: name the agent with --agent FOLDER.", EXIT_USAGE)
 
 
 def _parse_inputs(inputs: Sequence[str]) -> dict[str, str]:
@@ -143,7 +143,7 @@ def _parse_inputs(inputs: Sequence[str]) -> dict[str, str]:
     for text in inputs:
         name, equals, value = text.partition("=")
         if not equals or not name:
-            fail(f"{text!r} is no input: write NAME=VALUE.", WRONG_USE)
+            fail(f"{text!r} is no input: write NAME=VALUE.", EXIT_USAGE)
         found[name] = value
     return found
 

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from halter.cli.command import (
+    EXIT_FAILED,
     EXIT_UNUSABLE,
     EXIT_USAGE,
-    NOT_FINE,
-    WRONG_USE,
     JsonOption,
     StoreOption,
     answer_json,
@@ -39,7 +38,6 @@ from halter.cli.commands import ListingGroup, PlainCommand
 from halter.cli.terminal import Printer
 from halter.cli.up import (
     AGENT_FILE,
-    HOW_TO_STOP,
     RESTART_HINT,
     make_bus,
     make_feed_printer,
@@ -47,6 +45,9 @@ from halter.cli.up import (
     print_feed,
     resolve_agent_folders,
     run_and_show,
+)
+from halter.cli.up import (
+    HOW_TO_STOP as HOW_TO_STOP_HERE,
 )
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
@@ -111,7 +112,7 @@ def add(
     """
     from halter.server.auth import render_token
 
-    secret, token = report_errors(lambda: create_token(_demand_person_settings(), name, role, agent or ()), WRONG_USE)
+    secret, token = report_errors(lambda: create_token(_demand_person_settings(), name, role, agent or ()), EXIT_USAGE)
     if as_json:
         answer_json({**render_token(token), "token": secret})
         return
@@ -137,7 +138,7 @@ def remove(name: NameArgument, *, as_json: JsonOption = False) -> None:
     """
     was_there = report_errors(lambda: find_token_file(_demand_person_settings()).remove(name))
     if not was_there:
-        fail(f"There is no token called {name!r}: look at `halter tokens`.", WRONG_USE)
+        fail(f"There is no token called {name!r}: look at `halter tokens`.", EXIT_USAGE)
     if as_json:
         answer_json({"subject": name, "done": True})
     else:
@@ -147,7 +148,7 @@ def remove(name: NameArgument, *, as_json: JsonOption = False) -> None:
 def _demand_person_settings() -> Settings:
     settings = read_cli_settings(None)
     if not may_decide(settings.person):
-        fail(f"Only a person may change tokens, and this was started by an agent ({settings.person}).", NOT_FINE)
+        fail(f"Only a person may change tokens, and this was started by an agent ({settings.person}).", EXIT_FAILED)
     return settings
 
 
@@ -203,7 +204,7 @@ def serve(
 
 def _name(host: str) -> str:
     if not _HOST.fullmatch(host):
-        fail(f"{host!r} is no name of a server: write it like halter.example or halter.example:8443.", WRONG_USE)
+        fail(f"{host!r} is no name of a server: write it like halter.example or halter.example:8443.", EXIT_USAGE)
     return host
 
 
@@ -256,10 +257,12 @@ def _welcome(app: App, listening: socket.socket, *, as_json: bool) -> str:
         if first
         else f"Log in with a token. {LOST_TOKEN_ADVICE}"
     )
-    return "".join(render_sentence(line) for line in (f"The dashboard and the API are at {url}", way, HOW_TO_STOP))
+    return "".join(render_sentence(line) for line in (f"The dashboard and the API are at {url}", way, HOW_TO_STOP_HERE))
 
 
-HOW_TO_STOP: Final = "Ctrl-C or SIGTERM lets what runs come to its rest and ends this; a second one ends it at once."
+HOW_TO_STOP_WORKER: Final = (
+    "Ctrl-C or SIGTERM lets what runs come to its rest and ends this; a second one ends it at once."
+)
 WORKER_RESTART_HINT: Final = (
     "Start it again. Its sessions go on with other workers when its lease is over; what was halted ends."
 )
@@ -328,7 +331,8 @@ def _demand_postgres(url: str) -> None:
 
     if not url.lower().startswith(("postgresql:", "postgres:")):
         fail(
-            f"Workers share a PostgreSQL store, and {mask_url(url)} is none: set HALTER_STORE=postgresql://…, or run the "
+            f"Workers share a PostgreSQL store, and {mask_url(url)} is none: set "
+            "HALTER_STORE=postgresql://…, or run the "
             "agents of this machine with `halter up`.",
             EXIT_UNUSABLE,
         )
@@ -351,7 +355,7 @@ async def _work(
     async with Printer() as printer:
         shows, bus = make_feed_printer(printer, app.clock, as_json=as_json), make_bus(app)
         if not as_json:
-            printer.put(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP}"))
+            printer.put(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP_WORKER}"))
         runs = FleetRunner(app, lambda app: Supervisor(app, shows.told, bus.pulse, serve=serve, manner=manner))
         _drain_on_signals(runs)
         committed = CommitObserver(

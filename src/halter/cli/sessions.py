@@ -15,13 +15,11 @@ import typer
 
 from halter.cli.audit import write_private
 from halter.cli.command import (
-    MOST,
-    NOT_FINE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_USAGE,
     JsonOption,
     SessionArgument,
     StoreOption,
-    all_events,
     answer_json,
     answer_line,
     answer_table,
@@ -42,6 +40,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.operations import queries
+from halter.operations.queries import MOST, all_events
 from halter.present.events import describe_event, format_moment, format_relative_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
 from halter.runtime.feed import Follower, read_stream_heads, watch_growth
@@ -150,7 +149,7 @@ def tail(
     In JSON each line is an event.
     """
     if after is not None and not stream:
-        fail("--after counts the events of one stream: name a session, SESSION/in or fleet.", WRONG_USE)
+        fail("--after counts the events of one stream: name a session, SESSION/in or fleet.", EXIT_USAGE)
 
     async def job(app: App) -> None:
         follower, session = await _find_followed(app, stream, after)
@@ -233,11 +232,11 @@ def receipt(
     """
     if verify or journal:
         if session or html or not verify:
-            fail("A receipt is checked with --verify RECEIPT --journal EXPORT, and nothing else.", WRONG_USE)
+            fail("A receipt is checked with --verify RECEIPT --journal EXPORT, and nothing else.", EXIT_USAGE)
         _verify(verify, journal or verify, as_json=as_json)
         return
     if not session:
-        fail("Name a session: look at `halter sessions`.", WRONG_USE)
+        fail("Name a session: look at `halter sessions`.", EXIT_USAGE)
 
     async def job(app: App) -> Receipt:
         return await queries.receipt(make_desk(app), (await find_session_by_prefix(app, session)).session)
@@ -269,7 +268,7 @@ def _verify(receipt_file: str, journal_file: str, *, as_json: bool) -> None:
         verdict = "fits its journal" if proof.ok else f"does not fit its journal: {_findings(len(proof.findings))}"
         say(f"The receipt of {proof.session} {verdict}. {format_count(proof.events, 'event')} checked.")
     if not proof.ok:
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def _findings(number: int) -> str:

@@ -18,9 +18,9 @@ import typer
 from msgspec.structs import replace
 
 from halter.cli.command import (
-    NOT_FINE,
-    UNUSABLE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_UNUSABLE,
+    EXIT_USAGE,
     JsonOption,
     StoreOption,
     add_connect_timeout,
@@ -87,7 +87,7 @@ def _name(name: str, folder: Path) -> str:
     try:
         return SCALAR_FORMS["name"].read(written)
     except UnfitValue:
-        return fail(f"{written!r} cannot be its name: write --name with {SCALAR_FORMS['name'].expected}.", WRONG_USE)
+        return fail(f"{written!r} cannot be its name: write --name with {SCALAR_FORMS['name'].expected}.", EXIT_USAGE)
 
 
 def _model(model: str) -> str:
@@ -98,7 +98,7 @@ def _model(model: str) -> str:
         if read:
             SCALAR_FORMS["name"].read(ModelName.parse(read).provider)
     except UnfitValue:
-        return fail(f"{model!r} cannot be its model: write {SCALAR_FORMS['model'].expected}.", WRONG_USE)
+        return fail(f"{model!r} cannot be its model: write {SCALAR_FORMS['model'].expected}.", EXIT_USAGE)
     return read
 
 
@@ -114,7 +114,7 @@ def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings)
     except OSError as error:
         raise ConfigError(f"{folder} cannot be looked into: {error.strerror or error}.") from error
     if there:
-        fail(f"{folder} has {join_names(there)} already, and nothing is overwritten: name another folder.", NOT_FINE)
+        fail(f"{folder} has {join_names(there)} already, and nothing is overwritten: name another folder.", EXIT_FAILED)
     _write(folder, files)
     if others or trust is None:
         return False
@@ -209,9 +209,9 @@ def doctor(
     unusable = next((check for check in checks if check.name == STORE and check.verdict == "problem"), None)
     if unusable is not None:
         warn(unusable.finding, "red")
-        raise typer.Exit(UNUSABLE)
+        raise typer.Exit(EXIT_UNUSABLE)
     if any(check.verdict == "problem" for check in checks):
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 async def _collect_checks(settings: Settings, agents: Sequence[Path]) -> list[Check]:

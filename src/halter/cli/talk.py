@@ -20,11 +20,10 @@ import msgspec
 import typer
 
 from halter.cli.command import (
-    NOT_FINE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_USAGE,
     JsonOption,
     StoreOption,
-    all_events,
     answer_json,
     answer_line,
     escape_text,
@@ -50,6 +49,7 @@ from halter.guard.approvals import answer_decision
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.operations.decisions import decision_meant
 from halter.operations.desk import Desk, Who
+from halter.operations.queries import all_events
 from halter.runtime.runtime import App
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def run(
     """
     text = _text(message)
     if not text.strip() and not resume:
-        fail('There is nothing to do: say it, as in halter run FOLDER "message".', WRONG_USE)
+        fail('There is nothing to do: say it, as in halter run FOLDER "message".', EXIT_USAGE)
     screen = Screen(quiet=as_json)
 
     async def job(app: App) -> Any:
@@ -245,7 +245,7 @@ def run(
     result = run_with_app(store, job, new=True, acts=True, following=True, runs=again)
     _tell(result, agent, as_json=as_json)
     if not result.ok:
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def chat(
@@ -484,7 +484,7 @@ def _as_object(result: Any) -> dict[str, Any]:
 
 def resolve_agent_folder(agent: Path) -> Path:
     if not (agent / AGENT_FILE).is_file() and not agent.is_file():
-        fail(f"There is no {AGENT_FILE} in {agent}: name an agent's folder, or make one with halter init.", WRONG_USE)
+        fail(f"There is no {AGENT_FILE} in {agent}: name an agent's folder, or make one with halter init.", EXIT_USAGE)
     return agent.parent if agent.is_file() else agent
 
 

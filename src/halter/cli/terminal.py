@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
-from halter.cli.command import WRONG_USE, fail, make_console
+from halter.cli.command import EXIT_USAGE, fail, make_console
 from halter.cli.entrypoint import OutputLost
 
 EARLY_INPUT_NOTICE: Final = "What was typed before this question does not answer it."
@@ -136,7 +136,7 @@ def confirm(question: str, make: Callable[[], Keyboard] = StandardInput) -> bool
     """Ask a person for a yes; nothing else is one. Where no person types, nobody is asked."""
     keyboard = make()
     if not keyboard.by_hand:
-        fail("Nobody can be asked here: add --yes, if you have looked at it.", WRONG_USE)
+        fail("Nobody can be asked here: add --yes, if you have looked at it.", EXIT_USAGE)
     while (line := ask_freshly(keyboard, f"{question} [y/N]: ")) is not None:
         match line.strip().lower():
             case "y" | "yes":

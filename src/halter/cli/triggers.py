@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from halter.cli.command import (
-    NOT_FINE,
-    WRONG_USE,
+    EXIT_FAILED,
+    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     StoreOption,
@@ -90,7 +90,8 @@ def show(
     for plan in found:
         for item in plan.quarantined:
             say(
-                f"{plan.trigger}: {item.name} is left to you. Let it be tried anew: {_retry_command(plan.trigger, item.item)}"
+                f"{plan.trigger}: {item.name} is left to you. Let it be tried anew: "
+                f"{_retry_command(plan.trigger, item.item)}"
             )
 
 
@@ -122,9 +123,9 @@ def run(
     name, _, own = trigger.partition("/")
     folder = next((each for each in (agent, agent / name) if (each / AGENT_FILE).is_file()), None)
     if not own:
-        fail(f"{trigger!r} is no trigger: write AGENT/NAME, as halter schedules shows it.", WRONG_USE)
+        fail(f"{trigger!r} is no trigger: write AGENT/NAME, as halter schedules shows it.", EXIT_USAGE)
     if folder is None:
-        fail(f"There is no {AGENT_FILE} in {agent}: name the folder of {name} with --agent FOLDER.", WRONG_USE)
+        fail(f"There is no {AGENT_FILE} in {agent}: name the folder of {name} with --agent FOLDER.", EXIT_USAGE)
 
     async def job(app: App) -> tuple[SessionRow, bool]:
         from halter.runtime.triggers import attend_run_here, run_now
@@ -132,7 +133,7 @@ def run(
         demand_person(app, "run a trigger by hand")
         async with open_agent_context(app, folder) as speaking:
             if speaking.agent.policy.name != name:
-                fail(f"{folder} is the folder of {speaking.agent.policy.name}, not of {name}.", WRONG_USE)
+                fail(f"{folder} is the folder of {speaking.agent.policy.name}, not of {name}.", EXIT_USAGE)
             session = await run_now(speaking, folder, own, file)
             if not as_json:
                 say(f"Session {session}", at_once=True)
@@ -148,7 +149,7 @@ def run(
     else:
         say(f"{row.state}{f', {row.terminal_reason}' if row.terminal_reason else ''}: halter receipt {row.session}")
     if row.ended_at is not None and row.state != "COMPLETED":
-        raise typer.Exit(NOT_FINE)
+        raise typer.Exit(EXIT_FAILED)
 
 
 def cancel(

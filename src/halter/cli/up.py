@@ -15,11 +15,11 @@ import msgspec
 import typer
 
 from halter.cli.command import (
+    EXIT_UNUSABLE,
+    EXIT_USAGE,
     PLAIN,
-    UNUSABLE,
     URGENT_STYLE,
     WARNING_STYLE,
-    WRONG_USE,
     JsonOption,
     ReasonOption,
     StoreOption,
@@ -480,7 +480,7 @@ def parse_listen_address(listen: str, least: int = 1) -> tuple[str, int]:
     """Read an address to listen on."""
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or not least <= int(port) < 1 << 16:
-        fail(f"{listen!r} is no address to listen on: write it like 127.0.0.1:8765.", WRONG_USE)
+        fail(f"{listen!r} is no address to listen on: write it like 127.0.0.1:8765.", EXIT_USAGE)
     return host.strip("[]"), int(port)
 
 
@@ -500,7 +500,7 @@ def make_bus(app: App) -> Bus:
 
 
 async def run_and_show(
-    app: App, folders: list[Path], bus: Bus, shows: "Shows", serve: "Serve", kind: str = "up"
+    app: App, folders: list[Path], bus: Bus, shows: "FeedPrinter", serve: "Serve", kind: str = "up"
 ) -> None:
     """Run agents until cancelled, and show what they do. `kind` is what this process is called where it is listed."""
     from halter.loop.session_runtime import run_together
@@ -603,7 +603,10 @@ class LinePrinter:
                 self._put(self._view.line(item.stored))
             case FeedGap() if item.events:
                 sessions = sorted({session_of(stream) or stream for stream in item.lost})
-                told = f"{format_count(item.events, 'event')} of {join_names(sessions)} passed unseen: look at halter show."
+                told = (
+                    f"{format_count(item.events, 'event')} of {join_names(sessions)} passed unseen: "
+                    "look at halter show."
+                )
                 self._put(StyledLine(told, WARNING_STYLE))
             case FeedGap() | LiveUpdate():
                 pass
@@ -703,7 +706,7 @@ def _name(agent: str) -> str:
         try:
             return read_agent(folder).spec.name
         except ConfigError as error:
-            fail(str(error), UNUSABLE)
+            fail(str(error), EXIT_UNUSABLE)
     if not agent or "/" in agent:
-        fail(f"There is no {AGENT_FILE} in {agent!r}: name an agent, or its folder.", WRONG_USE)
+        fail(f"There is no {AGENT_FILE} in {agent!r}: name an agent, or its folder.", EXIT_USAGE)
     return agent

@@ -141,7 +141,8 @@ class _Reader:
             fits = False
         if not fits or any(letter <= " " for letter in url):
             raise self._wrong(
-                f"`{format_key_path((*self._path, 'url'))}` is no address that can be asked; write one that begins with "
+                f"`{format_key_path((*self._path, 'url'))}` is no address that can be asked; write one "
+                "that begins with "
                 "https:// or http://, and put names and passwords into `headers`.",
                 "url",
             )

@@ -144,7 +144,8 @@ class FilePair:
         said = "" if bound in self.fleet.places.lines else ", which is the default"
         return self.agent.places.wrong(
             path,
-            f"`{format_key_path(path)}` is {written}, but {where} allows only {allowed} (`{format_key_path(bound)}`{said}). "
+            f"`{format_key_path(path)}` is {written}, but {where} allows only {allowed} "
+            f"(`{format_key_path(bound)}`{said}). "
             f"An agent can only tighten the fleet: tighten it here, or loosen it in {self.fleet.places.file}.",
         )
 

@@ -557,7 +557,10 @@ def _notify(fleet: FleetConfig, agent: AgentFile) -> Notify:
     for index, channel in enumerate(theirs.channels):
         if channel.name in taken:
             path = (*CHANNELS_PATH, index, "name")
-            sentence = f"`{format_key_path(path)}` is `{channel.name}`, as that of a channel in {fleet.places.at(CHANNELS_PATH)}"
+            sentence = (
+                f"`{format_key_path(path)}` is `{channel.name}`, as that of a channel in "
+                f"{fleet.places.at(CHANNELS_PATH)}"
+            )
             raise agent.places.wrong(path, f"{sentence}, which every agent has; choose another name.")
     says = ("notify", "on") in agent.places.lines or theirs.on != usual.on
     return Notify(channels=(*ours.channels, *theirs.channels) or (IN_APP_CHANNEL,), on=theirs.on if says else ours.on)

@@ -625,7 +625,8 @@ def _describe_idle(lived: PlayedIncident) -> str:
 def _describe_parallel(lived: PlayedIncident) -> str:
     refused = len(_events_of_kind(lived, RequestRefused))
     return (
-        f"Money is held before it is spent, and {refused} requests did not fit. {_count_in_state(lived, 'COMPLETED')} reports are "
+        f"Money is held before it is spent, and {refused} requests did not fit. "
+        f"{_count_in_state(lived, 'COMPLETED')} reports are "
         f"done, {_count_in_state(lived, 'SLEEPING')} sleep until the next day's budget."
     )
 

@@ -54,7 +54,7 @@ async def run_sentinel(store: str, remedy: str) -> AsyncGenerator[LivenessWriter
         os.close(descriptor)
 
 
-async def _beat(pulse: LivenessWriter, watching: "_Watching") -> None:
+async def _beat(pulse: LivenessWriter, watching: "_SentinelProcess") -> None:
     """Be alive several times a second, and keep somebody there to see it."""
     while True:
         pulse.beat()

@@ -272,7 +272,8 @@ def _tell(told: dict[str, Any], silent: float, call: str, why: str, *, gone: boo
     last = f" The last call to begin was {call}." if call else ""
     outcome = f"It was ended. {told['remedy']}" if gone else UNENDABLE_NOTICE
     sys.stderr.write(
-        f"halter: process {told['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} {BLOCKING_ADVICE}\n"
+        f"halter: process {told['process']} was blocked for {silent:.1f} s while {why}. {outcome}{last} "
+        f"{BLOCKING_ADVICE}\n"
     )
     sys.stderr.flush()
 

@@ -108,7 +108,7 @@ _SECOND_DAY: Final = (
     "of the month`."
 )
 
-_Reader = Callable[[re.Match[str], "_Asked"], Timing | str | None]
+_Reader = Callable[[re.Match[str], "_RecurrenceContext"], Timing | str | None]
 
 
 class _RecurrenceContext(msgspec.Struct, frozen=True):

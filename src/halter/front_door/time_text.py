@@ -97,6 +97,7 @@ _WRITTEN: Final = re.compile(
 )
 MINUTES_PER_HOUR: Final = 60
 NOON_HOUR: Final = 12
+HOURS_PER_DAY: Final = 24
 _ZONE: Final = re.compile(r"(?P<rest>.+?) (?:in )?(?P<zone>utc|gmt|[a-z]+(?:/[a-z_+-]+)+)(?: time)?")
 _LATE: Final[Mapping[str, range]] = MappingProxyType(
     {"afternoon": range(1, 7), "evening": range(4, 12), "night": range(5, 12)}
@@ -162,11 +163,9 @@ def parse_clock_time(said: str, part: str = "") -> str:
         return ""
     if half:
         hour, part = hour % NOON_HOUR + (NOON_HOUR if half == "p" else 0), ""
-    return (
-        _format_clock_time(hour * MINUTES_PER_HOUR + minute, part)
-        if 0 <= hour < 24 and minute < MINUTES_PER_HOUR
-        else ""
-    )  # noqa: PLR2004
+    if not 0 <= hour < HOURS_PER_DAY or minute >= MINUTES_PER_HOUR:
+        return ""
+    return _format_clock_time(hour * MINUTES_PER_HOUR + minute, part)
 
 
 def _format_clock_time(minutes: int, part: str) -> str:
@@ -244,7 +243,8 @@ _IN: Final = re.compile(
 )
 _ODD: Final = {"in half an hour": 30, "in an hour and a half": 90, "in a quarter of an hour": 15}
 _OCCASION_DAY: Final = re.compile(
-    rf"(?P<day>today|tomorrow|tonight|the day after tomorrow|this (?={DAY_PART_PATTERN})|(?:on |this |on this )?{DAY_PATTERN}\b)"
+    rf"(?P<day>today|tomorrow|tonight|the day after tomorrow|this (?={DAY_PART_PATTERN})|(?:on |this |on "
+    rf"this )?{DAY_PATTERN}\b)"
     rf"(?: ?(?P<part>{DAY_PART_PATTERN}))?"
 )
 _DATE: Final = re.compile(rf"(?:on )?(?P<date>{DATE_PATTERN})")

@@ -516,7 +516,8 @@ def make_cap_question(refused: str, name: str, cap: CostCapReached, expires_in: 
         digest=f"{cap.scope}={cap.cap}",
         expires_in=expires_in,
         shown=(
-            f"{name} may cost {format_micros(cap.amount)}; {format_micros(cap.spent)} of {format_micros(cap.cap)} is spent in {cap.scope}. "
+            f"{name} may cost {format_micros(cap.amount)}; {format_micros(cap.spent)} of "
+            f"{format_micros(cap.cap)} is spent in {cap.scope}. "
             "Raise the cap to let it go on."
         ),
     )

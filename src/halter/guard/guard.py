@@ -10,11 +10,12 @@ from halter.core.ports import Lease, Store
 from halter.core.processes import LivenessWriter
 from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
-from halter.guard.halts import HaltWatch, Redact
+from halter.guard.halts import HaltWatch
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import ModelDoor, StreamMask
 from halter.guard.prepare import SessionContext
 from halter.guard.tool_door import Answer, CallInDoubt, NeedsPerson, Recovery, Simulator, ToolDoor
+from halter.redaction.redact import Redact
 from halter.redaction.secrets import Secrets
 from halter.state.session import InFlight
 

@@ -6,7 +6,7 @@ Agents that may run by themselves: switched on and off by people, for good or un
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar, cast
 
@@ -135,7 +135,6 @@ class _HaltRows(msgspec.Struct, frozen=True):
 
 T = TypeVar("T")
 
-Redact = Callable[[str], str]
 
 LONGEST_ERROR: Final = 300
 """How much of an error is kept. It is cut only after secrets were taken out: half of one would not be recognised."""

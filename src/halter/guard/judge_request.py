@@ -182,7 +182,7 @@ def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, 
     """Let a request through that fits this minute, by the store's clock; any other waits and holds nothing."""
     verdict = check_rate_legs(make_rate_legs(asking.paces, rows.now, tokens), partial(budget_row, rows))
     match verdict:
-        case Reserved(make_legs=more):
+        case Reserved(legs=more):
             held = msgspec.structs.replace(intent, legs=(*intent.legs, *more)) if more else intent
             return [Draft(held, asking.body, asking.blob)]
         case RateReached() if asking.optional:

@@ -44,7 +44,6 @@ from halter.guard.halts import (
     Halted,
     HaltWatch,
     RateUsedUp,
-    Redact,
     StillHeld,
     find_outcome,
     run_shielded,
@@ -54,7 +53,7 @@ from halter.guard.judge_request import RequestAttempt, judge_attempt, list_reque
 from halter.guard.ledger import ActualResult, Ledger, compute_charged_amounts
 from halter.guard.prepare import SessionContext
 from halter.redaction.anonymize import AnonymizedPrompt, StreamRehydrator, anonymize_prompt, rehydrate_reply
-from halter.redaction.redact import PromptMasker, mask_reply, mask_text
+from halter.redaction.redact import PromptMasker, Redact, mask_reply, mask_text
 from halter.state.session import InFlight, track_request
 
 ChunkListener = Callable[[StreamChunk], None]

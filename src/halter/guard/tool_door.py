@@ -54,7 +54,6 @@ from halter.guard.halts import (
     Halted,
     HaltWatch,
     RateUsedUp,
-    Redact,
     StillHeld,
     find_outcome,
     run_shielded,
@@ -72,6 +71,7 @@ from halter.guard.model_door import (
     WholeTextMask,
 )
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
+from halter.redaction.redact import Redact
 from halter.redaction.secrets import GivenSecrets, Secrets
 from halter.state.session import InFlight, track_call
 

@@ -207,7 +207,10 @@ def make_batch_statements(row: type[Row]) -> BatchStatements:
     kept = ", ".join(f"kept.{name}" for name in names)
     order = ", ".join(f"kept.{name}" for name in key)
     changed = ", ".join(f"{name} = given.{name}" for name in values)
-    lock = f"SELECT {kept} FROM {_unnest_parameters(key)} JOIN {row.TABLE} kept ON {same} ORDER BY {order} FOR UPDATE OF kept"
+    lock = (
+        f"SELECT {kept} FROM {_unnest_parameters(key)} JOIN {row.TABLE} kept ON {same} ORDER BY "
+        f"{order} FOR UPDATE OF kept"
+    )
     return BatchStatements(
         kinds=tuple(_column_type(field.type) for field in fields),
         lock=lock.encode(),

@@ -277,7 +277,10 @@ class _Journal:
                         raise
                     refused = refused or isinstance(error, RowRefused)
             else:
-                message = f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just inserted; it may be tried again."
+                message = (
+                    f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
+                    "inserted; it may be tried again."
+                )
                 raise StoreUnavailable(message)
         finally:
             self._writing_now.release()

@@ -223,9 +223,15 @@ def _describe_tampering(found: TamperedEvent) -> str:
     more = f", and so were {_format_event_count(found.more)} after it" if found.more else ""
     match found.kind, origin:
         case "deleted", (_, number):
-            return f"Somebody deleted {_format_event_count(number - seq - 1)} before event {seq} of {stream} and renumbered the rest."
+            return (
+                f"Somebody deleted {_format_event_count(number - seq - 1)} before event {seq} of "
+                f"{stream} and renumbered the rest."
+            )
         case "inserted", (_, number):
-            return f"Somebody inserted {_format_event_count(seq + 1 - number)} before event {seq} of {stream} and renumbered the rest."
+            return (
+                f"Somebody inserted {_format_event_count(seq + 1 - number)} before event {seq} of "
+                f"{stream} and renumbered the rest."
+            )
         case "duplicated", (of, number):
             return f"{what} was copied from event {number} of {of}{more}."
         case "moved", (of, number):

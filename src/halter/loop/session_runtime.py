@@ -343,9 +343,9 @@ class SessionRuntime:
         while True:
             answer = await self._gatehouse.request(self.lease, standing, request, model, attempt, waited)
             match answer:
-                case RateUsedUp(wait_for_news=wait_for_news):
+                case RateUsedUp(until=until):
                     waited = answer.waited + 1
-                    await self._rest("SLEEPING", max(wait_for_news, self._clock.now() + SHORT_REST))
+                    await self._rest("SLEEPING", max(until, self._clock.now() + SHORT_REST))
                 case StillHeld() if request.optional:
                     return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
                 case StillHeld():

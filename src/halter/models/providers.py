@@ -40,7 +40,8 @@ from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unprice
 from halter.models.wire import ExchangeTerms, WireModel
 
 if TYPE_CHECKING:
-    from genai_prices.types import ConditionalPrice, ModelInfo, ModelPrice, Provider, TieredPrices
+    from genai_prices.types import ConditionalPrice, ModelInfo, ModelPrice, TieredPrices
+    from genai_prices.types import Provider as Seller
 
     Figure = Decimal | TieredPrices | None
 
@@ -226,7 +227,7 @@ def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff
     return Tariff((*periods, fallback), _loading(margin))
 
 
-def _table() -> "list[Provider]":
+def _table() -> "list[Seller]":
     """Return the bundled table, imported by its name: a type checker would infer all of its 1.5 MB for minutes."""
     return import_module("genai_prices.data").providers
 
@@ -260,7 +261,7 @@ def find_listed_window(model: ModelName, base_url: str | None = None) -> int | N
     return min((entry.context_window for entry in entries if entry.context_window), default=None)
 
 
-def _seller(providers: Sequence["Provider"], name: str, base_url: str | None) -> "Provider | None":
+def _seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "Seller | None":
     """Find out who sends the bill: the address tells, or without one, the name.
 
     Names must match exactly. The library's own lookup takes `my-openai-proxy` for OpenAI.
@@ -271,7 +272,7 @@ def _seller(providers: Sequence["Provider"], name: str, base_url: str | None) ->
     return next((seller for seller in (*named, *providers) if re.match(seller.api_pattern, base_url)), None)
 
 
-def _entries(providers: "list[Provider]", seller: "Provider | None", model: ModelName) -> "list[ModelInfo]":
+def _entries(providers: "list[Seller]", seller: "Seller | None", model: ModelName) -> "list[ModelInfo]":
     """Find what the table has of a model: of the one who sells it, or else of all whom its name may mean."""
     if seller is not None:
         return _find_models(providers, [seller], model.model)
@@ -282,7 +283,7 @@ def _entries(providers: "list[Provider]", seller: "Provider | None", model: Mode
     return []
 
 
-def _find_models(providers: "list[Provider]", sellers: "Sequence[Provider]", spelling: str) -> "list[ModelInfo]":
+def _find_models(providers: "list[Seller]", sellers: "Sequence[Seller]", spelling: str) -> "list[ModelInfo]":
     entries = (seller.find_model(spelling, all_providers=providers) for seller in sellers)
     return [entry for entry in entries if entry is not None]
 

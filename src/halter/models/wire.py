@@ -513,7 +513,9 @@ class WireModel:
 
 
 @PermitGate
-async def _send(model: Any, request: dict[str, Any], hear: TextListener | None, failed: "Failed") -> "ModelResponse":
+async def _send(
+    model: Any, request: dict[str, Any], hear: TextListener | None, failed: "ErrorTranslator"
+) -> "ModelResponse":
     """Send one request, and return the whole answer; where there is somebody to hear it, as it comes."""
     from pydantic_ai.direct import model_request, model_request_stream
 

@@ -209,7 +209,8 @@ def _doubtful(held: list[InFlight]) -> str:
     amount = sum(flight.most().usd for flight in held)
     names = ", ".join(f"{flight.name} ({flight.id})" for flight in held)
     return (
-        f"It is not over: {format_micros(amount)} is held for {names}, and nobody knows whether it was done. Nothing of it "
+        f"It is not over: {format_micros(amount)} is held for {names}, and nobody knows whether it was "
+        "done. Nothing of it "
         "starts again; whoever takes it up (halter play --resume) asks you about that, and then ends it."
     )
 

@@ -469,7 +469,8 @@ def _check_unclaimed(late: UnclaimedSessions, alive: Collection[WorkerView], now
     if not taking:
         told = (
             f"{what} those who have its folder wait for newer files, or are about to end "
-            f"({', '.join(map(name_worker, having))}): bring its folder to the newest version there, and start them again."
+            f"({', '.join(map(name_worker, having))}): bring its folder to the newest version there, and "
+            "start them again."
         )
         return fail_check("due", told)
     if all(one.awake >= one.concurrency for one in taking):
@@ -515,13 +516,15 @@ def check_queue(waiting: int, age: int, nobodys: int) -> Check:
     if age > MINUTE:
         return warn_check(
             "queue",
-            f"{format_count(waiting, 'ticket')} wait in the queue, the oldest for {format_duration(age)}: the workers have "
+            f"{format_count(waiting, 'ticket')} wait in the queue, the oldest for {format_duration(age)}: "
+            "the workers have "
             "their hands full, or do not reach PostgreSQL. Look at their logs; start another, or raise --concurrency.",
         )
     if nobodys > MAX_ORPHANED_TICKETS:
         return warn_check(
             "queue",
-            f"{format_count(nobodys, 'ticket')} are left over from versions that nobody runs any more. They do no harm, for "
+            f"{format_count(nobodys, 'ticket')} are left over from versions that nobody runs any more. "
+            "They do no harm, for "
             "their sessions were offered anew; remove them from procrastinate_jobs when it suits you.",
         )
     return pass_check("queue", f"{format_count(waiting, 'ticket')} in the queue, none of them old.")

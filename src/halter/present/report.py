@@ -162,7 +162,8 @@ def describe_worker_condition(one: WorkerView, now: int) -> str:
     match one.health:
         case "lapsed":
             return (
-                f"Gone without a word: last heard {describe_last_heartbeat(one, now)}. What it had goes on wherever a worker has its "
+                f"Gone without a word: last heard {describe_last_heartbeat(one, now)}. What it had goes "
+                "on wherever a worker has its "
                 "agents; start it again if there is none."
             )
         case "left":

@@ -30,7 +30,6 @@ from halter.core.messages import Message, Part, Prompt, Reply, Text, ToolCall, T
 from halter.core.ports import Lease
 from halter.core.text import clean, to_body
 from halter.core.tools import ToolSpec
-from halter.guard.halts import Redact
 from halter.redaction.key_patterns import SECRET_FAMILIES
 from halter.redaction.secret_values import (
     LOOKBEHIND_LENGTH,
@@ -41,6 +40,9 @@ from halter.redaction.secret_values import (
     join_patterns,
 )
 from halter.redaction.secrets import LONGEST_SPELLING, LiveValues
+
+Redact = Callable[[str], str]
+"""Masks the secrets of a text."""
 
 _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2

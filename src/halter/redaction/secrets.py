@@ -18,7 +18,7 @@ from halter.core.text import to_body
 from halter.core.tools import find_secret_names
 from halter.redaction.secret_values import Regex, RegexSet, escape_bytes, join_patterns
 
-SECRET_PREFIX: Final = "HALTER_SECRET_"
+SECRET_PREFIX: Final = "HALTER_SECRET_"  # noqa: S105 - the name of a variable, no secret
 """A variable of the environment with this prefix is the secret of the name that follows."""
 
 

@@ -245,7 +245,9 @@ def _lines(
             yield f"    {shorten(to_one_line(spec.description), _LONGEST)}"
             yield f"    {shorten(to_one_line(spec.schema.decode()), _LONGEST)}"
     if together > len(shown):
-        yield f"{format_count(together - len(shown), 'more tool')} stay out of use: you are asked about them after this."
+        yield (
+            f"{format_count(together - len(shown), 'more tool')} stay out of use: you are asked about them after this."
+        )
     for name in gone[:_GONE]:
         yield f"gone     {to_one_line(name)}"
     if len(gone) > _GONE:

@@ -538,10 +538,11 @@ async def describe_last_receipt(speaking: AgentContext) -> str:
     now, took = speaking.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
     refused = f", {_format_count(len(made.brakes), 'refusal')}" if made.brakes else ""
     ago = format_duration(max(0, now - row.ended_at))
+    asked, called = _format_count(len(made.requests), "request"), _format_count(len(made.calls), "call")
     lines = (
         f"{row.session} ({row.kind}) ended {ago} ago: {row.state}, {row.terminal_reason}.",
         f"It took {took} and cost {format_usd(made.cost_usd)}.",
-        f"It made {_format_count(len(made.requests), 'request')} and {_format_count(len(made.calls), 'call')}{refused}.",
+        f"It made {asked} and {called}{refused}.",
         f"All of it: halter receipt {row.session}",
     )
     return "\n".join(lines)

@@ -275,7 +275,8 @@ async def read_kept_context(store: Store, agent: str) -> tuple[tuple[str, ...], 
     precedents = (await store.ask(Query("kept_precedents", _Precedent, {"agent": agent})))[:MAX_KEPT_ENTRIES]
     lines = [f"- {await _read_words(store, row.body, row.blob)} ({row.memory})" for row in memories]
     cases = [
-        f"- {row.kind}: {await _read_words(store, row.body, row.blob)} (seen {row.observed_count} times, {row.precedent})"
+        f"- {row.kind}: {await _read_words(store, row.body, row.blob)} (seen {row.observed_count} times, "
+        f"{row.precedent})"
         for row in precedents
     ]
     parts = [

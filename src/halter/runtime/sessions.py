@@ -510,7 +510,8 @@ async def explain_insufficient_cap(speaking: AgentContext, parent: SessionRow) -
     """Say that there is too little money for a sub-session."""
     _, left = await _remaining_cap(speaking, parent)
     return (
-        f"There is too little money for another session: {format_micros(left or 0)} is left in {parent.session}, a part of it "
+        f"There is too little money for another session: {format_micros(left or 0)} is left in "
+        f"{parent.session}, a part of it "
         f"gets at most half of that, and at least {format_micros(MIN_SUB_SESSION_CAP)}. To raise the cap: "
         f"halter budget raise session:{parent.session} AMOUNT"
     )

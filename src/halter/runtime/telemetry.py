@@ -395,7 +395,7 @@ def is_content_wanted(environ: Mapping[str, str]) -> bool:
 
 
 @contextmanager
-def sending(way: str, environ: Mapping[str, str]) -> Generator["Sending"]:
+def sending(way: str, environ: Mapping[str, str]) -> Generator["SpanSender"]:
     """Send spans until the end, and then what is left."""
     with _open_exporter(way) as exporter:
         outlet = SpanSender(exporter, _resource(environ))

@@ -129,7 +129,7 @@ class _Watch:
         self._pattern = spec.source.pattern
         self._clock = clock
         self._is_folder = self._shown.endswith("/") or self._pattern != "*"
-        self._files: Files | None = None
+        self._files: FileEntries | None = None
         self._value: dict[str, Any] | None = None
 
     async def readings(self) -> AsyncGenerator[Reading]:

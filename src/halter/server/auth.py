@@ -108,7 +108,7 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 PREFIX: Final = "halter_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _BYTES: Final = 32
-LOST_TOKEN_ADVICE: Final = "A token is shown once. If it is lost: `halter tokens add NAME --role admin` makes another."
+LOST_TOKEN_ADVICE: Final = "A token is shown once. If it is lost: `halter tokens add NAME --role admin` makes another."  # noqa: S105 It is a sentence.
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -384,7 +384,7 @@ _WEB_PORTS: Final = frozenset((80, 443))
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 
 NO_TOKEN: Final = "Say who you are: send a token as `Authorization: Bearer TOKEN`, or log in at /login."  # noqa: S105 It is a sentence.
-TOKEN_IN_ADDRESS: Final = "A token in an address ends up in logs: send it as `Authorization: Bearer TOKEN`."
+TOKEN_IN_ADDRESS: Final = "A token in an address ends up in logs: send it as `Authorization: Bearer TOKEN`."  # noqa: S105 It is a sentence.
 WRONG_TOKEN: Final = "This token opens nothing here: it was removed, ran out, or never was one."  # noqa: S105 It is a sentence.
 LOGIN_ENDED: Final = "This login has ended: log in again at /login."
 UNKNOWN_SERVER_NAME: Final = (

@@ -315,7 +315,7 @@ async def serve_web(
 
 
 PAGES: Final = Path(__file__).parent / "pages"
-LOGIN_WRONG_TOKEN: Final = "This token opens nothing here: it was removed, or never was one."
+LOGIN_WRONG_TOKEN: Final = "This token opens nothing here: it was removed, or never was one."  # noqa: S105 It is a sentence.
 HOME: Final = "/"
 LONGEST_FORM: Final = 1000
 

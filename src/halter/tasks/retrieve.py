@@ -227,7 +227,9 @@ def _explain_rest(found: Sequence[FoundChunk], shown: int, documents: Sequence[D
         yield "[More places fit: ask for more words, or read on in one of these documents with `file` and `offset`.]"
     problems = [each for each in documents if each.problem]
     if problems:
-        yield f"[{len(problems)} documents could not be searched: {join_names(_names(each.name for each in problems))}.]"
+        yield (
+            f"[{len(problems)} documents could not be searched: {join_names(_names(each.name for each in problems))}.]"
+        )
 
 
 def _passage(chunks: Sequence[Chunk], offset: int, most: int) -> _Passage:
@@ -250,7 +252,10 @@ def _render_passage(document: DocumentRef, passage: _Passage) -> str:
         return f"[{_to_one_line(document.name)} has not been read yet.]"
     head = f"{_header(document, passage.start, passage.end)}\n{passage.text}"
     left = passage.total - passage.end
-    on = f"\n[{left} characters of {_to_one_line(document.name)} follow: read it as `file`, from offset={passage.end} on.]"
+    on = (
+        f"\n[{left} characters of {_to_one_line(document.name)} follow: read it as `file`, from "
+        f"offset={passage.end} on.]"
+    )
     return head + on if left > 0 else head
 
 

@@ -528,7 +528,7 @@ class TooCostly(Exception):
     """A check looked at more than it may. It never leaves this module."""
 
 
-def compile_schema(schema: Any) -> "Checker | UnusableSchema":
+def compile_schema(schema: Any) -> "SchemaChecker | UnusableSchema":
     """Make a checker of a schema, or say what is wrong with it."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for

@@ -242,7 +242,9 @@ def _close(pipe: IO[bytes] | None) -> None:
 
 
 @asynccontextmanager
-async def watch_connection(transport: "Transport", ending: ConnectionEnding) -> "AsyncGenerator[tuple[Heard, Said]]":
+async def watch_connection(
+    transport: "Transport", ending: ConnectionEnding
+) -> "AsyncGenerator[tuple[ServerOutput, ServerInput]]":
     """Look after both directions of a connection."""
     async with transport as (read, write):
         heard = ServerOutput(read, ending)
