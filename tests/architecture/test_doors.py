@@ -22,7 +22,7 @@ from halter.tools.shell import make_shell_tool
 
 SOURCE = Path(__file__).parents[2] / "src" / "halter"
 DRILLS = SOURCE.with_name("halter_drills")
-DOORS = {Path("guard/chokepoint.py"), Path("guard/request.py")}
+DOORS = {Path("guard/tool_door.py"), Path("guard/model_door.py")}
 PROGRAM = Path("tools/isolated_program.py")
 """The program of an isolated tool's own process makes the permit of its one call, and cannot be imported."""
 DEFINITION = Path("core/tools.py")
@@ -105,7 +105,7 @@ BYPASSES = {
 }
 
 
-@pytest.mark.parametrize("layer", ["core", "tools", "models", "state", "guard", "brain", "work", "app", "cli"])
+@pytest.mark.parametrize("layer", ["core", "tools", "models", "state", "guard", "loop", "tasks", "runtime", "cli"])
 @pytest.mark.parametrize("bypass", BYPASSES)
 def test_a_bypass_planted_in_any_layer_is_found(tmp_path: Path, layer: str, bypass: str) -> None:
     planted = tmp_path / layer / "planted.py"
@@ -159,7 +159,7 @@ def names_in(tree: ast.AST) -> list[str]:
 
 
 def test_only_the_door_to_models_asks_a_model() -> None:
-    assert askers_of_models(SOURCE) == {Path("guard/request.py")}
+    assert askers_of_models(SOURCE) == {Path("guard/model_door.py")}
 
 
 ASKERS = {
@@ -172,7 +172,7 @@ ASKERS = {
 }
 
 
-@pytest.mark.parametrize("layer", ["models", "guard", "brain", "work", "autonomy", "app", "cli"])
+@pytest.mark.parametrize("layer", ["models", "guard", "loop", "tasks", "autonomy", "runtime", "cli"])
 @pytest.mark.parametrize("asker", ASKERS)
 def test_a_direct_question_to_a_model_planted_in_any_layer_is_found(tmp_path: Path, layer: str, asker: str) -> None:
     planted = tmp_path / layer / "planted.py"
@@ -187,15 +187,15 @@ def test_a_question_to_a_store_is_no_question_to_a_model(tmp_path: Path) -> None
 
 
 RESERVED = {
-    "run_in_own_process": {Path("tools/tool.py"), PROGRAM},
-    "run_isolated": {Path("tools/tool.py"), Path("tools/isolated.py")},
-    "run_forked": {Path("tools/tool.py"), Path("tools/forked.py")},
-    "isolated_program": {Path("tools/isolated.py")},
-    "send_request": {Path("tools/dialogue.py")},
+    "run_in_own_process": {Path("tools/function_tool.py"), PROGRAM},
+    "run_isolated": {Path("tools/function_tool.py"), Path("tools/process.py")},
+    "run_forked": {Path("tools/function_tool.py"), Path("tools/process.py")},
+    "isolated_program": {Path("tools/process.py")},
+    "send_request": {Path("tools/mcp.py")},
     "call_tool": set[Path](),
     "model_request": {Path("models/wire.py")},
     "model_request_stream": {Path("models/wire.py")},
-    "wire_clients": {Path("models/wire.py")},
+    "open_wire_client": {Path("models/wire.py")},
     "_used_up": {DEFINITION},
     "_give": {DEFINITION},
     "__closure__": set[Path](),
@@ -243,13 +243,13 @@ def test_the_drills_go_through_the_doors() -> None:
 REACHES = {
     "run_in_own_process": "def go(tool, permit):\n    return tool.run_in_own_process(b'{}', permit)\n",
     "run_isolated": "from halter.tools.process import run_isolated as go\n",
-    "run_forked": "from halter.tools import forked\ngo = forked.run_forked\n",
+    "run_forked": "from halter.tools import process\ngo = process.run_forked\n",
     "isolated_program": "import runpy\nrunpy.run_module('halter.tools.isolated_program')\n",
     "send_request": "async def go(server):\n    return await server._live.session.send_request({}, None)\n",
     "call_tool": "async def go(server):\n    return await server._live.session.call_tool('pay', {})\n",
     "model_request": "from pydantic_ai.direct import model_request\n",
     "model_request_stream": "import pydantic_ai.direct as d\ngo = d.model_request_stream\n",
-    "wire_clients": "from halter.models.wire import connect\n",
+    "open_wire_client": "from halter.models.wire import open_wire_client as go\n",
     "_used_up": "def again(permit):\n    permit._used_up = False\n",
     "_give": "def go(tool, permit):\n    return getattr(tool._function, '_give')(permit)\n",
     "__closure__": "def go(tool):\n    return tool._function._give.__closure__[0]\n",
@@ -258,7 +258,7 @@ REACHES = {
 }
 
 
-@pytest.mark.parametrize("layer", ["core", "guard", "brain", "app", "cli"])
+@pytest.mark.parametrize("layer", ["core", "guard", "loop", "runtime", "cli"])
 @pytest.mark.parametrize("name", RESERVED)
 def test_a_way_around_a_permit_planted_in_any_layer_is_found(tmp_path: Path, layer: str, name: str) -> None:
     planted = tmp_path / layer / "planted.py"

@@ -46,7 +46,7 @@ def test_imports_point_down_and_mind_and_hands_stay_apart() -> None:
         ("journal/wrong.py", "halter.models", "journal is not allowed to import halter.models"),
         ("journal/wrong.py", "halter.guard", "journal is not allowed to import halter.guard"),
         ("guard/wrong.py", "halter.journal", "guard is not allowed to import halter.journal"),
-        ("brain/__init__.py", "halter.models", "brain is not allowed to import halter.models"),
+        ("loop/wrong.py", "halter.models", "loop is not allowed to import halter.models"),
         ("guard/wrong.py", "halter_drills", "halter is not allowed to import halter_drills"),
         ("nowhere.py", "halter.core", "halter.nowhere"),
     ],

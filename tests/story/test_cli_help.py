@@ -62,7 +62,7 @@ HEAVY = (
     "cryptography",
     "mcp",
     "asyncio",
-    "halter.app",
+    "halter.runtime",
     "halter.guard",
     "halter.journal",
 )

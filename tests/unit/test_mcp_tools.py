@@ -378,10 +378,10 @@ async def test_without_the_extra_one_sentence_says_what_to_install() -> None:
     program = (
         "import sys, asyncio; sys.modules['mcp'] = None\n"
         "from halter.core.errors import ConfigError\n"
-        "from halter.core.tools import Server\nfrom halter.tools.mcp import McpServer, Terms\n"
+        "from halter.core.tools import ToolServer\nfrom halter.tools.mcp import McpServer, McpTerms\n"
         "from halter.testing.fakes import ManualClock\n"
         "async def main():\n"
-        "    try: await McpServer(Server('files', command='x'), Terms(ManualClock(), {})).open()\n"
+        "    try: await McpServer(ToolServer('files', command='x'), McpTerms(ManualClock(), {})).open()\n"
         "    except ConfigError as error: print(error)\n"
         "asyncio.run(main())"
     )

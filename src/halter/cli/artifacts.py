@@ -236,7 +236,7 @@ def report(
     message: Annotated[bool, typer.Option("--message", help="As a message: a subject, and a few lines.")] = False,
     send_over: Annotated[
         str,
-        typer.Option("--queue_report", metavar="AGENT/CHANNEL", help="Send the message over a channel of an agent."),
+        typer.Option("--send", metavar="AGENT/CHANNEL", help="Send the message over a channel of an agent."),
     ] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,

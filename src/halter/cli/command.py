@@ -1,6 +1,4 @@
-"""What every command shares: opening the store, reading what was typed, and saying what went wrong.
-
-The codes that a command leaves with, for scripts, and the signals that tell it to end.
+"""What every command shares: opening the store, reading arguments, printing answers, and exit codes.
 
 | code | meaning |
 |---|---|
@@ -10,17 +8,7 @@ The codes that a command leaves with, for scripts, and the signals that tell it 
 | 3 | a store, a setting, or the place where the answer goes cannot be used |
 | 70 | a mistake of Halter's own |
 | 130 | interrupted |
-| 141 | whoever read the answer has gone, as `head` does |
-
-How commands answer: sentences and tables for people, JSON for programs.
-
-Finding what a person means: a session by the beginning of its id, and all that happened in it.
-
-Facts and tables on a terminal.
-
-Lines of a screen, and how much they stand out.
-
-A sheet as one HTML file that needs nothing else, and in which no text is ever anything but text.
+| 141 | the reader of the output is gone, as with `head` |
 """
 
 import asyncio

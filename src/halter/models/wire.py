@@ -198,7 +198,7 @@ class WireClient(msgspec.Struct, frozen=True):
     pool: "Any"
 
 
-def connect(name: ModelName, wire: WireFormat, url: str, key: str, terms: ExchangeTerms) -> WireClient:
+def open_wire_client(name: ModelName, wire: WireFormat, url: str, key: str, terms: ExchangeTerms) -> WireClient:
     """Make what is needed to reach a model. This imports the libraries, which takes seconds, and opens nothing."""
     import httpx2
 
@@ -481,7 +481,7 @@ class WireModel:
         async with self._connecting:
             if self._connection is None:
                 # The imports take seconds, in which leases have to be renewed.
-                made = await asyncio.to_thread(connect, self.name, self.wire, self._url, self._key, self.terms)
+                made = await asyncio.to_thread(open_wire_client, self.name, self.wire, self._url, self._key, self.terms)
                 self._connection = made
             return self._connection
 

@@ -287,7 +287,7 @@ def _mount_dashboard(api: "FastAPI", app: App, bus: Bus, tell: Callable[[str], N
     """Put the pages in their place, if they are there."""
     from importlib.util import find_spec
 
-    if find_spec("nicegui") is None or find_spec("halter.server.dashboard") is None:
+    if find_spec("nicegui") is None:
         return False
     from halter.dashboard.app import mount_dashboard
 
