@@ -257,7 +257,7 @@ async def test_who_falls_behind_is_told_of_a_gap_with_its_places_and_goes_on(hou
     assert (await anext(slow)).seq == head + 1  # type: ignore[union-attr]
     for _ in range(6):
         await write(house, "mine-1", 5)
-        assert [type(await anext(quick)).__name__ for _ in range(5)] == ["Told"] * 5
+        assert [type(await anext(quick)).__name__ for _ in range(5)] == ["FeedMessage"] * 5
     gap = await anext(slow)
     assert isinstance(gap, FeedGap)
     assert gap.events == gap.lost["session:mine-1"].through - gap.lost["session:mine-1"].after  # type: ignore[index]

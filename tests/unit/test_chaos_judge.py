@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from halter.core.clock import SECOND
-from halter_drills.chaos import LEASE, ChaosSeen, Orphan, lateness, shared, unended, unpaid
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION
+from halter_drills.chaos import ChaosSeen, Orphan, lateness, shared, unended, unpaid
 from halter_drills.chaos_workers import WorkerProcess
 from halter_drills.checker import RecordedEvent
 
@@ -61,7 +62,7 @@ ORPHAN = Orphan("courier.sleeps-1", 1, 10 * SECOND)
         (16.0, [("restart", 9, 15)], 1.0),
         (19.0, [("restart", 9, 15)], 4.0),
         (19.0, [("restart", 20, 25)], 9.0),
-        (28.0, [("kill", 11, 11)], 28 - 11 - LEASE / SECOND),
+        (28.0, [("kill", 11, 11)], 28 - 11 - DEFAULT_LEASE_DURATION / SECOND),
         (28.0, [("kill", 9, 9)], 18.0),
         (28.0, [("go on", 11, 11)], 18.0),
     ],
