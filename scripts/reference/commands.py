@@ -7,7 +7,7 @@ import typer
 from typer._click.core import Command, Parameter
 from typer.core import TyperGroup, TyperOption
 
-from halter.cli import build, command
+from halter.cli import build, exit_codes
 from scripts.reference.sheet import code, head, table, told
 
 
@@ -20,7 +20,7 @@ def page() -> str:
         "`halter COMMAND --help` tells the same. `--json` answers for programs, on one "
         "line each where more may follow.",
     )
-    codes = (command.__doc__ or "").partition("\n\n")[2]
+    codes = (exit_codes.__doc__ or "").partition("\n\n")[2]
     return "\n".join((first, *_panels(root), "## Exit codes\n", codes.strip() + "\n"))
 
 

@@ -17,8 +17,8 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
 from halter.cli import build
-from halter.cli.command import EXIT_MEANINGS
 from halter.cli.commands import COMMANDS, EXAMPLES, load_all_commands
+from halter.cli.exit_codes import EXIT_MEANINGS
 from tests.story.clerks import environment, furnish
 
 SPEC = {

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from halter.cli.command import encode_json_line
 from halter.cli.demo import print_conclusion
+from halter.cli.output import encode_json_line
 from halter.core.clock import HOUR
 from halter.core.events import CostCapReached, ItemQuarantined, RequestSettled
 from halter.core.messages import Prompt, make_user_message

@@ -13,9 +13,9 @@ from typer.testing import CliRunner, Result
 from halter import Answer, Guard, Output, tool
 from halter.cli import build
 from halter.cli.commands import load_all_commands
-from halter.core.codec import encode_public_json
 from halter.core.events import EVENTS_BY_KIND
 from halter.core.money import format_usd, micros_to_usd
+from halter.core.public_json import encode_public_json
 from halter.demo.night import Night
 from halter.runtime.agent import Result as RunResult
 from halter.runtime.guard_api import GuardSummary as GuardReport

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halter.cli.command import escape_text
+from halter.cli.output import escape_text
 
 
 @pytest.mark.parametrize("sign", ["\x1b", "\x9b", "\r", "\u202e", "\u202a", "\u2066", "\u2069", "\ud800"])

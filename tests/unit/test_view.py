@@ -2,7 +2,7 @@
 
 import pytest
 
-from halter.cli.command import PLAIN, URGENT_STYLE, WARNING_STYLE
+from halter.cli.output import PLAIN, URGENT_STYLE, WARNING_STYLE
 from halter.cli.up import EventLines
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.effect_events import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled

@@ -2,7 +2,7 @@
 
 import pytest
 
-from halter.cli.command import PLAIN, URGENT_STYLE, WARNING_STYLE
+from halter.cli.output import PLAIN, URGENT_STYLE, WARNING_STYLE
 from halter.cli.sessions import format_event_line as tail_line
 from halter.cli.up import EventLines
 from halter.core.clock import MINUTE, SECOND

@@ -13,14 +13,9 @@ import typer
 
 from halter.cli.audit import write_private
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     StoreOption,
-    answer_block,
-    answer_done,
-    answer_json,
     demand_person,
     demand_readable_name,
     fail,
@@ -30,10 +25,11 @@ from halter.cli.command import (
     render_html_page,
     report_errors,
     run_with_app,
-    say,
     show_sheet,
 )
 from halter.cli.commands import ListingGroup, PlainCommand
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_block, answer_done, answer_json, say
 from halter.cli.terminal import confirm
 from halter.core.effect_events import ProposalVerdict
 from halter.core.ports import Query

@@ -26,20 +26,16 @@ import typer
 
 from halter import __version__
 from halter.cli.command import (
-    EXIT_USAGE,
     JsonOption,
     SessionArgument,
     StoreOption,
-    answer_json,
-    answer_line,
-    answer_table,
-    encode_json_line,
     fail,
     make_desk,
     parse_typed_duration,
     run_with_app,
-    say,
 )
+from halter.cli.exit_codes import EXIT_USAGE
+from halter.cli.output import answer_json, answer_line, answer_table, encode_json_line, say
 from halter.cli.terminal import ProgressListener, patience, share
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, is_inbox, session_of

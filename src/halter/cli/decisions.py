@@ -14,25 +14,20 @@ from typing import Annotated, Final
 import typer
 
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_UNUSABLE,
-    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     ScopeArgument,
     SessionArgument,
     StoreOption,
-    answer_block,
-    answer_done,
-    answer_json,
     fail,
     make_desk,
     parse_typed_duration,
     report_errors,
     run_with_app,
-    say,
 )
 from halter.cli.commands import PlainCommand, PlainGroup
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
+from halter.cli.output import answer_block, answer_done, answer_json, say
 from halter.core.clock import DAY, format_duration
 from halter.core.ports import BLOB_THRESHOLD
 from halter.core.rows import RuleRow

@@ -19,19 +19,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from halter.cli.command import (
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    JsonOption,
-    answer_json,
-    answer_table,
-    fail,
-    render_sentence,
-    report_errors,
-    run_with_app,
-    say,
-    warn,
-)
+from halter.cli.command import JsonOption, fail, report_errors, run_with_app
+from halter.cli.exit_codes import EXIT_INTERRUPTED, EXIT_USAGE
+from halter.cli.output import answer_json, answer_table, render_sentence, say, warn
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.text import format_count

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from halter.cli.command import EXIT_FAILED, EXIT_USAGE, JsonOption, answer_json, answer_table, fail, report_errors
-from halter.cli.command import make_console as screen
+from halter.cli.command import JsonOption, fail, report_errors
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_json, answer_table
+from halter.cli.output import make_console as screen
 from halter.core.errors import explain_extra
 from halter.core.text import format_count
 from halter_drills import DRILLS, find

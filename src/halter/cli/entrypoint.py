@@ -13,14 +13,8 @@ from typing import Final
 from typing_extensions import Buffer
 
 from halter.cli import build
-from halter.cli.command import (
-    EXIT_BROKEN_PIPE,
-    EXIT_INTERNAL,
-    EXIT_INTERRUPTED,
-    EXIT_UNUSABLE,
-    TERMINATION_SIGNALS,
-    warn,
-)
+from halter.cli.exit_codes import EXIT_BROKEN_PIPE, EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_UNUSABLE, TERMINATION_SIGNALS
+from halter.cli.output import warn
 from halter.core.errors import explain_missing_module
 
 STREAMS: Final = (0, 1, 2)

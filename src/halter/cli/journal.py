@@ -9,13 +9,9 @@ import msgspec
 import typer
 
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     StoreOption,
-    answer_json,
-    answer_table,
     demand_person,
     demand_readable_name,
     fail,
@@ -24,10 +20,10 @@ from halter.cli.command import (
     read_cli_settings,
     report_errors,
     run_with_app,
-    say,
-    warn,
 )
 from halter.cli.commands import PlainCommand, PlainGroup
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_json, answer_table, say, warn
 from halter.cli.terminal import confirm, patience, share
 from halter.core.text import format_count
 from halter.journal.rebuild import IntegrityReport

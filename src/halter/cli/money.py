@@ -11,22 +11,19 @@ import msgspec
 import typer
 
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_USAGE,
     JsonOption,
     ReasonOption,
     ScopeArgument,
     StoreOption,
-    answer_json,
-    answer_table,
     fail,
     make_desk,
     read_cli_settings,
     report_errors,
     run_with_app,
-    say,
 )
 from halter.cli.commands import PlainCommand, PlainGroup
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_json, answer_table, say
 from halter.cli.terminal import confirm
 from halter.config.merge import FleetConfig, read_fleet
 from halter.config.policy import DifferenceKind, PolicyDifference

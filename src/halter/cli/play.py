@@ -9,19 +9,16 @@ from typing import Annotated, Final
 import typer
 
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_USAGE,
     JsonOption,
     StoreOption,
-    answer_json,
     fail,
     find_session_by_prefix,
     read_cli_settings,
     report_errors,
     run_with_app,
-    say,
-    warn,
 )
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_json, say, warn
 from halter.core.agent_spec import Step
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide

@@ -17,24 +17,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_UNUSABLE,
-    EXIT_USAGE,
     JsonOption,
     StoreOption,
-    answer_json,
-    answer_table,
     demand_person,
-    encode_json_line,
     fail,
     parse_typed_duration,
     read_cli_settings,
-    render_sentence,
     report_errors,
     run_with_app,
-    say,
 )
 from halter.cli.commands import ListingGroup, PlainCommand
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
+from halter.cli.output import answer_json, answer_table, encode_json_line, render_sentence, say
 from halter.cli.terminal import Printer
 from halter.cli.up import (
     AGENT_FILE,

@@ -15,23 +15,19 @@ import typer
 
 from halter.cli.audit import write_private
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_USAGE,
     JsonOption,
     SessionArgument,
     StoreOption,
-    answer_json,
-    answer_line,
-    answer_table,
     fail,
     find_session_by_prefix,
     make_desk,
     render_html_page,
     report_errors,
     run_with_app,
-    say,
     show_sheet,
 )
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_json, answer_line, answer_table, say
 from halter.cli.terminal import patience
 from halter.core.clock import SECOND, format_duration
 from halter.core.errors import ConfigError

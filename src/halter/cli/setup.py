@@ -18,21 +18,16 @@ import typer
 from msgspec.structs import replace
 
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_UNUSABLE,
-    EXIT_USAGE,
     JsonOption,
     StoreOption,
     add_connect_timeout,
-    answer_json,
-    answer_table,
     fail,
     read_cli_settings,
     refuse_missing,
     report_errors,
-    say,
-    warn,
 )
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
+from halter.cli.output import answer_json, answer_table, say, warn
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, HalterError
 from halter.core.ids import may_decide

@@ -20,21 +20,16 @@ import msgspec
 import typer
 
 from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_USAGE,
     JsonOption,
     StoreOption,
-    answer_json,
-    answer_line,
-    escape_text,
     fail,
     find_session_by_prefix,
     read_cli_settings,
     report_errors,
     run_with_app,
-    say,
-    warn,
 )
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_json, answer_line, escape_text, say, warn
 from halter.cli.play import show_step
 from halter.cli.sessions import describe_next_due
 from halter.cli.terminal import LineReader

@@ -27,8 +27,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
 
-from halter.cli.command import EXIT_USAGE, fail, make_console
+from halter.cli.command import fail
 from halter.cli.entrypoint import OutputLost
+from halter.cli.exit_codes import EXIT_USAGE
+from halter.cli.output import make_console
 
 EARLY_INPUT_NOTICE: Final = "What was typed before this question does not answer it."
 _CHUNK: Final = 4096

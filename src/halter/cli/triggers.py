@@ -6,22 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from halter.cli.command import (
-    EXIT_FAILED,
-    EXIT_USAGE,
-    JsonOption,
-    ReasonOption,
-    StoreOption,
-    answer_done,
-    answer_json,
-    answer_table,
-    demand_person,
-    fail,
-    make_desk,
-    run_with_app,
-    say,
-)
+from halter.cli.command import JsonOption, ReasonOption, StoreOption, demand_person, fail, make_desk, run_with_app
 from halter.cli.commands import ListingGroup, PlainCommand
+from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
+from halter.cli.output import answer_done, answer_json, answer_table, say
 from halter.cli.talk import AGENT_FILE, open_agent_context
 from halter.core.clock import format_duration
 from halter.core.ports import Query

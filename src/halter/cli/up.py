@@ -15,23 +15,24 @@ import msgspec
 import typer
 
 from halter.cli.command import (
-    EXIT_UNUSABLE,
-    EXIT_USAGE,
-    PLAIN,
-    URGENT_STYLE,
-    WARNING_STYLE,
     JsonOption,
     ReasonOption,
     StoreOption,
-    StyledLine,
-    answer_json,
     demand_person,
     demand_readable_name,
-    encode_json_line,
     fail,
     make_desk,
-    render_sentence,
     run_with_app,
+)
+from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
+from halter.cli.output import (
+    PLAIN,
+    URGENT_STYLE,
+    WARNING_STYLE,
+    StyledLine,
+    answer_json,
+    encode_json_line,
+    render_sentence,
     say,
     warn,
 )

@@ -21,10 +21,10 @@ from nicegui.element import Element
 
 from halter import __version__
 from halter.core.clock import DAY, parse_duration, window_at
-from halter.core.codec import encode_public_json
 from halter.core.errors import HalterError, NotDone
 from halter.core.ids import FLEET
 from halter.core.money import ZERO_USD, format_unit_amount, format_usd
+from halter.core.public_json import encode_public_json
 from halter.core.text import clean
 from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
 from halter.dashboard.parts import (

@@ -47,7 +47,7 @@ class Cancelled(msgspec.Struct, frozen=True):
     sentence: str
 
 
-class Halted(Done, frozen=True):
+class HaltDone(Done, frozen=True):
     """A halted scope, and whether anything ever ran there."""
 
     known: bool
@@ -82,7 +82,7 @@ async def halts_now(desk: Desk) -> Sequence[HaltRow]:
     return [row for row in rows if row.scope == "fleet" or desk.who.sees(await desk.agent_of(row.scope) or "")]
 
 
-async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> Halted:
+async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> HaltDone:
     """Stop everything in a scope, from this moment.
 
     Even an agent may do that.
@@ -94,7 +94,7 @@ async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> Halted:
     sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}`."
     if not known:
         sentence += f"\nNothing has run here as {scope} so far: check the name, if that surprises you."
-    return Halted(scope, sentence, known)
+    return HaltDone(scope, sentence, known)
 
 
 async def resume(desk: Desk, scope: str, over: int | None = None, reason: str = "") -> Resumed:

@@ -6,10 +6,10 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from halter.core.codec import encode_public_json
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.money import DOLLAR
 from halter.core.ports import Stored
+from halter.core.public_json import encode_public_json
 from halter.core.text import shorten
 from halter.journal.export import CheckedExport
 from halter.state.receipt import make_receipt

@@ -16,8 +16,8 @@ from starlette.responses import Response, StreamingResponse
 
 from halter import __version__
 from halter.core.clock import SECOND, Clock, SystemClock
-from halter.core.codec import declare_decimal_numbers
 from halter.core.errors import ConfigError, explain_extra
+from halter.core.public_json import declare_decimal_numbers
 from halter.core.text import clean
 from halter.operations.desk import CLEANED, Operation, wrong
 from halter.operations.registry import OPERATIONS, READS, WRITES

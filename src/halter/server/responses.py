@@ -23,10 +23,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from halter.core.clock import SECOND, Clock
-from halter.core.codec import encode_public_json, to_public_builtins
 from halter.core.errors import ConfigError, NotDone, NotDoneWhy, StoreError, StoreUnavailable
 from halter.core.ids import Ids, StreamId, session_of
 from halter.core.ports import Query
+from halter.core.public_json import encode_public_json, to_public_builtins
 from halter.core.rows import SessionRow
 from halter.core.text import clean
 from halter.journal.store import JournalStore
