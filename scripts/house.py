@@ -32,7 +32,7 @@ from halter.models.scripted import Scripted, call, say
 
 SOURCE = Path(__file__).parents[1] / "src"
 WORDS = re.compile(r"\b(?:whoever|somebody|nobody|whatever)\b", re.IGNORECASE)
-NOUNS_IN_ING = frozenset({"string", "thing", "ring", "ping", "king", "spring", "embedding"})
+NOUNS_IN_ING = frozenset({"billing", "string", "thing", "ring", "ping", "king", "spring", "embedding"})
 """Words that end like a gerund and are none."""
 
 RETURNS = frozenset(dis.opmap[name] for name in ("RETURN_VALUE", "RETURN_CONST") if name in dis.opmap)

@@ -1,19 +1,18 @@
 """The page about the command line: every command, what can follow it, and how it leaves."""
 
 from collections.abc import Iterator, Sequence
-from typing import cast
 
-import typer
 from typer._click.core import Command, Parameter
 from typer.core import TyperGroup, TyperOption
 
-from halter.cli import build, exit_codes
+from halter.cli import exit_codes
+from halter.cli.commands import load_all_commands
 from scripts.reference.sheet import code, head, table, told
 
 
 def page() -> str:
     """Describe all commands, in the groups of `halter --help`."""
-    root = cast("TyperGroup", typer.main.get_command(build()))
+    root = load_all_commands()
     first = head(
         "The command line",
         "`halter.cli`",
