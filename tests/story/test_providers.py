@@ -60,14 +60,14 @@ def test_there_is_an_example_for_every_provider_and_the_page_lists_them() -> Non
 
 
 def test_what_is_known_of_providers_is_what_the_wires_know() -> None:
-    known = pytest.importorskip("halter.models.providers").KNOWN
+    known = pytest.importorskip("halter.models.providers").KNOWN_PROVIDERS
     assert {name: (one.url, one.wire, one.keys[:1]) for name, one in known.items()} == {
         name: (one.base_url, one.wire, (one.key,) if one.key else ()) for name, one in DEFAULT_PROVIDERS.items()
     }
 
 
 def test_the_rules_of_the_examples_and_of_a_new_agent_can_be_followed(tmp_path: Path) -> None:
-    reflex_from = pytest.importorskip("halter.models.reflex").reflex_from
+    reflex_from = pytest.importorskip("halter.models.reflex").make_reflex_model
     (tmp_path / "agent.yaml").write_text(render_starter_files("new", "")["agent.yaml"])
     for folder in (tmp_path, PROVIDERS / "ollama", PROVIDERS / "offline-reflex"):
         read = resolve_agent(FleetConfig(), read_agent(folder), folder)
