@@ -103,10 +103,10 @@ def commands() -> Iterator[str]:
     """List the commands with their options and arguments, and the exit codes."""
     import typer
 
-    from halter.cli import build, command
+    from halter.cli import build, exit_codes
 
     yield from _commands(typer.main.get_command(build()), "halter")
-    yield from (f"exit code {code}" for code in command.EXIT_MEANINGS)
+    yield from (f"exit code {code}" for code in exit_codes.EXIT_MEANINGS)
 
 
 def _commands(command: Any, path: str) -> Iterator[str]:
