@@ -33,7 +33,7 @@ from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
 from halter.runtime.assemble import open_trust
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.supervisor import Supervisor
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -193,7 +193,9 @@ def resident_day(folder: Path, hours: int) -> float:
     open_trust(settings).trust(agent, digest_folder(agent), "bench", 0)
     loop = SeedLoop(None)
     store = JournalStore(MemoryEngine(now=loop.now, new_id=IDS.new), inline=True)
-    app = App(settings, loop, IDS, store, cast("Any", None), Ledger(store, loop), {}, policy=use_local_policy(settings))
+    app = Runtime(
+        settings, loop, IDS, store, cast("Any", None), Ledger(store, loop), {}, policy=use_local_policy(settings)
+    )
 
     async def lives() -> int:
         running = asyncio.create_task(Supervisor(app, lambda _, __: None, chance=random.Random(1)).run([agent]))

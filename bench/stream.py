@@ -119,14 +119,14 @@ async def _server() -> AsyncGenerator[tuple[asyncio.subprocess.Process, int, str
 async def _serve(folder: Path) -> None:
     """Serve, and let an agent take turns when told to."""
     from halter.runtime.feed import Bus
-    from halter.runtime.runtime import open_app
+    from halter.runtime.runtime import open_runtime
     from halter.server.auth import Keyring, describe_token, new_secret
     from halter.server.middleware import ServerLimits
     from halter.server.server import ServerExtras, bind, serve_web
     from halter.settings import read_settings
 
     secret, listening = new_secret(), bind(port=0)
-    async with open_app(read_settings({"USER": "bench"}, folder, str(folder / "halter.db"))) as app:
+    async with open_runtime(read_settings({"USER": "bench"}, folder, str(folder / "halter.db"))) as app:
         keys = Keyring(extra=[describe_token(secret, "bench", "viewer", app.clock.now())])
         extras = ServerExtras(limits=ServerLimits(streams=2 * LISTENERS), pages=False)
         serving = asyncio.create_task(serve_web(app, listening, keys, Bus(app.store, app.clock), extras))
@@ -146,10 +146,10 @@ async def _turns(app: Any, folder: Path) -> list[float]:
     agent.mkdir()
     (agent / "agent.yaml").write_text(AGENT)
     took: list[float] = []
-    async with open_agent_context(app, agent) as speaking:
+    async with open_agent_context(app, agent) as context:
         for number in range(TURNS + 1):
             began = time.perf_counter()
-            await attend_session(speaking, await begin_session(speaking, f"How is it, number {number}?", "task"))
+            await attend_session(context, await begin_session(context, f"How is it, number {number}?", "task"))
             took.append(time.perf_counter() - began)
             await asyncio.sleep(APART)
     return took[1:]

@@ -20,7 +20,7 @@ from halter.core.ids import make_worker_id
 from halter.dispatch.heartbeat import keep_leases
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import ProtectedPathsFactory, assemble_agent, list_protected_paths
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import attend_session, begin_session
 from halter.settings import Settings
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
@@ -112,22 +112,22 @@ async def _tried(ground: Ground, home: Path, attempt: Attempt, *, teeth: bool) -
     settings = _furnish(ground, home, attempt)
     protects: ProtectedPathsFactory = _protecting_nothing if teeth else list_protected_paths
     before = seen(home)
-    async with open_app(settings) as app:
+    async with open_runtime(settings) as app:
         # One that is not loaded has tried nothing, and what it is made of is compared all the same.
         with suppress(ConfigError):
             before = await _acted(app, home, attempt, protects)
     return amiss(home, attempt, before)
 
 
-async def _acted(app: App, home: Path, attempt: Attempt, protects: ProtectedPathsFactory) -> Mapping[str, bytes]:
+async def _acted(app: Runtime, home: Path, attempt: Attempt, protects: ProtectedPathsFactory) -> Mapping[str, bytes]:
     """Load the agent, let happen what happens, and let its model do what it wants; tell how things were before."""
     async with assemble_agent(app, home / "clerk", protects=protects) as agent, models_of(app, agent) as models:
         if attempt.happens is not None:
             attempt.happens(home)
         before, worker = seen(home), make_worker_id("drill", app.ids)
         async with keep_leases(app.store, app.clock, worker):
-            speaking = AgentContext(app, agent, models, worker)
-            await attend_session(speaking, await begin_session(speaking, "Go.", "task"))
+            context = AgentContext(app, agent, models, worker)
+            await attend_session(context, await begin_session(context, "Go.", "task"))
         return before
 
 

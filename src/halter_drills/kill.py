@@ -32,7 +32,7 @@ from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.sessions import begin_playbook, resume_playbook
 from halter.settings import Settings
 from halter.state.receipt import make_receipt
@@ -112,14 +112,14 @@ class PlayShop(EffectFile):
         return AssembledAgent(policy=policy_of(), tools={each.spec.name: each for each in made}, secrets=NO_SECRETS)
 
 
-def app_on(real: Engine, folder: Path) -> App:
+def app_on(real: Engine, folder: Path) -> Runtime:
     """Open an app around an engine; nothing of it is kept beside the store."""
     clock = SystemClock()
     settings = Settings("", folder, folder / "key", PERSON, folder / "trust", None)
     store = JournalStore(real)
     checkpointer = Checkpointer(folder, settings.signing_key, "drill", clock.now)
     ids, purse = SortableIds(clock.now), Ledger(store, clock)
-    return App(settings, clock, ids, store, checkpointer, purse, {}, policy=use_local_policy(settings))
+    return Runtime(settings, clock, ids, store, checkpointer, purse, {}, policy=use_local_policy(settings))
 
 
 def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:

@@ -40,7 +40,7 @@ from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.state.lifecycle import start_session
 from halter.state.session import InFlight
@@ -337,7 +337,7 @@ def _spender(pipe: Pipe, ground: Ground, folder: Path, broken: bool) -> None:  #
 async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) -> None:
     """Start as any process does that runs agents, and spend as soon as all others have started."""
     settings = read_settings({"HALTER_PERSON": "the drill"}, ground.folder, ground.url)
-    async with open_app(settings) as app, keep_leases(app.store, app.clock, worker):
+    async with open_runtime(settings) as app, keep_leases(app.store, app.clock, worker):
         pipe.send(0)
         await asyncio.to_thread(pipe.recv)
         fleet = use_local_policy(settings).fleet if broken else app.fleet
@@ -350,7 +350,7 @@ async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) 
             pipe.send(COST)
 
 
-async def _bought(app: App, till: Till, lease: Lease, caps: Caps, call: str) -> bool:
+async def _bought(app: Runtime, till: Till, lease: Lease, caps: Caps, call: str) -> bool:
     """Hold, act, settle; tell whether there was money for it."""
     while True:
         spender = Spender(lease.session, AGENT)

@@ -28,7 +28,7 @@ from halter.journal.verify import verify
 from halter.operations import control, decisions
 from halter.operations.desk import Desk, Who
 from halter.runtime.assemble import AssembledAgent
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import begin_playbook, resume_playbook
 from halter.settings import Settings
 from halter.tools.function_tool import tool
@@ -249,7 +249,7 @@ async def _lived(place: RestoredStore, chance: random.Random) -> list[Copy]:
     def copied(moment: str) -> None:
         made.extend(copies_of(place.ground, moment, place.folder / "copies" / str(len(made))))
 
-    async with open_app(place.settings, lease=NO_LEASE) as app:
+    async with open_runtime(place.settings, lease=NO_LEASE) as app:
         await _looks(app, agent, chance)
         copied("before anything was spent")
         await _played(app, agent, "pay", 1)
@@ -269,16 +269,16 @@ async def _lived(place: RestoredStore, chance: random.Random) -> list[Copy]:
     return made
 
 
-async def _looks(app: App, agent: AssembledAgent, chance: random.Random) -> None:
+async def _looks(app: Runtime, agent: AssembledAgent, chance: random.Random) -> None:
     for _ in range(chance.randint(0, MOST_LOOKS)):
         await _played(app, agent, "look", 0)
 
 
-async def _played(app: App, agent: AssembledAgent, what: What, order: int) -> None:
+async def _played(app: Runtime, agent: AssembledAgent, what: What, order: int) -> None:
     await resume_playbook(app, agent, await begin_playbook(app, agent, _playbook(what, order), {}), _unseen)
 
 
-async def _denied(app: App, agent: AssembledAgent, asked: Callable[[], None]) -> None:
+async def _denied(app: Runtime, agent: AssembledAgent, asked: Callable[[], None]) -> None:
     session = await begin_playbook(app, agent, _playbook("wire", DENIED), {})
     waiting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
@@ -323,7 +323,7 @@ async def _started_again(place: RestoredStore) -> bool:
     """Start again as if nothing had happened; tell whether the store was refused."""
     agent = place.shop.agent()
     try:
-        async with open_app(place.settings, lease=NO_LEASE, despite_doubt=place.blind) as app:
+        async with open_runtime(place.settings, lease=NO_LEASE, despite_doubt=place.blind) as app:
             for asked in await list_pending_decisions(app.store, app.clock.now()):
                 await decisions.approve(Desk(app, Who("bob")), asked.decision, decisions.ApprovalTerms())
                 with suppress(AskedAgain):
@@ -354,7 +354,7 @@ def _done_wrongly(since: Sequence[ToolEffect]) -> list[str]:
 
 async def _accepted(place: RestoredStore, *, anew: bool) -> list[str]:
     """Let a person accept the copy: work goes on, and nothing is found altered."""
-    async with open_app(place.settings, lease=NO_LEASE, despite_doubt=True) as app:
+    async with open_runtime(place.settings, lease=NO_LEASE, despite_doubt=True) as app:
         if app.doubt is None:
             return ["it was refused, and there was nothing to accept."]
         lacks = app.doubt.lacks()
@@ -362,7 +362,7 @@ async def _accepted(place: RestoredStore, *, anew: bool) -> list[str]:
     wrong = [] if anew or any(char.isdigit() for char in lacks) else [f"it was not said what is missing: {lacks}"]
     before, agent = len(place.shop.effects()), place.shop.agent()
     try:
-        async with open_app(place.settings, lease=NO_LEASE) as app:
+        async with open_runtime(place.settings, lease=NO_LEASE) as app:
             await _played(app, agent, "look", 5)
             report = await verify(app.store, place.checkpoints)
     except StoreUnusable as error:

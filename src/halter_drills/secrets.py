@@ -36,7 +36,7 @@ from halter.redaction.redact import Redactor, StreamRedactor
 from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
 from halter.runtime.agent_context import gatehouse_for
 from halter.runtime.assemble import AssembledAgent
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import begin_playbook
 from halter.settings import Settings
 from halter.tools.function_tool import tool
@@ -122,7 +122,7 @@ class Mouth:
 class Leaky:
     """One session, and every way out of it."""
 
-    def __init__(self, app: App, place: LeakyPlace, *, naive: bool) -> None:
+    def __init__(self, app: Runtime, place: LeakyPlace, *, naive: bool) -> None:
         self._app = app
         self._answers = place.folder / "answers"
         self._mouth = Mouth(place.folder / "sent")
@@ -291,7 +291,7 @@ def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], kind: Literal["na
 
 
 async def _leak(place: LeakyPlace, leaks: Sequence[Leak], *, naive: bool) -> None:
-    async with open_app(place.settings, environ=place.environ()) as app, keep_leases(app.store, app.clock, WORKER):
+    async with open_runtime(place.settings, environ=place.environ()) as app, keep_leases(app.store, app.clock, WORKER):
         leaky = Leaky(app, place, naive=naive)
         await leaky.start()
         for each in leaks:

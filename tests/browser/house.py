@@ -16,7 +16,7 @@ from halter.operations import control
 from halter.operations.desk import ROLES, Desk, Who
 from halter.runtime.assemble import open_trust
 from halter.runtime.feed import Bus
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import Supervisor
 from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
 from halter.server.server import ServerExtras, bind, format_address, serve_web
@@ -119,7 +119,7 @@ class House:
         self._scripts = scripts
         self._ready = threading.Event()
         self._failed: list[BaseException] = []
-        self.app: App
+        self.app: Runtime
         self.url = ""
         self.secrets: dict[str, str] = {}
         self.told: list[str] = []
@@ -192,7 +192,7 @@ class House:
         folders = [self._agent(name, text) for name, text in (("desk", DESK), ("miser", MISER), ("clerk", CLERK))]
         for folder in folders:
             open_trust(settings).trust(folder, digest_folder(folder), "ada", 1)
-        async with open_app(settings, environ=environ) as app:
+        async with open_runtime(settings, environ=environ) as app:
             self.app = app
             bus = Bus(app.store, app.clock)
             up = Supervisor(app, lambda *_: None, bus.pulse, random.Random(0))
@@ -222,7 +222,7 @@ class House:
             (folder / "page.txt").write_text(self._scripts.get("page.txt", "nothing"))
         return folder
 
-    async def _serve(self, app: App, bus: Bus) -> None:
+    async def _serve(self, app: Runtime, bus: Bus) -> None:
         tokens = TokenFile(self.home / "tokens.json")
         for role in ROLES:
             self.secrets[role] = new_secret()

@@ -25,7 +25,7 @@ from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.runtime.assemble import open_trust
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings, read_settings
 from halter.state.receipt import ReceiptLine, make_receipt
@@ -126,7 +126,7 @@ async def _lives(home: Path, last: int | None) -> int:
     store = JournalStore(engine(f"sqlite://{home}/store.db", clock, NO_LEASE), observers=[watching])
     places = settings(home)
     ids, purse, policy = SortableIds(clock.now), Ledger(store, clock), use_local_policy(places)
-    app = App(places, clock, ids, store, cast("Any", None), purse, {}, policy=policy)
+    app = Runtime(places, clock, ids, store, cast("Any", None), purse, {}, policy=policy)
     running = asyncio.create_task(Supervisor(app, lambda _, __: None).run([home / "watch"]))
     async with asyncio.timeout(PATIENCE):
         while not await over(store):

@@ -234,17 +234,17 @@ async def test_who_talks_with_a_session_of_a_newer_version_is_told_which_program
     fleet = Fleet(world, tmp_path)
     folder = fleet.agent("desk", ANSWERS)
     async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, None) as models:
-        speaking = AgentContext(fleet.app, agent, models, WorkerId("talk"), chance=random.Random(1))
-        chat = await begin_session(speaking, "Are you there?", "chat")
-        await attend_session(speaking, chat)
+        context = AgentContext(fleet.app, agent, models, WorkerId("talk"), chance=random.Random(1))
+        chat = await begin_session(context, "Are you there?", "chat")
+        await attend_session(context, chat)
         new = newer(world)
         (lease,) = await new.claim(WorkerId("new"), 1, chat)
         await Sleeper(world, new, "new").turn(lease)
-        await say_to_session(speaking, chat, "And now?")
+        await say_to_session(context, chat, "And now?")
         before, began = await fleet.events(chat), world.now
         for way in (attend_session, reopen_agent_session):
             with pytest.raises(ConfigError, match=r"taken up by a newer Halter .* use the newer Halter for it\.$"):
-                await way(speaking, chat)
+                await way(context, chat)
         assert world.now - began < SECOND
         assert await fleet.events(chat) == before
 

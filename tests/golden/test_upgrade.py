@@ -166,10 +166,10 @@ async def everything_answered(world: World) -> Sequence[str]:
 async def talk(fleet: Fleet, before: dict[str, SessionRow]) -> None:
     """Go on with a talk, from a process of one's own, where the version had any."""
     assert fleet.up is not None
-    speaking = msgspec.structs.replace(fleet.up.agents["desk"].speaking, worker=WorkerId("talk"))
+    context = msgspec.structs.replace(fleet.up.agents["desk"].context, worker=WorkerId("talk"))
     if "talking" in before:
-        await say_to_session(speaking, "talking", "Are you there?")
-        await attend_session(speaking, "talking")
+        await say_to_session(context, "talking", "Are you there?")
+        await attend_session(context, "talking")
 
 
 def done(folder: Path) -> Counter[str]:

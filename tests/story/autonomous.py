@@ -25,7 +25,7 @@ from halter.core.rows import SessionRow
 from halter.models.scripted import Scripted
 from halter.runtime.assemble import open_trust
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.supervisor import Supervisor
 from halter.runtime.worker import PulseListener
 from halter.settings import read_settings
@@ -68,10 +68,10 @@ class Fleet:
         open_trust(self.settings).trust(folder, digest_folder(folder), "ada", self.world.now)
 
     @property
-    def app(self) -> App:
+    def app(self) -> Runtime:
         store = cast("Any", self.world.journal if self.sturdy else self.world.store)
         world, policy = self.world, use_local_policy(self.settings)
-        return App(
+        return Runtime(
             self.settings, world.clock, world.ids, store, cast("Any", None), world.purse, self.environ, policy=policy
         )
 
@@ -110,7 +110,7 @@ class Fleet:
     def prompts(self, agent: str) -> list[Prompt]:
         """What the agent's own model was asked, in this process."""
         assert self.up is not None
-        model = self.up.agents[agent].speaking.models.named("scripted:script")
+        model = self.up.agents[agent].context.models.named("scripted:script")
         assert isinstance(model, Scripted)
         return model.asked
 

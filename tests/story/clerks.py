@@ -26,7 +26,7 @@ from halter.core.ports import Draft, Lease, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, RuleRow
 from halter.guard.ledger import ActualResult
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.triggers import make_trigger, record_trigger_events
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -85,20 +85,20 @@ def furnish(home: Path) -> None:
 
 
 async def _filled(environ: Mapping[str, str], home: Path) -> None:
-    async with open_app(read_settings(environ, home), environ=environ, lease=1) as app:
+    async with open_runtime(read_settings(environ, home), environ=environ, lease=1) as app:
         await _worked(app)
         await _waits(app)
         await _planned(app)
 
 
-async def _begun(app: App, session: str) -> Lease:
+async def _begun(app: Runtime, session: str) -> Lease:
     started = SessionStarted(session=session, agent="clerk", kind="task", started_by="ada")
     await app.store.commit(lifecycle.start_session(started, b"write to bob"))
     (lease,) = await app.store.claim(WorkerId(f"{session} worker"), 1)
     return lease
 
 
-async def _worked(app: App) -> None:
+async def _worked(app: Runtime) -> None:
     """Have a session that called a tool, spent money and ended."""
     lease = await _begun(app, "clerk-2")
     held = make_legs(Caps(), Spender("clerk-2", "clerk"), app.clock.now(), usd=600_000)
@@ -109,7 +109,7 @@ async def _worked(app: App) -> None:
     assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
 
 
-async def _waits(app: App) -> None:
+async def _waits(app: Runtime) -> None:
     """Have a session that found and learned something, and waits for a person."""
     lease = await _begun(app, "clerk-1")
     now = app.clock.now()
@@ -134,14 +134,16 @@ async def _waits(app: App) -> None:
     await app.store.commit(lifecycle.park_session(lease, "clerk-1/park", rests))
 
 
-async def _write(app: App, lease: Lease, event: FindingEmitted | MemoryProposed | DecisionAsked, body: bytes) -> None:
+async def _write(
+    app: Runtime, lease: Lease, event: FindingEmitted | MemoryProposed | DecisionAsked, body: bytes
+) -> None:
     stream, key = session_stream(lease.session), f"{lease.session}/{event.KIND}"
     asked = [(DecisionRow, (event.decision,))] if isinstance(event, DecisionAsked) else []
     reads = [*asked, *rows_of_event(event)]
     await app.store.commit(Write(stream, key, lambda _: [Draft(event, body)], reads, lease=lease))
 
 
-async def _planned(app: App) -> None:
+async def _planned(app: Runtime) -> None:
     now = app.clock.now()
     rule = RuleMade(
         rule="r1",

@@ -38,13 +38,13 @@ PRICED = "models: {'scripted:script': {price: {input: 1, output: 10}}}\n"
 class Front:
     """One agent at whose door somebody speaks."""
 
-    def __init__(self, world: World, home: Path, speaking: AgentContext) -> None:
+    def __init__(self, world: World, home: Path, context: AgentContext) -> None:
         self.world = world
         self.home = home
-        self.speaking = speaking
+        self.context = context
 
     async def says(self, text: str, session: str = "chat", **more: Any) -> HandledMessage | ForwardedMessage:
-        return await handle_message(self.speaking, session, text, **more)
+        return await handle_message(self.context, session, text, **more)
 
     async def answer(self, text: str, session: str = "chat", **more: Any) -> str:
         done = await self.says(text, session, **more)
@@ -64,17 +64,17 @@ class Front:
 
     def called(self, person: str) -> "Front":
         """Let somebody else speak."""
-        app = self.speaking.app
+        app = self.context.app
         named = msgspec.structs.replace(app.settings, person=person)
-        speaking = msgspec.structs.replace(self.speaking, app=replace(app, settings=named))
-        return Front(self.world, self.home, speaking)
+        context = msgspec.structs.replace(self.context, app=replace(app, settings=named))
+        return Front(self.world, self.home, context)
 
     def with_schedules(self, *schedules: Schedule) -> "Front":
         """Let the agent's file name schedules."""
-        agent = self.speaking.agent
+        agent = self.context.agent
         tasks = msgspec.structs.replace(agent.tasks, schedules=schedules)
         agent = replace(agent, tasks=tasks)
-        return Front(self.world, self.home, msgspec.structs.replace(self.speaking, agent=agent))
+        return Front(self.world, self.home, msgspec.structs.replace(self.context, agent=agent))
 
 
 async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THINKS, **files: str) -> Front:

@@ -29,9 +29,9 @@ async def sent(world: World, tmp_path: Path, more: str) -> tuple[str, list[Promp
         [ScriptLine(reply=Reply((Text("Done.", "model"),)), repeat=True)], world.clock, ModelName("openai", "x")
     )
     async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, {"openai:x": model}) as models:
-        speaking = AgentContext(fleet.app, agent, models, WorkerId("w"))
-        session = await begin_session(speaking, TASK, "task")
-        came, _ = await attend_session(speaking, session)
+        context = AgentContext(fleet.app, agent, models, WorkerId("w"))
+        session = await begin_session(context, TASK, "task")
+        came, _ = await attend_session(context, session)
         assert came.state == "COMPLETED"
     return session, model.asked
 

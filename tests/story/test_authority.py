@@ -11,7 +11,7 @@ from halter.core.errors import ConfigError
 from halter.core.folders import FileEntry
 from halter.core.tools import SensorFailed
 from halter.runtime.assemble import AssembledAgent, assemble_agent
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.sensors.files import describe_file
 from halter.settings import Settings
 from halter.tools.files import make_file_tools
@@ -39,8 +39,8 @@ def written(home: Path, more: str, name: str = "clerk", path: str = "agent.yaml"
 
 
 @asynccontextmanager
-async def opened(home: Path) -> AsyncGenerator[App]:
-    async with open_app(settings(home)) as app:
+async def opened(home: Path) -> AsyncGenerator[Runtime]:
+    async with open_runtime(settings(home)) as app:
         yield app
 
 
@@ -95,7 +95,7 @@ async def test_what_lies_where_tools_can_write_is_not_loaded_as_an_agent(tmp_pat
             await _loaded(app, inside)
 
 
-async def _loaded(app: App, folder: Path) -> AssembledAgent:
+async def _loaded(app: Runtime, folder: Path) -> AssembledAgent:
     async with assemble_agent(app, folder) as agent:
         return agent
 

@@ -46,7 +46,7 @@ async def test_a_session_whose_claim_was_answered_to_nobody_is_found(world: Worl
     fleet.start(fleet.agent("watch", "model: scripted\nscript: script.yaml\n", script_yaml=f"- {NAP}}}\n" * 2))
     await world.advance(MINUTE)
     assert fleet.up is not None
-    worker = WorkerId(fleet.up.agents["watch"].speaking.worker)
+    worker = WorkerId(fleet.up.agents["watch"].context.worker)
     (lease,) = await world.journal.claim(worker, 1, SessionId("watch-1"))
     assert (await fleet.row("watch-1")).owner == worker
     await world.advance(3 * MINUTE)

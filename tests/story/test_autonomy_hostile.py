@@ -18,7 +18,7 @@ from halter.core.ports import Committed, Store, Stored, Write
 from halter.dispatch.dispatcher import quarantine_session
 from halter.guard.halts import halt
 from halter.loop.session_runtime import watch_changes
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import begin_session, say_to_session
 from halter.runtime.supervisor import Supervisor, turn_off, turn_on
 from halter.settings import read_settings
@@ -151,11 +151,11 @@ async def test_a_persons_word_during_the_last_turn_is_answered_by_another(
     fleet.start(fleet.agent("desk", SENSES, COUNTS, script_yaml=f"- {{{SHARP}}}\n" * 2))
     await world.advance(5 * SECOND)
     assert fleet.up is not None
-    speaking = fleet.up.agents["desk"].speaking
+    context = fleet.up.agents["desk"].context
     if beside:
-        await begin_session(speaking, "Buy now.", "chat")
+        await begin_session(context, "Buy now.", "chat")
     else:
-        await say_to_session(speaking, "desk-1", "Buy now.")
+        await say_to_session(context, "desk-1", "Buy now.")
     await world.advance(MINUTE)
     assert [line for line in rhythm(await fleet.events("desk-1")) if "turn" in line] == [
         "00:00:00 turn 1",
@@ -187,7 +187,7 @@ class Interrupter(Fleet):
     """A process at whose end somebody speaks."""
 
     @property
-    def app(self) -> App:
+    def app(self) -> Runtime:
         return replace(super().app, store=cast("Any", LastWord(self.world)))
 
 
@@ -316,7 +316,7 @@ async def test_what_a_source_says_of_its_failure_gives_no_secret_away(tmp_path: 
     (folder / "script.yaml").write_text(naps() * 9)
     environ = {"HALTER_TRUST": str(tmp_path / "trust.json"), "USER": "ada", "HALTER_SECRET_API_KEY": SECRET}
     pulses: list[str] = []
-    async with open_app(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
+    async with open_runtime(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
         up = asyncio.create_task(
             Supervisor(app, lambda _, __: None, lambda _, __, values: pulses.append(str(values))).run([folder])
         )
@@ -353,7 +353,7 @@ class Outage(Fleet):
         self.store = Away(world.store)
 
     @property
-    def app(self) -> App:
+    def app(self) -> Runtime:
         return replace(super().app, store=cast("Any", self.store))
 
 

@@ -21,7 +21,7 @@ from halter.core.messages import Prompt, Text
 from halter.core.ports import Stored
 from halter.loop.session_runtime import watch_changes
 from halter.models.scripted import Scripted
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.runtime.supervisor import Supervisor
 from halter.settings import read_settings
 from halter.testing.world import World
@@ -66,7 +66,7 @@ sensors:
 def prompts(fleet: Fleet, agent: str, model: str = "scripted:script") -> list[Prompt]:
     """What a scripted model of an agent was sent."""
     assert fleet.up is not None
-    return cast("Scripted", fleet.up.agents[agent].speaking.models.named(model)).asked
+    return cast("Scripted", fleet.up.agents[agent].context.models.named(model)).asked
 
 
 def ending(prompt: Prompt) -> str:
@@ -365,7 +365,7 @@ async def test_a_stream_of_a_real_server_wakes_an_agent_and_its_comments_are_no_
     folder.mkdir()
     (folder / "agent.yaml").write_text("name: listener\n" + LISTENS.format(port=server.sockets[0].getsockname()[1]))
     environ = {"HALTER_TRUST": str(tmp_path / "trust.json"), "USER": "ada"}
-    async with open_app(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
+    async with open_runtime(read_settings(environ, tmp_path, "memory:"), environ=environ) as app:
         up = asyncio.create_task(Supervisor(app, lambda *_: None, chance=random.Random(1)).run([folder]))
         events: list[Stored] = []
         async with asyncio.timeout(PATIENCE), watch_changes(app.store) as news:

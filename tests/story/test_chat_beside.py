@@ -45,7 +45,7 @@ async def price() -> str:
 async def beside(fleet: Fleet) -> AgentContext:
     """Somebody who talks with the agent, in a process of their own."""
     assert fleet.up is not None
-    return msgspec.structs.replace(fleet.up.agents["desk"].speaking, worker=WorkerId("talk"))
+    return msgspec.structs.replace(fleet.up.agents["desk"].context, worker=WorkerId("talk"))
 
 
 async def words(fleet: Fleet, session: str) -> str:
@@ -60,9 +60,9 @@ async def test_a_chat_sees_the_facts_and_wakes_the_agent_and_both_keep_their_own
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(10 * MINUTE)
-    speaking = await beside(fleet)
-    chat = await begin_session(speaking, "What is the price?", "chat")
-    came, _ = await attend_session(speaking, chat)
+    context = await beside(fleet)
+    chat = await begin_session(context, "What is the price?", "chat")
+    came, _ = await attend_session(context, chat)
     await world.advance(MINUTE)
 
     assert came.state == "WAITING_FOR_INPUT"
@@ -88,9 +88,9 @@ async def test_what_a_chat_is_shown_of_the_facts_is_stale_and_has_its_age(world:
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(10 * MINUTE + 3 * SECOND)
-    speaking = await beside(fleet)
-    chat = await begin_session(speaking, "What is the price?", "chat")
-    made = await attend_session(speaking, chat)
+    context = await beside(fleet)
+    chat = await begin_session(context, "What is the price?", "chat")
+    made = await attend_session(context, chat)
     prompts = [stored for stored in await fleet.events(chat) if isinstance(stored.event, RequestStarted)]
     shown = from_body(await read_body(world.journal, prompts[-1]))
     assert "ticker: 100 (stale: " in shown, (shown, made)
@@ -100,11 +100,11 @@ async def test_every_word_of_a_chat_reaches_the_agent_once(world: World, tmp_pat
     fleet = Fleet(world, tmp_path)
     fleet.start(fleet.agent("desk", DESK, PRICE))
     await world.advance(MINUTE)
-    speaking = await beside(fleet)
-    chat = await begin_session(speaking, "What is the price?", "chat")
-    await attend_session(speaking, chat)
-    await say_to_session(speaking, chat, "And the price now?")
-    await attend_session(speaking, chat)
+    context = await beside(fleet)
+    chat = await begin_session(context, "What is the price?", "chat")
+    await attend_session(context, chat)
+    await say_to_session(context, chat, "And the price now?")
+    await attend_session(context, chat)
     await world.advance(MINUTE)
     told = [from_body(stored.body or b"") for stored in await world.events(inbox_stream("desk-1"))]
     assert [text.rpartition(": ")[2] for text in told] == ["What is the price?", "And the price now?"]
@@ -118,9 +118,9 @@ async def test_a_chat_with_an_agent_whose_session_is_over_wakes_nobody(world: Wo
     fleet.start(folder)
     await world.advance(MINUTE)
     assert (await fleet.row("desk-1")).state == "COMPLETED"
-    speaking = await beside(fleet)
-    chat = await begin_session(speaking, "What is the price?", "chat")
-    await attend_session(speaking, chat)
+    context = await beside(fleet)
+    chat = await begin_session(context, "What is the price?", "chat")
+    await attend_session(context, chat)
     await world.advance(MINUTE)
     assert await world.events(inbox_stream("desk-1")) == []
     assert (await fleet.row("desk-1")).state == "COMPLETED"

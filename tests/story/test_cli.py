@@ -15,7 +15,7 @@ from halter.core.events import CallStarted, SessionStarted
 from halter.core.ids import WorkerId
 from halter.core.money import Caps, Spender, make_legs
 from halter.guard.ledger import ActualResult
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
 from halter.testing.fakes import HoldTaken, hold
@@ -45,7 +45,7 @@ def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
     settings = read_settings(environment, tmp_path)
 
     async def fill() -> None:
-        async with open_app(settings) as app:
+        async with open_runtime(settings) as app:
             for name in ("worked", "ended"):
                 await _spend(app, name, ends=name == "ended")
 
@@ -53,7 +53,7 @@ def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
     return Path(settings.store)
 
 
-async def _spend(app: App, name: str, *, ends: bool) -> None:
+async def _spend(app: Runtime, name: str, *, ends: bool) -> None:
     start = SessionStarted(session=name, agent="watch", kind="task", started_by="ada")
     await app.store.commit(lifecycle.start_session(start, b"look after the canary"))
     (lease,) = await app.store.claim(WorkerId(name), 10)
@@ -262,7 +262,7 @@ def test_a_cap_of_the_fleet_can_be_set_before_anything_was_spent(
     halter: Halter, environment: dict[str, str], tmp_path: Path
 ) -> None:
     async def begin() -> None:
-        async with open_app(read_settings(environment, tmp_path)):
+        async with open_runtime(read_settings(environment, tmp_path)):
             pass
 
     asyncio.run(begin())
@@ -335,7 +335,7 @@ def test_what_an_agent_wrote_cannot_speak_to_the_terminal(
     halter: Halter, environment: dict[str, str], tmp_path: Path
 ) -> None:
     async def begin() -> None:
-        async with open_app(read_settings(environment, tmp_path)) as app:
+        async with open_runtime(read_settings(environment, tmp_path)) as app:
             event = SessionStarted(session="s", agent="\x1b[2Jwatch", kind="task", started_by="ada")
             await app.store.commit(lifecycle.start_session(event, b"\x1b]0;owned\x07 \x00 \xed\xa0\x80"))
 

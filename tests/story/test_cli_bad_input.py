@@ -16,7 +16,7 @@ from halter.cli.command import add_connect_timeout
 from halter.core.errors import ConfigError
 from halter.core.events import SessionStarted
 from halter.core.text import format_count
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.settings import name_user, read_settings
 from halter.state import lifecycle
 
@@ -137,7 +137,7 @@ def store_file(environment: dict[str, str], tmp_path: Path) -> Path:
     settings = read_settings(environment, tmp_path)
 
     async def fill() -> None:
-        async with open_app(settings) as app:
+        async with open_runtime(settings) as app:
             event = SessionStarted(session="began", agent="watch", kind="task", started_by="ada")
             await app.store.commit(lifecycle.start_session(event))
 

@@ -26,7 +26,7 @@ from halter.core.rows import DecisionRow
 from halter.core.vocabulary import State
 from halter.guard.tool_door import NeedsPerson
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import begin_playbook, resume_playbook
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -97,11 +97,13 @@ class Place:
     def json(self, *words: str) -> Any:
         return json.loads(self.answer(*words, "--json"))
 
-    def on_store(self, job: Callable[[App], Any]) -> Any:
+    def on_store(self, job: Callable[[Runtime], Any]) -> Any:
         """Do something on the store by hand, as a process whose leases run out at once."""
 
         async def main() -> Any:
-            async with open_app(read_settings(self.environment, self.folder), environ=self.environment, lease=1) as app:
+            async with open_runtime(
+                read_settings(self.environment, self.folder), environ=self.environment, lease=1
+            ) as app:
                 return await job(app)
 
         return asyncio.run(main())
@@ -117,7 +119,7 @@ class Place:
             asked.append(needed)
             raise Died
 
-        async def job(app: App) -> str:
+        async def job(app: Runtime) -> str:
             async with assemble_agent(app, self.agent) as ready:
                 begun = SessionId(session) or await begin_playbook(app, ready, read_playbook(file), {})
                 with pytest.raises(Died):
@@ -133,7 +135,7 @@ class Place:
         events = self.json("show", session)
         return [event["body"] for event in events if event["kind"] == "call_settled"]
 
-    async def begun(self, app: App, *, cost: int = 0, parked: bool = True) -> str:
+    async def begun(self, app: Runtime, *, cost: int = 0, parked: bool = True) -> str:
         """Leave a session behind, with a call in doubt that holds money or is free."""
         async with assemble_agent(app, self.agent) as ready:
             session = await begin_playbook(app, ready, read_playbook(self.agent / "letter.yaml"), {})
@@ -292,7 +294,7 @@ def test_a_person_says_whether_a_call_in_doubt_was_done(place: Place, word: str,
 def test_a_changed_tool_is_put_before_a_person_and_may_be_used_after_a_yes(place: Place) -> None:
     place.leave()
 
-    async def ask(app: App) -> None:
+    async def ask(app: Runtime) -> None:
         event = DecisionAsked(
             decision="clerk/web__get/abc",
             about="changed_tool",

@@ -14,7 +14,7 @@ from halter.cli import build
 from halter.core.events import SessionStarted
 from halter.core.ids import OUTBOX, SessionId, WorkerId
 from halter.guard.halts import switch_on
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
 
@@ -32,7 +32,7 @@ def halter(tmp_path: Path) -> Halter:
     }
 
     async def fill() -> None:
-        async with open_app(read_settings(environment, tmp_path)) as app:
+        async with open_runtime(read_settings(environment, tmp_path)) as app:
             start = SessionStarted(session="s1", agent=HOSTILE, kind="task", started_by="ada")
             await app.store.commit(lifecycle.start_session(start))
             (lease,) = await app.store.claim(WorkerId("w"), 1, SessionId("s1"))
@@ -72,7 +72,7 @@ def test_a_report_is_sent_over_a_channel_of_an_agent_that_is_known(halter: Halte
     settings = read_settings({"XDG_STATE_HOME": str(tmp_path / "state"), "USER": "ada"}, tmp_path)
 
     async def queued() -> list[str]:
-        async with open_app(settings) as app:
+        async with open_runtime(settings) as app:
             return [stored.kind for stored in await app.store.read(OUTBOX)]
 
     assert asyncio.run(queued()) == ["notification_queued"]

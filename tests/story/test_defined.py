@@ -33,7 +33,7 @@ class Counted(Relay):
 
 async def test_a_definition_is_put_away_once_an_hour_and_for_each_agent(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
-        context = (await front(stack, world, tmp_path)).speaking
+        context = (await front(stack, world, tmp_path)).context
         store: Any = Counted(world.store)
         context = msgspec.structs.replace(context, app=replace(context.app, store=store))
         names = [await context.definition()]

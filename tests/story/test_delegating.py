@@ -141,9 +141,9 @@ async def test_who_was_given_a_task_answers_with_what_the_other_found(world: Wor
         desk = await with_scout(stack, world, tmp_path)
         done = await desk.says("@scout check the mail", "task", kind="task")
         assert done == ForwardedMessage(done.routed, told=True)
-        came, _ = await attend_session(desk.speaking, "task")
+        came, _ = await attend_session(desk.context, "task")
         assert came.state == "COMPLETED"
-        (prompt,) = desk.speaking.models.named("scripted:script").asked  # type: ignore[attr-defined]
+        (prompt,) = desk.context.models.named("scripted:script").asked  # type: ignore[attr-defined]
         said = [part.text for message in prompt.messages for part in message.parts]
         assert "@scout check the mail" in said
         assert any("The mail is empty." in text for text in said)
@@ -163,11 +163,11 @@ async def test_what_a_process_left_behind_that_died_is_taken_up_by_the_next(worl
     async with AsyncExitStack() as stack:
         desk = await with_scout(stack, world, tmp_path)
         await desk.says("@scout check the mail", "chat")
-        parent = await read_session_row(desk.speaking, "chat")
-        child = await begin_sub_session(desk.speaking, parent, desk.speaking, "count the sheep")
+        parent = await read_session_row(desk.context, "chat")
+        child = await begin_sub_session(desk.context, parent, desk.context, "count the sheep")
         held = (await budget(world, "chat")).held
         assert held == (await budget(world, child)).cap
-        (came,) = [came async for came in resume_delegation(desk.speaking, "chat", NO_OBSERVER, lambda _, __: None)]
+        (came,) = [came async for came in resume_delegation(desk.context, "chat", NO_OBSERVER, lambda _, __: None)]
         assert (came.session, came.words, came.ok) == (child, "All is well.", True)
         assert (await budget(world, "chat")).held == 0
 
@@ -196,7 +196,7 @@ async def _delegated_through(world: World, home: Path) -> bool:
             rows = await world.journal.ask(Query("all_sessions", SessionRow))
             if not any(row.session == "chat" for row in rows):
                 return
-            [_ async for _ in resume_delegation(desk.speaking, "chat", NO_OBSERVER, lambda _, __: None)]
+            [_ async for _ in resume_delegation(desk.context, "chat", NO_OBSERVER, lambda _, __: None)]
 
     await asyncio.wait([world.spawn(program(again=False))])
     crashed = world.store.dead

@@ -37,7 +37,7 @@ from halter.operations.decisions import ApprovalTerms, waiting
 from halter.operations.desk import ROLES, Desk, Role, Who
 from halter.operations.fleet import workers
 from halter.operations.queries import AuditFilter
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.settings import Settings
 
 TWO = ("mine", "theirs")
@@ -55,7 +55,7 @@ class Office:
         settings = Settings(ground.url, ground.folder, ground.key_path, "ann")
         # PostgreSQL keeps its own time.
         clock = SystemClock() if ground.url.startswith("postgresql:") else ground
-        self.app = App(settings, clock, ground, ground.store, ground.checkpointer, Ledger(ground.store, ground), {})
+        self.app = Runtime(settings, clock, ground, ground.store, ground.checkpointer, Ledger(ground.store, ground), {})
 
     def desk(self, role: Role = "admin", *agents: str, name: str = "bea") -> Desk:
         return Desk(self.app, Who(name, role, agents))

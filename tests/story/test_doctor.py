@@ -17,7 +17,7 @@ from halter.cli import build
 from halter.core.clock import DAY, SystemClock
 from halter.operations import health
 from halter.operations.health import check_disk, combine_checks, fail_check, pass_check, warn_check
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "0.5.0" / "store.db"
@@ -38,7 +38,7 @@ class Doctor:
         asyncio.run(self._begin())
 
     async def _begin(self) -> None:
-        async with open_app(read_settings(self.environ, self.home)):
+        async with open_runtime(read_settings(self.environ, self.home)):
             pass
 
     @property

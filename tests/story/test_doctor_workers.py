@@ -25,7 +25,7 @@ from halter.operations.health import (
     check_queue,
     check_versions,
 )
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
 from tests.story.test_doctor import Doctor
@@ -111,29 +111,29 @@ def doctor(tmp_path: Path) -> Doctor:
     return Doctor(tmp_path)
 
 
-def seed(doctor: Doctor, url: str, what: Callable[[App], Awaitable[None]], *, lease: int = 15 * SECOND) -> None:
+def seed(doctor: Doctor, url: str, what: Callable[[Runtime], Awaitable[None]], *, lease: int = 15 * SECOND) -> None:
     """Leave something in the store of a doctor."""
 
     async def do() -> None:
-        async with open_app(read_settings(doctor.environ, doctor.home, url), lease=lease) as app:
+        async with open_runtime(read_settings(doctor.environ, doctor.home, url), lease=lease) as app:
             await what(app)
 
     asyncio.run(do())
 
 
-async def begun(app: App) -> None:
+async def begun(app: Runtime) -> None:
     event = SessionStarted(session="watch-1", agent="watch", kind="autonomous", started_by="ann")
     await app.store.commit(lifecycle.start_session(event))
 
 
-def says(about: WorkerInfo) -> Callable[[App], Awaitable[None]]:
-    async def beat(app: App) -> None:
+def says(about: WorkerInfo) -> Callable[[Runtime], Awaitable[None]]:
+    async def beat(app: Runtime) -> None:
         await app.store.beat(WorkerId("w1"), {}, about.said())
 
     return beat
 
 
-async def owned(app: App) -> None:
+async def owned(app: Runtime) -> None:
     await app.store.beat(WorkerId("w1"), {}, RAN.said())
     assert await app.store.claim(WorkerId("w1"), 1, SessionId("watch-1"))
 
@@ -184,7 +184,7 @@ def test_on_postgresql_tickets_that_pile_up_are_found(doctor: Doctor, postgres_s
     seed(doctor, url, says(RAN))
     prepare_queue_tables(url)
 
-    async def offered(app: App) -> None:
+    async def offered(app: Runtime) -> None:
         waiting = ProcrastinateQueue(url, app.clock, {"watch": "1"})
         with psycopg.connect(*connected(url)) as connection:
             waiting.put(connection, [Ticket(SessionId(f"watch-{number}"), "watch", 0) for number in range(3)])

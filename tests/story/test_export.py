@@ -17,7 +17,7 @@ from halter.core.ids import SessionId, WorkerId
 from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import offload_body
 from halter.guard.ledger import ActualResult
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
 from halter.testing.fakes import HoldTaken, hold
@@ -46,12 +46,12 @@ def halter(environment: dict[str, str], tmp_path: Path) -> Halter:
 
 
 async def _fill(environment: dict[str, str], home: Path) -> None:
-    async with open_app(read_settings(environment, home)) as app:
+    async with open_runtime(read_settings(environment, home)) as app:
         await _session(app, "clerk-1", "")
         await _session(app, "clerk-1.child", "clerk-1")
 
 
-async def _session(app: App, name: str, parent: str) -> None:
+async def _session(app: Runtime, name: str, parent: str) -> None:
     definition = await app.store.put(b'{"policy": {}}')
     start = SessionStarted(
         session=name, agent="clerk", kind="task", started_by=HOSTILE, parent=parent, definition=definition

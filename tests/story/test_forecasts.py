@@ -36,7 +36,7 @@ NAP = """\
 async def foreseen(
     desk: Front, caps: Caps, triggers: Sequence[AnyTrigger] = (), *, autonomous: bool = False
 ) -> SpendingForecast:
-    agent = desk.speaking.agent
+    agent = desk.context.agent
     tasks = msgspec.structs.replace(
         agent.tasks,
         schedules=tuple(each for each in triggers if isinstance(each, Schedule)),

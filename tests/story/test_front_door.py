@@ -66,8 +66,8 @@ async def test_where_a_session_has_begun_the_routing_stands_in_its_inbox_and_doe
 ) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        await begin_session(desk.speaking, "hello there", "chat", "chat")
-        await attend_session(desk.speaking, "chat")
+        await begin_session(desk.context, "hello there", "chat", "chat")
+        await attend_session(desk.context, "chat")
         (before,) = await world.journal.ask(Query("session", SessionRow, {"session": "chat"}))
         await desk.says("status")
         (after,) = await world.journal.ask(Query("session", SessionRow, {"session": "chat"}))
@@ -80,8 +80,8 @@ async def test_where_a_session_has_begun_the_routing_stands_in_its_inbox_and_doe
 async def test_the_status_tells_of_open_sessions_and_of_halts(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
-        await begin_session(desk.speaking, "hello there", "chat", "chat")
-        await attend_session(desk.speaking, "chat")
+        await begin_session(desk.context, "hello there", "chat", "chat")
+        await attend_session(desk.context, "chat")
         await world.advance(5 * MINUTE)
         told = await desk.answer("status")
         spent = "$0.043273 spent of $1.00 ($0.10 kept for the last words)"
@@ -99,8 +99,8 @@ REPLY = "- {text: Done., usage: {input_tokens: 1000, output_tokens: 100}}\n"
 async def test_the_spending_is_told_for_a_day_a_week_and_a_month_against_the_caps(world: World, tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=REPLY)
-        await begin_session(desk.speaking, "tell me more", "task", "one")
-        await attend_session(desk.speaking, "one")
+        await begin_session(desk.context, "tell me more", "task", "one")
+        await attend_session(desk.context, "one")
         for said in ("today", "this week", "this month"):
             told = (await desk.answer(f"how much have you spent {said}")).splitlines()
             assert told[0] == f"desk has spent $0.002 {said}: $0.002 for turn."
@@ -137,7 +137,7 @@ async def test_a_session_is_halted_by_the_beginning_of_its_name_and_none_is_gues
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path)
         for name in ("chat-1", "chat-2"):
-            await begin_session(desk.speaking, "hello there", "chat", name)
+            await begin_session(desk.context, "hello there", "chat", name)
         assert "nothing was halted" in await desk.answer("halt session chat-")
         assert await halted(world) == {}
         await desk.answer("halt session chat-2")
@@ -231,8 +231,8 @@ async def test_hot_state_is_shown_as_it_was_kept_last_whole_or_one_field(world: 
     more = f"{THINKS}hot_state: {{fields: {{price: {{type: number}}, mood: {{type: string}}}}}}\n"
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, more)
-        await begin_session(desk.speaking, "", "autonomous", "desk-1")
-        (lease,) = await world.store.claim(desk.speaking.worker, 1)
+        await begin_session(desk.context, "", "autonomous", "desk-1")
+        (lease,) = await world.store.claim(desk.context.worker, 1)
         kept = b'{"price": {"value": 7, "at": %d}}' % world.now
         await world.store.beat(lease.worker, {lease.session: kept})
         await world.advance(2 * MINUTE)
@@ -246,8 +246,8 @@ async def test_the_last_receipt_tells_what_the_newest_session_did_and_cost(world
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=REPLY)
         assert await desk.answer("last receipt") == "No session of desk is over yet."
-        await begin_session(desk.speaking, "tell me more", "task", "one")
-        await attend_session(desk.speaking, "one")
+        await begin_session(desk.context, "tell me more", "task", "one")
+        await attend_session(desk.context, "one")
         told = (await desk.answer("last receipt")).splitlines()
         assert told[0].endswith("COMPLETED, completed.")
         assert told[1] == "It took 0ms and cost $0.002."
@@ -289,9 +289,9 @@ async def test_an_agent_without_tools_is_told_of_none_and_asked_once(world: Worl
         desk = await front(stack, world, tmp_path, tools="")
         done = await desk.says("Tell me a story about a fox and a goose.")
         assert done.routed.strategy == "DIRECT_RESPONSE"
-        await begin_session(desk.speaking, "Tell me a story about a fox and a goose.", "chat", "chat")
-        await attend_session(desk.speaking, "chat")
-        model = desk.speaking.models.named("scripted:script")
+        await begin_session(desk.context, "Tell me a story about a fox and a goose.", "chat", "chat")
+        await attend_session(desk.context, "chat")
+        model = desk.context.models.named("scripted:script")
         assert isinstance(model, Scripted)
         (prompt,) = model.asked
         assert prompt.tools == ()

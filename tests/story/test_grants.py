@@ -11,7 +11,7 @@ from halter.core.clock import MINUTE, SECOND
 from halter.core.events import CallRefused, CallStarted
 from halter.dispatch.heartbeat import take_lease
 from halter.guard.prepare import Call
-from halter.runtime.session_builder import build_attended_session
+from halter.runtime.session_builder import build_live_session
 from halter.runtime.sessions import begin_session, read_session_row
 from halter.testing.world import World
 from tests.story.tasks import Office, all_is_well, watch
@@ -107,11 +107,11 @@ async def test_the_guard_refuses_in_the_review_whatever_is_not_granted_there(
     office.start(tmp_path / "clerk")
     await world.advance(SECOND)
     assert office.up is not None
-    speaking = office.up.agents["clerk"].speaking
-    session = await begin_session(speaking, "Look.", "task", "s")
-    lease = await take_lease(speaking.store, world.clock, speaking.worker, session, 0)
+    context = office.up.agents["clerk"].context
+    session = await begin_session(context, "Look.", "task", "s")
+    lease = await take_lease(context.store, world.clock, context.worker, session, 0)
     assert lease is not None
-    made = await build_attended_session(speaking, await read_session_row(speaking, "s"), lease)
+    made = await build_live_session(context, await read_session_row(context, "s"), lease)
     running = made.running
     await running.take_up()
     (phase,) = [each for each in WALK if each.name == "ethics_review"]

@@ -9,7 +9,7 @@ import pytest
 from halter.config.trust import digest_folder
 from halter.core.tools import Failed, Permit, Tool, Valid
 from halter.runtime.assemble import assemble_agent, open_trust
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.settings import Settings, read_settings
 
 TOOLS = """\
@@ -41,7 +41,7 @@ class Desk:
 
     @asynccontextmanager
     async def tool(self) -> AsyncGenerator[Tool]:
-        async with open_app(self.settings) as app, assemble_agent(app, self.folder) as agent:
+        async with open_runtime(self.settings) as app, assemble_agent(app, self.folder) as agent:
             yield agent.tools["look"]
 
 

@@ -37,7 +37,7 @@ from halter.journal.verify import verify
 from halter.loop.session_runtime import SessionRuntime
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.agent_context import gatehouse_for
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
 from halter.testing.postgres import Cluster, throwaway_cluster
@@ -326,7 +326,7 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     ids = SortableIds(clock.now)
     store = JournalStore(PostgresEngine(server.url, new_id=ids.new, patience="500ms"))
     settings = read_settings({}, server.home, server.url)
-    app = App(settings, clock, ids, store, cast("Any", None), Ledger(store, clock), {}, StoreProblem(tell))
+    app = Runtime(settings, clock, ids, store, cast("Any", None), Ledger(store, clock), {}, StoreProblem(tell))
     await store.commit(
         lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
     )

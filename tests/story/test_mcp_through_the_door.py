@@ -27,7 +27,7 @@ from halter.journal.verify import verify
 from halter.loop.session_runtime import SessionRuntime
 from halter.runtime.agent_context import gatehouse_for
 from halter.runtime.assemble import MAX_TOOLS_PER_QUESTION, AssembledAgent, assemble_agent
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import turn_off
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -51,7 +51,7 @@ def arguments_of(tools: Sequence[Any], **how: Any) -> list[str]:
 class Desk:
     """A session with its door."""
 
-    def __init__(self, app: App, running: SessionRuntime) -> None:
+    def __init__(self, app: Runtime, running: SessionRuntime) -> None:
         self.app = app
         self._running = running
         self._numbers = itertools.count()
@@ -78,14 +78,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def opened(home: Path) -> AsyncGenerator[App]:
+async def opened(home: Path) -> AsyncGenerator[Runtime]:
     environ = {"PATH": os.environ["PATH"], "HALTER_PERSON": "ada", "HALTER_FLEET": str(home / "halter.yaml")}
     (home / "halter.yaml").write_text("mode: FULL\n")
-    async with open_app(read_settings(environ, home), environ=environ) as app:
+    async with open_runtime(read_settings(environ, home), environ=environ) as app:
         yield app
 
 
-async def desk_of(app: App, agent: AssembledAgent, tools: Mapping[str, Tool] | None = None) -> Desk:
+async def desk_of(app: Runtime, agent: AssembledAgent, tools: Mapping[str, Tool] | None = None) -> Desk:
     session = SessionId(app.ids.new())
     await app.store.commit(
         lifecycle.start_session(SessionStarted(session=session, agent="desk", kind="task", started_by="ada"))
@@ -158,7 +158,7 @@ async def test_a_server_that_lies_about_its_tools_is_held_to_what_it_said(
 
 
 @asynccontextmanager
-async def at_work(folder: Path) -> AsyncGenerator[tuple[App, AssembledAgent, Desk]]:
+async def at_work(folder: Path) -> AsyncGenerator[tuple[Runtime, AssembledAgent, Desk]]:
     async with opened(folder.parent) as app:
         TrustFile(app.settings.trust).trust(folder, digest_folder(folder), "ada", app.clock.now())
         async with assemble_agent(app, folder) as agent:

@@ -37,7 +37,7 @@ from halter.demo.place import (
 )
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.supervisor import Supervisor
 from halter.testing.world import World
 from tests.story.autonomous import rhythm
@@ -65,7 +65,7 @@ class Demo:
         store = cast("Any", self.world.store)
         settings = self.place.settings("ada")
         world, policy = self.world, use_local_policy(settings)
-        app = App(settings, world.clock, world.ids, store, cast("Any", None), world.purse, {}, policy=policy)
+        app = Runtime(settings, world.clock, world.ids, store, cast("Any", None), world.purse, {}, policy=policy)
         up = Supervisor(
             app,
             lambda _, sentence: self.told.append(sentence),

@@ -28,7 +28,7 @@ from halter.core.rows import NotificationRow
 from halter.notify import make_sender
 from halter.redaction.secrets import GivenSecrets
 from halter.runtime.notices import ChannelKey, Outbox, make_senders
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.settings import read_settings
 from halter.tasks.task_tools import make_notification_key, queue_notification
 from halter.testing.fakes import Relay
@@ -58,9 +58,9 @@ def later(count: int = 1) -> list[Exception]:
     return [DeliveryFailed("It is away.", may_retry=True) for _ in range(count)]
 
 
-def app_in(world: World) -> App:
+def app_in(world: World) -> Runtime:
     settings = read_settings({"USER": "ada"}, Path("/nowhere"), "memory:")
-    return App(settings, world.clock, world.ids, cast("Any", world.store), cast("Any", None), world.purse, {})
+    return Runtime(settings, world.clock, world.ids, cast("Any", world.store), cast("Any", None), world.purse, {})
 
 
 def open_outbox(world: World, senders: dict[ChannelKey, Sender]) -> asyncio.Task[None]:

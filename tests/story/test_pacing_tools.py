@@ -21,7 +21,7 @@ from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.runtime.agent_context import models_of
 from halter.runtime.assemble import AssembledAgent, assemble_agent, check_pacing_tools
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.runtime.sessions import AgentContext, begin_session
 from halter.settings import read_settings
 from halter.tools.function_tool import tool
@@ -165,7 +165,7 @@ def test_the_sentences_name_what_there_is_and_what_to_change() -> None:
 
 
 @asynccontextmanager
-async def speaking(home: Path, text: str) -> AsyncGenerator[AgentContext]:
+async def context(home: Path, text: str) -> AsyncGenerator[AgentContext]:
     """Put an agent of a folder together."""
     folder = home / "desk"
     folder.mkdir()
@@ -173,7 +173,7 @@ async def speaking(home: Path, text: str) -> AsyncGenerator[AgentContext]:
     (folder / "agent.yaml").write_text(f"name: desk\nmodel: reflex\nreflex: [{{say: hi}}]\n{text}")
     environ = {"HALTER_PERSON": "ada"}
     async with (
-        open_app(read_settings(environ, home), environ=environ) as app,
+        open_runtime(read_settings(environ, home), environ=environ) as app,
         assemble_agent(app, folder) as ready,
         models_of(app, ready) as models,
     ):
@@ -191,7 +191,7 @@ async def test_an_agent_of_a_folder_is_put_together_with_how_it_paces_itself(tmp
     text += field("refresh_tool: list_folder") + sensor(
         f"url: 'https://a.example/?key={KEY}', headers: {{X-Key: {KEY}}}"
     )
-    async with speaking(tmp_path, text) as spoken:
+    async with context(tmp_path, text) as spoken:
         found: AssembledAgent = spoken.agent
         assert found.pacing.autonomy.enabled
         assert list(found.pacing.fields) == ["cash", "feed"]
@@ -205,12 +205,12 @@ async def test_an_agent_of_a_folder_whose_sensor_names_no_tool_of_its_own_is_not
     with pytest.raises(
         ConfigError, match=r"agent\.yaml line 7: `sensors\[1\]\.source\.tool` is `look`, but there is no"
     ):
-        async with speaking(tmp_path, sensor("tool: look")):
+        async with context(tmp_path, sensor("tool: look")):
             pass
 
 
 async def test_an_agent_without_a_word_of_it_paces_itself_as_before(tmp_path: Path) -> None:
-    async with speaking(tmp_path, "") as spoken:
+    async with context(tmp_path, "") as spoken:
         assert spoken.agent.pacing == Pacing()
 
 

@@ -193,8 +193,8 @@ async def test_what_earlier_tasks_cost_stands_beside_the_most_that_it_may_cost(w
     async with AsyncExitStack() as stack:
         desk = await front(stack, world, tmp_path, replies_yaml=reply * 5)
         for number in range(5):
-            await begin_session(desk.speaking, "tell me more", "task", f"one-{number}")
-            await attend_session(desk.speaking, f"one-{number}")
+            await begin_session(desk.context, "tell me more", "task", f"one-{number}")
+            await attend_session(desk.context, f"one-{number}")
         told = await desk.answer("every day at 9 check the mail")
         most = "at most $1.00 a run and at most $30.00 in thirty days, bounded by every cap"
         assert f"Cost: {most}; its last 5 tasks cost $0.002 on average" in told

@@ -29,7 +29,7 @@ from halter.models.scripted import Scripted
 from halter.operations import money as desks
 from halter.operations.desk import Desk, Who
 from halter.runtime.agent import PolicyWarning
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import FleetRunner, Supervisor
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
@@ -71,13 +71,13 @@ class Place:
             return await guard.call("buy")
 
     async def adopted(self) -> list[FleetPolicyAdopted]:
-        async with open_app(self.settings(), acts=False) as app:
+        async with open_runtime(self.settings(), acts=False) as app:
             return [
                 each.event for each in await read_stream(app.store, FLEET) if isinstance(each.event, FleetPolicyAdopted)
             ]
 
     async def apply(self, text: str, who: str = "ada", role: Any = "admin") -> Any:
-        async with open_app(self.settings(), acts=False) as app:
+        async with open_runtime(self.settings(), acts=False) as app:
             desk = Desk(app, Who(who, role))
             return await desks.apply(desk, await desks.show(desk), written(text))
 
@@ -97,7 +97,7 @@ def here(tmp_path: Path) -> Place:
 async def test_a_process_with_no_file_or_a_looser_one_spends_under_the_stores_cap(
     place: Place, second: Mapping[str, Any]
 ) -> None:
-    async with open_app(place.settings(), written=lambda _: written("limits: {max_cost_usd_per_day: 0.05}")):
+    async with open_runtime(place.settings(), written=lambda _: written("limits: {max_cost_usd_per_day: 0.05}")):
         """The first file that is used on the store."""
     with pytest.warns(PolicyWarning, match=r"limits\.max_cost_usd_per_day .*\$0\.05"):
         refused = await place.bought(**second)
@@ -128,7 +128,7 @@ async def test_a_stricter_file_counts_for_its_own_process_alone(here: Place) -> 
 
 async def test_of_two_processes_that_are_first_one_is_and_the_other_is_bound(place: Place) -> None:
     async def opens(text: str) -> str:
-        async with open_app(place.settings(), written=lambda _: written(text)) as app:
+        async with open_runtime(place.settings(), written=lambda _: written(text)) as app:
             return str(app.fleet.spec.limits.max_cost_usd_per_day)
 
     texts = [f"limits: {{max_cost_usd_per_day: {cap}}}" for cap in (0.05, 3, 7, 9)]
@@ -141,7 +141,7 @@ async def test_of_two_processes_that_are_first_one_is_and_the_other_is_bound(pla
 
 async def test_what_an_agent_started_adopts_nothing_and_is_bound_by_the_defaults(here: Place) -> None:
     loose = written("mode: FULL\nlimits: {max_cost_usd_per_day: none}")
-    async with open_app(here.settings("agent:clerk"), written=lambda _: loose) as app:
+    async with open_runtime(here.settings("agent:clerk"), written=lambda _: loose) as app:
         assert app.fleet.spec.mode == "SEMI"
         assert app.fleet.spec.limits.max_cost_usd_per_day != loose.spec.limits.max_cost_usd_per_day
     assert await here.adopted() == []
@@ -171,7 +171,7 @@ async def test_only_a_person_with_the_highest_role_changes_it_and_the_event_name
 
 
 async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(here: Place) -> None:
-    async with open_app(here.settings(), written=lambda _: written("mode: SEMI")) as app:
+    async with open_runtime(here.settings(), written=lambda _: written("mode: SEMI")) as app:
         desk = Desk(app, Who("ada"))
         seen = await desks.show(desk)
         await desks.apply(desk, seen, written("mode: ASSIST"))
@@ -180,7 +180,7 @@ async def test_a_policy_that_somebody_else_changed_meanwhile_is_not_overwritten(
 
 
 async def test_an_agent_of_a_program_is_bound_too(here: Place) -> None:
-    async with open_app(here.settings(), written=lambda _: written("policy: {disabled: [buy]}")):
+    async with open_runtime(here.settings(), written=lambda _: written("policy: {disabled: [buy]}")):
         """The first file that is used on the store."""
     model = Scripted([calls(("buy", {})), says("Done.")], SystemClock(), ModelName("scripted", "first"))
     agent = Agent("desk", store=here.store, settings=here.settings(), model=model, tools=[buy])
@@ -293,7 +293,7 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
     def tell(agent: str, said: str) -> None:
         fleet.told.append((agent, said))
 
-    def make(app: App) -> Supervisor:
+    def make(app: Runtime) -> Supervisor:
         return Supervisor(app, tell, chance=random.Random(1), manner=manner_of(world))
 
     runner = FleetRunner(fleet.app, make)
@@ -309,15 +309,15 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
 
 
 def cap_of(up: Supervisor) -> int | None:
-    return up.agents["watch"].speaking.agent.policy.caps.session.max_cost_usd
+    return up.agents["watch"].context.agent.policy.caps.session.max_cost_usd
 
 
 async def test_a_file_that_cannot_be_read_stops_what_acts_and_nothing_is_adopted(here: Place) -> None:
     (here.home / "halter.yaml").write_text("limts: {}\n")
     settings = read_settings({"HALTER_FLEET": str(here.home / "halter.yaml")}, here.home, here.store)
     with pytest.raises(ConfigError, match="`limts` is not a key"):
-        async with open_app(settings):
+        async with open_runtime(settings):
             """Nothing acts."""
-    async with open_app(settings, acts=False):
+    async with open_runtime(settings, acts=False):
         """Whoever looks needs no policy."""
     assert await here.adopted() == []

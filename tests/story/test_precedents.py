@@ -20,8 +20,8 @@ from halter.guard.prepare import Call
 from halter.journal.verify import verify
 from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent
-from halter.runtime.runtime import open_app
-from halter.runtime.session_builder import build_attended_session
+from halter.runtime.runtime import open_runtime
+from halter.runtime.session_builder import build_live_session
 from halter.runtime.sessions import begin_session, read_session_row
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
@@ -46,20 +46,20 @@ def proposes(pipe: Pipe, home: Path, url: str, number: int) -> None:
 
 async def _proposes(home: Path, url: str, number: int) -> list[str]:
     async with (
-        open_app(settings(home, url)) as app,
+        open_runtime(settings(home, url)) as app,
         assemble_agent(app, home / "clerk") as agent,
         models_of(app, agent) as models,
     ):
         worker = make_worker_id(f"process-{number}", app.ids)
-        speaking = AgentContext(app, agent, models, worker)
-        async with keep_leases(speaking.store, app.clock, worker):
-            names = [await begin_session(speaking, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
-            return await asyncio.gather(*(_proposal(speaking, session) for session in names))
+        context = AgentContext(app, agent, models, worker)
+        async with keep_leases(context.store, app.clock, worker):
+            names = [await begin_session(context, "Look.", "task", f"s-{number}-{each}") for each in range(EACH)]
+            return await asyncio.gather(*(_proposal(context, session) for session in names))
 
 
-async def _proposal(speaking: AgentContext, session: SessionId) -> str:
-    (lease,) = await speaking.store.claim(speaking.worker, 1, session)
-    made = await build_attended_session(speaking, await read_session_row(speaking, session), lease)
+async def _proposal(context: AgentContext, session: SessionId) -> str:
+    (lease,) = await context.store.claim(context.worker, 1, session)
+    made = await build_live_session(context, await read_session_row(context, session), lease)
     await made.running.take_up()
     case = {**CASE, "summary": f"  {CASE['summary'].upper()} "} if session.endswith("7") else CASE
     answer = await made.running.call(Call(f"{session}.c1", "propose_precedent", msgspec.json.encode(case)))
@@ -89,7 +89,7 @@ def test_a_hundred_proposals_of_one_precedent_at_once_are_one_row_and_one_questi
 
 
 async def looked_at(home: Path, url: str, observed: int) -> None:
-    async with open_app(settings(home, url)) as app:
+    async with open_runtime(settings(home, url)) as app:
         rows = await app.store.ask(Query("all_precedents", PrecedentRow))
         assert [row.observed_count for row in rows] == ([observed] if observed else [])
         asked = await list_pending_decisions(app.store)

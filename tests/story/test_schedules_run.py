@@ -323,10 +323,10 @@ async def test_of_two_runs_that_are_started_at_the_same_moment_one_is(world: Wor
     office = begun(world, tmp_path, "every: 10m")
     await world.advance(MINUTE)
     assert office.up is not None
-    speaking = office.up.agents["clerk"].speaking
-    row, (tick,) = await office.trigger("tick"), speaking.agent.tasks.schedules
+    context = office.up.agents["clerk"].context
+    row, (tick,) = await office.trigger("tick"), context.agent.tasks.schedules
     writes = [
-        await start_run(speaking, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
+        await start_run(context, row, tick, RunStarted(trigger=row.trigger, session="", cause="person", by=who), who)
         for who in ("ada", "bob")
     ]
     committed = [await world.journal.commit(write) for write in writes]
@@ -359,10 +359,10 @@ async def test_a_time_that_was_skipped_is_not_started_by_a_slower_process(world:
     skip = RunSkipped(trigger="clerk/tick", why="cost_cap_reached", due_at=due)
     assert (await world.store.commit(record_unstarted_run("skip/first", skip))).events
     assert office.up is not None
-    speaking = office.up.agents["clerk"].speaking
+    context = office.up.agents["clerk"].context
     run = RunStarted(trigger="clerk/tick", session="", cause="schedule", due_at=due)
-    trigger = speaking.agent.tasks.triggers()[0]
-    late = await start_run(speaking, row, trigger, run, f"tick/{due}")
+    trigger = context.agent.tasks.triggers()[0]
+    late = await start_run(context, row, trigger, run, f"tick/{due}")
     assert (await world.store.commit(late)).events == ()
     assert await office.runs() == []
 

@@ -33,8 +33,8 @@ async def test_a_skill_is_worked_by_the_model_that_is_named_for_it(world: World,
     small = Scripted([say("The end.")], world.clock, ModelName("openai", "small"))
     models = {"openai:large": large, "openai:small": small}
     async with assemble_agent(fleet.app, folder) as agent, models_of(fleet.app, agent, models) as named:
-        speaking = AgentContext(fleet.app, agent, named, WorkerId("w"))
-        await attend_session(speaking, await begin_session(speaking, "Mend it.", "task"))
+        context = AgentContext(fleet.app, agent, named, WorkerId("w"))
+        await attend_session(context, await begin_session(context, "Mend it.", "task"))
     (asked,) = small.asked
     (part,) = asked.messages[0].parts
     assert isinstance(part, Text)

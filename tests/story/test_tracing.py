@@ -189,13 +189,13 @@ def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
 def test_without_the_variable_nothing_is_imported_and_no_thread_is_started(tmp_path: Path) -> None:
     program = """
 import asyncio, sys, threading
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.runtime.telemetry import trace_agents
 from halter.settings import read_settings
 from pathlib import Path
 
 async def main():
-    async with open_app(read_settings({"HALTER_STORE": "memory:", "LOGNAME": "ada"}, Path(sys.argv[1]))) as app:
+    async with open_runtime(read_settings({"HALTER_STORE": "memory:", "LOGNAME": "ada"}, Path(sys.argv[1]))) as app:
         with trace_agents(app, app.store, print, lambda _: True, {}) as jobs:
             print(len(jobs), [name for name in sys.modules if "opentelemetry" in name])
             print([each.name for each in threading.enumerate() if "trace" in each.name])

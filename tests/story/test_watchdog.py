@@ -27,7 +27,7 @@ from halter.dispatch.dispatcher import Sessions
 from halter.dispatch.heartbeat import IdleLimits, is_idle_too_long, is_pause_over, keep_leases
 from halter.guard.ledger import ActualResult
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.receipt import make_receipt
 from halter.state.session import InFlight
@@ -288,7 +288,7 @@ class Stalling(Fleet):
         self.disk = Stalls(world.store)
 
     @property
-    def app(self) -> App:
+    def app(self) -> Runtime:
         return replace(super().app, store=cast("Any", self.disk))
 
 
@@ -384,7 +384,7 @@ class StallingOffice(Office):
         self.disk = Stalls(world.store)
 
     @property
-    def app(self) -> App:
+    def app(self) -> Runtime:
         return replace(super().app, store=cast("Any", self.disk))
 
 

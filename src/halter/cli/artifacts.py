@@ -39,7 +39,7 @@ from halter.operations.report import Report, queue_report, read_report_rows, ren
 from halter.operations.report import build_report as report_of
 from halter.present.events import format_moment
 from halter.present.report import build_report_sheet, format_report_title
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.operations.artifacts import Among, Artifact, Settled
@@ -150,7 +150,7 @@ def promote(
     if as_json and not yes:
         fail("Nobody can be asked here: add --yes, if you have looked at it.", EXIT_USAGE)
 
-    async def job(app: App) -> "Settled":
+    async def job(app: Runtime) -> "Settled":
         from halter.operations import artifacts
         from halter.operations.agents import promote_into
         from halter.operations.artifacts import left_meant
@@ -188,7 +188,7 @@ def show_findings(
     it.
     """
 
-    async def job(app: App) -> "Sequence[Artifact]":
+    async def job(app: Runtime) -> "Sequence[Artifact]":
         from halter.operations.artifacts import findings
 
         wanted = (await find_session_by_prefix(app, session)).session if session else ""
@@ -244,7 +244,7 @@ def report(
     back = parse_typed_duration(since)
     agent, channel = _parse_addressee(send_over)
 
-    async def job(app: App) -> Report:
+    async def job(app: Runtime) -> Report:
         now = app.clock.now()
         made = report_of(await read_report_rows(app.store, now - back, now))
         if send_over:
@@ -277,7 +277,7 @@ def _parse_addressee(send_over: str) -> tuple[str, str]:
     return agent, channel
 
 
-async def _demand_known(app: App, agent: str) -> None:
+async def _demand_known(app: Runtime, agent: str) -> None:
     known = {row.agent for row in await app.store.ask(Query("all_agents", AgentRow))}
     if agent not in known:
         fail(

@@ -48,7 +48,7 @@ from halter.operations.queries import AuditFilter
 from halter.present.events import format_moment
 from halter.runtime.feed import EVERYTHING, Follower, read_stream_heads, watch_growth
 from halter.runtime.proof import encode_receipt
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.state.audit import (
     AuditEntry,
     AuditRecord,
@@ -268,7 +268,7 @@ def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) ->
 
 
 def _show(back: int, wanted: AuditFilter, store: str | None, *, as_json: bool) -> None:
-    async def job(app: App) -> list[AuditEntry]:
+    async def job(app: Runtime) -> list[AuditEntry]:
         return [make_audit_entry(row) async for row in queries.audit(make_desk(app), _set_start(app, back, wanted))]
 
     entries = run_with_app(store, job, despite_doubt=True)
@@ -294,7 +294,7 @@ def _show(back: int, wanted: AuditFilter, store: str | None, *, as_json: bool) -
     answer_table("Audit", columns, rows, right="cost", long="arguments result", empty="No audited calls in that time.")
 
 
-def _set_start(app: App, back: int, wanted: AuditFilter) -> AuditFilter:
+def _set_start(app: Runtime, back: int, wanted: AuditFilter) -> AuditFilter:
     return msgspec.structs.replace(wanted, since=app.clock.now() - back)
 
 
@@ -314,7 +314,7 @@ def _print_json(entries: Sequence[AuditEntry]) -> None:
         answer_line(e)
 
 
-async def _follow_audit(app: App, back: int, wanted: AuditFilter, put: WriteEntries) -> None:
+async def _follow_audit(app: Runtime, back: int, wanted: AuditFilter, put: WriteEntries) -> None:
     """Hand on what was, then what comes. What settles in between may be in both, and is told once."""
     follower = Follower(app.store, dict(await read_stream_heads(app.store)), wanted=_has_calls)
     told = await _put_past(app, _set_start(app, back, wanted), put)
@@ -328,7 +328,7 @@ def _has_calls(stream: StreamId) -> bool:
     return session_of(stream) is not None and not is_inbox(stream)
 
 
-async def _put_past(app: App, wanted: AuditFilter, put: WriteEntries) -> Collection[tuple[str, int]]:
+async def _put_past(app: Runtime, wanted: AuditFilter, put: WriteEntries) -> Collection[tuple[str, int]]:
     rows = [row async for row in queries.audit(make_desk(app), wanted) if row.outcome]
     put([make_audit_entry(row) for row in rows])
     return {(row.call, row.settled_seq) for row in rows}
@@ -355,7 +355,7 @@ async def _row(store: Store, stored: Stored) -> AuditRecord | None:
 def _export(target: str, cursor: str, back: int, wanted: AuditFilter, store: str | None, *, follow: bool) -> None:
     count = 0
 
-    async def job(app: App) -> None:
+    async def job(app: Runtime) -> None:
         with open_sink(target, append=cursor != "") as file:
 
             def put(entries: Sequence[AuditEntry]) -> None:
@@ -381,7 +381,7 @@ class _Word(msgspec.Struct, frozen=True):
     value: str
 
 
-async def _from_cursor(app: App, name: str, put: WriteEntries, *, follow: bool) -> None:
+async def _from_cursor(app: Runtime, name: str, put: WriteEntries, *, follow: bool) -> None:
     """Export from where the last export ended. The cursor moves when rows have arrived: never before."""
     meta = {word.name: word.value for word in await app.store.ask(Query("meta", _Word))}
     path = cursor_path(app.environ, name)
@@ -432,7 +432,7 @@ def export(
     was said and not erased.
     """
 
-    async def job(app: App, tell: ProgressListener) -> tuple[Sequence[str], int]:
+    async def job(app: Runtime, tell: ProgressListener) -> tuple[Sequence[str], int]:
         desk = make_desk(app)
         whole = (await desk.session(session)).session
         sessions = [whole, *(await sessions_below(desk, whole) if children else [])]

@@ -31,13 +31,13 @@ from halter.core.text import clean
 from halter.operations import desk as desks
 from halter.operations.desk import Desk, Who
 from halter.present.receipt import Facts, Listing, Sheet
-from halter.runtime.runtime import App, open_app
+from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
 
 
-OpenApp = Callable[[], AbstractAsyncContextManager[App]]
+OpenApp = Callable[[], AbstractAsyncContextManager[Runtime]]
 """Tries to open a store."""
 
 STORE_BACK_NOTICE: Final = "The store is back, and everything goes on."
@@ -79,7 +79,7 @@ def read_cli_settings(store: str | None) -> Settings:
 
 def run_with_app(
     store: str | None,
-    job: Callable[[App], Awaitable[T]],
+    job: Callable[[Runtime], Awaitable[T]],
     *,
     warned: bool = True,
     new: bool = False,
@@ -113,7 +113,7 @@ def run_with_app(
         async with AsyncExitStack() as stack:
             pulse = await stack.enter_async_context(_start_sentinel(hurries.store, runs))
             opening = partial(
-                open_app, hurries, environ=os.environ, pulse=pulse, acts=acts, despite_doubt=despite_doubt
+                open_runtime, hurries, environ=os.environ, pulse=pulse, acts=acts, despite_doubt=despite_doubt
             )
             app = await (_wait_for_store(opening, stack) if patient else stack.enter_async_context(opening()))
             if app.doubt is not None and warned:
@@ -144,7 +144,7 @@ async def _start_sentinel(store: str, runs: str) -> AsyncGenerator[LivenessWrite
         yield pulse
 
 
-async def _wait_for_store(opening: OpenApp, stack: AsyncExitStack) -> App:
+async def _wait_for_store(opening: OpenApp, stack: AsyncExitStack) -> Runtime:
     """Open a store as soon as it is there, and tell once what is waited for."""
     told = ""
     while True:
@@ -221,12 +221,12 @@ def fail(sentence: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def make_desk(app: App) -> Desk:
+def make_desk(app: Runtime) -> Desk:
     """Make the desk of the person who typed: who has the store itself has every right there."""
     return Desk(app, Who(app.settings.person), short_ids=True)
 
 
-def demand_person(app: App, what: str) -> None:
+def demand_person(app: Runtime, what: str) -> None:
     """Refuse what an agent may not do: neither itself, nor a program that it started."""
     if not may_decide(app.settings.person):
         fail(f"Only a person may {what}, and this was started by an agent ({app.settings.person}).", EXIT_FAILED)
@@ -251,7 +251,7 @@ def demand_readable_name(text: str, what: str) -> str:
 SessionArgument = Annotated[str, typer.Argument(help="A session's id from halter sessions; its beginning will do.")]
 
 
-async def find_session_by_prefix(app: App, beginning: str) -> SessionRow:
+async def find_session_by_prefix(app: Runtime, beginning: str) -> SessionRow:
     """Find the one session whose id begins as was typed."""
     return await make_desk(app).session(beginning)
 

@@ -51,7 +51,7 @@ from halter.operations.decisions import (
 from halter.operations.money import amount_of
 from halter.operations.queries import AgentNews
 from halter.present.events import format_moment
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 DEFAULT_RULE_LIFETIME: Final = "7d"
 
@@ -64,7 +64,7 @@ def inbox(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     Below it stands what agents told in the app in the last day.
     """
 
-    async def job(app: App) -> tuple[Sequence[WaitingDecision], Sequence[AgentNews], int]:
+    async def job(app: Runtime) -> tuple[Sequence[WaitingDecision], Sequence[AgentNews], int]:
         desk, now = make_desk(app), app.clock.now()
         return await waiting(desk), await queries.told(desk, now - DAY), now
 
@@ -200,7 +200,7 @@ def _default(context: typer.Context, *, store: StoreOption = None, as_json: Json
 
 
 def _show(store: str | None, *, as_json: bool) -> None:
-    async def job(app: App) -> tuple[Sequence[RuleRow], int]:
+    async def job(app: Runtime) -> tuple[Sequence[RuleRow], int]:
         return await desk_rules.rules(make_desk(app)), app.clock.now()
 
     rows, now = run_with_app(store, job, despite_doubt=True)
@@ -260,7 +260,7 @@ def offer(
     They are made of the call that is shown: the narrowest comes first. Other ones can be written with --match.
     """
 
-    async def job(app: App) -> tuple[str, Sequence[RuleOffer]]:
+    async def job(app: Runtime) -> tuple[str, Sequence[RuleOffer]]:
         asked = await decision_meant(make_desk(app), decision)
         return asked.decision, offers(asked)
 

@@ -26,7 +26,7 @@ from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.text import format_count
 from halter.runtime.feed import Bus
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.settings import name_person
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def describe_demo(
     )
 
 
-async def _run_demo_agent(app: App, place: "DemoFolder", words: Sequence[str], *, browser: bool) -> None:
+async def _run_demo_agent(app: Runtime, place: "DemoFolder", words: Sequence[str], *, browser: bool) -> None:
     """Run the agent with its dashboard, and show a line for whatever it does."""
     from halter.cli.terminal import Printer
     from halter.cli.up import HOW_TO_STOP, make_bus, make_feed_printer, run_and_show
@@ -162,7 +162,7 @@ async def _no_deliveries(_: "WebhookReceiver") -> None:
     """The agent has no webhooks."""
 
 
-def _dashboard(app: App, bus: Bus, printer: "Printer", *, browser: bool) -> Sequence["Act"]:
+def _dashboard(app: Runtime, bus: Bus, printer: "Printer", *, browser: bool) -> Sequence["Act"]:
     """Say where the dashboard is, and how it is served; without its libraries, say what is missing."""
     from halter.demo.place import has_display, open_demo_dashboard
 

@@ -29,7 +29,7 @@ from halter.core.text import format_count
 from halter.journal.rebuild import IntegrityReport
 from halter.journal.retention import Erasure
 from halter.operations import journal as desk_journal
-from halter.runtime.runtime import App, find_continuity
+from halter.runtime.runtime import Runtime, find_continuity
 
 
 def verify(
@@ -111,7 +111,7 @@ def erase(
     if not yes and not confirm(f"Erase the bodies of {what}? This cannot be undone."):
         fail("Nothing was erased.", EXIT_FAILED)
 
-    async def job(app: App) -> Erasure:
+    async def job(app: Runtime) -> Erasure:
         back = age if older_than else None
         return await desk_journal.erase(
             make_desk(app), sessions=session or (), older_than=back, messages=messages, reason=reason
@@ -164,7 +164,7 @@ def _default(context: typer.Context, *, store: StoreOption = None, as_json: Json
 
 
 def _show(store: str | None, *, as_json: bool) -> None:
-    async def job(app: App) -> StoreCompleteness:
+    async def job(app: Runtime) -> StoreCompleteness:
         if app.doubt is None:
             return StoreCompleteness(app.checkpointer.store_id, whole=True)
         return StoreCompleteness(app.checkpointer.store_id, False, app.doubt.events, app.doubt.sentence())
@@ -191,7 +191,7 @@ def accept(
     What happened outside since then is not undone: look at `halter inbox` before you let agents run.
     """
 
-    async def job(app: App) -> int | None:
+    async def job(app: Runtime) -> int | None:
         from halter.operations import control
 
         demand_person(app, "go on with a store that lacks something")

@@ -34,7 +34,7 @@ from halter.operations import money as desks
 from halter.operations.money import NONE_YET, Budget, Direction, StorePolicy, amount_of, lines_of
 from halter.present.events import format_moment as when
 from halter.runtime.policy import read_local_fleet
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 
 def build() -> typer.Typer:
@@ -225,7 +225,7 @@ def apply(
     """
     written = report_errors(lambda: _file(file, store))
 
-    async def job(app: App) -> FleetPolicyAdopted | None:
+    async def job(app: Runtime) -> FleetPolicyAdopted | None:
         desk = make_desk(app)
         before = await desks.show(desk)
         differing = desks.differences(before, written)

@@ -26,7 +26,7 @@ from halter.core.money import format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
 from halter.guard.tool_door import Answer, NeedsPerson
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.tasks.playbooks import PlaybookOutcome
 
 AGENT_FILE: Final = "agent.yaml"
@@ -56,7 +56,7 @@ def play(
     given = _parse_inputs(inputs or [])
     folder = agent or _find_agent_folder(playbook)
 
-    async def job(app: App) -> tuple[SessionId, PlaybookOutcome]:
+    async def job(app: Runtime) -> tuple[SessionId, PlaybookOutcome]:
         from halter.config.agent_files import read_playbook
         from halter.runtime.assemble import assemble_agent
         from halter.runtime.sessions import begin_playbook, resume_playbook
@@ -90,7 +90,7 @@ def play(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _find_play_session(app: App, beginning: str) -> SessionId:
+async def _find_play_session(app: Runtime, beginning: str) -> SessionId:
     row = await find_session_by_prefix(app, beginning)
     if row.ended_at is not None:
         fail(f"Session {row.session} is over already: {row.state}, {row.terminal_reason}.", EXIT_FAILED)

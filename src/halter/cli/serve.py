@@ -49,7 +49,7 @@ from halter.core.ids import may_decide
 from halter.core.text import format_count
 from halter.present.events import format_moment
 from halter.runtime.feed import Bus, FeedItem
-from halter.runtime.runtime import App, CommitObserver
+from halter.runtime.runtime import CommitObserver, Runtime
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -184,7 +184,7 @@ def serve(
     names = [_name(each) for each in host or ()]
     folders = resolve_agent_folders(agents or ())
 
-    async def job(app: App) -> None:
+    async def job(app: Runtime) -> None:
         from halter.server.server import bind, demand_server
 
         demand_person(app, "open the server")
@@ -202,7 +202,9 @@ def _name(host: str) -> str:
     return host
 
 
-async def _serve(app: App, folders: list[Path], listening: socket.socket, names: list[str], *, as_json: bool) -> None:
+async def _serve(
+    app: Runtime, folders: list[Path], listening: socket.socket, names: list[str], *, as_json: bool
+) -> None:
     from halter.loop.session_runtime import run_together
     from halter.server.auth import Keyring
     from halter.server.server import ServerExtras, WebhookEndpoint, serve_web
@@ -233,7 +235,7 @@ def _by_name(folders: list[Path]) -> dict[str, Path]:
     return found
 
 
-def _welcome(app: App, listening: socket.socket, *, as_json: bool) -> str:
+def _welcome(app: Runtime, listening: socket.socket, *, as_json: bool) -> str:
     """Say where the server is; where nobody has a token yet, make one and show it this once."""
     from halter.server.auth import LOST_TOKEN_ADVICE, suggest_token_name
     from halter.server.server import format_address as address_of
@@ -291,7 +293,7 @@ def worker(
     places = report_errors(lambda: read_cli_settings(store))
     _demand_postgres(places.store)
 
-    async def job(app: App) -> None:
+    async def job(app: Runtime) -> None:
         from halter.runtime.worker import make_distributed_mode
 
         manner = make_distributed_mode(app.settings.store, app.clock, concurrency, grace)
@@ -333,7 +335,7 @@ def _demand_postgres(url: str) -> None:
 
 
 async def _work(
-    app: App, folders: list[Path], manner: "DispatchMode", where: tuple[str, int] | None, *, as_json: bool
+    app: Runtime, folders: list[Path], manner: "DispatchMode", where: tuple[str, int] | None, *, as_json: bool
 ) -> None:
     from halter.loop.session_runtime import run_until_first
     from halter.runtime.supervisor import FleetRunner, Supervisor

@@ -40,7 +40,7 @@ from halter.operations.queries import MOST, all_events
 from halter.present.events import describe_event, format_moment, format_relative_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
 from halter.runtime.feed import Follower, read_stream_heads, watch_growth
-from halter.runtime.runtime import App, serialize_event
+from halter.runtime.runtime import Runtime, serialize_event
 from halter.state.receipt import Receipt
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def sessions(
     elsewhere.
     """
 
-    async def job(app: App) -> tuple[Sequence[SessionRow], int]:
+    async def job(app: Runtime) -> tuple[Sequence[SessionRow], int]:
         return await queries.sessions(make_desk(app), limit=limit), app.clock.now()
 
     rows, now = run_with_app(store, job, despite_doubt=True)
@@ -108,7 +108,7 @@ def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOp
     answer_table(f"Session {name}", ["#", "when", "what", "about", "said"], rows, right="#", long="about said")
 
 
-async def _events(app: App, session: str) -> list[Stored]:
+async def _events(app: Runtime, session: str) -> list[Stored]:
     return await all_events(app, session_stream((await find_session_by_prefix(app, session)).session))
 
 
@@ -147,7 +147,7 @@ def tail(
     if after is not None and not stream:
         fail("--after counts the events of one stream: name a session, SESSION/in or fleet.", EXIT_USAGE)
 
-    async def job(app: App) -> None:
+    async def job(app: Runtime) -> None:
         follower, session = await _find_followed(app, stream, after)
         async with aclosing(watch_growth(app.store, app.clock)) as changes:
             async for change in changes:
@@ -159,7 +159,7 @@ def tail(
     run_with_app(store, job, following=True, despite_doubt=True)
 
 
-async def _find_followed(app: App, stream: str, after: int | None) -> tuple[Follower, str]:
+async def _find_followed(app: Runtime, stream: str, after: int | None) -> tuple[Follower, str]:
     """Find out what to follow and from where; and the session whose end is the end of it, if it is about one."""
     if not stream:
         return Follower(app.store, dict(await read_stream_heads(app.store))), ""
@@ -173,7 +173,7 @@ async def _find_followed(app: App, stream: str, after: int | None) -> tuple[Foll
     ), session
 
 
-async def _streams(app: App, stream: str) -> tuple[list[StreamId], str]:
+async def _streams(app: Runtime, stream: str) -> tuple[list[StreamId], str]:
     if stream == FLEET:
         return [FLEET], ""
     beginning = stream.removesuffix("/in").removeprefix("session:")
@@ -182,7 +182,7 @@ async def _streams(app: App, stream: str) -> tuple[list[StreamId], str]:
     return ([inbox], "") if stream.endswith("/in") else ([session_stream(session), inbox], session)
 
 
-async def _is_over(app: App, session: str) -> bool:
+async def _is_over(app: Runtime, session: str) -> bool:
     (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
     return row.ended_at is not None
 
@@ -234,7 +234,7 @@ def receipt(
     if not session:
         fail("Name a session: look at `halter sessions`.", EXIT_USAGE)
 
-    async def job(app: App) -> Receipt:
+    async def job(app: Runtime) -> Receipt:
         return await queries.receipt(make_desk(app), (await find_session_by_prefix(app, session)).session)
 
     with patience("Working the receipt out", quiet=as_json):

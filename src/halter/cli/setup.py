@@ -35,7 +35,7 @@ from halter.core.text import join_names
 from halter.core.usage import ModelName
 from halter.journal.open import mask_url
 from halter.operations.health import Check, CheckStatus, fail_check
-from halter.runtime.runtime import open_app
+from halter.runtime.runtime import open_runtime
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]"
     try:
         refuse_missing(settings.store)
         places = replace(settings, store=add_connect_timeout(settings.store))
-        async with open_app(places, environ=os.environ, acts=False, despite_doubt=True) as app:
+        async with open_runtime(places, environ=os.environ, acts=False, despite_doubt=True) as app:
             return [check async for check in check_store(app)], await read_local_policy(app)
     except HalterError as error:
         return [fail_check(STORE, str(error))], None

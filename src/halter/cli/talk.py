@@ -45,7 +45,7 @@ from halter.guard.tool_door import Answer, NeedsPerson
 from halter.operations.decisions import decision_meant
 from halter.operations.desk import Desk, Who
 from halter.operations.queries import all_events
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.core.ports import Store
@@ -220,7 +220,7 @@ def run(
         fail('There is nothing to do: say it, as in halter run FOLDER "message".', EXIT_USAGE)
     screen = Screen(quiet=as_json)
 
-    async def job(app: App) -> Any:
+    async def job(app: Runtime) -> Any:
         async with open_agent_context(app, resolve_agent_folder(agent)) as speaking:
             session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
             asked = bool(resume) and await _is_waiting_for_answer(app, session)
@@ -257,14 +257,14 @@ def chat(
     """
     folder = resolve_agent_folder(agent)
 
-    async def job(app: App) -> None:
+    async def job(app: Runtime) -> None:
         await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
 
     again = f"It goes on with: halter chat {quote(str(folder))} --resume SESSION (halter sessions names it)."
     run_with_app(store, job, new=True, acts=True, following=True, runs=again)
 
 
-async def _chat(app: App, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
+async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
     """Talk line by line. A session begins with its first line: who says nothing leaves nothing behind."""
     async with open_agent_context(app, folder) as speaking, LineReader(prompt="" if as_json else "you> ") as lines:
         session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
@@ -303,7 +303,7 @@ class ChatState:
 
 
 async def _answer_line(
-    app: App,
+    app: Runtime,
     speaking: Any,
     session: SessionId,
     line: str,
@@ -331,7 +331,9 @@ async def _answer_line(
         lines.require_fresh()
 
 
-async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: LineReader, *, as_json: bool) -> None:
+async def _go_on_with_parts(
+    app: Runtime, speaking: Any, session: SessionId, lines: LineReader, *, as_json: bool
+) -> None:
     """Take up what other agents were doing for the session when it was left."""
     from halter.runtime.sessions import resume_delegation
 
@@ -347,13 +349,13 @@ async def _go_on_with_parts(app: App, speaking: Any, session: SessionId, lines: 
         await asking.end()
 
 
-async def _is_waiting_for_answer(app: App, session: SessionId) -> bool:
+async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:
     from halter.operations.agents import asks
 
     return await asks(app, session)
 
 
-async def _tell_of_what_runs(app: App, speaking: Any) -> None:
+async def _tell_of_what_runs(app: Runtime, speaking: Any) -> None:
     """Say whether the agent runs by itself beside this talk."""
     from halter.runtime.session_builder import find_autonomous_session
 
@@ -377,7 +379,7 @@ def _show(result: Any, *, as_json: bool) -> None:
 class _DecisionPrompt:
     """Puts decisions before whoever sits at the keyboard; they may as well be made elsewhere."""
 
-    def __init__(self, app: App, lines: LineReader, screen: Screen) -> None:
+    def __init__(self, app: Runtime, lines: LineReader, screen: Screen) -> None:
         self._app = app
         self._lines = lines
         self._screen = screen
@@ -415,7 +417,7 @@ class _DecisionPrompt:
 
 
 @asynccontextmanager
-async def open_agent_context(app: App, folder: Path) -> AsyncGenerator[Any]:
+async def open_agent_context(app: Runtime, folder: Path) -> AsyncGenerator[Any]:
     """Have an agent ready to talk."""
     from halter.operations import agents
 
@@ -423,7 +425,7 @@ async def open_agent_context(app: App, folder: Path) -> AsyncGenerator[Any]:
         yield speaking
 
 
-async def _resume_session(app: App, speaking: Any, beginning: str) -> SessionId:
+async def _resume_session(app: Runtime, speaking: Any, beginning: str) -> SessionId:
     from halter.runtime.sessions import reopen_agent_session
 
     row = await find_session_by_prefix(app, beginning)
@@ -523,7 +525,7 @@ def _route_text(folder: Path, text: str, store: str | None) -> "tuple[str, Routi
         agent = resolve_agent(fleet, read_agent(folder), folder)
         return await build_surroundings(agent, store, now, has_tools=declares_tools(agent, folder))
 
-    async def job(app: App) -> "RoutingContext":
+    async def job(app: Runtime) -> "RoutingContext":
         return await names((await resolve_effective_policy(app.store, file)).fleet, app.store, app.clock.now())
 
     if store_file_exists(settings.store):

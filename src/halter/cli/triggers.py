@@ -15,7 +15,7 @@ from halter.core.clock import format_duration
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.present.events import format_relative_moment
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.operations.desk import Done
@@ -52,7 +52,7 @@ def show(
     from halter.operations import fleet
     from halter.operations.fleet import TriggerPlan
 
-    async def job(app: App) -> tuple[Sequence[TriggerPlan], int]:
+    async def job(app: Runtime) -> tuple[Sequence[TriggerPlan], int]:
         return await fleet.plans(make_desk(app), agent), app.clock.now()
 
     found, now = run_with_app(store, job, despite_doubt=True)
@@ -115,7 +115,7 @@ def run(
     if folder is None:
         fail(f"There is no {AGENT_FILE} in {agent}: name the folder of {name} with --agent FOLDER.", EXIT_USAGE)
 
-    async def job(app: App) -> tuple[SessionRow, bool]:
+    async def job(app: Runtime) -> tuple[SessionRow, bool]:
         from halter.runtime.triggers import attend_run_here, run_now
 
         demand_person(app, "run a trigger by hand")
@@ -148,7 +148,7 @@ def cancel(
     What it has started goes on: `halter cancel SESSION` ends that.
     """
 
-    async def job(app: App) -> "Done":
+    async def job(app: Runtime) -> "Done":
         from halter.operations import fleet
 
         return await fleet.end(make_desk(app), trigger, reason)
@@ -171,7 +171,7 @@ def retry(
     digest, will do.
     """
 
-    async def job(app: App) -> "Done":
+    async def job(app: Runtime) -> "Done":
         from halter.operations import fleet
 
         return await fleet.retry(make_desk(app), trigger, item)

@@ -94,7 +94,7 @@ from halter.core.text import clean, format_count, from_body, join_names, shorten
 from halter.loop.decide import ASK_USER, YIELD
 from halter.present.events import find_title, format_hour, format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, read_stream_heads
-from halter.runtime.runtime import App, serialize_feed_item
+from halter.runtime.runtime import Runtime, serialize_feed_item
 
 if TYPE_CHECKING:
     from halter.operations.control import Switched
@@ -485,7 +485,7 @@ def parse_listen_address(listen: str, least: int = 1) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-async def _up(app: App, folders: list[Path], host: str, port: int, *, as_json: bool) -> None:
+async def _up(app: Runtime, folders: list[Path], host: str, port: int, *, as_json: bool) -> None:
     from halter.server.api import serve_hooks
 
     async with Printer() as printer:
@@ -495,13 +495,13 @@ async def _up(app: App, folders: list[Path], host: str, port: int, *, as_json: b
         await run_and_show(app, folders, make_bus(app), shows, lambda hooks: serve_hooks(hooks, host, port))
 
 
-def make_bus(app: App) -> Bus:
+def make_bus(app: Runtime) -> Bus:
     """Make a bus that waits where the store is away."""
     return Bus(app.patient(), app.clock)
 
 
 async def run_and_show(
-    app: App, folders: list[Path], bus: Bus, shows: "FeedPrinter", serve: "Serve", kind: str = "up"
+    app: Runtime, folders: list[Path], bus: Bus, shows: "FeedPrinter", serve: "Serve", kind: str = "up"
 ) -> None:
     """Run agents until cancelled, and show what they do. `kind` is what this process is called where it is listed."""
     from halter.loop.session_runtime import run_together
@@ -626,7 +626,7 @@ def on(
     alone, and with messages, webhooks and watched folders.
     """
 
-    async def job(app: App) -> "tuple[Switched, Mapping[str, Decimal | None]]":
+    async def job(app: Runtime) -> "tuple[Switched, Mapping[str, Decimal | None]]":
         from halter.operations.control import switch
 
         demand_person(app, "switch an agent on")
@@ -641,7 +641,7 @@ def on(
     _tell_switched(done)
 
 
-async def _describe_costs(app: App, folder: Path, name: str, *, as_json: bool) -> Mapping[str, Decimal | None]:
+async def _describe_costs(app: Runtime, folder: Path, name: str, *, as_json: bool) -> Mapping[str, Decimal | None]:
     """Say what an agent may cost before it is switched on, if its folder is named and can be read."""
     if not (folder / AGENT_FILE).is_file():
         return {}
@@ -668,7 +668,7 @@ def off(
     It works from anywhere that reaches the store, whichever process runs the agent, and also if its file is broken.
     """
 
-    async def job(app: App) -> "Switched":
+    async def job(app: Runtime) -> "Switched":
         from halter.operations.control import switch
 
         return await switch(make_desk(app), await _resolve_agent_name(app, agent), on=False, reason=reason)
@@ -686,7 +686,7 @@ def _tell_switched(done: "Switched") -> None:
         say(f"Nothing has run here as {done.subject} so far: check the name, if that surprises you.")
 
 
-async def _resolve_agent_name(app: App, agent: str) -> str:
+async def _resolve_agent_name(app: Runtime, agent: str) -> str:
     """Find out which agent is meant.
 
     A name that is known here is taken for that, whatever lies in a folder of the same name: an agent can be switched

@@ -28,7 +28,7 @@ from halter.dashboard.parts import add_text, make_single_line
 from halter.dashboard.records import add_downloads, build_audit_page, build_budgets_page
 from halter.dashboard.session import build_receipt_page, build_session_page, build_sessions_page
 from halter.runtime.feed import Bus
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.server.middleware import WHO_KEY
 from halter.server.server import PAGES
 
@@ -133,7 +133,7 @@ RECONNECT_TIMEOUT_SECONDS: Final = 15.0
 AnyPageBuilder = Callable[..., Awaitable[RefreshPage]]
 
 
-def mount_dashboard(api: FastAPI, app: App, bus: Bus, tell: Callable[[str], None] = lambda _: None) -> LiveFeed:
+def mount_dashboard(api: FastAPI, app: Runtime, bus: Bus, tell: Callable[[str], None] = lambda _: None) -> LiveFeed:
     """Put the dashboard under `/`. Whoever comes here was let in by the door, which left a `Who` in the scope.
 
     What is returned listens to the bus for as long as a page is open. What breaks is told to whoever runs the server.
@@ -157,7 +157,7 @@ def mount_dashboard(api: FastAPI, app: App, bus: Bus, tell: Callable[[str], None
     return live
 
 
-def _page(path: str, title: str, here: str, shows: AnyPageBuilder, app: App, live: LiveFeed) -> None:
+def _page(path: str, title: str, here: str, shows: AnyPageBuilder, app: Runtime, live: LiveFeed) -> None:
     async def shown(request: Request, client: Client) -> None:
         name = request.path_params.get("name")
         room = OpenPage(app, request.scope[WHO_KEY], live, client)

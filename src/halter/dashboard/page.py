@@ -42,7 +42,7 @@ from halter.operations import control, queries
 from halter.operations.desk import Desk, Role, Who
 from halter.present.events import format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 MAX_NAMED_STREAMS: Final = 200
 """So many streams are named; where more have grown, everything may have."""
@@ -190,7 +190,7 @@ RefreshPage = Callable[[FeedChanges], Awaitable[None]]
 class OpenPage:
     """One page, open in one browser."""
 
-    app: App
+    app: Runtime
     who: Who
     live: LiveFeed
     client: Client

@@ -53,7 +53,7 @@ from halter.operations.queries import AuditFilter, newest
 from halter.operations.queries import audit as audit_of
 from halter.present.events import format_moment
 from halter.runtime.proof import encode_receipt
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.server.middleware import WHO_KEY
 from halter.state.audit import AuditEntry, make_audit_entry
 
@@ -355,7 +355,7 @@ LINES = "application/x-ndjson"
 STATUS = {"wrong": 422, "missing": 404, "refused": 409, "forbidden": 403}
 
 
-def add_downloads(api: FastAPI, app: App) -> None:
+def add_downloads(api: FastAPI, app: Runtime) -> None:
     """Add the two ways to take something along."""
 
     async def audit(request: Request) -> Response:

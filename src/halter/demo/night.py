@@ -65,7 +65,7 @@ from halter.core.vocabulary import State
 from halter.journal.checkpoints import Checkpointer
 from halter.runtime.feed import read_stream_heads
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings
 from halter.testing.world import VIRTUAL_START, World
@@ -523,7 +523,7 @@ def _make_supervisor(world: World, home: Path, model: Model) -> Supervisor:
     key = home / "signing.key"
     settings = Settings("memory:", home / "checkpoints", key, "demo", home / "trust.json")
     checkpointer = Checkpointer(settings.checkpoints, key, "demo", world.clock.now)
-    app = App(
+    app = Runtime(
         settings,
         world.clock,
         world.ids,

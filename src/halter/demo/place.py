@@ -25,7 +25,7 @@ from halter.core.errors import ConfigError
 from halter.loop.session_runtime import run_together
 from halter.models.providers import KNOWN_PROVIDERS, is_installed
 from halter.runtime.feed import Bus
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.server.auth import Keyring, describe_token, new_secret, suggest_token_name
 from halter.server.server import HOST, PORT, ServerExtras, bind, demand_server, format_address, serve_web
 from halter.settings import Settings
@@ -177,7 +177,7 @@ class DemoDashboard(msgspec.Struct, frozen=True):
     serve: Callable[[], Coroutine[Any, Any, None]]
 
 
-def open_demo_dashboard(app: App, bus: Bus, tell: Callable[[str], None], first: int = PORT) -> DemoDashboard:
+def open_demo_dashboard(app: Runtime, bus: Bus, tell: Callable[[str], None], first: int = PORT) -> DemoDashboard:
     """Take a port, and make a token that is kept nowhere. Raises ConfigError where the server is not installed."""
     demand_server()
     from halter.server.server import make_login_url

@@ -24,7 +24,7 @@ from halter.operations.desk import Agent, Desk, Done, Name, Reason, Words, refus
 from halter.operations.fleet import TriggerName
 from halter.operations.journal import Confirmed
 from halter.operations.queries import all_events
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.front_door.route import RoutingDecision
@@ -88,7 +88,7 @@ class Heard(Done, frozen=True):
 
 
 @asynccontextmanager
-async def speaking_with(app: App, folder: Path, tell: Callable[[str], None]) -> "AsyncGenerator[AgentContext]":
+async def speaking_with(app: Runtime, folder: Path, tell: Callable[[str], None]) -> "AsyncGenerator[AgentContext]":
     """Have an agent ready to work; `tell` hears what was left out of it."""
     from halter.dispatch.heartbeat import keep_leases
     from halter.runtime.agent_context import AgentContext, models_of
@@ -174,7 +174,7 @@ async def say(
     return await _started(desk, agent, begin)
 
 
-async def asks(app: App, session: SessionId) -> bool:
+async def asks(app: Runtime, session: SessionId) -> bool:
     """Tell whether a session rests because its agent has asked something."""
     events = await all_events(app, session_stream(session))
     last = next((stored.event for stored in reversed(events) if isinstance(stored.event, TurnEnded)), None)

@@ -22,7 +22,7 @@ from halter.core.project import rows_of_event
 from halter.core.text import LAST_CHARACTER, from_body
 from halter.guard import approvals
 from halter.operations.desk import MOST_NAMES, Desk, Done, Limit, Name, Reason, readable, refused
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import FindingBodyRow
 
 MAX_ARTIFACTS: Final = 1000
@@ -165,7 +165,9 @@ async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes
         return None
 
 
-async def settle_artifact(app: App, left: Artifact, status: ProposalVerdict, reason: str = "", by: str = "") -> bool:
+async def settle_artifact(
+    app: Runtime, left: Artifact, status: ProposalVerdict, reason: str = "", by: str = ""
+) -> bool:
     """Write down what a person makes of it. Where a question about it waits, this is the answer."""
     by, key = by or app.settings.person, app.ids.new()
     for one in await approvals.list_pending_decisions(app.store):

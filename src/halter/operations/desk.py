@@ -21,7 +21,7 @@ from halter.core.ids import StreamId, may_decide, session_of
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
 from halter.core.text import LAST_CHARACTER, clean
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.operations.agents import AgentFolders
@@ -59,7 +59,7 @@ class Desk:
     that is unambiguous (`short_ids`); a program must send whole ones.
     """
 
-    app: App
+    app: Runtime
     who: Who
     short_ids: bool = False
     agents: "AgentFolders | None" = None

@@ -45,7 +45,7 @@ from halter.operations.fleet import WorkerView, workers
 from halter.present.events import format_moment
 from halter.present.report import describe_last_heartbeat, describe_outdated_agents, name_worker
 from halter.redaction.secrets import SECRET_PREFIX, read_environment_secrets
-from halter.runtime.runtime import App, sync_store_clock
+from halter.runtime.runtime import Runtime, sync_store_clock
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -379,7 +379,7 @@ class UnclaimedSessions(msgspec.Struct, frozen=True):
     since: int | None
 
 
-async def check_workers(app: App) -> AsyncGenerator[Check]:
+async def check_workers(app: Runtime) -> AsyncGenerator[Check]:
     """Look at those who run agents on a store, and at what they leave lying."""
     now = app.clock.now()
     found = await workers(Desk(app, Who(app.settings.person)))
@@ -483,7 +483,7 @@ def _has(count: int) -> str:
     return "has" if count == 1 else "have"
 
 
-async def _pressure(app: App, found: Sequence[WorkerView], now: int) -> AsyncGenerator[Check]:
+async def _pressure(app: Runtime, found: Sequence[WorkerView], now: int) -> AsyncGenerator[Check]:
     """Look at what workers ask of PostgreSQL."""
     from halter.dispatch.ticket_queue import CONNECTIONS, name_queue
     from halter.journal.connection import measure_pressure
@@ -553,7 +553,7 @@ class StoreMeta(msgspec.Struct, frozen=True):
     value: str
 
 
-async def check_store(app: App) -> AsyncGenerator[Check]:
+async def check_store(app: Runtime) -> AsyncGenerator[Check]:
     """Look at an opened store."""
     from halter.journal.open import find_store_file
 
@@ -571,7 +571,7 @@ async def check_store(app: App) -> AsyncGenerator[Check]:
         yield check
 
 
-async def _counts(app: App) -> Check:
+async def _counts(app: Runtime) -> Check:
     (counts,) = await app.store.ask(Query("counts", StoreCounts))
     meta = {row.name: row.value for row in await app.store.ask(Query("meta", StoreMeta))}
     held = f"{counts.events:,} events in {counts.streams:,} streams, {format_count(counts.sessions, 'session')}"
@@ -608,7 +608,7 @@ def check_disk(folder: Path) -> Check:
     return pass_check("disk", f"{told}.")
 
 
-async def _clock(app: App) -> Check:
+async def _clock(app: Runtime) -> Check:
     """Compare this machine's clock with a server's. A store that is a file has this machine's own."""
     if isinstance(app.clock, StoreClock):
         await sync_store_clock(app.store, app.clock)
@@ -617,7 +617,7 @@ async def _clock(app: App) -> Check:
     return pass_check("clock", "This machine and the store agree on the time.")
 
 
-def _checkpoints(app: App) -> Check:
+def _checkpoints(app: Runtime) -> Check:
     if app.doubt is not None:
         return fail_check("checkpoints", app.doubt.sentence())
     app.checkpointer.rehearse()
@@ -626,7 +626,7 @@ def _checkpoints(app: App) -> Check:
     return pass_check("checkpoints", f"Signed heads go to {app.settings.checkpoints}.")
 
 
-async def read_local_policy(app: App) -> "FleetConfig | None":
+async def read_local_policy(app: Runtime) -> "FleetConfig | None":
     """Tell what holds for agents here; None where the store's policy, or the file here, cannot be read."""
     from halter.runtime.policy import read_local_fleet, resolve_effective_policy
 
@@ -636,7 +636,7 @@ async def read_local_policy(app: App) -> "FleetConfig | None":
         return None
 
 
-async def _policy(app: App) -> Check:
+async def _policy(app: Runtime) -> Check:
     """Compare the store's policy with what is written here."""
     from halter.runtime.policy import read_local_fleet, resolve_effective_policy
 
@@ -653,7 +653,7 @@ async def _policy(app: App) -> Check:
     return pass_check("policy", f"This store's policy was adopted by {found.row.by} on {format_moment(found.row.at)}.")
 
 
-async def _holds(app: App) -> Check:
+async def _holds(app: Runtime) -> Check:
     holds = await app.store.ask(Query("holds", HoldRow))
     old = [hold for hold in holds if hold.at < app.clock.now() - MAX_HOLD_AGE]
     if old:
@@ -667,7 +667,7 @@ async def _holds(app: App) -> Check:
     return pass_check("holds", f"{len(holds)} open, none of them old.")
 
 
-async def _switches(app: App) -> Check:
+async def _switches(app: Runtime) -> Check:
     """Tell which agents may run by themselves, and which of them wait for a person."""
     rows = await app.store.ask(Query("all_agents", AgentRow))
     told = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]

@@ -18,7 +18,7 @@ from halter.journal.rebuild import rebuild as rebuild_tables
 from halter.journal.retention import Erasure
 from halter.journal.verify import verify as verify_store
 from halter.operations.desk import Desk, Name, Reason, Session, wrong
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.journal.engine import StoreView
@@ -53,7 +53,7 @@ async def verify(desk: Desk, *, rebuild: Rebuild = False, progress: Progress = l
     return Verified(**asdict(await verify_store(app.store, app.settings.checkpoints, trusted, progress)), rebuilt=True)
 
 
-def trusted_keys(app: App) -> frozenset[str]:
+def trusted_keys(app: Runtime) -> frozenset[str]:
     """Trust the key beside the signing key; before the first checkpoint there is none."""
     try:
         path = public_key_path(app.settings.signing_key)

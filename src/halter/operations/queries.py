@@ -23,7 +23,7 @@ from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Na
 from halter.operations.money import read_current_budgets
 from halter.operations.report import Report, ReportRows, read_report_rows
 from halter.operations.report import build_report as report_of
-from halter.runtime.runtime import App, serialize_event
+from halter.runtime.runtime import Runtime, serialize_event
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry
 from halter.state.receipt import Receipt, TurnLine
 from halter.state.receipt import make_receipt as receipt_of
@@ -183,7 +183,7 @@ class _Head(msgspec.Struct, frozen=True):
     head: int
 
 
-async def all_events(app: App, stream: StreamId) -> list[Stored]:
+async def all_events(app: Runtime, stream: StreamId) -> list[Stored]:
     """Read a whole stream."""
     found: list[Stored] = []
     while page := await app.store.read(stream, after=len(found), limit=PAGE):

@@ -61,7 +61,7 @@ from halter.runtime.assemble import (
     protect_tools,
 )
 from halter.runtime.policy import read_local_fleet
-from halter.runtime.runtime import DEFAULT_LEASE_DURATION, App, open_app
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, open_runtime
 from halter.runtime.sessions import begin_session, claim_session, reopen_agent_session, say_to_session
 from halter.settings import Settings, read_settings
 from halter.state.receipt import Receipt, make_receipt
@@ -242,7 +242,9 @@ class AgentProgram(ABC):
         """Open the store, be bound by its policy, begin to keep leases alive, and put the agent together."""
         options, written = self._options, self._written()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
-        app_of = open_app(self._settings, options.get("clock"), self._environ, lease=lease, written=lambda _: written)
+        app_of = open_runtime(
+            self._settings, options.get("clock"), self._environ, lease=lease, written=lambda _: written
+        )
         async with app_of as app, AsyncExitStack() as stack:
             if app.policy is not None and (told := app.policy.told()):
                 warnings.warn(told, PolicyWarning, stacklevel=2)
@@ -253,7 +255,7 @@ class AgentProgram(ABC):
             yield AgentContext(app, agent, models, worker, lease + SECOND)
 
     @abstractmethod
-    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+    async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
         """Put together what the program says of its agent; `stack` lets go of it when the store is closed."""
 
     def _written(self) -> FleetConfig | None:
@@ -380,19 +382,19 @@ class Agent(AgentProgram):
         With an earlier `session` it goes on with that one. A new one may be given an `id`: a program that crashed says
         the same once more, and the session goes on where it was. An `output_type` is what the answer must fit.
         """
-        async with self._for_once() as speaking:
-            session = await _send_message(speaking, message, session, id, kind)
-            return await self._attended(speaking, session, deps, output_type)
+        async with self._for_once() as context:
+            session = await _send_message(context, message, session, id, kind)
+            return await self._attended(context, session, deps, output_type)
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
     ) -> Result[Any]:
         """Go on with a session, whatever it stopped at: a crash, a rest, or an end that was not by a cancel."""
-        async with self._for_once() as speaking:
-            await reopen_agent_session(speaking, session)
+        async with self._for_once() as context:
+            await reopen_agent_session(context, session)
             if message:
-                await say_to_session(speaking, session, message)
-            return await self._attended(speaking, session, deps, output_type)
+                await say_to_session(context, session, message)
+            return await self._attended(context, session, deps, output_type)
 
     async def stream(
         self,
@@ -408,10 +410,10 @@ class Agent(AgentProgram):
         A chunk that says `discard` takes back what the attempt before it said.
         """
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
-        async with self._for_once() as speaking:
-            session = await _send_message(speaking, message, session, id, kind)
+        async with self._for_once() as context:
+            session = await _send_message(context, message, session, id, kind)
             watching = LoopObserver(chunks.put_nowait)
-            running = asyncio.create_task(self._attended(speaking, session, deps, None, watching))
+            running = asyncio.create_task(self._attended(context, session, deps, None, watching))
             running.add_done_callback(lambda _: chunks.put_nowait(None))
             try:
                 while (chunk := await chunks.get()) is not None:
@@ -428,19 +430,19 @@ class Agent(AgentProgram):
 
     async def _attended(
         self,
-        speaking: AgentContext,
+        context: AgentContext,
         session: str,
         deps: Any,
         output_type: type[Any] | None,
         watching: LoopObserver = NO_OBSERVER,
     ) -> Result[Any]:
-        agent = _enable_streaming(speaking.agent) if watching.listen is not None else speaking.agent
-        speaking = msgspec.structs.replace(speaking, agent=_attach_deps(agent, deps))
+        agent = _enable_streaming(context.agent) if watching.listen is not None else context.agent
+        context = msgspec.structs.replace(context, agent=_attach_deps(agent, deps))
         answer = None if output_type is None else make_answer_tool(output_type)
         waits = self._said_of.get("waits", _ignore_wait)
-        claimed = await claim_session(speaking, session, watching=watching, waits=waits, answer=answer)
+        claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
-        made = make_receipt(await read_stream(speaking.store, session_stream(session)))
+        made = make_receipt(await read_stream(context.store, session_stream(session)))
         result = build_result(came, loop, made)
         if output_type is None:
             return result
@@ -454,10 +456,10 @@ class Agent(AgentProgram):
         if self._open is not None:
             yield self._open
             return
-        async with self._opening() as speaking:
-            yield speaking
+        async with self._opening() as context:
+            yield context
 
-    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+    async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
         given: Mapping[str, Model] = {}
         if self._folder is None:
             agent, given = self._said(app.fleet)
@@ -494,12 +496,12 @@ class Agent(AgentProgram):
         return AssembledAgent(**resolved.parts(), tools=index_tools(self._tools), secrets=secrets), given
 
 
-async def _send_message(speaking: AgentContext, message: str, session: str, new: str, kind: SessionKind) -> str:
+async def _send_message(context: AgentContext, message: str, session: str, new: str, kind: SessionKind) -> str:
     """Say something to a session that there is, or begin one with it; what was begun before is not begun again."""
     if not session:
-        return await begin_session(speaking, message, kind, new)
-    await reopen_agent_session(speaking, session)
-    await say_to_session(speaking, session, message)
+        return await begin_session(context, message, kind, new)
+    await reopen_agent_session(context, session)
+    await say_to_session(context, session, message)
     return session
 
 

@@ -23,7 +23,7 @@ from halter.models.providers import Prices
 from halter.redaction.redact import Redactor, StreamRedactor
 from halter.redaction.secrets import Secrets
 from halter.runtime.assemble import AssembledAgent
-from halter.runtime.runtime import DEFAULT_LEASE_DURATION, App
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.tasks.task_tools import READ_OUTPUT
 
 PATIENCE: Final = DEFAULT_LEASE_DURATION + 5 * SECOND
@@ -36,7 +36,7 @@ GOOD_FOR: Final = HOUR
 class Models:
     """The models of one agent, each made once."""
 
-    def __init__(self, app: App, agent: AssembledAgent, given: Mapping[str, Model]) -> None:
+    def __init__(self, app: Runtime, agent: AssembledAgent, given: Mapping[str, Model]) -> None:
         self._app = app
         self._agent = agent
         self._made: dict[str, Model] = dict(given)
@@ -76,7 +76,7 @@ class Models:
 
 @asynccontextmanager
 async def models_of(
-    app: App, agent: AssembledAgent, given: Mapping[str, Model] | None = None
+    app: Runtime, agent: AssembledAgent, given: Mapping[str, Model] | None = None
 ) -> AsyncGenerator[Models]:
     """Have an agent's models at hand; those that are given are used as they are, by their names."""
     models = Models(app, agent, given or {})
@@ -89,7 +89,7 @@ async def models_of(
 class _Given(NamedTuple):
     """What a gatehouse was made of."""
 
-    app: App
+    app: Runtime
     policy: ResolvedPolicy
     secrets: Secrets
     simulates: Model | None
@@ -112,7 +112,7 @@ class _Made:
 class AgentContext(msgspec.Struct, frozen=True):
     """An agent with its models, in the hands of one worker of this process."""
 
-    app: App
+    app: Runtime
     agent: AssembledAgent
     models: Models
     worker: WorkerId
@@ -169,7 +169,9 @@ class AgentContext(msgspec.Struct, frozen=True):
         return digest
 
 
-def gatehouse_for(app: App, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None) -> GuardRuntime:
+def gatehouse_for(
+    app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None
+) -> GuardRuntime:
     """Make the doors. While the store is away, what could not be recorded does not run."""
     redactor = Redactor(_values(secrets), app.environ)
     gatehouse = GuardRuntime(

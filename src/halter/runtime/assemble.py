@@ -66,7 +66,7 @@ from halter.guard.prepare import SessionContext
 from halter.redaction import personal_data
 from halter.redaction.secrets import Secrets, read_environment_secrets
 from halter.runtime.documents import Library
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.settings import Settings, find_logins_file
 from halter.tasks.task_tools import list_verb_specs
 from halter.tools.function_tool import FunctionTool
@@ -254,7 +254,7 @@ def _lines(
         yield f"and {len(gone) - _GONE} more are gone."
 
 
-async def settle_pins(app: App, agent: str, servers: Sequence[str], specs: Sequence[ToolSpec]) -> frozenset[str]:
+async def settle_pins(app: Runtime, agent: str, servers: Sequence[str], specs: Sequence[ToolSpec]) -> frozenset[str]:
     """Pin, ask and withdraw what there is to; name the tools that wait for a person."""
     store = app.store
     # Without a tool there is nothing to ask, and only what waits matters.
@@ -285,7 +285,7 @@ def _pin_first(agent: str, specs: Sequence[ToolSpec]) -> Write:
     return Write(FLEET, f"pin/{agent}/{named[:32]}/first", pin, [(PinRow, (agent, spec.name)) for spec in specs])
 
 
-async def withdraw_questions(app: App, agent: str, why: str) -> None:
+async def withdraw_questions(app: Runtime, agent: str, why: str) -> None:
     """Take back what is asked about the servers of an agent that is not loaded any more."""
     for row in await app.store.ask(Query("waiting_about_servers", DecisionRow, {"agent": agent})):
         await app.store.commit(withdraw_question(row.decision, why))
@@ -425,7 +425,7 @@ class AssembledAgent(ResolvedAgent):
 
 @asynccontextmanager
 async def assemble_agent(
-    app: App, folder: Path, *, protects: ProtectedPathsFactory = list_protected_paths
+    app: Runtime, folder: Path, *, protects: ProtectedPathsFactory = list_protected_paths
 ) -> AsyncGenerator[AssembledAgent]:
     """Read an agent's folder, and start the servers that it names. Its code runs only if a person trusted it.
 
@@ -500,7 +500,7 @@ def demand_trusted(settings: Settings, folder: Path, code: AgentCode | None = No
         )
 
 
-def demand_loadable(servers: Iterable[ToolServer], folder: Path, app: App) -> None:
+def demand_loadable(servers: Iterable[ToolServer], folder: Path, app: Runtime) -> None:
     """Refuse a command line that could load what an agent wrote: from a root of its tools, or from other data."""
     places = [*list_data_places(folder), *(root for agent in app.writable for root in agent.roots)]
     for server in servers:
@@ -575,7 +575,7 @@ def index_tools(tools: Iterable[Tool]) -> Mapping[str, Tool]:
     return found
 
 
-def _make_trust_check(app: App, code: AgentCode) -> Callable[[], None]:
+def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
     """Make what is asked each time before code of a folder is started: it raises where that is not trusted then."""
 
     def starts() -> None:
@@ -589,7 +589,7 @@ def _make_trust_check(app: App, code: AgentCode) -> Callable[[], None]:
 
 @asynccontextmanager
 async def _start_servers(
-    app: App, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets
+    app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets
 ) -> AsyncGenerator["McpOffer"]:
     """Start the servers of an agent, if it has any. Each time that one is started, its code must be trusted."""
     from halter.tools.mcp import McpOffer, McpTerms, open_mcp_tools

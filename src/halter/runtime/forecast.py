@@ -37,7 +37,7 @@ from halter.guard.judge import lower_caps_to_policy
 from halter.operations.money import read_current_budgets
 from halter.runtime.assemble import OWN_TOOLS
 from halter.runtime.policy import read_stored_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import TriggerRecord, read_trigger_record
 from halter.runtime.sessions import has_window_cap
 from halter.runtime.triggers import FILE_ACTOR, digest_trigger, resolve_timing
@@ -246,7 +246,7 @@ def format_bound(micros: int | None) -> str:
     return "any amount" if micros is None else f"at most {format_micros(micros)}"
 
 
-async def describe_spending_limits(app: App, policy: ResolvedPolicy) -> str:
+async def describe_spending_limits(app: Runtime, policy: ResolvedPolicy) -> str:
     """Say what one session, the agent and the fleet may spend. What a person said of a window counts first."""
     rows = await read_current_budgets(app.store, app.clock.now(), ended=0)
     said = {(row.scope, row.window): row for row in rows if row.unit == "usd" and row.cap_by}

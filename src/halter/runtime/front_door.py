@@ -98,67 +98,67 @@ class PlanOutcome(msgspec.Struct, frozen=True):
     sentence: str
 
 
-async def propose_schedule(speaking: AgentContext, said: Scheduled) -> PlanOutcome:
+async def propose_schedule(context: AgentContext, said: Scheduled) -> PlanOutcome:
     """Ask a person whether a task may be done at certain times."""
-    against = _find_objection(speaking, said)
+    against = _find_objection(context, said)
     if against:
         return PlanOutcome("", against)
-    agent, now = speaking.agent.policy.name, speaking.app.clock.now()
-    name = await _free_name(speaking, said.prompt)
+    agent, now = context.agent.policy.name, context.app.clock.now()
+    name = await _free_name(context, said.prompt)
     schedule = Schedule(name=name, prompt=said.prompt, timezone=said.timing.timezone)
     planned = PlannedTrigger(
-        shown=describe_schedule_plan(agent, said, await _cost(speaking, schedule, said, now), now),
+        shown=describe_schedule_plan(agent, said, await _cost(context, schedule, said, now), now),
         trigger=trigger_id(agent, name),
         type="schedule",
         digest=digest_trigger(schedule),
         made=msgspec.Raw(encode_trigger_record(schedule, said.timing)),
     )
-    question = make_trigger_question(agent, planned, _question_lifetime(speaking, said.timing, now))
-    await speaking.store.commit(ask_question(question))
+    question = make_trigger_question(agent, planned, _question_lifetime(context, said.timing, now))
+    await context.store.commit(ask_question(question))
     how = f"Nothing is planned yet. Say approve, or: halter approve {question.decision}"
     return PlanOutcome(question.decision, f"{planned.shown}\n{how}")
 
 
-def _find_objection(speaking: AgentContext, said: Scheduled) -> str:
+def _find_objection(context: AgentContext, said: Scheduled) -> str:
     """Say why it cannot be planned, if so."""
     if len(said.prompt) > MAX_TASK_LENGTH:
         return f"That is too long for a schedule: say it in at most {MAX_TASK_LENGTH:,} characters."
-    if speaking.gatehouse().redacted(said.prompt) != said.prompt:
+    if context.gatehouse().redacted(said.prompt) != said.prompt:
         return "That holds a secret in plain text, so it was not planned: write ${secret:NAME} instead."
-    if next_tick_after(said.timing, speaking.app.clock.now()) is None:
+    if next_tick_after(said.timing, context.app.clock.now()) is None:
         return f"That is over: {explain_timing(said.timing)} does not come again."
     return ""
 
 
-def _question_lifetime(speaking: AgentContext, timing: Timing, now: int) -> int:
+def _question_lifetime(context: AgentContext, timing: Timing, now: int) -> int:
     """Tell how long a yes may be waited for; after the moment that is meant, it would come too late."""
-    most = speaking.agent.policy.approval_expiry
+    most = context.agent.policy.approval_expiry
     return most if timing.at is None else min(most, timing.at - now)
 
 
-async def _free_name(speaking: AgentContext, prompt: str) -> str:
+async def _free_name(context: AgentContext, prompt: str) -> str:
     """Name it after its task, as nothing of the agent is or was called."""
     found = re.findall(r"[a-z0-9]+", prompt.lower())[:MAX_NAME_WORDS]
     name = "-".join(found)[:40].strip("-") or "task"
     number = 1
-    while await _is_name_taken(speaking, name if number == 1 else f"{name}-{number}"):
+    while await _is_name_taken(context, name if number == 1 else f"{name}-{number}"):
         number += 1
     return name if number == 1 else f"{name}-{number}"
 
 
-async def _is_name_taken(speaking: AgentContext, name: str) -> bool:
-    identity = trigger_id(speaking.agent.policy.name, name)
-    if speaking.agent.tasks.trigger(name) is not None:
+async def _is_name_taken(context: AgentContext, name: str) -> bool:
+    identity = trigger_id(context.agent.policy.name, name)
+    if context.agent.tasks.trigger(name) is not None:
         return True
-    if await speaking.store.ask(Query("trigger", TriggerRow, {"trigger": identity})):
+    if await context.store.ask(Query("trigger", TriggerRow, {"trigger": identity})):
         return True
-    return bool(await speaking.store.ask(Query("decision", DecisionRow, {"decision": f"schedule/{identity}"})))
+    return bool(await context.store.ask(Query("decision", DecisionRow, {"decision": f"schedule/{identity}"})))
 
 
-async def _cost(speaking: AgentContext, schedule: Schedule, said: Scheduled, now: int) -> str:
+async def _cost(context: AgentContext, schedule: Schedule, said: Scheduled, now: int) -> str:
     """Say what it costs at most, and what earlier tasks cost."""
-    store = speaking.store
-    policy = await apply_policy_caps(store, speaking.agent.policy)
+    store = context.store
+    policy = await apply_policy_caps(store, context.agent.policy)
     work = Clockwork(
         agent=policy.name, caps=policy.caps, schedules=(build_scheduled_runs(policy, schedule, said.timing),)
     )
@@ -219,16 +219,16 @@ def parse_playbook_inputs(rest: str, names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-async def play_playbook(speaking: AgentContext, said: Script, tell: StepListener, waits: WaitListener) -> PlaybookReply:
+async def play_playbook(context: AgentContext, said: Script, tell: StepListener, waits: WaitListener) -> PlaybookReply:
     """Play a playbook of the agent from beginning to end."""
-    playbook = speaking.agent.playbooks[said.playbook]
+    playbook = context.agent.playbooks[said.playbook]
     inputs = parse_playbook_inputs(said.rest, playbook.inputs)
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
         how = f"say it as in: run {said.playbook} with {missing[0]}=VALUE"
         return PlaybookReply("", f"{said.playbook} needs {join_names(missing)}: {how}", ok=False)
-    session = await sessions.begin_playbook(speaking.app, speaking.agent, playbook, inputs)
-    ended = await sessions.resume_playbook(speaking.app, speaking.agent, session, tell, waits)
+    session = await sessions.begin_playbook(context.app, context.agent, playbook, inputs)
+    ended = await sessions.resume_playbook(context.app, context.agent, session, tell, waits)
     sentence = f"{said.playbook} (session {session}): {ended.state}, {ended.terminal_reason}. {ended.sentence}".strip()
     return PlaybookReply(session, sentence, ended.state == "COMPLETED")
 
@@ -242,48 +242,46 @@ MAX_EVENTS_SEARCHED = 100
 ONLY_A_PERSON = "Only a person may do that, and this was said by an agent."
 
 
-async def answer_fast_path(
-    speaking: AgentContext, routed: RoutingDecision, session: str, *, ahead: bool = False
-) -> str:
+async def answer_fast_path(context: AgentContext, routed: RoutingDecision, session: str, *, ahead: bool = False) -> str:
     """Answer a message that is one of the fast paths; `session` is the one in which it was said."""
     match routed.details:
         case Plain():
-            return await _answer_plain_route(speaking, routed.route, session)
+            return await _answer_plain_route(context, routed.route, session)
         case ClockQuestion(zone=zone):
-            return describe_time(speaking.app.clock.now(), zone)
+            return describe_time(context.app.clock.now(), zone)
         case SumResult(text):
             return text
         case SpendingQuestion(period):
-            return await describe_spending(speaking, period)
+            return await describe_spending(context, period)
         case Scope(scope):
-            return await (_halt if routed.route == "halt" else _resume)(speaking, scope)
+            return await (_halt if routed.route == "halt" else _resume)(context, scope)
         case Decided() as said:
-            return await _decide(speaking, said, session, ahead=ahead)
+            return await _decide(context, said, session, ahead=ahead)
         case ScheduleName() as named:
-            return await _cancel(speaking, named)
+            return await _cancel(context, named)
         case HotStateQuestion(name):
-            return await describe_hot_state(speaking, name)
+            return await describe_hot_state(context, name)
         case Scheduled() | Unclear() | Delegated() | Script():
             return HELP_ANSWER
 
 
-async def _answer_plain_route(speaking: AgentContext, route: str, session: str) -> str:
+async def _answer_plain_route(context: AgentContext, route: str, session: str) -> str:
     match route:
         case "status":
-            return await describe_status(speaking, session)
+            return await describe_status(context, session)
         case "needs_me":
-            return await describe_inbox(speaking)
+            return await describe_inbox(context)
         case "schedules":
-            return await describe_schedules(speaking)
+            return await describe_schedules(context)
         case "last_receipt":
-            return await describe_last_receipt(speaking)
+            return await describe_last_receipt(context)
         case _:
             return HELP_ANSWER
 
 
-async def describe_status(speaking: AgentContext, session: str) -> str:
+async def describe_status(context: AgentContext, session: str) -> str:
     """Tell whether the agent is on, halted, and what its sessions do."""
-    store, name, now = speaking.store, speaking.agent.policy.name, speaking.app.clock.now()
+    store, name, now = context.store, context.agent.policy.name, context.app.clock.now()
     rows = await store.ask(Query("open_of", SessionRow, {"agent": name, "limit": 1000}))
     switch = next((row for row in await store.ask(Query("all_agents", AgentRow)) if row.agent == name), None)
     scopes = {f"agent:{name}", "fleet", *(f"session:{row.session}" for row in rows)}
@@ -316,9 +314,9 @@ class _Sum(msgspec.Struct, frozen=True):
     usd: int
 
 
-async def describe_spending(speaking: AgentContext, period: Period) -> str:
+async def describe_spending(context: AgentContext, period: Period) -> str:
     """Tell what the agent spent, on what, and how much of its caps is left."""
-    policy, now, store = speaking.agent.policy, speaking.app.clock.now(), speaking.store
+    policy, now, store = context.agent.policy, context.app.clock.now(), context.store
     since = _since(period, now, policy.caps.zone)
     rows = await store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
     sums: dict[str, int] = {}
@@ -329,12 +327,12 @@ async def describe_spending(speaking: AgentContext, period: Period) -> str:
     said = {"today": "today", "week": "this week", "month": "this month"}[period]
     lines = [f"{policy.name} has spent {format_micros(sum(sums.values()))} {said}{f': {parts}' if parts else ''}."]
     legs = [leg for leg in list_accounts(policy.caps, Spender("", policy.name), now) if leg.scope != "session:"]
-    return "\n".join([*lines, *[await _against_cap(speaking, leg) for leg in legs]])
+    return "\n".join([*lines, *[await _against_cap(context, leg) for leg in legs]])
 
 
-async def _against_cap(speaking: AgentContext, leg: Leg) -> str:
+async def _against_cap(context: AgentContext, leg: Leg) -> str:
     params = {"scope": leg.scope, "window": leg.window, "unit": "usd"}
-    found = next(iter(await speaking.store.ask(Query("budget", BudgetRow, params))), None)
+    found = next(iter(await context.store.ask(Query("budget", BudgetRow, params))), None)
     row = found or BudgetRow(leg.scope, leg.window, "usd")
     cap = row.binding(leg.cap)
     held = f", and {format_micros(row.held)} is held" if row.held else ""
@@ -353,52 +351,52 @@ def _since(period: Period, now: int, zone: str) -> int:
     return find_first_moment(day, time(), here)
 
 
-async def _halt(speaking: AgentContext, scope: str) -> str:
-    app = speaking.app
+async def _halt(context: AgentContext, scope: str) -> str:
+    app = context.app
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
-    meant = await _resolve_scope(speaking, scope)
+    meant = await _resolve_scope(context, scope)
     if meant is None:
         return f"There is no session {scope.partition(':')[2]}: nothing was halted. Look at halter sessions."
-    await speaking.store.commit(halts.halt(meant, app.settings.person, app.ids.new(), "said in a message"))
+    await context.store.commit(halts.halt(meant, app.settings.person, app.ids.new(), "said in a message"))
     return f"{meant} is halted. Nothing acts there until you say resume, or: halter resume {meant}"
 
 
-async def _resume(speaking: AgentContext, scope: str) -> str:
-    app = speaking.app
+async def _resume(context: AgentContext, scope: str) -> str:
+    app = context.app
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
-    meant = await _resolve_scope(speaking, scope)
-    ramp = await halts.compute_ramp(speaking.store, meant or scope)
+    meant = await _resolve_scope(context, scope)
+    ramp = await halts.compute_ramp(context.store, meant or scope)
     write = halts.resume(meant or scope, app.settings.person, app.ids.new(), ramp, "said in a message")
-    if not (await speaking.store.commit(write)).events:
+    if not (await context.store.commit(write)).events:
         return f"{meant or scope} is not halted."
     return halts.describe_resume(meant or scope, ramp)
 
 
-async def _resolve_scope(speaking: AgentContext, scope: str) -> str | None:
+async def _resolve_scope(context: AgentContext, scope: str) -> str | None:
     """Find the session that a scope names by its beginning; what is no session's scope stays as it is."""
     kind, _, name = scope.partition(":")
     if kind != "session":
         return scope
-    rows = await speaking.store.ask(Query("sessions_called", SessionRow, {"beginning": name}))
+    rows = await context.store.ask(Query("sessions_called", SessionRow, {"beginning": name}))
     found = [row.session for row in rows]
     exact = [session for session in found if session.lower() == name]
     return f"session:{(exact or found)[0]}" if len(exact or found) == 1 else None
 
 
-async def list_open_decisions(speaking: AgentContext) -> Sequence[approvals.PendingDecision]:
+async def list_open_decisions(context: AgentContext) -> Sequence[approvals.PendingDecision]:
     """List what a person can still decide."""
-    now = speaking.app.clock.now()
-    return await approvals.list_pending_decisions(speaking.store, now)
+    now = context.app.clock.now()
+    return await approvals.list_pending_decisions(context.store, now)
 
 
-async def describe_inbox(speaking: AgentContext) -> str:
+async def describe_inbox(context: AgentContext) -> str:
     """List what waits for a person."""
-    found = await list_open_decisions(speaking)
+    found = await list_open_decisions(context)
     if not found:
         return "Nothing needs you."
-    now = speaking.app.clock.now()
+    now = context.app.clock.now()
     lines = [f"{_format_count(len(found), 'decision')} for you. Say approve or deny, with the id if there are several."]
     for one in found[:MAX_LISTED_ROWS]:
         ago = format_duration(max(0, now - one.asked_at))
@@ -430,14 +428,14 @@ def _indent(text: str) -> str:
     return "\n".join(f"  {line}" for line in shorten(text, 1000).splitlines())
 
 
-async def _decide(speaking: AgentContext, said: Decided, session: str, *, ahead: bool) -> str:
-    app, found = speaking.app, await list_open_decisions(speaking)
+async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: bool) -> str:
+    app, found = context.app, await list_open_decisions(context)
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
     meant = [one for one in found if one.decision.lower() == said.decision.lower()] if said.decision else []
     meant = meant or [one for one in found if said.decision and one.decision.lower().startswith(said.decision.lower())]
     if said.ambiguous or len(meant) > 1:
-        own = [one.decision for one in found if one.agent == speaking.agent.policy.name]
+        own = [one.decision for one in found if one.agent == context.agent.policy.name]
         return f"Several decisions wait: say which one, as in: {said.verdict} {(own or [''])[0]}\n" + "\n".join(
             f"- {each}" for each in own
         )
@@ -446,20 +444,20 @@ async def _decide(speaking: AgentContext, said: Decided, session: str, *, ahead:
     (one,) = meant
     if one.about == "cap_raise" and said.verdict == "approve":
         return f"A higher cap needs an amount: halter approve {one.decision} --cap AMOUNT"
-    unseen = ahead or not await _was_shown(speaking, session, one.decision)
+    unseen = ahead or not await _was_shown(context, session, one.decision)
     if said.implied and said.verdict == "approve" and unseen:
         # Something else may have been decided, and this have come, since they last looked or began to type.
         shown = f"- {one.decision}: {_describe_decision(one)} (of {one.agent})\n{_indent(one.shown)}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.answer_decision(one, said.verdict, app.settings.person, app.ids.new())
-    if not (await speaking.store.commit(write)).events:
+    if not (await context.store.commit(write)).events:
         return f"{one.decision} was decided by somebody else, has expired, or cannot be done any more."
     return f"{'Approved' if said.verdict == 'approve' else 'Denied'}: {one.decision} ({_describe_decision(one)})"
 
 
-async def _was_shown(speaking: AgentContext, session: str, decision: str) -> bool:
+async def _was_shown(context: AgentContext, session: str, decision: str) -> bool:
     """Tell whether a decision was shown here lately, in this talk or before it had begun."""
-    store, since = speaking.store, speaking.app.clock.now() - SHOWN_DECISION_TTL
+    store, since = context.store, context.app.clock.now() - SHOWN_DECISION_TTL
     for stream in (inbox_stream(session), FLEET):
         heads = await store.ask(Query("head", StreamRow, {"stream": stream}))
         for stored in (
@@ -471,12 +469,12 @@ async def _was_shown(speaking: AgentContext, session: str, decision: str) -> boo
     return False
 
 
-async def describe_schedules(speaking: AgentContext) -> str:
+async def describe_schedules(context: AgentContext) -> str:
     """List what is planned for the agent."""
-    name, now = speaking.agent.policy.name, speaking.app.clock.now()
-    found = await plan_triggers(speaking.store, now, name)
+    name, now = context.agent.policy.name, context.app.clock.now()
+    found = await plan_triggers(context.store, now, name)
     known = {plan.name for plan in found}
-    unborn = [each.name for each in speaking.agent.tasks.triggers() if each.name not in known]
+    unborn = [each.name for each in context.agent.tasks.triggers() if each.name not in known]
     if not found and not unborn:
         return f"Nothing is planned for {name}."
     lines = [_plan(plan, now) for plan in found]
@@ -492,16 +490,16 @@ def _plan(plan: TriggerPlan, now: int) -> str:
     return f"- {plan.name}: {plan.when}{due}{last}{waits}{held}{why}"
 
 
-async def _cancel(speaking: AgentContext, named: ScheduleName) -> str:
-    store, app = speaking.store, speaking.app
+async def _cancel(context: AgentContext, named: ScheduleName) -> str:
+    store, app = context.store, context.app
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
     if not named.known:
         which = f"There is no schedule {named.name}." if named.name else "Say which one: cancel schedule NAME."
-        return f"{which}\n{await describe_schedules(speaking)}"
-    if any(is_same_name(each.name, named.name) for each in speaking.agent.tasks.triggers()):
+        return f"{which}\n{await describe_schedules(context)}"
+    if any(is_same_name(each.name, named.name) for each in context.agent.tasks.triggers()):
         return explain_file_trigger(named.name)
-    identity = trigger_id(speaking.agent.policy.name, named.name)
+    identity = trigger_id(context.agent.policy.name, named.name)
     row = next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
     if row is None or row.ended_at is not None:
         return f"{named.name} is over already."
@@ -514,28 +512,28 @@ def explain_file_trigger(name: str) -> str:
     return f"{name} stands in agent.yaml, and would come back: it was not ended. Remove it there."
 
 
-async def describe_hot_state(speaking: AgentContext, field: str) -> str:
+async def describe_hot_state(context: AgentContext, field: str) -> str:
     """Show what the agent knows, as it was kept last, with ages."""
-    fields = speaking.agent.pacing.fields
+    fields = context.agent.pacing.fields
     if not fields:
-        return f"{speaking.agent.policy.name} has no hot state: its file names no fields and no sensors."
-    beside = await find_autonomous_session(speaking)
+        return f"{context.agent.policy.name} has no hot state: its file names no fields and no sensors."
+    beside = await find_autonomous_session(context)
     params = {"session": "" if beside is None else beside.session}
-    kept = next(iter(await speaking.store.ask(Query("snapshot", SavedHotState, params))), None)
+    kept = next(iter(await context.store.ask(Query("snapshot", SavedHotState, params))), None)
     hot = HotState({name: each for name, each in fields.items() if field in ("", name)})
     hot.restore(b"" if kept is None else kept.data)
-    return hot.rendered(speaking.app.clock.now())
+    return hot.rendered(context.app.clock.now())
 
 
-async def describe_last_receipt(speaking: AgentContext) -> str:
+async def describe_last_receipt(context: AgentContext) -> str:
     """Tell in a few lines what the agent's newest session did that is over."""
-    name = speaking.agent.policy.name
+    name = context.agent.policy.name
     params = {"agent": name, "limit": 1}
-    row = next(iter(await speaking.store.ask(Query("ended_of", SessionRow, params))), None)
+    row = next(iter(await context.store.ask(Query("ended_of", SessionRow, params))), None)
     if row is None or row.ended_at is None:
         return f"No session of {name} is over yet."
-    made = make_receipt(await _events(speaking, row.session))
-    now, took = speaking.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
+    made = make_receipt(await _events(context, row.session))
+    now, took = context.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
     refused = f", {_format_count(len(made.brakes), 'refusal')}" if made.brakes else ""
     ago = format_duration(max(0, now - row.ended_at))
     asked, called = _format_count(len(made.requests), "request"), _format_count(len(made.calls), "call")
@@ -548,9 +546,9 @@ async def describe_last_receipt(speaking: AgentContext) -> str:
     return "\n".join(lines)
 
 
-async def _events(speaking: AgentContext, session: str) -> list[Stored]:
+async def _events(context: AgentContext, session: str) -> list[Stored]:
     found: list[Stored] = []
-    while page := await speaking.store.read(session_stream(session), len(found), PAGE):
+    while page := await context.store.read(session_stream(session), len(found), PAGE):
         found += page
     return found
 
@@ -595,10 +593,10 @@ class SubSessionObserver:
 NO_SUB_SESSION_OBSERVER: Final = SubSessionObserver()
 
 
-async def gather_surroundings(speaking: AgentContext) -> RoutingContext:
+async def gather_surroundings(context: AgentContext) -> RoutingContext:
     """Tell the names that mean something in a message to this agent."""
-    now = speaking.app.clock.now()
-    return await build_surroundings(speaking.agent, speaking.store, now, has_tools=bool(list_tool_names(speaking)))
+    now = context.app.clock.now()
+    return await build_surroundings(context.agent, context.store, now, has_tools=bool(list_tool_names(context)))
 
 
 async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int, *, has_tools: bool) -> RoutingContext:
@@ -630,7 +628,7 @@ def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
 
 
 async def handle_message(
-    speaking: AgentContext,
+    context: AgentContext,
     session: str,
     text: str,
     *,
@@ -644,24 +642,24 @@ async def handle_message(
     A session need not have begun: it begins only for what is a part of it. Who is `answering` a question of the agent's
     is heard by its model, unless they say halt. What was typed `ahead` of what is on the screen agrees to nothing.
     """
-    routed = route_message(text, await gather_surroundings(speaking))
+    routed = route_message(text, await gather_surroundings(context))
     if answering and routed.route != "halt":
         routed = ANSWER_ROUTE
     if routed.route != "strategy":
-        return await _answer_fast_path(speaking, session, text, routed, ahead=ahead)
-    return await _dispatch_route(speaking, session, text, routed, kind, showing)
+        return await _answer_fast_path(context, session, text, routed, ahead=ahead)
+    return await _dispatch_route(context, session, text, routed, kind, showing)
 
 
 async def _answer_fast_path(
-    speaking: AgentContext, session: str, text: str, routed: RoutingDecision, *, ahead: bool
+    context: AgentContext, session: str, text: str, routed: RoutingDecision, *, ahead: bool
 ) -> HandledMessage:
-    answer = await answer_fast_path(speaking, routed, session, ahead=ahead)
-    await _record_route(speaking, session, routed, text, answer)
+    answer = await answer_fast_path(context, routed, session, ahead=ahead)
+    await _record_route(context, session, routed, text, answer)
     return HandledMessage(routed, answer)
 
 
 async def _dispatch_route(
-    speaking: AgentContext,
+    context: AgentContext,
     session: str,
     text: str,
     routed: RoutingDecision,
@@ -670,23 +668,23 @@ async def _dispatch_route(
 ) -> HandledMessage | ForwardedMessage:
     match routed.details:
         case Scheduled() as said:
-            answer = (await propose_schedule(speaking, said)).sentence
+            answer = (await propose_schedule(context, said)).sentence
         case Unclear(sentence=answer):
             pass
         case Delegated() as said:
-            return await _delegate_message(speaking, session, text, routed, said, kind, showing)
+            return await _delegate_message(context, session, text, routed, said, kind, showing)
         case Script() as said:
-            await _record_route(speaking, session, routed, text)
-            return await _play_script(speaking, routed, said, showing)
+            await _record_route(context, session, routed, text)
+            return await _play_script(context, routed, said, showing)
         case _:
-            await _record_route(speaking, session, routed, text, begins=True)
+            await _record_route(context, session, routed, text, begins=True)
             return ForwardedMessage(routed)
-    await _record_route(speaking, session, routed, text, answer)
+    await _record_route(context, session, routed, text, answer)
     return HandledMessage(routed, answer)
 
 
 async def _delegate_message(
-    speaking: AgentContext,
+    context: AgentContext,
     session: str,
     text: str,
     routed: RoutingDecision,
@@ -696,11 +694,11 @@ async def _delegate_message(
 ) -> HandledMessage | ForwardedMessage:
     """Let another agent do it. Its last words answer in a chat; whoever was given a task answers with them itself."""
     try:
-        async with open_delegate(speaking, said.agent) as other:
-            await send_message(speaking, session, text, kind)
+        async with open_delegate(context, said.agent) as other:
+            await send_message(context, session, text, kind)
             showing.began()
-            await _record_route(speaking, session, routed, text)
-            came = await delegate_task(speaking, session, other, said.task, showing.watching, showing.waits)
+            await _record_route(context, session, routed, text)
+            came = await delegate_task(context, session, other, said.task, showing.watching, showing.waits)
     except ConfigError as error:
         return HandledMessage(routed, str(error), ok=False)
     if kind == "task" and came.over:
@@ -709,39 +707,39 @@ async def _delegate_message(
 
 
 async def _play_script(
-    speaking: AgentContext, routed: RoutingDecision, said: Script, showing: SubSessionObserver
+    context: AgentContext, routed: RoutingDecision, said: Script, showing: SubSessionObserver
 ) -> HandledMessage:
     try:
-        played = await play_playbook(speaking, said, showing.stepped, showing.waits)
+        played = await play_playbook(context, said, showing.stepped, showing.waits)
     except ConfigError as error:
         return HandledMessage(routed, str(error), ok=False)
     return HandledMessage(routed, played.sentence, played.ok, played.session)
 
 
-async def send_message(speaking: AgentContext, session: str, text: str, kind: SessionKind) -> None:
+async def send_message(context: AgentContext, session: str, text: str, kind: SessionKind) -> None:
     """Say something to a session, or begin it with that."""
-    if await _has_begun(speaking, session):
-        await say_to_session(speaking, session, text)
+    if await _has_begun(context, session):
+        await say_to_session(context, session, text)
     else:
-        await begin_session(speaking, text, kind, session)
+        await begin_session(context, text, kind, session)
 
 
-async def _has_begun(speaking: AgentContext, session: str) -> bool:
-    rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
+async def _has_begun(context: AgentContext, session: str) -> bool:
+    rows = await context.store.ask(Query("session", SessionRow, {"session": session}))
     return bool(rows) and rows[0].started_at > 0
 
 
 async def _record_route(
-    speaking: AgentContext, session: str, routed: RoutingDecision, text: str, answer: str = "", *, begins: bool = False
+    context: AgentContext, session: str, routed: RoutingDecision, text: str, answer: str = "", *, begins: bool = False
 ) -> None:
     """Write down which way a message took.
 
     It stands in the inbox of its session, also of one that `begins` with it, so that it is erased with the session; a
     message that needs no session stands in the fleet's stream.
     """
-    redact = speaking.gatehouse().redacted
+    redact = context.gatehouse().redacted
     said = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
-    body, blob = await offload_body(speaking.store, msgspec.json.encode(said))
+    body, blob = await offload_body(context.store, msgspec.json.encode(said))
     event = MessageRouted(route=routed.route, strategy=routed.strategy or "", why=redact(routed.why))
-    stream = inbox_stream(session) if begins or await _has_begun(speaking, session) else FLEET
-    await speaking.store.commit(Write(stream, speaking.app.ids.new(), lambda _: [Draft(event, body, blob)]))
+    stream = inbox_stream(session) if begins or await _has_begun(context, session) else FLEET
+    await context.store.commit(Write(stream, context.app.ids.new(), lambda _: [Draft(event, body, blob)]))

@@ -42,7 +42,7 @@ from halter.operations.money import Budget, read_current_budgets, shown_budgets
 from halter.runtime.agent import AgentProgram, ProgramOptions, agent_said, resolve_secrets
 from halter.runtime.agent_context import AgentContext, Models, keep_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.receipt import Receipt
 from halter.state.receipt import make_receipt as receipt_of
@@ -157,7 +157,7 @@ class Guard(AgentProgram):
         patience = 0 if row.ended_at is not None or explain_newer_format(row) else opened.patience
         return await take_lease(opened.store, opened.app.clock, opened.worker, session, patience)
 
-    async def _assembled(self, app: App, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+    async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
         agent = agent_said(self._agent, self._options, "the guard's policy", {}, {})
         policy = resolve_policy(app.fleet, agent)
         tools = index_tools(self._tools)

@@ -38,7 +38,7 @@ from halter.core.vocabulary import State
 from halter.loop.session_runtime import wait_for_news, watch_changes
 from halter.notify import make_sender
 from halter.redaction.secrets import Secrets
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.tasks.task_tools import (
     make_notification_key,
     name_by_parts,
@@ -210,7 +210,7 @@ def make_senders(agent: str, tasks: Tasks, secrets: Secrets) -> dict[ChannelKey,
 class Outbox:
     """Sends what the agents of this process have to tell. What others have to tell is left to their processes."""
 
-    def __init__(self, app: App, senders: Mapping[ChannelKey, Sender]) -> None:
+    def __init__(self, app: Runtime, senders: Mapping[ChannelKey, Sender]) -> None:
         self._store = app.patient()
         self._clock = app.clock
         self._senders = senders

@@ -41,7 +41,7 @@ DEFAULT_LEASE_DURATION: Final = 15 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class App:
+class Runtime:
     """Everything that a face needs, ready to use. `writable` are the roots of the agents that are loaded now.
 
     `doubt` says what the store lacks of what its checkpoints know. Then no checkpoint is written, and nothing may run.
@@ -74,7 +74,7 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(  # noqa: PLR0913 Each says one thing of who opens it, and all of them have their usual value.
+async def open_runtime(  # noqa: PLR0913 Each says one thing of who opens it, and all of them have their usual value.
     settings: Settings,
     clock: Clock | None = None,
     environ: Mapping[str, str] = EMPTY_ENVIRON,
@@ -84,7 +84,7 @@ async def open_app(  # noqa: PLR0913 Each says one thing of who opens it, and al
     acts: bool = True,
     written: Callable[[Settings], FleetConfig | None] = read_local_fleet,
     despite_doubt: bool = False,
-) -> AsyncGenerator[App]:
+) -> AsyncGenerator[Runtime]:
     """Open the store with its checkpoints beside it, and let go of both at the end.
 
     Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions. By its
@@ -126,7 +126,7 @@ async def open_app(  # noqa: PLR0913 Each says one thing of who opens it, and al
         policy = await bind_policy(store, written(settings), settings.person) if acts else None
         alive = pulse or LivenessWriter()
         with install_print_masks():
-            yield App(
+            yield Runtime(
                 settings, clock, ids, store, checkpointer, purse, environ, pulse=alive, doubt=doubt, policy=policy
             )
     finally:

@@ -113,21 +113,21 @@ class TaskTools:
     running: SessionRuntime
 
     def __init__(
-        self, speaking: AgentContext, row: SessionRow, trigger: AnyTrigger | None, own: Sequence[DocumentRef]
+        self, context: AgentContext, row: SessionRow, trigger: AnyTrigger | None, own: Sequence[DocumentRef]
     ) -> None:
-        self._speaking = speaking
+        self._context = context
         self._row = row
-        tasks = speaking.agent.tasks
+        tasks = context.agent.tasks
         named = tasks.collections if trigger is None else _list_collections(trigger)
         collections = {name: tasks.collections[name] for name in named if name in tasks.collections}
-        library = speaking.agent.library or Library(speaking.store, Path())
-        self.shelves = SessionDocuments(library, speaking.store, collections, _place_documents(own, trigger))
+        library = context.agent.library or Library(context.store, Path())
+        self.shelves = SessionDocuments(library, context.store, collections, _place_documents(own, trigger))
         self._left: dict[str, int] = {}
 
     def verbs(self) -> Sequence[Verb]:
         """Make those verbs that the agent's file asks for."""
-        speaking, name = self._speaking, self._speaking.agent.policy.name
-        clock, agent = speaking.app.clock, speaking.agent
+        context, name = self._context, self._context.agent.policy.name
+        clock, agent = context.app.clock, context.agent
         makers: Mapping[str, Callable[[], Verb]] = {
             RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.shelves, clock.now),
             RUN_SKILL: lambda: run_skill(agent.skills, self._ask_by_skill, agent.mind.max_output_tokens),
@@ -141,7 +141,7 @@ class TaskTools:
 
     def walk(self, loop: TurnLoop, phases: Sequence[Phase], tools: Mapping[str, Tool]) -> PhaseWalk:
         """Make the pace of a task."""
-        agent = self._speaking.agent
+        agent = self._context.agent
 
         def offered(phase: Phase) -> tuple[ToolSpec, ...]:
             return tuple(
@@ -153,7 +153,7 @@ class TaskTools:
         return PhaseWalk(self.running, loop, phases, offered, self._review)
 
     def _channels(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self._speaking.agent.tasks.notify.channels) or (IN_APP,)
+        return tuple(each.name for each in self._context.agent.tasks.notify.channels) or (IN_APP,)
 
     async def _step(self, call: Call, left: int | None) -> Answer:
         """Take a step of a playbook; neither it nor what is done inside of it spends more than is left."""
@@ -181,14 +181,14 @@ class TaskTools:
     async def _ask_by_skill(
         self, request: ModelRequest, attempt: int
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
-        return await self._ask(request, self._speaking.model_for("skill"), attempt)
+        return await self._ask(request, self._context.model_for("skill"), attempt)
 
     async def _ask(
         self, request: ModelRequest, model: Model, attempt: int
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
         if attempt:
             await self.running.pause(
-                compute_backoff(FailedAttempt("", may_retry=True), attempt, self._speaking.chance.random())
+                compute_backoff(FailedAttempt("", may_retry=True), attempt, self._context.chance.random())
             )
         return await self.running.request(request, model, attempt, standing=self._standing(request.id))
 
@@ -207,7 +207,7 @@ class TaskTools:
         return FailedRequest(answer.request, "cancelled", "A halt stopped it.", cost, may_retry=True)
 
     async def _rows(self) -> Sequence[FindingBodyRow]:
-        store: Store = self._speaking.store
+        store: Store = self._context.store
         rows = await store.ask(Query("findings_of", FindingBodyRow, {"session": self._row.session}))
         return [await _load_finding(store, row) for row in rows]
 
@@ -230,17 +230,17 @@ class TaskTools:
         return FindingInContext(row.finding, row.words(), row.support, source, reviewed=row.review != "")
 
     def _judging(self) -> JudgePanel:
-        said, speaking = self._speaking.agent.tasks.review, self._speaking
-        judges = tuple(speaking.models.named(name) for name in said.judges) or (speaking.model_for("judge"),)
+        said, context = self._context.agent.tasks.review, self._context
+        judges = tuple(context.models.named(name) for name in said.judges) or (context.model_for("judge"),)
         cap = None if said.max_cost_per_message_usd is UNSET else said.max_cost_per_message_usd
         return JudgePanel(judges, said.instructions, cap)
 
     def _price(self, model: Model, prompt: Prompt) -> int | None:
         """Tell what a request may cost at most: as much as will be held for it."""
-        rates = Prices(self._speaking.agent.policy.prices).find(model.name, model.base_url)
+        rates = Prices(self._context.agent.policy.prices).find(model.name, model.base_url)
         if isinstance(rates, Unpriced):
             return None
-        return rates.bound(model.count(prompt), prompt.max_output_tokens, self._speaking.app.clock.now())
+        return rates.bound(model.count(prompt), prompt.max_output_tokens, self._context.app.clock.now())
 
     async def _write(self, key: str, event: FindingReviewed | JudgesChosen, body: bytes | None) -> None:
         await self.running.write(key, event, body)
@@ -360,12 +360,12 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     follows: str = ""
 
 
-async def find_session_origin(speaking: AgentContext, row: SessionRow) -> SessionOrigin:
+async def find_session_origin(context: AgentContext, row: SessionRow) -> SessionOrigin:
     """Find out what a session was begun by; nothing in particular, if a person began it.
 
     The hash of its first event salts what is hidden from models: it is made of salts that never leave the store.
     """
-    store = speaking.store
+    store = context.store
     (first,) = await store.read(session_stream(row.session), 0, 1)
     follows = first.event.follows if isinstance(first.event, SessionStarted) else ""
     return msgspec.structs.replace(await _read_origin(store, row, first), salt=first.hash.hex(), follows=follows)
@@ -399,7 +399,7 @@ AUTONOMOUS_WINDOW = 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class AttendedSession:
+class LiveSession:
     """One session in the hands of this process."""
 
     running: SessionRuntime
@@ -409,21 +409,21 @@ class AttendedSession:
     terms: PaceTerms
 
 
-def compile_pace_terms(speaking: AgentContext) -> PaceTerms:
+def compile_pace_terms(context: AgentContext) -> PaceTerms:
     """Make ready what an agent's file says of its pace."""
-    pacing = speaking.agent.pacing
+    pacing = context.agent.pacing
     autonomy = pacing.autonomy
     named = UNSET if autonomy.gate is UNSET else autonomy.gate.model
     return PaceTerms(
         pacing=pacing,
         hours=None if autonomy.active_hours is UNSET else parse_active_hours(autonomy.active_hours),
         gate_expression=compile_gate(pacing),
-        gate_model=None if named is UNSET else speaking.models.named(named),
+        gate_model=None if named is UNSET else context.models.named(named),
     )
 
 
-async def build_attended_session(
-    speaking: AgentContext,
+async def build_live_session(
+    context: AgentContext,
     row: SessionRow,
     lease: Lease,
     *,
@@ -431,16 +431,16 @@ async def build_attended_session(
     waits: WaitListener = lambda _, __: None,
     answer: Tool | None = None,
     sensed: Mapping[str, Tool] | None = None,
-) -> AttendedSession:
+) -> LiveSession:
     """Put a session together. With an `answer`, a tool, it ends when the model has called it.
 
     One that is given `sensed`, the tools that its sensors use and no model is told of, is resident.
     """
-    app, store, agent, session = speaking.app, speaking.store, speaking.agent, row.session
-    terms = compile_pace_terms(speaking)
+    app, store, agent, session = context.app, context.store, context.agent, row.session
+    terms = compile_pace_terms(context)
     names = tuple(dict.fromkeys(terms.pacing.names()))
-    began = await find_session_origin(speaking, row)
-    tasking = TaskTools(speaking, row, began.trigger, began.documents)
+    began = await find_session_origin(context, row)
+    tasking = TaskTools(context, row, began.trigger, began.documents)
     always = [*make_verbs(store, session, row.kind, names), *([answer] if answer else [])]
     asked_for = tasking.verbs()
     more = [*always, *asked_for]
@@ -450,15 +450,15 @@ async def build_attended_session(
     phases = [grant_phase_tools(phase, own, began.grants) for phase in agent.policy.phases]
     # Who has no tools of its own answers in one request: it is told of none at all.
     told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
-    thinks = _thinking(agent, speaking.models, row.kind, told, phases[0], output=answer is not None)
-    standing = resolve_standing(speaking, row, phases[0], began)
-    running = SessionRuntime(store, app.clock, speaking.gatehouse(), lease, standing, everything, waits)
+    thinks = _thinking(agent, context.models, row.kind, told, phases[0], output=answer is not None)
+    standing = resolve_standing(context, row, phases[0], began)
+    running = SessionRuntime(store, app.clock, context.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
     if terms.pacing.fields:
-        aware.hot.restore(await _load_hot_state(speaking, row, began.follows))
+        aware.hot.restore(await _load_hot_state(context, row, began.follows))
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_LIVE_CONTEXT
-    loop = TurnLoop(running, app.clock, thinks, speaking.chance, senses, watching)
+    loop = TurnLoop(running, app.clock, thinks, context.chance, senses, watching)
     pace = (
         AutonomousPace(running, loop, app.clock, terms, aware)
         if row.kind == "autonomous"
@@ -467,7 +467,7 @@ async def build_attended_session(
         else None
     )
     conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None)
-    return AttendedSession(running, loop, conversation, aware, terms)
+    return LiveSession(running, loop, conversation, aware, terms)
 
 
 def _thinking(
@@ -523,26 +523,26 @@ def _window(agent: AssembledAgent, models: tuple[Model, ...], kind: SessionKind)
     return min(least, AUTONOMOUS_WINDOW) if kind == "autonomous" else least
 
 
-async def _load_hot_state(speaking: AgentContext, row: SessionRow, follows: str) -> bytes:
+async def _load_hot_state(context: AgentContext, row: SessionRow, follows: str) -> bytes:
     """Find the hot state that was kept last: the session's own, or for a chat that of the agent that runs beside it.
 
     A session that follows another one begins with what that one knew.
     """
     session = row.session
     if row.kind != "autonomous":
-        beside = await find_autonomous_session(speaking)
+        beside = await find_autonomous_session(context)
         session = beside.session if beside is not None else ""
     for each in (session, follows):
-        rows = await speaking.store.ask(Query("snapshot", SavedHotState, {"session": each})) if each else ()
+        rows = await context.store.ask(Query("snapshot", SavedHotState, {"session": each})) if each else ()
         if rows:
             return rows[0].data
     return b""
 
 
-async def find_autonomous_session(speaking: AgentContext) -> SessionRow | None:
+async def find_autonomous_session(context: AgentContext) -> SessionRow | None:
     """Find the newest session in which this agent runs, or ran, by itself."""
-    params = {"agent": speaking.agent.policy.name, "kind": "autonomous", "limit": 1}
-    return next(iter(await speaking.store.ask(Query("sessions_of", SessionRow, params))), None)
+    params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": 1}
+    return next(iter(await context.store.ask(Query("sessions_of", SessionRow, params))), None)
 
 
 def grant_phase_tools(phase: Phase, own: Sequence[str], most: Sequence[str] | None) -> Phase:
@@ -553,9 +553,9 @@ def grant_phase_tools(phase: Phase, own: Sequence[str], most: Sequence[str] | No
     return phase if phase.grants is None else Phase(phase.name, (*phase.grants, *own))
 
 
-def resolve_standing(speaking: AgentContext, row: SessionRow, phase: Phase, began: SessionOrigin) -> SessionContext:
+def resolve_standing(context: AgentContext, row: SessionRow, phase: Phase, began: SessionOrigin) -> SessionContext:
     """Tell where a session stands: in its phase, below the caps of what began it, with its last words paid for."""
-    agent = speaking.agent
+    agent = context.agent
     standing, policy = agent.standing(row.session, row.trigger), agent.policy
     if began.trigger is not None:
         policy = msgspec.structs.replace(policy, caps=inherit_trigger_caps(policy.caps, began.trigger))
@@ -580,12 +580,12 @@ SIGNAL_TIMEOUT = 30 * SECOND
 PollSource = Callable[[], Awaitable[Any]]
 
 
-def make_fetch_tools(speaking: AgentContext) -> Mapping[str, Tool]:
+def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
     """Make the tools by which sensors poll addresses. No model is told of them."""
     from halter.sensors.poll import Fetch
 
     polled = [
-        sensor for sensor in speaking.agent.pacing.sensors if sensor.type == "poll" and sensor.source.url is not UNSET
+        sensor for sensor in context.agent.pacing.sensors if sensor.type == "poll" and sensor.source.url is not UNSET
     ]
     made = [Fetch(sensor) for sensor in polled]
     return {fetch.spec.name: fetch for fetch in made}
@@ -594,12 +594,12 @@ def make_fetch_tools(speaking: AgentContext) -> Mapping[str, Tool]:
 class SessionSensors:
     """Makes whatever a session's sensors need."""
 
-    def __init__(self, speaking: AgentContext, running: SessionRuntime, folder: Path) -> None:
-        self._speaking = speaking
+    def __init__(self, context: AgentContext, running: SessionRuntime, folder: Path) -> None:
+        self._context = context
         self._running = running
         self._folder = folder
-        self._clock: Clock = speaking.app.clock
-        self._chance: random.Random = speaking.chance
+        self._clock: Clock = context.app.clock
+        self._chance: random.Random = context.chance
 
     def signals(self, sensor: SensorSpec) -> Signals:
         """Make the signals on what a sensor reads."""
@@ -627,7 +627,7 @@ class SessionSensors:
             case "watch":
                 from halter.sensors.files import make_watch_sensor
 
-                return make_watch_sensor(sensor, self._folder, self._clock, self._speaking.agent.refuses)
+                return make_watch_sensor(sensor, self._folder, self._clock, self._context.agent.refuses)
             case "stream":
                 from halter.sensors.stream import make_stream_sensor
 
@@ -652,7 +652,7 @@ class SessionSensors:
 
     def _headers(self, sensor: SensorSpec) -> Mapping[str, str]:
         """Fill in the secrets that the agent may use."""
-        agent = self._speaking.agent
+        agent = self._context.agent
 
         def reveal(name: str) -> str:
             if name not in agent.policy.secrets or name not in agent.secrets.names():
@@ -672,7 +672,7 @@ class SessionSensors:
             timeout=SIGNAL_TIMEOUT,
             optional=True,
         )
-        answer = await self._running.request(request, self._speaking.models.named(signal.model))
+        answer = await self._running.request(request, self._context.models.named(signal.model))
         if not isinstance(answer, AnsweredRequest):
             return ScoringFailure(f"{signal.model} gave no score for {signal.name}.")
         score = read_form_answer(answer.reply, ScoreAnswer)

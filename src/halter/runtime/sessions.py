@@ -36,11 +36,11 @@ from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, WaitListener, find_last_words
 from halter.runtime.agent_context import PATIENCE, AgentContext, gatehouse_for, keep_policy, models_of
 from halter.runtime.assemble import AssembledAgent, assemble_agent
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import (
-    AttendedSession,
+    LiveSession,
     TaskTools,
-    build_attended_session,
+    build_live_session,
     find_autonomous_session,
     find_session_origin,
     find_trigger_row,
@@ -64,7 +64,7 @@ class PrecedingSession(msgspec.Struct, frozen=True):
 
 
 async def begin_session(
-    speaking: AgentContext, text: str, kind: SessionKind, session: str = "", before: PrecedingSession | None = None
+    context: AgentContext, text: str, kind: SessionKind, session: str = "", before: PrecedingSession | None = None
 ) -> SessionId:
     """Start a session; what it is given opens its first turn. One that was started before stays as it is.
 
@@ -72,94 +72,94 @@ async def begin_session(
     """
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
-    app = speaking.app
-    event, more = await build_session_beginning(speaking, kind, session or app.ids.new())
+    app = context.app
+    event, more = await build_session_beginning(context, kind, session or app.ids.new())
     if before is not None:
         event = msgspec.structs.replace(
             event, follows=before.session, because=before.because, origin="model", trusted=False
         )
-    body = to_body(speaking.gatehouse().redacted(text))
-    committed = await speaking.store.commit(
-        lifecycle.start_session(event, *await offload_body(speaking.store, body), more)
+    body = to_body(context.gatehouse().redacted(text))
+    committed = await context.store.commit(
+        lifecycle.start_session(event, *await offload_body(context.store, body), more)
     )
     if kind == "chat" and not committed.repeated:
-        await _pass_on(speaking, event.session, text)
+        await _pass_on(context, event.session, text)
     return SessionId(event.session)
 
 
 async def build_session_beginning(
-    speaking: AgentContext, kind: SessionKind, session: str
+    context: AgentContext, kind: SessionKind, session: str
 ) -> tuple[SessionStarted, Sequence[Draft]]:
     """Put together how a session begins: what defines it, what people kept of earlier ones, and its first phase."""
-    speaking.demand_model()
-    agent, store = speaking.agent, speaking.store
+    context.demand_model()
+    agent, store = context.agent, context.store
     event = SessionStarted(
         session=session,
         agent=agent.policy.name,
         kind=kind,
-        started_by=speaking.app.settings.person,
-        definition=await speaking.definition(),
+        started_by=context.app.settings.person,
+        definition=await context.definition(),
         folder=agent.folder,
     )
     more: list[Draft] = []
     memories, precedents, words = await read_kept_context(store, agent.policy.name)
     if words:
-        context = ContextGiven(memories=memories, precedents=precedents)
-        more.append(Draft(context, *await offload_body(store, to_body(words))))
+        given = ContextGiven(memories=memories, precedents=precedents)
+        more.append(Draft(given, *await offload_body(store, to_body(words))))
     if kind == "task" and len(agent.policy.phases) > 1:
         more.append(Draft(PhaseEntered(phase=agent.policy.phases[0].name, number=0)))
     return event, more
 
 
-async def say_to_session(speaking: AgentContext, session: str, text: str) -> None:
+async def say_to_session(context: AgentContext, session: str, text: str) -> None:
     """Say something to a session; one that is over is let go on for it."""
     if not text.strip():
         raise ConfigError(NOTHING_SAID)
-    app, store = speaking.app, speaking.store
-    body, blob = await offload_body(store, to_body(speaking.gatehouse().redacted(text)))
+    app, store = context.app, context.store
+    body, blob = await offload_body(store, to_body(context.gatehouse().redacted(text)))
     event = lifecycle.make_message_event(app.settings.person)
     await store.commit(lifecycle.post_wake(session, app.ids.new(), event, body, blob))
-    if (await read_session_row(speaking, session)).kind == "chat":
-        await _pass_on(speaking, session, text)
+    if (await read_session_row(context, session)).kind == "chat":
+        await _pass_on(context, session, text)
 
 
-async def _pass_on(speaking: AgentContext, chat: str, text: str) -> None:
+async def _pass_on(context: AgentContext, chat: str, text: str) -> None:
     """Let the agent that runs by itself beside a chat know what a person says there: it wakes, and sees it once."""
-    beside = await find_autonomous_session(speaking)
+    beside = await find_autonomous_session(context)
     if beside is None or beside.ended_at is not None or not text.strip():
         return
-    app, store = speaking.app, speaking.store
+    app, store = context.app, context.store
     event = msgspec.structs.replace(lifecycle.make_message_event(app.settings.person), notifies=True, name="message")
-    told = speaking.gatehouse().redacted(f"{app.settings.person} says in the chat {chat}: {text}")
+    told = context.gatehouse().redacted(f"{app.settings.person} says in the chat {chat}: {text}")
     body, blob = await offload_body(store, to_body(told))
     await store.commit(lifecycle.post_wake(beside.session, app.ids.new(), event, body, blob))
 
 
-async def reopen_agent_session(speaking: AgentContext, session: str) -> None:
+async def reopen_agent_session(context: AgentContext, session: str) -> None:
     """Let a session go on that is over. One that was cancelled is over for good."""
-    row = await read_session_row(speaking, session)
+    row = await read_session_row(context, session)
     if newer := explain_newer_format(row):
         raise ConfigError(newer)
     if row.ended_at is None:
         return
-    app = speaking.app
-    committed = await speaking.store.commit(lifecycle.reopen_session(session, app.ids.new(), app.settings.person))
+    app = context.app
+    committed = await context.store.commit(lifecycle.reopen_session(session, app.ids.new(), app.settings.person))
     if not committed.events:
         raise ConfigError(f"Session {session} is over ({row.state}, {row.terminal_reason}) and cannot go on.")
 
 
-async def read_session_row(speaking: AgentContext, session: str) -> SessionRow:
+async def read_session_row(context: AgentContext, session: str) -> SessionRow:
     """Find a session of this agent."""
-    rows = await speaking.store.ask(Query("session", SessionRow, {"session": session}))
+    rows = await context.store.ask(Query("session", SessionRow, {"session": session}))
     if not rows or not rows[0].started_at:
         raise ConfigError(f"There is no session {session}: look at halter sessions.")
-    if rows[0].agent != speaking.agent.policy.name:
-        raise ConfigError(f"Session {session} is one of {rows[0].agent}, and this is {speaking.agent.policy.name}.")
+    if rows[0].agent != context.agent.policy.name:
+        raise ConfigError(f"Session {session} is one of {rows[0].agent}, and this is {context.agent.policy.name}.")
     return rows[0]
 
 
 async def attend_session(
-    speaking: AgentContext,
+    context: AgentContext,
     session: str,
     *,
     watching: LoopObserver = NO_OBSERVER,
@@ -167,36 +167,36 @@ async def attend_session(
     answer: Tool | None = None,
 ) -> tuple[Conclusion, TurnLoop]:
     """Take a session from where it stands to its next rest or its end."""
-    made = await claim_session(speaking, session, watching=watching, waits=waits, answer=answer)
+    made = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
     return await made.conversation.attend(), made.loop
 
 
 async def claim_session(
-    speaking: AgentContext,
+    context: AgentContext,
     session: str,
     *,
     watching: LoopObserver = NO_OBSERVER,
     waits: WaitListener = lambda _, __: None,
     answer: Tool | None = None,
-) -> AttendedSession:
+) -> LiveSession:
     """Take the lease of a session, and put together what gives it its turns.
 
     With an `answer`, a tool, the session ends when the model has called it.
     """
-    row = await read_session_row(speaking, session)
+    row = await read_session_row(context, session)
     if row.ended_at is not None:
         raise ConfigError(
             f"Session {session} is over ({row.state}, {row.terminal_reason}): resume it, if it may go on."
         )
-    lease = await _lease(speaking, session)
-    return await build_attended_session(speaking, row, lease, watching=watching, waits=waits, answer=answer)
+    lease = await _lease(context, session)
+    return await build_live_session(context, row, lease, watching=watching, waits=waits, answer=answer)
 
 
-async def _lease(speaking: AgentContext, session: str) -> Lease:
-    app = speaking.app
-    if newer := explain_newer_format(await read_session_row(speaking, session)):
+async def _lease(context: AgentContext, session: str) -> Lease:
+    app = context.app
+    if newer := explain_newer_format(await read_session_row(context, session)):
         raise ConfigError(newer)
-    lease = await take_lease(speaking.store, app.clock, speaking.worker, SessionId(session), speaking.patience)
+    lease = await take_lease(context.store, app.clock, context.worker, SessionId(session), context.patience)
     if lease is None:
         raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
     return lease
@@ -297,7 +297,9 @@ async def _last_words(store: Store, session: str) -> str:
     return ""
 
 
-async def begin_playbook(app: App, agent: AssembledAgent, playbook: Playbook, inputs: Mapping[str, Any]) -> SessionId:
+async def begin_playbook(
+    app: Runtime, agent: AssembledAgent, playbook: Playbook, inputs: Mapping[str, Any]
+) -> SessionId:
     """Start a session that will walk through a playbook."""
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
@@ -326,31 +328,35 @@ async def begin_playbook(app: App, agent: AssembledAgent, playbook: Playbook, in
     return session
 
 
-async def is_playbook_run(speaking: AgentContext, row: SessionRow) -> bool:
+async def is_playbook_run(context: AgentContext, row: SessionRow) -> bool:
     """Tell whether a session that was triggered walks through a playbook."""
     if not row.trigger:
         return False
-    found = await find_trigger_row(speaking.store, row.trigger)
-    made = None if found is None else await read_trigger_record(speaking.store, found)
+    found = await find_trigger_row(context.store, row.trigger)
+    made = None if found is None else await read_trigger_record(context.store, found)
     return made is not None and made.trigger().playbook is not UNSET
 
 
-async def run_leased_playbook(speaking: AgentContext, lease: Lease) -> PlaybookOutcome:
+async def run_leased_playbook(context: AgentContext, lease: Lease) -> PlaybookOutcome:
     """Take a playbook's session from where it stands to its end, in the hands of whoever has its lease."""
-    agent, app, store = speaking.agent, speaking.app, speaking.store
+    agent, app, store = context.agent, context.app, context.store
     task = await _read_task(app, agent, lease.session)
-    row = await read_session_row(speaking, lease.session)
-    began = await find_session_origin(speaking, row)
-    tasking = TaskTools(speaking, row, began.trigger, began.documents)
+    row = await read_session_row(context, lease.session)
+    began = await find_session_origin(context, row)
+    tasking = TaskTools(context, row, began.trigger, began.documents)
     tools = {**agent.tools, **{verb.spec.name: verb for verb in tasking.verbs()}}
-    standing = resolve_standing(speaking, row, grant_phase_tools(agent.policy.phases[0], (), began.grants), began)
-    running = SessionRuntime(store, app.clock, speaking.gatehouse(), lease, standing, tools)
+    standing = resolve_standing(context, row, grant_phase_tools(agent.policy.phases[0], (), began.grants), began)
+    running = SessionRuntime(store, app.clock, context.gatehouse(), lease, standing, tools)
     tasking.running = running
     return await walk_playbook(running, store, task)
 
 
 async def resume_playbook(
-    app: App, agent: AssembledAgent, session: SessionId, tell: StepListener, waits: WaitListener = lambda _, __: None
+    app: Runtime,
+    agent: AssembledAgent,
+    session: SessionId,
+    tell: StepListener,
+    waits: WaitListener = lambda _, __: None,
 ) -> PlaybookOutcome:
     """Take a playbook's session from where it stands to its end; `waits` hears when a person has to decide."""
     task = await _read_task(app, agent, session)
@@ -364,7 +370,7 @@ async def resume_playbook(
         return await walk_playbook(running, store, task, tell)
 
 
-async def _read_task(app: App, agent: AssembledAgent, session: SessionId) -> Task:
+async def _read_task(app: Runtime, agent: AssembledAgent, session: SessionId) -> Task:
     """Read what a session was given; only this agent's own playbooks can be gone on with here."""
     found = await app.store.read(session_stream(session), limit=1)
     if not found or not isinstance(found[0].event, SessionStarted):
@@ -413,22 +419,22 @@ def find_neighbour_agents(place: Path | None) -> Mapping[str, Path]:
 
 
 @asynccontextmanager
-async def open_delegate(speaking: AgentContext, name: str) -> AsyncGenerator[AgentContext]:
+async def open_delegate(context: AgentContext, name: str) -> AsyncGenerator[AgentContext]:
     """Have the agent at hand that a task is for; without a name it is one like this agent."""
-    if not name or name == speaking.agent.policy.name:
-        yield speaking
+    if not name or name == context.agent.policy.name:
+        yield context
         return
-    folder = find_neighbour_agents(speaking.agent.place).get(name)
+    folder = find_neighbour_agents(context.agent.place).get(name)
     if folder is None:
         raise ConfigError(f"There is no agent {name} in the folders beside this one's.")
-    async with assemble_agent(speaking.app, folder) as agent, models_of(speaking.app, agent) as models:
+    async with assemble_agent(context.app, folder) as agent, models_of(context.app, agent) as models:
         if agent.policy.name != name:
             raise ConfigError(f"{folder}/{AGENT_FILE} is not that of {name}, but of {agent.policy.name}.")
-        yield msgspec.structs.replace(speaking, agent=agent, models=models)
+        yield msgspec.structs.replace(context, agent=agent, models=models)
 
 
 async def delegate_task(
-    speaking: AgentContext,
+    context: AgentContext,
     parent: str,
     other: AgentContext,
     task: str,
@@ -436,22 +442,22 @@ async def delegate_task(
     waits: WaitListener = lambda _, __: None,
 ) -> SubSessionOutcome:
     """Let another agent do a task as a part of a session, and wait for it. Its end wakes the parent."""
-    row = await read_session_row(speaking, parent)
+    row = await read_session_row(context, parent)
     if row.ended_at is not None:
         return SubSessionOutcome("", f"Session {parent} is over, so nothing can be a part of it: begin a new one.")
-    child = await begin_sub_session(speaking, row, other, task)
+    child = await begin_sub_session(context, row, other, task)
     if not child:
-        return SubSessionOutcome("", await explain_insufficient_cap(speaking, row))
+        return SubSessionOutcome("", await explain_insufficient_cap(context, row))
     return await attend_sub_session(other, child, watching, waits)
 
 
 async def resume_delegation(
-    speaking: AgentContext, parent: str, watching: LoopObserver, waits: WaitListener
+    context: AgentContext, parent: str, watching: LoopObserver, waits: WaitListener
 ) -> AsyncGenerator[SubSessionOutcome]:
     """Take up the sub-sessions that an earlier process left behind, one after the other."""
-    for row in await speaking.store.ask(Query("open_children", SessionRow, {"session": parent})):
+    for row in await context.store.ask(Query("open_children", SessionRow, {"session": parent})):
         try:
-            async with open_delegate(speaking, row.agent) as other:
+            async with open_delegate(context, row.agent) as other:
                 yield await attend_sub_session(other, row.session, watching, waits)
         except ConfigError as error:
             yield SubSessionOutcome(row.session, str(error))
@@ -470,24 +476,24 @@ async def attend_sub_session(
     return SubSessionOutcome(child, f"{words}\n{why}".strip(), ok, came.over)
 
 
-async def begin_sub_session(speaking: AgentContext, parent: SessionRow, other: AgentContext, task: str) -> str:
+async def begin_sub_session(context: AgentContext, parent: SessionRow, other: AgentContext, task: str) -> str:
     """Begin a sub-session with what can be carved out for it; an empty name if that is too little."""
-    carved = await _carve_cap(speaking, parent, other)
+    carved = await _carve_cap(context, parent, other)
     if carved is None:
         return ""
-    session = speaking.app.ids.new()
+    session = context.app.ids.new()
     event, more = await build_session_beginning(other, "task", session)
     event = msgspec.structs.replace(
-        event, parent=parent.session, carved=carved, grants=await _shared_grants(speaking, parent, other)
+        event, parent=parent.session, carved=carved, grants=await _shared_grants(context, parent, other)
     )
-    body, blob = await offload_body(speaking.store, to_body(speaking.gatehouse().redacted(task)))
-    committed = await speaking.store.commit(lifecycle.start_child(event, None, body, more, blob))
+    body, blob = await offload_body(context.store, to_body(context.gatehouse().redacted(task)))
+    committed = await context.store.commit(lifecycle.start_child(event, None, body, more, blob))
     return session if committed.events else ""
 
 
-async def _carve_cap(speaking: AgentContext, parent: SessionRow, other: AgentContext) -> tuple[Leg, ...] | None:
+async def _carve_cap(context: AgentContext, parent: SessionRow, other: AgentContext) -> tuple[Leg, ...] | None:
     """Work out a sub-session's part; nothing is carved out where neither of the two has a cap."""
-    cap, left = await _remaining_cap(speaking, parent)
+    cap, left = await _remaining_cap(context, parent)
     most = other.agent.policy.caps.session.max_cost_usd
     amounts = [amount for amount in (most, None if left is None else left // SUB_SESSION_DIVISOR) if amount is not None]
     if not amounts:
@@ -495,20 +501,20 @@ async def _carve_cap(speaking: AgentContext, parent: SessionRow, other: AgentCon
     return carve(parent.session, min(amounts), cap) if min(amounts) >= MIN_SUB_SESSION_CAP else None
 
 
-async def _remaining_cap(speaking: AgentContext, parent: SessionRow) -> tuple[int | None, int | None]:
+async def _remaining_cap(context: AgentContext, parent: SessionRow) -> tuple[int | None, int | None]:
     """Tell a session's configured cap, and what of the one that holds is neither spent nor held."""
-    policy = speaking.agent.policy
+    policy = context.agent.policy
     configured = policy.caps.session.max_cost_usd
     params = {"scope": session_stream(parent.session), "window": "", "unit": "usd"}
-    found = next(iter(await speaking.store.ask(Query("budget", BudgetRow, params))), None)
+    found = next(iter(await context.store.ask(Query("budget", BudgetRow, params))), None)
     row = found or BudgetRow(session_stream(parent.session), "", "usd")
     cap = row.binding(configured)
     return configured, None if cap is None else max(0, cap - row.spent - row.held)
 
 
-async def explain_insufficient_cap(speaking: AgentContext, parent: SessionRow) -> str:
+async def explain_insufficient_cap(context: AgentContext, parent: SessionRow) -> str:
     """Say that there is too little money for a sub-session."""
-    _, left = await _remaining_cap(speaking, parent)
+    _, left = await _remaining_cap(context, parent)
     return (
         f"There is too little money for another session: {format_micros(left or 0)} is left in "
         f"{parent.session}, a part of it "
@@ -517,14 +523,14 @@ async def explain_insufficient_cap(speaking: AgentContext, parent: SessionRow) -
     )
 
 
-async def _shared_grants(speaking: AgentContext, parent: SessionRow, other: AgentContext) -> tuple[str, ...]:
+async def _shared_grants(context: AgentContext, parent: SessionRow, other: AgentContext) -> tuple[str, ...]:
     """Name the tools that both have and that the parent may use now: a sub-session never gets more than it."""
-    own, policy = speaking.agent, speaking.agent.policy
-    most = (await find_session_origin(speaking, parent)).grants
+    own, policy = context.agent, context.agent.policy
+    most = (await find_session_origin(context, parent)).grants
     return tuple(
         name
         for name in list_tool_names(other)
-        if name in list_tool_names(speaking)
+        if name in list_tool_names(context)
         and name not in policy.disabled
         and name not in own.quarantined
         and policy.phases[0].grants_tool(name)
@@ -532,6 +538,6 @@ async def _shared_grants(speaking: AgentContext, parent: SessionRow, other: Agen
     )
 
 
-def list_tool_names(speaking: AgentContext) -> tuple[str, ...]:
+def list_tool_names(context: AgentContext) -> tuple[str, ...]:
     """Name all tools that an agent's tasks have, its verbs among them."""
-    return (*speaking.agent.tools, *speaking.agent.tasks.verbs)
+    return (*context.agent.tools, *context.agent.tasks.verbs)

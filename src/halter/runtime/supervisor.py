@@ -39,7 +39,7 @@ from halter.runtime.assemble import assemble_agent, withdraw_questions
 from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
 from halter.runtime.policy import bind_policy, is_superseded
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.sessions import find_exhausted_session
 from halter.runtime.triggers import AgentTriggers
 from halter.runtime.webhooks import WebhookReceiver
@@ -77,7 +77,7 @@ class Supervisor:
 
     def __init__(
         self,
-        app: App,
+        app: Runtime,
         tell: AgentMessageListener,
         pulse: PulseListener = ignore_pulse,
         chance: random.Random = SYSTEM_RANDOM,
@@ -133,7 +133,7 @@ class Supervisor:
                 way: sender
                 for living in self.agents.values()
                 for way, sender in make_senders(
-                    living.name, living.speaking.agent.tasks, living.speaking.agent.secrets
+                    living.name, living.context.agent.tasks, living.context.agent.secrets
                 ).items()
             }
             outbox = Outbox(self._app, senders)
@@ -165,9 +165,9 @@ class Supervisor:
         try:
             agent = await stack.enter_async_context(assemble_agent(self._app, folder))
             models = await stack.enter_async_context(models_of(self._app, agent, self._given))
-            speaking = AgentContext(self._app, agent, models, self._worker, chance=self._chance)
-            speaking.demand_model()
-            await self._demand_autonomy(speaking, folder)
+            context = AgentContext(self._app, agent, models, self._worker, chance=self._chance)
+            context.demand_model()
+            await self._demand_autonomy(context, folder)
         except ConfigError as error:
             self._tell("", str(error))
             return
@@ -177,13 +177,13 @@ class Supervisor:
         foreseen = await forecast_spending(self._store, agent, folder, environ, now)
         for sentence in (most, *foreseen.told(), *agent.left_out, *list_unwritten_fields(agent.pacing)):
             self._tell(name, sentence)
-        self.agents[name] = AutonomousAgent(speaking, folder, self._pulse)
-        self._triggers[name] = AgentTriggers(speaking, folder, self._tell, self._waits)
+        self.agents[name] = AutonomousAgent(context, folder, self._pulse)
+        self._triggers[name] = AgentTriggers(context, folder, self._tell, self._waits)
         await self._switch_on_first(name)
 
-    async def _demand_autonomy(self, speaking: AgentContext, folder: Path) -> None:
-        name = speaking.agent.policy.name
-        agent = speaking.agent
+    async def _demand_autonomy(self, context: AgentContext, folder: Path) -> None:
+        name = context.agent.policy.name
+        agent = context.agent
         planned = await self._store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
         if not agent.pacing.autonomy.enabled and not agent.tasks.triggers() and not planned:
             raise ConfigError(
@@ -201,14 +201,14 @@ class Supervisor:
 
     def hooks(self) -> WebhookReceiver:
         """Make what takes deliveries for the webhooks of these agents."""
-        return WebhookReceiver({name: living.speaking for name, living in self.agents.items()}, self._triggers)
+        return WebhookReceiver({name: living.context for name, living in self.agents.items()}, self._triggers)
 
     def _tasks(self) -> Mapping[str, Tasks]:
-        return {name: living.speaking.agent.tasks for name, living in self.agents.items()}
+        return {name: living.context.agent.tasks for name, living in self.agents.items()}
 
     def _redacted(self, text: str) -> str:
         for living in self.agents.values():
-            text = living.speaking.gatehouse().redacted(text)
+            text = living.context.gatehouse().redacted(text)
         return text
 
     def _allowed(self, agent: str, flight: InFlight) -> int:
@@ -311,7 +311,7 @@ class Supervisor:
         last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
         halts = await self._halts()
         switch = (await self._switches()).get(name)
-        capped = await find_exhausted_session(self._store, living.speaking.agent.policy, last, now)
+        capped = await find_exhausted_session(self._store, living.context.agent.policy, last, now)
         match decide_upkeep(name, switch, last, halts, now, starting=starting, used_up=capped):
             case BeginSession(number, follows, because):
                 session = await living.begin(number, follows, because)
@@ -347,7 +347,7 @@ class Supervisor:
 class FleetRunner:
     """Runs agents, and starts them anew whenever the store's policy changes."""
 
-    def __init__(self, app: App, make: Callable[[App], Supervisor]) -> None:
+    def __init__(self, app: Runtime, make: Callable[[Runtime], Supervisor]) -> None:
         self._app = app
         self._make = make
         self._draining = False
@@ -382,7 +382,7 @@ def _is_from_person(change: Change) -> bool:
     return change.stream in (FLEET, EVERY_STREAM)
 
 
-async def turn_on(app: App, agent: str, reason: str = "", by: str = "") -> None:
+async def turn_on(app: Runtime, agent: str, reason: str = "", by: str = "") -> None:
     """Switch an agent on, and let go on what was paused: what a breakdown left to a person, or what did nothing."""
     store, by = app.patient(), by or app.settings.person
     committed = await store.commit(switch_on(agent, by, app.ids.new(), reason))
@@ -393,7 +393,7 @@ async def turn_on(app: App, agent: str, reason: str = "", by: str = "") -> None:
             await store.commit(lifecycle.post_message(row.session, app.ids.new(), b"", by))
 
 
-async def turn_off(app: App, agent: str, reason: str = "", by: str = "") -> Sequence[str]:
+async def turn_off(app: Runtime, agent: str, reason: str = "", by: str = "") -> Sequence[str]:
     """Switch an agent off, and stop its session; name what was stopped."""
     sessions = [row.session for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent))]
     await app.store.commit(switch_off(agent, sessions, by or app.settings.person, app.ids.new(), reason))
@@ -401,12 +401,12 @@ async def turn_off(app: App, agent: str, reason: str = "", by: str = "") -> Sequ
     return sessions
 
 
-async def list_open_tasks(app: App, agent: str) -> Sequence[SessionRow]:
+async def list_open_tasks(app: Runtime, agent: str) -> Sequence[SessionRow]:
     """List the sessions of an agent that a trigger began and that are not over."""
     return await app.store.ask(Query("open_tasks", SessionRow, {"agent": agent}))
 
 
-async def _list_open_sessions(app: App, agent: str) -> Sequence[SessionRow]:
+async def _list_open_sessions(app: Runtime, agent: str) -> Sequence[SessionRow]:
     params = {"agent": agent, "kind": "autonomous", "limit": 10}
     rows = await app.store.ask(Query("sessions_of", SessionRow, params))
     return [row for row in rows if row.ended_at is None]

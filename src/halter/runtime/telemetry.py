@@ -54,7 +54,7 @@ from halter.core.usage import ModelName, Usage
 from halter.core.vocabulary import Outcome
 from halter.loop.session_runtime import raise_if_cancelled
 from halter.runtime.feed import Follower, watch_growth
-from halter.runtime.runtime import App, CommitObserver
+from halter.runtime.runtime import CommitObserver, Runtime
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -540,14 +540,14 @@ def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-    def context(span_id: int) -> SpanContext:
+    def span_context(span_id: int) -> SpanContext:
         return SpanContext(span.trace, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
     failed = {"error.type": span.error} if span.error else {}
     return ReadableSpan(
         span.name,
-        context=context(span.span),
-        parent=None if span.parent is None else context(span.parent),
+        context=span_context(span.span),
+        parent=None if span.parent is None else span_context(span.parent),
         resource=resource,
         attributes={**span.attributes, **failed},
         kind=SpanKind.CLIENT if span.kind == "client" else SpanKind.INTERNAL,
@@ -571,7 +571,7 @@ Job = Callable[[], Coroutine[Any, Any, None]]
 
 @contextmanager
 def trace_agents(
-    app: App, store: Store, tell: TraceProblemListener, ours: Callable[[str], bool], seen: Mapping[StreamId, int]
+    app: Runtime, store: Store, tell: TraceProblemListener, ours: Callable[[str], bool], seen: Mapping[StreamId, int]
 ) -> Generator[Sequence[Job]]:
     """Give what is to run beside our agents to make spans of what they do from now on: nothing, unless it is wanted."""
     way = read_trace_target(app.environ)
@@ -584,7 +584,7 @@ def trace_agents(
 
 
 @contextmanager
-def trace_worker(app: App, store: Store, tell: TraceProblemListener) -> Generator[Sequence[Job]]:
+def trace_worker(app: Runtime, store: Store, tell: TraceProblemListener) -> Generator[Sequence[Job]]:
     """Give what is to run beside one of many workers to make spans of what it does itself: nothing, unless wanted.
 
     Others make those of what they do. A session that moves between them stays one trace, for its ids follow from it.

@@ -151,7 +151,7 @@ class RunInput(msgspec.Struct, frozen=True):
 
 
 async def start_run(
-    speaking: AgentContext,
+    context: AgentContext,
     row: TriggerRow,
     trigger: AnyTrigger,
     run: RunStarted,
@@ -164,7 +164,7 @@ async def start_run(
     `before` is the newest session of its document, where that must not have changed.
     """
     session = f"{row.agent}.{trigger.name}-{row.runs + 1}"
-    event, more = await build_session_beginning(speaking, "task", session)
+    event, more = await build_session_beginning(context, "task", session)
     event = msgspec.structs.replace(
         event,
         trigger=row.trigger,
@@ -173,10 +173,10 @@ async def start_run(
         format=SESSION_FORMAT,
     )
     run = msgspec.structs.replace(run, session=session)
-    redact = speaking.gatehouse().redacted
-    task = await offload_body(speaking.store, _task(speaking, trigger, redact(trigger.prompt)))
+    redact = context.gatehouse().redacted
+    task = await offload_body(context.store, _task(context, trigger, redact(trigger.prompt)))
     stream, inbox = session_stream(session), inbox_stream(session)
-    words = [] if given is None else [await _draft_input(speaking, given, redact(given.text))]
+    words = [] if given is None else [await _draft_input(context, given, redact(given.text))]
 
     def decide(rows: Rows) -> Sequence[Draft]:
         now = rows.get(TriggerRow, row.trigger)
@@ -198,16 +198,16 @@ async def start_run(
     return Write(trigger_stream(row.trigger), f"{row.trigger}/{key}", decide, reads, others=(stream, inbox))
 
 
-def _task(speaking: AgentContext, trigger: AnyTrigger, prompt: str) -> bytes:
+def _task(context: AgentContext, trigger: AnyTrigger, prompt: str) -> bytes:
     if isinstance(trigger.playbook, str):
-        return encode_task(Task(speaking.agent.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
+        return encode_task(Task(context.agent.playbooks[PurePosixPath(trigger.playbook).stem], trigger.inputs))
     return to_body(prompt)
 
 
-async def _draft_input(speaking: AgentContext, given: RunInput, text: str) -> Draft:
+async def _draft_input(context: AgentContext, given: RunInput, text: str) -> Draft:
     cause = "webhook" if given.cause == "webhook" else "trigger"
     event = WakePosted(cause=cause, origin="document", sender=given.sender)
-    return Draft(event, *await offload_body(speaking.store, to_body(text)))
+    return Draft(event, *await offload_body(context.store, to_body(text)))
 
 
 TriggerMessageListener = Callable[[str, str], None]
@@ -230,17 +230,17 @@ class AgentTriggers:
 
     def __init__(
         self,
-        speaking: AgentContext,
+        context: AgentContext,
         folder: Path,
         tell: TriggerMessageListener,
         left: Callable[[], None] = lambda: None,
     ) -> None:
         """`left` is told when something is left to people."""
-        self._speaking = speaking
-        self._store = speaking.store
-        self._clock = speaking.app.clock
-        self._name = speaking.agent.policy.name
-        self._library = speaking.agent.library or Library(speaking.store, folder)
+        self._context = context
+        self._store = context.store
+        self._clock = context.app.clock
+        self._name = context.agent.policy.name
+        self._library = context.agent.library or Library(context.store, folder)
         self._tell = tell
         self._left_to_people = left
         self._made: dict[tuple[str, int], TriggerRecord | None] = {}
@@ -251,7 +251,7 @@ class AgentTriggers:
     @property
     def watches(self) -> bool:
         """Tell whether folders have to be looked through."""
-        return bool(self._speaking.agent.tasks.watches)
+        return bool(self._context.agent.tasks.watches)
 
     def halted(self, row: SessionRow, halts: Mapping[str, HaltRow]) -> bool:
         """Tell whether a session is halted, be it with its trigger, its agent or all."""
@@ -300,7 +300,7 @@ class AgentTriggers:
         if self._settled:
             return
         rows = {row.trigger: row for row in await self._rows()}
-        named = {trigger_id(self._name, each.name): each for each in self._speaking.agent.tasks.triggers()}
+        named = {trigger_id(self._name, each.name): each for each in self._context.agent.tasks.triggers()}
         for identity, trigger in named.items():
             row = rows.get(identity)
             if row is None or row.digest != digest_trigger(trigger):
@@ -328,7 +328,7 @@ class AgentTriggers:
             raise
         except Exception as error:  # noqa: BLE001  whatever it is, no other trigger may suffer from it
             raise_if_cancelled()
-            told = self._speaking.gatehouse().redacted(clean(f"{type(error).__name__}: {error}"))
+            told = self._context.gatehouse().redacted(clean(f"{type(error).__name__}: {error}"))
             self._say(about, f"{shorten(told, 300)} It is tried again.")
             return None
         self._say(about, "")
@@ -369,7 +369,7 @@ class AgentTriggers:
 
     async def _money(self, row: TriggerRow, trigger: AnyTrigger) -> tuple[CapExhausted | None, int | None]:
         """Tell which cap leaves nothing to begin with, if one does; and what the tightest one leaves."""
-        caps = inherit_trigger_caps(self._speaking.agent.policy.caps, trigger)
+        caps = inherit_trigger_caps(self._context.agent.policy.caps, trigger)
         legs = list_accounts(caps, Spender("", self._name, row.trigger), self._clock.now())
         least: int | None = None
         for leg in legs:
@@ -421,7 +421,7 @@ class AgentTriggers:
             # A document that a person lets be tried anew has no session, as at its very beginning.
             key, before = f"item/{item.item}/{run.attempt}/{item.session}/{row.runs}", item.session
             given = RunInput(f"The document is {item.name}.", row.trigger)
-        await self._store.commit(await start_run(self._speaking, row, trigger, run, key, given, before))
+        await self._store.commit(await start_run(self._context, row, trigger, run, key, given, before))
 
     async def _watch(self, row: TriggerRow, watch: Watch, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
         settles = await self._see(row.trigger, watch)
@@ -491,7 +491,7 @@ class AgentTriggers:
 
     def _place(self, watch: Watch) -> tuple[str, str]:
         if watch.collection is not UNSET:
-            collection = self._speaking.agent.tasks.collections[watch.collection]
+            collection = self._context.agent.tasks.collections[watch.collection]
             return collection.path, collection.pattern
         return ("." if watch.path is UNSET else watch.path), watch.pattern
 
@@ -573,35 +573,35 @@ def resolve_timing(schedule: Schedule, now: int) -> Timing:
 MAX_DELIVERY_LENGTH = 256 * 1024
 
 
-async def run_now(speaking: AgentContext, folder: Path, name: str, file: Path | None) -> SessionId:
+async def run_now(context: AgentContext, folder: Path, name: str, file: Path | None) -> SessionId:
     """Start a run of a trigger; for a watch about a document, for a webhook with a file's text as its delivery."""
-    store, agent = speaking.store, speaking.agent.policy.name
-    await AgentTriggers(speaking, folder, lambda _, __: None).settle()
+    store, agent = context.store, context.agent.policy.name
+    await AgentTriggers(context, folder, lambda _, __: None).settle()
     row = await find_trigger_row(store, trigger_id(agent, name))
     made = None if row is None or row.ended_at is not None else await read_trigger_record(store, row)
     if row is None or made is None:
         raise ConfigError(f"{agent} has no trigger {name}: look at halter schedules {agent}.")
     trigger = made.trigger()
-    item, given = await _build_run_input(speaking, folder, row, trigger, file)
-    person = speaking.app.settings.person
+    item, given = await _build_run_input(context, folder, row, trigger, file)
+    person = context.app.settings.person
     run = RunStarted(trigger=row.trigger, session="", cause="person", item=item, by=person)
-    write = await start_run(speaking, row, trigger, run, f"person/{speaking.app.ids.new()}", given)
+    write = await start_run(context, row, trigger, run, f"person/{context.app.ids.new()}", given)
     for stored in (await store.commit(write)).events:
         if isinstance(stored.event, RunStarted):
             return SessionId(stored.event.session)
     raise ConfigError(f"Another run of {name} was started at this very moment: look at halter sessions.")
 
 
-async def attend_run_here(speaking: AgentContext, folder: Path, session: SessionId) -> bool:
+async def attend_run_here(context: AgentContext, folder: Path, session: SessionId) -> bool:
     """Take a run to its next rest or its end in this process; False where another one has taken it already."""
-    for lease in await speaking.store.claim(speaking.worker, 1, session):
-        await AutonomousAgent(speaking, folder).attend(lease)
+    for lease in await context.store.claim(context.worker, 1, session):
+        await AutonomousAgent(context, folder).attend(lease)
         return True
     return False
 
 
 async def _build_run_input(
-    speaking: AgentContext, folder: Path, row: TriggerRow, trigger: AnyTrigger, file: Path | None
+    context: AgentContext, folder: Path, row: TriggerRow, trigger: AnyTrigger, file: Path | None
 ) -> tuple[str, RunInput | None]:
     match trigger:
         case Schedule():
@@ -611,23 +611,23 @@ async def _build_run_input(
         case Watch():
             if file is None:
                 raise ConfigError(f"{trigger.name} is a watch, which runs for a document: name its file.")
-            return await _take_in_document(speaking, folder, row, file), RunInput(
+            return await _take_in_document(context, folder, row, file), RunInput(
                 f"The document is {file.name}.", row.trigger
             )
         case Webhook():
             text = "" if file is None else _read_delivery(file)
-            return "", RunInput(text, speaking.app.settings.person, "webhook") if text else None
+            return "", RunInput(text, context.app.settings.person, "webhook") if text else None
 
 
-async def _take_in_document(speaking: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
+async def _take_in_document(context: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
     """Take a document in. The watch itself starts nothing for it: that was done by hand."""
-    library = speaking.agent.library or Library(speaking.store, folder)
+    library = context.agent.library or Library(context.store, folder)
     place, seen = _stat_document(file)
     known = await library.take(place, seen, file.name)
     if known.problem or not known.document:
         raise ConfigError(known.problem or f"{file} cannot be read.")
     event = ItemSeen(trigger=row.trigger, item=known.document, name=file.name, size=seen.size, ignored=True)
-    await speaking.store.commit(record_trigger_events(row.trigger, f"seen/{known.document}", event))
+    await context.store.commit(record_trigger_events(row.trigger, f"seen/{known.document}", event))
     return known.document
 
 

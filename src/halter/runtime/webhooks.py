@@ -56,47 +56,47 @@ class WebhookReceiver:
 
     def any(self) -> bool:
         """Tell whether there is any webhook."""
-        return any(speaking.agent.tasks.webhooks for speaking in self._agents.values())
+        return any(context.agent.tasks.webhooks for context in self._agents.values())
 
     def most_bytes(self, agent: str, name: str, token: str) -> int:
         """Tell how long a body may be; of one that nobody has a right to deliver, nothing is read."""
-        hook, speaking = self._hook(agent, name), self._agents.get(agent)
-        if hook is None or speaking is None or not _token_fits(speaking, hook, token):
+        hook, context = self._hook(agent, name), self._agents.get(agent)
+        if hook is None or context is None or not _token_fits(context, hook, token):
             return 0
         return hook.max_bytes
 
     async def receive(self, agent: str, name: str, delivery: Delivery) -> HookAccepted | HookRejected:
         """Start a session for a delivery. Who has no right to it is told no more than that."""
         hook = self._hook(agent, name)
-        speaking = self._agents.get(agent)
-        if hook is None or speaking is None or not _token_fits(speaking, hook, delivery.token):
+        context = self._agents.get(agent)
+        if hook is None or context is None or not _token_fits(context, hook, delivery.token):
             return HookRejected(401, "There is no webhook for that token: send it as `Authorization: Bearer TOKEN`.")
         flaw = _find_delivery_flaw(hook, delivery)
         if flaw is not None:
             return flaw
-        return await self._started(speaking, hook, delivery)
+        return await self._started(context, hook, delivery)
 
     def _hook(self, agent: str, name: str) -> Webhook | None:
-        speaking = self._agents.get(agent)
-        hooks = () if speaking is None else speaking.agent.tasks.webhooks
+        context = self._agents.get(agent)
+        hooks = () if context is None else context.agent.tasks.webhooks
         return next((hook for hook in hooks if hook.name == name), None)
 
-    async def _started(self, speaking: AgentContext, hook: Webhook, delivery: Delivery) -> HookAccepted | HookRejected:
-        identity = trigger_id(speaking.agent.policy.name, hook.name)
-        store, key = speaking.store, f"delivery/{delivery.delivery}"
+    async def _started(self, context: AgentContext, hook: Webhook, delivery: Delivery) -> HookAccepted | HookRejected:
+        identity = trigger_id(context.agent.policy.name, hook.name)
+        store, key = context.store, f"delivery/{delivery.delivery}"
         for _ in range(MAX_START_ATTEMPTS):
             row = await find_trigger_row(store, identity)
             if row is None or row.ended_at is not None:
                 await store.commit(
                     triggers.make_trigger(
-                        identity, speaking.agent.policy.name, hook, FILE_ACTOR, None, row.made_seq if row else 0
+                        identity, context.agent.policy.name, hook, FILE_ACTOR, None, row.made_seq if row else 0
                     )
                 )
                 continue
             run = RunStarted(trigger=identity, session="", cause="webhook")
             words = RunInput(delivery.body.decode("utf-8", "replace"), f"webhook:{clean(delivery.delivery)}", "webhook")
-            write = await triggers.start_run(speaking, row, hook, run, key, words)
-            before = await self._against(speaking, hook, identity, write.key)
+            write = await triggers.start_run(context, row, hook, run, key, words)
+            before = await self._against(context, hook, identity, write.key)
             if before is not None:
                 return before
             committed = await store.commit(write)
@@ -106,28 +106,28 @@ class WebhookReceiver:
         return HookRejected(503, "Too much comes at once: send it again in a moment.", SECOND)
 
     async def _against(
-        self, speaking: AgentContext, hook: Webhook, identity: str, key: str
+        self, context: AgentContext, hook: Webhook, identity: str, key: str
     ) -> HookAccepted | HookRejected | None:
         """Tell what stands against a run. A delivery that came before is answered as it was then."""
-        seen = await self._triggers[speaking.agent.policy.name].delivered(identity, key)
+        seen = await self._triggers[context.agent.policy.name].delivered(identity, key)
         if seen:
             return HookAccepted(seen, repeated=True)
-        against = await self._triggers[speaking.agent.policy.name].against(identity, hook)
+        against = await self._triggers[context.agent.policy.name].against(identity, hook)
         if against is None:
             return None
         why, sentence, until = against
-        now = speaking.app.clock.now()
+        now = context.app.clock.now()
         event = RunSkipped(trigger=identity, why=why, due_at=now, sentence=sentence)
-        await speaking.store.commit(triggers.record_trigger_events(identity, f"skip/{key}/{now}", event))
+        await context.store.commit(triggers.record_trigger_events(identity, f"skip/{key}/{now}", event))
         return HookRejected(429 if why == "cost_cap_reached" else 409, sentence, None if until is None else until - now)
 
 
 DeliveryObjection = tuple[SkipReason, str, int | None]
 
 
-def _token_fits(speaking: AgentContext, hook: Webhook, token: str) -> bool:
+def _token_fits(context: AgentContext, hook: Webhook, token: str) -> bool:
     names = find_secret_names(hook.token.encode())
-    secrets = speaking.agent.secrets
+    secrets = context.agent.secrets
     expected = [secrets.value(name) for name in names if name in secrets.names()]
     given = token.encode("utf-8", "replace")
     return any(hmac.compare_digest(given, each.encode()) for each in expected if each)

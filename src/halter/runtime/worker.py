@@ -38,8 +38,8 @@ from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL, StoreClock
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT as REQUEST_TIMEOUT
 from halter.loop.loop import LoopObserver
 from halter.runtime.agent_context import AgentContext
-from halter.runtime.runtime import App, sync_store_clock
-from halter.runtime.session_builder import AttendedSession, SessionSensors, build_attended_session, make_fetch_tools
+from halter.runtime.runtime import Runtime, sync_store_clock
+from halter.runtime.session_builder import LiveSession, SessionSensors, build_live_session, make_fetch_tools
 from halter.runtime.sessions import (
     PrecedingSession,
     begin_session,
@@ -67,38 +67,38 @@ def ignore_pulse(_: str, __: str, ___: Mapping[str, Any]) -> None:
 class AutonomousAgent:
     """One agent that runs by itself."""
 
-    def __init__(self, speaking: AgentContext, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
-        self.speaking = speaking
+    def __init__(self, context: AgentContext, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
+        self.context = context
         self.snapshots: dict[SessionId, Callable[[], bytes]] = {}
         self._folder = folder
         self._pulse = pulse
-        self._resident = bool(speaking.agent.pacing.sensors)
-        self._resting: dict[SessionId, tuple[int, AttendedSession]] = {}
+        self._resident = bool(context.agent.pacing.sensors)
+        self._resting: dict[SessionId, tuple[int, LiveSession]] = {}
 
     @property
     def name(self) -> str:
         """The agent's name."""
-        return self.speaking.agent.policy.name
+        return self.context.agent.policy.name
 
     @property
     def version(self) -> str:
         """Name the agent's files, as they were read."""
-        return self.speaking.agent.folder
+        return self.context.agent.folder
 
     @property
     def concurrency(self) -> int | None:
         """How many of its tasks may be awake at once, on all machines together; None is any number."""
-        return self.speaking.agent.tasks.concurrency
+        return self.context.agent.tasks.concurrency
 
     @property
     def autonomous(self) -> bool:
         """Tell whether the agent runs by itself, beside what is triggered."""
-        return self.speaking.agent.pacing.autonomy.enabled
+        return self.context.agent.pacing.autonomy.enabled
 
     @property
     def idle_halt(self) -> int:
         """How long one of its sessions may run and do nothing."""
-        return self.speaking.agent.tasks.idle_halt
+        return self.context.agent.tasks.idle_halt
 
     def allowed(self, flight: InFlight) -> int:
         """Tell how long something that a session has under way may take: a call its tool's time, a request its own.
@@ -107,7 +107,7 @@ class AutonomousAgent:
         """
         if not flight.is_call:
             return REQUEST_TIMEOUT
-        tool = self.speaking.agent.tools.get(flight.name)
+        tool = self.context.agent.tools.get(flight.name)
         return DEFAULT_TOOL_TIMEOUT if tool is None else tool.spec.timeout
 
     async def begin(self, number: int, follows: str = "", because: str = "") -> SessionId:
@@ -117,9 +117,9 @@ class AutonomousAgent:
         """
         session = f"{self.name}-{number}"
         if not follows:
-            return await begin_session(self.speaking, "", "autonomous", session)
-        text = await build_handover(self.speaking.store, follows, because)
-        return await begin_session(self.speaking, text, "autonomous", session, PrecedingSession(follows, because))
+            return await begin_session(self.context, "", "autonomous", session)
+        text = await build_handover(self.context.store, follows, because)
+        return await begin_session(self.context, text, "autonomous", session, PrecedingSession(follows, because))
 
     async def attend(
         self,
@@ -135,15 +135,15 @@ class AutonomousAgent:
         if made is not None:
             await self._visited(made, lease)
             return
-        row = await read_session_row(self.speaking, lease.session)
-        if await is_playbook_run(self.speaking, row):
-            await run_leased_playbook(self.speaking, lease)
+        row = await read_session_row(self.context, lease.session)
+        if await is_playbook_run(self.context, row):
+            await run_leased_playbook(self.context, lease)
             return
         watching = LoopObserver(listen=lambda chunk: self._heard(lease.session, chunk))
         resident = self._resident and row.kind == "autonomous"
-        sensed = make_fetch_tools(self.speaking) if resident else None
-        made = await build_attended_session(
-            self.speaking, row, lease, watching=watching, sensed=sensed, waits=lambda _, __: waits()
+        sensed = make_fetch_tools(self.context) if resident else None
+        made = await build_live_session(
+            self.context, row, lease, watching=watching, sensed=sensed, waits=lambda _, __: waits()
         )
         if lease.generation > MAX_TAKEOVERS and await self._kills(made, lease):
             return
@@ -157,7 +157,7 @@ class AutonomousAgent:
         finally:
             self.snapshots.pop(lease.session, None)
 
-    async def _visited(self, made: AttendedSession, lease: Lease) -> None:
+    async def _visited(self, made: LiveSession, lease: Lease) -> None:
         """Take a session to its next rest, and remember it for a while: the next to wake may have been here before."""
         if (await made.conversation.attend()).over:
             return
@@ -165,7 +165,7 @@ class AutonomousAgent:
         while len(self._resting) > MAX_REMEMBERED_SESSIONS:
             self._resting.pop(next(iter(self._resting)))
 
-    def _remembered(self, lease: Lease) -> AttendedSession | None:
+    def _remembered(self, lease: Lease) -> LiveSession | None:
         """Find a session as it was left here, if nobody else has had it since: its history need not be read again."""
         generation, made = self._resting.pop(lease.session, (0, None))
         if made is None or generation != lease.generation - 1:
@@ -176,9 +176,9 @@ class AutonomousAgent:
     def _heard(self, session: str, chunk: StreamChunk) -> None:
         self._pulse(session, "text", {"request": chunk.request, "text": chunk.text, "finished": chunk.finished})
 
-    async def _inhabited(self, made: AttendedSession, row: SessionRow, lease: Lease) -> Conclusion:
+    async def _inhabited(self, made: LiveSession, row: SessionRow, lease: Lease) -> Conclusion:
         """Let the session live with its sensors. One that is found asleep sleeps on, with its sensors awake."""
-        sensors = SessionSensors(self.speaking, made.running, self._folder)
+        sensors = SessionSensors(self.context, made.running, self._folder)
         watched = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in made.terms.pacing.sensors]
         resident = ResidentSession(
             made.conversation,
@@ -191,21 +191,21 @@ class AutonomousAgent:
         )
         return await resident.live(await self._asleep(made, row))
 
-    async def _asleep(self, made: AttendedSession, row: SessionRow) -> Conclusion | None:
+    async def _asleep(self, made: LiveSession, row: SessionRow) -> Conclusion | None:
         """Find a session resting that nothing has woken."""
-        if row.state not in REST_STATES or (row.due_at is not None and row.due_at <= self.speaking.app.clock.now()):
+        if row.state not in REST_STATES or (row.due_at is not None and row.due_at <= self.context.app.clock.now()):
             return None
         await made.running.look_back()
         return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
-    async def _kills(self, made: AttendedSession, lease: Lease) -> bool:
+    async def _kills(self, made: LiveSession, lease: Lease) -> bool:
         """Leave a session to a person over which one process after the other died."""
-        now = self.speaking.app.clock.now()
+        now = self.context.app.clock.now()
         deaths = count_takeovers(await made.running.look_back(), now)
         if deaths < MAX_TAKEOVERS:
             return False
         error = f"{deaths} processes that worked on it died in a row."
-        return await quarantine_session(self.speaking.store, lease, deaths, error, now)
+        return await quarantine_session(self.context.store, lease, deaths, error, now)
 
 
 def count_takeovers(events: Sequence[Stored], now: int) -> int:
@@ -282,7 +282,7 @@ class WorkerState:
 
     def __init__(
         self,
-        app: App,
+        app: Runtime,
         sessions: Sessions,
         manner: DispatchMode,
         agents: Mapping[str, AutonomousAgent],
@@ -385,13 +385,13 @@ RETENTION_ACTOR: Final = "halter.yaml"
 RETENTION_INTERVAL: Final = HOUR
 
 
-def read_retention(app: App) -> int | None:
+def read_retention(app: Runtime) -> int | None:
     """Tell after how long words are erased; None if never."""
     said = app.fleet.spec.retention
     return None if said is UNSET else said
 
 
-async def erase_expired(app: App, age: int, tell: Callable[[str], None]) -> None:
+async def erase_expired(app: Runtime, age: int, tell: Callable[[str], None]) -> None:
     """Erase what is older, now and every hour. A store that is away is asked again an hour later."""
     from halter.journal.retention import erase_older_than
 

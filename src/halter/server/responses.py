@@ -33,7 +33,7 @@ from halter.journal.store import JournalStore
 from halter.operations.agents import AgentFolders
 from halter.operations.desk import Desk
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, StreamSlice, read_stream_heads
-from halter.runtime.runtime import App, serialize_feed_item
+from halter.runtime.runtime import Runtime, serialize_feed_item
 from halter.server.middleware import INTERNAL_ERROR, WHO_KEY
 
 MAX_FEED_ITEMS: Final = 5000
@@ -207,7 +207,7 @@ Name = Annotated[str, StringConstraints(max_length=300), AfterValidator(_storabl
 class Site:
     """What is behind the door."""
 
-    app: App
+    app: Runtime
     feed: Feed
     agents: AgentFolders = field(default_factory=AgentFolders)
 

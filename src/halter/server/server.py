@@ -26,7 +26,7 @@ from halter.core.text import to_one_line
 from halter.loop.session_runtime import run_together
 from halter.operations.agents import AgentFolders
 from halter.runtime.feed import Bus
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.webhooks import WebhookReceiver
 from halter.server.auth import (
     LOGIN,
@@ -236,7 +236,12 @@ class ServerExtras:
 
 
 def build_server(
-    app: App, door: ServerNames, keys: Keyring, feed: "Feed", extras: ServerExtras, agents: AgentFolders | None = None
+    app: Runtime,
+    door: ServerNames,
+    keys: Keyring,
+    feed: "Feed",
+    extras: ServerExtras,
+    agents: AgentFolders | None = None,
 ) -> ServerMiddleware:
     """Put it together: all that can be asked for, behind the one door."""
     from halter.server.api import add_hooks, new_api
@@ -283,7 +288,7 @@ def _add_plain(api: "FastAPI") -> None:
     api.get("/", **_ROUTE)(plain)
 
 
-def _mount_dashboard(api: "FastAPI", app: App, bus: Bus, tell: Callable[[str], None]) -> bool:
+def _mount_dashboard(api: "FastAPI", app: Runtime, bus: Bus, tell: Callable[[str], None]) -> bool:
     """Put the pages in their place, if they are there."""
     from importlib.util import find_spec
 
@@ -296,7 +301,7 @@ def _mount_dashboard(api: "FastAPI", app: App, bus: Bus, tell: Callable[[str], N
 
 
 async def serve_web(
-    app: App, listening: socket.socket, keys: Keyring, bus: Bus, extras: ServerExtras | None = None
+    app: Runtime, listening: socket.socket, keys: Keyring, bus: Bus, extras: ServerExtras | None = None
 ) -> None:
     """Serve until cancelled, on a port that was taken with `bind`."""
     demand_server()

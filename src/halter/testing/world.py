@@ -50,7 +50,7 @@ from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
 from halter.runtime.assemble import open_trust
 from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import App
+from halter.runtime.runtime import Runtime
 from halter.runtime.supervisor import Supervisor
 from halter.runtime.worker import DispatchMode, make_embedded_mode
 from halter.settings import read_settings
@@ -576,12 +576,12 @@ class Fleet:
     def _hear(self, agent: str, sentence: str) -> None:
         self.told.append((agent, sentence))
 
-    def _app(self) -> App:
+    def _app(self) -> Runtime:
         """Put together what `halter up` opens, with the store, the clock and the ids of the world."""
         world = self.world
         store, nobody = cast("Any", world.store), cast("Any", None)
         policy = use_local_policy(self._settings)
-        return App(self._settings, world.clock, world.ids, store, nobody, world.purse, self._environ, policy=policy)
+        return Runtime(self._settings, world.clock, world.ids, store, nobody, world.purse, self._environ, policy=policy)
 
 
 def _ignore(*_: object) -> None:
