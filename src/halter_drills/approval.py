@@ -1,7 +1,7 @@
-"""An approval is good for one call, as it was shown, by a person, in time: whatever else is tried with it never runs.
+"""An approval admits one call, as it was shown, given by a person, in time: no misuse of it runs.
 
-Every attempt goes through the real doors on a real store. What ran is counted outside, in a file that the tools
-themselves write; the journal is not asked.
+Every attempt goes through the real doors on a real store. The tools count their effects in a file, and the drill judges
+by that file alone.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -31,6 +31,7 @@ from halter.guard.approvals import (
     ArgvCondition,
     EachArgument,
     PendingDecision,
+    RuleMatcher,
     RuleWording,
     SameArguments,
     answer_decision,
@@ -42,15 +43,13 @@ from halter.guard.approvals import (
     make_equals_condition,
 )
 from halter.guard.guard import GuardRuntime
-from halter.guard.judge import CallRequest, RequiredApproval, digest_edit, judge_call
+from halter.guard.judge import CallRequest, digest_edit, judge_call
 from halter.guard.prepare import Call
 from halter.testing.fakes import Relay
 from halter.tools.function_tool import tool
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, in_memory, own_store, result
 from halter_drills.faults import AlteredRows, Hand
 from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
-
-# What somebody might try with an approval, and what an honest person does with one: each with a session of its own.
 
 SOON: Final = SECOND // 2
 TOO_LATE: Final = SOON + SECOND // 10
@@ -65,25 +64,25 @@ EDITED: Final = "order-9"
 
 
 def till(effects: Path) -> Mapping[str, Tool]:
-    """Make two tools that need a person; whatever they do is counted outside, in a file."""
+    """Make two tools that need a person; a file counts their effects."""
 
-    def noted(what: str, desk: str, order: str, amount: int) -> str:
+    def count_effect(what: str, desk: str, order: str, amount: int) -> str:
         with effects.open("a") as file:
             file.write(f"{desk}\t{what}\t{order}\n")
         return f"{what}: {amount}"
 
     async def pay(desk: str, order: str, amount: int = 7) -> str:
-        return noted("pay", desk, order, amount)
+        return count_effect("pay", desk, order, amount)
 
     async def refund(desk: str, order: str, amount: int = 7) -> str:
-        return noted("refund", desk, order, amount)
+        return count_effect("refund", desk, order, amount)
 
     return {each.__name__: tool(each, level="RESTRICTED") for each in (pay, refund)}
 
 
 @dataclass(frozen=True)
 class ApprovalDesk:
-    """One session that needs a person for whatever it does. Its `name` is what its effects are counted under."""
+    """One session whose calls all need a person. Its effects are counted under its `name`."""
 
     name: str
     ground: Ground
@@ -96,7 +95,6 @@ class ApprovalDesk:
     beside: Lease
     """Another session of the same agent."""
     keyboard: Callable[[int], Keyboard] = TerminalDevice
-    """What reads a terminal."""
 
     def call(self, order: str = WRITTEN, *, amount: int = 7, using: str = "pay", number: int = 1) -> Call:
         arguments = {"desk": self.name, "order": order, "amount": amount}
@@ -110,242 +108,133 @@ class ApprovalDesk:
         await self.gatehouse.call(lease, standing, call, self.tools, attempt)
 
     async def asks(self, call: Call) -> PendingDecision:
-        """Take a call to the guard for the first time, and find the question that it puts before a person."""
+        """Take a call to the guard for the first time, and find its pending decision."""
         await self.tries(call, 0)
         return next(one for one in await list_pending_decisions(self.store) if one.decision == f"{call.id}/approval")
 
     async def says(self, asked: PendingDecision, verdict: Verdict = "approve", by: str = PERSON) -> None:
         await self.store.commit(answer_decision(asked, verdict, by, f"{asked.decision}/{verdict}/{by}"))
 
-    async def approved(self) -> Call:
-        call = self.call()
-        await self.says(await self.asks(call))
-        return call
+    async def edits(self, asked: PendingDecision) -> None:
+        await self.store.commit(approve_edited(asked, self.call(EDITED).arguments, PERSON, f"{asked.decision}/edit"))
 
-    async def ruled(self, scope: RuleScope = "session", *, lasting: int = MINUTE, amount: int = 7) -> str:
-        asked = await self.asks(self.call(amount=amount))
-        rule = RuleWording(
-            id=f"{self.name}/rule", matcher=SameArguments(asked.same), keys=("order",), scope=scope, expires_in=lasting
-        )
+    async def rules(
+        self, asked: PendingDecision, matcher: RuleMatcher, scope: RuleScope = "session", lasting: int = MINUTE
+    ) -> str:
+        rule = RuleWording(id=f"{self.name}/rule", matcher=matcher, keys=("order",), scope=scope, expires_in=lasting)
         await self.store.commit(approve_always(asked, rule, PERSON, f"{asked.decision}/always"))
         return rule.id
 
-    async def forge(self, asked: PendingDecision, by: str, digest: str) -> None:
-        """Put an answer into the inbox past everything that looks at answers."""
+    async def forges(self, asked: PendingDecision, by: str, digest: str) -> None:
+        """Write an answer into the inbox without the checks of an answer."""
         made = DecisionMade(decision=asked.decision, verdict="approve", by=by, digest=digest)
-        write = Write(asked.stream, f"{asked.decision}/forged", lambda _: [Draft(made)], _row_of(asked))
-        await self.store.commit(write)
+        row = [(DecisionRow, (asked.decision,))]
+        await self.store.commit(Write(asked.stream, f"{asked.decision}/forged", lambda _: [Draft(made)], row))
 
 
-def _row_of(asked: PendingDecision) -> list[tuple[type[DecisionRow], tuple[str]]]:
-    return [(DecisionRow, (asked.decision,))]
+Act = Callable[[ApprovalDesk], Awaitable[object]]
 
 
-Act = Callable[[ApprovalDesk], Awaitable[None]]
+def approved(use: Callable[[ApprovalDesk, Call], Awaitable[object]]) -> Act:
+    """A person approves a call; then `use` uses the approval."""
+
+    async def act(desk: ApprovalDesk) -> None:
+        call = desk.call()
+        await desk.says(await desk.asks(call))
+        await use(desk, call)
+
+    return act
 
 
-async def runs_once(desk: ApprovalDesk) -> None:
-    """An honest approval."""
-    await desk.tries(await desk.approved())
+def answered(answer: Callable[[ApprovalDesk, PendingDecision], Awaitable[object]]) -> Act:
+    """A call needs a person; `answer` answers; then the call is tried again."""
+
+    async def act(desk: ApprovalDesk) -> None:
+        call = desk.call()
+        await answer(desk, await desk.asks(call))
+        await desk.tries(call)
+
+    return act
 
 
-async def runs_once_of_many(desk: ApprovalDesk) -> None:
-    """An honest approval that is used many times at once."""
-    call = await desk.approved()
-    await asyncio.gather(*(desk.tries(call, attempt) for attempt in range(1, TOGETHER + 1)))
+def ruled(use: Act, scope: RuleScope = "session", *, lasting: int = MINUTE, amount: int = 7) -> Act:
+    """A person approves a call and makes a rule of it; then `use` uses the rule."""
+
+    async def act(desk: ApprovalDesk) -> None:
+        asked = await desk.asks(desk.call(amount=amount))
+        await desk.rules(asked, SameArguments(asked.same), scope, lasting)
+        await use(desk)
+
+    return act
 
 
-async def runs_as_edited(desk: ApprovalDesk) -> None:
-    """An honest edit."""
-    call = desk.call()
-    await _edited(desk, await desk.asks(call))
+def hasty(act: Act) -> Act:
+    """The same, under a policy whose approvals expire soon."""
+    return lambda desk: act(replace(desk, policy=policy_of(desk.policy.name, expiry=SOON)))
+
+
+async def use_late(desk: ApprovalDesk, call: Call) -> None:
+    await desk.clock.sleep(TOO_LATE)
     await desk.tries(call)
 
 
-async def runs_by_rule(desk: ApprovalDesk) -> None:
-    """A live rule."""
-    await desk.ruled()
-    await desk.tries(desk.call(number=2), 0)
+async def answer_late(desk: ApprovalDesk, asked: PendingDecision) -> None:
+    await desk.clock.sleep(TOO_LATE)
+    await desk.says(asked)
 
 
-async def one_byte_changed(desk: ApprovalDesk) -> None:
-    """One byte of the arguments changed after the approval."""
-    call = await desk.approved()
-    await desk.tries(msgspec.structs.replace(call, arguments=desk.call(OTHER).arguments))
-
-
-async def policy_changed(desk: ApprovalDesk) -> None:
-    """The policy changed after the approval."""
-    await desk.tries(await desk.approved(), policy=msgspec.structs.replace(desk.policy, max_steps=51))
-
-
-async def another_tool(desk: ApprovalDesk) -> None:
-    """Another tool was called after the approval."""
-    await desk.tries(msgspec.structs.replace(await desk.approved(), tool="refund"))
-
-
-async def another_session(desk: ApprovalDesk) -> None:
-    """The approval was given to another session."""
-    await desk.tries(await desk.approved(), lease=desk.beside)
-
-
-async def used_again(desk: ApprovalDesk) -> None:
-    """The same approval was used a second and a third time."""
-    call = await desk.approved()
+async def use_three_times(desk: ApprovalDesk, call: Call) -> None:
     for attempt in (1, 2, 3):
         await desk.tries(call, attempt)
 
 
-async def denied(desk: ApprovalDesk) -> None:
-    """A person said no."""
-    call = desk.call()
-    await desk.says(await desk.asks(call), "deny")
-    await desk.tries(call)
-
-
-async def typed_before_the_question(desk: ApprovalDesk) -> None:
-    """A yes was typed at a terminal before the question was shown, and a no after it."""
-    call = desk.call()
-    asked = await desk.asks(call)
+async def type_early(desk: ApprovalDesk, asked: PendingDecision) -> None:
+    """Type yes at a terminal before the question is shown, and no after it."""
     person, program = pty.openpty()
+
+    def say_no() -> None:
+        seen = b""
+        while QUESTION.encode() not in seen:
+            seen += os.read(person, 1000)
+        os.write(person, b"n\n")
+
     try:
         os.write(person, b"y\n")
-        answering = asyncio.create_task(asyncio.to_thread(_say_no, person))
+        answering = asyncio.create_task(asyncio.to_thread(say_no))
         word = await asyncio.to_thread(ask_freshly, desk.keyboard(program), QUESTION)
         await answering
     finally:
         os.close(person)
         os.close(program)
     await desk.says(asked, "approve" if word == "y" else "deny")
-    await desk.tries(call)
 
 
-def _say_no(person: int) -> None:
-    seen = b""
-    while QUESTION.encode() not in seen:
-        seen += os.read(person, 1000)
-    os.write(person, b"n\n")
-
-
-async def used_too_late(desk: ApprovalDesk) -> None:
-    """The approval had expired when it was used."""
-    hasty = replace(desk, policy=policy_of(desk.policy.name, expiry=SOON))
-    call = await hasty.approved()
-    await desk.clock.sleep(TOO_LATE)
-    await hasty.tries(call)
-
-
-async def given_too_late(desk: ApprovalDesk) -> None:
-    """The question had expired when a person answered it."""
-    hasty = replace(desk, policy=policy_of(desk.policy.name, expiry=SOON))
-    call = desk.call()
-    asked = await hasty.asks(call)
-    await desk.clock.sleep(TOO_LATE)
-    await hasty.says(asked)
-    await hasty.tries(call)
-
-
-async def said_by_the_agent(desk: ApprovalDesk) -> None:
-    """The agent answered its own question."""
-    call = desk.call()
-    await desk.says(await desk.asks(call), by=AN_AGENT)
-    await desk.tries(call)
-
-
-async def forged_by_the_agent(desk: ApprovalDesk) -> None:
-    """The agent wrote the answer into the inbox under its own name."""
-    call = desk.call()
-    asked = await desk.asks(call)
-    await desk.forge(asked, AN_AGENT, asked.digest)
-    await desk.tries(call)
-
-
-async def forged_by_nobody(desk: ApprovalDesk) -> None:
-    """An answer without a name was written into the inbox."""
-    call = desk.call()
-    asked = await desk.asks(call)
-    await desk.forge(asked, "", asked.digest)
-    await desk.tries(call)
-
-
-async def forged_with_another_digest(desk: ApprovalDesk) -> None:
-    """A person's answer to another question was written into the inbox."""
-    call = desk.call()
-    asked = await desk.asks(call)
-    await desk.forge(asked, PERSON, "0" * 64)
-    await desk.tries(call)
-
-
-async def edit_tampered_with(desk: ApprovalDesk) -> None:
-    """One byte of what a person wrote in place of the arguments changed in the store."""
-    call = desk.call()
-    await _edited(desk, await desk.asks(call))
+async def tamper_with_edit(desk: ApprovalDesk, asked: PendingDecision) -> None:
+    await desk.edits(asked)
     with closing(connection(desk.ground.url)) as database:
         change = "UPDATE events SET body = ? WHERE stream = ? AND kind = 'decision_made'"
         Hand(database, desk.ground.kind).do(change, desk.call(OTHER).arguments, inbox_stream(desk.lease.session))
-    await desk.tries(call)
 
 
-async def _edited(desk: ApprovalDesk, asked: PendingDecision) -> None:
-    await desk.store.commit(approve_edited(asked, desk.call(EDITED).arguments, PERSON, f"{asked.decision}/edit"))
-
-
-async def rule_expired(desk: ApprovalDesk) -> None:
-    """The rule had expired."""
-    await desk.ruled(lasting=SOON)
+async def use_expired_rule(desk: ApprovalDesk) -> None:
     await desk.clock.sleep(TOO_LATE)
     await desk.tries(desk.call(number=2), 0)
 
 
-async def rule_ended(desk: ApprovalDesk) -> None:
-    """The rule had been taken back."""
-    rule = await desk.ruled()
+async def use_ended_rule(desk: ApprovalDesk) -> None:
+    rule = f"{desk.name}/rule"
     await desk.store.commit(end_rule(rule, PERSON, f"{rule}/ended"))
     await desk.tries(desk.call(number=2), 0)
 
 
-async def rule_of_another_session(desk: ApprovalDesk) -> None:
-    """The rule was for another session."""
-    await desk.ruled("session")
-    await desk.tries(desk.call(number=2), 0, lease=desk.beside)
-
-
-async def rule_of_another_agent(desk: ApprovalDesk) -> None:
-    """The rule was for another agent."""
-    await desk.ruled("agent")
-    await desk.tries(desk.call(number=2), 0, policy=policy_of("another"))
-
-
-async def rule_for_another_tool(desk: ApprovalDesk) -> None:
-    """The rule was for another tool."""
-    await desk.ruled()
-    await desk.tries(desk.call(using="refund", number=2), 0)
-
-
-async def rule_for_other_arguments(desk: ApprovalDesk) -> None:
-    """The rule was for arguments that differ by one byte."""
-    await desk.ruled()
-    await desk.tries(desk.call(OTHER, number=2), 0)
-
-
-async def rule_for_a_shorter_command(desk: ApprovalDesk) -> None:
-    """The rule was for a command, and this one goes on after it."""
+async def extend_command(desk: ApprovalDesk) -> None:
     asked = await desk.asks(desk.call("list orders"))
     rest = (make_equals_condition("desk", desk.name), make_equals_condition("amount", 7))
-    matcher = EachArgument((ArgvCondition("order", ("list", "orders")), *rest))
-    rule = RuleWording(id=f"{desk.name}/rule", matcher=matcher, keys=("order",), scope="session", expires_in=MINUTE)
-    await desk.store.commit(approve_always(asked, rule, PERSON, f"{asked.decision}/always"))
+    await desk.rules(asked, EachArgument((ArgvCondition("order", ("list", "orders")), *rest)))
     await desk.tries(desk.call("list orders -delete", number=2), 0)
 
 
-async def rule_for_a_critical_call(desk: ApprovalDesk) -> None:
-    """The rule was for a call of critical risk, about which a person is always asked."""
-    await desk.ruled(amount=CRITICAL)
-    await desk.tries(desk.call(amount=CRITICAL, number=2), 0)
-
-
-async def rule_forged_by_the_agent(desk: ApprovalDesk) -> None:
-    """The agent wrote a rule into the journal under its own name."""
+async def forge_rule(desk: ApprovalDesk) -> None:
     asked = await desk.asks(desk.call())
     rule = RuleMade(
         rule=f"{desk.name}/forged",
@@ -357,81 +246,137 @@ async def rule_forged_by_the_agent(desk: ApprovalDesk) -> None:
         by=AN_AGENT,
         expires_at=asked.expires_at,
     )
-    reads = [(RuleRow, (rule.rule,))]
-    await desk.store.commit(Write(FLEET, rule.rule, lambda _: [Draft(rule)], reads))
+    await desk.store.commit(Write(FLEET, rule.rule, lambda _: [Draft(rule)], [(RuleRow, (rule.rule,))]))
     await desk.tries(desk.call(number=2), 0)
 
 
-HONEST: Final[Mapping[Act, str]] = {
-    runs_once: WRITTEN,
-    runs_once_of_many: WRITTEN,
-    runs_as_edited: EDITED,
-    runs_by_rule: WRITTEN,
-    used_again: WRITTEN,
-}
-"""What runs exactly once, and with which order; the first use of an approval that is used again is honest."""
+class ApprovalCase(NamedTuple):
+    """One use or misuse of an approval, in a session of its own. `runs` is the order that must be paid, once."""
 
-FORGED: Final[tuple[Act, ...]] = (
-    *(one_byte_changed, policy_changed, another_tool, another_session, denied, typed_before_the_question),
-    *(used_too_late, given_too_late, said_by_the_agent, forged_by_the_agent, forged_by_nobody),
-    *(forged_with_another_digest, edit_tampered_with, rule_expired, rule_ended, rule_of_another_session),
-    *(rule_of_another_agent, rule_for_another_tool, rule_for_other_arguments, rule_for_a_shorter_command),
-    *(rule_for_a_critical_call, rule_forged_by_the_agent),
+    words: str
+    act: Act
+    runs: str = ""
+
+
+HONEST: Final = (
+    ApprovalCase("An honest approval.", approved(lambda desk, call: desk.tries(call)), WRITTEN),
+    ApprovalCase(
+        "An honest approval, used many times at once.",
+        approved(lambda desk, call: asyncio.gather(*(desk.tries(call, 1 + number) for number in range(TOGETHER)))),
+        WRITTEN,
+    ),
+    ApprovalCase("An honest edit.", answered(ApprovalDesk.edits), EDITED),
+    ApprovalCase("A live rule.", ruled(lambda desk: desk.tries(desk.call(number=2), 0)), WRITTEN),
+    ApprovalCase("The same approval, used a second and a third time.", approved(use_three_times), WRITTEN),
+)
+"""What runs exactly once; the first use of an approval that is used again is honest."""
+
+FORGED: Final = (
+    ApprovalCase(
+        "One byte of the arguments changed after the approval.",
+        approved(lambda desk, call: desk.tries(msgspec.structs.replace(call, arguments=desk.call(OTHER).arguments))),
+    ),
+    ApprovalCase(
+        "The policy changed after the approval.",
+        approved(lambda desk, call: desk.tries(call, policy=msgspec.structs.replace(desk.policy, max_steps=51))),
+    ),
+    ApprovalCase(
+        "Another tool was called after the approval.",
+        approved(lambda desk, call: desk.tries(msgspec.structs.replace(call, tool="refund"))),
+    ),
+    ApprovalCase(
+        "The approval was given to another session.",
+        approved(lambda desk, call: desk.tries(call, lease=desk.beside)),
+    ),
+    ApprovalCase("A person said no.", answered(lambda desk, asked: desk.says(asked, "deny"))),
+    ApprovalCase("A yes was typed before the question was shown, and a no after it.", answered(type_early)),
+    ApprovalCase("The approval had expired when it was used.", hasty(approved(use_late))),
+    ApprovalCase("The question had expired when a person answered it.", hasty(answered(answer_late))),
+    ApprovalCase("The agent answered its own question.", answered(lambda desk, asked: desk.says(asked, by=AN_AGENT))),
+    ApprovalCase(
+        "The agent wrote the answer into the inbox under its own name.",
+        answered(lambda desk, asked: desk.forges(asked, AN_AGENT, asked.digest)),
+    ),
+    ApprovalCase(
+        "An answer without a name was written into the inbox.",
+        answered(lambda desk, asked: desk.forges(asked, "", asked.digest)),
+    ),
+    ApprovalCase(
+        "A person's answer to another question was written into the inbox.",
+        answered(lambda desk, asked: desk.forges(asked, PERSON, "0" * 64)),
+    ),
+    ApprovalCase("One byte of a person's edit changed in the store.", answered(tamper_with_edit)),
+    ApprovalCase("The rule had expired.", ruled(use_expired_rule, lasting=SOON)),
+    ApprovalCase("The rule had been revoked.", ruled(use_ended_rule)),
+    ApprovalCase(
+        "The rule was for another session.",
+        ruled(lambda desk: desk.tries(desk.call(number=2), 0, lease=desk.beside)),
+    ),
+    ApprovalCase(
+        "The rule was for another agent.",
+        ruled(lambda desk: desk.tries(desk.call(number=2), 0, policy=policy_of("another")), "agent"),
+    ),
+    ApprovalCase(
+        "The rule was for another tool.", ruled(lambda desk: desk.tries(desk.call(using="refund", number=2), 0))
+    ),
+    ApprovalCase(
+        "The rule was for arguments that differ by one byte.",
+        ruled(lambda desk: desk.tries(desk.call(OTHER, number=2), 0)),
+    ),
+    ApprovalCase("The rule was for a shorter command.", extend_command),
+    ApprovalCase(
+        "The rule was for a call of critical risk, which always needs a person.",
+        ruled(lambda desk: desk.tries(desk.call(amount=CRITICAL, number=2), 0), amount=CRITICAL),
+    ),
+    ApprovalCase("The agent wrote a rule into the journal under its own name.", forge_rule),
 )
 """What must never run."""
 
+CASES: Final = (*HONEST, *FORGED)
+ROUNDS: Final = 3
+WORKER: Final = WorkerId("drill")
 
 T = TypeVar("T")
 
-ROUNDS: Final = 3
-EFFECTS: Final = "effects"
-WORKER: Final = WorkerId("drill")
-ACTS: Final[Sequence[Act]] = (*HONEST, *FORGED)
-
-
-def _agreeing(row: DecisionRow, need: RequiredApproval) -> DecisionRow:
-    """Make a decision one about whatever is asked, that says yes to it."""
-    agreed = digest_edit(need.digest, need.edited) if row.verdict == "edit" or need.edited else need.digest
-    return msgspec.structs.replace(row, digest=need.digest, decided_digest=agreed)
-
 
 class Gullible(Relay):
-    """A store behind which every digest is as it should be and every rule fits: as if nobody compared anything."""
+    """The teeth: a store behind which every digest is right and every rule matches."""
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         rows = await self._store.ask(query)
-        return [cast("T", _loosened(row)) if isinstance(row, RuleRow) else row for row in rows]
+        return [cast("T", _match_anything(row)) if isinstance(row, RuleRow) else row for row in rows]
 
     async def commit(self, write: Write) -> Committed:
-        asked = _judged(write)
-        if asked is not None and (need := asked.approval) is not None:
-            write = msgspec.structs.replace(write, decide=_gullibly(asked, need))
+        decide = write.decide
+        if isinstance(decide, partial) and decide.func is judge_call and decide.args[0].approval is not None:
+            write = msgspec.structs.replace(write, decide=_agree_with(decide.args[0]))
         return await self._store.commit(write)
 
 
 class Hasty(TerminalDevice):
-    """A terminal at which what was typed before a question counts as its answer."""
+    """The teeth: a terminal that takes what was typed before a question as its answer."""
 
     def drop(self) -> None:
         """Keep what was typed."""
 
 
-def _loosened(row: RuleRow) -> RuleRow:
+def _match_anything(row: RuleRow) -> RuleRow:
     anything = EachArgument(tuple(AnyCondition(key) for key in ("desk", "order", "amount")))
     return msgspec.structs.replace(row, matcher=encode_matcher(anything))
 
 
-def _gullibly(asked: CallRequest, need: RequiredApproval) -> Decide:
+def _agree_with(asked: CallRequest) -> Decide:
+    """Judge a call with every decision changed into a yes to this very call."""
+    need = asked.approval
+
     def agree(row: Row | None) -> Row | None:
-        return _agreeing(row, need) if isinstance(row, DecisionRow) else row
+        if need is None or not isinstance(row, DecisionRow):
+            return row
+        edited = row.verdict == "edit" or need.edited
+        agreed = digest_edit(need.digest, need.edited) if edited else need.digest
+        return msgspec.structs.replace(row, digest=need.digest, decided_digest=agreed)
 
     return lambda rows: judge_call(asked, AlteredRows(rows, agree))
-
-
-def _judged(write: Write) -> CallRequest | None:
-    """Tell what the judge is asked in a write, if it is the judge who decides."""
-    decide = write.decide
-    return decide.args[0] if isinstance(decide, partial) and decide.func is judge_call else None
 
 
 def run(setting: Setting) -> DrillResult:
@@ -439,31 +384,22 @@ def run(setting: Setting) -> DrillResult:
     violations: list[str] = []
     with own_store(in_memory(setting)) as ground:
         for number in range(rounds):
-            setting.progress(number, rounds, f"{len(ACTS)} approvals are used and misused")
-            effects = ground.folder / f"{EFFECTS}-{number}"
+            setting.progress(number, rounds, f"{len(CASES)} approvals are used and misused")
+            effects = ground.folder / f"effects-{number}"
             effects.touch()
             asyncio.run(_round(ground, effects, number, teeth=setting.teeth))
             violations += amiss(effects.read_text().splitlines(), number)
         setting.progress(rounds, rounds, "checked")
     counts = {"rounds": rounds, "honest": len(HONEST), "forged": len(FORGED)}
-    return result(DRILL.name, ground.kind, rounds * len(ACTS), violations, counts)
+    return result(DRILL.name, ground.kind, rounds * len(CASES), violations, counts)
 
 
 async def _round(ground: Ground, effects: Path, number: int, *, teeth: bool) -> None:
-    real = ground.open()
-    try:
+    async with ground.opened() as real:
         store: Store = Gullible(real) if teeth else real
         keyboard = Hasty if teeth else TerminalDevice
-        desks = [await _desk(ground, store, effects, f"{number}-{act.__name__}", keyboard) for act in ACTS]
-        async with asyncio.TaskGroup() as trying:
-            for act, desk in zip(ACTS, desks, strict=True):
-                trying.create_task(_tried(act, desk))
-    finally:
-        await real.close()
-
-
-async def _tried(act: Act, desk: ApprovalDesk) -> None:
-    await act(desk)
+        desks = [await _desk(ground, store, effects, f"{number}-{place}", keyboard) for place in range(len(CASES))]
+        await asyncio.gather(*(case.act(desk) for case, desk in zip(CASES, desks, strict=True)))
 
 
 async def _desk(
@@ -487,17 +423,12 @@ async def _desk(
 def amiss(effects: Sequence[str], number: int = 0) -> list[str]:
     """Compare what ran in a round with what should have run, by the outside count alone."""
     ran = Counter(effects)
-    honest = {f"{number}-{act.__name__}\tpay\t{order}": act for act, order in HONEST.items()}
-    wrong = [f"{_told(act)} It ran {ran[line]} times." for line, act in honest.items() if ran[line] != 1]
+    honest = {f"{number}-{place}\tpay\t{case.runs}": case for place, case in enumerate(CASES) if case.runs}
+    wrong = [f"{case.words} It ran {ran[line]} times." for line, case in honest.items() if ran[line] != 1]
     for line in ran.keys() - honest.keys():
         name, what, order = line.split("\t")
-        act = next(act for act in ACTS if f"{number}-{act.__name__}" == name)
-        wrong.append(f"{_told(act)} All the same, {what} ran for {order}.")
+        wrong.append(f"{CASES[int(name.partition('-')[2])].words} Even so, {what} ran for {order}.")
     return sorted(wrong)
-
-
-def _told(act: Act) -> str:
-    return act.__doc__ or act.__name__
 
 
 DRILL: Final = Drill(

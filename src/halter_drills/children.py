@@ -1,14 +1,14 @@
-"""Real processes, so that they can really be killed, stopped and continued.
+"""Child processes that a drill kills, stops and continues.
 
-They are forked from a small server process without threads, which multiprocessing keeps for this: so it does
-not matter what threads the drill itself has, and a child starts in milliseconds.
+They are forked from multiprocessing's fork server, which has no threads, so a child starts in milliseconds.
 """
 
+import asyncio
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import wait
@@ -26,7 +26,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Pipe(Protocol):
-    """How a child and the drill talk: in values that can be pickled. EOFError says that the other side is gone."""
+    """The connection between a child and the drill, for pickled values. EOFError: the other side is gone."""
 
     def send(self, obj: Any, /) -> None: ...
     def recv(self) -> Any: ...
@@ -36,35 +36,33 @@ class Pipe(Protocol):
 
 
 PATIENCE: Final = 60.0
-"""Seconds to wait for a child before the drill says that it is stuck."""
+"""Seconds after which a silent child counts as stuck."""
 
 ENDINGS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 PRELOADED: Final = ("__main__", "halter.__main__", *(f"halter_drills.{name}" for name in DRILLS))
-"""What the server imports once, so that no child has to: multiprocessing wants the main module in each of them."""
-
-
-class ChildStuck(DrillBroken):
-    """A process that the drill started did not do what it had to do."""
+"""Imported once by the fork server, for all children; multiprocessing needs the main module in each."""
 
 
 _ONE_AT_A_TIME = threading.Lock()
 """Starting a process also polls all others, and two threads that poll one take its exit code from each other."""
 
 
+class ChildStuck(DrillBroken):
+    """A child did not answer, stop or end in time."""
+
+
 class ChildFailed(DrillBroken):
-    """A process that the drill started could not go on; it says why."""
+    """A child ended with an error or in an unexpected way."""
 
 
 class ChildFailure(msgspec.Struct, frozen=True):
-    """The last words of a child that met an error."""
+    """The last message of a child that failed."""
 
     sentence: str
 
 
 class Child:
-    """A process at work. Whatever it says can be heard, and it can be killed, stopped and continued."""
-
     def __init__(self, process: BaseProcess, pipe: Pipe) -> None:
         self._process = process
         self.pipe = pipe
@@ -77,7 +75,7 @@ class Child:
         self.pipe.send(word)
 
     def hear(self, patience: float = PATIENCE) -> Any:
-        """Wait for the next word of the child; EOFError if it died without another one."""
+        """Wait for the next message of the child; EOFError if it died before one."""
         if not self.pipe.poll(patience):
             raise ChildStuck(f"A process of the drill said nothing for {patience:.0f} s.")
         word = self.pipe.recv()
@@ -86,7 +84,7 @@ class Child:
         return word
 
     def hear_all(self, patience: float = PATIENCE) -> list[Any]:
-        """Collect what the child says until it ends; `patience` is for each word."""
+        """Collect messages until the child ends; `patience` is for each."""
         words: list[Any] = []
         while True:
             try:
@@ -100,17 +98,13 @@ class Child:
 
     def stop(self) -> None:
         self._signal(signal.SIGSTOP)
-        deadline = time.monotonic() + PATIENCE
-        while process_state(self.pid) not in ("T", ""):
-            if time.monotonic() > deadline:
-                raise ChildStuck("A process of the drill could not be stopped.")
-            time.sleep(0.001)
+        wait_until_stopped(self.pid)
 
     def go_on(self) -> None:
         self._signal(signal.SIGCONT)
 
     def wait(self, patience: float = PATIENCE) -> int:
-        """Wait until the child has ended, and return its exit code (negative for a signal)."""
+        """Wait until the child has ended; return its exit code (negative for a signal)."""
         deadline = time.monotonic() + patience
         while (code := self._exit_code()) is None:
             if time.monotonic() > deadline:
@@ -118,10 +112,13 @@ class Child:
             time.sleep(0.002)
         return code
 
+    def expect_killed(self) -> None:
+        if self.wait() != -signal.SIGKILL:
+            raise ChildFailed("A process of the drill ended before it could be killed.")
+
     def end(self) -> None:
-        self._signal(signal.SIGKILL)
         with suppress(ChildStuck):
-            self.wait()
+            self.kill()
         self.pipe.close()
 
     def _exit_code(self) -> int | None:
@@ -135,7 +132,7 @@ class Child:
 
 
 class Children:
-    """Starts children; made by `children`, which ends those that are left."""
+    """Starts children; `children` makes it, and kills those that are left."""
 
     def __init__(self, preload: Sequence[str]) -> None:
         with _undisturbed():
@@ -144,8 +141,8 @@ class Children:
         self._context.set_forkserver_preload([*PRELOADED, *preload])
         self._started: list[Child] = []
 
-    def start(self, work: Callable[[Pipe, *Ts], None], *args: *Ts) -> Child:
-        """Run `work(pipe, *args)` in a new process; it must be a function that a module has at its top."""
+    def start(self, work: Callable[[Pipe, *Ts], Coroutine[Any, Any, None] | None], *args: *Ts) -> Child:
+        """Run `work(pipe, *args)` in a new process; it must be a top-level function, async or not."""
         here, there = self._context.Pipe()
         process = self._context.Process(target=_worked, args=(work, there, args), daemon=True)
         child = Child(process, here)
@@ -156,7 +153,7 @@ class Children:
         return child
 
     def words(self, patience: float = PATIENCE) -> Generator[tuple[Child, Any]]:
-        """Yield what any child says, as it is said, until each has ended; also those that are started meanwhile."""
+        """Yield the messages of all children until each has ended, also of those started meanwhile."""
         while self._started:
             speaking = {child.pipe.fileno(): child for child in self._started}
             ready = wait(list(speaking), patience)
@@ -166,16 +163,13 @@ class Children:
                 try:
                     word = child.hear(patience)
                 except (EOFError, ConnectionResetError):
-                    self._ended(child)
+                    code = child.wait()
+                    child.end()
+                    self._started.remove(child)
+                    if code > 0:
+                        raise ChildFailed(f"A process of the drill ended with exit code {code}; see stderr.") from None
                     continue
                 yield child, word
-
-    def _ended(self, child: Child) -> None:
-        code = child.wait()
-        child.end()
-        self._started.remove(child)
-        if code > 0:
-            raise ChildFailed(f"A process of the drill ended with exit code {code}; it said why on the standard error.")
 
     def end(self) -> None:
         for child in self._started:
@@ -185,7 +179,7 @@ class Children:
 
 @contextmanager
 def children(*preload: str) -> Generator[Children]:
-    """Lend a place to start children from; none of them is left when it closes. `preload` names their modules."""
+    """Start children inside this block; all are killed when it ends. `preload` names their modules."""
     started = Children(preload)
     try:
         yield started
@@ -195,9 +189,9 @@ def children(*preload: str) -> Generator[Children]:
 
 @contextmanager
 def _undisturbed() -> Generator[None]:
-    """Let signals wait until a child is started and noted, so that none is left behind.
+    """Hold signals back until a child is started and recorded, so that none is left behind.
 
-    The server and its children inherit this: to end them is up to the drill, which hears the same signals.
+    The server and its children inherit this mask; the drill receives the same signals and ends them.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
     try:
@@ -206,17 +200,19 @@ def _undisturbed() -> Generator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _worked(work: Callable[..., None], pipe: Pipe, args: tuple[Any, ...]) -> None:
+def _worked(work: Callable[..., Coroutine[Any, Any, None] | None], pipe: Pipe, args: tuple[Any, ...]) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        work(pipe, *args)
+        running = work(pipe, *args)
+        if running is not None:
+            asyncio.run(running)
     except* (HalterError, *faults()) as errors:
         with suppress(OSError):
             pipe.send(ChildFailure(sentence(errors)))
 
 
 def _end_with_parent() -> None:
-    """Let no child outlive a drill that was killed itself."""
+    """End this child if the drill itself was killed."""
     parent = parent_process()
     if parent is not None:
         parent.join()
@@ -224,9 +220,18 @@ def _end_with_parent() -> None:
 
 
 def process_state(pid: int) -> str:
-    """Read the state letter of a process, after its name, which stands in brackets and may contain anything."""
+    """Read the state letter of a process. It follows the name, which is in brackets and may contain anything."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return stat.rpartition(")")[2].split()[0]
+
+
+def wait_until_stopped(pid: int) -> None:
+    """Wait until a process that was sent SIGSTOP stands still."""
+    deadline = time.monotonic() + PATIENCE
+    while process_state(pid) not in ("T", ""):
+        if time.monotonic() > deadline:
+            raise ChildStuck("A process of the drill could not be stopped.")
+        time.sleep(0.001)

@@ -1,7 +1,7 @@
-"""What all drills share: what they are told, what they answer, and a store of their own to work on.
+"""The frame of every drill: its settings, its result, and a throwaway store to attack.
 
-A drill proves a promise on the user's own machine. It never touches the user's data: on SQLite it works on a
-file in a folder of its own, on PostgreSQL in a schema of its own, and both are gone afterwards.
+A drill never touches the user's data: on SQLite it works on a file in a temporary folder, on PostgreSQL in a schema
+of its own, and removes either afterwards.
 """
 
 import os
@@ -10,8 +10,8 @@ import sqlite3
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol, cast
@@ -29,17 +29,15 @@ from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 
-# What the world does to a drill (a full disk, a server that restarts, a process that is gone), put in words.
-
 EARLY: Final = "The drill ended early, and so proves nothing."
 
 
 class DrillBroken(HalterError):
-    """The world failed while a drill ran; so it proves nothing."""
+    """Disk, database or a process failed during a drill, so its result proves nothing."""
 
 
 def faults() -> tuple[type[Exception], ...]:
-    """List what disks, databases and processes do to a drill besides what Halter puts in words."""
+    """List the errors of disks, databases and processes that are not HalterErrors."""
     plain = (OSError, EOFError, sqlite3.Error)
     try:
         import psycopg
@@ -49,20 +47,20 @@ def faults() -> tuple[type[Exception], ...]:
 
 
 def sentence(error: Exception) -> str:
-    """Put an error of the world in words, also the first of several that happened at once."""
+    """Describe an error in one sentence; of a group, the first."""
     if isinstance(error, ExceptionGroup):
         return sentence(cast("ExceptionGroup[Exception]", error).exceptions[0])
     if isinstance(error, HalterError):
         return str(error)
     if isinstance(error, EOFError):
         return "A process of the drill ended without saying why. Run it again."
-    said = " ".join(str(error).split()) or type(error).__name__
-    return f"{said[:1].upper()}{said[1:].rstrip('.')}. See that disk and database are well, and run it again."
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}. Check the disk and the database, and run it again."
 
 
 @contextmanager
 def in_words() -> Generator[None]:
-    """Let what the world does to a drill at work out as a sentence; what kept it from beginning says so itself."""
+    """Turn failures of the environment during a drill into DrillBroken with a sentence."""
     try:
         yield
     except (DrillBroken, StoreUnavailable) as error:
@@ -79,15 +77,14 @@ def in_words() -> Generator[None]:
 StoreKind = Literal["sqlite", "postgresql"]
 
 SENTENCES_KEPT: Final = 20
-"""How many violations a result spells out; all of them are counted."""
+"""A result spells out this many violations, and counts all."""
 
 CONNECT_SECONDS: Final = "5"
 PAUSES: Final = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between attempts to remove a schema, long enough for a server to restart."""
-
+"""Seconds between attempts to drop a schema: long enough for a server to restart."""
 
 Progress = Callable[[int, int, str], None]
-"""Is told how many of all cases are done, and a note."""
+"""Called with the cases done, all cases, and a note."""
 
 
 def unseen(done: int, total: int, note: str) -> None:
@@ -96,11 +93,7 @@ def unseen(done: int, total: int, note: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a drill is told: where to run, how many cases, and whether one part of it is broken on purpose.
-
-    Without a store it makes a SQLite file in the system's temporary folder. Without a number of seeds it
-    takes as many cases as it needs by itself.
-    """
+    """Where to run (default: a temporary SQLite file), how many cases, and whether one part is broken on purpose."""
 
     store: str | None = None
     seeds: int | None = None
@@ -109,7 +102,7 @@ class Setting:
 
 
 class DrillResult(msgspec.Struct, frozen=True):
-    """What a drill found. `detail` says in sentences what was violated, and counts what was tried."""
+    """What a drill found. `detail` has the violations as sentences, and counts of what was tried."""
 
     drill: str
     store: str
@@ -123,27 +116,23 @@ def result(drill: str, store: str, cases: int, violations: Sequence[str], counts
     return DrillResult(drill, store, cases, len(violations), detail)
 
 
-def _lacking_nothing() -> str:
-    return ""
-
-
 @dataclass(frozen=True, slots=True)
 class Drill:
-    """A proof of one promise. With `Setting.teeth` it must find violations, or it proves nothing.
+    """A proof of one promise. With `Setting.teeth` it must find violations.
 
-    `lacking` says what it needs beside Halter itself that is not installed.
+    `lacking` names an optional dependency that is not installed, or returns "".
     """
 
     name: str
     proves: str
     run: Callable[[Setting], DrillResult]
     stores: tuple[StoreKind, ...] = ("sqlite", "postgresql")
-    lacking: Callable[[], str] = _lacking_nothing
+    lacking: Callable[[], str] = str
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """A store that belongs to one drill, and a folder for its files."""
+    """The throwaway store of one drill, and a folder for its files."""
 
     kind: StoreKind
     url: str
@@ -159,13 +148,21 @@ class Ground:
     ) -> JournalStore:
         return JournalStore(engine(self.url, clock or SystemClock(), lease), inline=inline, applier=applier)
 
+    @asynccontextmanager
+    async def opened(self, lease: int = LEASE_DURATION) -> AsyncGenerator[JournalStore]:
+        store = self.open(lease=lease)
+        try:
+            yield store
+        finally:
+            await store.close()
+
     def fresh(self) -> None:
-        """Empty the store, so that one drill can use it for several cases. Nobody may have it open."""
-        if self.kind == "sqlite":
-            for file in self.folder.glob("drill.db*"):
-                file.unlink()
-            return
-        _drop_schema(self.url)
+        """Empty the store. No connection to it may be open."""
+        if self.kind == "postgresql":
+            return _drop_schema(self.url)
+        for file in self.folder.glob("drill.db*"):
+            file.unlink()
+        return None
 
 
 def engine(url: str, clock: Clock, lease: int) -> Engine:
@@ -173,7 +170,6 @@ def engine(url: str, clock: Clock, lease: int) -> Engine:
 
 
 def kind_of(url: str | None) -> StoreKind:
-    """Tell what kind of store a URL names; a drill needs one that outlives a process."""
     scheme = url.partition(":")[0].lower() if url and ":" in url else ""
     if scheme in ("postgresql", "postgres"):
         return "postgresql"
@@ -187,29 +183,25 @@ def kind_of(url: str | None) -> StoreKind:
 
 @contextmanager
 def own_store(setting: Setting) -> Generator[Ground]:
-    """Give a drill a store of its own beside the user's, and take it away whatever happens."""
-    kind = kind_of(setting.store)
-    beside = sqlite_file(setting.store).parent if setting.store and kind == "sqlite" else None
-    folder = _own_folder(beside)
+    """Make a throwaway store beside the user's, and remove it in every case."""
+    postgres = setting.store if kind_of(setting.store) == "postgresql" else None
+    beside = sqlite_file(setting.store).parent if setting.store and not postgres else None
     try:
-        if setting.store is None or kind == "sqlite":
-            yield Ground("sqlite", f"sqlite://{folder / 'drill.db'}", folder)
-        else:
-            with _own_schema(setting.store) as url:
-                yield Ground("postgresql", url, folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _own_folder(beside: Path | None) -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix="halter-drill-", dir=beside)).absolute()
+        folder = Path(tempfile.mkdtemp(prefix="halter-drill-", dir=beside)).absolute()
     except (OSError, ValueError) as error:
         where = beside or "the system's temporary folder"
         raise ConfigError(
             f"A drill needs a folder of its own in {where}, which cannot be made ({error}): "
-            "see that this folder exists and may be written to."
+            "check that this folder exists and is writable."
         ) from error
+    try:
+        if postgres is None:
+            yield Ground("sqlite", f"sqlite://{folder / 'drill.db'}", folder)
+        else:
+            with _own_schema(postgres) as url:
+                yield Ground("postgresql", url, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def sqlite_file(url: str) -> Path:
@@ -222,51 +214,43 @@ def sqlite_file(url: str) -> Path:
 
 @contextmanager
 def _own_schema(url: str) -> Generator[str]:
-    """Name a schema that nobody has; the store makes it when it is first opened."""
+    """Name a new schema, which the store creates when it is first opened."""
+    from halter.journal.connection import join_url
+
     postgres_address(url)
-    own = _with_schema(url, f"halter_drill_{uuid.uuid4().hex}")
-    connection(own).close()  # What cannot be reached says so now, before anything is set up.
+    parts, schema = urlsplit(url), f"halter_drill_{uuid.uuid4().hex}"
+    query = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query)) | {"schema": schema}
+    own = join_url(parts._replace(query=urlencode(query, quote_via=quote)))
+    connection(own).close()  # Fails now, before anything is set up, if the server cannot be reached.
     try:
         yield own
     finally:
         _drop_schema(own, PAUSES)
 
 
-def _with_schema(url: str, schema: str) -> str:
-    from halter.journal.connection import join_url
-
-    parts = urlsplit(url)
-    given = {"connect_timeout": CONNECT_SECONDS} | dict(parse_qsl(parts.query)) | {"schema": schema}
-    return join_url(parts._replace(query=urlencode(given, quote_via=quote)))
-
-
 def _drop_schema(url: str, pauses: Sequence[float] = ()) -> None:
-    """Remove the drill's own schema; where that fails, try once more after each of the pauses."""
+    """Drop the drill's schema; retry after each of the pauses."""
     drop = f'DROP SCHEMA IF EXISTS "{postgres_address(url).schema}" CASCADE'
-    for pause in pauses:
-        with suppress(HalterError, *faults()):
-            return _execute(url, drop)
-        time.sleep(pause)
-    try:
-        return _execute(url, drop)
-    except (HalterError, *faults()) as error:
-        raise StoreUnavailable(f"{sentence(error)} The drill's own schema is left there: {drop} removes it.") from error
-
-
-def _execute(url: str, statement: str) -> None:
-    with closing(connection(url)) as database:
-        database.execute(statement)
+    for pause in (*pauses, None):
+        try:
+            with closing(connection(url)) as database:
+                database.execute(drop)
+                return
+        except (HalterError, *faults()) as error:
+            if pause is None:
+                raise StoreUnavailable(f"{sentence(error)} The drill's schema is still there: run {drop}.") from error
+            time.sleep(pause)
 
 
 class PlainConnection(Protocol):
-    """A database connection that commits each statement by itself; parameters are `?` on SQLite, `%s` on PostgreSQL."""
+    """A connection in autocommit mode; parameters are `?` on SQLite, `%s` on PostgreSQL."""
 
     def execute(self, query: Any, params: Any = (), /) -> Any: ...
     def close(self) -> None: ...
 
 
 def connection(url: str) -> PlainConnection:
-    """Open a plain connection, past all of Halter's own code: for checkers, and for tampering."""
+    """Connect without Halter's store code: for checkers and for tampering."""
     if kind_of(url) == "sqlite":
         return sqlite3.connect(sqlite_file(url), isolation_level=None)
     address = postgres_address(url)
@@ -283,20 +267,18 @@ def connection(url: str) -> PlainConnection:
     return database
 
 
-# What the drills on the journal share: where they work if nobody says, and what Halter itself says of a store.
-
 IN_MEMORY: Final = Path("/dev/shm")  # noqa: S108  only folders with unguessable names are made in there
 
 
 def in_memory(setting: Setting) -> Setting:
-    """Choose a file in memory where no store is wished for: what a drill does to processes and rows needs no disk."""
+    """Use a file in /dev/shm if no store is named: attacks on processes and rows need no disk."""
     if setting.store is not None or not os.access(IN_MEMORY, os.W_OK):
         return setting
     return replace(setting, store=f"sqlite:///{IN_MEMORY}/halter.db")
 
 
 async def examined(store: JournalStore) -> list[str]:
-    """Verify the chains, the bodies and the rows of a store, and say what was found as sentences."""
+    """Verify the chains, bodies and rows of a store; return the findings as sentences."""
     report = await verify(store)
     wrong = [found.sentence for found in report.findings]
     return wrong if report.compared or wrong else ["The rows could not be compared with the events."]

@@ -1,4 +1,4 @@
-"""The faults that drills inject: stores that fail, processes that die at a commit, rows changed past Halter."""
+"""The faults that drills inject: stores that fail, processes that die at a commit, rows changed by plain SQL."""
 
 import os
 import random
@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Final, Literal, NamedTuple, NoReturn, Protocol, cast, get_args
 
@@ -19,14 +20,14 @@ from halter.core.vocabulary import R, Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.engine import Engine
 from halter.testing.fakes import Crashed, Relay
-from halter_drills.children import Child, ChildFailed, Pipe
+from halter_drills.children import Pipe
 from halter_drills.drill import PlainConnection, StoreKind
 
 Fault = Literal["", "away", "lost", "crash before", "crash after"]
 
 
 class Faults(msgspec.Struct, frozen=True):
-    """How often each misfortune befalls a commit, and how long the way to the store takes at most."""
+    """The probability of each fault per commit, and the longest delay to the store."""
 
     away: float = 0.0
     lost: float = 0.0
@@ -35,7 +36,7 @@ class Faults(msgspec.Struct, frozen=True):
 
 
 class FaultyStore(Relay):
-    """Puts faults, drawn by chance, between one process and a store. The store itself stays whole, as a disk does."""
+    """Injects random faults between one process and a store; the store itself stays intact, as a disk does."""
 
     def __init__(self, store: Store, chance: random.Random, clock: Clock, faults: Faults) -> None:
         super().__init__(store)
@@ -50,34 +51,30 @@ class FaultyStore(Relay):
             self._die()
 
     async def commit(self, write: Write) -> Committed:
-        """Commit, unless a fault comes first; after some faults it is committed and nobody hears of it."""
+        """Commit, unless a fault comes first; after some faults the commit happened and its answer is lost."""
         await self.way()
         fault = self._drawn()
         if fault == "crash before":
             self._die()
         if fault == "away":
-            raise StoreUnavailable("The store was away for a moment, as the drill wanted it; try again.")
+            raise StoreUnavailable("The store is unavailable: a fault injected by the drill.")
         committed = await self._store.commit(write)
         if fault == "crash after":
             self._die()
         await self.way()
         if fault == "lost":
-            raise StoreUnavailable("The store's answer was lost, as the drill wanted it; try again.")
+            raise StoreUnavailable("The store's answer is lost: a fault injected by the drill.")
         return committed
 
     async def close(self) -> None:
-        """Leave the store open: it belongs to the other processes too."""
+        """Leave the store open: other processes share it."""
 
     def _drawn(self) -> Fault:
-        draw = self._chance.random()
-        half = self._faults.crash / 2
-        shares: tuple[tuple[Fault, float], ...] = (
-            ("crash before", half),
-            ("crash after", half),
-            ("lost", self._faults.lost),
-            ("away", self._faults.away),
-        )
-        for fault, share in shares:
+        draw, faults = self._chance.random(), self._faults
+        half = faults.crash / 2
+        shares: dict[Fault, float] = {"crash before": half, "crash after": half, "lost": faults.lost}
+        shares["away"] = faults.away
+        for fault, share in shares.items():
             if draw < share:
                 return fault
             draw -= share
@@ -88,27 +85,27 @@ class FaultyStore(Relay):
         raise Crashed
 
 
-# Engines that differ from the real one in one thing, for drills that end or break a process inside a commit.
+# Engines that differ from the real one in one thing.
 
 KEPT_BACK: Final = 8
-"""How many commits a store that writes behind keeps to itself."""
+"""How many commits a write-behind store delays."""
 
 Moment = Callable[[int], None]
-"""Hears the number of a commit, right before it or right after it."""
+"""Called with the number of a commit, right before it or right after it."""
 
 
-class _Passing:
-    """Passes on to a real engine whatever a subclass does not do in a way of its own."""
+class Delegating:
+    """Delegates to a real engine, or to its view."""
 
-    def __init__(self, real: Engine) -> None:
+    def __init__(self, real: Any) -> None:
         self.real = real
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
 
-class _Watched(_Passing):
-    """Counts commits of every kind, and says when one is about to happen and when it has happened."""
+class _Watched(Delegating):
+    """Counts commits of every kind, with a callback before and after each."""
 
     def __init__(self, real: Engine, before: Moment, after: Moment) -> None:
         super().__init__(real)
@@ -133,8 +130,8 @@ class _Watched(_Passing):
         return answer
 
 
-class _WriteBehind(_Passing):
-    """Answers first and writes later: what any cache in front of a database does that must not stand here."""
+class _WriteBehind(Delegating):
+    """Answers first and writes later, as a write-behind cache does."""
 
     def __init__(self, real: Engine) -> None:
         super().__init__(real)
@@ -187,7 +184,7 @@ def writing_behind(real: Engine) -> Engine:
 
 
 class AlteredRows:
-    """The locked rows as a decision sees them that must not see them as they are."""
+    """The locked rows, altered before a decision sees them."""
 
     def __init__(self, rows: Rows, alter: Callable[[Row | None], Row | None]) -> None:
         self._rows = rows
@@ -201,20 +198,15 @@ class AlteredRows:
         return cast("R | None", self._alter(self._rows.get(kind, *key)))
 
 
-# The hand of somebody who has the password of the database, knows its tables, and goes past all of Halter.
+# An attacker who has the password of the database and knows its tables.
 
 TABLES: Final = (
     *("events", "streams", "sessions", "budgets", "holds", "spends", "audit", "blobs", "workers", "snapshots"),
 )
-"""All tables but the one that says which store it is."""
-
-SELECT: Final = (
-    "SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash FROM events"
-)
-INSERT: Final = (
-    "INSERT INTO events (stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
+"""All tables but `meta`, which identifies the store."""
+COLUMNS: Final = "stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, hash"
+SELECT: Final = f"SELECT {COLUMNS} FROM events"  # noqa: S608  columns are constants
+INSERT: Final = f"INSERT INTO events ({COLUMNS}) VALUES ({', '.join('?' * 13)})"  # noqa: S608  columns are constants
 CHANGE: Final = "UPDATE events SET {column} = ? WHERE stream = ? AND seq = ?"
 SAVE: Final = "CREATE TABLE saved_{table} AS SELECT * FROM {table}"
 EMPTY: Final = "DELETE FROM {table}"
@@ -222,7 +214,7 @@ REFILL: Final = "INSERT INTO {table} {numbered} SELECT * FROM saved_{table}"
 
 
 class EventEntry(NamedTuple):
-    """One event, column by column."""
+    """One row of the table of events."""
 
     stream: str
     seq: int
@@ -240,20 +232,17 @@ class EventEntry(NamedTuple):
 
 
 class Hand:
-    """Changes a store with plain SQL, and puts everything back as it was."""
+    """Changes a store with plain SQL, and restores it."""
 
     def __init__(self, database: PlainConnection, kind: StoreKind) -> None:
         self._database = database
         self._kind = kind
 
-    def do(self, statement: str, *values: Any) -> None:
-        self._execute(statement, values)
+    def do(self, statement: str, *values: Any) -> Any:
+        return self._database.execute(statement.replace("?", "%s") if self._kind == "postgresql" else statement, values)
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        return self._execute(statement, values).fetchall()
-
-    def _execute(self, statement: str, values: Sequence[Any]) -> Any:
-        return self._database.execute(statement.replace("?", "%s") if self._kind == "postgresql" else statement, values)
+        return self.do(statement, *values).fetchall()
 
     def entries(self, stream: str) -> list[EventEntry]:
         return [EventEntry(*row) for row in self.rows(f"{SELECT} WHERE stream = ? ORDER BY seq", stream)]
@@ -269,7 +258,7 @@ class Hand:
         self.do("DELETE FROM events WHERE stream = ? AND seq = ?", entry.stream, entry.seq)
 
     def renumber(self, stream: str, after: int, by: int) -> None:
-        """Shift the numbers of all events that follow; through negative ones, since no number may stand twice."""
+        """Shift the numbers of all later events, through negative ones: numbers are unique."""
         self.do("UPDATE events SET seq = -(seq + ?) WHERE stream = ? AND seq > ?", by, stream, after)
         self.do("UPDATE events SET seq = -seq WHERE stream = ? AND seq < 0", stream)
 
@@ -295,19 +284,19 @@ class Hand:
                 self.do(REFILL.format(table=table, numbered=numbered))
 
 
-# Deaths, and the lanes on which they are died: stores of their own, on which one process after the other is killed.
+# Deaths at a commit, and lanes: stores on which one process after another is killed.
 
 How = Literal["before", "after", "inside"]
 INSIDE_EVERY: Final = 3
 LONGEST_DELAY: Final = 0.002
-"""Seconds after the beginning of a commit within which a kill inside of it comes."""
+"""Seconds after a commit begins within which a kill inside it comes."""
 
 NO_LEASE: Final = 0
-"""The successor need not wait for a lease to run out, since the drill knows that the owner is dead."""
+"""The successor does not wait for a lease to expire: the drill knows that the owner is dead."""
 
 
 class Death(msgspec.Struct, frozen=True):
-    """At which commit of its life a process dies, and where in it."""
+    """The commit at which a process dies, and whether before, inside or after it."""
 
     commit: int
     how: How
@@ -318,42 +307,38 @@ class Death(msgspec.Struct, frozen=True):
 
 
 def deaths(commits: int, seed: int) -> list[Death]:
-    """List a death before and after every commit, and inside every third, in an order that the seed chooses."""
+    """List a death before and after every commit, and inside every third, in seeded order."""
     chance = random.Random(seed)
-    all_of_them = [
+    every = [
         Death(commit, how, chance.uniform(0, LONGEST_DELAY))
         for commit in range(1, commits + 1)
         for how in get_args(How)
         if how != "inside" or (commit + seed) % INSIDE_EVERY == 0
     ]
-    chance.shuffle(all_of_them)
-    return all_of_them
+    chance.shuffle(every)
+    return every
 
 
 def dying(real: Engine, death: Death, pipe: Pipe) -> Engine:
-    """Let a process die by its own hand at its commit; where it dies inside of one, it says so and is killed."""
+    """Let a process kill itself at its commit; for a death inside one, it sends None and the drill kills it."""
 
-    def before(number: int) -> None:
-        if number == death.commit and death.how == "before":
+    def at(moment: How, number: int) -> None:
+        if number == death.commit and death.how == moment:
             os.kill(os.getpid(), signal.SIGKILL)
-        elif number == death.commit and death.how == "inside":
+        elif number == death.commit and death.how == "inside" and moment == "before":
             pipe.send(None)
 
-    def after(number: int) -> None:
-        if number == death.commit and death.how == "after":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    return watched(real, before, after)
+    return watched(real, partial(at, "before"), partial(at, "after"))
 
 
 class Lane(Protocol):
-    """One store, on which one process after the other is killed."""
+    """One store on which one process after another is killed."""
 
     def kill(self, death: Death) -> list[str]: ...
 
 
 def killed(lanes: Sequence[Lane], chosen: Sequence[Death], tell: Callable[[int, str], None]) -> list[list[str]]:
-    """Share the deaths among the lanes: whichever is free takes the next."""
+    """Share the deaths among the lanes: the next free lane takes the next death."""
     free: SimpleQueue[Lane] = SimpleQueue()
     for lane in lanes:
         free.put(lane)
@@ -374,16 +359,3 @@ def killed(lanes: Sequence[Lane], chosen: Sequence[Death], tell: Callable[[int, 
         finally:
             threads.shutdown(cancel_futures=True)
     return wrong
-
-
-def heard(child: Child) -> Any:
-    try:
-        return child.hear()
-    except EOFError as silence:
-        raise ChildFailed("A process of the drill ended without saying why.") from silence
-
-
-def buried(child: Child) -> None:
-    """See that a child was killed, and did not end in any other way."""
-    if child.wait() != -signal.SIGKILL:
-        raise ChildFailed("A process of the drill ended before it could be killed.")

@@ -1,8 +1,8 @@
-"""A process is killed, at any moment: nothing that it was told is lost, and its successor does nothing twice.
+"""A process is killed at any moment: no acknowledged event is lost, and its successor repeats nothing.
 
-For each kill, a real process opens a store of its own and walks the plan of the drills' session, saying what is
-acknowledged before it goes on. SIGKILL ends it right before a commit, right after one, or somewhere inside. Then
-another process looks at what is left, takes the session over and finishes it.
+For each kill, a real process walks the plan of the drills' session and reports each acknowledgment before it continues.
+SIGKILL ends it right before, right after or inside a commit. Then another process checks the store, takes the session
+over and finishes it.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import json
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from hashlib import sha256
@@ -58,10 +58,8 @@ from halter_drills.faults import (
     TABLES,
     Death,
     Hand,
-    buried,
     deaths,
     dying,
-    heard,
     killed,
     watched,
     writing_behind,
@@ -71,7 +69,6 @@ from halter_drills.workload import (
     PERSON,
     ActStep,
     EffectFile,
-    EndStep,
     Told,
     ToolEffect,
     Workload,
@@ -79,7 +76,7 @@ from halter_drills.workload import (
     policy_of,
 )
 
-# A process is killed between a call's intent and its outcome: no plain write happens twice, and no doubt is lost.
+# Kills between the intent and the outcome of a call: no plain write happens twice, and every doubt is asked about.
 
 LOOK: Final = SECOND // 50
 PATIENCE: Final = 60 * SECOND
@@ -92,12 +89,12 @@ HISTORY: Final = "SELECT stream, seq, kind, at, generation, facts FROM events WH
 
 @dataclass(slots=True)
 class PlayShop(EffectFile):
-    """What the playing agent acts on. A careless one takes every write for a repeatable one."""
+    """What the agent acts on. With `careless`, plain writes are declared idempotent."""
 
     careless: bool = False
 
     def agent(self) -> AssembledAgent:
-        """Make the agent that plays: it has a read, an idempotent write and a plain one."""
+        """Make an agent with a read, an idempotent write and a plain write."""
 
         async def look(order: int, key: CallKey) -> str:
             return self.did("look", order, str(key))
@@ -113,7 +110,6 @@ class PlayShop(EffectFile):
 
 
 def app_on(real: Engine, folder: Path) -> Runtime:
-    """Open an app around an engine; nothing of it is kept beside the store."""
     clock = SystemClock()
     settings = Settings("", folder, folder / "key", PERSON, folder / "trust", None)
     store = JournalStore(real)
@@ -122,12 +118,7 @@ def app_on(real: Engine, folder: Path) -> Runtime:
     return Runtime(settings, clock, ids, store, checkpointer, purse, {}, policy=use_local_policy(settings))
 
 
-def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
-    asyncio.run(_play_and_die(pipe, url, shop, death))
-    signal.pause()
-
-
-async def _play_and_die(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
+async def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:
     agent, clock = shop.agent(), SystemClock()
     beginning = app_on(engine(url, clock, NO_LEASE), shop.file.parent)
     session = await begin_playbook(beginning, agent, PLAYBOOK, {})
@@ -135,22 +126,19 @@ async def _play_and_die(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> N
     pipe.send(session)
     mortal = app_on(dying(engine(url, clock, NO_LEASE), death, pipe), shop.file.parent)
     await resume_playbook(mortal, agent, session, unseen)
+    signal.pause()
 
 
-def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> None:
-    pipe.send(asyncio.run(_go_on_playing(url, shop, SessionId(session))))
-
-
-async def _go_on_playing(url: str, shop: PlayShop, session: SessionId) -> str:
+async def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> None:
     app = app_on(engine(url, SystemClock(), NO_LEASE), shop.file.parent)
     try:
-        return (await resume_playbook(app, shop.agent(), session, unseen)).state
+        pipe.send((await resume_playbook(app, shop.agent(), SessionId(session), unseen)).state)
     finally:
         await app.store.close()
 
 
 def unseen(_: Step, __: Answer) -> None:
-    """Show no step to anybody."""
+    """Show no steps."""
 
 
 async def counted_playing(folder: Path) -> int:
@@ -169,9 +157,9 @@ async def counted_playing(folder: Path) -> int:
 
 
 def acting(commits: int, seed: int) -> list[Death]:
-    """List a death before and after every commit, in an order that the seed chooses.
+    """List a death before and after every commit, in seeded order.
 
-    The first is one between the last plain write and its outcome, so that also the shortest drill sees one.
+    The first is between the last plain write and its outcome, so that the shortest drill has one too.
     """
     chosen = [death for death in deaths(commits, seed) if death.how != "inside"]
     last = Death(commits - 1, "before")
@@ -179,7 +167,7 @@ def acting(commits: int, seed: int) -> list[Death]:
 
 
 class EffectsLane(msgspec.Struct, frozen=True):
-    """One store, on which one playing process after the other is killed."""
+    """One store on which one process after another is killed while it plays a playbook."""
 
     ground: Ground
     teeth: bool
@@ -189,9 +177,9 @@ class EffectsLane(msgspec.Struct, frozen=True):
         shop.file.write_bytes(b"")
         with children(__name__) as started:
             child = started.start(playing_victim, self.ground.url, shop, death)
-            session: str = heard(child)
+            session: str = child.hear()
             child.hear_all()
-            buried(child)
+            child.expect_killed()
             history = self._history(session)
             asked, wrong = self._gone_on(started, session, shop) if ending(history) is None else ([], [])
         wrong += [*unasked(doubts(history), asked), *amiss(shop.effects())]
@@ -203,7 +191,7 @@ class EffectsLane(msgspec.Struct, frozen=True):
     def _gone_on(self, started: Children, session: str, shop: PlayShop) -> tuple[list[str], list[str]]:
         successor = started.start(playing_heir, self.ground.url, shop, session)
         attended = asyncio.run(self._attend(successor, session, shop))
-        heard(successor)
+        successor.hear()
         return attended
 
     def _history(self, session: str) -> list[RecordedEvent]:
@@ -212,21 +200,18 @@ class EffectsLane(msgspec.Struct, frozen=True):
         return [fact(*row) for row in rows]
 
     async def _attend(self, successor: Child, session: str, shop: PlayShop) -> tuple[list[str], list[str]]:
-        """Answer whatever waits for a person until the successor is done; return what was asked, and what is wrong."""
+        """Answer pending decisions until the successor is done; return what was asked, and what is wrong."""
         asked: list[str] = []
         wrong: list[str] = []
         clock = SystemClock()
-        store = self.ground.open(lease=NO_LEASE)
         deadline = clock.now() + PATIENCE
-        try:
+        async with self.ground.opened(NO_LEASE) as store:
             while not successor.pipe.poll() and clock.now() < deadline:
                 for one in await list_pending_decisions(store):
                     if one.session == session and one.subject not in asked:
                         asked.append(one.subject)
                         wrong += await _answered(store, one, shop)
                 await clock.sleep(LOOK)
-        finally:
-            await store.close()
         return asked, wrong
 
 
@@ -235,14 +220,14 @@ def ending(history: Sequence[RecordedEvent]) -> str | None:
 
 
 def doubts(history: Sequence[RecordedEvent]) -> list[tuple[str, str]]:
-    """List which calls were begun and have no outcome, each with its tool."""
+    """List the calls without an outcome, each with its tool."""
     settled = {event.facts["call"] for event in history if event.kind == "call_settled"}
     begun = {event.facts["call"]: event.facts["tool"] for event in history if event.kind == "call_started"}
     return [(call, name) for call, name in begun.items() if call not in settled]
 
 
 async def _answered(store: JournalStore, one: PendingDecision, shop: PlayShop) -> list[str]:
-    """Say what the outside world knows; and see that the receipt tells of the doubt while it lasts."""
+    """Answer what the outside world knows; check that the receipt shows the doubt until then."""
     wrong: list[str] = []
     if one.about != "unknown_call":
         wrong.append(f"A person was asked about {one.name} as {one.about}.")
@@ -256,9 +241,9 @@ async def _answered(store: JournalStore, one: PendingDecision, shop: PlayShop) -
 
 
 def unasked(doubtful: Sequence[tuple[str, str]], asked: Sequence[str]) -> list[str]:
-    """Compare what a person was asked with what had to be asked: the plain writes in doubt, and nothing else."""
+    """Check that a person was asked about each plain write in doubt, and about nothing else."""
     due = [call for call, name in doubtful if name == "pay"]
-    wrong = [f"The write {call} was in doubt, and nobody was asked about it." for call in due if call not in asked]
+    wrong = [f"The write {call} was in doubt, and no person was asked about it." for call in due if call not in asked]
     return wrong + [f"A person was asked about {call}, which was in no doubt." for call in asked if call not in due]
 
 
@@ -282,11 +267,11 @@ SESSION: Final = "drill"
 LANES: Final = 2
 
 PRELOADED: Final = (__name__, "halter.cli", "halter.journal.postgres")
-"""What children import in any case: among it the program that they were started from."""
+"""What children import, among it the program that started them."""
 
 
 class Ack(msgspec.Struct, frozen=True, array_like=True):
-    """One event that a process was told is durable, and a digest of the state that it folded."""
+    """One acknowledged event, and a digest of the state after it."""
 
     stream: str
     seq: int
@@ -298,44 +283,32 @@ def digest(state: Session) -> bytes:
     return sha256(msgspec.json.encode(state)).digest()
 
 
-def victim(pipe: Pipe, url: str, death: Death) -> None:
-    _live(pipe, engine(url, SystemClock(), NO_LEASE), death)
-
-
-def careless_victim(pipe: Pipe, url: str, death: Death) -> None:
-    _live(pipe, writing_behind(engine(url, SystemClock(), NO_LEASE)), death)
-
-
-def _live(pipe: Pipe, real: Engine, death: Death) -> None:
+async def victim(pipe: Pipe, url: str, death: Death, teeth: bool) -> None:  # noqa: FBT001  passed to a process
     def acknowledged(told: Sequence[Told]) -> None:
         pipe.send([Ack(stored.stream, stored.seq, stored.hash, digest(state)) for stored, state in told])
 
-    store = JournalStore(dying(real, death, pipe))
-    asyncio.run(Workload(store, SystemClock(), "victim", SESSION, acknowledged).run())
+    real = engine(url, SystemClock(), NO_LEASE)
+    store = JournalStore(dying(writing_behind(real) if teeth else real, death, pipe))
+    await Workload(store, SystemClock(), "victim", SESSION, acknowledged).run()
     signal.pause()
 
 
-def heir(pipe: Pipe, url: str, acks: Sequence[Ack]) -> None:
-    """Look at what a dead process left, take its session over and finish it; send what is wrong, in sentences."""
-    wrong = lost(url, acks)
-    pipe.send([*wrong, *asyncio.run(_inherit(url, acks))])
-
-
-async def _inherit(url: str, acks: Sequence[Ack]) -> list[str]:
-    clock = SystemClock()
+async def heir(pipe: Pipe, url: str, acks: Sequence[Ack]) -> None:
+    """Check the store that a dead process left, take its session over and finish it; send what is wrong."""
+    clock, wrong = SystemClock(), lost(url, acks)
     store = JournalStore(engine(url, clock, NO_LEASE))
     try:
-        wrong = [*await unlike(store, acks), *await examined(store), *check(found_at(url), finished=False)]
+        wrong += [*await unlike(store, acks), *await examined(store), *check(found_at(url), finished=False)]
         state = await Workload(store, clock, "heir", SESSION).run()
         if state.state != "COMPLETED":
             wrong.append(f"The successor left the session {state.state}.")
-        return [*wrong, *await examined(store), *check(found_at(url)), *repeated(url)]
+        pipe.send([*wrong, *await examined(store), *check(found_at(url)), *repeated(url)])
     finally:
         await store.close()
 
 
 def lost(url: str, acks: Sequence[Ack]) -> list[str]:
-    """Check with plain SQL that all acknowledged events are there, and besides them at most one commit."""
+    """Check with plain SQL that all acknowledged events are there, and at most one commit more."""
     with closing(connection(url)) as database:
         rows = database.execute("SELECT stream, seq, hash, key FROM events").fetchall()
     found = {(stream, seq): bytes(value) for stream, seq, value, _ in rows}
@@ -347,31 +320,33 @@ def lost(url: str, acks: Sequence[Ack]) -> list[str]:
     known = {(ack.stream, ack.seq) for ack in acks}
     untold = {key for stream, seq, _, key in rows if (stream, seq) not in known}
     if len(untold) > 1:
-        wrong.append(f"{len(untold)} commits were made that nobody was told of, and only one can have been under way.")
+        wrong.append(f"{len(untold)} commits were not acknowledged, and only one can have been under way.")
     return wrong
 
 
 async def unlike(store: JournalStore, acks: Sequence[Ack]) -> list[str]:
-    """Check that the events fold into the very states that the dead process had folded."""
+    """Check that the events fold into the states that the dead process had."""
     last = {ack.stream: ack for ack in acks}
     wrong: list[str] = []
     for stream, ack in last.items():
         events = await store.read(StreamId(stream), limit=ack.seq)
         if digest(replay(events)) != ack.state:
-            wrong.append(f"{stream} folds into another state at event {ack.seq} than the process had that died.")
+            wrong.append(f"{stream} folds into another state at event {ack.seq} than the dead process had.")
     return wrong
 
 
 def repeated(url: str) -> list[str]:
-    """Check with plain SQL that every step of the plan happened exactly once, whoever did it."""
+    """Check with plain SQL that every step of the plan happened exactly once."""
     with closing(connection(url)) as database:
         rows = database.execute("SELECT kind, stream, key, facts FROM events").fetchall()
     times = Counter(_step(*row) for row in rows)
-    return [f"The step {step} happened {times[step]} times." for step in _steps() if times[step] != 1]
+    steps = plan(SESSION)
+    ids = [each.id for step in steps for each in (step.together if isinstance(step, ActStep) else (step,))]
+    return [f"The step {step} happened {times[step]} times." for step in ids if times[step] != 1]
 
 
 def _step(kind: str, stream: str, key: str, facts: bytes) -> str:
-    """Tell which step of the plan an event completes."""
+    """Name the step of the plan that an event completes."""
     match kind:
         case "call_settled":
             return json.loads(facts)["call"]
@@ -385,70 +360,42 @@ def _step(kind: str, stream: str, key: str, facts: bytes) -> str:
             return key
 
 
-def _steps() -> Iterator[str]:
-    for step in plan(SESSION):
-        match step:
-            case ActStep():
-                yield from (spend.id for spend in step.together)
-            case EndStep():
-                yield f"{session_stream(step.session)} ends"
-            case _:
-                yield step.id
-
-
 class JournalLane(msgspec.Struct, frozen=True):
-    """One store, on which one process after the other is killed."""
+    """One store on which one process after another is killed while it writes the journal."""
 
     ground: Ground
     teeth: bool
 
     def kill(self, death: Death) -> list[str]:
-        self._clear()
-        with children(*PRELOADED) as started:
-            child = started.start(careless_victim if self.teeth else victim, self.ground.url, death)
-            acks = self._last_words(child, death)
-            wrong: list[str] = heard(started.start(heir, self.ground.url, acks))
-        return [f"{death}: {what}" for what in wrong]
-
-    def _clear(self) -> None:
-        """Empty the tables, which is quicker than to make them anew."""
-        with closing(connection(self.ground.url)) as database:
-            database.execute("BEGIN")
+        with closing(connection(self.ground.url)) as database, Hand(database, self.ground.kind).at_once():
             for table in TABLES:
                 database.execute(EMPTY.format(table=table))
-            database.execute("COMMIT")
+        with children(*PRELOADED) as started:
+            child = started.start(victim, self.ground.url, death, self.teeth)
+            acks = self._acknowledged(child, death)
+            wrong: list[str] = started.start(heir, self.ground.url, acks).hear()
+        return [f"{death}: {what}" for what in wrong]
 
-    def _last_words(self, child: Child, death: Death) -> list[Ack]:
-        """Collect what the process was told; kill it if it does not do so itself."""
+    def _acknowledged(self, child: Child, death: Death) -> list[Ack]:
+        """Collect the acknowledgments; kill a process that dies inside a commit."""
         acks: list[Ack] = []
         if death.how == "inside":
-            while (word := heard(child)) is not None:
+            while (word := child.hear()) is not None:
                 acks += word
             time.sleep(death.delay)
             child.kill()
         acks += [ack for word in child.hear_all() for ack in word]
-        buried(child)
+        child.expect_killed()
         return acks
 
 
-class KillPlan(msgspec.Struct, frozen=True):
-    """Who dies how: processes that only write the journal, and processes that act on the outside world."""
-
-    writing: Sequence[Death]
-    playing: Sequence[Death]
-
-    @property
-    def total(self) -> int:
-        return len(self.writing) + len(self.playing)
-
-
-def planned(commits: int, played: int, seeds: int | None) -> KillPlan:
-    """Kill at every commit of both, or as often as is wanted, half of them the one and half the other."""
+def planned(commits: int, played: int, seeds: int | None) -> tuple[Sequence[Death], Sequence[Death]]:
+    """Plan kills of processes that write the journal, and of processes that play: at every commit, or half and half."""
     if seeds is None:
-        return KillPlan(deaths(commits, seed=1), acting(played, seed=1))
+        return deaths(commits, seed=1), acting(played, seed=1)
     writing = (death for seed in count(1) for death in deaths(commits, seed))
     playing = (death for seed in count(1) for death in acting(played, seed))
-    return KillPlan(list(islice(writing, seeds - seeds // 2)), list(islice(playing, seeds // 2)))
+    return list(islice(writing, seeds - seeds // 2)), list(islice(playing, seeds // 2))
 
 
 def run(setting: Setting) -> DrillResult:
@@ -457,22 +404,21 @@ def run(setting: Setting) -> DrillResult:
         for ground in grounds:
             engine(ground.url, SystemClock(), NO_LEASE).close()
         commits, played = asyncio.run(counted()), asyncio.run(counted_playing(grounds[0].folder))
-        plan = planned(commits, played, setting.seeds)
-        writing = [JournalLane(ground, setting.teeth) for ground in grounds]
-        wrong = killed(writing, plan.writing, lambda done, note: setting.progress(done, plan.total, note))
-        playing = [EffectsLane(ground, setting.teeth) for ground in grounds]
-        before = len(plan.writing)
-        acted = killed(playing, plan.playing, lambda done, note: setting.progress(before + done, plan.total, note))
+        writing, playing = planned(commits, played, setting.seeds)
+        total, before = len(writing) + len(playing), len(writing)
+        lanes = [JournalLane(ground, setting.teeth) for ground in grounds]
+        wrong = killed(lanes, writing, lambda done, note: setting.progress(done, total, note))
+        acting_lanes = [EffectsLane(ground, setting.teeth) for ground in grounds]
+        wrong += killed(acting_lanes, playing, lambda done, note: setting.progress(before + done, total, note))
     counts = {
-        "kills": plan.total,
+        "kills": total,
         "commits": commits,
-        **Counter(f"killed_{death.how}_a_commit" for death in plan.writing),
-        "kills_while_playing": len(plan.playing),
+        **Counter(f"killed_{death.how}_a_commit" for death in writing),
+        "kills_while_playing": len(playing),
         "commits_while_playing": played,
-        "kills_with_violations": sum(bool(each) for each in (*wrong, *acted)),
+        "kills_with_violations": sum(bool(each) for each in wrong),
     }
-    found = [what for each in (*wrong, *acted) for what in each]
-    return result("kill", grounds[0].kind, plan.total, found, counts)
+    return result("kill", grounds[0].kind, total, [what for each in wrong for what in each], counts)
 
 
 async def counted() -> int:
@@ -483,6 +429,4 @@ async def counted() -> int:
     return len(heard)
 
 
-DRILL: Final = Drill(
-    "kill", "A killed process loses nothing that it was told, and its successor does nothing twice.", run
-)
+DRILL: Final = Drill("kill", "A killed process loses no acknowledged event, and its successor repeats nothing.", run)

@@ -1,7 +1,7 @@
-"""Somebody changes the store behind Halter's back: the examination finds it, names it, and accuses nobody else.
+"""The store is changed outside Halter: verification finds the change, names its kind, and blames no other stream.
 
-A store is filled with sessions and their signed checkpoints, and one of them is erased by rights. Then everything
-that somebody with the database's password may do is done to it with plain SQL, one thing at a time, and undone.
+A store is filled with sessions and signed checkpoints, and one session is erased legitimately. Then everything that an
+attacker with the database's password can do is done with plain SQL, one thing at a time, and undone.
 """
 
 import asyncio
@@ -11,12 +11,12 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 
 from halter.core.clock import Clock, SystemClock
-from halter.core.ids import Digest, session_stream
+from halter.core.ids import session_stream
 from halter.journal.apply import CHAIN_START, hash_event
 from halter.journal.checkpoints import (
     NO_PREVIOUS_LINE,
@@ -28,40 +28,42 @@ from halter.journal.checkpoints import (
     public_key_path,
     read_public_keys,
 )
-from halter.journal.engine import Engine, StoreView
+from halter.journal.engine import StoreView
 from halter.journal.rebuild import FindingKind, IntegrityReport
 from halter.journal.retention import erase_session_bodies
 from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
 from halter.journal.verify import examine
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, engine, in_memory, own_store, result
-from halter_drills.faults import EventEntry, Hand
+from halter_drills.faults import Delegating, EventEntry, Hand
 from halter_drills.workload import Workload
-
-# All the ways to tamper with a store that the drill knows: what is done, and what an examination must say of it.
 
 FORGER: Final = "mallory"
 
 
 class TamperScene(msgspec.Struct, frozen=True):
-    """What there is to tamper with: a store, its checkpoints, and some copies from earlier."""
+    """What there is to tamper with: a store, its checkpoints, and copies of erased events."""
 
     hand: Hand
     streams: Sequence[str]
     """The streams of sessions whose bodies are still there."""
     checkpoints: Path
     erased: Sequence[EventEntry]
-    """Events whose bodies have been erased since, as they were before."""
+    """Events as they were before their bodies were erased."""
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True):
-    """What must be named: one of these kinds; and what may be named: these streams, or tables, and no others."""
+    """One of these kinds must be found; only these streams or tables may be named."""
 
     kinds: frozenset[FindingKind]
     streams: frozenset[str]
 
 
-Tampering = Callable[[TamperScene, random.Random], ExpectedFinding]
+class Tampering(NamedTuple):
+    """One thing that an attacker does to a store or to its checkpoints."""
+
+    words: str
+    do: Callable[[TamperScene, random.Random], ExpectedFinding]
 
 
 def trace(kind: FindingKind, *streams: str) -> ExpectedFinding:
@@ -75,65 +77,110 @@ def chosen(scene: TamperScene, chance: random.Random) -> tuple[str, list[EventEn
     return stream, entries, chance.choice(entries[1:-1])
 
 
-def edit_facts(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Change one byte of the facts; or only their looks."""
-    stream, _, entry = chosen(scene, chance)
-    place = chance.randrange(len(entry.facts))
-    flipped = entry.facts[:place] + bytes([entry.facts[place] ^ 1]) + entry.facts[place + 1 :]
-    scene.hand.change(entry, facts=chance.choice((flipped, entry.facts + b" ")))
-    return trace("edited", stream)
+def edit(words: str, change: Callable[[EventEntry, random.Random], Mapping[str, Any]]) -> Tampering:
+    """Change columns of one event."""
 
-
-def edit_body(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Put other words into somebody's mouth."""
-    stream = chance.choice(scene.streams)
-    entry = chance.choice([entry for entry in scene.hand.entries(stream) if entry.body is not None])
-    scene.hand.change(entry, body=b"I never said that.")
-    return trace("edited", stream)
-
-
-def _edit(told: str, change: Callable[[EventEntry], Mapping[str, Any]]) -> Tampering:
-    def edit(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
         stream, _, entry = chosen(scene, chance)
-        scene.hand.change(entry, **change(entry))
+        scene.hand.change(entry, **change(entry, chance))
         return trace("edited", stream)
 
-    edit.__doc__ = told
-    return edit
+    return Tampering(words, do)
 
 
-edit_time = _edit("Let something have happened a little later.", lambda entry: {"at": entry.at + 1})
-edit_generation = _edit("Let another owner have done it.", lambda entry: {"generation": entry.generation + 1})
-edit_kind = _edit("Make an event one of another kind.", lambda _: {"kind": "bodies_erased"})
-edit_key = _edit("Let an event belong to another write.", lambda entry: {"key": f"{entry.key}/{FORGER}"})
+def edit_body(words: str, kind: FindingKind, **columns: bytes | None) -> Tampering:
+    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+        stream = chance.choice(scene.streams)
+        entry = chance.choice([entry for entry in scene.hand.entries(stream) if entry.body is not None])
+        scene.hand.change(entry, **columns)
+        return trace(kind, stream)
+
+    return Tampering(words, do)
 
 
-def delete(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Remove an event."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.remove(entry)
-    return trace("deleted", stream)
+def rearrange(
+    words: str, kind: FindingKind, change: Callable[[Hand, list[EventEntry], EventEntry], object], *, head: bool = True
+) -> Tampering:
+    """Add, remove or renumber events of one stream, and make its head fit."""
+
+    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+        stream, entries, entry = chosen(scene, chance)
+        change(scene.hand, entries, entry)
+        if head:
+            scene.hand.set_head(stream)
+        return trace(kind, stream)
+
+    return Tampering(words, do)
 
 
-def delete_with_head(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Remove an event and the head of its stream."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.remove(entry)
-    scene.hand.do("DELETE FROM streams WHERE stream = ?", stream)
-    return trace("deleted", stream)
+def alter_blob(words: str, kind: FindingKind, statement: str, *values: bytes) -> Tampering:
+    """Change a document that events refer to."""
+
+    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+        named = scene.hand.rows("SELECT blob, stream FROM events WHERE blob IS NOT NULL ORDER BY blob, stream")
+        blob = chance.choice(sorted({row[0] for row in named}))
+        scene.hand.do(statement, *values, blob)
+        return trace(kind, *(stream for name, stream in named if name == blob))
+
+    return Tampering(words, do)
 
 
-def delete_and_renumber(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Remove an event, and close the gap."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.remove(entry)
-    scene.hand.renumber(stream, entry.seq, -1)
-    scene.hand.set_head(stream)
-    return trace("deleted", stream)
+def alter_row(words: str, table: str, keys: str, statement: str) -> Tampering:
+    """Change one row of a projected table."""
+
+    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+        scene.hand.do(statement, *chance.choice(scene.hand.rows(keys)))
+        return trace("row", table)
+
+    return Tampering(words, do)
 
 
-def reorder(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Let two events change places."""
+def alter_checkpoints(words: str, change: Callable[[list[bytes], random.Random], None]) -> Tampering:
+    def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
+        lines = scene.checkpoints.read_bytes().splitlines(keepends=True)
+        change(lines, chance)
+        scene.checkpoints.write_bytes(b"".join(lines))
+        return trace("checkpoint_altered", "")
+
+    return Tampering(words, do)
+
+
+def flip_byte(entry: EventEntry, chance: random.Random) -> Mapping[str, Any]:
+    place = chance.randrange(len(entry.facts))
+    flipped = entry.facts[:place] + bytes([entry.facts[place] ^ 1]) + entry.facts[place + 1 :]
+    return {"facts": chance.choice((flipped, entry.facts + b" "))}
+
+
+def delete_with_head(hand: Hand, _: list[EventEntry], entry: EventEntry) -> None:
+    hand.remove(entry)
+    hand.do("DELETE FROM streams WHERE stream = ?", entry.stream)
+
+
+def delete_and_renumber(hand: Hand, _: list[EventEntry], entry: EventEntry) -> None:
+    hand.remove(entry)
+    hand.renumber(entry.stream, entry.seq, -1)
+
+
+def duplicate_in_place(hand: Hand, _: list[EventEntry], entry: EventEntry) -> None:
+    hand.renumber(entry.stream, entry.seq, 1)
+    hand.add(entry._replace(seq=entry.seq + 1))
+
+
+def cut_tail(hand: Hand, entries: list[EventEntry], entry: EventEntry) -> None:
+    for after in entries[entry.seq :]:
+        hand.remove(after)
+
+
+def rewrite(hand: Hand, entries: list[EventEntry], entry: EventEntry) -> None:
+    """Change an event, and compute the chain anew from there to the head."""
+    previous = entries[entry.seq - 2].hash if entry.seq > 1 else CHAIN_START
+    for old in (entry._replace(facts=entry.facts + b" "), *entries[entry.seq :]):
+        header = (old.stream, old.seq, old.kind, old.version, old.at, old.generation, old.key, old.blob)
+        previous = hash_event(previous, header, old.facts, old.digest)
+        hand.change(old, facts=old.facts, hash=previous)
+
+
+def exchange_events(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
     stream, entries, _ = chosen(scene, chance)
     first, second = chance.sample(entries[:-1], 2)
     for entry in (first, second):
@@ -143,25 +190,7 @@ def reorder(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
     return trace("reordered", stream)
 
 
-def duplicate(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Repeat an event at the end of its stream."""
-    stream, entries, entry = chosen(scene, chance)
-    scene.hand.add(entry._replace(seq=entries[-1].seq + 1))
-    scene.hand.set_head(stream)
-    return trace("duplicated", stream)
-
-
-def duplicate_in_place(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Repeat an event right after itself, and make room for it."""
-    stream, _, entry = chosen(scene, chance)
-    scene.hand.renumber(stream, entry.seq, 1)
-    scene.hand.add(entry._replace(seq=entry.seq + 1))
-    scene.hand.set_head(stream)
-    return trace("duplicated", stream)
-
-
 def swap_streams(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Let two sessions change their histories, with their heads."""
     one, other = chance.sample(list(scene.streams), 2)
     for old, new in ((one, FORGER), (other, one), (FORGER, other)):
         scene.hand.do("UPDATE events SET stream = ? WHERE stream = ?", new, old)
@@ -170,7 +199,6 @@ def swap_streams(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
 
 
 def move(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Take an event out of one stream and put it at the end of another."""
     one, other = chance.sample(list(scene.streams), 2)
     entry = chance.choice(scene.hand.entries(one)[1:-1])
     scene.hand.remove(entry)
@@ -179,126 +207,45 @@ def move(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
     return trace("moved", one, other)
 
 
-def cut_tail(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Cut off the end of a stream, and make its head fit."""
-    stream, entries, entry = chosen(scene, chance)
-    for after in entries[entry.seq :]:
-        scene.hand.remove(after)
-    scene.hand.set_head(stream)
-    return trace("cut", stream)
-
-
 def drop_stream(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Remove a stream with everything that was made of it."""
     stream = chance.choice(scene.streams)
-    session = stream.removeprefix("session:")
-    scene.hand.do("DELETE FROM events WHERE stream = ?", stream)
-    scene.hand.do("DELETE FROM streams WHERE stream = ?", stream)
-    scene.hand.do("DELETE FROM sessions WHERE session = ?", session)
-    scene.hand.do("DELETE FROM holds WHERE session = ?", session)
-    scene.hand.do("DELETE FROM spends WHERE session = ?", session)
-    scene.hand.do("DELETE FROM budgets WHERE scope = ?", stream)
+    for table, column in (("events", "stream"), ("streams", "stream"), ("budgets", "scope")):
+        scene.hand.do(f"DELETE FROM {table} WHERE {column} = ?", stream)  # noqa: S608  names are constants
+    for table in ("sessions", "holds", "spends"):
+        delete = f"DELETE FROM {table} WHERE session = ?"  # noqa: S608  names are constants
+        scene.hand.do(delete, stream.removeprefix("session:"))
     return trace("dropped", stream)
 
 
-def rewrite(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Change an event, and work out the chain anew from there to the head."""
-    stream, entries, entry = chosen(scene, chance)
-    previous = entries[entry.seq - 2].hash if entry.seq > 1 else CHAIN_START
-    changed = entry._replace(facts=entry.facts + b" ")
-    for old in (changed, *entries[entry.seq :]):
-        header = (old.stream, old.seq, old.kind, old.version, old.at, old.generation, old.key, old.blob)
-        previous = hash_event(previous, header, old.facts, old.digest)
-        scene.hand.change(old, facts=old.facts, hash=previous)
-    scene.hand.set_head(stream)
-    return trace("rewritten", stream)
-
-
-def remove_body(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Let what was said disappear as if it had been erased."""
-    stream = chance.choice(scene.streams)
-    entry = chance.choice([entry for entry in scene.hand.entries(stream) if entry.body is not None])
-    scene.hand.change(entry, body=None, salt=None)
-    return trace("body_missing", stream)
-
-
 def put_body_back(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Take what was erased from an old copy and put it back."""
     entry = chance.choice(scene.erased)
     scene.hand.change(entry, body=entry.body, salt=entry.salt)
     return trace("not_erased", entry.stream)
 
 
-def alter_blob(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Change a document that events name."""
-    blob, streams = _blob(scene, chance)
-    scene.hand.do("UPDATE blobs SET data = ? WHERE digest = ?", b"another document", blob)
-    return trace("blob_altered", *streams)
-
-
-def remove_blob(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Remove a document that events name."""
-    blob, streams = _blob(scene, chance)
-    scene.hand.do("DELETE FROM blobs WHERE digest = ?", blob)
-    return trace("blob_missing", *streams)
-
-
-def _blob(scene: TamperScene, chance: random.Random) -> tuple[str, list[str]]:
-    named = scene.hand.rows("SELECT blob, stream FROM events WHERE blob IS NOT NULL ORDER BY blob, stream")
-    blob = chance.choice(sorted({row[0] for row in named}))
-    return blob, [stream for name, stream in named if name == blob]
-
-
-def edit_budget(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Make somebody look as if they had spent less."""
-    rows = scene.hand.rows('SELECT scope, "window", unit FROM budgets WHERE spent > 0 ORDER BY scope, "window", unit')
-    scene.hand.do(
-        'UPDATE budgets SET spent = spent - 1 WHERE scope = ? AND "window" = ? AND unit = ?', *chance.choice(rows)
-    )
-    return trace("row", "budgets")
-
-
 def edit_session(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Make a session look as if it had ended otherwise."""
     session = chance.choice(scene.streams).removeprefix("session:")
     scene.hand.do("UPDATE sessions SET terminal_reason = ? WHERE session = ?", "external_halt", session)
     return trace("row", "sessions")
 
 
-def remove_spend(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Remove a cost from the log of costs."""
-    rows = scene.hand.rows("SELECT hold FROM spends ORDER BY hold")
-    scene.hand.do("DELETE FROM spends WHERE hold = ?", *chance.choice(rows))
-    return trace("row", "spends")
-
-
-def edit_checkpoint(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Let a checkpoint vouch for another hash."""
-    lines = scene.checkpoints.read_bytes().splitlines(keepends=True)
+def edit_checkpoint(lines: list[bytes], chance: random.Random) -> None:
     number = chance.randrange(len(lines))
     place = chance.choice([place for place, byte in enumerate(lines[number]) if chr(byte) in "0123456789abcdef"])
     changed = b"1" if lines[number][place : place + 1] != b"1" else b"2"
     lines[number] = lines[number][:place] + changed + lines[number][place + 1 :]
-    scene.checkpoints.write_bytes(b"".join(lines))
-    return trace("checkpoint_altered", "")
 
 
-def cut_checkpoints(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
-    """Take a checkpoint out of the file."""
-    lines = scene.checkpoints.read_bytes().splitlines(keepends=True)
+def remove_checkpoint(lines: list[bytes], chance: random.Random) -> None:
     del lines[chance.randrange(len(lines) - 1)]
-    scene.checkpoints.write_bytes(b"".join(lines))
-    return trace("checkpoint_altered", "")
 
 
 def remove_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
-    """Remove the file with all checkpoints."""
     scene.checkpoints.unlink()
     return trace("checkpoint_missing", "")
 
 
 def forge_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
-    """Sign all checkpoints anew, with a key of one's own."""
     key = load_signing_key(scene.checkpoints.with_name(FORGER))
     previous, lines = NO_PREVIOUS_LINE, list[bytes]()
     for line in scene.checkpoints.read_bytes().splitlines():
@@ -310,44 +257,63 @@ def forge_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
     return trace("checkpoint_key", "")
 
 
-TAMPERINGS: Final[tuple[Tampering, ...]] = (
-    *(edit_facts, edit_body, edit_time, edit_generation, edit_kind, edit_key, delete, delete_with_head),
-    *(delete_and_renumber, reorder, duplicate, duplicate_in_place, swap_streams, move, cut_tail, drop_stream),
-    *(rewrite, remove_body, put_body_back, alter_blob, remove_blob, edit_budget, edit_session, remove_spend),
-    *(edit_checkpoint, cut_checkpoints, forge_checkpoints, remove_checkpoints),
+TAMPERINGS: Final = (
+    edit("Change one byte of the facts, or their formatting", flip_byte),
+    edit("Make an event a little later", lambda entry, _: {"at": entry.at + 1}),
+    edit("Change the owner of an event", lambda entry, _: {"generation": entry.generation + 1}),
+    edit("Change the kind of an event", lambda _, __: {"kind": "bodies_erased"}),
+    edit("Change the write that an event belongs to", lambda entry, _: {"key": f"{entry.key}/{FORGER}"}),
+    edit_body("Change what was said", "edited", body=b"I never said that."),
+    edit_body("Remove what was said, as if it had been erased", "body_missing", body=None, salt=None),
+    Tampering("Put an erased body back from an old copy", put_body_back),
+    rearrange("Remove an event", "deleted", lambda hand, _, entry: hand.remove(entry), head=False),
+    rearrange("Remove an event and the head of its stream", "deleted", delete_with_head, head=False),
+    rearrange("Remove an event and close the gap", "deleted", delete_and_renumber),
+    Tampering("Exchange two events", exchange_events),
+    rearrange(
+        "Repeat an event at the end of its stream",
+        "duplicated",
+        lambda hand, entries, entry: hand.add(entry._replace(seq=entries[-1].seq + 1)),
+    ),
+    rearrange("Repeat an event right after itself", "duplicated", duplicate_in_place),
+    rearrange("Cut off the end of a stream", "cut", cut_tail),
+    rearrange("Change an event and compute the chain anew", "rewritten", rewrite),
+    Tampering("Exchange the histories of two sessions", swap_streams),
+    Tampering("Move an event to the end of another stream", move),
+    Tampering("Remove a stream with all its rows", drop_stream),
+    alter_blob("Change a document", "blob_altered", "UPDATE blobs SET data = ? WHERE digest = ?", b"another document"),
+    alter_blob("Remove a document", "blob_missing", "DELETE FROM blobs WHERE digest = ?"),
+    alter_row(
+        "Lower what was spent",
+        "budgets",
+        'SELECT scope, "window", unit FROM budgets WHERE spent > 0 ORDER BY scope, "window", unit',
+        'UPDATE budgets SET spent = spent - 1 WHERE scope = ? AND "window" = ? AND unit = ?',
+    ),
+    alter_row("Remove a cost", "spends", "SELECT hold FROM spends ORDER BY hold", "DELETE FROM spends WHERE hold = ?"),
+    Tampering("Change how a session ended", edit_session),
+    alter_checkpoints("Change a hash in a checkpoint", edit_checkpoint),
+    alter_checkpoints("Remove a checkpoint", remove_checkpoint),
+    Tampering("Sign all checkpoints anew with another key", forge_checkpoints),
+    Tampering("Remove all checkpoints", remove_checkpoints),
 )
-
 
 SEEDS: Final = 4
 SESSIONS: Final = ("ada", "bob", "cyd")
 ERASED: Final = "eve"
 OFTEN: Final = 50
-"""After so many events comes a checkpoint, so that each session has several."""
+"""Events between two checkpoints, so that each session has several."""
 
 
-class TrustingView:
-    """A view that believes the facts which it first saw with a hash: so the chain no longer covers them."""
+class TrustingView(Delegating):
+    """The teeth: a view that keeps the facts it first saw with a hash, so the chain does not cover them."""
 
     def __init__(self, view: StoreView, seen: dict[bytes, bytes]) -> None:
-        self._view = view
+        super().__init__(view)
         self._seen = seen
 
-    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        return self._view.ask(name, params)
-
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Pass a question on; if it is for events, answer with the facts of the first time."""
-        rows = self._view.rows(name, params)
+        rows = self.real.rows(name, params)
         return [self._believed(row) for row in rows] if name == "events_of" else rows
-
-    def get(self, digest: Digest) -> bytes | None:
-        return self._view.get(digest)
-
-    def flaws(self) -> Sequence[str]:
-        return self._view.flaws()
-
-    def close(self) -> None:
-        self._view.close()
 
     def _believed(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         entry = EventEntry(*row[: len(EventEntry._fields)])
@@ -357,7 +323,7 @@ class TrustingView:
 
 @dataclass(frozen=True, slots=True)
 class StoreExaminer:
-    """Examines one store against its checkpoints; with teeth, in a way that trusts too much."""
+    """Verifies one store against its checkpoints; with teeth, by a view that trusts too much."""
 
     store: JournalStore
     folder: Path
@@ -366,10 +332,11 @@ class StoreExaminer:
     seen: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
 
     async def report(self) -> IntegrityReport:
-        return await self.store.study(self._examined)
+        def examined(view: StoreView) -> IntegrityReport:
+            view = cast("StoreView", TrustingView(view, self.seen)) if self.teeth else view
+            return examine(view, self.folder, self.keys)
 
-    def _examined(self, view: StoreView) -> IntegrityReport:
-        return examine(TrustingView(view, self.seen) if self.teeth else view, self.folder, self.keys)
+        return await self.store.study(examined)
 
 
 def run(setting: Setting) -> DrillResult:
@@ -382,25 +349,22 @@ async def _run(setting: Setting, ground: Ground, hand: Hand) -> DrillResult:
     folder, key = ground.folder / "checkpoints", ground.folder / "signing.key"
     folder.mkdir()
     real = engine(ground.url, clock, LEASE_DURATION)
-    checkpointer = Checkpointer(folder, key, store_id(real), clock.now, every_events=OFTEN)
+    store_id = next(row["value"] for row in real.ask("meta", {}) if row["name"] == "store")
+    checkpointer = Checkpointer(folder, key, store_id, clock.now, every_events=OFTEN)
     store = JournalStore(real, observers=(checkpointer,))
     try:
         erased = await fill(store, clock, hand)
         checkpointer.flush()
         streams = [session_stream(session) for session in SESSIONS]
-        scene = TamperScene(hand, streams, checkpoint_file(folder, store_id(real)), erased)
+        scene = TamperScene(hand, streams, checkpoint_file(folder, store_id), erased)
         examiner = StoreExaminer(store, folder, read_public_keys(public_key_path(key)), setting.teeth)
         return await _tried(setting, ground, scene, examiner)
     finally:
         await store.close()
 
 
-def store_id(real: Engine) -> str:
-    return next(row["value"] for row in real.ask("meta", {}) if row["name"] == "store")
-
-
 async def fill(store: JournalStore, clock: Clock, hand: Hand) -> list[EventEntry]:
-    """Run the sessions, erase one of them by rights, and return what was erased."""
+    """Run the sessions, erase one legitimately, and return what was erased."""
     for session in (*SESSIONS, ERASED):
         await Workload(store, clock, "worker", session).run()
     entries = hand.entries(session_stream(ERASED))
@@ -416,7 +380,7 @@ async def _tried(setting: Setting, ground: Ground, scene: TamperScene, examiner:
     total = seeds * len(TAMPERINGS)
     for done, (seed, tampering) in enumerate(product(range(1, seeds + 1), TAMPERINGS), 1):
         wrong += await _case(seed, tampering, scene, examiner)
-        setting.progress(done, total, name(tampering))
+        setting.progress(done, total, tampering.words)
     counts = {
         "kinds_of_tampering": len(TAMPERINGS),
         "events": untouched.events,
@@ -428,43 +392,38 @@ async def _tried(setting: Setting, ground: Ground, scene: TamperScene, examiner:
 
 
 def clean(report: IntegrityReport, scene: TamperScene) -> list[str]:
-    """Check that nothing is found where nothing was done, and that what was erased by rights is called so."""
-    wrong = [f"Nobody had touched the store, and yet: {found.sentence}" for found in report.findings]
+    """Check that an untouched store is clean, and that legitimate erasures are counted as such."""
+    wrong = [f"The store was not touched, and verification says: {found.sentence}" for found in report.findings]
     missing = scene.hand.rows("SELECT COUNT(*) FROM events WHERE body IS NULL AND salt IS NULL AND digest <> ?", b"")
     if report.erased != missing[0][0]:
-        wrong.append(f"{missing[0][0]} bodies were erased by rights, and {report.erased} are told as erased.")
+        wrong.append(f"{missing[0][0]} bodies were erased legitimately, and {report.erased} are reported as erased.")
     return wrong
 
 
 async def _case(seed: int, tampering: Tampering, scene: TamperScene, examiner: StoreExaminer) -> list[str]:
     checkpoints = scene.checkpoints.read_bytes()
     with scene.hand.at_once():
-        trace = tampering(scene, random.Random(f"{seed}/{name(tampering)}"))
+        expected = tampering.do(scene, random.Random(f"{seed}/{tampering.words}"))
     found = await examiner.report()
     scene.hand.restore()
     scene.checkpoints.write_bytes(checkpoints)
     after = await examiner.report()
-    wrong = judge(trace, found)
-    wrong += [f"was undone, and yet: {left.sentence}" for left in after.findings]
-    return [f"“{name(tampering)}” (seed {seed}) {what}" for what in wrong]
+    wrong = judge(expected, found)
+    wrong += [f"was undone, and verification says: {left.sentence}" for left in after.findings]
+    return [f"“{tampering.words}” (seed {seed}) {what}" for what in wrong]
 
 
-def name(tampering: Tampering) -> str:
-    """Say what a kind of tampering does, in its own words."""
-    return (tampering.__doc__ or "").removesuffix(".")
-
-
-def judge(trace: ExpectedFinding, report: IntegrityReport) -> list[str]:
+def judge(expected: ExpectedFinding, report: IntegrityReport) -> list[str]:
     kinds = {found.kind for found in report.findings}
     if not kinds:
         return ["was not found."]
     wrong: list[str] = []
-    if not kinds & trace.kinds:
-        wrong.append(f"was taken for {', '.join(sorted(kinds))}, and is {', '.join(sorted(trace.kinds))}.")
-    others = {found.stream for found in report.findings} - trace.streams
+    if not kinds & expected.kinds:
+        wrong.append(f"was reported as {', '.join(sorted(kinds))} instead of {', '.join(sorted(expected.kinds))}.")
+    others = {found.stream for found in report.findings} - expected.streams
     if others:
-        wrong.append(f"was laid to the charge of {', '.join(sorted(others))} too.")
+        wrong.append(f"was also reported for {', '.join(sorted(others))}.")
     return wrong
 
 
-DRILL: Final = Drill("tamper", "Whatever is changed behind Halter's back is found and called by its name.", run)
+DRILL: Final = Drill("tamper", "Any change made outside Halter is found and named.", run)

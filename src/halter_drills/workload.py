@@ -1,7 +1,7 @@
-"""What the drills run: an agent with its policy and doors, money held as the doors hold it, and one whole session.
+"""What the drills attack: an agent with its policy and doors, money held as the doors hold it, and one whole session.
 
-That session follows a plan in which every step has a fixed id and every write a key. So a worker that takes it over
-after a crash reads the journal, settles what was in doubt, and goes on with the first step whose key is missing.
+The session follows a plan in which every step has a fixed id and every write a key. So the successor of a dead worker
+reads the journal, settles what is in doubt, and continues with the first step whose key is missing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +16,12 @@ import msgspec
 from halter.core.clock import HOUR, Clock
 from halter.core.errors import HalterError
 from halter.core.events import (
-    AnyEvent,
     BodiesErased,
     CallStarted,
     CostCapReached,
     RequestStarted,
     SessionParked,
     SessionStarted,
-    Unknown,
     WakePosted,
 )
 from halter.core.ids import FLEET, Digest, SessionId, StreamId, WorkerId, inbox_stream, session_stream
@@ -49,10 +47,8 @@ from halter.state.session import InFlight, Session, fold
 from halter.testing.fakes import Relay
 from halter_drills.drill import DrillBroken
 
-# An agent of the drills' own: its policy, the doors that its sessions go through, and how a session begins.
-
 PERSON: Final = "ada"
-"""The person of the drills: whoever halts, resumes and decides."""
+"""The person who halts, resumes and decides."""
 
 NO_RULES: Final = MappingProxyType[str, ToolRule]({})
 NO_SECRETS: Final = GivenSecrets({})
@@ -66,7 +62,7 @@ def policy_of(
     secrets: tuple[str, ...] = (),
     cap: int = DOLLAR,
 ) -> ResolvedPolicy:
-    """Write down the policy of an agent that has all its tools in one phase; `rules` are the fleet's for its tools."""
+    """Make the policy of an agent with all its tools in one phase; `rules` are the fleet's rules for tools."""
     return ResolvedPolicy(
         name=name,
         mode="SEMI",
@@ -118,12 +114,12 @@ async def begun(store: Store, worker: WorkerId, session: str, policy: ResolvedPo
     await store.commit(start_session(event))
     leases = await store.claim(worker, 1, SessionId(session))
     if not leases:
-        raise DrillBroken(f"The session {session} of the drill could not be claimed, though nobody else knows it.")
+        raise DrillBroken(f"The session {session} of the drill could not be claimed, though it is new.")
     return leases[0]
 
 
 class ToolEffect(msgspec.Struct, frozen=True):
-    """One thing that a tool did to the outside world, and the key that it was given for it."""
+    """One effect of a tool on the outside world, and the key of its call."""
 
     tool: str
     order: int
@@ -132,7 +128,7 @@ class ToolEffect(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class EffectFile:
-    """The outside world: a file that counts what was done."""
+    """The outside world: a file that counts effects."""
 
     file: Path
 
@@ -153,7 +149,7 @@ Refusal = Answer | NeedsPerson | RefusedRequest
 def asked_of(
     call: str, name: str, caps: Caps, spender: Spender, now: int, usd: int, arguments: bytes = b""
 ) -> CallRequest:
-    """Ask for a call that needs money and nobody's word."""
+    """Make the request of a call that needs money and no approval."""
     return CallRequest(
         call=call,
         tool=name,
@@ -166,13 +162,10 @@ def asked_of(
 
 
 class Till(Ledger):
-    """The ledger as the doors use it: the product's own decision about each call and each request."""
+    """The ledger as the doors use it: the guard's own decision about each call and request."""
 
     async def admit(self, lease: Lease, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | StillHeld:
-        """Commit an intent with its hold or its refusal; ask again while other holds are in the way.
-
-        A repeated attempt answers as it did before.
-        """
+        """Commit an intent with its hold, or its refusal; retry while other holds are in the way. Idempotent."""
         committed = await self.commit_intent(lambda now: self.intent(lease, asked.at(now)), self.patience)
         answer = None if committed is None else _admission(committed, asked)
         return answer or StillHeld(asked.call if isinstance(asked, CallRequest) else asked.request)
@@ -180,20 +173,14 @@ class Till(Ledger):
     def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
         stream = session_stream(lease.session)
         if isinstance(asked, CallRequest):
-            return Write(
-                stream, f"{asked.call}/asked/0", partial(judge.judge_call, asked), judge.list_call_rows(asked), lease
-            )
-        return Write(
-            stream,
-            f"{asked.request}/asked",
-            partial(judge_request.judge_attempt, asked),
-            judge_request.list_request_rows(asked),
-            lease,
-        )
+            decide, rows = partial(judge.judge_call, asked), judge.list_call_rows(asked)
+            return Write(stream, f"{asked.call}/asked/0", decide, rows, lease)
+        decide, rows = partial(judge_request.judge_attempt, asked), judge_request.list_request_rows(asked)
+        return Write(stream, f"{asked.request}/asked", decide, rows, lease)
 
 
 def _admission(committed: Committed, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | None:
-    """Read the decision off what was written; None where a rate is waited for."""
+    """Read the decision from what was written; None while a rate limit applies."""
     if isinstance(asked, CallRequest):
         return tool_door.read_call_admission(committed)
     match model_door.read_request_admission(committed):
@@ -206,7 +193,7 @@ def _admission(committed: Committed, asked: CallRequest | RequestAttempt) -> InF
 
 
 class FlatRate(msgspec.Struct, frozen=True):
-    """A price that every request has, whatever it sends."""
+    """A fixed price per request."""
 
     usd: int
 
@@ -220,7 +207,7 @@ class FlatRate(msgspec.Struct, frozen=True):
         return at_most if self.usd <= budget_micros else 0
 
 
-# The plan of the session that the drills work with: what it does, as data.
+# The plan of the session that the drills attack: what it does, as data.
 
 AGENT: Final = "night-watch"
 HELPER: Final = "reader"
@@ -230,7 +217,7 @@ BLOB_BYTES: Final = 40_000
 TURNS: Final = 6
 
 PLENTY: Final = 1_000_000 * DOLLAR
-"""A cap that any number of these sessions stays under: what is refused here is refused by a session's own cap."""
+"""A cap that these sessions never reach: only a session's own cap refuses a call."""
 
 CAPS: Final = Caps(
     session=Cap(1 * DOLLAR),
@@ -243,52 +230,42 @@ CARVED: Final = usd_to_micros("0.10")
 HELPER_CAPS: Final = Caps(session=Cap(CARVED), agent=CAPS.agent, fleet=CAPS.fleet)
 
 
-class BeginStep(msgspec.Struct, frozen=True):
-    """The session begins, with its task as the body and its definition as a blob."""
+class PlanStep(msgspec.Struct, frozen=True):
+    """One step of a session. Its id is the key of its write, so that it happens once."""
 
     id: str
     session: str
-    task: bytes
-    definition: bytes
 
 
-class DelegateStep(msgspec.Struct, frozen=True):
-    """A sub-session begins, with a cap carved out of this one's."""
-
-    id: str
-    session: str
-    child: str
-    task: bytes
+class BeginStep(PlanStep, frozen=True):
+    """The session starts, with its task as the body and its definition as a blob."""
 
 
-class SayStep(msgspec.Struct, frozen=True):
-    """Something arrives in the session's inbox."""
+class DelegateStep(PlanStep, frozen=True):
+    """A sub-session starts, with a cap carved out of this one's."""
 
-    id: str
-    session: str
+
+class SayStep(PlanStep, frozen=True):
+    """A message or signal arrives in the inbox."""
+
     event: WakePosted
     body: bytes
 
 
-class AttachStep(msgspec.Struct, frozen=True):
-    """Something arrives in the session's inbox that is too large for a body."""
+class AttachStep(PlanStep, frozen=True):
+    """A document arrives in the inbox that is too large for a body."""
 
-    id: str
-    session: str
-    name: str
-    data: bytes
+    size: int
 
 
-class WakeStep(msgspec.Struct, frozen=True):
-    """The session is taken up, with all that is in its inbox."""
+class WakeStep(PlanStep, frozen=True):
+    """The session wakes, with everything in its inbox."""
 
-    id: str
-    session: str
     cause: WakeCause
 
 
 class Spend(msgspec.Struct, frozen=True):
-    """One call or request: what is held for it, and what it turns out to be and to cost."""
+    """One call or request: what is held for it, and its result and cost."""
 
     id: str
     what: Literal["call", "request"]
@@ -300,43 +277,34 @@ class Spend(msgspec.Struct, frozen=True):
     body: bytes = b""
 
 
-class ActStep(msgspec.Struct, frozen=True):
+class ActStep(PlanStep, frozen=True):
     """Calls or requests that are in flight together."""
 
-    session: str
     together: tuple[Spend, ...]
 
 
-class RestStep(msgspec.Struct, frozen=True):
-    """The session rests: due again at once, or until something in its inbox wakes it."""
+class RestStep(PlanStep, frozen=True):
+    """The session parks: due again at once, or until its inbox wakes it."""
 
-    id: str
-    session: str
     state: State = "SLEEPING"
     due: bool = True
     wake_on: tuple[str, ...] = ()
     resident: bool = False
 
 
-class SetCapStep(msgspec.Struct, frozen=True):
-    """A person changes the cap of a scope."""
+class SetCapStep(PlanStep, frozen=True):
+    """A person changes the cap of a session."""
 
-    id: str
-    scope: str
     cap: int
 
 
-class EraseStep(msgspec.Struct, frozen=True):
-    """A person has the bodies of a session that is over erased."""
-
-    id: str
-    session: str
+class EraseStep(PlanStep, frozen=True):
+    """A person erases the bodies of a finished session."""
 
 
-class EndStep(msgspec.Struct, frozen=True):
-    """The session is over."""
+class EndStep(PlanStep, frozen=True):
+    """The session ends."""
 
-    session: str
     state: State
     terminal_reason: str
 
@@ -350,110 +318,100 @@ def child_of(session: str) -> str:
     return f"{session}-helper"
 
 
-def spends(steps: tuple[Step, ...]) -> Iterator[Spend]:
-    for step in steps:
-        if isinstance(step, ActStep):
-            yield from step.together
-
-
 def plan(session: str, blob_bytes: int = BLOB_BYTES) -> tuple[Step, ...]:
-    """Lay out the whole life of a session, with ids that nobody else has."""
+    """Lay out the whole life of a session, with ids that contain its name."""
     return (
-        BeginStep(f"{session}/start", session, b"Watch the night.", b'{"agent": "night-watch"}'),
+        BeginStep(f"{session}/start", session),
         WakeStep(f"{session}/first", session, "trigger"),
         *(step for turn in range(1, TURNS + 1) for step in _turn(session, turn)),
-        _attached(session, blob_bytes),
+        AttachStep(f"{session}/attach", session, blob_bytes),
         WakeStep(f"{session}/attached", session, "webhook"),
-        SetCapStep(f"{session}/raise", session_stream(session), 2 * DOLLAR),
+        SetCapStep(f"{session}/raise", session, 2 * DOLLAR),
         *_delegated(session),
         *_closing(session),
     )
 
 
+def _act(session: str, *spends: Spend) -> ActStep:
+    return ActStep("", session, spends)
+
+
+def _ending(session: str, state: State, reason: str) -> EndStep:
+    return EndStep(f"{session_stream(session)} ends", session, state, reason)
+
+
 def _turn(session: str, turn: int) -> Iterator[Step]:
-    """One turn: think, act, think, rest, and be woken; each in a way of its own."""
+    """One turn: think, act, think, rest, wake; each turn differs."""
     name = f"{session}/turn-{turn}"
-    yield ActStep(session, (_request(f"{name}/think", "turn", turn),))
-    yield ActStep(session, tuple(_call(f"{name}/act-{number}", turn + number) for number in range(1 + turn % 2)))
-    yield ActStep(session, (_request(f"{name}/conclude", "gate" if turn % 2 else "judge", turn + 1),))
+    yield _act(session, _request(f"{name}/think", "turn", turn))
+    yield _act(session, *(_call(f"{name}/act-{number}", turn + number) for number in range(1 + turn % 2)))
+    yield _act(session, _request(f"{name}/conclude", "gate" if turn % 2 else "judge", turn + 1))
     match turn % 3:
         case 0:
             yield RestStep(f"{name}/rest", session, resident=True)
             yield WakeStep(f"{name}/wake", session, "timer")
         case 1:
             yield RestStep(f"{name}/rest", session, due=False, wake_on=("price_drop", "disk_full"))
-            yield SayStep(f"{name}/other-signal", session, _signal("new_moon"), b"A signal nobody waits for.")
+            yield SayStep(f"{name}/other-signal", session, _signal("new_moon"), b"A signal without a listener.")
             yield SayStep(f"{name}/signal", session, _signal("price_drop"), b"\xff\x00 not text \xed\xa0\x80")
             yield WakeStep(f"{name}/wake", session, "signal")
         case _:
+            message = WakePosted(cause="message", origin="person", sender="ada", trusted=True)
             yield RestStep(f"{name}/rest", session, state="WAITING_FOR_INPUT")
-            yield SayStep(f"{name}/message", session, _message("ada"), f"Good night {turn}, \u263d".encode())
+            yield SayStep(f"{name}/message", session, message, f"Good night {turn}, \u263d".encode())
             yield WakeStep(f"{name}/wake", session, "message")
 
 
 def _delegated(session: str) -> Iterator[Step]:
-    """A sub-session that spends beyond its cap, and is settled with its parent all the same."""
+    """A sub-session that spends more than its cap, and is settled with its parent."""
     child = child_of(session)
-    yield DelegateStep(f"{child}/start", session, child, b"Read what was attached.")
+    yield DelegateStep(f"{child}/start", session)
     yield RestStep(f"{session}/awaiting-helper", session, state="WAITING_FOR_TOOL", due=False)
     yield WakeStep(f"{child}/first", child, "trigger")
-    yield ActStep(child, (_request(f"{child}/think", "turn", 1),))
+    yield _act(child, _request(f"{child}/think", "turn", 1))
     over = ActualResult("ok", usd=usd_to_micros("0.15"), tokens=0, body=b"It was a long document.")
-    yield ActStep(child, (Spend(f"{child}/read", "call", "read_document", over, usd_to_micros("0.01")),))
-    yield EndStep(child, "BUDGET_EXCEEDED", "cost_cap_reached")
+    yield _act(child, Spend(f"{child}/read", "call", "read_document", over, usd_to_micros("0.01")))
+    yield _ending(child, "BUDGET_EXCEEDED", "cost_cap_reached")
     yield SayStep(f"{child}/told", session, WakePosted(cause="child", origin="agent", sender=child), b"It is over.")
     yield WakeStep(f"{session}/helped", session, "child")
 
 
 def _closing(session: str) -> Iterator[Step]:
-    """What is refused, what costs nothing, what costs more than was held; and the end."""
+    """A refused call, a free one, one that costs more than was held; and the end."""
     name = f"{session}/closing"
-    yield ActStep(session, (Spend(f"{name}/too-dear", "call", "buy_house", ActualResult("ok"), 5 * DOLLAR),))
-    yield ActStep(
-        session, (Spend(f"{name}/free", "call", "look_around", ActualResult("ok", body=b"All is quiet."), 0),)
-    )
+    yield _act(session, Spend(f"{name}/too-dear", "call", "buy_house", ActualResult("ok"), 5 * DOLLAR))
+    yield _act(session, Spend(f"{name}/free", "call", "look_around", ActualResult("ok", body=b"All is quiet."), 0))
     released = ActualResult("error", usd=0, tokens=0)
-    yield ActStep(session, (Spend(f"{name}/unbilled", "request", MODEL, released, usd_to_micros("0.02"), 2000),))
+    yield _act(session, Spend(f"{name}/unbilled", "request", MODEL, released, usd_to_micros("0.02"), 2000))
     over = ActualResult("ok", usd=usd_to_micros("0.03"), tokens=0)
-    yield ActStep(session, (Spend(f"{name}/dearer", "call", "translate", over, usd_to_micros("0.02")),))
-    yield SetCapStep(f"{session}/lower", session_stream(child_of(session)), usd_to_micros("0.05"))
+    yield _act(session, Spend(f"{name}/dearer", "call", "translate", over, usd_to_micros("0.02")))
+    yield SetCapStep(f"{session}/lower", child_of(session), usd_to_micros("0.05"))
     yield EraseStep(f"{session}/erase", child_of(session))
-    yield EndStep(session, "COMPLETED", "completed")
+    yield _ending(session, "COMPLETED", "completed")
 
 
 def _request(spend: str, purpose: Purpose, size: int) -> Spend:
     usage = Usage(1000 * size, 100 * size, 400 * size, 200 * size)
-    truth = ActualResult(
-        "ok", usd=usd_to_micros("0.004") + size, tokens=usage.uncached, usage=usage, body=b"I think so. " * size
-    )
+    usd, body = usd_to_micros("0.004") + size, b"I think so. " * size
+    truth = ActualResult("ok", usd=usd, tokens=usage.uncached, usage=usage, body=body)
     return Spend(spend, "request", MODEL, truth, usd_to_micros("0.01"), 2000 * size, purpose)
 
 
 def _call(spend: str, size: int) -> Spend:
-    truth = ActualResult(
-        "error" if size % 4 == 0 else "ok", usd=usd_to_micros("0.001") * size, tokens=0, body=b"\x00" * size
-    )
+    outcome = "error" if size % 4 == 0 else "ok"
+    truth = ActualResult(outcome, usd=usd_to_micros("0.001") * size, tokens=0, body=b"\x00" * size)
     return Spend(spend, "call", "fetch_page", truth, usd_to_micros("0.02"), body=b'{"page": %d}' % size)
-
-
-def _message(sender: str) -> WakePosted:
-    return WakePosted(cause="message", origin="person", sender=sender, trusted=True)
 
 
 def _signal(name: str) -> WakePosted:
     return WakePosted(cause="signal", origin="sensor", sender="drill", name=name)
 
 
-def _attached(session: str, size: int) -> AttachStep:
-    data = b"".join(b"%08d" % number for number in range(-(-size // 8)))[:size]
-    return AttachStep(f"{session}/attach", session, "report.txt", data)
-
-
 Told = tuple[Stored, Session]
-"""An event that was acknowledged, and the state that it left its stream in."""
+"""An acknowledged event, and the state of its stream after it."""
 
 Acknowledged = Callable[[Sequence[Told]], None]
-"""Hears of every commit that was acknowledged, before anything else is done; of one without events, too."""
+"""Called after every acknowledged commit, before anything else happens; also for one without events."""
 
 PAGE: Final = 1000
 CLAIMED: Final = 100
@@ -461,15 +419,11 @@ BY: Final = "the drill"
 
 
 class SessionUnavailable(HalterError):
-    """The session that the drill works with belongs to somebody else."""
-
-
-def unheard(told: Sequence[Told]) -> None:
-    """Tell nobody."""
+    """The session of the drill belongs to another worker."""
 
 
 class Witness(Relay):
-    """Folds every event that a store acknowledges, and says so before anybody can act on it."""
+    """Folds every event that a store acknowledges, and reports it before the workload continues."""
 
     def __init__(self, store: Store, acknowledged: Acknowledged) -> None:
         super().__init__(store)
@@ -491,19 +445,19 @@ class Witness(Relay):
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Claim and tell: a lease is no event, but it was acknowledged too."""
+        """Claim and report: a lease is no event, but it was acknowledged."""
         leases = await self._store.claim(worker, limit, only, agents)
         self._acknowledged(())
         return leases
 
     async def put(self, data: bytes) -> Digest:
-        """Put and tell: a blob is no event, but it was acknowledged too."""
+        """Put and report: a blob is no event, but it was acknowledged."""
         digest = await self._store.put(data)
         self._acknowledged(())
         return digest
 
     async def replay(self, stream: StreamId) -> None:
-        """Read a stream from its start, as whoever takes a session over does."""
+        """Read a stream from its start, as the successor of a dead worker does."""
         while events := await self._store.read(stream, self.state(stream).head, PAGE):
             for stored in events:
                 self._folded(stored)
@@ -514,24 +468,19 @@ class Witness(Relay):
     def _folded(self, stored: Stored) -> Session:
         state = fold(self.state(stored.stream), stored)
         self.states[stored.stream] = state
-        self.done |= {stored.key, _intended(stored.event)}
+        match stored.event:
+            case CallStarted(call=spend) | RequestStarted(request=spend) | CostCapReached(refused=spend):
+                self.done |= {stored.key, spend}
+            case _:
+                self.done.add(stored.key)
         self.now = max(self.now, stored.at)
         return state
 
 
-def _intended(event: AnyEvent | Unknown) -> str:
-    """Tell which call or request is over with this event, or will be once it is settled."""
-    match event:
-        case CallStarted(call=spend) | RequestStarted(request=spend) | CostCapReached(refused=spend):
-            return spend
-        case _:
-            return ""
-
-
 class Workload:
-    """A worker that walks the plan of one session and of its sub-session, from wherever they stand.
+    """A worker that walks the plan of one session and of its sub-session, from where they stand.
 
-    A claim takes whatever is due. So where one worker has several sessions, they share what it has `claimed`.
+    A claim takes every due session. So where one worker has several sessions, they share what it has `claimed`.
     """
 
     def __init__(
@@ -540,7 +489,7 @@ class Workload:
         clock: Clock,
         worker: str,
         session: str = "drill",
-        acknowledged: Acknowledged = unheard,
+        acknowledged: Acknowledged = lambda _: None,
         claimed: dict[str, Lease] | None = None,
     ) -> None:
         self._session = session
@@ -552,27 +501,29 @@ class Workload:
         self._leases: dict[str, Lease] = {}
 
     async def run(self, steps: Sequence[Step] | None = None) -> Session:
-        """Do every step that is not done yet, and return the state that the session is in then."""
-        await self._catch_up()
-        for step in plan(self._session) if steps is None else steps:
-            await self._do(step)
-        return self._state(self._session)
-
-    async def _catch_up(self) -> None:
+        """Do every step that is not done yet; return the session's state."""
         for session in (self._session, child_of(self._session)):
             await self._store.replay(session_stream(session))
             await self._store.replay(inbox_stream(session))
         await self._store.replay(FLEET)
+        for step in plan(self._session) if steps is None else steps:
+            await self._do(step)
+        return self._state(self._session)
 
     def _state(self, session: str) -> Session:
         return self._store.state(session_stream(session))
 
     async def _do(self, step: Step) -> None:
+        stream = session_stream(step.session)
         match step:
             case ActStep():
                 await self._act(step)
             case EndStep():
-                await self._end(step)
+                state = self._state(step.session)
+                if not state.ended:
+                    lease = await self._lease(step.session)
+                    await self._store.commit(end_session(lease, step.state, step.terminal_reason, state.parent))
+                    del self._leases[step.session]
             case _ if step.id in self._store.done:
                 pass
             case BeginStep():
@@ -582,16 +533,22 @@ class Workload:
             case SayStep():
                 await self._store.commit(post_wake(step.session, step.id, step.event, step.body))
             case AttachStep():
-                await self._attach(step)
+                data = b"".join(b"%08d" % number for number in range(-(-step.size // 8)))[: step.size]
+                event = WakePosted(cause="webhook", origin="document", sender=BY, name="report.txt")
+                draft = Draft(event, blob=await self._store.put(data))
+                await self._store.commit(Write(inbox_stream(step.session), step.id, lambda _: [draft]))
             case WakeStep():
-                await self._wake(step)
+                seen = self._store.state(inbox_stream(step.session)).head
+                await self._store.commit(wake_session(await self._lease(step.session), step.id, step.cause, seen))
             case RestStep():
                 await self._rest(step)
             case SetCapStep():
-                account = Account(step.scope, "", "usd")
+                account = Account(stream, "", "usd")
                 await self._store.commit(change_cap(account, step.cap, BY, step.id, "The plan says so."))
             case EraseStep():
-                await self._erase(step)
+                through = self._store.state(stream).head
+                erased = BodiesErased(stream=stream, through=through, by=BY, reason="The plan says so.")
+                await self._store.commit(Write(FLEET, step.id, lambda _: [Draft(erased)], others=(stream,)))
 
     async def _begin(self, step: BeginStep) -> None:
         event = SessionStarted(
@@ -601,13 +558,13 @@ class Workload:
             started_by=BY,
             origin="config",
             trigger=TRIGGER,
-            definition=await self._store.put(step.definition),
+            definition=await self._store.put(b'{"agent": "night-watch"}'),
         )
-        await self._store.commit(start_session(event, step.task))
+        await self._store.commit(start_session(event, b"Watch the night."))
 
     async def _delegate(self, step: DelegateStep) -> None:
         event = SessionStarted(
-            session=step.child,
+            session=child_of(step.session),
             agent=HELPER,
             kind="task",
             started_by=AGENT,
@@ -616,19 +573,10 @@ class Workload:
             parent=step.session,
             carved=carve(step.session, CARVED, CAPS.session.max_cost_usd),
         )
-        await self._store.commit(start_child(event, await self._lease(step.session), step.task))
-
-    async def _attach(self, step: AttachStep) -> None:
-        digest = await self._store.put(step.data)
-        event = WakePosted(cause="webhook", origin="document", sender=BY, name=step.name)
-        await self._store.commit(Write(inbox_stream(step.session), step.id, lambda _: [Draft(event, blob=digest)]))
-
-    async def _wake(self, step: WakeStep) -> None:
-        seen = self._store.state(inbox_stream(step.session)).head
-        await self._store.commit(wake_session(await self._lease(step.session), step.id, step.cause, seen))
+        await self._store.commit(start_child(event, await self._lease(step.session), b"Read what was attached."))
 
     async def _act(self, step: ActStep) -> None:
-        """Hold for all that act together, and settle them in the opposite order."""
+        """Hold for all that act together, and settle them in reverse order."""
         held: list[tuple[Spend, InFlight]] = []
         for spend in step.together:
             if spend.id not in self._store.done:
@@ -669,19 +617,6 @@ class Workload:
         if not step.resident:
             del self._leases[step.session]
 
-    async def _end(self, step: EndStep) -> None:
-        state = self._state(step.session)
-        if not state.ended:
-            lease = await self._lease(step.session)
-            await self._store.commit(end_session(lease, step.state, step.terminal_reason, state.parent))
-            del self._leases[step.session]
-
-    async def _erase(self, step: EraseStep) -> None:
-        stream = session_stream(step.session)
-        through = self._store.state(stream).head
-        event = BodiesErased(stream=stream, through=through, by=BY, reason="The plan says so.")
-        await self._store.commit(Write(FLEET, step.id, lambda _: [Draft(event)], others=(stream,)))
-
     async def _lease(self, session: str) -> Lease:
         if session not in self._leases:
             lease = await self._claim(session)
@@ -699,7 +634,7 @@ class Workload:
         return self._claimed.pop(session)
 
     async def _take_over(self, lease: Lease, state: Session) -> None:
-        """Say that the owner went away, and settle what it left in doubt at its maximum."""
+        """Record the change of owner, and settle what is in doubt at its maximum."""
         key = f"{lease.session}/{lease.generation}/takeover"
         await self._store.commit(wake_session(lease, key, None, state.inbox_seen))
         await self._till.settle_in_doubt(lease, list(state.in_flight.values()))

@@ -1,7 +1,7 @@
-"""A stopped worker that goes on after its lease ran out: it must change nothing and do nothing twice.
+"""A worker that is stopped and continued after its lease expired changes nothing.
 
 Each zombie is a real process. It works up to some moment of its session and is stopped with SIGSTOP. Another process
-takes the session over and ends it. Then the zombie is continued and tries to go on.
+takes the session over and ends it. Then the zombie is continued and tries everything an owner can do.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from typing import Final, Literal, get_args
 import msgspec
 
 from halter.core.clock import SECOND, SystemClock
-from halter.core.errors import HalterError, LeaseLost
+from halter.core.errors import LeaseLost
 from halter.core.events import CallStarted, SessionParked, SessionStarted
 from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.money import Caps, Spender, carve
@@ -24,10 +24,8 @@ from halter.state.lifecycle import end_session, park_session, post_message, star
 from halter.state.session import InFlight, replay
 from halter_drills.checker import StoreContents, check, found_at
 from halter_drills.children import Children, Pipe, children
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, own_store, result
+from halter_drills.drill import Drill, DrillBroken, DrillResult, Ground, Setting, own_store, result
 from halter_drills.workload import Till, asked_of
-
-# The two sides of a takeover: a worker that is stopped in the middle and goes on, and the one that came after it.
 
 Moment = Literal["before an intent", "before an effect", "before an outcome", "parked", "resident"]
 MOMENTS: Final[tuple[Moment, ...]] = get_args(Moment)
@@ -42,46 +40,39 @@ LOOK: Final = SECOND // 50
 
 Answer = Literal["refused", "let through"]
 Testimony = list[tuple[str, Answer]]
-"""What a zombie tried after it went on, and what came of it."""
+"""What a zombie tried after it was continued, and the result."""
 
 
 class ZombieCase(msgspec.Struct, frozen=True):
-    """When a zombie is stopped, and whether it hears of its loss from a heartbeat or from its next write."""
+    """When a zombie is stopped, and whether it learns of its loss from a heartbeat or from its next write."""
 
     number: int
 
     @property
     def moment(self) -> Moment:
-        """What it is about to do when it is stopped, or what it rests in."""
         return MOMENTS[self.number % len(MOMENTS)]
 
     @property
     def step(self) -> int:
-        """In which of its steps, counted from 0."""
         return self.number // len(MOMENTS) % STEPS
 
     @property
     def agent(self) -> str:
-        """Whose session it is: those of one batch share an agent, by which their heir finds them and no others."""
+        """One agent per batch, so that the heir claims its sessions and no others."""
         return f"drill-{self.number // TOGETHER}"
 
     @property
     def beats_first(self) -> bool:
-        """Whether the heartbeat comes before the first write."""
         return self.number // len(MOMENTS) // STEPS % 2 == 1
 
 
-class NothingToClaim(HalterError):
-    """A session that had to be there could not be claimed."""
-
-
 def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
-    """Apply a write whoever owns the session: the mistake that the drill must see."""
+    """The teeth: apply a write without checking its lease."""
     return Committed(tuple(append_event(draft, write, rows, salt) for draft in write.decide(rows)))
 
 
 class Mortal:
-    """What both sides do: the steps of a session, with effects in the outside world."""
+    """What zombie and heir do: the steps of a session, with effects in the outside world."""
 
     def __init__(self, ground: Ground, name: str, agent: str, applier: Applier) -> None:
         self._name = WorkerId(name)
@@ -104,7 +95,7 @@ class Mortal:
         return answer if isinstance(answer, InFlight) else None
 
     def _act(self, flight: InFlight) -> None:
-        """Have an effect that cannot be taken back."""
+        """Have an effect that cannot be undone."""
         with self._effects.open("a") as effects:
             effects.write(f"{flight.id}\n")
 
@@ -113,12 +104,12 @@ class Mortal:
 
 
 class Heir(Mortal):
-    """Takes over what others left, and brings it to its end."""
+    """Takes over the sessions of zombies, and ends them."""
 
     async def take_over(self, count: int) -> list[str]:
         ended: list[str] = []
         for _ in range(LOOKS):
-            # Only those of its agent: where the fence is broken on purpose, earlier zombies left sub-sessions behind.
+            # Only those of its agent: with teeth, earlier zombies have started sub-sessions.
             for lease in await self._store.claim(self._name, count, agents={self._agent: None}):
                 await self._finish(lease)
                 await self._store.beat(self._name)
@@ -142,7 +133,7 @@ class Heir(Mortal):
 
 
 class Zombie(Mortal):
-    """Works up to its moment, stands still while it is stopped, and tells afterwards what it could still do."""
+    """Works up to its moment, is stopped and continued, and reports what it could still do."""
 
     def __init__(self, pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> None:
         super().__init__(ground, f"zombie-{case.number}", case.agent, applier)
@@ -150,27 +141,31 @@ class Zombie(Mortal):
         self._case = case
 
     async def live(self) -> None:
-        """Say which session it has once its moment has come; then wait to be stopped; then bear witness."""
         session = f"z{self._case.number}"
         event = SessionStarted(session=session, agent=self._agent, kind="autonomous", started_by="the drill")
         await self._store.commit(start_session(event))
         lease = await self._claimed(session)
         flight = await self._work(lease)
         self._pipe.send(lease.session)
-        await self._stand_still()
+        while not self._pipe.poll():
+            await self._store.beat(self._name)
+            await self._clock.sleep(LEASE // 5)
+        self._pipe.recv()
+        self._pipe.send("still")  # From here on it does nothing, so that no lock is held when the signal comes.
+        self._pipe.recv()
         self._pipe.send(await self._testimony(lease, flight))
         await self._store.close()
 
     async def _claimed(self, session: str) -> Lease:
-        """Claim its own session and no other: on a busy machine a lease can run out before its owner is stopped."""
+        """Claim its own session only: on a busy machine another lease can expire before its owner is stopped."""
         for _ in range(LOOKS):
             for lease in await self._store.claim(self._name, 1, SessionId(session)):
                 return lease
             await self._clock.sleep(LOOK)
-        raise NothingToClaim(f"The worker {self._name} of the drill found no session to work on.")
+        raise DrillBroken(f"The worker {self._name} of the drill could not claim its session.")
 
     async def _work(self, lease: Lease) -> InFlight | None:
-        """Come to the moment; return what is in flight then."""
+        """Work up to the moment; return what is in flight then."""
         for number in range(self._case.step):
             await self._step(lease, number)
             await self._store.beat(self._name)
@@ -186,15 +181,6 @@ class Zombie(Mortal):
         if flight is not None and self._case.moment == "before an outcome":
             self._act(flight)
         return flight
-
-    async def _stand_still(self) -> None:
-        """Keep the lease until told to stand still; then do nothing, so that no lock is held when the signal comes."""
-        while not self._pipe.poll():
-            await self._store.beat(self._name)
-            await self._clock.sleep(LEASE // 5)
-        self._pipe.recv()
-        self._pipe.send("still")
-        self._pipe.recv()
 
     async def _testimony(self, lease: Lease, flight: InFlight | None) -> Testimony:
         tried = [await self._beaten(lease)] if self._case.beats_first else []
@@ -214,10 +200,10 @@ class Zombie(Mortal):
         return [await _tried("its next step", lambda: self._step(lease, self._case.step))]
 
     async def _beaten(self, lease: Lease) -> tuple[str, Answer]:
-        """A heartbeat after a lapse must say that the session is no longer this worker's."""
+        """A heartbeat after the lease expired must report the session as lost."""
         beat = await self._store.beat(self._name)
         lost = beat.held is not None and lease not in beat.held
-        return ("a heartbeat that told of no loss", "refused" if lost else "let through")
+        return ("a heartbeat that reported no loss", "refused" if lost else "let through")
 
 
 async def _tried(what: str, attempt: Callable[[], Awaitable[object]]) -> tuple[str, Answer]:
@@ -229,7 +215,6 @@ async def _tried(what: str, attempt: Callable[[], Awaitable[object]]) -> tuple[s
 
 
 def _writes(lease: Lease) -> list[tuple[str, Write]]:
-    """List everything else that an owner can do to its session."""
     session = lease.session
     child = SessionStarted(
         session=f"{session}-child",
@@ -269,7 +254,7 @@ def _batch(ground: Ground, started: Children, cases: Sequence[ZombieCase], appli
     zombies = [started.start(_zombie, ground, case, applier) for case in cases]
     sessions: list[str] = [zombie.hear() for zombie in zombies]
     parked = [session for session, case in zip(sessions, cases, strict=True) if case.moment == "parked"]
-    asyncio.run(_say_something(ground, parked))
+    asyncio.run(_wake(ground, parked))
     for zombie in zombies:
         zombie.tell("stand still")
         zombie.hear()
@@ -282,18 +267,15 @@ def _batch(ground: Ground, started: Children, cases: Sequence[ZombieCase], appli
         zombie.go_on()
     wrong = [] if sorted(ended) == sorted(sessions) else [f"Of {sessions}, only {ended} were taken over."]
     for case, zombie in zip(cases, zombies, strict=True):
-        wrong += _unrefused(case, zombie.hear())
+        where = f"The worker of case {case.number}, stopped {case.moment} in step {case.step}, was continued"
+        testimony: Testimony = zombie.hear()
+        wrong += [f"{where}, and {tried} was let through." for tried, answer in testimony if answer != "refused"]
     started.end()
     return wrong
 
 
-def _unrefused(case: ZombieCase, testimony: Testimony) -> list[str]:
-    where = f"The worker of case {case.number}, stopped {case.moment} in step {case.step}, went on"
-    return [f"{where}, and {tried} was let through." for tried, answer in testimony if answer != "refused"]
-
-
 def _done_once(found: StoreContents) -> list[str]:
-    """Check that each step of each session was begun once, settled once, and that nothing follows the end."""
+    """Check that each step of each session was started once, settled once, and that nothing follows the end."""
     wrong: list[str] = []
     times = Counter((event.kind, event.facts["call"]) for event in found.events if "call" in event.facts)
     last = {event.stream: event for event in found.events}
@@ -301,34 +283,33 @@ def _done_once(found: StoreContents) -> list[str]:
         if stream.endswith("/in"):
             continue
         if event.kind != "session_ended":
-            wrong.append(f"The {event} is the last of its session, instead of its end.")
+            wrong.append(f"The session does not end with its end, but with the {event}.")
         for number in range(STEPS):
             call = f"{stream.removeprefix('session:')}/{number}"
             done = times["call_started", call], times["call_settled", call]
             if done != (1, 1):
-                wrong.append(f"The call {call} was begun {done[0]} times and settled {done[1]} times.")
+                wrong.append(f"The call {call} was started {done[0]} times and settled {done[1]} times.")
     return wrong
 
 
 def _acted_once(ground: Ground) -> list[str]:
-    """Check in the outside world that no effect happened twice."""
+    """Check outside that no effect happened twice."""
     times = Counter((ground.folder / EFFECTS).read_text().splitlines())
     return [f"The call {call} had its effect {count} times." for call, count in times.items() if count > 1]
 
 
-async def _say_something(ground: Ground, sessions: Sequence[str]) -> None:
-    store = ground.open(lease=LEASE)
-    for session in sessions:
-        await store.commit(post_message(session, f"{session}/hello", b"Are you there?", "ada"))
-    await store.close()
+async def _wake(ground: Ground, sessions: Sequence[str]) -> None:
+    async with ground.opened(LEASE) as store:
+        for session in sessions:
+            await store.commit(post_message(session, f"{session}/hello", b"Are you there?", "ada"))
 
 
-def _zombie(pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> None:
-    asyncio.run(Zombie(pipe, ground, case, applier).live())
+async def _zombie(pipe: Pipe, ground: Ground, case: ZombieCase, applier: Applier) -> None:
+    await Zombie(pipe, ground, case, applier).live()
 
 
-def _heir(pipe: Pipe, ground: Ground, count: int, first: ZombieCase) -> None:
-    pipe.send(asyncio.run(Heir(ground, f"heir-{first.number}", first.agent, apply_write).take_over(count)))
+async def _heir(pipe: Pipe, ground: Ground, count: int, first: ZombieCase) -> None:
+    pipe.send(await Heir(ground, f"heir-{first.number}", first.agent, apply_write).take_over(count))
 
 
-DRILL: Final = Drill("zombie", "A stopped worker that goes on after its lease ran out can write nothing.", run)
+DRILL: Final = Drill("zombie", "A worker that is continued after its lease expired can write nothing.", run)

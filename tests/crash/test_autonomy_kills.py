@@ -32,7 +32,7 @@ from halter.state.receipt import ReceiptLine, make_receipt
 from halter_drills.checker import check, found_at
 from halter_drills.children import Child, Pipe, children
 from halter_drills.drill import engine
-from halter_drills.faults import NO_LEASE, buried, heard
+from halter_drills.faults import NO_LEASE
 
 AGENT: Final = """
 name: watch
@@ -187,8 +187,8 @@ def life(home: Path, *lasts: int | None) -> int:
             lived.append(started.start(lives, home, last))
             if last is not None:
                 lived[-1].hear_all()
-                buried(lived[-1])
-        return heard(lived[-1])
+                lived[-1].expect_killed()
+        return lived[-1].hear()
 
 
 @pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])

@@ -6,7 +6,7 @@ from halter.core.clock import SECOND
 from halter.redaction.key_patterns import SECRET_FAMILIES
 from halter.redaction.redact import Redactor
 from halter_drills import approval, halt, kill
-from halter_drills.approval import FORGED, HONEST
+from halter_drills.approval import CASES, HONEST
 from halter_drills.canaries import KEYS, SPELLINGS, key, spelled, values
 from halter_drills.checker import LateFinding, RecordedEvent, Stall, told_apart
 from halter_drills.kill import STEPS
@@ -14,21 +14,20 @@ from halter_drills.secrets import SearchedPlace, leaks, seen
 from halter_drills.stuck import KINDS, Mark
 from halter_drills.workload import PERSON, ToolEffect
 
-HONESTLY = [f"0-{act.__name__}\tpay\t{order}" for act, order in HONEST.items()]
+HONESTLY = [f"0-{place}\tpay\t{case.runs}" for place, case in enumerate(HONEST)]
 DONE = [ToolEffect(name, order, f"k{order}") for order, name in enumerate(STEPS, 1)]
 
 
 def test_what_ran_by_a_forged_approval_is_found_and_so_is_an_honest_one_that_did_not_run() -> None:
     assert approval.amiss(HONESTLY) == []
-    (found,) = approval.amiss([*HONESTLY, f"0-{FORGED[0].__name__}\tpay\torder-2"])
-    assert found == "One byte of the arguments changed after the approval. All the same, pay ran for order-2."
+    (found,) = approval.amiss([*HONESTLY, f"0-{len(HONEST)}\tpay\torder-2"])
+    assert found == "One byte of the arguments changed after the approval. Even so, pay ran for order-2."
     assert approval.amiss(HONESTLY[1:]) == ["An honest approval. It ran 0 times."]
     assert approval.amiss([*HONESTLY, HONESTLY[0]]) == ["An honest approval. It ran 2 times."]
 
 
 def test_every_forgery_says_what_it_does_in_words_of_its_own() -> None:
-    acts = [*HONEST, *FORGED]
-    assert len({act.__doc__ for act in acts} - {None}) == len(acts)
+    assert len({case.words for case in CASES}) == len(CASES)
 
 
 def test_a_plain_write_that_was_done_twice_or_never_is_found() -> None:
@@ -46,7 +45,7 @@ def test_an_idempotent_write_may_be_repeated_under_its_own_key_only() -> None:
 
 def test_a_doubt_that_nobody_was_asked_about_is_found_and_so_is_a_needless_question() -> None:
     assert kill.unasked([("c1", "pay"), ("c2", "put")], ["c1"]) == []
-    assert kill.unasked([("c1", "pay")], []) == ["The write c1 was in doubt, and nobody was asked about it."]
+    assert kill.unasked([("c1", "pay")], []) == ["The write c1 was in doubt, and no person was asked about it."]
     assert kill.unasked([("c2", "put")], ["c2"]) == ["A person was asked about c2, which was in no doubt."]
 
 
