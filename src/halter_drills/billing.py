@@ -1,7 +1,7 @@
-"""What is recorded is never less than what a provider bills, and nothing where it bills nothing.
+"""The recorded cost is never less than what a provider bills, and nothing where it bills nothing.
 
-A provider in a process of its own answers over real sockets, in full or cut off at every point, and keeps a ledger. The
-real doors ask it over the real wires. Then the ledger is compared with what plain SQL finds in the store.
+A provider in another process answers over real sockets, in full or cut off at every point, and keeps a ledger. The real
+model door asks it over the real wires. Then the ledger is compared with what plain SQL finds in the store.
 """
 
 import asyncio
@@ -19,27 +19,23 @@ from halter.core.agent_spec import WireFormat
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError, ModelError, explain_extra
 from halter.core.ids import WorkerId
-from halter.core.messages import Prompt, Reply, StreamChunk, make_user_message
+from halter.core.messages import Prompt, Reply, make_user_message
 from halter.core.money import DOLLAR, format_micros
-from halter.core.ports import Lease
 from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced, is_local_address
 from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import MODEL_REQUEST_TIMEOUT, ModelRequest
-from halter.guard.prepare import SessionContext
 from halter.models.providers import Prices, compile_stated_price, is_installed
 from halter.models.wire import Exchange, WireModel
 from halter_drills.checker import StoreContents, check, found_at
 from halter_drills.children import Pipe, children
-from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
+from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result, unseen
 from halter_drills.workload import NO_SECRETS, begun, policy_of, standing_of
 
-# A provider in a process of its own: it speaks the three wires, fails in every way, and keeps a ledger of its bills.
-
 Act = Literal["answers", "cuts", "closes", "shortens", "resets", "hangs", "refuses", "unreached"]
-"""It answers in full; tears a stream, ends it politely, or tears a whole answer after some of it; tears the connection
-without a word; says some of it and no more; answers with an error status; or is not where it is looked for."""
+"""Answer in full; break off a stream, end it early, or truncate a whole answer; reset the connection; stall; answer
+with an error status; or do not listen."""
 Reports = Literal["last", "early", "each"]
-"""Where in a stream it reports what was used: at the end, at the beginning too, or with everything that it sends."""
+"""Where in a stream usage is reported: at the end, also at the beginning, or in every event."""
 
 INPUT: Final = 1000
 CACHED: Final = 400
@@ -48,14 +44,14 @@ REFUSED_OUTPUT: Final = 50
 SAID: Final = ("It ", "is ", "seven.")
 
 PRICE: Final = (Decimal(2), Decimal("0.5"), Decimal(10))
-"""What it takes for input, cached input and output, in dollars per million tokens."""
+"""The price of input, cached input and output, in dollars per million tokens."""
 
 _CASE: Final = re.compile(rb"Case (\d+)\.")
 _STREAM: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
 class BillingCase(msgspec.Struct, frozen=True, kw_only=True):
-    """One request, and what becomes of it. `listed` names a model and its seller, if their list price counts."""
+    """One request, and how the provider treats it. `listed` names a model and its seller whose list price applies."""
 
     number: int
     wire: WireFormat
@@ -76,29 +72,22 @@ class BillingCase(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def bill(case: BillingCase) -> int:
-    """Work out what is billed for a request, in micro-dollars, rounded up."""
+    """Compute the bill of a request, in micro-dollars, rounded up."""
     if case.act == "refuses" and not case.reported:
         return 0
     output = REFUSED_OUTPUT if case.act == "refuses" else OUTPUT
-    if case.listed is not None:
-        return _by_the_list(*case.listed, output)
-    plain, cached, written = PRICE
-    return int(-(-((INPUT - CACHED) * plain + CACHED * cached + output * written) // 1))
-
-
-def _by_the_list(model: str, seller: str, output: int) -> int:
+    if case.listed is None:
+        plain, cached, written = PRICE
+        return int(-(-((INPUT - CACHED) * plain + CACHED * cached + output * written) // 1))
     from genai_prices import Usage, calc_price
 
+    model, seller = case.listed
     used = Usage(input_tokens=INPUT, cache_read_tokens=CACHED, output_tokens=output)
     return int(-(-calc_price(used, model, provider_id=seller).total_price * 1_000_000 // 1))
 
 
-def biller(pipe: Pipe, cases: Sequence[BillingCase]) -> None:
-    """Serve until the drill has asked for the ledger."""
-    asyncio.run(_serve(pipe, cases))
-
-
-async def _serve(pipe: Pipe, cases: Sequence[BillingCase]) -> None:
+async def biller(pipe: Pipe, cases: Sequence[BillingCase]) -> None:
+    """Serve until the drill asks for the ledger."""
     provider = BillingProvider({case.number: case for case in cases})
     async with await asyncio.start_server(provider.serve, "127.0.0.1", 0) as server:
         pipe.send(server.sockets[0].getsockname()[1])
@@ -107,7 +96,7 @@ async def _serve(pipe: Pipe, cases: Sequence[BillingCase]) -> None:
 
 
 class BillingProvider:
-    """Answers each request as its case says, and writes down what it bills before it sends a byte."""
+    """Answers each request as its case says, and records its bill before it sends a byte."""
 
     def __init__(self, cases: Mapping[int, BillingCase]) -> None:
         self.ledger: dict[int, int] = {}
@@ -135,68 +124,41 @@ class BillingProvider:
 
 
 async def _answer(case: BillingCase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    """Do as the case says; tell whether the connection can be used again."""
-    if case.act == "refuses":
-        writer.write(_plain(case.status, _refusal(case)))
-    elif case.act == "resets":
+    """Do as the case says; return whether the connection can be used again."""
+    if case.act == "resets":
         return False
-    elif not case.streamed:
-        return await _whole(case, reader, writer)
-    else:
-        return await _streamed(case, reader, writer)
+    writer.write(_written(case))
     await writer.drain()
-    return True
-
-
-async def _whole(case: BillingCase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    written = _plain(200, _WHOLE[case.wire]())
     if case.act == "hangs":
         await reader.read()
-        return False
-    if case.act == "shortens":
-        writer.write(written[: len(written) * case.after // 10])
-        await writer.drain()
+    elif case.act in ("cuts", "shortens"):
         writer.close()
         await writer.wait_closed()
-        return False
-    writer.write(written)
-    await writer.drain()
-    return True
+    return case.act not in ("hangs", "cuts", "shortens")
 
 
-async def _streamed(case: BillingCase, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    writer.write(_STREAM)
-    for number, event in enumerate(events(case.wire, case.reports)):
-        if case.act != "answers" and number == case.after:
-            break
-        writer.write(b"%x\r\n%s\r\n" % (len(event), event))
-    await writer.drain()
-    match case.act:
-        case "hangs":
-            await reader.read()
-            return False
-        case "cuts":
-            writer.close()
-            await writer.wait_closed()
-            return False
-        case _:
-            writer.write(b"0\r\n\r\n")
-            await writer.drain()
-            return True
+def _written(case: BillingCase) -> bytes:
+    """What the provider sends before it stops."""
+    if case.act == "refuses":
+        return _plain(case.status, _refusal(case))
+    if case.streamed:
+        sent = events(case.wire, case.reports)[: None if case.act == "answers" else case.after]
+        chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in sent]
+        return b"".join([_STREAM, *chunks, b"" if case.act in ("hangs", "cuts") else b"0\r\n\r\n"])
+    whole = _plain(200, _WHOLE[case.wire]())
+    sent_bytes = {"hangs": 0, "shortens": len(whole) * case.after // 10}.get(case.act, len(whole))
+    return whole[:sent_bytes]
 
 
 def _plain(status: int, body: Mapping[str, Any]) -> bytes:
-    said = json.dumps(body).encode()
-    return b"HTTP/1.1 %d Said\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (
-        status,
-        len(said),
-        said,
-    )
+    text = json.dumps(body).encode()
+    head = b"HTTP/1.1 %d Said\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, len(text)) + text
 
 
 def _refusal(case: BillingCase) -> dict[str, Any]:
-    said = {"type": "error", "error": {"message": "No luck.", "type": "some_error", "code": case.status}}
-    return {**said, **_REPORT[case.wire](REFUSED_OUTPUT)} if case.reported else said
+    body = {"type": "error", "error": {"message": "No luck.", "type": "some_error", "code": case.status}}
+    return {**body, **_REPORT[case.wire](REFUSED_OUTPUT)} if case.reported else body
 
 
 def events(wire: WireFormat, reports: Reports) -> list[bytes]:
@@ -300,33 +262,29 @@ LISTED: Final[Mapping[str, tuple[WireFormat, tuple[str, str]]]] = {
     "anthropic:claude-opus-4-8": ("anthropic", ("claude-opus-4-8", "anthropic")),
     "google:gemini-2.5-pro": ("google", ("gemini-2.5-pro", "google")),
 }
-"""Models that are asked at an address of this machine with no price declared: by which wire, and whose price counts."""
-UNKNOWN: Final = ("gateway:nobody-knows", "openai:nobody-knows", "ollama:nobody-knows:cloud")
+"""Models asked at an address of this machine with no price declared: their wire, and whose list price applies."""
+UNKNOWN: Final = ("gateway:not-listed", "openai:not-listed", "ollama:not-listed:cloud")
 MOST: Final = 1000
 PATIENCE: Final = 300_000
-"""For so many microseconds a provider that hangs is waited for."""
+"""Microseconds after which a stalled provider is given up."""
 TOGETHER: Final = 8
 SYSTEM: Final = "Be brief. " * 500
-"""Long enough to have as many tokens as the provider reports."""
+"""Long enough for as many tokens as the provider reports."""
 
 _PATHS: Final[Mapping[WireFormat, str]] = {"openai": "/v1", "anthropic": "", "google": ""}
 
 
 class ByAddress(Prices):
-    """A price table that takes whatever is reached on this machine for free."""
+    """The teeth: a price table that takes every model on this machine for free."""
 
     def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
-        """Look at the address first, unless the price is declared."""
-        declared = model.provider == "paid"
-        return (
-            compile_stated_price(FREE_PRICE)
-            if is_local_address(base_url) and not declared
-            else super().find(model, base_url)
-        )
+        if is_local_address(base_url) and model.provider != "paid":
+            return compile_stated_price(FREE_PRICE)
+        return super().find(model, base_url)
 
 
 class TrustingWire(WireModel):
-    """A wire that takes any report for the final one."""
+    """The teeth: a wire that takes any usage report for the final one."""
 
     def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
         made = super()._failed(seen, error, begun=begun)
@@ -342,7 +300,7 @@ class TrustingWire(WireModel):
 
 
 def planned(rounds: int = 1) -> list[BillingCase]:
-    """Plan every way in which a provider answers, as many times as is wanted."""
+    """Plan every way in which a provider answers, `rounds` times."""
     numbers = count()
     return [
         msgspec.structs.replace(case, number=next(numbers), model=case.model or f"paid:{case.wire}")
@@ -411,82 +369,51 @@ def run_cases(setting: Setting, cases: Sequence[BillingCase]) -> DrillResult:
 
 
 async def _ask(ground: Ground, cases: Sequence[BillingCase], port: int, *, teeth: bool) -> None:
-    store, clock = ground.open(), SystemClock()
     plain, cached, written = PRICE
     own = {"paid": Price(plain, written, cache_read=cached)}
     prices = ByAddress(own) if teeth else Prices(own)
-    doors = GuardRuntime(store, clock, redact=str, secrets=NO_SECRETS, prices=prices)
     policy = policy_of(cap=1000 * DOLLAR)
-    try:
-        with socket.socket() as nobody:
-            nobody.bind(("127.0.0.1", 0))
-            desk = _Desk(doors, port, nobody.getsockname()[1], teeth=teeth)
-            lease, standing = await begun(store, WorkerId("billing"), "s", policy), standing_of("s", policy)
+    wire = TrustingWire if teeth else WireModel
+    made: dict[tuple[str, int], WireModel] = {}
+    limit = asyncio.Semaphore(TOGETHER)
+
+    async def ask(case: BillingCase, at: int) -> None:
+        """Ask by the one model of this name and port, so that its connections are shared."""
+        if (case.model, at) not in made:
+            url = f"http://127.0.0.1:{at}{_PATHS[case.wire]}"
+            made[case.model, at] = wire(ModelName.parse(case.model), case.wire, url, "made-up", base_url=url)
+        async with limit:
+            await doors.request(lease, standing, _request(case), made[case.model, at])
+
+    async with ground.opened() as store:
+        doors = GuardRuntime(store, SystemClock(), redact=str, secrets=NO_SECRETS, prices=prices)
+        lease, standing = await begun(store, WorkerId("billing"), "s", policy), standing_of("s", policy)
+        with socket.socket() as unused:
+            unused.bind(("127.0.0.1", 0))
             try:
-                await desk.ask_all(lease, standing, cases)
+                async with asyncio.TaskGroup() as asking:
+                    for case in cases:
+                        asking.create_task(ask(case, unused.getsockname()[1] if case.act == "unreached" else port))
             finally:
-                await desk.close()
-    finally:
-        await store.close()
-
-
-class _Desk:
-    """The doors, and a model for each name: all of one name share their connections."""
-
-    def __init__(self, doors: GuardRuntime, port: int, nobody: int, *, teeth: bool) -> None:
-        self._doors = doors
-        self._ports = {"unreached": nobody}
-        self._port = port
-        self._sort = TrustingWire if teeth else WireModel
-        self._made: dict[tuple[str, int], WireModel] = {}
-
-    def model(self, case: BillingCase) -> WireModel:
-        port = self._ports.get(case.act, self._port)
-        known = self._made.get((case.model, port))
-        if known is None:
-            url = f"http://127.0.0.1:{port}{_PATHS[case.wire]}"
-            known = self._sort(ModelName.parse(case.model), case.wire, url, "made-up", base_url=url)
-            self._made[case.model, port] = known
-        return known
-
-    async def ask_all(self, lease: Lease, standing: SessionContext, cases: Sequence[BillingCase]) -> None:
-        limit = asyncio.Semaphore(TOGETHER)
-
-        async def ask(case: BillingCase) -> None:
-            async with limit:
-                await self._doors.request(lease, standing, _request(case), self.model(case))
-
-        async with asyncio.TaskGroup() as asking:
-            for case in cases:
-                asking.create_task(ask(case))
-
-    async def close(self) -> None:
-        for model in self._made.values():
-            await model.aclose()
+                for model in made.values():
+                    await model.aclose()
 
 
 def _request(case: BillingCase) -> ModelRequest:
     prompt = Prompt(system=SYSTEM, messages=(make_user_message(f"Case {case.number}."),), max_output_tokens=MOST)
     timeout = PATIENCE if case.act == "hangs" else MODEL_REQUEST_TIMEOUT
-    return ModelRequest(id=_id(case), prompt=prompt, timeout=timeout, listen=_unheard if case.streamed else None)
-
-
-def _unheard(_: StreamChunk) -> None:
-    """Listen to what is streamed, for nobody."""
-
-
-def _id(case: BillingCase) -> str:
-    return f"s.{case.number}"
+    listen = unseen if case.streamed else None
+    return ModelRequest(id=f"s.{case.number}", prompt=prompt, timeout=timeout, listen=listen)
 
 
 def compared(cases: Sequence[BillingCase], ledger: Mapping[int, int], found: StoreContents) -> list[str]:
     settled = {event.facts["request"] for event in found.events if event.kind == "request_settled"}
     wrong: list[str] = []
     for case in cases:
-        billed, request = ledger.get(case.number, 0), f"{_id(case)}/0"
+        billed, request = ledger.get(case.number, 0), f"s.{case.number}/0"
         recorded = found.spends.get(request, 0)
         if case.model in UNKNOWN:
-            wrong += [f"{case}: it was asked, though nobody knows its price."] if case.number in ledger else []
+            wrong += [f"{case}: it was asked, though its price is unknown."] if case.number in ledger else []
         elif request not in settled:
             wrong.append(f"{case}: it has no outcome.")
         elif recorded < billed:
@@ -504,7 +431,7 @@ def lacking() -> str:
 
 DRILL: Final = Drill(
     "billing",
-    "What is recorded is never less than what a provider bills, wherever an answer is cut and whatever passes it on.",
+    "The recorded cost is never less than what a provider bills, wherever an answer is cut off.",
     run,
     stores=("sqlite",),
     lacking=lacking,

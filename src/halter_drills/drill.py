@@ -87,8 +87,8 @@ Progress = Callable[[int, int, str], None]
 """Called with the cases done, all cases, and a note."""
 
 
-def unseen(done: int, total: int, note: str) -> None:
-    """Show no progress."""
+def unseen(*_: object) -> None:
+    """No-op listener."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,44 +1,391 @@
-"""From one second after a halt, nothing in its scope acts: whatever sessions were stuck in, they have ended by then.
+"""One second after a halt nothing in its scope acts, and its sessions have ended, wherever they were stuck.
 
 One process has sessions that are stuck: in a tool, async or plain, in a model that never answers, in processes with
-children, in the wait for a person or for money. Another process halts, over a connection of its own, and resumes. Then
-whole processes are blocked, and halted in the same way: each must be gone within three seconds. The drill reads what
-became of it with plain SQL, from the marks that tools left outside, and from the list of processes. A metronome beside
-it knows how busy the machine was: what is late by no more than that is told as not known.
+children, in the wait for a person or for money. Another process halts and resumes them over its own connection. Then
+whole processes are blocked, and halted in the same way: each must be gone within three seconds. The drill judges by
+plain SQL, by the marks that tools leave outside, and by the list of processes. A metronome measures how busy the
+machine is: lateness within that measure is reported as not known.
 """
 
 import asyncio
+import os
+import re
+import shutil
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
+from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
 import msgspec
 
-from halter.core.clock import SECOND
+from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import StoreUnavailable
-from halter.core.ports import Store, Write
-from halter.guard.halts import halt, resume
+from halter.core.ids import SessionId, SortableIds, WorkerId, make_worker_id
+from halter.core.messages import Prompt, Reply, TextListener, make_user_message
+from halter.core.ports import Query, Store
+from halter.core.processes import LivenessWriter
+from halter.core.spec import ToolRule
+from halter.core.tools import Permit, Tool
+from halter.core.usage import ModelName
+from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.dispatch.sentinel import run_sentinel
+from halter.guard.halts import RateUsedUp, StillHeld, halt, resume
+from halter.guard.model_door import AnsweredRequest, ModelRequest
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer
+from halter.loop.session_runtime import SessionRuntime
+from halter.testing.fakes import Relay, T
+from halter.tools.function_tool import tool
+from halter.tools.shell import make_shell_tool
 from halter_drills.checker import LateFinding, RecordedEvent, Stall, found_at, metronome, told_apart
 from halter_drills.children import Child, Children, ChildStuck, Pipe, children, process_state
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
-from halter_drills.stuck import (
-    KINDS,
-    PLAIN,
-    Block,
-    HaltRound,
-    Mark,
-    Marks,
-    StuckSession,
-    blocked,
-    blocks,
-    inherited,
-    worker,
+from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
+
+# A worker whose sessions are all stuck, each in another way.
+
+Plain = Literal["matches", "counts", "naps", "starts"]
+"""Stuck in a plain tool: in a bad regular expression, in a loop in C, asleep, in a program that it started."""
+Kind = Literal["tool", "model", "isolated", "command", "thread", "busy", "asks", "waits", Plain]
+"""Stuck in a tool, a model, a process, a program with children, a thread; busy; waiting for a person, or for money."""
+PLAIN: Final[tuple[Plain, ...]] = get_args(Plain)
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+STUCK: Final = 60
+CATASTROPHE: Final = r"(a+)+$"
+ENDLESS: Final = "a" * 60 + "b"
+"""This expression backtracks for thousands of years, and holds the interpreter lock."""
+DEAR: Final = 0.8
+PAUSE: Final = 0.02
+CANCEL_AFTER: Final = 2.0
+"""Seconds after a halt after which the worker cancels sessions that have not noticed it."""
+
+SLEEP: Final = shutil.which("sleep") or "sleep"
+STUCK_COMMAND: Final = (
+    '"$1" 60 & printf \'{"what":"began","session":"%s","at":0,"pids":[%d,%d]}\\n\' "$2" $$ $! >> "$3"; wait'
 )
-from halter_drills.stuck import PROMISED as GONE_BY
-from halter_drills.workload import PERSON
+
+
+class Mark(msgspec.Struct, frozen=True):
+    """An effect outside: when, of which session, in which processes."""
+
+    what: Literal["began", "stopped", "ran"]
+    session: str
+    at: int
+    pids: tuple[int, ...] = ()
+
+
+class Marks(msgspec.Struct, frozen=True):
+    file: Path
+
+    def make(self, what: Literal["began", "stopped", "ran"], session: str, *pids: int) -> None:
+        with self.file.open("ab") as file:
+            file.write(msgspec.json.encode(Mark(what, session, time.time_ns() // 1000, pids)) + b"\n")
+
+    def read(self) -> list[Mark]:
+        whole, _, _ = self.file.read_bytes().rpartition(b"\n")
+        return [msgspec.json.decode(line, type=Mark) for line in whole.splitlines()]
+
+
+class StuckSession(msgspec.Struct, frozen=True):
+    """One stuck session, and its scopes."""
+
+    session: str
+    kind: Kind
+    agent: str
+    trigger: str
+
+
+class HaltRound(msgspec.Struct, frozen=True):
+    """Sessions that are stuck together, and probes that try to act during the halt and after it."""
+
+    cases: Sequence[StuckSession]
+    probes: Sequence[StuckSession]
+
+
+class Deaf(Relay):
+    """The teeth: a store that hides halts while something is in flight."""
+
+    async def ask(self, query: Query[T]) -> Sequence[T]:
+        return [] if query.name == "all_halts" else await self._store.ask(query)
+
+
+class StuckModel:
+    """A model that never answers."""
+
+    name = ModelName("scripted", "stuck")
+    base_url: None = None
+
+    def __init__(self, marks: Marks, session: str) -> None:
+        self._marks = marks
+        self._session = session
+
+    def count(self, prompt: Prompt) -> int:
+        return 100
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        permit.use()
+        await _hang(self._marks, self._session)
+        return Reply(())
+
+
+async def _hang(marks: Marks, session: str) -> str:
+    marks.make("began", session)
+    try:
+        await asyncio.sleep(STUCK)
+    finally:
+        marks.make("stopped", session)
+    return "it was not halted"
+
+
+def hang_in_processes(session: str, file: str) -> str:
+    child = subprocess.Popen([SLEEP, str(STUCK)])
+    Marks(Path(file)).make("began", session, os.getpid(), child.pid)
+    time.sleep(STUCK)
+    return "it was not halted"
+
+
+def toolbox(marks: Marks) -> Mapping[str, Tool]:
+    def matches(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(re.match(CATASTROPHE, ENDLESS))
+
+    def counts(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        return str(sum(range(10**15)))
+
+    def naps(session: str) -> str:
+        marks.make("began", session, os.getpid())
+        time.sleep(STUCK)
+        return "it was not halted"
+
+    def starts(session: str) -> str:
+        child = subprocess.Popen([SLEEP, str(STUCK)])
+        marks.make("began", session, os.getpid(), child.pid)
+        return str(child.wait())
+
+    def block(session: str) -> str:
+        marks.make("began", session)
+        time.sleep(STUCK)
+        return "it was not halted"
+
+    async def hang(session: str) -> str:
+        return await _hang(marks, session)
+
+    async def ping(session: str) -> str:
+        marks.make("ran", session)
+        await asyncio.sleep(PAUSE)
+        return "done"
+
+    async def computes(session: str) -> str:
+        return matches(session)
+
+    async def waits(session: str) -> str:
+        return naps(session)
+
+    made = [
+        *map(tool, (matches, counts, naps, starts, hang, ping)),
+        tool(block, isolate=False),
+        tool(hang, name="hang_dearly", cost=DEAR),
+        tool(hang_in_processes, isolate=True),
+        tool(ping, name="buy", cost=DEAR),
+        tool(ping, name="pay", level="RESTRICTED"),
+        make_shell_tool(marks.file.parent, sandbox=False),
+        tool(computes, effect="read"),
+        tool(waits, effect="read"),
+        tool(matches, name="holds", effect="read", isolate=False),
+    ]
+    return {each.spec.name: each for each in made}
+
+
+class StuckWorker:
+    """Runs sessions until another process halts them."""
+
+    def __init__(self, ground: Ground, marks: Marks, *, deaf: bool) -> None:
+        self._clock = SystemClock()
+        self._journal = ground.open()
+        self._store: Store = Deaf(self._journal) if deaf else self._journal
+        self._marks = marks
+        self._tools = toolbox(marks)
+        self._doors = doors(self._store, self._clock)
+        self._name = WorkerId("drill")
+
+    async def serve(self, pipe: Pipe) -> None:
+        async with keep_leases(self._journal, self._clock, self._name):
+            while (round_ := await asyncio.to_thread(pipe.recv)) is not None:
+                await self._live(pipe, round_)
+        await self._journal.close()
+
+    async def _live(self, pipe: Pipe, round_: HaltRound) -> None:
+        """Get stuck everywhere; while halted, try to act; once resumed, try again."""
+        probes = [await self._running(case) for case in round_.probes]
+        stuck = [asyncio.create_task(self._session(case)) for case in round_.cases]
+        await asyncio.to_thread(pipe.recv)
+        refused = [await self._pinged(probe) for probe in probes]
+        await asyncio.wait(stuck, timeout=CANCEL_AFTER)
+        for task in stuck:
+            task.cancel()
+        await asyncio.gather(*stuck, return_exceptions=True)
+        pipe.send(refused)
+        await asyncio.to_thread(pipe.recv)
+        pipe.send([await self._pinged(probe) for probe in probes])
+
+    async def _running(self, case: StuckSession) -> SessionRuntime:
+        policy = policy_of(case.agent, rules={"run_command": ToolRule(level="CONTROLLED", approval="never", rate=None)})
+        lease = await begun(self._store, self._name, case.session, policy, case.trigger)
+        standing = standing_of(case.session, policy, case.trigger)
+        return SessionRuntime(self._store, self._clock, self._doors, lease, standing, self._tools)
+
+    async def _pinged(self, probe: SessionRuntime) -> str:
+        session = probe.lease.session
+        return _outcome(await probe.attempt(_call(session, "ping", {"session": session})))
+
+    async def _session(self, case: StuckSession) -> None:
+        """Be stuck until halted, and end as the guard says."""
+        running = await self._running(case)
+        answer = await self._stuck(running, case)
+        ended = await running.ended_by(answer)
+        if ended is not None:
+            await running.end(*ended)
+
+    async def _stuck(self, running: SessionRuntime, case: StuckSession) -> Answer:
+        session, own = case.session, {"session": case.session}
+        match case.kind:
+            case "tool" | "thread" | "matches" | "counts" | "naps" | "starts":
+                name = {"tool": "hang", "thread": "block"}.get(case.kind, case.kind)
+                return await running.call(_call(session, name, own))
+            case "model":
+                return await self._thinking(running, session)
+            case "isolated":
+                arguments = {**own, "file": str(self._marks.file)}
+                return await running.call(_call(session, "hang_in_processes", arguments))
+            case "command":
+                argv = ["sh", "-c", STUCK_COMMAND, "sh", SLEEP, session, str(self._marks.file)]
+                return await running.call(_call(session, "run_command", {"argv": argv}))
+            case "busy":
+                return await self._busy(running, session)
+            case "asks":
+                marking = asyncio.create_task(self._mark_once_asked(session))
+                answer = await running.call(_call(session, "pay", own))
+                await marking
+                return answer
+            case "waits":
+                calls = _call(session, "hang_dearly", own), _call(session, "buy", own, 2)
+                return (await asyncio.gather(*map(running.call, calls)))[1]
+
+    async def _thinking(self, running: SessionRuntime, session: str) -> Answer:
+        request = ModelRequest(id=f"{session}.1", prompt=Prompt(messages=(make_user_message("Are you there?"),)))
+        model = StuckModel(self._marks, session)
+        came = await self._doors.request(running.lease, running.standing, request, model)
+        if isinstance(came, AnsweredRequest | StillHeld | RateUsedUp):
+            return Answer(request.id, "ok", "")
+        return Answer(request.id, came.outcome, "")
+
+    async def _busy(self, running: SessionRuntime, session: str) -> Answer:
+        self._marks.make("began", session)
+        number = 0
+        while True:
+            number += 1
+            answer = await running.call(_call(session, "ping", {"session": session}, number))
+            if answer.outcome != "ok":
+                return answer
+
+    async def _mark_once_asked(self, session: str) -> None:
+        while await self._doors.decision(f"{session}.1/approval") is None:
+            await self._clock.sleep(SECOND // 100)
+        self._marks.make("began", session)
+
+
+def _outcome(answer: object) -> str:
+    return answer.outcome if isinstance(answer, Answer) else type(answer).__name__
+
+
+def _call(session: str, name: str, arguments: Mapping[str, object], number: int = 1) -> Call:
+    return Call(f"{session}.{number}", name, msgspec.json.encode(arguments))
+
+
+async def worker(pipe: Pipe, ground: Ground, marks: Marks, deaf: bool) -> None:  # noqa: FBT001  passed to a process
+    await StuckWorker(ground, marks, deaf=deaf).serve(pipe)
+
+
+# Processes with a blocked event loop: they cannot notice a halt, so they have to be killed from outside.
+
+Blocking = Literal["computes", "waits", "holds"]
+"""An async tool that computes, one that sleeps, and a plain one in a thread that holds the interpreter lock."""
+BLOCKINGS: Final[tuple[Blocking, ...]] = get_args(Blocking)
+LEASE: Final = 2 * SECOND
+GONE_BY: Final = 3 * SECOND
+"""A blocked process may run on this long after a halt."""
+
+
+class Block(msgspec.Struct, frozen=True):
+    """One blocked process, with its session and scopes."""
+
+    session: str
+    kind: Blocking
+    agent: str
+    trigger: str
+
+    def scopes(self) -> tuple[str, str, str]:
+        """List the scopes that halt this process alone."""
+        return f"session:{self.session}", f"agent:{self.agent}", f"trigger:{self.trigger}"
+
+
+def blocks(count: int) -> list[Block]:
+    return [
+        Block(f"blocked-{number}-{kind}", kind, f"blocked-{number}-{kind}", f"t-{number}-{kind}")
+        for number in range(count)
+        for kind in BLOCKINGS
+    ]
+
+
+async def blocked(_: Pipe, ground: Ground, marks: Marks, block: Block, watched: bool) -> None:  # noqa: FBT001  passed to a process
+    """Run one session until this process is killed; the messages of its sentinel are dropped."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    clock, store = SystemClock(), ground.open(lease=LEASE)
+    worker = make_worker_id("drill", SortableIds(clock.now))
+    policy = policy_of(block.agent)
+    async with (
+        run_sentinel(ground.url, "") if watched else nullcontext(LivenessWriter()) as pulse,
+        keep_leases(store, clock, worker, LEASE // 3, pulse=pulse),
+    ):
+        lease = await begun(store, worker, block.session, policy, block.trigger)
+        gatehouse = doors(store, clock)
+        gatehouse.show_in(pulse)
+        standing = standing_of(block.session, policy, block.trigger)
+        running = SessionRuntime(store, clock, gatehouse, lease, standing, toolbox(marks))
+        arguments = b'{"session":"%s"}' % block.session.encode()
+        await running.call(Call(f"{block.session}.1", block.kind, arguments))
+
+
+def inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
+    """Take over the sessions of killed processes, and check that they act no more."""
+    return asyncio.run(_inherited(ground, ended))
+
+
+async def _inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
+    clock = SystemClock()
+    worker, wrong = make_worker_id("heir", SortableIds(clock.now)), list[str]()
+    async with ground.opened(LEASE) as store:
+        for block in ended:
+            lease = await take_lease(store, clock, worker, SessionId(block.session), LEASE + 10 * SECOND)
+            if lease is None:
+                wrong.append(f"Session {block.session} of a killed process could not be taken over.")
+                continue
+            standing = standing_of(block.session, policy_of(block.agent), block.trigger)
+            running = SessionRuntime(store, clock, doors(store, clock), lease, standing, {})
+            outcome = _outcome(await running.attempt(Call(f"{block.session}.2", "waits", b"{}")))
+            if outcome != "external_halt":
+                wrong.append(f"Session {block.session} was halted, and another process could make a call: {outcome}.")
+    return wrong
+
+
+# The halts, and what must hold after them.
 
 Scope = Literal["session", "agent", "trigger", "fleet"]
 SCOPES: Final[tuple[Scope, ...]] = get_args(Scope)
@@ -52,14 +399,14 @@ MOST_BLOCKED: Final = 4
 PATIENCE_BLOCKED: Final = 3 * SECOND
 UNLOCKED_BY: Final = 15.0
 GONE: Final = ("", "Z", "X")
-"""The states of a process that does nothing any more, whether or not somebody has taken note of that."""
+"""The states of a dead process, reaped or not."""
 REASON: Final = "the drill says so"
 
 _REFUSED: Final = "external_halt"
 
 
 class Halting(msgspec.Struct, frozen=True):
-    """One round: what is stuck, and what is halted then."""
+    """One round: the stuck sessions, and the scope of the halts."""
 
     scope: Scope
     round: HaltRound
@@ -80,7 +427,7 @@ class Halting(msgspec.Struct, frozen=True):
 
 
 def rounds(wanted: int) -> list[Halting]:
-    """Plan rounds in all scopes, one after the other, until there are as many halts as are wanted."""
+    """Plan rounds in all scopes in turn, until there are as many halts as wanted."""
     planned: list[Halting] = []
     kinds = cycle(KINDS)
     for number in count():
@@ -98,37 +445,24 @@ def _names(number: int, place: int) -> tuple[str, str]:
     return f"agent-{number}-{place % GROUPS}", f"trigger-{number}-{place % GROUPS}"
 
 
-def halter(pipe: Pipe, ground: Ground) -> None:
-    asyncio.run(_halt(pipe, ground))
-
-
-async def _halt(pipe: Pipe, ground: Ground) -> None:
-    store = ground.open()
-    while (word := await asyncio.to_thread(pipe.recv)) is not None:
-        what, number, scopes = word
-        said: dict[str, int] = {}
-        for scope in scopes:
-            key = f"{number}/{what}/{scope}"
-            write = halt if what == "halt" else resume
-            await _written(store, write(scope, PERSON, key, reason=REASON))
-            said[scope] = time.time_ns() // 1000
-        pipe.send(said)
-    await store.close()
-
-
-async def _written(store: Store, write: Write) -> None:
-    """Write as soon as the store can be written to: a blocked process may keep it locked until it is ended."""
-    while True:
-        try:
-            await store.commit(write)
-        except StoreUnavailable:
-            continue
-        return
+async def halter(pipe: Pipe, ground: Ground) -> None:
+    async with ground.opened() as store:
+        while (word := await asyncio.to_thread(pipe.recv)) is not None:
+            what, number, scopes = word
+            done: dict[str, int] = {}
+            for scope in scopes:
+                write = (halt if what == "halt" else resume)(scope, PERSON, f"{number}/{what}/{scope}", reason=REASON)
+                while scope not in done:
+                    # A blocked process may keep the store locked until it is killed.
+                    with suppress(StoreUnavailable):
+                        await store.commit(write)
+                        done[scope] = time.time_ns() // 1000
+            pipe.send(done)
 
 
 @dataclass(slots=True)
 class HaltsSeen:
-    """What was seen of all rounds while they ran. Times are microseconds by the clock of this machine."""
+    """What was seen of all rounds. Times are microseconds of this machine's clock."""
 
     total: int
     """How many halts there will be."""
@@ -138,7 +472,7 @@ class HaltsSeen:
     violations: list[str] = field(default_factory=list[str])
     late: list[LateFinding] = field(default_factory=list[LateFinding])
     took: dict[str, list[int]] = field(default_factory=lambda: defaultdict[str, list[int]](list))
-    """How long it took from a halt to the end of a session, or of a process, by class."""
+    """The time from a halt to the end of a session or process, by class."""
 
 
 def run(setting: Setting) -> DrillResult:
@@ -151,7 +485,7 @@ def run(setting: Setting) -> DrillResult:
         marks.file.touch()
         ticking = started.start(metronome)
         halting = started.start(halter, ground)
-        _halt_sessions(setting, planned, started.start(worker, ground, marks, _ears(setting)), halting, marks, seen)
+        _halt_sessions(setting, planned, started.start(worker, ground, marks, setting.teeth), halting, marks, seen)
         _halt_processes(setting, ending, started, halting, marks, ground, seen)
         halting.tell(None)
         halting.wait()
@@ -163,10 +497,6 @@ def run(setting: Setting) -> DrillResult:
     counts = {"halts": seen.total, "sessions": stuck, "processes": len(ending), **_figures(seen.took)}
     busy = {"too_busy_to_tell": unsure} if unsure else {}
     return result(DRILL.name, ground.kind, seen.total, [*seen.violations, *late], {**counts, **busy})
-
-
-def _ears(setting: Setting) -> Literal["deaf", "listening"]:
-    return "deaf" if setting.teeth else "listening"
 
 
 def _halt_sessions(
@@ -189,13 +519,16 @@ def _halt_processes(
     ground: Ground,
     seen: HaltsSeen,
 ) -> None:
-    """Block some processes at a time, halt each, and see that it is gone in time and its session is free."""
+    """Block some processes at a time, halt each, and check that it is gone in time and its session is free."""
     for number in range(0, len(ending), TOGETHER_BLOCKED):
         together = ending[number : number + TOGETHER_BLOCKED]
         setting.progress(seen.done, seen.total, f"{len(together)} blocked processes are halted")
-        kind = "alone" if setting.teeth else "watched"
-        running = {block.session: started.start(blocked, ground, marks, block, kind) for block in together}
-        if not _all_block(together, running, marks, seen):
+        running = {block.session: started.start(blocked, ground, marks, block, not setting.teeth) for block in together}
+        try:
+            _began([block.session for block in together], marks)
+        except ChildStuck:  # One that keeps the store locked, and is not killed, keeps the others from it.
+            seen.violations.append("A blocked process kept the store locked, and no other could start.")
+            _kill(running.values())
             continue
         scopes = {block.session: block.scopes()[place % 3] for place, block in enumerate(together)}
         halting.tell(("halt", f"blocked-{number}", list(scopes.values())))
@@ -208,50 +541,33 @@ def _halt_processes(
         seen.done += len(together)
 
 
-def _all_block(together: Sequence[Block], running: Mapping[str, Child], marks: Marks, seen: HaltsSeen) -> bool:
-    """Wait until all processes are blocked; one that keeps the store locked, and is not ended, keeps others from it."""
-    try:
-        _began([block.session for block in together], marks)
-    except ChildStuck:
-        seen.violations.append("A blocked process kept the store locked, and no other could begin.")
-        _kill(running.values())
-        return False
-    return True
-
-
 def _kill(running: Iterable[Child]) -> None:
     for process in running:
         process.kill()
 
 
 def _see_gone(ending: Mapping[Block, tuple[Child, int]], seen: HaltsSeen) -> None:
-    """Wait until all processes are over, each since it was halted; what runs on is ended here."""
+    """Wait until all processes are gone, and kill those that run on for too long."""
     left = dict(ending)
     while left:
         for block, (process, halted) in list(left.items()):
             took = time.time_ns() // 1000 - halted
             if process_state(process.pid) in GONE:
                 seen.took["process"].append(took)
-                seen.late += _gone_late(block, halted, took)
+                if took > GONE_BY:
+                    what = f"A blocked process ({block.kind}) was gone only {_after(took)}."
+                    seen.late.append(LateFinding(what, halted, took - GONE_BY, GONE_BY))
                 del left[block]
             elif took > GONE_BY + PATIENCE_BLOCKED:
-                told = f"A process ({block.kind}) was blocked and halted, and ran on after {GONE_BY / SECOND:g} s."
-                seen.violations.append(told)
+                what = f"A process ({block.kind}) was blocked and halted, and ran on after {GONE_BY / SECOND:g} s."
+                seen.violations.append(what)
                 process.kill()
                 del left[block]
         time.sleep(0.005)
 
 
-def _gone_late(block: Block, halted: int, took: int) -> list[LateFinding]:
-    if took <= GONE_BY:
-        return []
-    return [
-        LateFinding(f"A blocked process ({block.kind}) was gone only {_after(took)}.", halted, took - GONE_BY, GONE_BY)
-    ]
-
-
-def _round(number: int, each: Halting, hands: tuple[Child, Child], marks: Marks, seen: HaltsSeen) -> None:
-    working, halting = hands
+def _round(number: int, each: Halting, processes: tuple[Child, Child], marks: Marks, seen: HaltsSeen) -> None:
+    working, halting = processes
     working.tell(each.round)
     began = _began([case.session for case in each.round.cases], marks)
     halting.tell(("halt", number, each.scopes()))
@@ -275,11 +591,11 @@ def _began(sessions: Sequence[str], marks: Marks) -> list[Mark]:
         if {mark.session for mark in began} == set(sessions):
             return began
         time.sleep(0.01)
-    raise ChildStuck("The sessions of the drill did not come to where they should be stuck.")
+    raise ChildStuck("The sessions of the drill did not get stuck in time.")
 
 
 def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
-    """Watch the processes that stuck sessions had started, until all are gone or have run on for far too long."""
+    """Watch the processes that stuck sessions started, until all are gone or far too late."""
     left = {pid: halted[mark.session] for mark in began for pid in mark.pids}
     late: list[LateFinding] = []
     while left:
@@ -288,8 +604,8 @@ def _left_running(began: Sequence[Mark], halted: Mapping[str, int]) -> list[Late
         for pid in {*gone, *(pid for pid, since in left.items() if now > since + 2 * PROMISED)}:
             over = now - left[pid] - PROMISED
             if over > 0:
-                told = f"A process that a halted call had started ran on after {PROMISED / SECOND:g} s."
-                late.append(LateFinding(told, left[pid], over))
+                what = f"A process that a halted call had started ran on after {PROMISED / SECOND:g} s."
+                late.append(LateFinding(what, left[pid], over))
             del left[pid]
         time.sleep(0.005)
     return late
@@ -316,14 +632,14 @@ def _judge(planned: Sequence[Halting], found: Sequence[RecordedEvent], marks: Se
 
 
 def unnamed(planned: Sequence[Halting], fleet: Sequence[RecordedEvent]) -> list[str]:
-    """Check that every halt and every resume is in the journal, with its scope and the name of who did it."""
+    """Check that every halt and resume is in the journal, with its scope and person."""
     scopes = [scope for each in planned for scope in each.scopes()]
     wrong: list[str] = []
     for kind in ("halt_requested", "halt_lifted"):
         events = [event for event in fleet if event.kind == kind]
         if [event.facts["scope"] for event in events] != scopes:
             wrong.append(f"Of {len(scopes)} halts, {len(events)} have a {kind} in the journal.")
-        wrong += [f"The {event} does not say who did it." for event in events if event.facts["by"] != PERSON]
+        wrong += [f"The {event} does not name the person." for event in events if event.facts["by"] != PERSON]
     return wrong
 
 
@@ -337,13 +653,13 @@ def unended(events: Sequence[RecordedEvent]) -> Iterator[str]:
 
 
 def late(events: Sequence[RecordedEvent], halted: int) -> Iterator[LateFinding]:
-    """Check that from a second after the halt nothing begins, nothing is under way, and the session is over."""
+    """Check that one second after the halt nothing starts, nothing is under way, and the session has ended."""
     over = halted + PROMISED
     begun = {_flight(event): event for event in events if event.kind in ("call_started", "request_started")}
     settled = {_flight(event): event for event in events if event.kind in ("call_settled", "request_settled")}
     for flight, event in begun.items():
         if event.at >= over:
-            yield LateFinding(f"began {flight} {_after(event.at - halted)}.", halted, event.at - over + 1)
+            yield LateFinding(f"started {flight} {_after(event.at - halted)}.", halted, event.at - over + 1)
         if flight not in settled:
             yield LateFinding(f"has no outcome of {flight}.")
         elif settled[flight].at >= over:
@@ -363,19 +679,19 @@ def _after(micros: int) -> str:
 
 
 def acted_on(marks: Sequence[Mark], halted: Mapping[str, int]) -> list[LateFinding]:
-    """Check by the marks of the outside world that nothing went on, and that what was stuck in this process stopped."""
+    """Check by the marks outside that nothing continued, and that what was stuck stopped."""
     found: list[LateFinding] = []
     for mark in marks:
         at = halted.get(mark.session, mark.at)
         since = mark.at - at
         if mark.what != "began" and since >= PROMISED:
-            told = f"Outside, session {mark.session} {mark.what} {_after(since)}."
-            found.append(LateFinding(told, at, since - PROMISED + 1))
+            what = f"Outside, session {mark.session} {mark.what} {_after(since)}."
+            found.append(LateFinding(what, at, since - PROMISED + 1))
     return found
 
 
 def _figures(took: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Tell in milliseconds how long it took from a halt to the end of a session, or of a whole process, by class."""
+    """Rank the times from a halt to the end of a session or process, in milliseconds, by class."""
     sessions = [each for kind, times in took.items() if kind != "process" for each in times]
     return {**_ranked(sessions), **{kind: _ranked(times) for kind, times in sorted(took.items()) if times}}
 
@@ -389,7 +705,7 @@ def _ranked(took: Sequence[int]) -> dict[str, float]:
 
 DRILL: Final = Drill(
     "halt",
-    "Within a second of a halt, from any process, whatever is in flight is stopped and its session ended; "
-    "a process that is blocked is gone within three.",
+    "Within a second of a halt, from any process, everything in flight is stopped and its session ended; "
+    "a blocked process is gone within three.",
     run,
 )

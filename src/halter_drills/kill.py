@@ -25,7 +25,6 @@ from halter.core.clock import SECOND, SystemClock
 from halter.core.ids import SessionId, SortableIds, StreamId, session_stream
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
 from halter.guard.ledger import Ledger
-from halter.guard.tool_door import Answer
 from halter.journal.checkpoints import Checkpointer
 from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
@@ -51,6 +50,7 @@ from halter_drills.drill import (
     in_memory,
     own_store,
     result,
+    unseen,
 )
 from halter_drills.faults import (
     EMPTY,
@@ -135,10 +135,6 @@ async def playing_heir(pipe: Pipe, url: str, shop: PlayShop, session: str) -> No
         pipe.send((await resume_playbook(app, shop.agent(), SessionId(session), unseen)).state)
     finally:
         await app.store.close()
-
-
-def unseen(_: Step, __: Answer) -> None:
-    """Show no steps."""
 
 
 async def counted_playing(folder: Path) -> int:

@@ -1,9 +1,8 @@
-"""Money under contention: many sessions, processes, crashes and repeats on shared caps.
+"""Money under contention: many sessions, processes, crashes and retries on shared caps.
 
-Five parts. Seeded runs in virtual time, each of which replays from its number. Crowds, in virtual time too, that hold
-four times what they spend and must use nearly all of one cap. Then both again with real processes on the real store,
-some of which are killed. Last, real processes in folders whose own `halter.yaml` says other caps than the store's
-policy.
+Five parts: seeded runs in virtual time, each replayable from its number; crowds in virtual time that hold four times
+what they spend and must use nearly all of one cap; both again with real processes on the real store, some of them
+killed; last, real processes in folders whose own `halter.yaml` has other caps than the store's policy.
 """
 
 import asyncio
@@ -27,8 +26,7 @@ from halter.core.ids import SortableIds, WorkerId, session_stream
 from halter.core.money import BudgetRow, CapReached, Caps, Leg, MustWait, Spender, reserve
 from halter.core.ports import Draft, Lease, Query, Rows, Stored, Write
 from halter.core.project import rows_of_hold
-from halter.core.rows import FleetPolicyRow
-from halter.core.vocabulary import Row
+from halter.core.rows import FleetPolicyRow, SessionRow
 from halter.dispatch.heartbeat import keep_leases
 from halter.guard.halts import StillHeld
 from halter.guard.judge import CallRequest, describe_cap_reached, remove_caps
@@ -53,33 +51,28 @@ from halter_drills.faults import AlteredRows, Faults, FaultyStore
 from halter_drills.spenders import ONE_CAP, Crowd, SpendingWorker, begin, cap_change, patience, planned, quarrel, surely
 from halter_drills.workload import Refusal, Till, asked_of
 
-# Purses with a mistake in them, for the teeth of the race.
-
-
-def _but_policy(row: Row | None) -> Row | None:
-    return None if isinstance(row, FleetPolicyRow) else row
-
 
 class ObeysItsFolder(Till):
-    """The mistake that the race must see in folders: a process goes by the caps that it has read itself."""
+    """The teeth in folders: a process that obeys the caps of its own file instead of the store's policy."""
 
     def intent(self, lease: Lease, asked: CallRequest | RequestAttempt) -> Write:
         write = super().intent(lease, asked)
 
         def decide(rows: Rows) -> Sequence[Draft]:
-            return write.decide(AlteredRows(rows, _but_policy))
+            altered = AlteredRows(rows, lambda row: None if isinstance(row, FleetPolicyRow) else row)
+            return write.decide(altered)
 
         return msgspec.structs.replace(write, decide=decide)
 
 
 class CheckThenSpend(Till):
-    """The mistake that the race must see: it looks at the budget first, and spends in another transaction.
+    """The teeth: it checks the budget first, and spends in another transaction.
 
-    Because the store's own constraint would stop it even so, it does not tell the store of any cap.
+    It hides the caps from the store, whose own constraint would stop it.
     """
 
     async def admit(self, lease: Lease, asked: CallRequest | RequestAttempt) -> InFlight | Refusal | StillHeld:
-        """Decide on what the budgets were a moment ago."""
+        """Decide on budgets that may have changed since."""
         if isinstance(asked, RequestAttempt):
             return await super().admit(lease, asked)
         found = await self._store.ask(Query("budgets", BudgetRow))
@@ -99,17 +92,16 @@ class CheckThenSpend(Till):
         return InFlight(asked.call, asked.tool, "turn", legs, self._clock.now(), is_call=True)
 
     async def _blindly(self, lease: Lease, call: str, event: AnyEvent, legs: tuple[Leg, ...]) -> None:
-        """Commit what was decided before, whatever the rows say by now."""
         stream, reads = session_stream(lease.session), rows_of_hold(call, legs)
         write = Write(stream, f"{call}/held", lambda _: [Draft(event)], reads, lease)
         await surely(lambda: self._store.commit(write), self._clock)
 
 
-# One run of the spenders in virtual time: processes that crash, a store that loses answers, all from one number.
+# One run in virtual time: processes that crash, a store that loses answers, all from one seed.
 
 PROCESSES: Final = 4
 LIVES: Final = 3
-"""How often each process may die before its luck turns; so every run comes to an end."""
+"""How often each process may crash, so that every run ends."""
 
 TOO_LONG: Final = 3 * HOUR
 SMOOTH: Final = Faults()
@@ -117,7 +109,7 @@ ROUGH: Final = Faults(away=0.02, lost=0.05, crash=0.01)
 
 
 class Race(msgspec.Struct, frozen=True):
-    """What is run: who spends, how well the till is made, what goes wrong, how often a person changes a cap."""
+    """One run: its crowd, its ledger, its faults, and how often a person changes a cap."""
 
     seed: int
     crowd: Crowd
@@ -127,8 +119,6 @@ class Race(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a run came to."""
-
     violations: list[str]
     counts: Counter[str]
     found: StoreContents
@@ -136,7 +126,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Tape:
-    """Hears every commit of a store, in order; the store tells it before it tells whoever wrote."""
+    """Observes every commit of a store, in order, before its writer gets the answer."""
 
     events: list[RecordedEvent] = field(default_factory=list[RecordedEvent])
     open: set[str] = field(default_factory=set[str])
@@ -151,12 +141,12 @@ class Tape:
                 self.open.discard(event.stream)
 
     def flush(self) -> None:
-        """Nothing is put off."""
+        """Nothing is buffered."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaceWorld:
-    """What outlives the processes of a run: the store, the clock, and what the outside world asked for."""
+    """What outlives the processes of a run: the store, the clock, and the bills of the outside world."""
 
     race: Race
     loop: SeedLoop
@@ -223,28 +213,19 @@ async def _run(world: RaceWorld) -> list[str]:
                 tasks.create_task(_process(world, number, slots))
             tasks.create_task(_cap_changer(world))
     except TimeoutError:
-        return [f"These sessions did not come to an end: {', '.join(sorted(world.tape.open))}."]
+        return [f"These sessions did not end: {', '.join(sorted(world.tape.open))}."]
     return []
 
 
 async def _process(world: RaceWorld, number: int, slots: int) -> None:
-    """Be one process after another: when one has crashed, the next one starts with nothing but the store."""
+    """Run one process after another: after a crash, the next one starts from the store alone."""
     for life in range(LIVES + 1):
         chance = random.Random(f"{world.race.seed} {number} {life}")
         faults = world.race.faults if life < LIVES else SMOOTH
         store = FaultyStore(world.store, chance, world.loop, faults)
-        worker = SpendingWorker(
-            WorkerId(f"w{number}.{life}"),
-            store,
-            world.loop,
-            world.race.crowd,
-            world.bill,
-            world.finished,
-            slots,
-            world.race.till,
-        )
+        name, crowd, till = WorkerId(f"w{number}.{life}"), world.race.crowd, world.race.till
         try:
-            await worker.run()
+            await SpendingWorker(name, store, world.loop, crowd, world.bill, world.finished, slots, till).run()
         except* Crashed:
             world.counts["crashes"] += 1
             await world.loop.sleep(chance.randrange(5 * SECOND))
@@ -253,7 +234,7 @@ async def _process(world: RaceWorld, number: int, slots: int) -> None:
 
 
 async def _cap_changer(world: RaceWorld) -> None:
-    """Raise and lower caps, for one window or for the life of a session, while everybody spends."""
+    """Raise and lower caps, of a window or of a session, while all spend."""
     chance = random.Random(f"{world.race.seed} person")
     store = FaultyStore(world.store, chance, world.loop, Faults(away=0.2, lost=0.2))
     for number in range(world.race.changes):
@@ -262,15 +243,15 @@ async def _cap_changer(world: RaceWorld) -> None:
         await surely(lambda write=write: store.commit(write), world.loop)
 
 
-# The part of the race that is about folders: one store, and processes whose own `halter.yaml` says other caps.
+# Folders: one store, and processes whose own `halter.yaml` has other caps.
 
 CAP: Final = 120_000
-"""What the store's policy allows all agents together, in micro-dollars."""
+"""The fleet's cap in the store's policy, in micro-dollars."""
 OWN_CAP: Final = 40_000
-"""What the stricter file allows its own process."""
+"""The cap in the stricter file."""
 COST: Final = 10_000
 WANTED: Final = 8
-"""How many calls each process would make."""
+"""Calls that each process wants to make."""
 AGENT: Final = "clerk"
 AGENT_FILE: Final = b"name: clerk\nlimits: {max_cost_usd: none, max_cost_usd_per_day: none}\n"
 FOLDERS: Final[Mapping[str, str]] = {
@@ -285,7 +266,7 @@ FOLDERS: Final[Mapping[str, str]] = {
 
 
 def spend_in_folders(ground: Ground, started: Children, *, broken: bool) -> tuple[list[str], Counter[str]]:
-    """Let a process spend in each folder at the same time, and check what they spent together."""
+    """Let one process per folder spend at the same time, and check the total."""
     since = SystemClock().now()
     asyncio.run(_begin_in_folders(ground))
     spenders: dict[Child, str] = {}
@@ -319,23 +300,16 @@ def _wrong(spent: Counter[str], days: int) -> list[str]:
 
 
 async def _begin_in_folders(ground: Ground) -> None:
-    store = ground.open()
-    try:
+    async with ground.opened() as store:
         for name in FOLDERS:
-            await store.commit(
-                start_session(SessionStarted(session=name, agent=AGENT, kind="task", started_by="the drill"))
-            )
-    finally:
-        await store.close()
+            event = SessionStarted(session=name, agent=AGENT, kind="task", started_by="the drill")
+            await store.commit(start_session(event))
 
 
-def _spender(pipe: Pipe, ground: Ground, folder: Path, broken: bool) -> None:  # noqa: FBT001 It is passed to a process.
+async def _spender(pipe: Pipe, ground: Ground, folder: Path, broken: bool) -> None:  # noqa: FBT001  passed to a process
+    """Start as any process that runs agents, and spend as soon as all others have started."""
     os.chdir(folder)
-    asyncio.run(_spend(pipe, ground, WorkerId(folder.name), broken=broken))
-
-
-async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) -> None:
-    """Start as any process does that runs agents, and spend as soon as all others have started."""
+    worker = WorkerId(folder.name)
     settings = read_settings({"HALTER_PERSON": "the drill"}, ground.folder, ground.url)
     async with open_runtime(settings) as app, keep_leases(app.store, app.clock, worker):
         pipe.send(0)
@@ -351,7 +325,7 @@ async def _spend(pipe: Pipe, ground: Ground, worker: WorkerId, *, broken: bool) 
 
 
 async def _bought(app: Runtime, till: Till, lease: Lease, caps: Caps, call: str) -> bool:
-    """Hold, act, settle; tell whether there was money for it."""
+    """Hold, act, settle; return False if there is no money for it."""
     while True:
         spender = Spender(lease.session, AGENT)
         match await till.admit(lease, asked_of(call, "buy", caps, spender, app.clock.now(), COST)):
@@ -367,7 +341,7 @@ async def _bought(app: Runtime, till: Till, lease: Lease, caps: Caps, call: str)
 
 SEEDS: Final = 40
 CROWDS_EVERY: Final = 50
-"""How many seeded runs there are for each crowd: crowds are twenty times as slow."""
+"""Seeded runs per crowd: crowds are twenty times as slow."""
 
 CHANGES: Final = 6
 MUST_USE: Final = 0.95
@@ -375,7 +349,7 @@ VIRTUAL: Final = {"latency": 5 * SECOND, "tick": SECOND, "lease": 15 * SECOND}
 BRISK: Final = {**VIRTUAL, "latency": SECOND}
 REAL: Final = {"latency": SECOND // 50, "tick": SECOND // 50, "lease": SECOND}
 DOOMED: Final = (3, 6, 9)
-"""After how many calls of its own each of the first processes is killed."""
+"""After how many calls each of the first processes is killed."""
 
 BILLS: Final = "bills"
 Report = tuple[list[str], Counter[str]]
@@ -388,16 +362,12 @@ def run(setting: Setting) -> DrillResult:
     violations: list[str] = []
     counts: Counter[str] = Counter()
     with own_store(setting) as ground, children(__name__) as started:
-        reports = _reports(ground, started, seeds, crowds, _till(setting))
+        reports = _reports(ground, started, seeds, crowds, CheckThenSpend if setting.teeth else Till)
         for done, (wrong, counted) in enumerate(reports, 1):
             violations += wrong
             counts += counted
             setting.progress(done, total, f"{counts['call_started']} calls, {counts['crashes']} crashes")
     return result(DRILL.name, ground.kind, total, violations, {"seeds": seeds, **counts})
-
-
-def _till(setting: Setting) -> type[Till]:
-    return CheckThenSpend if setting.teeth else Till
 
 
 def _reports(ground: Ground, started: Children, seeds: int, crowds: int, till: type[Till]) -> Iterator[Report]:
@@ -426,7 +396,7 @@ def _virtual(pipe: Pipe, seeds: Sequence[int], crowds: Sequence[int], till: type
 
 
 def _unused(found: StoreContents) -> list[str]:
-    """Check that a crowd that wanted more than its cap used nearly all of it."""
+    """Check that a crowd that wants more than its cap uses nearly all of it."""
     spent = sum(sums.spent for (scope, _, _), sums in found.budgets.items() if scope == "fleet")
     if spent > MUST_USE * ONE_CAP:
         return []
@@ -434,9 +404,14 @@ def _unused(found: StoreContents) -> list[str]:
 
 
 def _for_real(ground: Ground, started: Children, crowd: Crowd, till: type[Till], *, rough: bool) -> Report:
-    """Let real processes spend on the real store, kill some, and check what is left."""
+    """Let real processes spend on the real store, kill some, and check the result."""
     since = SystemClock().now()
-    asyncio.run(_begin(ground, crowd))
+
+    async def begin_all() -> None:
+        async with ground.opened(crowd.lease) as store:
+            await begin(store, crowd)
+
+    asyncio.run(begin_all())
     killed = _let_run(ground, started, crowd, till, rough=rough)
     found = found_at(ground.url)
     wrong = check(found, planned(crowd, since)) + paid(found.events, _bills(ground))
@@ -445,16 +420,8 @@ def _for_real(ground: Ground, started: Children, crowd: Crowd, till: type[Till],
     return (wrong if rough else wrong + _unused(found)), counts
 
 
-async def _begin(ground: Ground, crowd: Crowd) -> None:
-    store = ground.open(lease=crowd.lease)
-    try:
-        await begin(store, crowd)
-    finally:
-        await store.close()
-
-
 def _let_run(ground: Ground, started: Children, crowd: Crowd, till: type[Till], *, rough: bool) -> int:
-    """Start the processes, kill each doomed one at its hour, put another in its place; wait for all to end."""
+    """Start the processes, kill each doomed one at its call, replace it, and wait for all to end."""
     workers = [started.start(_worker, ground, crowd, f"w{number}", till) for number in range(PROCESSES)]
     hours = dict(zip(workers, DOOMED, strict=False)) if rough else {}
     if rough and till is Till:
@@ -478,16 +445,7 @@ def _bills(ground: Ground) -> dict[str, list[int]]:
     return bills
 
 
-def _worker(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[Till]) -> None:
-    asyncio.run(_work(pipe, ground, crowd, name, till))
-
-
-async def _work(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[Till]) -> None:
-    store = ground.open(lease=crowd.lease)
-
-    async def finished() -> bool:
-        return all(row.ended_at for row in await store.ask(Query("all_sessions", _Row)))
-
+async def _worker(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[Till]) -> None:
     with (ground.folder / BILLS).open("a") as bills:
 
         def bill(call: str, truth: int) -> None:
@@ -496,29 +454,22 @@ async def _work(pipe: Pipe, ground: Ground, crowd: Crowd, name: str, till: type[
             pipe.send(call)
 
         slots = -(-len(crowd.members) // PROCESSES)
-        await SpendingWorker(WorkerId(name), store, SystemClock(), crowd, bill, finished, slots, till).run()
-    await store.close()
+        async with ground.opened(crowd.lease) as store:
+
+            async def finished() -> bool:
+                return all(row.ended_at for row in await store.ask(Query("all_sessions", SessionRow)))
+
+            await SpendingWorker(WorkerId(name), store, SystemClock(), crowd, bill, finished, slots, till).run()
 
 
-class _Row(msgspec.Struct, frozen=True):
-    ended_at: int | None
-
-
-def _person(_: Pipe, ground: Ground, crowd: Crowd) -> None:
-    asyncio.run(_change_caps(ground, crowd))
-
-
-async def _change_caps(ground: Ground, crowd: Crowd) -> None:
-    chance = random.Random(len(crowd.members))
-    clock = SystemClock()
-    store = ground.open(lease=crowd.lease)
-    for number in range(CHANGES):
-        await clock.sleep(crowd.tick)
-        write = cap_change(crowd, clock.now(), chance, number)
-        await store.commit(write)
-    await store.close()
+async def _person(_: Pipe, ground: Ground, crowd: Crowd) -> None:
+    chance, clock = random.Random(len(crowd.members)), SystemClock()
+    async with ground.opened(crowd.lease) as store:
+        for number in range(CHANGES):
+            await clock.sleep(crowd.tick)
+            await store.commit(cap_change(crowd, clock.now(), chance, number))
 
 
 DRILL: Final = Drill(
-    "race", "Parallel spenders that crash and repeat never pass a cap, and nothing is charged twice.", run
+    "race", "Parallel spenders that crash and retry never exceed a cap, and nothing is charged twice.", run
 )

@@ -1,9 +1,9 @@
-"""An older copy of the store is put back: nothing runs on it until a person accepts what is missing.
+"""An older copy of the store is restored: nothing runs on it until a person accepts what is missing.
 
-An agent spends its day's cap, a person denies a call and halts the fleet. Copies of the store are made at every moment
-in between, also in the middle of a call. Each is put back, while the folder of checkpoints stays, and the work is
-started again: another payment is tried, whatever question is open is answered with yes, and its session gone on with.
-What ran is counted outside, in a file that the tools themselves write; neither the store nor its checkpoints are asked.
+An agent spends its cap, a person denies a call and halts the fleet. The store is copied at every moment in between,
+also in the middle of a call. Each copy is restored, while the checkpoints stay, and work starts again: another payment
+is tried, each pending decision is approved, and its session resumed. The tools count their effects in a file, and the
+drill judges by that file alone.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from halter.core.errors import StoreUnusable
 from halter.core.ids import SessionId
 from halter.core.money import Cap, Caps, format_micros, usd_to_micros
 from halter.guard.approvals import list_pending_decisions
-from halter.guard.tool_door import Answer, NeedsPerson
+from halter.guard.tool_door import NeedsPerson
 from halter.journal.verify import verify
 from halter.operations import control, decisions
 from halter.operations.desk import Desk, Who
@@ -42,11 +42,10 @@ from halter_drills.drill import (
     own_store,
     result,
     sqlite_file,
+    unseen,
 )
 from halter_drills.faults import NO_LEASE
 from halter_drills.workload import NO_SECRETS, PERSON, EffectFile, ToolEffect, policy_of
-
-# Copies of a drill's own store, made past all of Halter's code, and put back as an operator would.
 
 _TABLES: Final = (
     "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema() ORDER BY table_name"
@@ -54,7 +53,7 @@ _TABLES: Final = (
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """One copy: when it was made and how, how many events it holds, and what puts it back."""
+    """One copy: when and how it was made, how many events it has, and a function that restores it."""
 
     moment: str
     manner: str
@@ -63,7 +62,7 @@ class Copy(msgspec.Struct, frozen=True):
 
 
 def copies_of(ground: Ground, moment: str, folder: Path) -> list[Copy]:
-    """Copy a store in every manner that there is for its kind. Nothing may write to it meanwhile."""
+    """Copy a store in every way there is for its kind. Nothing may write to it meanwhile."""
     if ground.kind == "postgresql":
         return [_dumped(ground, moment)]
     made: list[Copy] = []
@@ -73,10 +72,6 @@ def copies_of(ground: Ground, moment: str, folder: Path) -> list[Copy]:
         copy(sqlite_file(ground.url), place)
         made.append(Copy(moment, manner, _held(place / _NAME), _puts_files(ground, place)))
     return made
-
-
-def remove_store(ground: Ground) -> None:
-    ground.fresh()
 
 
 _NAME: Final = "drill.db"
@@ -93,19 +88,15 @@ def _with_log(store: Path, place: Path) -> None:
             shutil.copy(store.with_name(name), place / name)
 
 
-def _without_log(store: Path, place: Path) -> None:
-    shutil.copy(store, place / _NAME)
-
-
-_MANNERS: Final[Mapping[str, Callable[[Path, Path], None]]] = {
+_MANNERS: Final[Mapping[str, Callable[[Path, Path], object]]] = {
     "by SQLite": _by_sqlite,
     "as files, with -wal": _with_log,
-    "as a file, without -wal": _without_log,
+    "as a file, without -wal": lambda store, place: shutil.copy(store, place / _NAME),
 }
 
 
 def _held(copy: Path) -> int:
-    """Count the events of a copy, on another copy: looking at it would tidy up its log."""
+    """Count the events of a copy, on another copy: reading it would checkpoint its log."""
     looked = copy.parent / "looked"
     looked.mkdir()
     for file in copy.parent.glob(f"{_NAME}*"):
@@ -114,7 +105,7 @@ def _held(copy: Path) -> int:
         try:
             ((events,),) = database.execute("SELECT COUNT(*) FROM events").fetchall()
         except sqlite3.OperationalError:
-            events = 0  # Without its log, a young store has no tables yet.
+            events = 0  # Without its log, a new store has no tables yet.
     shutil.rmtree(looked)
     return int(events)
 
@@ -129,7 +120,7 @@ def _puts_files(ground: Ground, place: Path) -> Callable[[], None]:
 
 
 def _dumped(ground: Ground, moment: str) -> Copy:
-    """Keep what every table holds, as a dump does."""
+    """Copy every table, as a dump does."""
     kept: dict[str, bytes] = {}
     with closing(connection(ground.url)) as database:
         for (table,) in database.execute(_TABLES).fetchall():
@@ -161,21 +152,17 @@ What = Literal["look", "pay", "wire"]
 
 
 class AskedAgain(Exception):
-    """A session waits for one more answer: nobody is there to give it."""
-
-
-def _nothing() -> None:
-    """Do nothing."""
+    """A session waits for one more answer, which does not come."""
 
 
 @dataclass(slots=True)
 class RestoreShop(EffectFile):
-    """What the agent acts on. In the middle of a payment, `meanwhile` happens."""
+    """What the agent acts on. `meanwhile` is called in the middle of a payment."""
 
-    meanwhile: Callable[[], None] = field(default=_nothing)
+    meanwhile: Callable[[], object] = field(default=str)
 
     def agent(self) -> AssembledAgent:
-        """Make the agent: it may look for nothing, pay up to its cap, and wire what a person agrees to."""
+        """Make an agent that may look freely, pay up to its cap, and wire with approval."""
 
         async def look(order: int) -> str:
             return self.did("look", order)
@@ -199,7 +186,7 @@ class RestoreShop(EffectFile):
 
 
 class RestoredStore(msgspec.Struct, frozen=True):
-    """A store with its checkpoints, the outside world, and whether the look at the start is left out."""
+    """A store with its checkpoints and the outside world. `blind` skips the check at the start: the teeth."""
 
     ground: Ground
     folder: Path
@@ -233,7 +220,7 @@ def run(setting: Setting) -> DrillResult:
             copies = asyncio.run(_lived(place, random.Random(number)))
             whole = max(copy.events for copy in copies)
             shutil.copytree(place.checkpoints, folder / "kept")
-            for copy in (*reversed(copies), Copy("at the end", "deleted", 0, lambda: remove_store(ground))):
+            for copy in (*reversed(copies), Copy("at the end", "deleted", 0, ground.fresh)):
                 cases += 1
                 refusals += copy.events < whole
                 violations += asyncio.run(_tried(place, copy, missing=copy.events < whole))
@@ -243,7 +230,7 @@ def run(setting: Setting) -> DrillResult:
 
 
 async def _lived(place: RestoredStore, chance: random.Random) -> list[Copy]:
-    """Spend the cap, deny a call and halt the fleet, and make copies on the way; the last ones have everything."""
+    """Spend the cap, deny a call, halt the fleet, and make copies on the way; the last ones are complete."""
     shop, made, agent = place.shop, list[Copy](), place.shop.agent()
 
     def copied(moment: str) -> None:
@@ -257,7 +244,7 @@ async def _lived(place: RestoredStore, chance: random.Random) -> list[Copy]:
         copied("after the first payment")
         shop.meanwhile = lambda: copied("in the middle of the second payment")
         await _played(app, agent, "pay", 2)
-        shop.meanwhile = _nothing
+        shop.meanwhile = str
         copied("after the second payment")
         await _denied(app, agent, lambda: copied("while the question waited"))
         await _looks(app, agent, chance)
@@ -265,7 +252,7 @@ async def _lived(place: RestoredStore, chance: random.Random) -> list[Copy]:
         await control.halt(Desk(app, Who(PERSON)), "fleet", "the drill")
         copied("after the fleet was halted")
     if sum(each.tool == "pay" for each in shop.effects()) != CAP // PRICE:
-        raise DrillBroken("The payments of the drill were not made, so that nothing could be paid twice.")
+        raise DrillBroken("The payments of the drill were not made, so nothing could be paid twice.")
     return made
 
 
@@ -275,7 +262,7 @@ async def _looks(app: Runtime, agent: AssembledAgent, chance: random.Random) -> 
 
 
 async def _played(app: Runtime, agent: AssembledAgent, what: What, order: int) -> None:
-    await resume_playbook(app, agent, await begin_playbook(app, agent, _playbook(what, order), {}), _unseen)
+    await resume_playbook(app, agent, await begin_playbook(app, agent, _playbook(what, order), {}), unseen)
 
 
 async def _denied(app: Runtime, agent: AssembledAgent, asked: Callable[[], None]) -> None:
@@ -287,7 +274,7 @@ async def _denied(app: Runtime, agent: AssembledAgent, asked: Callable[[], None]
             waiting.set_result(needed.decision)
 
     async with asyncio.TaskGroup() as group:
-        group.create_task(resume_playbook(app, agent, session, _unseen, waits))
+        group.create_task(resume_playbook(app, agent, session, unseen, waits))
         decision = await waiting
         asked()
         await decisions.deny(Desk(app, Who(PERSON)), decision)
@@ -297,39 +284,35 @@ def _playbook(what: What, order: int) -> Playbook:
     return Playbook((Step(what, msgspec.json.encode({"order": order})),), "the drill")
 
 
-def _unseen(_: Step, __: Answer) -> None:
-    """Show no step to anybody."""
-
-
 async def _tried(place: RestoredStore, copy: Copy, *, missing: bool) -> list[str]:
-    """Put a copy back, start again, and say what was done that must not be."""
+    """Restore a copy, start again, and list what must not have happened."""
     shutil.rmtree(place.checkpoints)
     shutil.copytree(place.folder / "kept", place.checkpoints)
     copy.put_back()
-    told = f"A copy made {copy.moment}, {copy.manner}:"
+    where = f"A copy made {copy.moment}, {copy.manner}:"
     known, before = place.known(), len(place.shop.effects())
     refused = await _started_again(place)
-    wrong = [f"{told} {each}" for each in _done_wrongly(place.shop.effects()[before:])]
+    wrong = [f"{where} {each}" for each in _done_wrongly(place.shop.effects()[before:])]
     if refused is not missing and not place.blind:
-        wrong.append(f"{told} {'nothing is missing, and it was refused' if refused else 'it was not refused'}.")
+        wrong.append(f"{where} {'nothing is missing, and it was refused' if refused else 'it was not refused'}.")
     if missing and place.known() != known:
-        wrong.append(f"{told} checkpoints were written of it.")
+        wrong.append(f"{where} checkpoints were written for it.")
     if refused and missing:
-        wrong += [f"{told} {each}" for each in await _accepted(place, anew=copy.manner == "deleted")]
+        wrong += [f"{where} {each}" for each in await _accepted(place, anew=copy.manner == "deleted")]
     return wrong
 
 
 async def _started_again(place: RestoredStore) -> bool:
-    """Start again as if nothing had happened; tell whether the store was refused."""
+    """Start again as if nothing had happened; return whether the store was refused."""
     agent = place.shop.agent()
     try:
         async with open_runtime(place.settings, lease=NO_LEASE, despite_doubt=place.blind) as app:
             for asked in await list_pending_decisions(app.store, app.clock.now()):
                 await decisions.approve(Desk(app, Who("bob")), asked.decision, decisions.ApprovalTerms())
                 with suppress(AskedAgain):
-                    await resume_playbook(app, agent, SessionId(asked.session), _unseen, _asked_again)
+                    await resume_playbook(app, agent, SessionId(asked.session), unseen, _asked_again)
             for what in ("look", "pay"):
-                # A payment that the copy knows to be under way may keep the others waiting for their money.
+                # A payment that is under way in the copy may hold the money of the others.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE):
                         await _played(app, agent, what, 4)
@@ -343,7 +326,7 @@ def _asked_again(_: NeedsPerson, __: object) -> None:
 
 
 def _done_wrongly(since: Sequence[ToolEffect]) -> list[str]:
-    """Hold what ran against what people said and what the cap was: it was used up, and everything was halted."""
+    """List what must not have run: the cap was used up, a call was denied, and the fleet was halted."""
     wrong: list[str] = []
     if paid := sum(each.tool == "pay" for each in since):
         wrong.append(f"{format_micros(CAP + PRICE * paid)} were spent under a cap of {format_micros(CAP)}.")
@@ -353,7 +336,7 @@ def _done_wrongly(since: Sequence[ToolEffect]) -> list[str]:
 
 
 async def _accepted(place: RestoredStore, *, anew: bool) -> list[str]:
-    """Let a person accept the copy: work goes on, and nothing is found altered."""
+    """Accept the copy as a person: work continues, and verification finds nothing."""
     async with open_runtime(place.settings, lease=NO_LEASE, despite_doubt=True) as app:
         if app.doubt is None:
             return ["it was refused, and there was nothing to accept."]

@@ -1,7 +1,6 @@
-"""Sessions that spend under shared caps, and the workers that own them: the same in virtual and in real time.
+"""Sessions that spend under shared caps, and the workers that own them, in virtual and in real time.
 
-What a session will do follows from its name alone. So whoever takes it over knows what is left to do from the
-session's own events, as a real owner would.
+What a session does follows from its name alone, so a new owner knows from its events what is left to do.
 """
 
 import asyncio
@@ -12,7 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from halter.core.clock import DAY, HOUR, SECOND, Clock, WindowLength, window_at
+from halter.core.clock import DAY, HOUR, SECOND, Clock, window_at
 from halter.core.errors import LeaseLost, StoreUnavailable
 from halter.core.events import CallStarted, CostCapReached, SessionStarted
 from halter.core.ids import WorkerId, session_stream
@@ -20,7 +19,6 @@ from halter.core.money import Account as Spent
 from halter.core.money import Cap, Caps, Spender, carve
 from halter.core.ports import Lease, Store, Stored, Write
 from halter.guard.halts import StillHeld
-from halter.guard.judge import CallRequest
 from halter.guard.ledger import ActualResult, change_cap
 from halter.state.lifecycle import end_session, start_child, start_session, wake_session
 from halter.state.session import InFlight, replay
@@ -31,11 +29,11 @@ T = TypeVar("T")
 
 PAGE: Final = 1000
 ATTEMPTS: Final = 50
-"""How often a write is repeated while the store is away."""
+"""How often a write is retried while the store is unavailable."""
 
 
 class PlannedCall(msgspec.Struct, frozen=True):
-    """One call: what is held for it, what it costs in truth, and how long it takes."""
+    """One call: what is held for it, its actual cost, and how long it takes."""
 
     call: str
     amount: int
@@ -44,7 +42,7 @@ class PlannedCall(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """One session of the crowd; one with a parent has its cap carved out of the parent's."""
+    """One session; with a parent, its cap is carved out of the parent's."""
 
     session: str
     agent: str
@@ -55,7 +53,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """Who spends, and under which shared caps. `tick` is how long idle workers wait; `lease` how long they live."""
+    """Sessions and their shared caps. `tick` is the polling interval of idle workers, `lease` their lease."""
 
     members: tuple[Member, ...]
     agent_caps: tuple[Cap, ...]
@@ -74,15 +72,12 @@ class Crowd(msgspec.Struct, frozen=True):
 
 
 Bill = Callable[[str, int], None]
-"""What the outside world does when a call has run: it asks for its money, whether anybody survives to pay or not."""
+"""Called when a call has run: the outside world bills it, even if the process dies before it pays."""
 
 
 @dataclass(slots=True)
 class SpendingWorker:
-    """One process: it claims sessions, works on all of them at once, and renews its leases.
-
-    `finished` tells whether there is nothing left to do for anybody.
-    """
+    """One process: it claims sessions, works on all of them at once, and renews its leases."""
 
     name: WorkerId
     store: Store
@@ -115,13 +110,13 @@ class SpendingWorker:
         try:
             await Owner(self, lease, till).run()
         except* LeaseLost:
-            """Somebody else goes on with this session; that is what leases are for."""
+            """Another worker owns this session now."""
         finally:
             self.mine.discard(lease.session)
 
 
 class Owner:
-    """The owner of one session: it does what is left to do, and ends it."""
+    """The owner of one session: does what is left, and ends it."""
 
     def __init__(self, worker: SpendingWorker, lease: Lease, till: Till) -> None:
         self._worker = worker
@@ -157,20 +152,21 @@ class Owner:
         return events
 
     async def _spend(self, left: Sequence[PlannedCall]) -> None:
+        async def one_by_one(calls: Sequence[PlannedCall]) -> None:
+            for call in calls:
+                if not self._refused:
+                    await self._go(call)
+
         lanes = self._member.lanes
         async with asyncio.TaskGroup() as tasks:
             for lane in range(lanes):
-                tasks.create_task(self._one_by_one(left[lane::lanes]))
-
-    async def _one_by_one(self, rounds: Sequence[PlannedCall]) -> None:
-        for a_round in rounds:
-            if self._refused:
-                return
-            await self._go(a_round)
+                tasks.create_task(one_by_one(left[lane::lanes]))
 
     async def _go(self, a_round: PlannedCall) -> None:
-        """Hold, act, settle; where others hold the money for longer than the till waits, ask again."""
-        asked = self._asked(a_round)
+        """Hold, act, settle; retry while other holds are in the way."""
+        member = self._member
+        spender, caps = Spender(member.session, member.agent), self._crowd.caps(member)
+        asked = asked_of(a_round.call, "work", caps, spender, self._clock.now(), a_round.amount)
         while True:
             match await self._surely(lambda: self._till.admit(self._lease, asked)):
                 case InFlight() as flight:
@@ -187,13 +183,8 @@ class Owner:
         truth = ActualResult("ok", usd=a_round.truth)
         await self._surely(lambda: self._till.settle(self._lease, flight, truth))
 
-    def _asked(self, a_round: PlannedCall) -> CallRequest:
-        member, now = self._member, self._clock.now()
-        spender = Spender(member.session, member.agent)
-        return asked_of(a_round.call, "work", self._crowd.caps(member), spender, now, a_round.amount)
-
     async def _delegate(self, child: Member) -> None:
-        """Start a sub-session, or learn that there is no room for it; where others hold the room, wait."""
+        """Start a sub-session, or be refused; wait while other holds are in the way."""
         event = SessionStarted(
             session=child.session,
             agent=child.agent,
@@ -206,7 +197,7 @@ class Owner:
         await self._until_written(start_child(event, self._lease))
 
     async def _end(self) -> None:
-        """End as soon as nothing is held any more: a parent waits for its sub-sessions here."""
+        """End as soon as nothing is held: a parent waits for its sub-sessions here."""
         state = "BUDGET_EXCEEDED" if self._refused else "COMPLETED"
         reason = "cost_cap_reached" if self._refused else "completed"
         await self._until_written(end_session(self._lease, state, reason, self._member.parent))
@@ -220,7 +211,7 @@ class Owner:
 
 
 async def surely(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
-    """Repeat a write, under the same key, until the store answers."""
+    """Retry a write, under the same key, until the store answers."""
     for _ in range(ATTEMPTS):
         try:
             return await attempt()
@@ -230,7 +221,7 @@ async def surely(attempt: Callable[[], Awaitable[T]], clock: Clock) -> T:
 
 
 def _left(member: Member, events: Sequence[Stored]) -> list[PlannedCall]:
-    """Tell which calls are not in the session's events yet, neither begun nor refused."""
+    """List the calls that are neither started nor refused."""
     known: set[str] = set()
     for stored in events:
         match stored.event:
@@ -242,14 +233,14 @@ def _left(member: Member, events: Sequence[Stored]) -> list[PlannedCall]:
 
 
 async def begin(store: Store, crowd: Crowd) -> None:
-    """Start every session that stands on its own; sub-sessions are started by their parents."""
+    """Start every session but sub-sessions, which their parents start."""
     for member in crowd.members:
         if not member.parent:
             event = SessionStarted(session=member.session, agent=member.agent, kind="task", started_by="the drill")
             await store.commit(start_session(event))
 
 
-# Who spends in the race, drawn from a number: sessions, their calls, and the caps that are too small for them.
+# Crowds drawn from a seed: sessions, their calls, and caps that are too small for them.
 
 CENT: Final = 10_000
 AGENTS: Final = ("ada", "bob", "cyd")
@@ -260,7 +251,7 @@ ONE_CAP: Final = 1000 * CENT
 
 
 def quarrel(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
-    """Draw 20 sessions of three agents whose wishes exceed their caps; the last ones are sub-sessions of the first."""
+    """Draw 20 sessions of three agents that want more than their caps; the last are sub-sessions of the first."""
     chance = random.Random(f"quarrel {seed}")
     roots = [_member(f"s{number}", chance, latency) for number in range(ROOTS)]
     parents = [Member(m.session, m.agent, 100 * CENT, m.rounds, m.lanes) for m in roots[: CHILDREN // 2]]
@@ -287,7 +278,7 @@ def _child(parent: Member, number: int, chance: random.Random, latency: int) -> 
 
 
 def _calls(session: str, count: int, latency: int, chance: random.Random) -> tuple[PlannedCall, ...]:
-    """Draw calls whose true cost is anything up to what is held for them."""
+    """Draw calls whose actual cost is at most what is held for them."""
     drawn: list[PlannedCall] = []
     for number in range(count):
         amount = chance.randint(1, 10 * CENT)
@@ -297,7 +288,7 @@ def _calls(session: str, count: int, latency: int, chance: random.Random) -> tup
 
 
 def patience(seed: int, *, latency: int, tick: int, lease: int) -> Crowd:
-    """Draw 200 sessions on one cap. Each call costs a quarter of what is held for it; together they want too much."""
+    """Draw 200 sessions on one cap that want too much. Each call costs a quarter of what is held for it."""
     chance = random.Random(f"patience {seed}")
     return Crowd(
         members=tuple(_patient(f"p{number}", chance, latency) for number in range(MANY)),
@@ -318,16 +309,16 @@ def _patient(session: str, chance: random.Random, latency: int) -> Member:
 
 
 def planned(crowd: Crowd, since: int) -> dict[Account, int | None]:
-    """Tell every cap that the crowd was to keep, in all windows of a day from that moment on."""
+    """List every cap of the crowd, in all windows of a day from `since`."""
     caps: dict[Account, int | None] = {(f"session:{m.session}", "", "usd"): m.cap for m in crowd.members}
     for scope, shared in _shared(crowd):
-        for window in _windows(shared.per, since):
-            caps[scope, window, "usd"] = shared.max_cost_usd
+        for ahead in range(0, DAY + SECOND, HOUR):
+            caps[scope, window_at(shared.per, since + ahead), "usd"] = shared.max_cost_usd
     return caps
 
 
 def cap_change(crowd: Crowd, now: int, chance: random.Random, number: int) -> Write:
-    """Draw a cap that a person raises or lowers, of a scope in its present window or of a session."""
+    """Draw a cap change by a person, of a scope in its present window or of a session."""
     scoped = [(f"session:{m.session}", "") for m in crowd.members]
     scoped += [(scope, window_at(shared.per, now)) for scope, shared in _shared(crowd)] * 3
     scope, window = chance.choice(scoped)
@@ -338,7 +329,3 @@ def cap_change(crowd: Crowd, now: int, chance: random.Random, number: int) -> Wr
 def _shared(crowd: Crowd) -> list[tuple[str, Cap]]:
     agents = [(f"agent:{name}", cap) for name in AGENTS for cap in crowd.agent_caps]
     return agents + [("fleet", cap) for cap in crowd.fleet_caps]
-
-
-def _windows(per: WindowLength, since: int) -> set[str]:
-    return {window_at(per, since + ahead) for ahead in range(0, DAY + SECOND, HOUR)}

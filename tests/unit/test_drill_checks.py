@@ -9,9 +9,9 @@ from halter_drills import approval, halt, kill
 from halter_drills.approval import CASES, HONEST
 from halter_drills.canaries import KEYS, SPELLINGS, key, spelled, values
 from halter_drills.checker import LateFinding, RecordedEvent, Stall, told_apart
+from halter_drills.halt import KINDS, Mark
 from halter_drills.kill import STEPS
 from halter_drills.secrets import SearchedPlace, leaks, seen
-from halter_drills.stuck import KINDS, Mark
 from halter_drills.workload import PERSON, ToolEffect
 
 HONESTLY = [f"0-{place}\tpay\t{case.runs}" for place, case in enumerate(HONEST)]
