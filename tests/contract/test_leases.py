@@ -185,7 +185,7 @@ async def test_a_lease_ends_with_the_session_it_was_for(store: JournalStore) -> 
     await start(store, ONE)
     lease = await claim_one(store)
     await store.commit(lifecycle.end_session(lease, "COMPLETED", "done"))
-    with pytest.raises(LeaseLost, match="belongs to nobody"):
+    with pytest.raises(LeaseLost, match="belongs to no worker"):
         await store.commit(writing(lease))
 
 

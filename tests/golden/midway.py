@@ -121,6 +121,6 @@ def asking(session: str, now: int) -> list[tuple[AnyEvent, Any]]:
     return [
         *turn(session, ToolCall("m1", "send", "{}")),
         (CallStarted(call=call, tool="send", legs=held, phase="work"), {}),
-        (asked, "send was begun and nobody knows whether it was done. Was it?"),
+        (asked, "send was started, and it is unknown whether it was done. Was it?"),
         (SessionParked(state="WAITING_FOR_APPROVAL", wake_at=YEAR), None),
     ]

@@ -85,7 +85,7 @@ async def test_a_deleted_event_is_found_when_the_others_are_renumbered(history: 
     history.ground.sql("UPDATE streams SET head = 7 WHERE stream = :stream", stream=ONE)
     report = await history.ground.verify()
     assert ("deleted", ONE, 4) in kinds(report)
-    assert "Somebody deleted 1 event before event 4" in report.findings[-1].sentence
+    assert "Deleted: 1 event before event 4" in report.findings[-1].sentence
 
 
 async def test_a_deleted_tail_is_found_by_its_head(history: "Scribe") -> None:

@@ -1,26 +1,15 @@
-"""How people write things into files: what a mapping is read into, and the forms of writing that its values have.
+"""How an agent thinks, paces itself, is triggered and works, as its files say it. What it may do is in `spec`.
 
-`written` in a type's metadata names the form; what is read from each form stands with whoever reads the files.
+A field is a key of the file, under the same name, and its default is the one that holds. `written` in a type's metadata
+names the form in which a value is written. Money is in micro-dollars and times are microseconds here; in files they are
+dollars, and seconds or `30m`.
 
-How an agent thinks: its models, what they are told, and how much of it they see. What it may do stands in `spec`.
-
-How an agent paces itself: what `autonomy`, `hot_state` and `sensors` of its file say, as frozen values.
-
-A field is a key of the file, under the same name, and its default is the one that holds. Times are microseconds here,
-and seconds or `30m` in the file.
-
-What starts an agent's task sessions, what they read, and where goes what they leave: as an agent's file says it.
-
-A field is a key of the file, under the same name, and its default is the one that holds. Money is in micro-dollars and
-times are microseconds here; in the file they are dollars, and seconds or `30m`.
-
-Playbooks: a list of calls, whose arguments may refer to inputs and to the results of earlier steps.
-
-`${steps.NAME.text}` is what a step gave, `${steps.NAME.json…}` a part of it read as JSON, `${inputs.NAME}` what the
-playbook was started with. A reference that is a whole argument keeps its type; inside a text it is written into it.
-What comes out of a reference is never searched for further references: a tool's output cannot refer to anything.
-`${secret:NAME}` is left as it stands: secrets are put in behind the guard. Only the playbook itself may name one: a
-result that would bring the name of a secret into an argument is refused, or a web page could have secrets sent to it.
+Playbooks are lists of calls whose arguments may refer to inputs and to the results of earlier steps.
+`${steps.NAME.text}` is the output of a step, `${steps.NAME.json…}` a part of it read as JSON, `${inputs.NAME}` an
+input. A reference that is a whole argument keeps its type; inside a text it is inserted. The result of a reference is
+never expanded again: a tool's output cannot refer to anything. `${secret:NAME}` is left as it is, since the guard
+inserts secrets. Only the playbook itself may name one: a result that would bring a secret's name into an argument is
+refused, or a web page could have secrets sent to it.
 """
 
 import json
@@ -71,9 +60,9 @@ SecretReference = Annotated[str, Meta(extra={"written": "reference"})]
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A mapping in a file. `ALSO` maps other names under which a key is understood to its own.
+    """A mapping in a file. `ALSO` maps alternative names of a key to its own.
 
-    What stands in place of a mapping that is `HIDDEN` may be a key by mistake: no sentence quotes it.
+    The value of a `HIDDEN` mapping may be a key by mistake: no sentence quotes it.
     """
 
     ALSO: ClassVar[Mapping[str, str]] = MappingProxyType({})
@@ -84,13 +73,13 @@ WireFormat = Literal["openai", "anthropic", "google"]
 """The protocol that an endpoint speaks. `openai` is also what most other servers speak."""
 
 ContextStrategy = Literal["sliding_window", "compact", "summarize"]
-"""What is left out when a history outgrows the window: the older part, marked or not, or told in short."""
+"""What is dropped when a history outgrows the window: the older part, with or without a marker, or summarized."""
 
 ToolCalls = Literal["native", "text"]
-"""How calls are asked for: as the provider's protocol has it, or as text, for models that know no other way."""
+"""How calls are requested: natively by the provider's protocol, or as text, for models without it."""
 
 ModelPurpose = Literal["summary", "simulation", "judge", "skill"]
-"""What another model than the agent's own may be named for: only what something really asks a model for."""
+"""The purposes for which another model than the agent's own may be named."""
 
 SCRIPTED: Final = "scripted"
 REFLEX: Final = "reflex"
@@ -110,10 +99,10 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that the loop has to know of an agent, beside what the guard knows.
+    """Everything that the loop needs to know of an agent, beside what the guard knows.
 
     Models are written `provider:model`. `context_window` is in tokens, 0 for the model's own; `streaming` is None where
-    nobody said so: then a chat streams and nothing else does. `script` and `reflex` are what their files hold, already
+    it is not set: then a chat streams and nothing else does. `script` and `reflex` are what their files hold, already
     read: a list of replies, and a list of rules. `rates` say how fast models may be asked, by all agents of the fleet.
     """
 
@@ -136,7 +125,6 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     rates: Mapping[str, RateLimit] = {}
 
     def canonical(self) -> bytes:
-        """Write it down in the one way that equal minds have in common."""
         return msgspec.json.encode(self, order="sorted")
 
 
@@ -145,7 +133,7 @@ SensorType = Literal["poll", "watch", "stream"]
 StreamFormat = Literal["sse", "websocket"]
 
 ALWAYS_WAKING_NAMES: Final = ("message", "decision")
-"""What wakes a session whatever it says, and may be named all the same."""
+"""Names that always wake a session, and may be listed all the same."""
 
 NonEmptyText = Annotated[str, Meta(min_length=1)]
 
@@ -289,20 +277,18 @@ class SensorSpec(Spec, frozen=True):
     signals: Annotated[tuple[Signal, ...], Meta(description="Scores on what it reads.")] = ()
 
     def written(self) -> tuple[Update, ...]:
-        """List where its readings go."""
         return self.updates or (Update(field=self.name),)
 
 
 class Pacing(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, for one agent. Its gate and its zone are filled in."""
+    """The pacing of one agent. Its gate and its zone are filled in."""
 
     autonomy: Autonomy = Autonomy()
     fields: Mapping[str, HotField] = {}
-    """Every field, those that only a sensor names among them."""
+    """Every field, including those that only a sensor names."""
     sensors: tuple[SensorSpec, ...] = ()
 
     def names(self) -> Iterator[str]:
-        """List what a sleeper may be woken by: fields, sensors, signals, and what always wakes."""
         yield from self.fields
         for sensor in self.sensors:
             yield sensor.name
@@ -310,7 +296,6 @@ class Pacing(msgspec.Struct, frozen=True, kw_only=True):
         yield from ALWAYS_WAKING_NAMES
 
     def models(self) -> Iterator[str]:
-        """List the models that are asked beside the one that thinks: the gate's, and those of signals."""
         gate = self.autonomy.gate
         if gate is not UNSET and gate.model is not UNSET:
             yield gate.model
@@ -346,7 +331,6 @@ class Trigger(Spec, frozen=True):
     ) = UNSET
 
     def caps(self) -> tuple[Cap, ...]:
-        """List the caps of all its runs together."""
         both: tuple[tuple[int | UnsetType | None, Literal["hour", "day"]], ...] = (
             (self.max_cost_usd_per_hour, "hour"),
             (self.max_cost_usd_per_day, "day"),
@@ -401,7 +385,7 @@ AnyTrigger = Schedule | Watch | Webhook
 
 
 def inherit_trigger_caps(caps: Caps, trigger: AnyTrigger) -> Caps:
-    """Let a session inherit the caps of its trigger: of one run, and of all of them together."""
+    """Give a session the caps of its trigger: of one run, and of all runs together."""
     run, own = trigger.max_cost_usd, caps.session.max_cost_usd
     if run is not UNSET and run is not None:
         own = run if own is None else min(own, run)
@@ -430,7 +414,7 @@ class Review(Spec, frozen=True):
 
 
 class Channel(Spec, frozen=True):
-    """One way to tell somebody something."""
+    """One way to notify people."""
 
     HIDDEN: ClassVar[bool] = True
 
@@ -490,14 +474,13 @@ VerbName = Literal[
 ]
 Verbs = tuple[VerbName, ...]
 VERBS: Final[Verbs] = get_args(VerbName)
-"""What a task session can do beside its agent's tools."""
 
 
 class Tasks(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, for one agent, with zones and defaults filled in.
+    """The tasks of one agent, with zones and defaults filled in.
 
-    `verbs` are those that its sessions have; `anonymize` is None where nothing is hidden. At most so many of its task
-    sessions as `concurrency` says are awake at once, on all machines together; None is any number.
+    `verbs` are those that its sessions have; `anonymize` is None where nothing is hidden. At most `concurrency` of its
+    task sessions are awake at once, on all machines together; None is any number.
     """
 
     schedules: tuple[Schedule, ...] = ()
@@ -512,11 +495,9 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
     concurrency: int | None = None
 
     def triggers(self) -> tuple[AnyTrigger, ...]:
-        """List all that starts sessions."""
         return (*self.schedules, *self.watches, *self.webhooks)
 
     def trigger(self, name: str) -> AnyTrigger | None:
-        """Find a trigger by its name."""
         return next((each for each in self.triggers() if each.name == name), None)
 
 
@@ -529,7 +510,6 @@ class Skill(msgspec.Struct, frozen=True):
 
 
 def trigger_id(agent: str, name: str) -> str:
-    """Name a trigger in the whole fleet."""
     return f"{agent}/{name}"
 
 
@@ -566,29 +546,26 @@ class Playbook(msgspec.Struct, frozen=True):
 
     @property
     def tools(self) -> tuple[str, ...]:
-        """List the tools that it calls, each once."""
         return tuple(dict.fromkeys(step.call for step in self.steps))
 
 
 class Results(msgspec.Struct, frozen=True):
-    """What is there to refer to: the inputs, and the texts that named steps gave."""
+    """What can be referred to: the inputs, and the outputs of named steps."""
 
     inputs: Mapping[str, Any] = {}
     texts: Mapping[str, str] = {}
 
     def with_step(self, name: str, text: str) -> "Results":
-        """Add what a step gave."""
         return Results(self.inputs, {**self.texts, name: text}) if name else self
 
 
 class MissingReference(msgspec.Struct, frozen=True):
-    """A reference that leads nowhere, as a sentence for whoever wrote the playbook."""
+    """A reference that leads nowhere, as a sentence for the author of the playbook."""
 
     sentence: str
 
 
 def parse_reference(body: str) -> Reference | None:
-    """Read what stands between the braces."""
     match body.split("."):
         case ["inputs", name] if name:
             return Reference("inputs", name, (), body)
@@ -601,11 +578,11 @@ def parse_reference(body: str) -> Reference | None:
 
 
 class _UnresolvedReference(Exception):
-    """Carries a sentence out of the depth of some arguments; it never leaves this module."""
+    """Carries a sentence out of nested arguments; never leaves this module."""
 
 
 def bind_arguments(step: Step, results: Results) -> bytes | MissingReference:
-    """Put inputs and earlier results into a step's arguments, which come out as JSON for the guard."""
+    """Put inputs and earlier results into a step's arguments, as JSON for the guard."""
     try:
         return json.dumps(
             _fill_value(json.loads(step.arguments), lambda found: _resolve_reference(found, results)),

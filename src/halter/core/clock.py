@@ -1,11 +1,8 @@
 """Time is a parameter: integers of microseconds since 1970, in UTC.
 
-Durations as people write them: `30s`, `15m`, `1h30m`, `90d`.
-
-The calendar windows that caps and rates are counted in: a minute, an hour, a day, a month.
-
-A window is written so that it can be read back alone: `day/2026-11-15`, `month/2026-11@Europe/Berlin`.
-The empty window means "for as long as the scope lives", as a session's own cap does.
+Durations are written `30s`, `15m`, `1h30m`, `90d`. Caps and rates are counted in calendar windows: a minute, an hour, a
+day, a month. A window can be read back alone: `day/2026-11-15`, `month/2026-11@Europe/Berlin`. The empty window means
+"for as long as the scope lives", as a session's own cap does.
 """
 
 import asyncio
@@ -25,37 +22,26 @@ DAY = 24 * HOUR
 
 
 class Clock(Protocol):
-    """What tells the time and lets it pass."""
+    def now(self) -> int: ...
 
-    def now(self) -> int:
-        """Return the time in microseconds."""
-        ...
-
-    async def sleep(self, duration: int) -> None:
-        """Let that many microseconds pass."""
-        ...
+    async def sleep(self, duration: int) -> None: ...
 
 
 class SystemClock:
-    """The clock of this machine."""
-
     def now(self) -> int:
-        """Return the machine's time in microseconds."""
         return time.time_ns() // 1000
 
     async def sleep(self, duration: int) -> None:
-        """Sleep for real, or in a loop with virtual time, virtually."""
         await asyncio.sleep(duration / SECOND)
 
 
 _UNITS: Final = {"d": DAY, "h": HOUR, "m": MINUTE, "s": SECOND, "ms": SECOND // 1000}
 LONGEST_DURATION: Final = 36_500 * DAY
-"""A hundred years: with any moment added to it, it is still one that a store can keep."""
+"""A hundred years: added to any moment, a store can still keep it."""
 _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[dhms])")
 
 
 def parse_duration(text: str) -> int:
-    """Read a duration into microseconds."""
     written = text.strip().lower()
     parts = _PART.findall(written)
     if not parts or _PART.sub("", written).strip():
@@ -67,7 +53,7 @@ def parse_duration(text: str) -> int:
 
 
 def format_duration(micros: int) -> str:
-    """Write a duration with its two largest units, as in `1h30m`."""
+    """A duration in its two largest units, as in `1h30m`."""
     if micros < SECOND:
         return f"{micros // 1000}ms"
     shown: list[str] = []
@@ -86,7 +72,7 @@ _FORMATS: dict[str, str] = {"minute": "%Y-%m-%dT%H:%M", "hour": "%Y-%m-%dT%H", "
 
 
 def window_at(per: WindowLength, now: int, zone: str = "UTC") -> str:
-    """Name the window of that length which the moment falls into.
+    """The window of that length which contains the moment.
 
     Hours are always counted in UTC: the local hour that a clock change repeats would be one window of two hours.
     """
@@ -99,7 +85,7 @@ def window_at(per: WindowLength, now: int, zone: str = "UTC") -> str:
 
 @lru_cache(1024)
 def _name_window(per: WindowLength, quarter: int, zone: str) -> str:
-    """Name a window once for every quarter of an hour: in no zone does a day begin between two of them."""
+    """Cached per quarter of an hour: in no zone does a day begin between two of them."""
     moment = datetime.fromtimestamp(quarter * QUARTER // SECOND, ZoneInfo(zone))
     name = f"{per}/{moment.strftime(_FORMATS[per])}"
     return name if zone == "UTC" else f"{name}@{zone}"
@@ -107,12 +93,11 @@ def _name_window(per: WindowLength, quarter: int, zone: str) -> str:
 
 @lru_cache(16)
 def _name_minute(number: int) -> str:
-    """Name a minute. The clocks of all zones begin theirs together, so it has none."""
+    """Minutes begin together in all zones, so a minute has none."""
     return f"minute/{datetime.fromtimestamp(number * MINUTE // SECOND, UTC).strftime(_FORMATS['minute'])}"
 
 
 def window_after(window: str, now: int) -> str:
-    """Name the window of the same length and zone which the moment falls into."""
     return _window_after_quarter(window, now // QUARTER)
 
 
@@ -124,7 +109,7 @@ def _window_after_quarter(window: str, quarter: int) -> str:
 
 @lru_cache(1024)
 def window_end(window: str) -> int | None:
-    """Tell the moment at which a window is over, or None for a scope's whole life."""
+    """The end of a window, or None for a scope's whole life."""
     if not window:
         return None
     per, _, rest = window.partition("/")

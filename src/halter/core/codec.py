@@ -1,10 +1,4 @@
-"""Events as bytes and back: hostile characters never make it fail, and what it cannot read stays as it is.
-
-JSON for programs outside: what commands, the API, exports and receipts print.
-
-Money is dollars there, as numbers: a public value holds it as a Decimal, so no digit is lost on the way. What the
-journal keeps is written by `core.codec` and stays as it is.
-"""
+"""Events as bytes and back: hostile characters never make it fail, and unreadable facts stay as they are."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard
@@ -25,7 +19,7 @@ _DECODERS: Final = {kind: msgspec.json.Decoder(event) for kind, event in EVENTS_
 def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
     """Write the facts as JSON, and return the event as it will be read back.
 
-    Hostile characters in a fact are replaced; they can never make this fail.
+    Hostile characters in a fact are replaced.
     """
     try:
         facts = _ENCODER.encode(event)
@@ -56,7 +50,7 @@ def _is_sequence(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
 
 
 def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
-    """Read facts back into an event; what cannot be read stays as it is, as `Unknown`."""
+    """Read facts back into an event, or into `Unknown`."""
     known = EVENTS_BY_KIND.get(kind)
     if known is None or not 1 <= version <= known.VERSION:
         return Unknown(kind, version, facts)

@@ -1,9 +1,4 @@
-"""The events of requests and calls, and of the money that they come to.
-
-The events of what a session leaves behind: phases, findings, proposals, notifications, what it read.
-
-The events of what starts sessions: each trigger has a stream of its own.
-"""
+"""The events of requests, calls and their money, of what a session leaves behind, and of triggers."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, Self
@@ -45,7 +40,7 @@ class UnheldCost(msgspec.Struct, frozen=True):
 class RequestSettled(Event, frozen=True, kw_only=True):
     """A model answered, or did not; its body is the answer.
 
-    `may_retry` and `retry_after` say what a failure leaves to whoever wants to ask again.
+    `may_retry` and `retry_after` say whether and when a failure may be retried.
     """
 
     KIND: ClassVar[str] = "request_settled"
@@ -116,7 +111,7 @@ class CallSettled(Event, frozen=True, kw_only=True):
 
 
 class CallRefused(Event, frozen=True, kw_only=True):
-    """A brake refused a call before it acted; its body is the arguments. No exception that anybody could swallow."""
+    """A brake refused a call before it acted; its body is the arguments."""
 
     KIND: ClassVar[str] = "call_refused"
 
@@ -147,7 +142,6 @@ class CostCapReached(Event, frozen=True, kw_only=True):
 
     @classmethod
     def refusing(cls, refused: str, name: str, verdict: CapReached) -> Self:
-        """Record a verdict of the money rules."""
         leg = verdict.leg
         return cls(
             refused=refused,
@@ -174,7 +168,6 @@ class OverrunIncurred(Event, frozen=True, kw_only=True):
 
     @classmethod
     def by(cls, hold: str, over: Overrun) -> Self:
-        """Record one overrun of a charge."""
         return cls(hold=hold, scope=over.scope, window=over.window, unit=over.unit, amount=over.amount)
 
 
@@ -242,7 +235,7 @@ class JudgesChosen(Event, frozen=True, kw_only=True):
 
 
 class FindingReviewed(Event, frozen=True, kw_only=True):
-    """Somebody else than its author looked at a finding, or nobody could; its body is what was said of it."""
+    """A finding was reviewed by another than its author, or could not be; its body is the review."""
 
     KIND: ClassVar[str] = "finding_reviewed"
 

@@ -2,7 +2,7 @@
 
 ```
 HalterError
-├── NotDone                  whoever asked: it was not done, why, and what to do instead
+├── NotDone                  the caller: it was not done, why, and what to do instead
 ├── ConfigError              the operator: names file, line, key, and the fix
 ├── ModelError               the retry policy
 │   ├── ModelUnavailable         retryable
@@ -12,7 +12,7 @@ HalterError
 └── StoreError               what is not written did not happen; the session waits or stops
     ├── StoreUnavailable         retryable: the same write with the same key is harmless
     ├── StoreUnusable            a person must act: wrong URL, newer schema, corrupt file, read-only folder
-    ├── LeaseLost                somebody else owns this session: stop at once
+    ├── LeaseLost                another owner has this session: stop at once
     ├── BlobMissing              an event would name a blob that is not there: put it again, then repeat the write
     ├── UndeclaredRow            a write touched a row that it had not asked for: a mistake in the program
     └── RowRefused               the database's own rules refused a row: a mistake in the program, or an edited row
@@ -33,7 +33,7 @@ class HalterError(Exception):
 
 
 class NotDone(HalterError):
-    """What a person asked for was not done, and nothing has changed; `why` tells programs what kind of no it is."""
+    """What a person asked for was not done, and nothing has changed; `why` is the kind of refusal for programs."""
 
     def __init__(self, sentence: str, why: "NotDoneWhy") -> None:
         super().__init__(sentence)
@@ -45,15 +45,15 @@ NotDoneWhy = Literal["wrong", "missing", "refused", "forbidden"]
 
 
 class ConfigError(HalterError):
-    """A setting or a file that the operator wrote cannot be used as it stands."""
+    pass
 
 
 class ModelError(HalterError):
     """A model could not be asked, or its answer could not be used: `Kind: message`.
 
-    `billed` is False only where nothing was charged. `usage` is what was reported until it failed; unless that was the
-    `final` report, more output may have been charged than it counts. `retry_after` is what the provider asks to wait,
-    in microseconds.
+    `billed` is False only where nothing was charged. `usage` is what was reported before the failure; unless that was
+    the `final` report, more output may have been charged. `retry_after` is the provider's requested wait, in
+    microseconds.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ModelError(HalterError):
 
 
 class ModelUnavailable(ModelError):
-    """The provider may well answer the same request later."""
+    """The provider may answer the same request later."""
 
 
 class ModelRejected(ModelError):
@@ -81,11 +81,11 @@ class ModelRejected(ModelError):
 
 
 class ContextOverflow(ModelRejected):
-    """The request is too long for its model: with less of the history it may be accepted."""
+    """The request is too long for its model: with less history it may be accepted."""
 
 
 class ToolError(HalterError):
-    """A tool failed in a way that its caller should hear about."""
+    pass
 
 
 class StoreError(HalterError):
@@ -93,19 +93,19 @@ class StoreError(HalterError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached or written to right now."""
+    pass
 
 
 class StoreUnusable(StoreError):
-    """The store will not work until a person changes something."""
+    """The store will not work until the operator changes something."""
 
 
 class LeaseLost(StoreError):
-    """The session belongs to another owner now; whoever sees this must stop."""
+    """The session has another owner now: stop."""
 
 
 class BlobMissing(StoreError):
-    """A write would have named a blob that was never put, or was erased meanwhile; whoever has it must put it again."""
+    """A write named a blob that was never put, or was erased meanwhile; put it again."""
 
 
 class UndeclaredRow(StoreError):
@@ -113,7 +113,7 @@ class UndeclaredRow(StoreError):
 
 
 class RowRefused(StoreError):
-    """The database's own rules, such as the one on caps, refused what a write would have changed."""
+    """A database constraint, such as the one on caps, refused a change."""
 
 
 Extra = Literal["models", "mcp", "notify", "postgres", "server", "telemetry"]
@@ -130,11 +130,10 @@ _USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
 
 
 def explain_extra(extra: Extra, what: str = "") -> str:
-    """Say how to install an extra, for `what` or for what usually needs it."""
     return f"{what or _USES[extra][0]} needs the extra `{extra}`: pip install 'halter[{extra}]'"
 
 
 def explain_missing_module(missing: ModuleNotFoundError) -> str | None:
-    """Say which extra brings a missing module; None if none does, and the installation is broken."""
+    """The extra that provides a missing module; None if the installation is broken."""
     library = (missing.name or "").partition(".")[0]
     return next((explain_extra(extra) for extra, (_, libraries) in _USES.items() if library in libraries), None)

@@ -258,7 +258,7 @@ class SensorChanged(Event, frozen=True, kw_only=True):
 
 
 class AttendingFailed(Event, frozen=True, kw_only=True):
-    """Whoever worked on a session broke down over it; after `failures` in a row it is left to a person."""
+    """The worker of a session failed over it; after `failures` in a row it is left to a person."""
 
     KIND: ClassVar[str] = "attending_failed"
 

@@ -1,10 +1,9 @@
-"""What a folder holds at one moment, without what only links lead to. All of this blocks.
+"""What a folder holds at one moment, and the paths that no tool of an agent may reach. All of this blocks.
 
-Paths that no tool of an agent may reach: what agents are loaded from, and what Halter keeps for itself.
-
-A folder is compared by what it is, not by how it is spelled: by the device and the inode of every folder on the way. So
-`..`, links, another case of the letters and bind mounts make no difference. A `Sight` is good for one moment: a tool
-takes a new one for every call, and looks at folders that are open already. All of this blocks, and none of it for long.
+Protected are the folders that agents are loaded from, and Halter's own. A folder is compared by identity, not by
+spelling: by the device and the inode of every folder on the way. So `..`, links, another case of the letters and bind
+mounts make no difference. A `ProtectedSnapshot` is good for one moment: a tool takes a new one for every call, and
+looks at folders that are open already.
 """
 
 import os
@@ -25,7 +24,7 @@ MOST_FOLDERS: Final = 1000
 
 
 class FileEntry(msgspec.Struct, frozen=True):
-    """A file, as far as its folder tells."""
+    """A file, as its folder lists it."""
 
     size: int
     modified: int
@@ -36,9 +35,9 @@ FileEntries = Mapping[str, FileEntry]
 
 
 class FolderListing(msgspec.Struct, frozen=True):
-    """The files that a pattern names, by their paths in the folder, and the folders in which others could appear.
+    """The files that match a pattern, relative to the folder, and the folders in which others could appear.
 
-    A path is as the disk has it, for it to be found again: one that is no text has to be cleaned before it is told.
+    A path is as the disk has it; one that is not text must be cleaned before it is shown.
     """
 
     files: FileEntries
@@ -46,7 +45,7 @@ class FolderListing(msgspec.Struct, frozen=True):
 
 
 def scan_folder(folder: Path, pattern: str) -> FolderListing | UnreadableFile:
-    """Look through a folder, without ever following a link out of it."""
+    """List a folder, without ever following a link out of it."""
     wanted = PurePosixPath(pattern).parts
     home = os.path.realpath(folder)
     files: dict[str, FileEntry] = {}
@@ -77,7 +76,7 @@ def scan_folder(folder: Path, pattern: str) -> FolderListing | UnreadableFile:
 
 
 def _list_folder(place: Path) -> list[os.DirEntry[str]] | UnreadableFile:
-    """List a folder. Below the first, one that has just gone, or is not ours to read, is passed over."""
+    """List a folder. A subfolder that has gone, or is not readable, is skipped."""
     try:
         with os.scandir(place) as found:
             return list(islice(found, MOST_FOLDER_ENTRIES + 1))
@@ -86,7 +85,7 @@ def _list_folder(place: Path) -> list[os.DirEntry[str]] | UnreadableFile:
 
 
 def matches_pattern(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    """Tell whether a path fits a pattern; `**` stands for any number of folders, none included."""
+    """Whether a path matches a pattern; `**` stands for any number of folders, including none."""
     if not wanted:
         return not parts
     if wanted[0] == "**":
@@ -95,7 +94,7 @@ def matches_pattern(parts: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
 
 
 def may_contain_match(folder: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
-    """Tell whether anything below a folder could fit."""
+    """Whether anything below a folder could match."""
     if not wanted or not folder:
         return bool(wanted)
     if wanted[0] == "**":
@@ -104,7 +103,7 @@ def may_contain_match(folder: tuple[str, ...], wanted: tuple[str, ...]) -> bool:
 
 
 def _stat_file(path: str, home: str) -> FileEntry | None:
-    """Look at a file; at one that a link names only if it is in the folder as well."""
+    """Stat a file; a link only if its target is in the folder as well."""
     try:
         about = os.lstat(path)
         if stat.S_ISLNK(about.st_mode) and os.path.realpath(path).startswith(home + os.sep):
@@ -115,18 +114,18 @@ def _stat_file(path: str, home: str) -> FileEntry | None:
 
 
 def describe_os_error(error: OSError) -> str:
-    """Say what the system said, without the path, which whoever asked names better."""
+    """The system's message without the path, which the caller names better."""
     return error.strerror or type(error).__name__
 
 
 FileIdentity = tuple[int, int]
-"""The device and the inode of a file or folder: two paths with the same identity are the same thing."""
+"""Device and inode: two paths with the same identity are the same file."""
 
 AGENT_FILE_NAME: Final = "agent.yaml"
 CONFIG_FILE_NAMES: Final = frozenset((AGENT_FILE_NAME, "halter.yaml"))
-"""Files that make whatever folder they stand in an agent's, or the fleet's: no tool writes one, wherever it is."""
+"""Files that make their folder an agent's, or the fleet's: no tool writes one anywhere."""
 MOST_PROTECTED_ENTRIES: Final = 200_000
-"""So many names below a root are looked through for agents and for other names of protected files."""
+"""How many entries below a root are searched for agents and for other names of protected files."""
 
 _MOST_LINKS: Final = 40
 _OPEN_FLAGS: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -134,19 +133,18 @@ _MOUNTS: Final = "/proc/self/mountinfo"
 
 
 FileRefusal = Callable[[Path, int], bool]
-"""Tells, of a file that was just opened by a path, whether an agent may not read it."""
+"""Whether an agent may not read a file that was just opened by a path."""
 
 
 def refuse_nothing(_: Path, __: int) -> bool:
-    """Refuse nothing: for whoever reads as a person told them to."""
     return False
 
 
 class ProtectedEntry(msgspec.Struct, frozen=True):
     """One thing that no tool may reach.
 
-    `what` says what it is, for a sentence. A `secret` must not be read either. A `folder` must not be reached from
-    inside either: a root that lies in it is refused.
+    `what` describes it in messages. A `secret` must not be read either. A `folder` must not be reached from inside
+    either: a root that lies in it is refused.
     """
 
     path: Path
@@ -156,7 +154,7 @@ class ProtectedEntry(msgspec.Struct, frozen=True):
 
 
 class ProtectedReach(msgspec.Struct, frozen=True):
-    """How a root comes to something that is protected."""
+    """How a root reaches something protected."""
 
     how: Literal["holds", "lies in", "is another name of", "may hold another name of"]
     thing: ProtectedEntry
@@ -168,18 +166,17 @@ class ProtectedReach(msgspec.Struct, frozen=True):
 class ProtectedPaths(msgspec.Struct, frozen=True):
     """All that is protected from one agent. `home` is that agent's own folder.
 
-    A root may lie in a protected folder if the agent's own folder lies there as well: whoever put it there decided so.
+    A root may lie in a protected folder if the agent's own folder lies there as well: the operator put it there.
     """
 
     things: tuple[ProtectedEntry, ...] = ()
     home: Path | None = None
 
     def joined(self, other: "ProtectedPaths") -> "ProtectedPaths":
-        """Protect what both protect."""
         return ProtectedPaths(tuple(dict.fromkeys((*self.things, *other.things))), other.home or self.home)
 
     def sight(self, *, reads: bool = False) -> "ProtectedSnapshot":
-        """Look at all of it as it is now; for a tool that only reads, at the secrets among it."""
+        """Take a snapshot; for a tool that only reads, of the secrets alone."""
         disk = _Disk()
         home = set(disk.leading(self.home)) | {disk.identity(self.home)} if self.home else set[FileIdentity | None]()
         leading: dict[FileIdentity, ProtectedEntry] = {}
@@ -203,10 +200,10 @@ class ProtectedPaths(msgspec.Struct, frozen=True):
         return ProtectedSnapshot(leading, folders, files, linked, reads)
 
     def reach(self, root: Path, *, reads: bool = False) -> str:
-        """Say what a root would reach, or nothing: for whoever reads a configuration. A missing root reaches nothing.
+        """What a root would reach, checked when a configuration is read. A missing root reaches nothing.
 
-        A root for writing is also looked through: for agents, whose folder it would be a root over, and for other
-        names of what is protected.
+        A root for writing is also searched: for agents, whose folder it would contain, and for other names of what is
+        protected.
         """
         try:
             fd = os.open(root, _OPEN_FLAGS)
@@ -234,7 +231,7 @@ class ProtectedPaths(msgspec.Struct, frozen=True):
         return None
 
     def shown(self, place: Path, pattern: str) -> str:
-        """Say which secret would be read where a pattern names files of a folder, or a path one file; or nothing."""
+        """Which secret would be read where a pattern names files of a folder, or a path one file; or nothing."""
         sight, disk = self.sight(reads=True), _Disk()
         found = disk.about(place)
         if found is None:
@@ -259,37 +256,32 @@ NO_PROTECTED_PATHS: Final = ProtectedPaths()
 
 
 class WritableFolders(msgspec.Struct, frozen=True):
-    """The folders that the tools of an agent can write, and the agent's own folder."""
+    """The folders that an agent's tools can write, and the agent's own folder."""
 
     folder: Path
     roots: tuple[Path, ...] = ()
 
     def leads_out(self, path: Path, fd: int) -> bool:
-        """Tell whether a file was opened by a path through a root, and lies outside of it: a tool may link anything."""
+        """Whether a file was opened through a root and lies outside of it: a tool may link anything."""
         disk, real = _Disk(), Path(path_of(fd))
         through = [root for root in self.roots if disk.identity(root) in set(disk.leading(path))]
         return any(not real.is_relative_to(root.resolve()) for root in through)
 
 
 class RootedTool(Protocol):
-    """A tool's folder, which is told what it must not reach."""
+    """A tool with a root folder, which is told what it must not reach."""
 
     @property
-    def root(self) -> Path:
-        """The folder."""
-        ...
+    def root(self) -> Path: ...
 
-    def protect(self, paths: ProtectedPaths) -> None:
-        """Reach none of these from now on."""
-        ...
+    def protect(self, paths: ProtectedPaths) -> None: ...
 
 
 class ProtectedSnapshot(msgspec.Struct, frozen=True):
     """What is protected, as it was at one moment, by identity.
 
-    `leading` are the folders in which a name is looked up on the way to something: whoever writes there could put
-    another thing in its place. `linked` says that one of the `files` has more than one name, `reads` that only secrets
-    were looked at.
+    `leading` are the folders in which a name is looked up on the way to something: a writer there could replace it.
+    `linked`: one of the `files` has more than one name. `reads`: only secrets were looked at.
     """
 
     leading: Mapping[FileIdentity, ProtectedEntry]
@@ -299,17 +291,16 @@ class ProtectedSnapshot(msgspec.Struct, frozen=True):
     reads: bool = False
 
     def of_folder(self, identity: FileIdentity) -> ProtectedReach | None:
-        """Judge one folder by itself."""
         if identity in self.folders:
             return ProtectedReach("lies in", self.folders[identity])
         return ProtectedReach("holds", self.leading[identity]) if identity in self.leading else None
 
     def of_file(self, identity: FileIdentity) -> ProtectedReach | None:
-        """Judge a file: it may be another name of one that is protected."""
+        """Judge a file: it may be another name of a protected one."""
         return ProtectedReach("is another name of", self.files[identity]) if identity in self.files else None
 
     def of_root(self, fd: int) -> ProtectedReach | None:
-        """Judge an open folder with all that it lies in and all that is mounted below it."""
+        """Judge an open folder with all its ancestors and all that is mounted below it."""
         for number, identity in enumerate(_walk_ancestors(fd)):
             if number == 0 and (found := self.of_folder(identity)):
                 return found
@@ -327,7 +318,7 @@ class ProtectedSnapshot(msgspec.Struct, frozen=True):
         return next((ProtectedReach("lies in", self.folders[identity]) for identity in inside), None)
 
     def below(self, fd: int, name: str = "") -> ProtectedReach | None:
-        """Look through a folder for another name of a protected file, and for a file of this name."""
+        """Search a folder for another name of a protected file, and for a file of this name."""
         if not name and not self.linked:
             return None
         inodes = {inode for _, inode in self.files} if self.linked else set[int]()
@@ -350,7 +341,7 @@ class _Disk:
         self._found: dict[str, os.stat_result | None] = {}
 
     def leading(self, path: Path) -> Iterator[FileIdentity]:
-        """Tell the folders in which names are looked up on the way to a path, through every link."""
+        """The folders in which names are looked up on the way to a path, through every link."""
         for folder in self._folders(path):
             about = self._look(folder)
             if about is not None:
@@ -361,7 +352,6 @@ class _Disk:
         return None if about is None else (about.st_dev, about.st_ino)
 
     def about(self, path: Path) -> os.stat_result | None:
-        """Look at what a path leads to."""
         with suppress(OSError, ValueError):
             return os.stat(path)  # noqa: PTH116, as the lines around it.
         return None
@@ -402,7 +392,7 @@ class _Disk:
 
 
 def is_path_within(place: Path, root: Path) -> bool:
-    """Tell whether a place is a folder or lies somewhere below it, by whatever names both are called."""
+    """Whether a place is a folder or lies below it, under any names."""
     disk = _Disk()
     found = disk.identity(root)
     return found is not None and (found == disk.identity(place) or found in disk.leading(place))
@@ -415,13 +405,11 @@ def _read_link(path: str) -> str:
 
 
 def identity_of(fd: int) -> FileIdentity:
-    """Tell what an open file or folder is."""
     about = os.fstat(fd)
     return about.st_dev, about.st_ino
 
 
 def contains_agent_file(fd: int) -> bool:
-    """Tell whether an open folder is an agent's, since whenever it is one."""
     with suppress(OSError):
         os.stat(AGENT_FILE_NAME, dir_fd=fd, follow_symlinks=False)
         return True
@@ -436,7 +424,7 @@ def _identity_of(path: str) -> FileIdentity:
 
 
 def _walk_ancestors(fd: int) -> Iterator[FileIdentity]:
-    """Tell what an open folder is, and what it lies in, up to the top, by no path that could be exchanged."""
+    """The identities of an open folder and its ancestors, without any path that could be exchanged."""
     here, before = os.dup(fd), None
     try:
         while (identity := identity_of(here)) != before:
@@ -446,28 +434,26 @@ def _walk_ancestors(fd: int) -> Iterator[FileIdentity]:
             os.close(here)
             here = above
     except OSError:
-        return  # Above this nobody may look: nothing there can be protected from us.
+        return  # Unreadable above this: nothing there can be protected from us.
     finally:
         os.close(here)
 
 
 def path_of(fd: int) -> str:
-    """Tell where an open file or folder lies now, without any link on the way."""
+    """Where an open file or folder is now, without links."""
     with suppress(OSError):
         return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115, the name is no path before it is read.
     return ""
 
 
 class _Mount(msgspec.Struct, frozen=True):
-    """Something that is mounted: which device, which folder of it, and where."""
-
     device: str
     root: str
     point: str
 
 
 def _list_mounts() -> list[_Mount]:
-    """List what is mounted: a sandbox that shows a folder shows what is mounted below it, too."""
+    """List mounts: a sandbox that shows a folder shows what is mounted below it, too."""
     try:
         with open(_MOUNTS, encoding="utf-8", errors="surrogateescape") as mounts:  # noqa: PTH123, as the lines around it.
             found = [line.split(" ") for line in mounts.read().splitlines()]
@@ -483,7 +469,7 @@ def _unescape_mount(text: str) -> str:
 
 
 def _list_mount_aliases(place: str, mounts: Sequence[_Mount], disk: _Disk) -> Iterator[str]:
-    """Tell by which other paths a place can be reached, since a part of the way to it is mounted elsewhere, too."""
+    """Other paths to a place, since a part of the way to it is mounted elsewhere, too."""
     above = [mount for mount in mounts if _is_below(place, mount.point)]
     if not above:
         return
@@ -502,12 +488,12 @@ def _is_below(place: str, folder: str) -> bool:
 
 
 def _rebase_path(folder: str, place: str, above: str) -> str:
-    """Write a place that lies below one folder as if it lay below another."""
+    """Move a place from below one folder to below another."""
     return f"{folder.rstrip('/')}/{place[len(above.rstrip('/')) :].lstrip('/')}".rstrip("/") or "/"
 
 
 def _protected_entries(fd: int) -> Iterator[tuple[str, str, int]]:
-    """List what lies below an open folder, by path, name and inode; where there is too much, an empty path ends it."""
+    """List what is below an open folder, by path, name and inode; an empty path ends it where there is too much."""
     waiting, seen = [path_of(fd)], 0
     while waiting:
         place = waiting.pop()

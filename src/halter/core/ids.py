@@ -11,9 +11,9 @@ Digest = NewType("Digest", str)
 
 FLEET = StreamId("fleet")
 OUTBOX = StreamId("outbox")
-"""Where it is written down what was sent, and what the runtime itself has to tell."""
+"""The stream of sent notifications, and of the runtime's own."""
 AGENT_PREFIX = "agent:"
-"""How the name of somebody begins who is no person."""
+"""Prefix of an agent's name as an actor."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _RANDOM_BITS = 80
@@ -22,9 +22,7 @@ _RANDOM_BITS = 80
 class Ids(Protocol):
     """A source of identifiers."""
 
-    def new(self) -> str:
-        """Return an identifier that was never given before."""
-        ...
+    def new(self) -> str: ...
 
 
 class SortableIds:
@@ -39,7 +37,6 @@ class SortableIds:
         self._last = 0
 
     def new(self) -> str:
-        """Return the next identifier; later ones always sort after earlier ones of this source."""
         fresh = (self._now() // 1000) << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
         self._last = fresh if fresh > self._last else self._last + 1
         return _encode_base32(self._last)
@@ -50,41 +47,39 @@ def _encode_base32(number: int) -> str:
 
 
 def may_decide(by: str) -> bool:
-    """Tell whether a name can be that of a person: an agent's own token decides nothing."""
+    """Whether a name can be a person's: an agent's own token decides nothing."""
     return by != "" and not by.startswith(AGENT_PREFIX)
 
 
 def make_worker_id(name: str, ids: Ids) -> WorkerId:
-    """Name a worker, anew for each process: one that was started again is not the one that died.
+    """Name a worker, anew for each process: a restarted one is not the one that died.
 
-    Leases belong to workers. Under its old name a process would keep alive what nobody works on any more; under a
-    new one the sessions of the dead are orphans when their leases run out, and go to whoever asks first.
+    Leases belong to workers. Under its old name a process would keep alive sessions that no worker runs; under a new
+    one they are orphans when their leases run out, and another worker claims them.
     """
     return WorkerId(f"{name}.{ids.new()}")
 
 
 def session_stream(session: str) -> StreamId:
-    """Name the stream of a session: written only by the owner of its lease."""
+    """The stream of a session: written only by the owner of its lease."""
     return StreamId(f"session:{session}")
 
 
 def inbox_stream(session: str) -> StreamId:
-    """Name the inbox of a session: anyone may post there."""
+    """The inbox of a session: any process may post there."""
     return StreamId(f"session:{session}/in")
 
 
 def trigger_stream(trigger: str) -> StreamId:
-    """Name the stream of a trigger."""
     return StreamId(f"trigger:{trigger}")
 
 
 def session_of(stream: StreamId) -> SessionId | None:
-    """Tell which session a stream (its own or its inbox) belongs to, if any."""
+    """The session of a stream (its own or its inbox), if any."""
     if not stream.startswith("session:"):
         return None
     return SessionId(stream.removeprefix("session:").removesuffix("/in"))
 
 
 def is_inbox(stream: StreamId) -> bool:
-    """Tell whether a stream is some session's inbox."""
     return stream.startswith("session:") and stream.endswith("/in")

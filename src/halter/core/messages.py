@@ -1,11 +1,8 @@
-"""What is said to a model and by it. Each part carries where it came from, and whether that place is trusted.
+"""Messages to and from a model. Each part carries its origin, and whether that is trusted.
 
-The system text is what stays the same from request to request; it comes first, so that a provider's cache can keep it.
-
-How many tokens a prompt has at most, without the provider's tokenizer.
-
-A byte-level tokenizer makes every token of at least one byte, so it never makes more tokens than there are bytes.
-Providers wrap messages, calls and tools into words of their own; a generous allowance stands for these.
+The system text stays the same from request to request and comes first, so that a provider can cache it. Tokens are
+bounded without the provider's tokenizer: every token has at least one byte, so there are never more tokens than bytes,
+plus a generous allowance for a provider's own wrapping.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +17,7 @@ from halter.core.vocabulary import Origin, Outcome
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True, gc=False):
-    """Words. `reason` names an internal message, which no person is shown."""
+    """Text. `reason` marks an internal message, which is not shown to people."""
 
     text: str
     origin: Origin = "person"
@@ -31,7 +28,7 @@ class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defau
 class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_defaults=True, gc=False):
     """A call that a model asks for; its arguments are JSON as the model wrote it, which may be anything.
 
-    Calls of one `group` are made together, and one group after the other.
+    Calls of one `group` run concurrently, one group after the other.
     """
 
     id: str
@@ -41,7 +38,7 @@ class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_d
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="result", tag_field="part", omit_defaults=True, gc=False):
-    """What became of a call, as its model is told."""
+    """The result of a call, as its model sees it."""
 
     id: str
     tool: str
@@ -56,9 +53,9 @@ Role = Literal["user", "assistant"]
 
 
 class Message(msgspec.Struct, frozen=True, dict=True):
-    """One side's say: a model's answer, or everything that it is told before the next one.
+    """A model's answer, or everything that it is told before the next one.
 
-    What is worked out from a message once, such as its size, may be kept in its `__dict__`, which is no part of it.
+    Derived values such as its size may be cached in its `__dict__`, which is not part of it.
     """
 
     role: Role
@@ -66,14 +63,13 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
 
 def make_user_message(text: str, origin: Origin = "person", *, trusted: bool = True, reason: str = "") -> Message:
-    """Say one thing to a model."""
     return Message("user", (Text(text, origin, trusted, reason),))
 
 
 class Prompt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that one request sends.
 
-    `facts` are what the agent knows right now, as values by name: for a model that works by rules and reads no prose.
+    `facts` are current values by name, for a rule-based model that reads no prose.
     """
 
     system: str = ""
@@ -84,9 +80,9 @@ class Prompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnonymizationPolicy(msgspec.Struct, frozen=True):
-    """What a model that is not on this machine is not told: who somebody is, by shape, and these names.
+    """What is hidden from models elsewhere: personal data by shape, and these names.
 
-    What stands in their place is made with a `salt` that nobody elsewhere knows, or values could be guessed from it.
+    Placeholders are made with a secret `salt`, or values could be guessed from them.
     """
 
     names: tuple[str, ...] = ()
@@ -94,11 +90,11 @@ class AnonymizationPolicy(msgspec.Struct, frozen=True):
 
 
 StopReason = Literal["end", "calls", "max_tokens", "refused"]
-"""Why a model stopped: it had finished, it wants calls made, it ran out of tokens, or it will not answer."""
+"""Why a model stopped: finished, wants calls, out of tokens, or refused."""
 
 
 class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a model answered. Without a usage nothing was reported, and the request settles at its hold."""
+    """A model's answer. Without a usage, the request settles at its hold."""
 
     parts: tuple[Text | ToolCall, ...]
     stop: StopReason = "end"
@@ -106,19 +102,17 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """All words of the answer."""
         return "".join(part.text for part in self.parts if isinstance(part, Text))
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls that it asks for, in order."""
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
 
 class StreamChunk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of an answer as it comes. Each attempt of a request ends with exactly one that is `finished`.
+    """A piece of a streamed answer. Each attempt of a request ends with exactly one that is `finished`.
 
-    `discard` says that what came before belongs to an attempt that failed: whoever showed it takes it back.
+    `discard`: what came before belongs to a failed attempt and is withdrawn.
     """
 
     request: str
@@ -128,50 +122,46 @@ class StreamChunk(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 TextListener = Callable[[str], None]
-"""Somebody who wants to have an answer's words as they come."""
+"""Receives an answer's text as it streams."""
 
 
 class Model(Protocol):
-    """Somebody who answers. Only the guard has the permit that asking takes."""
+    """A language model. Only the guard has the permit that asking takes."""
 
     @property
-    def name(self) -> ModelName:
-        """The provider and the model."""
-        ...
+    def name(self) -> ModelName: ...
 
     @property
     def base_url(self) -> str | None:
-        """Where it is reached, if not at the provider's usual address."""
+        """Its address, if not the provider's usual one."""
         ...
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
+        """Upper bound of a prompt's input tokens."""
         ...
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
-        """Answer, as a stream if there is somebody to hear it.
+        """Answer, streaming to `hear` if given.
 
-        Raises ModelError or TimeoutError, also for an answer that was cut off on its way: that is never taken for a
-        whole one. Cancelling it lets go of the connection.
+        Raises ModelError or TimeoutError, also for a truncated answer: that is never taken for a whole one. Cancelling
+        closes the connection.
         """
         ...
 
 
 MESSAGE_OVERHEAD: Final = 16
-"""What a provider may put around one message, part or tool."""
+"""What a provider may add around one message, part or tool."""
 
 TOOLS_PREAMBLE: Final = 512
-"""What a provider may say to a model about tools in general, before it names the first."""
+"""What a provider may tell a model about tools in general."""
 
 
 def bound_prompt_tokens(prompt: Prompt) -> int:
-    """Bound the input tokens of a prompt from above."""
     tools = TOOLS_PREAMBLE + sum(map(_bound_tool_tokens, prompt.tools)) if prompt.tools else 0
     return MESSAGE_OVERHEAD + _count_bytes(prompt.system) + sum(map(bound_message_tokens, prompt.messages)) + tools
 
 
 def bound_message_tokens(message: Message) -> int:
-    """Bound the tokens of one message from above; those of several add up."""
     return MESSAGE_OVERHEAD + sum(map(_bound_part_tokens, message.parts))
 
 

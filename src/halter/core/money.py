@@ -1,16 +1,12 @@
-"""Money (and tokens) as holds: reserve an upper bound in every scope, act, settle with the truth.
+"""Money (and tokens) as holds: reserve an upper bound in every scope, act, settle at the true cost.
 
-Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens` and `requests`. The rules are here,
-pure; the rows they look at are locked by whoever asks, so what is decided is what is written. What leaves the program
-is dollars: `usd` turns one into the other, and a public name that ends in `_usd` holds what it returns.
+Amounts are integers: micro-dollars for the unit `usd`, plain counts for `tokens` and `requests`. The rules are pure;
+the rows they read are locked by the caller, so what is decided is what is written. Public names that end in `_usd` are
+dollars.
 
-Which caps apply to whom, and how an amount becomes the legs of a hold.
-
-How fast models may be asked: so many requests and tokens in each minute, by everybody on one store together.
-
-A rate is counted as money is: held before a model is asked, settled after it. But what is used up comes back with the
-next minute, so nobody is refused: whoever comes too late waits. And a minute that is over matters to nobody, so one row
-serves them all: it tells of the newest minute, and what is said of an earlier one changes nothing any more.
+The rate of a model is counted like money: held before a request, settled after it. But it comes back with the next
+minute, so a late request waits instead of being refused. One row serves all minutes: it describes the newest one, and
+events of earlier ones no longer change it.
 """
 
 import math
@@ -27,62 +23,56 @@ from halter.core.vocabulary import Row, RowKey
 
 Unit = Literal["usd", "tokens", "requests"]
 UNITS: Final[tuple[Unit, Unit]] = ("usd", "tokens")
-"""What a session's own budgets are counted in. Requests are counted by the rate of a model alone."""
+"""The units of a session's own budgets. Requests are counted only by the rate of a model."""
 
 MINUTE_WINDOW: Final = "minute"
-"""The window of a rate, as its row has it: one row serves all minutes, one after the other."""
+"""The window of a rate's row: one row serves all minutes."""
 
 DOLLAR = 1_000_000
 
 LARGEST_AMOUNT: Final = 1_000_000_000 * DOLLAR
-"""No single amount is larger: sums of any number of them that can happen stay within what a store can hold."""
+"""Largest single amount: sums of them stay within what a store can hold."""
 
 INTEGER_LIMIT: Final = 2**63
-"""Where the whole numbers of a store end."""
 
 
 Usd = Annotated[Decimal, msgspec.Meta(description="Dollars, exact to six decimals.")]
-"""An amount as people and programs are shown it."""
 
 Amount = Annotated[Decimal, msgspec.Meta(description="Dollars where the unit is `usd`, else a count.")]
-"""An amount whose unit is named beside it."""
 
 ZERO_USD: Final = Decimal(0)
 
 
 def micros_to_usd(micros: int) -> Decimal:
-    """Turn micro-dollars into dollars, exactly."""
+    """Micro-dollars as dollars, exactly."""
     return Decimal(micros) / DOLLAR
 
 
 def usd_to_micros(amount: str | float | Decimal) -> int:
-    """Turn dollars as people write them into micro-dollars, rounded up: a bound must not shrink."""
+    """Dollars as micro-dollars, rounded up: a bound must not shrink."""
     return int((Decimal(str(amount)) * DOLLAR).to_integral_value(ROUND_CEILING))
 
 
 def format_micros(micros: int) -> str:
-    """Write an amount for people: cents, and finer only where there is something finer."""
+    """An amount for people: cents, and finer only where needed."""
     sign, (whole, rest) = ("-" if micros < 0 else ""), divmod(abs(micros), DOLLAR)
     return f"{sign}${whole:,}.{f'{rest:06}'.rstrip('0'):0<2}"
 
 
 def format_usd(amount: Decimal) -> str:
-    """Write an amount in dollars for people."""
     return format_micros(int(amount * DOLLAR))
 
 
 def to_unit_amount(amount: int, unit: Unit) -> Decimal:
-    """Write an amount in its unit as programs are shown it: money in dollars."""
+    """An amount in its unit as programs see it: money in dollars."""
     return micros_to_usd(amount) if unit == "usd" else Decimal(amount)
 
 
 def format_unit_amount(amount: Decimal, unit: Unit) -> str:
-    """Write an amount in its unit for people."""
     return format_usd(amount) if unit == "usd" else f"{amount:,} {unit}"
 
 
 def is_plausible_amount(amount: int) -> bool:
-    """Tell whether an amount can be what something costs."""
     return 0 <= amount <= LARGEST_AMOUNT
 
 
@@ -95,12 +85,12 @@ class Account(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_rate(self) -> bool:
-        """Tell whether it is counted by the minute: what is used up there comes back by itself."""
+        """Whether it is counted by the minute: then it comes back by itself."""
         return self.window.startswith(MINUTE_WINDOW)
 
 
 class Leg(Account, frozen=True, array_like=True):
-    """One account that a hold weighs on, the cap that the configuration names there, and how much is held."""
+    """One account that a hold weighs on, its configured cap, and the amount held."""
 
     cap: int | None
     amount: int
@@ -112,14 +102,10 @@ class Leg(Account, frozen=True, array_like=True):
 
 
 class Overrun(Account, frozen=True, array_like=True):
-    """By how much the truth went beyond the cap of one account."""
-
     amount: int
 
 
 class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What a hold turned out to cost."""
-
     usd: int = 0
     tokens: int = 0
     overruns: tuple[Overrun, ...] = ()
@@ -130,7 +116,6 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             raise ValueError(f"{self.usd} micro-dollars and {self.tokens} tokens cannot be charged.")
 
     def of(self, unit: Unit) -> int:
-        """Tell the part of the charge that is counted in that unit."""
         match unit:
             case "usd":
                 return self.usd
@@ -141,9 +126,9 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class BudgetRow(Row, frozen=True):
-    """What stands against one cap: what is spent, what is held, and who said what the cap is.
+    """What stands against one cap: spent, held, and who set the cap.
 
-    That of a rate tells of the newest minute only, which began at `cap_at`.
+    For a rate only the newest minute, which began at `cap_at`.
     """
 
     TABLE: ClassVar[str] = "budgets"
@@ -160,20 +145,19 @@ class BudgetRow(Row, frozen=True):
     overrun: int = 0
 
     def key(self) -> RowKey:
-        """Tell where this row stands."""
         return (BudgetRow, (self.scope, self.window, self.unit))
 
     @property
     def ends_at(self) -> int | None:
-        """The moment at which its window is over, or None for a scope's whole life."""
+        """The end of its window, or None for a scope's whole life."""
         return self.cap_at + MINUTE if self.window == MINUTE_WINDOW else window_end(self.window)
 
     def capped(self, cap: int | None, at: int, by: str = "") -> "BudgetRow":
-        """Take note of a cap: a person's newest word counts, then what was carved out, then the configuration.
+        """Take in a cap: a person's newest word wins, then what was carved out, then the configuration.
 
-        What people say stands in one stream and is read in order. What the configuration says is told by each
-        session in its own stream, between which there is no order: there the latest counts, of equals the larger,
-        so that any order of the same events ends in the same cap.
+        People's caps are in one stream and read in order. Configured caps are in each session's own stream, between
+        which there is no order: there the latest counts, of equals the larger, so that any order of the same events
+        gives the same cap.
         """
         if not by and (self.cap_by or (at, _rank(cap)) < (self.cap_at, _rank(self.cap))):
             return self
@@ -182,17 +166,16 @@ class BudgetRow(Row, frozen=True):
         return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held, self.overrun)
 
     def binding(self, configured: int | None) -> int | None:
-        """Tell the cap that counts for somebody whose configuration says `configured`."""
+        """The cap in force for a session whose configuration says `configured`."""
         return self.cap if self.cap_by else configured
 
     def lessened(self, kept: int) -> "BudgetRow":
-        """Keep something back of a cap that somebody has set; a configured one is lessened where it is configured."""
+        """Keep something back of a cap that a person set; a configured one is lowered where it is configured."""
         if not kept or not self.cap_by or self.cap is None:
             return self
         return msgspec.structs.replace(self, cap=max(0, self.cap - kept))
 
     def moved(self, *, spent: int = 0, held: int = 0, overrun: int = 0) -> "BudgetRow":
-        """Add to the sums."""
         return BudgetRow(
             self.scope,
             self.window,
@@ -217,7 +200,7 @@ class Reserved(msgspec.Struct, frozen=True):
 
 
 class MustWait(msgspec.Struct, frozen=True):
-    """The amount fits what is unspent, but other holds stand in the way until they are settled."""
+    """The amount fits what is unspent, but other holds must settle first."""
 
     leg: Leg
     budget: BudgetRow
@@ -232,13 +215,13 @@ class CapReached(msgspec.Struct, frozen=True):
 
 
 CARVED_CAP: Final = "carved"
-"""By whom a sub-session's cap was set: by what was carved out of its parent's."""
+"""Marks a sub-session's cap, carved out of its parent's."""
 
 BudgetOf = Callable[[Leg], BudgetRow]
 
 
 def reserve(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | CapReached:
-    """Decide whether all legs fit; a cap that is reached anywhere outranks a wait elsewhere."""
+    """Decide whether all legs fit; a cap reached anywhere outranks a wait elsewhere."""
     waiting: MustWait | None = None
     for leg in legs:
         budget = budget_of(leg)
@@ -253,11 +236,11 @@ def reserve(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | C
 
 
 def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> Charge:
-    """Work out the charge for a hold: the truth is never clamped; what it breaks is said as overruns.
+    """The charge for a hold: the true cost is never clamped; what it exceeds is reported as overruns.
 
-    What others hold counts as promised, so an excess that would break their promise is an overrun too. What went
-    beyond an earlier, lower cap is no credit: it must not hide that the cap of today is passed. A rate is no promise
-    about money: to pass one is no incident, others wait the longer for it.
+    What others hold counts as promised, so an excess that would break their promise is an overrun too. An excess over
+    an earlier, lower cap is no credit: it must not hide that today's cap is passed. Passing a rate is no incident:
+    others wait longer.
     """
     charge = Charge(usd=usd, tokens=tokens)
     overruns: list[Overrun] = []
@@ -273,14 +256,14 @@ def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> C
 
 
 def compute_cap_overrun(budget: BudgetRow, cap: int | None) -> int:
-    """Tell by how much a lowered cap is already exceeded by what was spent and promised under the old one."""
+    """By how much a lowered cap is already exceeded by what was spent and promised."""
     if cap is None:
         return 0
     return max(0, budget.spent + budget.held - cap - budget.overrun)
 
 
 class CostForecast(msgspec.Struct, frozen=True):
-    """What the next one of its kind will probably cost, and a bound it will hardly pass."""
+    """The expected cost, and a bound it will hardly pass."""
 
     mean: int
     bound: int
@@ -293,7 +276,7 @@ COLD_START_COST = 5_000
 
 
 def forecast_cost(costs: Sequence[int], cold_start: int = COLD_START_COST) -> CostForecast:
-    """Work out mean and mean + 3σ of the newest costs; a default stands in until there are enough."""
+    """Mean and mean + 3σ of the newest costs; a default until there are enough."""
     if len(costs) < SAMPLES_NEEDED:
         return CostForecast(cold_start, cold_start, len(costs))
     newest = costs[:SAMPLES_KEPT]
@@ -310,7 +293,7 @@ class Cap(msgspec.Struct, frozen=True):
 
 
 class Caps(msgspec.Struct, frozen=True):
-    """The caps that a session spends under. There are always some: "none" must be written out."""
+    """The caps of a session. There are always some: "none" must be written out."""
 
     session: Cap = Cap(1 * DOLLAR)
     trigger: tuple[Cap, ...] = ()
@@ -332,12 +315,12 @@ class Caps(msgspec.Struct, frozen=True):
         )
 
     def bind(self) -> bool:
-        """Tell whether any amount of money can reach a cap: then a model without a price must not be asked."""
+        """Whether any cap binds: then a model without a price must not be asked."""
         return any(cap.max_cost_usd is not None for cap in (self.session, *self.trigger, *self.agent, *self.fleet))
 
 
 class Spender(msgspec.Struct, frozen=True):
-    """Who spends: all the scopes that an amount weighs on follow from this."""
+    """Who spends: all scopes of an amount follow from this."""
 
     session: str
     agent: str
@@ -345,12 +328,12 @@ class Spender(msgspec.Struct, frozen=True):
 
 
 def make_legs(caps: Caps, spender: Spender, now: int, *, usd: int, tokens: int = 0) -> tuple[Leg, ...]:
-    """Spread an amount over all scopes it weighs on: session, trigger, agent, fleet."""
+    """Spread an amount over all its scopes: session, trigger, agent, fleet."""
     return _make_legs(caps, spender, now // QUARTER, usd, tokens)
 
 
 def list_accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
-    """List where a cost is counted, also one that nothing was held for."""
+    """The accounts of a cost, also of one without a hold."""
     return _list_accounts(caps, spender, now // QUARTER)
 
 
@@ -382,14 +365,13 @@ def _list_accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...
 
 
 def roll_legs(held: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
-    """Move an amount into the windows of now: whoever waited past midnight spends today's money, not yesterday's."""
+    """Move an amount into the current windows: after midnight it is today's money."""
     if all(window_after(leg.window, now) == leg.window for leg in held):
         return held
     return tuple(msgspec.structs.replace(leg, window=window_after(leg.window, now)) for leg in held)
 
 
 def has_past_window(held: tuple[Leg, ...], now: int) -> bool:
-    """Tell whether one of the windows is over."""
     return any(end is not None and end <= now for end in (window_end(leg.window) for leg in held))
 
 
@@ -401,30 +383,27 @@ def _pick_tighter_leg(leg: Leg, other: Leg | None) -> Leg:
 
 
 def carve(parent: str, cap: int, parent_cap: int | None) -> tuple[Leg, ...]:
-    """Carve a sub-session's cap out of its parent's: the parent's session only, the other scopes see real spend."""
+    """Carve a sub-session's cap out of its parent's session; the other scopes see real spend."""
     return (Leg(f"session:{parent}", "", "usd", parent_cap, cap),)
 
 
 class RateLimit(msgspec.Struct, frozen=True):
-    """The most that may be asked of some models in a minute."""
-
     requests: int | None = None
     tokens: int | None = None
 
 
 RateLimits = tuple[tuple[str, RateLimit], ...]
-"""The rates that a request falls under, with the name of each: that of its model, and that of its provider."""
+"""The rates of a request, with the name of each: that of its model, and that of its provider."""
 
 
 class RateReached(msgspec.Struct, frozen=True):
-    """The minute is used up. There is room again at its end."""
+    """The minute is used up until its end."""
 
     leg: Leg
     until: int
 
     @property
     def sentence(self) -> str:
-        """Say what is waited for."""
         name, cap = self.leg.scope.removeprefix("model:"), self.leg.cap or 0
         unit = self.leg.unit.removesuffix("s") if cap == 1 else self.leg.unit
         at = datetime.fromtimestamp(self.until // SECOND, UTC)
@@ -432,16 +411,15 @@ class RateReached(msgspec.Struct, frozen=True):
 
 
 def find_rate_limits(rates: Mapping[str, RateLimit], model: str) -> RateLimits:
-    """Find the rates that a model is asked under: its own, and that of all models of its provider."""
+    """The rates of a model: its own, and that of all models of its provider."""
     names = (model, f"{model.partition(':')[0]}:*")
     return tuple((name, rates[name]) for name in names if name in rates)
 
 
 def make_rate_legs(paces: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
-    """Spread a request over the rates that it falls under.
+    """Spread a request over its rates.
 
-    Nobody could ever wait long enough for more than a minute has: such a request holds a whole minute, and so is let
-    through alone.
+    A request for more than a minute has could never pass: it holds a whole minute, and so passes alone.
     """
     if not paces:
         return ()
@@ -455,7 +433,7 @@ def make_rate_legs(paces: RateLimits, now: int, tokens: int) -> tuple[Leg, ...]:
 
 
 def check_rate_legs(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | RateReached:
-    """Decide whether a request fits this minute. Tokens that others hold may be freed; their requests never are."""
+    """Decide whether a request fits this minute. Held tokens may be freed; held requests never are."""
     waiting: MustWait | None = None
     for leg in legs:
         row, cap = budget_of(leg), leg.cap or 0
@@ -470,7 +448,7 @@ def check_rate_legs(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | Must
 
 
 def start_minute_row(row: BudgetRow | None, account: Account) -> BudgetRow:
-    """Begin the row anew for a minute that it does not tell of yet, and in which nobody has named the rate."""
+    """Reset the row for a newer minute, in which the rate is not recorded yet."""
     began = _minute_start(account)
     if row is not None and row.cap_at >= began:
         return row
@@ -478,9 +456,9 @@ def start_minute_row(row: BudgetRow | None, account: Account) -> BudgetRow:
 
 
 def add_to_minute(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> Iterator[BudgetRow]:
-    """Add to the sums of a minute; to those of one that is over there is nothing to add.
+    """Add to the sums of a minute; a past minute stays as it is.
 
-    What goes beyond the rate is worked out of the sums, so that any order of the same events ends in the same row.
+    The excess is derived from the sums, so that any order of the same events gives the same row.
     """
     began = _minute_start(leg)
     if row.cap_at > began:

@@ -1,9 +1,4 @@
-"""What the layers ask of the outside world, as Protocols: whoever needs one is given one.
-
-What is told to people over a channel, and the port of whoever sends it.
-
-Documents as everybody speaks of them: what was read of a file, its pieces, and the words by which they are found.
-"""
+"""What the layers need from the outside world, as Protocols; documents, their chunks and words; notifications."""
 
 import re
 import unicodedata
@@ -19,13 +14,13 @@ from halter.core.text import clean, from_body
 from halter.core.vocabulary import R, RowKey
 
 LONGEST_WORD: Final = 40
-"""So many letters of a word count; what is longer is no word that anybody would look for whole."""
+"""So many letters of a word count."""
 
 MOST_INDEXED_WORDS: Final = 5_000
-"""So many words of one piece of text can be found: far more than a chunk has, and few enough for every database."""
+"""So many words of one text are indexed: far more than a chunk has, and few enough for every database."""
 
 MOST_QUERY_WORDS: Final = 32
-"""So many words of a query count. Who pastes a whole page finds what its beginning finds."""
+"""So many words of a query count."""
 
 DocumentKind = Literal["text", "markdown", "html", "pdf"]
 
@@ -35,7 +30,6 @@ _UNSPACED: Final = (
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 WORD_PATTERN: Final = f"(?:(?![{_UNSPACED}])[^\\W_])+|(?![\\W_])[{_UNSPACED}]"
-"""What is one word, as a pattern."""
 
 _FOREIGN: Final = re.compile("[^\x00-\x7f]+")
 
@@ -59,13 +53,13 @@ class Extracted(msgspec.Struct, frozen=True, tag=True):
 
 
 class UnreadableFile(msgspec.Struct, frozen=True, tag="Unreadable"):
-    """What could not be read: a sentence that says what is wrong, and what to do about it."""
+    """Why a file could not be read, and what to do about it."""
 
     sentence: str
 
 
 class FoundChunk(msgspec.Struct, frozen=True):
-    """A chunk that a query found; the higher its rank, the better it fits. Ranks of different stores do not compare."""
+    """A chunk that a query found; a higher rank is a better match. Ranks of different stores do not compare."""
 
     document: str
     number: int
@@ -76,7 +70,7 @@ class FoundChunk(msgspec.Struct, frozen=True):
 
 
 def fold_text(text: str) -> str:
-    """Write a text as it is compared: without capitals, accents and the many forms of the same letter."""
+    """Normalize a text for comparison: case, accents and compatibility forms."""
     if text.isascii():
         return text.lower()
     return _FOREIGN.sub(_strip_marks, unicodedata.normalize("NFKD", text)).casefold()
@@ -87,9 +81,9 @@ def _strip_marks(found: re.Match[str]) -> str:
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """List the words of a text as every store indexes them and looks for them: letters and digits, and nothing else.
+    """The words of a text as every store indexes and finds them: letters and digits only.
 
-    Stores are given these words rather than the text, so that no tokenizer of theirs decides what is found.
+    Stores receive these words rather than the text, so that no tokenizer of theirs decides what is found.
     """
     found: list[str] = []
     for match in re.finditer(WORD_PATTERN, fold_text(text)):
@@ -100,7 +94,6 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def split_query_words(query: str) -> tuple[str, ...]:
-    """List the words that a query asks for, each once."""
     return tuple(dict.fromkeys(split_words(query)))[:MOST_QUERY_WORDS]
 
 
@@ -108,18 +101,17 @@ T = TypeVar("T")
 
 
 BLOB_THRESHOLD: Final = 32 * 1024
-"""Bodies larger than this are put as blobs before the event that names them."""
+"""Larger bodies are stored as blobs before the event that names them."""
 
 
 STREAM_PAGE: Final = 1000
-"""So many events are read at once."""
 
 
 class Draft(msgspec.Struct, frozen=True):
-    """An event to be, before the store gives it its place and time.
+    """An event before the store gives it its place and time.
 
-    `body` is what can be erased; a body too large for the events table is put as a blob first and named here.
-    Without a stream of its own it goes to the stream of its write.
+    `body` can be erased; one too large for the events table is stored as a blob first and named here. Without a stream
+    of its own it goes to the stream of its write.
     """
 
     event: AnyEvent
@@ -129,10 +121,10 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True, gc=False):
-    """An event as it stands in the journal.
+    """An event in the journal.
 
-    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds. It can be no
-    part of a cycle, so no collector has to look at the many that a process keeps.
+    `digest` is the salted digest of the body: it stays when body and salt are erased, so the chain holds. Untracked by
+    the collector: it can be no part of a cycle.
     """
 
     stream: StreamId
@@ -152,12 +144,11 @@ class Stored(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def erased(self) -> bool:
-        """Tell whether there was a body that is gone."""
         return self.digest != b"" and self.body is None
 
 
 class Lease(msgspec.Struct, frozen=True, weakref=True):
-    """The right to write a session's stream, for as long as nobody took a later generation."""
+    """The right to write a session's stream, until a later generation is taken."""
 
     session: SessionId
     worker: WorkerId
@@ -165,7 +156,7 @@ class Lease(msgspec.Struct, frozen=True, weakref=True):
 
 
 class Ticket(msgspec.Struct, frozen=True):
-    """An offer to take a session as it stood when it was offered: void as soon as anybody has a later generation."""
+    """An offer to take a session as it stood when it was offered: void once a later generation is taken."""
 
     session: SessionId
     agent: str
@@ -173,29 +164,25 @@ class Ticket(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """What was offered now, and whether there may be more that is due: then it is looked again soon."""
+    """What was offered now, and whether more may be due: then offer again soon."""
 
     tickets: tuple[Ticket, ...] = ()
     more: bool = False
 
 
 EnqueueTickets = Callable[[Any, Sequence[Ticket]], None]
-"""Hands tickets out, in the transaction that offers them: it is given the transaction's connection, if there is one."""
+"""Hands tickets out in the transaction that offers them: it receives the transaction's connection, if there is one."""
 
 AgentConcurrency = Mapping[str, int | None]
 """Whose sessions are wanted, and how many tasks of each agent may be awake at once, everywhere; None is any number."""
 
 
 class Rows(Protocol):
-    """The locked rows that a decision may look at."""
-
     @property
-    def now(self) -> int:
-        """The store's time."""
-        ...
+    def now(self) -> int: ...
 
     def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a row that the write declared, or None where there is none."""
+        """Return a row that the write declared, or None."""
         ...
 
 
@@ -203,11 +190,11 @@ Decide = Callable[[Rows], Sequence[Draft]]
 
 
 class Write(msgspec.Struct, frozen=True):
-    """One transaction: look at locked rows, decide purely, append what was decided.
+    """One transaction: read locked rows, decide purely, append what was decided.
 
-    `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure.
-    `reads` are the rows that it looks at or that its events change, beyond the stream's head and the session's own row.
-    `first` is another one by the same owner that is done just before, in the same transaction: both or neither.
+    `key` names the write: repeated, it answers as the first time. `decide` may run twice and must be pure. `reads` are
+    the rows that it reads or that its events change, beyond the stream's head and the session's own row. `first` is
+    another write by the same owner that is done just before, in the same transaction: both or neither.
     """
 
     stream: StreamId
@@ -220,9 +207,9 @@ class Write(msgspec.Struct, frozen=True):
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """What a write came to: its events, durable, and whether they had been there already.
+    """The events of a write, durable, and whether they had been there already.
 
-    `first` is what became of the write that was done before it in the same transaction.
+    `first` is the result of the write that was done before it in the same transaction.
     """
 
     events: tuple[Stored, ...]
@@ -230,17 +217,16 @@ class Committed(msgspec.Struct, frozen=True):
     first: "Committed | None" = None
 
     def all(self) -> tuple[Stored, ...]:
-        """List the events of both, in order."""
         return self.events if self.first is None else (*self.first.all(), *self.events)
 
     def fresh(self) -> tuple[Stored, ...]:
-        """List the events that this very transaction wrote, in order."""
+        """The events that this very transaction wrote, in order."""
         own = () if self.repeated else self.events
         return own if self.first is None else (*self.first.fresh(), *own)
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
-    """The answer to a heartbeat. `held` is None while all is well; after a lapse, the leases that are left."""
+    """The answer to a heartbeat. `held` is None normally; after a lapse, the leases that are left."""
 
     now: int
     held: frozenset[Lease] | None = None
@@ -254,11 +240,11 @@ class Change(msgspec.Struct, frozen=True):
 
 
 EVERY_STREAM: Final = StreamId("*")
-"""What a hint names after a time in which no hints could be heard, and when too many streams grew at once."""
+"""Named by a hint after a time without hints, and when too many streams grew at once."""
 
 
 class Query(msgspec.Struct, Generic[T], frozen=True):
-    """A named read-only question; its SQL stands under this name in the journal's queries."""
+    """A named read-only query; its SQL has this name in the journal's queries."""
 
     name: str
     row: type[T]
@@ -266,14 +252,14 @@ class Query(msgspec.Struct, Generic[T], frozen=True):
 
 
 class Store(Protocol):
-    """Where the journal lives. One contract suite holds for all that implement it."""
+    """Where the journal lives. One contract suite holds for all implementations."""
 
     async def commit(self, write: Write) -> Committed:
         """Do all of it or nothing, durable on return. Raises LeaseLost or StoreUnavailable."""
         ...
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        """Return the events of a stream that follow `after`, in order."""
+        """The events of a stream that follow `after`, in order."""
         ...
 
     async def claim(
@@ -285,17 +271,16 @@ class Store(Protocol):
     ) -> Sequence[Lease]:
         """Take sessions that are due, or whose owner's lease ran out; each gets its next generation.
 
-        A session that is named is taken also before it is due, unless somebody owns it or it is over; by a ticket, only
-        if nobody has had it since. Where agents are named, only those of their sessions are taken that nobody sits
-        before.
+        A named session is taken also before it is due, unless it has an owner or is over; by a ticket, only if its
+        generation is unchanged. Where agents are named, only their unattended sessions are taken.
         """
         ...
 
     async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        """Hand out tickets for what could be claimed, each once for as long as a lease lasts, and no more than so many.
+        """Hand out tickets for what could be claimed, each once per lease period, and no more than so many.
 
-        Those that still wait to be used count. `put` takes part in the transaction: either a ticket is handed out and
-        known to be, or neither. If another process is offering at this very moment, nothing is offered here.
+        Unused tickets count. `put` takes part in the transaction: either a ticket is handed out and recorded, or
+        neither. If another process is offering at this moment, nothing is offered here.
         """
         ...
 
@@ -304,17 +289,15 @@ class Store(Protocol):
     ) -> HeartbeatReply:
         """Renew all leases of a worker, and keep the hot-state snapshots of its sessions.
 
-        What a worker says `about` itself is kept for people and for other workers.
+        `about` is what a worker reports to people and to other workers.
         """
         ...
 
     async def leave(self, worker: WorkerId) -> None:
-        """Let go of all leases of a worker that ends in good order: nobody has to wait for them to run out."""
+        """Release all leases of a worker that shuts down."""
         ...
 
-    async def ask(self, query: Query[T]) -> Sequence[T]:
-        """Answer a named read-only question."""
-        ...
+    async def ask(self, query: Query[T]) -> Sequence[T]: ...
 
     async def put(self, data: bytes) -> Digest:
         """Keep a blob under its digest."""
@@ -325,28 +308,22 @@ class Store(Protocol):
         ...
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Keep a document's chunks, all or none of them, numbered as they come.
+        """Keep a document's chunks, all or none of them, in order.
 
-        It is named by the digest of what is in it: one that is there already stays as it is.
+        It is named by the digest of its content: an existing one stays as it is.
         """
         ...
 
-    async def forget(self, document: str) -> None:
-        """Drop a document's chunks."""
-        ...
+    async def forget(self, document: str) -> None: ...
 
-    async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents are there."""
-        ...
+    async def indexed(self, documents: Sequence[str]) -> frozenset[str]: ...
 
-    async def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's chunks in order."""
-        ...
+    async def chunks(self, document: str) -> Sequence[Chunk]: ...
 
     async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
         """Find chunks of these documents and of no others, the best first.
 
-        Those in which all words occur, or where there are none, those with any of them. The words may be any text.
+        Those in which all words occur, or if there are none, those with any of them. The words may be any text.
         """
         ...
 
@@ -354,13 +331,11 @@ class Store(Protocol):
         """Follow which streams grow, in this process and in others."""
         ...
 
-    async def close(self) -> None:
-        """Let go of the store."""
-        ...
+    async def close(self) -> None: ...
 
 
 async def read_body(store: Store, stored: Stored) -> bytes:
-    """Return the body of an event, wherever it is kept; nothing where there is none, or none any more."""
+    """The body of an event, inline or as a blob; empty if there is none, or it was erased."""
     if stored.blob is None:
         return stored.body or b""
     try:
@@ -370,14 +345,14 @@ async def read_body(store: Store, stored: Stored) -> bytes:
 
 
 async def offload_body(store: Store, body: bytes | None) -> tuple[bytes | None, Digest | None]:
-    """Put a large body away as a blob; return what stays beside the event, and the blob's name if there is one."""
+    """Store a large body as a blob; return what stays in the event, and the blob's digest."""
     if body is None or len(body) <= BLOB_THRESHOLD:
         return body, None
     return None, await store.put(body)
 
 
 async def read_stream(store: Store, stream: StreamId, after: int = 0) -> list[Stored]:
-    """Read all that a stream has after a place: page by page, and none that is known to be empty."""
+    """Read a stream after a place, page by page."""
     found: list[Stored] = []
     while page := await store.read(stream, after + len(found), STREAM_PAGE):
         found += page
@@ -387,9 +362,9 @@ async def read_stream(store: Store, stream: StreamId, after: int = 0) -> list[St
 
 
 class NotificationContent(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be told, as the body of a queued notification holds it.
+    """The body of a queued notification.
 
-    `session` is the one that it is about, where the notification does not stand in that session's own stream.
+    `session` is the one that it is about, where the notification is not in that session's own stream.
     """
 
     subject: str = ""
@@ -397,13 +372,12 @@ class NotificationContent(msgspec.Struct, frozen=True, kw_only=True):
     session: str = ""
 
     def body(self) -> bytes:
-        """Write it down."""
         cleaned = NotificationContent(subject=clean(self.subject), text=clean(self.text), session=clean(self.session))
         return msgspec.json.encode(cleaned)
 
 
 def parse_notification(body: bytes) -> NotificationContent:
-    """Read what is to be told. What is no JSON is told as it stands."""
+    """Read a notification. A body that is not JSON is its text."""
     try:
         return msgspec.json.decode(body, type=NotificationContent)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -411,9 +385,9 @@ def parse_notification(body: bytes) -> NotificationContent:
 
 
 class OutgoingNotification(msgspec.Struct, frozen=True, kw_only=True):
-    """One message on its way to people. `id` stays the same however often it is sent, so that a copy is known as one.
+    """One message on its way to people; `id` stays the same on every attempt, so that duplicates are recognised.
 
-    `about` is what it is about, in the notification's own word, and `at` when it was queued.
+    `about` is its subject, and `at` when it was queued.
     """
 
     id: str
@@ -426,9 +400,9 @@ class OutgoingNotification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeliveryFailed(HalterError):
-    """A letter did not get through, as far as can be known: a sentence without any secret.
+    """A message was not delivered, as far as known: a sentence without any secret.
 
-    `may_retry` tells whether the same letter may get through later.
+    `may_retry`: the same message may succeed later.
     """
 
     def __init__(self, sentence: str, *, may_retry: bool) -> None:
@@ -440,5 +414,5 @@ class Sender(Protocol):
     """One channel, ready to be used."""
 
     async def send(self, letter: OutgoingNotification) -> None:
-        """Send a letter, or raise Undelivered. Whoever cancels it may find that it was sent all the same."""
+        """Send a message, or raise DeliveryFailed. A cancelled one may have been sent all the same."""
         ...

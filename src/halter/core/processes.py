@@ -1,18 +1,14 @@
-"""Forks of a process that has threads.
+"""Forks of a process with threads, its signs of life for a sentinel, and masked output of tool code.
 
-A fork copies the thread that asks for it, and no other. A lock that another thread holds at that moment stays locked in
-the copy for ever, and C libraries have locks that no Python code sees: SQLite has some for the whole process. So a
-thread that works in such a library holds a `ForkLock` meanwhile, and `fork` waits until every one of them is free.
+A fork copies only the calling thread. A lock that another thread holds at that moment stays locked in the copy forever,
+and C libraries such as SQLite have locks that no Python code sees. So a thread that works in such a library holds a
+`ForkLock` meanwhile, and `fork` waits until all of them are free.
 
-Signs of life of a process that runs sessions, kept in memory that a sentinel outside reads.
+A process whose event loop is blocked cannot say so. It writes to shared memory beforehand: when it was last alive,
+until when its calls in flight may take, under which names it owns sessions, and which processes it has started.
 
-A process whose event loop is blocked cannot say so. What it wrote before is there all the same: when it was last alive,
-until when the calls in flight may take, under which names it owns sessions, and which processes it has started.
-
-What the code of a tool prints, logs or warns of, with secrets taken out before it is shown.
-
-The code runs in this process, and so does other code that prints on purpose what must not be masked. So a mask belongs
-to a context: that of one call, and of the tasks and threads that carry it on. What else is printed passes as it is.
+Tool code runs in this process beside code whose output must not be masked. So a mask belongs to a context: that of one
+call, and of its tasks and threads.
 """
 
 import itertools
@@ -32,13 +28,13 @@ from typing import Any, Final, NamedTuple, Protocol, TextIO, cast
 from weakref import WeakValueDictionary
 
 LONGEST_WAIT: Final = 1.0
-"""Seconds that a fork waits for the threads. After this it goes on: a copy that hangs is killed at its deadline."""
+"""Seconds that a fork waits for the threads. Then it goes on: a copy that hangs is killed at its deadline."""
 
 
 class ForkLock:
     """A lock that no thread holds while the process forks. Nothing else may be waited for under it.
 
-    What runs for every statement takes the plain `lock`, after a look at `FORKING`.
+    Hot paths take the plain `lock`, after a look at `FORKING`.
     """
 
     __slots__ = ("__weakref__", "lock")
@@ -57,11 +53,9 @@ class ForkLock:
         self.lock.release()
 
     def take(self, seconds: float) -> bool:
-        """Take the lock for a fork, if it gets free in time."""
         return self.lock.acquire(timeout=seconds)
 
     def let_go(self) -> None:
-        """Give the lock back after a fork, in the process and in its copy."""
         self.lock.release()
 
 
@@ -73,13 +67,13 @@ _NUMBERS: Final = itertools.count()
 
 
 def let_fork_pass() -> None:
-    """Wait for a fork that waits: a thread that lets go only to take its lock again would keep it waiting."""
+    """Let a waiting fork go first: a thread that retakes its lock at once would starve it."""
     with FORKING:
         pass
 
 
 def fork() -> int:
-    """Fork at a moment when no thread holds a fork lock; return 0 in the copy, and the copy's number here.
+    """Fork when no thread holds a fork lock; return 0 in the copy, and the copy's pid here.
 
     In the copy all signals are blocked until it has handlers of its own.
     """
@@ -89,7 +83,7 @@ def fork() -> int:
 
 @contextmanager
 def _block_signals() -> Generator[None]:
-    """Let other threads take the signals meanwhile. The copy begins with all of them blocked.
+    """Block signals in this thread; the copy begins with all of them blocked.
 
     A handler of the process that ran in the copy would act twice: the copy shares the pipe that wakes the event loop.
     """
@@ -104,9 +98,9 @@ def _block_signals() -> Generator[None]:
 
 @contextmanager
 def _ignore_fork_warning() -> Generator[None]:
-    """Silence the warning that Python gives from 3.12 on: a fork beside threads may hang, and the locks prevent that.
+    """Silence Python 3.12's warning that a fork beside threads may hang; the locks prevent that.
 
-    Filters belong to the whole process, so they are left alone where no warning comes.
+    Filters are process-wide, so they are left alone where no warning comes.
     """
     if sys.version_info < (3, 12):
         yield
@@ -130,9 +124,9 @@ def _take_all_locks() -> Generator[None]:
 LIVENESS_BYTES: Final = 16384
 
 _HEAD: Final = struct.Struct("=QQQ")
-"""When it was last alive and the earliest deadline, in nanoseconds of the monotonic clock; bytes of text."""
+"""Last sign of life and earliest deadline, in nanoseconds of the monotonic clock; bytes of text."""
 _COUNT: Final = struct.Struct("=Q")
-"""How many groups there are."""
+"""How many process groups there are."""
 _COUNT_AT: Final = _HEAD.size
 _TEXT_AT: Final = _COUNT_AT + _COUNT.size
 _GROUPS_AT: Final = 8192
@@ -142,7 +136,7 @@ _LONGEST_NAME: Final = 200
 
 
 class LivenessReading(NamedTuple):
-    """What a process has written of itself. Times are nanoseconds of the monotonic clock; a deadline of 0 is none."""
+    """What a process has written. Times are nanoseconds of the monotonic clock; a deadline of 0 is none."""
 
     alive_at: int = 0
     deadline: int = 0
@@ -152,7 +146,7 @@ class LivenessReading(NamedTuple):
 
 
 def read_liveness(memory: mmap) -> LivenessReading:
-    """Read what a process has written. While it writes, a part may be old and another new."""
+    """Read what a process has written. While it writes, parts may be old and others new."""
     alive_at, deadline, size = _HEAD.unpack_from(memory)
     (count,) = _COUNT.unpack_from(memory, _COUNT_AT)
     call, *workers = bytes(memory[_TEXT_AT : _TEXT_AT + size]).decode("utf-8", "replace").split("\0")
@@ -161,9 +155,9 @@ def read_liveness(memory: mmap) -> LivenessReading:
 
 
 class LivenessWriter:
-    """Writes the signs of life of this process. Without memory that another process reads, it does nothing.
+    """Writes the signs of life of this process. Without shared memory, it does nothing.
 
-    `begin` is called when there is something to watch: before the process owns its first session.
+    `begin` is called before the process owns its first session.
     """
 
     def __init__(self, memory: mmap | None = None, begin: Callable[[], None] = lambda: None) -> None:
@@ -174,11 +168,10 @@ class LivenessWriter:
         self._workers: tuple[str, ...] = ()
 
     def beat(self) -> None:
-        """Say that the process is alive."""
         self._write()
 
     def show_groups(self, groups: Collection[int]) -> None:
-        """Say which groups of processes it has started: from any thread, and no sign of life of the event loop."""
+        """Record the process groups it has started: from any thread, and no sign of life of the event loop."""
         if self._memory is not None:
             shown = tuple(groups)[:_MOST_GROUPS]
             struct.pack_into(f"={len(shown)}Q", self._memory, _GROUPS_AT, *shown)
@@ -186,7 +179,6 @@ class LivenessWriter:
 
     @contextmanager
     def in_flight(self, call: str, allowed: int) -> Generator[None]:
-        """Have something in flight that may take so many microseconds."""
         if self._memory is None:
             yield
             return
@@ -201,7 +193,6 @@ class LivenessWriter:
 
     @contextmanager
     def works_as(self, worker: str) -> Generator[None]:
-        """Own sessions under a name."""
         self._begin()
         self._workers = (*self._workers, worker)
         self._write()
@@ -221,22 +212,19 @@ class LivenessWriter:
 
 
 class PrintMask(Protocol):
-    """Takes secrets out of a text that comes in chunks."""
+    """Masks secrets in text that comes in chunks."""
 
     def feed(self, chunk: str) -> str:
         """Take a chunk and return what is certain by now, which may be nothing."""
         ...
 
-    def finish(self) -> str:
-        """Return the rest."""
-        ...
+    def finish(self) -> str: ...
 
 
 class _Call:
-    """What one call prints.
+    """The output of one call.
 
-    The end of each text waits for what comes next, since a secret may be printed in pieces, until the call ends or
-    asks for it to be shown.
+    The end of each text is held back, since a secret may be printed in pieces, until the call ends or flushes.
     """
 
     def __init__(self, make: Callable[[], PrintMask]) -> None:
@@ -255,7 +243,6 @@ class _Call:
             stream.write(mask.feed(text))
 
     def flush(self, stream: TextIO) -> None:
-        """Show what waits."""
         with self._lock:
             _, mask = self._masks.pop(id(stream), (stream, None))
             if mask is not None:
@@ -292,14 +279,14 @@ def mask_prints(make: Callable[[], PrintMask]) -> Generator[None]:
 
 
 def print_masked_output(text: str) -> None:
-    """Show what a process printed that was made for the call of this context; without a call, show nothing."""
+    """Show the output of a process made for the call of this context; without a call, show nothing."""
     call = _CALL.get()
     if text and call is not None:
         sys.stderr.write(text if text.endswith("\n") else f"{text}\n")
 
 
 class _Stream:
-    """A standard stream that masks what is written in the context of a call, and is the stream itself otherwise."""
+    """A standard stream that masks what is written in the context of a call."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -340,7 +327,7 @@ class _MaskingRecordFactory:
 
 
 def _mask_record(record: logging.LogRecord, call: _Call) -> logging.LogRecord:
-    """Mask the text of a record for all handlers. One that cannot be put together is told by logging itself."""
+    """Mask the text of a record for all handlers. A malformed one is reported by logging itself."""
     try:
         message = record.getMessage()
     except Exception:  # noqa: BLE001 Its arguments are a stranger's, and logging says what is wrong with them.
@@ -359,7 +346,7 @@ _LOCK: Final = threading.Lock()
 
 @contextmanager
 def install_print_masks() -> Generator[None]:
-    """Have masks work while the block runs, over whatever the standard streams are when it begins."""
+    """Install masks over the current standard streams while the block runs."""
     with _LOCK:
         streams = {name: _install_stream(name) for name in ("stdout", "stderr") if getattr(sys, name) is not None}
         records = _install_record_factory()

@@ -1,17 +1,9 @@
 """How an event changes the rows: written once, used by every store and by every rebuild.
 
-Streams are read in no promised order, so every change here is either to a column that only one stream writes,
-or a sum, or settled by rank (see `Budget.capped`).
-
-The rows of triggers and of what sessions leave behind, as events change them.
-
-A trigger's rows follow its own stream. All else has each column from one class of streams: what a session says from the
-session's, what people say from the fleet's, what was sent from the outbox's. Of those who met a case, the first by time
-and name lends its words; how often it was met is a sum.
-
-Where an event stands, and what is known there: all that a projection may look at.
-
-The rows of what people are asked and what they say.
+Streams are read in no promised order, so every change is either to a column that only one stream writes, or a sum, or
+settled by rank (see `BudgetRow.capped`). A trigger's rows follow its own stream. All else has each column from one
+class of streams: the session's, the fleet's, or the outbox's. Of several sessions that met a case, the first by time
+and name provides its text; how often it was met is a sum.
 """
 
 from collections.abc import Iterator, Sequence
@@ -112,16 +104,10 @@ from halter.core.vocabulary import Purpose, R, Row, RowKey
 
 
 class RowsBefore(Protocol):
-    """The rows as they stand before the event."""
-
-    def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a row, or None."""
-        ...
+    def get(self, kind: type[R], *key: Any) -> R | None: ...
 
 
 class EventPlace(Protocol):
-    """Where and when the event stands."""
-
     @property
     def stream(self) -> StreamId: ...
     @property
@@ -131,7 +117,7 @@ class EventPlace(Protocol):
 
 
 def find_session_row(place: EventPlace, known: RowsBefore) -> SessionRow:
-    """Find the session that an event belongs to; one of the whole fleet belongs to none."""
+    """The session that an event belongs to, if any."""
     session = session_of(place.stream)
     return SessionRow("") if session is None else known.get(SessionRow, session) or SessionRow(session)
 
@@ -140,7 +126,6 @@ T = TypeVar("T", bound=Row)
 
 
 def project_trigger_event(event: TriggerEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
-    """Yield the rows of a trigger as they stand after the event."""
     row = known.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
     match event:
         case TriggerMade():
@@ -164,7 +149,7 @@ def project_trigger_event(event: TriggerEvent, place: EventPlace, known: RowsBef
 
 
 def _apply_trigger_made(row: TriggerRow, event: TriggerMade, place: EventPlace) -> TriggerRow:
-    """Begin, or change: what has been dealt with stays so."""
+    """Create or change a trigger; what has been dealt with stays so."""
     return _replace_fields(
         row,
         agent=event.agent,
@@ -207,7 +192,6 @@ def _find_item_row(known: RowsBefore, trigger: str, item: str) -> ItemRow:
 
 
 def project_artifact_event(event: ArtifactEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
-    """Yield the rows of what a session leaves behind as they stand after the event."""
     session = session_of(place.stream) or ""
     match event:
         case FindingEmitted():
@@ -274,7 +258,7 @@ def _apply_notification(
 
 
 def rows_of_event(event: object) -> tuple[RowKey, ...]:
-    """Name the rows that an event of these changes, for a write to declare."""
+    """The rows that such an event changes, for a write to declare."""
     match event:
         case ItemSeen() | ItemQuarantined() | ItemReleased():
             return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, event.item)))
@@ -311,7 +295,6 @@ def _replace_fields(row: T, **changes: object) -> T:
 
 
 def project_decision_asked(event: DecisionAsked, place: EventPlace, known: RowsBefore) -> DecisionRow:
-    """A question stands before a person."""
     session = find_session_row(place, known)
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
@@ -333,7 +316,7 @@ def project_decision_asked(event: DecisionAsked, place: EventPlace, known: RowsB
 
 
 def project_decision_made(event: DecisionMade, place: EventPlace, known: RowsBefore) -> DecisionRow:
-    """It is answered; which of the two is read first makes no difference."""
+    """Order-independent with the question."""
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
         row,
@@ -346,7 +329,7 @@ def project_decision_made(event: DecisionMade, place: EventPlace, known: RowsBef
 
 
 def project_decision_withdrawn(event: DecisionWithdrawn, place: EventPlace, known: RowsBefore) -> DecisionRow:
-    """It waits for nobody any more. That nobody decided it is told by the missing time."""
+    """Withdrawn: the missing time shows that no person decided it."""
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq)
 
@@ -356,7 +339,6 @@ def _encode_words(words: tuple[str, ...]) -> str:
 
 
 def project_rule_made(event: RuleMade, place: EventPlace) -> RuleRow:
-    """A person said "always"."""
     return RuleRow(
         rule=event.rule,
         tool=event.tool,
@@ -371,13 +353,11 @@ def project_rule_made(event: RuleMade, place: EventPlace) -> RuleRow:
 
 
 class RowDeleted(msgspec.Struct, frozen=True):
-    """A row that is no more."""
-
     key: RowKey
 
 
 class EraseBodies(msgspec.Struct, frozen=True):
-    """Bodies that must go, with the blobs that only they name."""
+    """Bodies to erase, with the blobs that only they name."""
 
     stream: StreamId
     through: int
@@ -387,14 +367,12 @@ RowEffect = Row | RowDeleted | EraseBodies
 
 # Asking a union of types one by one takes longer than all that follows.
 POLICY_KEY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
-"""Where the policy of the store stands."""
 _TRIGGER_EVENTS: Final = frozenset(get_args(TriggerEvent))
 _ARTIFACT_EVENTS: Final = frozenset(get_args(ArtifactEvent))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
 def project_event(event: AnyEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
-    """Give the rows as they stand after the event."""
     kind = type(event)
     if kind in _TRIGGER_EVENTS:
         return project_trigger_event(cast("TriggerEvent", event), place, known)
@@ -484,9 +462,9 @@ def _project_session_event(event: SessionEvent, place: EventPlace, known: RowsBe
 
 
 def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
-    """Name the rows that placing or settling a hold touches, for the write to declare.
+    """The rows that placing or settling a hold touches, for the write to declare.
 
-    A hold that weighs on the fleet obeys the policy of the store, as it stands then.
+    A hold on the fleet obeys the current policy of the store.
     """
     policy = (POLICY_KEY,) if any(leg.scope == FLEET for leg in legs) else ()
     return ((HoldRow, (hold,)), *map(budget_key, legs), *policy)
@@ -538,7 +516,7 @@ def _move_session(
 
 
 def _session_woken(event: SessionWoken, place: EventPlace, known: RowsBefore) -> SessionRow:
-    """Run, in the format of whoever woke it: an older program must not take it up again."""
+    """Run in the format of the waking program: an older one must not take it up again."""
     row = _change_session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
@@ -713,13 +691,13 @@ def _call_refused(event: CallRefused, place: EventPlace, known: RowsBefore) -> I
 
 
 def rate_row(known: RowsBefore, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:
-    """Return one slice of a tool's rate, with so many more attempts."""
+    """One slice of a tool's rate, with more attempts added."""
     row = known.get(RateRow, agent, tool, piece)
     return RateRow(agent, tool, piece, (row.attempts if row else 0) + attempts)
 
 
 def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
-    """Return what stands against a cap, also where nothing stands yet."""
+    """What stands against a cap, or an empty row."""
     scope, window, unit = account.scope, account.window, account.unit
     if window.startswith(MINUTE_WINDOW):
         return money.start_minute_row(known.get(BudgetRow, scope, MINUTE_WINDOW, unit), account)
@@ -728,6 +706,5 @@ def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
 
 
 def budget_key(account: Account) -> RowKey:
-    """Name the row of an account, for a write to declare."""
     window = account.window
     return (BudgetRow, (account.scope, MINUTE_WINDOW if window.startswith(MINUTE_WINDOW) else window, account.unit))

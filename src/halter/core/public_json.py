@@ -1,4 +1,8 @@
-"""JSON for programs outside: what commands, the API, exports and receipts print."""
+"""JSON for programs outside: what commands, the API, exports and receipts print.
+
+Money is dollars there, as numbers: a public value holds it as a Decimal, so no digit is lost on the way. What the
+journal keeps is written by `core.codec`.
+"""
 
 from decimal import Decimal
 from typing import Any, Final, cast
@@ -9,17 +13,17 @@ _PUBLIC_ENCODER: Final = msgspec.json.Encoder(enc_hook=str, decimal_format="numb
 
 
 def encode_public_json(value: object) -> bytes:
-    """Write a value. Raises UnicodeEncodeError where a text in it holds half a character."""
+    """Encode a value. Raises UnicodeEncodeError for a lone surrogate."""
     return _PUBLIC_ENCODER.encode(value)
 
 
 def to_public_builtins(value: object) -> Any:
-    """Take a value apart into what `public_json` writes just as it would have written the value."""
+    """Builtins that encode exactly as the value would."""
     return msgspec.to_builtins(value, enc_hook=str, builtin_types=(Decimal,))
 
 
 def declare_decimal_numbers(schema: Any) -> Any:
-    """Let a JSON Schema say that a Decimal is written as a number, as `public_json` does."""
+    """Declare in a JSON Schema that a Decimal is a number."""
     match schema:
         case {"type": "string", "format": "decimal", **rest}:
             if "default" in rest:

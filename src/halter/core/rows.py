@@ -1,12 +1,6 @@
 """The rows that stores keep beside the events. Each is a projection: it can be rebuilt from the events alone.
 
-Only the lease of a session (`owner`, `generation`) is not: it says who works on it now, not what happened.
-
-The rows of triggers, and of what sessions leave behind. Each is a projection, as those in `rows` are.
-
-The processes that work on sessions, as each of them says it of itself.
-
-Sessions that a newer program has taken up: they may hold what this one would misread, so it leaves them alone.
+Only the lease of a session (`owner`, `generation`) is not: it says who works on it now.
 """
 
 from typing import ClassVar, Final
@@ -19,7 +13,7 @@ from halter.core.vocabulary import Purpose, Row, RowKey, SessionKind, State
 
 
 class TriggerRow(Row, frozen=True):
-    """Where a trigger stands: all of it follows from its own stream.
+    """A trigger, from its own stream.
 
     `ticked_at` is the last of its times that was dealt with, `queued_at` one that waits for the run before it.
     `session` is its newest, begun at `ran_at`.
@@ -46,7 +40,7 @@ class TriggerRow(Row, frozen=True):
 
 
 class ItemRow(Row, frozen=True):
-    """One document of a watch, known by its content. Whether it is done is told by how its newest session ended."""
+    """One document of a watch, known by its content. Whether it is done follows from how its newest session ended."""
 
     TABLE: ClassVar[str] = "items"
     KEY: ClassVar[tuple[str, ...]] = ("trigger", "item")
@@ -64,7 +58,7 @@ class ItemRow(Row, frozen=True):
 
 
 class OutputRow(Row, frozen=True):
-    """What an agent's calls wrote into files, by the digest of the content: no watch of it takes that for new."""
+    """What an agent's calls wrote into files, by digest: its own watch does not take that for new."""
 
     TABLE: ClassVar[str] = "outputs"
     KEY: ClassVar[tuple[str, ...]] = ("agent", "digest")
@@ -113,7 +107,7 @@ class MemoryRow(Row, frozen=True):
 
 
 class PrecedentRow(Row, frozen=True):
-    """A case that was met, how often, and what a person made of it; its words are those of who met it first."""
+    """A case, how often it was met, and a person's decision; the text is that of who met it first."""
 
     TABLE: ClassVar[str] = "precedents"
     KEY: ClassVar[tuple[str, ...]] = ("precedent",)
@@ -163,7 +157,7 @@ TASK_TABLES: Final[tuple[type[Row], ...]] = (
 
 
 NO_OWNER: Final = ""
-"""The owner of a session that nobody works on."""
+"""The owner of a session without a worker."""
 
 
 class StreamRow(Row, frozen=True):
@@ -178,15 +172,14 @@ class StreamRow(Row, frozen=True):
     at: int
 
     def key(self) -> RowKey:
-        """Tell where this row stands."""
         return (StreamRow, (self.stream,))
 
 
 class SessionRow(Row, frozen=True):
-    """Where a session stands, and when it is next due.
+    """A session, and when it is next due.
 
-    `inbox_*` follow its inbox, `lease` columns its owner, all else its own stream: so each column has one
-    source, and the row is the same whatever order the streams are read in.
+    `inbox_*` follow its inbox, `lease` columns its owner, all else its own stream: each column has one source, so the
+    row does not depend on the order in which streams are read.
     """
 
     TABLE: ClassVar[str] = "sessions"
@@ -215,16 +208,15 @@ class SessionRow(Row, frozen=True):
     generation: int = 0
 
     def key(self) -> RowKey:
-        """Tell where this row stands."""
         return (SessionRow, (self.session,))
 
     @property
     def unattended(self) -> bool:
-        """Tell whether nobody sits before it: it runs by itself, was triggered, or another session began it."""
+        """Whether no person attends it: it runs by itself, was triggered, or another session began it."""
         return self.kind == "autonomous" or self.trigger != "" or self.parent != ""
 
     def scheduled(self) -> "SessionRow":
-        """Work out when the session is due: by its own timer, or by what in its inbox it has not seen."""
+        """When the session is due: by its own timer, or by unseen messages."""
         return msgspec.structs.replace(self, due_at=self._due())
 
     def _due(self) -> int | None:
@@ -249,11 +241,9 @@ class HoldRow(Row, frozen=True):
     legs: bytes
 
     def key(self) -> RowKey:
-        """Tell where this row stands."""
         return (HoldRow, (self.hold,))
 
     def taken(self) -> tuple[Leg, ...]:
-        """Read the legs."""
         return _LEGS.decode(self.legs)
 
 
@@ -356,12 +346,11 @@ class RuleRow(Row, frozen=True):
     ended_by: str = ""
 
     def live(self, now: int) -> bool:
-        """Tell whether it still answers."""
         return self.ended_at is None and self.made_at <= now < self.expires_at
 
 
 class PinRow(Row, frozen=True):
-    """As what an agent may use a server's tool."""
+    """The pinned version of a server's tool for an agent."""
 
     TABLE: ClassVar[str] = "pins"
     KEY: ClassVar[tuple[str, ...]] = ("agent", "tool")
@@ -389,7 +378,7 @@ class AgentRow(Row, frozen=True):
 class FleetPolicyRow(Row, frozen=True):
     """The policy that binds every process on the store, in one row. `number` is that of the event that adopted it.
 
-    `day_cap` and `month_cap` are the fleet's caps: a hold looks at them under the lock, whatever its process has read.
+    `day_cap` and `month_cap` are the fleet's caps: a hold reads them under the lock.
     """
 
     TABLE: ClassVar[str] = "fleet_policy"
@@ -405,15 +394,15 @@ class FleetPolicyRow(Row, frozen=True):
     month_cap: int | None = None
 
     def lower(self, per: str, cap: int | None) -> int | None:
-        """Tell the lower of a cap of the fleet and the policy's own for windows of that length."""
+        """The lower of a fleet cap and the policy's own for windows of that length."""
         caps = [one for one in (cap, {"day": self.day_cap, "month": self.month_cap}.get(per)) if one is not None]
         return min(caps, default=None)
 
 
 class AuditRow(Row, frozen=True):
-    """One call as an auditor wants to see it. Without an outcome it is under way, or in doubt.
+    """One call for an auditor. Without an outcome it is under way, or in doubt.
 
-    What was said stays in the events, where it can be erased; the two numbers tell where.
+    The text stays in the events, where it can be erased; the two numbers tell where.
     """
 
     TABLE: ClassVar[str] = "audit"
@@ -437,7 +426,7 @@ class AuditRow(Row, frozen=True):
 
 
 class SavedHotState(msgspec.Struct, frozen=True):
-    """A session's hot state as it was kept last, and when. It is no projection, and nothing is rebuilt from it."""
+    """A session's hot state as saved last. It is no projection, and nothing is rebuilt from it."""
 
     at: int
     data: bytes
@@ -462,10 +451,10 @@ TABLES: Final[tuple[type[Row], ...]] = (
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker says of itself with each heartbeat.
+    """What a worker reports with each heartbeat.
 
-    `agents` are the agents that it has, each with the version of its files; `waiting` are those of which another worker
-    has a newer one. `problem` is a sentence for people, while there is one.
+    `agents` are its agents with the version of their files; `waiting` are those of which another worker has a newer
+    version. `problem` is a sentence for people.
     """
 
     kind: str = ""
@@ -482,7 +471,6 @@ class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     problem: str = ""
 
     def said(self) -> str:
-        """Write it down."""
         return msgspec.json.encode(self).decode()
 
 
@@ -494,11 +482,10 @@ class WorkerRow(msgspec.Struct, frozen=True):
     about: str = ""
 
     def alive(self, now: int) -> bool:
-        """Tell whether it works."""
         return self.alive_until >= now
 
     def told(self) -> WorkerInfo:
-        """Read what it says; one that says nothing, or something that cannot be read, has nothing to say."""
+        """Decode the report; an empty one if it cannot be read."""
         try:
             return msgspec.json.decode(self.about, type=WorkerInfo) if self.about else WorkerInfo()
         except msgspec.DecodeError:
@@ -506,7 +493,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
 
 
 def explain_newer_format(row: SessionRow) -> str:
-    """Say why a session is left alone, if a newer program has taken it up."""
+    """Why a session is left alone, if a newer program has taken it."""
     if row.format <= SESSION_FORMAT:
         return ""
     return (

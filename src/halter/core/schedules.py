@@ -1,12 +1,8 @@
-"""The clock on the wall of a zone, which is put forward and back.
+"""When a schedule fires, by the local time of its zone.
 
-What comes twice counts the first time, and what is skipped is the first moment after the skip.
-
-When a schedule fires, by the clock on the wall of its zone.
-
-An hour that the wall clock skips fires once, at the first moment after the gap; an hour that comes twice fires once,
-the first time. A cron whose minute or hour begins with a star has no fixed hour to miss: it keeps ticking with the
-wall clock, through an hour that comes twice as well.
+A time that a clock change skips fires once, at the first moment after the gap; one that occurs twice fires the first
+time. A cron whose minute or hour begins with a star has no fixed hour to miss: it keeps ticking, through a repeated
+hour as well.
 """
 
 import re
@@ -26,7 +22,6 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 
 def find_zone(name: str) -> ZoneInfo | None:
-    """Find a zone by its name; None if there is none."""
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError):
@@ -34,17 +29,15 @@ def find_zone(name: str) -> ZoneInfo | None:
 
 
 def to_local_time(moment: int, zone: ZoneInfo) -> datetime:
-    """Tell what the wall clock shows at a moment."""
     return (_EPOCH + timedelta(microseconds=moment)).astimezone(zone)
 
 
 def to_micros(when: datetime) -> int:
-    """Tell the moment of a datetime with a zone, in microseconds."""
     return (when.astimezone(UTC) - _EPOCH) // _MICROSECOND
 
 
 def find_first_moment(day: date, clock: time, zone: ZoneInfo) -> int:
-    """Tell when the wall clock first shows a time on a day, or first shows more if it never does."""
+    """The first moment at which the local clock shows a time on a day, or more if it never does."""
     local = datetime.combine(day, clock, zone)
     found = local.astimezone(UTC)
     if found.astimezone(zone).replace(tzinfo=None) != local.replace(tzinfo=None):
@@ -53,7 +46,7 @@ def find_first_moment(day: date, clock: time, zone: ZoneInfo) -> int:
 
 
 def _end_of_gap(local: datetime, zone: ZoneInfo) -> datetime:
-    """Find the moment at which the wall clock jumped over a time.
+    """The moment at which the local clock jumped over a time.
 
     Read with the offset from after the jump, the time lies before it; read with the one from before, after it.
     """
@@ -66,11 +59,11 @@ def _end_of_gap(local: datetime, zone: ZoneInfo) -> datetime:
 
 
 LONGEST: Final = 200
-"""How many characters a cron may have; no honest one needs more."""
+"""Longest cron expression."""
 MOST_DAYS: Final = 3660
 """The longest distance between two ticks, in days."""
 LATEST_MOMENT: Final = 7_000 * 365 * DAY
-"""No tick lies beyond that moment: calendars end there."""
+"""No tick lies beyond: calendars end there."""
 EARLIEST_MOMENT: Final = -1_000 * 365 * DAY
 
 _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])", re.ASCII)
@@ -89,7 +82,7 @@ _SCHEDULE_UNITS: Final = ((DAY, "day"), (HOUR, "hour"), (MINUTE, "minute"), (SEC
 class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
     """When something fires: exactly one of `cron`, `every`, `days` and `at` is set.
 
-    `every` counts microseconds and `days` counts calendar days, both from `anchor`: it, or its local day, is the first.
+    `every` counts microseconds and `days` calendar days, both from `anchor`: it, or its local day, is the first.
     """
 
     cron: str = ""
@@ -102,14 +95,14 @@ class Timing(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TickCount(msgspec.Struct, frozen=True):
-    """How many ticks there were, or as many as were counted at most, and the latest of all."""
+    """How many ticks there were, up to a maximum, and the latest of all."""
 
     count: int
     latest: int | None
 
 
 def find_timing_flaw(timing: Timing) -> str:
-    """Say why a schedule cannot be read or can never fire, and what to write instead; empty if it is sound."""
+    """Why a schedule cannot be read or never fires, and what to write instead; empty if it is sound."""
     said = [bool(timing.cron), timing.every != 0, timing.days != 0, timing.at is not None]
     if sum(said) != 1:
         return "A schedule says exactly one of `cron`, `every`, `days` and `at`."
@@ -162,12 +155,12 @@ def _days_flaw(timing: Timing) -> str:
 
 
 def next_tick_after(timing: Timing, after: int) -> int | None:
-    """Tell the first tick strictly after a moment; None if there is none any more. The timing has no flaw."""
+    """The first tick strictly after a moment, or None. The timing has no flaw."""
     return next(_iterate_ticks(timing, after), None)
 
 
 def count_ticks(timing: Timing, after: int, until: int, most: int = 1000) -> TickCount:
-    """Count the ticks after a moment, up to and with another one; the work is bounded however many there are."""
+    """Count the ticks after a moment, up to and including another; the work is bounded."""
     counted, latest = 0, None
     for tick in islice(_iterate_ticks(timing, after), most):
         if tick > until:
@@ -177,7 +170,7 @@ def count_ticks(timing: Timing, after: int, until: int, most: int = 1000) -> Tic
 
 
 def _find_latest_tick(timing: Timing, known: int, until: int) -> int:
-    """Find the last tick up to a moment by halving the time between it and a tick that is known."""
+    """The last tick up to a moment, by bisection from a known tick."""
     low, high = known, until
     while high - low > SECOND:
         middle = (low + high) // 2
@@ -188,7 +181,6 @@ def _find_latest_tick(timing: Timing, known: int, until: int) -> int:
 
 
 def _iterate_ticks(timing: Timing, after: int) -> Iterator[int]:
-    """List all ticks after a moment, in order."""
     if timing.at is not None:
         return iter([timing.at] if timing.at > after else [])
     if timing.every:
@@ -205,7 +197,7 @@ def _cut_at_latest(moments: Iterator[int]) -> Iterator[int]:
 
 
 def _iterate_wall_ticks(timing: Timing, after: int) -> Iterator[int]:
-    """List ticks that the wall clock decides; in an hour that comes twice, the first ones may lie before `after`."""
+    """Ticks by the local clock; in a repeated hour, the first ones may lie before `after`."""
     zone = find_zone(timing.timezone)
     if zone is None or after > LATEST_MOMENT:
         return
@@ -220,7 +212,7 @@ def _iterate_wall_ticks(timing: Timing, after: int) -> Iterator[int]:
 
 
 def explain_timing(timing: Timing) -> str:
-    """Say in plain words when it fires, as in `at 09:00 on weekdays, Europe/Berlin`."""
+    """The timing in plain words, as in `at 09:00 on weekdays, Europe/Berlin`."""
     if timing.at is not None:
         zone = find_zone(timing.timezone)
         shown = "" if zone is None else f"{to_local_time(timing.at, zone):%Y-%m-%d at %H:%M}"
@@ -243,7 +235,6 @@ def _describe_interval(timing: Timing) -> str:
 
 
 def _describe_duration(every: int) -> str:
-    """Write a duration in whole words, the largest unit first."""
     parts: list[str] = []
     for unit, name in _SCHEDULE_UNITS:
         number, every = divmod(every, unit)

@@ -1,10 +1,7 @@
 """What `halter.yaml` and `agent.yaml` say, as frozen values, and what both come to for one agent.
 
-A field is a key of the file, under the same name. UNSET means that nobody wrote the key: whoever resolves the two files
-then takes the other file's word, or the default. The words of people (`30m`, dollars, `none`, `20/hour`) are read into
-whole numbers; their forms stand in `written`, and the limits in `bounds`.
-
-The limits that files set, as they are written there. What they come to is worked out by whoever reads both files.
+A field is a key of the file, under the same name. UNSET means that the key is absent: the other file, or the default,
+then applies. Human forms (`30m`, dollars, `none`, `20/hour`) are read into integers; their forms are in `agent_spec`.
 """
 
 import hashlib
@@ -161,16 +158,16 @@ Simulate = Literal["never", "asked", "always"]
 SIMULATE_MODES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
 
 DEFAULT_RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
-"""Attempts per hour where nobody set a rate; the other levels have none."""
+"""Attempts per hour where no rate is set; the other levels have none."""
 DEFAULT_SIMULATE: Final[Mapping[Level, Simulate]] = MappingProxyType({"RESTRICTED": "asked", "PRIVILEGED": "asked"})
-"""When a model predicts the outcome where nobody said so; the other levels never."""
+"""When a model predicts the outcome unless set; the other levels never."""
 APPROVAL_EXPIRY: Final = 24 * HOUR
 
 
 class LevelRule(Spec, frozen=True):
     """What differs from the usual for all tools of a level."""
 
-    approval: Annotated[Approval, Meta(description="Whether a person is asked, whatever the mode.")] | UnsetType = UNSET
+    approval: Annotated[Approval, Meta(description="Whether a person is asked, in any mode.")] | UnsetType = UNSET
     rate: Annotated[RateValue, Meta(description="How often each tool may be tried in a sliding hour.")] | UnsetType = (
         UNSET
     )
@@ -188,7 +185,7 @@ class Policy(Spec, frozen=True):
 
     levels: Annotated[Mapping[Level, LevelRule], Meta(description="Rules for all tools of a level.")] = {}
     tools: Annotated[Mapping[str, ToolRule], Meta(description="Rules for single tools, by name.")] = {}
-    disabled: Annotated[tuple[str, ...], Meta(description="Tools that nobody may use.")] = ()
+    disabled: Annotated[tuple[str, ...], Meta(description="Tools that no agent may use.")] = ()
     approval_expiry: Annotated[Duration, Meta(description="How long an approval may be waited for.")] | UnsetType = (
         UNSET
     )
@@ -384,7 +381,6 @@ class Phase(msgspec.Struct, frozen=True):
     grants: tuple[str, ...] | None
 
     def grants_tool(self, tool: str) -> bool:
-        """Tell whether a tool may be used in this phase."""
         return self.grants is None or tool in self.grants
 
 
@@ -398,12 +394,12 @@ class ToolPolicy(msgspec.Struct, frozen=True):
 
 
 class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything that the guard has to know to judge what an agent does.
+    """Everything that the guard needs to judge what an agent does.
 
     No field has a default, so that the digest covers all of them. `policies` are the fleet's, of which there are two
-    where a store's policy and a file hold together, and last the agent's: a rule
-    for a tool in one must not hide a stricter one for its level in the other, so they are put together per tool, and
-    kept in the `__dict__`, which is no part of the policy.
+    where a store's policy and a file hold together, and last the agent's: a rule for a tool in one must not hide a
+    stricter one for its level in the other, so they are merged per tool, and cached in the `__dict__`, which is not
+    part of the policy.
     """
 
     name: str
@@ -427,18 +423,17 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     prices: Mapping[str, Price]
 
     def canonical(self) -> bytes:
-        """Write it down in the one way that equal policies have in common."""
         return msgspec.json.encode(self, order="sorted")
 
     def digest(self) -> Digest:
-        """Name this policy: a decision made under another one does not count."""
+        """Names this policy: a decision made under another one does not count."""
         return Digest(hashlib.sha256(self.canonical()).hexdigest())
 
     def rule(self, tool: str, declared: Level) -> ToolPolicy:
-        """Put together what both files say of a tool that declares itself to be of some level.
+        """Merge what both files say of a tool with its declared level.
 
-        An agent that takes a tool for more dangerous must not fall under laxer rules by it: so what the fleet says of
-        the level that the tool has without the agent's word counts as well.
+        An agent that declares a tool more dangerous must not get laxer rules by it: so the fleet's rules for the tool's
+        own level count as well.
         """
         known: dict[tuple[str, Level], ToolPolicy] = vars(self).setdefault("rules", {})
         found = known.get((tool, declared))
@@ -470,12 +465,11 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def allows_model(self, model: str) -> bool:
-        """Tell whether a `provider:model` may be asked."""
         return self.allowed_models is None or is_covered(model, self.allowed_models)
 
 
 def _merge_strictest(rules: Sequence[ToolPolicy]) -> ToolPolicy:
-    """Take of each key the strictest word."""
+    """Of each key the strictest value."""
     return ToolPolicy(
         level=LEVELS[max(LEVELS.index(rule.level) for rule in rules)],
         approval=_merge_approval([rule.approval for rule in rules], None),
@@ -485,28 +479,24 @@ def _merge_strictest(rules: Sequence[ToolPolicy]) -> ToolPolicy:
 
 
 def _find_level(policy: Policy, tool: str, otherwise: Level) -> Level:
-    """Tell the level that a file gives a tool."""
     rule = policy.tools.get(tool)
     return otherwise if rule is None or rule.level is UNSET else rule.level
 
 
 def _find_level_rules(policy: Policy, tool: str, level: Level) -> tuple[LevelRule, ...]:
-    """List the rules of one file that speak of a tool, the nearest first."""
     return tuple(rule for rule in (policy.tools.get(tool), policy.levels.get(level)) if rule is not None)
 
 
 def _collect_values(rules: Iterable[LevelRule], key: str) -> tuple[Any, ...]:
-    """List what rules say under a key."""
     return tuple(word for rule in rules if (word := getattr(rule, key)) is not UNSET)
 
 
 def _first_value(rules: Iterable[LevelRule], key: str, otherwise: Any = None) -> Any:
-    """Tell what the nearest rule that says something says under a key."""
     return next(iter(_collect_values(rules, key)), otherwise)
 
 
 def _merge_approval(ours: Sequence[Approval | None], theirs: Approval | None) -> Approval | None:
-    """Ask always if anyone says so, never only if the fleet says so throughout."""
+    """Ask always if either says so, never only if the fleet says so throughout."""
     if "always" in (*ours, theirs):
         return "always"
     return "never" if all(word == "never" for word in ours) else None

@@ -1,8 +1,6 @@
-"""Any text is storable: the two doors through which text enters and leaves the journal; and words for sentences.
+"""Any text is storable: how text enters and leaves the journal; words for messages; CEL expressions.
 
-Expressions that people write into files, in CEL: compiled once, and asked again and again without I/O.
-
-Options that a program gives by keyword. An unknown one is refused: whoever wrote it relies on it.
+An expression is compiled once and evaluated without I/O.
 """
 
 import difflib
@@ -15,7 +13,7 @@ import msgspec
 from halter.core.errors import ConfigError
 
 LAST_CHARACTER: Final = "\U0010ffff"
-"""Sorts after every other character: whatever begins with a text sorts before that text with this behind it."""
+"""Sorts after every other character: prefix + this is an upper bound of all texts with the prefix."""
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 
@@ -23,8 +21,8 @@ _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 def clean(text: str) -> str:
     """Make text fit for a fact: visible stand-ins for NUL and for lone surrogates.
 
-    Facts are projected into text columns, and PostgreSQL stores no NUL there; no JSON
-    encoder of ours writes half a surrogate pair. Bodies keep such characters as they are.
+    Facts are projected into text columns, and PostgreSQL stores no NUL there; no JSON encoder of ours writes half a
+    surrogate pair. Bodies keep such characters as they are.
     """
     if (text.isascii() and "\x00" not in text) or _UNSTORABLE.search(text) is None:
         return text
@@ -37,7 +35,7 @@ def to_body(text: str) -> bytes:
 
 
 def from_body(body: bytes) -> str:
-    """Decode a body; bytes that never were text become stand-ins rather than an error."""
+    """Decode a body; invalid bytes become stand-ins rather than an error."""
     try:
         return body.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -45,7 +43,7 @@ def from_body(body: bytes) -> str:
 
 
 def describe_value(value: Any) -> str:
-    """Say what was written, shortly."""
+    """A short description of a value in a message."""
     match value:
         case None:
             return "empty"
@@ -62,22 +60,20 @@ def describe_value(value: Any) -> str:
 
 
 def shorten(text: str, most: int = 40) -> str:
-    """Keep a sentence readable whatever it quotes."""
     return text if len(text) <= most else f"{text[:most]}…"
 
 
 def to_one_line(name: str) -> str:
-    """Write a name on one line, whatever somebody called a file, and without what steers a terminal."""
+    """A name on one line, without control characters for a terminal."""
     return "".join(each if each.isprintable() else "\ufffd" for each in " ".join(name.split()))
 
 
 def join_names(names: Iterable[Any]) -> str:
-    """List names for a sentence."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def suggest_nearest(word: str, known: Sequence[str], what: str) -> str:
-    """End a sentence about an unknown word with what may have been meant, and with what there is."""
+    """End a sentence about an unknown word with the nearest known ones."""
     swapped = [one for one in known if sorted(one) == sorted(word)]
     close = swapped or difflib.get_close_matches(word, known, 1, 0.6)
     there = f"{what} are {join_names(known) or 'none'}."
@@ -85,7 +81,7 @@ def suggest_nearest(word: str, known: Sequence[str], what: str) -> str:
 
 
 def format_count(number: int, noun: str) -> str:
-    """Write a number with its noun: 1 session, 2,000 sessions."""
+    """A number with its noun: 1 session, 2,000 sessions."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
@@ -100,19 +96,17 @@ class _Program(Protocol):
 
 
 class EvaluationFailure(msgspec.Struct, frozen=True):
-    """The expression asks for something that is not there, or compares what cannot be compared."""
+    """The expression needs a missing value, or compares what cannot be compared."""
 
     sentence: str
 
 
 class Expression(msgspec.Struct, frozen=True):
-    """A compiled expression."""
-
     text: str
     program: _Program
 
     def value(self, context: Mapping[str, Any]) -> Any:
-        """Work it out; the values must be `plain`. What cannot be worked out is Unanswered."""
+        """Evaluate; the values must be `to_cel_value`'s."""
         # Each value is translated anew for each question, so that what is not asked for is left out.
         asked = {name: context[name] for name in self.program.variables() if name in context}
         try:
@@ -123,7 +117,7 @@ class Expression(msgspec.Struct, frozen=True):
             )
 
     def holds(self, context: Mapping[str, Any]) -> bool:
-        """Tell whether it is true, and not only something else than false."""
+        """Whether it is exactly true."""
         return self.value(context) is True
 
 
@@ -150,7 +144,7 @@ def compile_expression(
 
 
 def _trial_run(program: _Program, text: str, knows: Mapping[str, Any], place: str, noun: str) -> None:
-    """Find what is wrong with an expression whatever it is given, such as a function that does not exist."""
+    """Find errors that no input avoids, such as a function that does not exist."""
     try:
         program.execute(dict(knows))
     except RuntimeError as error:
@@ -162,7 +156,6 @@ def _trial_run(program: _Program, text: str, knows: Mapping[str, Any], place: st
 
 
 def to_cel_value(value: Any) -> Any:
-    """Make a value one that an expression can look at, whatever it is."""
     match value:
         case None | bool() | int() | float():
             return value
@@ -175,7 +168,7 @@ def to_cel_value(value: Any) -> Any:
 
 
 def reject_unknown_options(options: Iterable[str], known: Iterable[str], what: str) -> None:
-    """Refuse an option that does not exist, with the nearest one that does."""
+    """Refuse an unknown option, and name the nearest one."""
     names = sorted(known)
     for name in options:
         if name not in names:

@@ -1,9 +1,4 @@
-"""What a tool is to everybody who does not write it: a description, a validator, and an action behind a permit.
-
-Servers whose tools an agent may use: how each one is reached, and which of its tools a person agreed to.
-
-What a sensor is to everybody who does not read the world: a name, and readings as they come.
-"""
+"""What tools, tool servers and sensors are to the rest: descriptions, validators, and actions behind a permit."""
 
 import hashlib
 import re
@@ -21,7 +16,7 @@ Level = Literal["SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED"]
 LEVELS: Final[tuple[Level, ...]] = ("SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED")
 
 Effect = Literal["read", "write"]
-"""Whether a tool only looks, or changes something outside."""
+"""Whether a tool only reads, or changes something outside."""
 
 EffectStatus = Literal["done", "not_done", "unknown"]
 """What a tool's own `check` says of a call whose answer was lost."""
@@ -29,7 +24,7 @@ EffectStatus = Literal["done", "not_done", "unknown"]
 DEFAULT_TOOL_TIMEOUT: Final = 60 * SECOND
 
 AGENT_VARIABLE: Final = "HALTER_AGENT"
-"""The variable by which a program knows that an agent started it: what it says decides nothing."""
+"""Marks a program that an agent started; its value decides nothing."""
 
 _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
 
@@ -38,8 +33,8 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the guard and a model know of a tool.
 
     `schema` is the JSON Schema of the arguments, as JSON. `cost` is held for each call, in micro-dollars, or learned
-    from the calls before. `egress` says that the arguments choose where data goes. `digest` covers all that a person
-    agreed to: a tool of an MCP server whose digest changes is quarantined.
+    from past calls. `egress`: the arguments choose where data goes. `digest` covers all that a person agreed to: a tool
+    of an MCP server whose digest changes is quarantined.
     """
 
     name: str
@@ -58,16 +53,15 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def add_spec_digest(spec: ToolSpec) -> ToolSpec:
-    """Give a spec the digest of everything else in it."""
     bare = msgspec.structs.replace(spec, digest="")
     digest = hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
     return msgspec.structs.replace(bare, digest=digest)
 
 
 class Valid(msgspec.Struct, frozen=True):
-    """Arguments that fit: as values for the tool, and as canonical JSON for digests and journals.
+    """Valid arguments: as values for the tool, and as canonical JSON for digests and journals.
 
-    `writes` are the digests of what files will hold by it: no watch takes an agent's own output for something new.
+    `writes` are the digests of files that it will write: no watch takes an agent's own output for something new.
     """
 
     values: Mapping[str, Any]
@@ -76,15 +70,15 @@ class Valid(msgspec.Struct, frozen=True):
 
 
 class Invalid(msgspec.Struct, frozen=True):
-    """Arguments that do not fit, and a sentence for the model that can send better ones."""
+    """Invalid arguments, and a sentence for the model."""
 
     sentence: str
 
 
 class JournalEffect(msgspec.Struct, frozen=True):
-    """Something that a call makes happen in the journal, in the commit that settles it: a crash before is harmless.
+    """An event that a call causes, in the commit that settles it: a crash before is harmless.
 
-    It stands in the session's own stream, or in another one. If the row that `unless` names is there, it does not.
+    It goes to the session's own stream, or to another. If the row `unless` exists, it is dropped.
     """
 
     event: Event
@@ -94,9 +88,9 @@ class JournalEffect(msgspec.Struct, frozen=True):
 
 
 class Output(msgspec.Struct, frozen=True):
-    """What a call gave: text for the model, and its true cost in micro-dollars (1,000,000 a dollar) if it is known.
+    """The result of a call: text for the model, and its true cost in micro-dollars (1,000,000 a dollar) if known.
 
-    `happened` is written down with it.
+    `happened` is committed with it.
     """
 
     text: str
@@ -105,7 +99,7 @@ class Output(msgspec.Struct, frozen=True):
 
 
 class Failed(ToolError):
-    """A tool's own failure, as `Kind: message`; what it had put out until then is kept."""
+    """A tool's own failure, as `Kind: message`, with its output until then."""
 
     def __init__(self, kind: str, message: str, partial: str = "") -> None:
         super().__init__(f"{kind}: {message}")
@@ -113,14 +107,14 @@ class Failed(ToolError):
 
 
 class Unstoppable(ToolError):
-    """A call that could not be stopped in time: nobody knows what became of it."""
+    """A call that could not be stopped in time: its outcome is unknown."""
 
 
 class Permit:
-    """The right to run one call or one request, once. Only the guard makes permits; whatever acts asks for one.
+    """The right to run one call or one request, once. Only the guard makes permits.
 
-    Secrets travel in it, so that no argument, journal or model ever holds them. Whatever acts sets `unsent` when it is
-    stopped before anything was sent: only then does the guard know that it cost nothing.
+    Secrets travel in it, so that no argument, journal or model ever holds them. A tool or model sets `unsent` when it
+    is stopped before anything was sent: only then does the guard know that it cost nothing.
     """
 
     __slots__ = ("_secrets", "_used_up", "deadline", "id", "unsent")
@@ -135,11 +129,11 @@ class Permit:
         self._used_up = False
 
     def __reduce_ex__(self, _: SupportsIndex) -> NoReturn:
-        """Refuse to be copied or pickled, by which one permit would become two."""
+        """Refuse copies and pickles, which would make two permits of one."""
         raise TypeError(f"The permit for {self.id} cannot be copied: each one is good for one act.")
 
     def use(self) -> None:
-        """Take the permit up: a second time is a mistake that must not go unseen."""
+        """Consume the permit: a second use is a bug that must not go unseen."""
         if self._used_up:
             raise RuntimeError(f"The permit for {self.id} was used before: each one is good for one act.")
         self._used_up = True
@@ -171,40 +165,35 @@ class PermitGate(Generic[T]):
         self._give = give
 
     def open(self, permit: Permit) -> T:
-        """Use the permit, and return what is kept."""
         return self._give(permit)
 
 
 class Tool(Protocol):
-    """Something that acts."""
-
     @property
-    def spec(self) -> ToolSpec:
-        """What is known of it."""
-        ...
+    def spec(self) -> ToolSpec: ...
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Check arguments as a model wrote them: JSON text that may be anything. Never raises."""
+        """Validate arguments as a model wrote them: JSON text that may be anything. Never raises."""
         ...
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        """Act. Raises Failed, Unstoppable or TimeoutError; cancelling it stops what it started."""
+        """Act. Raises Failed, Unstoppable or TimeoutError; cancelling stops what it started."""
         ...
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """Find out what became of an earlier call with the same arguments and the permit's id as its key."""
+        """The outcome of an earlier call with the same arguments and the permit's id as its key."""
         ...
 
 
 def find_secret_names(canonical: bytes) -> frozenset[str]:
-    """Return the names of all secrets that arguments refer to as `${secret:NAME}`."""
+    """The names of all secrets that arguments refer to as `${secret:NAME}`."""
     if b"${" not in canonical:
         return frozenset()
     return frozenset(_SECRET.findall(canonical.decode()))
 
 
 def substitute_secrets(value: Any, reveal: Callable[[str], str]) -> Any:
-    """Put secrets into every text of a JSON value; what a secret itself contains is not looked at again."""
+    """Put secrets into every text of a JSON value; the secrets themselves are not expanded again."""
     match value:
         case str():
             return _SECRET.sub(lambda found: reveal(found[1]), value)
@@ -227,10 +216,10 @@ PinnedDigests = Mapping[str, str]
 
 @dataclass(frozen=True)
 class ToolServer:
-    """One server of tools: a program to start, or an address to ask.
+    """A server of tools: a program to start, or an address.
 
     `cwd` is where the program runs. Texts of `env` and `headers` may refer to secrets as `${secret:NAME}`. What may
-    hold a key is left out when a server is printed.
+    hold a key is left out of its repr.
     """
 
     name: str
@@ -244,7 +233,7 @@ class ToolServer:
 
 
 class PinCheck(NamedTuple):
-    """Tools that may be used, tools that are not what was agreed to, and tools that nobody has agreed to yet."""
+    """Usable tools, tools that changed since a person agreed to them, and tools never agreed to."""
 
     usable: tuple[ToolSpec, ...]
     changed: tuple[ToolSpec, ...]
@@ -252,10 +241,10 @@ class PinCheck(NamedTuple):
 
 
 def check_pins(specs: Iterable[ToolSpec], pins: PinnedDigests) -> PinCheck:
-    """Sort tools by what a person agreed to; those that are changed or new wait for a decision.
+    """Compare tools with what a person agreed to; changed or new ones wait for a decision.
 
-    All tools of a server that is seen for the first time are usable: whoever trusted it trusted them. The caller pins
-    what is usable. A tool that belongs to no server is none of this function's business.
+    All tools of a new server are usable: trusting the server covers them. The caller pins what is usable. Tools without
+    a server are ignored.
     """
     known = {name.partition(SERVER_SEPARATOR)[0] for name in pins}
     usable: list[ToolSpec] = []
@@ -274,11 +263,11 @@ def check_pins(specs: Iterable[ToolSpec], pins: PinnedDigests) -> PinCheck:
 Health = Literal["starting", "ok", "failing"]
 
 LARGEST_READING = 1_000_000
-"""So many bytes a single reading may have. What is larger is a failure, and is not kept."""
+"""Largest reading in bytes. A larger one is a failure."""
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What was read: a JSON value, when, and how many bytes it was, by which those who keep it bound what they keep."""
+    """A JSON value, when it was read, and its size in bytes."""
 
     value: Any
     at: int
@@ -286,29 +275,27 @@ class Reading(msgspec.Struct, frozen=True):
 
 
 class SensorFailed(HalterError):
-    """A source could not be read: a sentence for whoever looks at the sensor's health."""
+    pass
 
 
 class Sensor(Protocol):
-    """A background reader. Whoever runs it deals with its failures; it only reads."""
+    """A background reader. The caller handles its failures."""
 
     @property
-    def name(self) -> str:
-        """The sensor's name."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def retry_after(self) -> int | None:
-        """How long its source asks to be left alone before it is read again, in microseconds."""
+        """How long its source asks to wait before the next read, in microseconds."""
         ...
 
     def readings(self) -> AsyncIterator[Reading]:
-        """Read until the source closes in good order. Raises SensorFailed; begun again, it goes on where it was."""
+        """Read until the source closes. Raises SensorFailed; started again, it continues."""
         ...
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How a sensor does. `dropped` counts readings that came too fast to be looked at."""
+    """A sensor's health. `dropped` counts readings that came too fast."""
 
     sensor: str
     health: Health = "starting"

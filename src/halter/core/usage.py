@@ -1,13 +1,9 @@
-"""What a request to a model uses, and what is known of its price.
+"""The usage of a model request and its price, and which models run on this machine.
 
-Prices are looked up by the models layer; whoever holds money for a request sees only `PriceTable`, `Rates`
-and `Unpriced`. An unknown price is a value and not an error, so that nobody can forget to look at it.
-
-Which models run on this machine: they cost nothing unless they are priced, and what they are sent goes nowhere.
-
-An address tells where a request goes first, not where it ends: a gateway on this machine passes it on to a provider
-that bills. So a model runs here only if its provider is one that runs models itself, if that is reached at an address
-of this machine, and if the model is none that only its maker runs.
+An unknown price is a value, not an error, so that no caller can forget it. Local models cost nothing unless priced, and
+their prompts stay here. An address is where a request goes first: a local gateway may pass it on to a provider that
+bills. So a model is local only if its provider runs models itself, at an address of this machine, and the model is not
+one that only its maker runs.
 """
 
 import re
@@ -24,8 +20,7 @@ _MODEL_NAME = re.compile(r"([^\s:/]+)[:/](\S|\S.*\S)")
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The tokens of one request; `input_tokens` includes those that were read from or written to a cache.
 
-    A report that contradicts itself is refused: whoever reads it off a wire treats it as not reported, and
-    the request then settles at its hold.
+    A contradictory report is rejected: a wire treats it as not reported, and the request then settles at its hold.
     """
 
     input_tokens: int = 0
@@ -41,13 +36,11 @@ class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def uncached(self) -> int:
-        """What token budgets count: context that is sent again and read from a cache is not counted again."""
+        """What token budgets count: context read from a cache is not counted again."""
         return self.input_tokens - self.cache_read_tokens + self.output_tokens
 
 
 class ModelName(msgspec.Struct, frozen=True):
-    """A model, and the provider that the configuration reaches it by."""
-
     provider: str
     model: str
 
@@ -84,18 +77,16 @@ class Price(msgspec.Struct, frozen=True):
 
 
 FREE_PRICE: Final = Price(Decimal(0), Decimal(0))
-"""What `price: free` means."""
 
 
 class Unpriced(msgspec.Struct, frozen=True):
-    """The price of a model is not known: while a cap applies it must not be asked."""
+    """The price of a model is unknown: while a cap applies it must not be asked."""
 
     model: ModelName
     reason: str
 
     @property
     def sentence(self) -> str:
-        """Say what is missing, and what to write to go on."""
         return (
             f"The price of {self.model} is not known: {self.reason}. No cost cap can be kept without it. "
             f"Write it into halter.yaml, under `models` and there under `{self.model}`: either `price: free` "
@@ -107,24 +98,20 @@ class ModelPrices(Protocol):
     """What one model costs. Amounts are micro-dollars, times are microseconds."""
 
     def cost(self, usage: Usage, at: int) -> int:
-        """Tell the true cost of a request that was made at that time, rounded up once."""
+        """The true cost of a request made at that time, rounded up once."""
         ...
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
-        """Tell what no request of at most these tokens can exceed, however its input is split and cached."""
+        """An upper bound for these tokens, however the input is split and cached."""
         ...
 
     def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = ...) -> int:
-        """Tell the most output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
+        """The most output, up to `at_most`, that the budget covers; 0 if not one token fits."""
         ...
 
 
 class PriceTable(Protocol):
-    """Whoever knows what models cost."""
-
-    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
-        """Look up a model, at the address it is reached by if that is not the provider's usual one."""
-        ...
+    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced: ...
 
 
 _IN_PROCESS: Final = frozenset(("scripted", "reflex"))
@@ -145,7 +132,7 @@ _SOCKETS: Final = frozenset(("unix", "http+unix"))
 
 
 def runs_locally(model: ModelName, base_url: str | None) -> bool:
-    """Tell whether a model runs on this machine, and so what it is sent stays here."""
+    """Whether a model runs on this machine, so that its prompts stay here."""
     if model.provider in _IN_PROCESS:
         return base_url is None
     reached_here = base_url is None or is_local_address(base_url)
@@ -153,7 +140,7 @@ def runs_locally(model: ModelName, base_url: str | None) -> bool:
 
 
 def is_local_address(base_url: str | None) -> bool:
-    """Tell whether an address is one of this machine. What answers there may still pass a request on."""
+    """Whether an address is on this machine. It may still forward a request."""
     try:
         parts = urlsplit(base_url or "")
         host = parts.hostname or ""

@@ -1,9 +1,4 @@
-"""The closed sets of words that events, rows and policies are written in.
-
-What every event is: frozen, flat, with a stable kind and a version.
-
-What every row of a store's tables has in common.
-"""
+"""The closed vocabularies of events, rows and policies, and the bases of events and rows."""
 
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
@@ -71,7 +66,6 @@ TerminalReason = Literal[
     "step_failed",
     "error",
 ]
-"""Why a session ended."""
 
 TurnEnd = Literal[
     "ended",
@@ -91,7 +85,7 @@ TurnEnd = Literal[
 MessageReason = Literal[
     "max_tokens_recovery", "repetition", "near_budget", "wrap_up", "empty_answer", "output_expected", "cut_call"
 ]
-"""Why the runtime tells a model something that no person is shown."""
+"""Why the runtime tells a model something that is not shown to people."""
 
 Guardrail = Literal[
     "max_consecutive_turns",
@@ -102,10 +96,10 @@ Guardrail = Literal[
     "idle_halt",
     "model_rate",
 ]
-"""The mechanical rules of an agent that runs by itself; to the rate of a model every session keeps."""
+"""The mechanical rules of an autonomous agent; the rate of a model binds every session."""
 
 GateStage = Literal["change", "expression", "model"]
-"""What of a gate said that a turn is not worth it."""
+"""The part of a gate that rejected a turn."""
 
 YieldMode = Literal["continue", "sleep", "shutdown"]
 
@@ -113,8 +107,6 @@ WakeCause = Literal["timer", "signal", "message", "decision", "trigger", "child"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One thing that happened."""
-
     KIND: ClassVar[str]
     VERSION: ClassVar[int] = 1
 
@@ -125,7 +117,7 @@ RowKey = tuple["type[Row]", tuple[Any, ...]]
 class Row(msgspec.Struct, frozen=True, gc=False):
     """One row of a table: its fields are the columns, the first ones its key.
 
-    It holds plain values only, so it can be no part of a cycle, and no collector has to look at it.
+    Plain values only, so it can be no part of a cycle, and the collector skips it.
     """
 
     TABLE: ClassVar[str]
@@ -133,7 +125,6 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     APPEND_ONLY: ClassVar[bool] = False
 
     def key(self) -> RowKey:
-        """Tell where this row stands."""
         return (type(self), tuple(getattr(self, name) for name in self.KEY))
 
 

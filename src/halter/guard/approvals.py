@@ -1,14 +1,11 @@
-"""Decisions: one durable queue of what a person must say yes or no to.
+"""Decisions: one durable queue of what a person must approve or reject.
 
-An answer is bound to the digest of what the person was shown, counts once, and only before it expires. What follows
-from it (a rule, a raised cap, a tool that may be used as it is now) is written in the same transaction.
+An answer is bound to the digest of what the person was shown, counts once, and only before it expires. Its effects (a
+rule, a raised cap, a pinned tool) are written in the same transaction.
 
-Rules that answer in a person's place: "always", for one tool and arguments of one kind, for a while.
-
-What a rule says of single arguments: exactly this value, a command word by word, a folder, a host, or anything.
-
-A wildcard stands only where a person wrote one. It matches a piece of one word: never a space, a slash, a sign that a
-shell reads, an option, or a step up. A star that is meant as such is written `[*]`.
+A standing rule ("always") answers in a person's place, for one tool and matching arguments, for a while. A wildcard
+stands only where a person wrote one. It matches part of one word: never a space, a slash, a shell metacharacter, an
+option, or a step up. A literal star is written `[*]`.
 """
 
 import json
@@ -50,15 +47,13 @@ from halter.risk.places import normalize_path
 STAR: Final = "*"
 LITERAL_STAR: Final = "[*]"
 WILDCARD_PATTERN: Final = r"[\w.,:=@%+-]+"
-"""What a wildcard may match."""
 _LONGEST_SHOWN: Final = 200
-"""So many characters of a value are kept to be shown."""
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 _PARTS: Final = re.compile(r"(\[\*\]|\*)")
 
 
 class EqualsCondition(msgspec.Struct, frozen=True, tag="is", tag_field="by"):
-    """The argument is exactly this value; `shown` is the beginning of it, for people."""
+    """The argument equals this value; `shown` is its beginning, for people."""
 
     key: str
     digest: str
@@ -66,29 +61,25 @@ class EqualsCondition(msgspec.Struct, frozen=True, tag="is", tag_field="by"):
 
 
 class ArgvCondition(msgspec.Struct, frozen=True, tag="argv", tag_field="by"):
-    """The argument is one plain command, whose words fit these one by one: as many, and no more."""
+    """The argument is one plain command with exactly these words."""
 
     key: str
     words: tuple[str, ...]
 
 
 class FolderCondition(msgspec.Struct, frozen=True, tag="inside", tag_field="by"):
-    """The argument is a path in a folder, or the folder."""
-
     key: str
     folder: str
 
 
 class HostCondition(msgspec.Struct, frozen=True, tag="leads", tag_field="by"):
-    """The argument is a URL that leads to a host, encrypted and through the usual port; or it names the host itself."""
+    """The argument is an HTTPS URL of a host on the default port, or the host name itself."""
 
     key: str
     host: str
 
 
 class AnyCondition(msgspec.Struct, frozen=True, tag="anything", tag_field="by"):
-    """The argument may be whatever it is: a person said so of this one."""
-
     key: str
 
 
@@ -96,7 +87,6 @@ Condition = EqualsCondition | ArgvCondition | FolderCondition | HostCondition | 
 
 
 def make_equals_condition(key: str, value: Any) -> EqualsCondition:
-    """Ask for the value that an argument has now."""
     text = _value_to_text(value)
     return EqualsCondition(
         key, _digest_text(text), text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
@@ -104,7 +94,7 @@ def make_equals_condition(key: str, value: Any) -> EqualsCondition:
 
 
 def matches_condition(condition: Condition, value: Any) -> bool:
-    """Tell whether an argument, as JSON has it, is what a condition asks for."""
+    """Whether an argument, as decoded JSON, meets a condition."""
     match condition:
         case EqualsCondition(_, digest):
             return _digest_text(_value_to_text(value)) == digest
@@ -127,7 +117,7 @@ def _digest_text(text: str) -> str:
 
 
 def parse_argv(value: Any) -> tuple[str, ...] | None:
-    """Return the words of a value that is one plain command and nothing else."""
+    """The words of a value that is one plain command and nothing else."""
     if isinstance(value, str):
         return parse_plain_command(value)
     if isinstance(value, list | tuple) and all(isinstance(word, str) for word in cast("Sequence[Any]", value)):
@@ -136,14 +126,13 @@ def parse_argv(value: Any) -> tuple[str, ...] | None:
 
 
 def matches_words(patterns: tuple[str, ...], words: tuple[str, ...] | None) -> bool:
-    """Tell whether words fit patterns, one by one. The program itself has no wildcard."""
+    """Whether words match patterns one by one. The program itself has no wildcard."""
     if not patterns or words is None or len(words) != len(patterns) or STAR in patterns[0]:
         return False
     return all(matches_word(pattern, word) for pattern, word in zip(patterns, words, strict=True))
 
 
 def matches_word(pattern: str, word: str) -> bool:
-    """Tell whether one word fits a pattern."""
     if STAR not in pattern:
         return word == pattern
     if _compile_wildcards(pattern).fullmatch(word) is None or (word.startswith("-") and not pattern.startswith("-")):
@@ -166,9 +155,9 @@ def escape_wildcards(word: str) -> str:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Tell whether a path is a folder or lies in it. One with a step up is not: a link could turn it elsewhere.
+    """Whether a path is a folder or lies in it. A path with `..` does not: a link could lead elsewhere.
 
-    Nor is a URL, which only looks like a path in the folder, or what a program could take for an option.
+    Nor does a URL, which only looks like a path, or what a program could take for an option.
     """
     if not path.isprintable() or ".." in path.replace("\\", "/").split("/"):
         return False
@@ -181,12 +170,11 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def leads_to(value: str, host: str) -> bool:
-    """Tell whether a URL leads to a host; the host is compared as a whole."""
     return find_host(value) == host.lower().rstrip(".") != ""
 
 
 def find_host(value: str) -> str | None:
-    """Return the host that a URL surely leads to by TLS, or the host that a value names."""
+    """The host that a URL certainly reaches over TLS, or that a value names."""
     if not value.isascii() or not value.isprintable() or " " in value or "\\" in value:
         return None
     if "//" not in value:
@@ -200,40 +188,36 @@ def find_host(value: str) -> str | None:
 
 
 class SameArguments(msgspec.Struct, frozen=True, tag="same", tag_field="by"):
-    """All arguments are the same, byte for byte."""
-
     digest: str
 
 
 class EachArgument(msgspec.Struct, frozen=True, tag="each", tag_field="by"):
-    """A call has exactly these arguments, and each is what its condition asks for."""
-
     conditions: tuple[Condition, ...]
 
 
 class LegacyWords(msgspec.Struct, frozen=True, tag="words", tag_field="by"):
-    """A rule of a version before 0.8: a command that began with these words. Now it has to be just these words."""
+    """A rule from before 0.8: a command that began with these words. Now it must be exactly these words."""
 
     key: str
     prefix: tuple[str, ...]
 
 
 class LegacyFolder(msgspec.Struct, frozen=True, tag="under", tag_field="by"):
-    """A rule of a version before 0.8: the path under a key lies in a folder."""
+    """A rule from before 0.8: the path under a key lies in a folder."""
 
     key: str
     folder: str
 
 
 class LegacyHost(msgspec.Struct, frozen=True, tag="at", tag_field="by"):
-    """A rule of a version before 0.8: the URL under a key leads to a host."""
+    """A rule from before 0.8: the URL under a key leads to a host."""
 
     key: str
     host: str
 
 
 class UnreadableRule(msgspec.Struct, frozen=True, tag="unknown", tag_field="by"):
-    """A rule that this version cannot read: it answers nothing."""
+    """A rule that this version cannot read: it matches nothing."""
 
 
 LegacyMatcher = LegacyWords | LegacyFolder | LegacyHost
@@ -241,9 +225,9 @@ RuleMatcher = SameArguments | EachArgument | LegacyMatcher | UnreadableRule
 
 
 class StandingRule(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's standing yes. The scope's `owner` is a session, an agent, or nobody for the fleet.
+    """A person's standing approval. The scope's `owner` is a session, an agent, or empty for the fleet.
 
-    `keys` are all the arguments that a call may have: what nobody looked at is not agreed to.
+    `keys` are all the arguments that a call may have: an argument the person never saw is not approved.
     """
 
     id: str
@@ -262,7 +246,6 @@ _KEYS: Final = msgspec.json.Decoder(tuple[str, ...])
 
 
 def read_standing_rule(row: RuleRow) -> StandingRule:
-    """Read a rule off its row."""
     return StandingRule(
         id=row.rule,
         tool=row.tool,
@@ -284,12 +267,10 @@ def _decode_matcher(matcher: str) -> RuleMatcher:
 
 
 def encode_matcher(matcher: RuleMatcher) -> str:
-    """Write a matcher for a rule's event."""
     return msgspec.json.encode(matcher).decode()
 
 
 def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: str, agent: str, now: int) -> bool:
-    """Tell whether a rule answers a call."""
     owner = {"session": session, "agent": agent, "fleet": ""}[rule.scope]
     if rule.tool != spec.name or rule.owner != owner or not rule.made_at <= now < rule.expires_at:
         return False
@@ -320,7 +301,7 @@ def _decode_arguments(canonical: bytes) -> Mapping[str, Any] | None:
 
 
 def _matches_legacy_rule(matcher: LegacyMatcher, canonical: bytes) -> bool:
-    """Read an earlier rule narrowly. It says nothing of other arguments, so it answers no call that has any."""
+    """Read an old rule narrowly. It does not mention other arguments, so it matches no call that has any."""
     values = _decode_arguments(canonical)
     if values is None or set(values) != {matcher.key}:
         return False
@@ -338,7 +319,7 @@ _FORMAT: Final = b"halter approval 1"
 
 
 def digest_approval(tool: str, canonical: bytes, session: str, policy_digest: str) -> str:
-    """Name exactly what a person agrees to. The parts are told apart by their lengths, so none can pose as another."""
+    """Identify exactly what a person agrees to. Parts are length-prefixed, so none can pose as another."""
     named = sha256(_FORMAT)
     for part in (tool.encode(), canonical, session.encode(), policy_digest.encode()):
         named.update(len(part).to_bytes(8, "big") + part)
@@ -346,7 +327,7 @@ def digest_approval(tool: str, canonical: bytes, session: str, policy_digest: st
 
 
 class PlannedTrigger(msgspec.Struct, frozen=True):
-    """A trigger that a person is asked about: what they are shown, and what comes to be if they say yes."""
+    """A proposed trigger: what the person is shown, and what is created on approval."""
 
     shown: str
     trigger: str
@@ -356,14 +337,12 @@ class PlannedTrigger(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """A tool as it may be used."""
-
     tool: str
     digest: str
 
 
 class ServerChange(msgspec.Struct, frozen=True):
-    """What is new or has changed in a server: what a person is shown, and what is pinned if they say yes."""
+    """New or changed tools of a server: what the person is shown, and what is pinned on approval."""
 
     shown: str
     server: str
@@ -371,8 +350,6 @@ class ServerChange(msgspec.Struct, frozen=True):
 
 
 class PendingDecision(msgspec.Struct, frozen=True):
-    """A decision that waits for somebody, with what they are shown."""
-
     decision: str
     about: str
     session: str
@@ -392,12 +369,11 @@ class PendingDecision(msgspec.Struct, frozen=True):
 
     @property
     def stream(self) -> StreamId:
-        """Where the answer goes: to the session that waits for it, or to the fleet where none does."""
+        """Where the answer goes: to the inbox of the waiting session, or to the fleet."""
         return inbox_stream(self.session) if self.session else FLEET
 
     @property
     def shown(self) -> str:
-        """What was to be shown to the person who decides."""
         if self.about == "proposal" and self.body is None:
             return self._proposal()
         if self.about not in {"schedule", "changed_server"}:
@@ -406,32 +382,32 @@ class PendingDecision(msgspec.Struct, frozen=True):
         return "(erased)" if meant is None else meant.shown
 
     def _proposal(self) -> str:
-        """Put a proposal in words. They stand in the stream of its session alone, and are erased with it."""
+        """A proposal's text is only in the stream of its session, and is erased with it."""
         if self.proposed is None:
             return "(erased)"
         case = f"{self.kind}: " if self.kind else ""
         return f"{self.agent} proposes a {self.name}: {case}{from_body(self.proposed)}"
 
     def planned(self) -> PlannedTrigger | None:
-        """Read the trigger that is asked about; None if it is not, or no longer, the one that the digest names."""
+        """The proposed trigger; None if the body is not the one that the digest names."""
         if self.about != "schedule" or sha256(self.body or b"").hexdigest() != self.digest:
             return None
         return msgspec.json.decode(self.body or b"", type=PlannedTrigger)
 
     def server_change(self) -> ServerChange | None:
-        """Read the change that is asked about; None if it is not, or no longer, the one that the digest names."""
+        """The proposed change; None if the body is not the one that the digest names."""
         if self.about != "changed_server" or sha256(self.body or b"").hexdigest() != self.digest:
             return None
         return msgspec.json.decode(self.body or b"", type=ServerChange)
 
 
 async def list_pending_decisions(store: Store, now: int = 0) -> Sequence[PendingDecision]:
-    """List what waits for a person and has not expired by then, the longest waiting first."""
+    """Unexpired decisions, oldest first."""
     return await store.ask(Query("open_decisions", PendingDecision, {"now": now}))
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """Something to put before a person besides a call: a cap, a call in doubt, a tool that has changed."""
+    """A question besides a call: a cap, a call in doubt, a changed tool."""
 
     decision: str
     about: DecisionKind
@@ -444,7 +420,6 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def make_trigger_question(agent: str, planned: PlannedTrigger, expires_in: int) -> Question:
-    """Ask whether a trigger may come to be: nothing of it exists before."""
     body = msgspec.json.encode(planned)
     return Question(
         decision=f"schedule/{planned.trigger}",
@@ -459,7 +434,6 @@ def make_trigger_question(agent: str, planned: PlannedTrigger, expires_in: int) 
 
 
 def make_server_question(agent: str, change: ServerChange, expires_in: int) -> Question:
-    """Ask whether the tools of a server may be used as they are now."""
     body = msgspec.json.encode(change)
     digest = sha256(body).hexdigest()
     return Question(
@@ -475,7 +449,7 @@ def make_server_question(agent: str, change: ServerChange, expires_in: int) -> Q
 
 
 def withdraw_question(decision: str, why: str) -> Write:
-    """Take back a question that no session asked; one that was answered meanwhile stays answered."""
+    """Withdraw a question that no session asked; an answered one stays answered."""
 
     def decided(rows: Rows) -> Sequence[Draft]:
         row = rows.get(DecisionRow, decision)
@@ -486,7 +460,7 @@ def withdraw_question(decision: str, why: str) -> Write:
 
 
 def ask_question(question: Question, lease: Lease | None = None) -> Write:
-    """Put a question before a person, once; for a session, or for the fleet where none asks."""
+    """Ask a person, once; for a session, or for the fleet."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         if rows.get(DecisionRow, question.decision) is not None:
@@ -507,7 +481,6 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
 
 
 def make_cap_question(refused: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
-    """Word the question whether a cap may be raised."""
     return Question(
         decision=f"{refused}/cap/{cap.cap}",
         about="cap_raise",
@@ -524,9 +497,9 @@ def make_cap_question(refused: str, name: str, cap: CostCapReached, expires_in: 
 
 
 class DecisionEffects(msgspec.Struct, frozen=True):
-    """What an answer leads to besides itself, and the rows and streams that this takes.
+    """The effects of an answer, and the rows and streams they need.
 
-    What names no stream is said to the whole fleet. None means that it cannot be done any more: then nothing is.
+    Drafts without a stream go to the fleet. None means that the effect is no longer possible: then nothing is written.
     """
 
     drafts: Callable[[Rows], Sequence[Draft] | None] = lambda _: ()
@@ -538,14 +511,12 @@ NO_EFFECTS: Final = DecisionEffects()
 
 
 def answer_decision(asked: PendingDecision, verdict: Verdict, by: str, key: str, reason: str = "") -> Write:
-    """Say yes or no. The session wakes by it."""
     return _write_answer(
         asked, _make_decision_event(asked, verdict, by, reason), key, _find_effects(asked, verdict, by, reason)
     )
 
 
 def _find_effects(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
-    """Tell what a plain yes or no leads to."""
     if asked.about == "proposal":
         return _decide_proposal(asked, verdict, by, reason)
     if verdict == "approve" and asked.about == "changed_tool":
@@ -559,7 +530,7 @@ def _find_effects(asked: PendingDecision, verdict: Verdict, by: str, reason: str
 
 
 def _pin_server(asked: PendingDecision, by: str) -> DecisionEffects:
-    """Pin the tools that were shown, byte for byte, and no others."""
+    """Pin exactly the tools that were shown."""
     change = asked.server_change()
     if change is None:
         return DecisionEffects(lambda _: None)
@@ -569,7 +540,7 @@ def _pin_server(asked: PendingDecision, by: str) -> DecisionEffects:
 
 
 def _make_trigger(asked: PendingDecision, by: str) -> DecisionEffects:
-    """Let the trigger be that was shown, byte for byte; not where one of that name has come to be meanwhile."""
+    """Create exactly the trigger that was shown, unless one of that name exists by now."""
     planned = asked.planned()
     if planned is None:
         return DecisionEffects(lambda _: None)
@@ -593,15 +564,12 @@ def _decide_proposal(asked: PendingDecision, verdict: Verdict, by: str, reason: 
 
 
 def approve_edited(asked: PendingDecision, arguments: bytes, by: str, key: str, reason: str = "") -> Write:
-    """Say yes to other arguments than those that were asked about."""
     digest = digest_edit(asked.digest, sha256(arguments).hexdigest())
     made = msgspec.structs.replace(_make_decision_event(asked, "edit", by, reason), digest=digest)
     return _write_answer(asked, made, key, body=arguments)
 
 
 class RuleWording(msgspec.Struct, frozen=True, kw_only=True):
-    """An "always" as a person words it."""
-
     id: str
     matcher: RuleMatcher
     keys: tuple[str, ...]
@@ -610,7 +578,7 @@ class RuleWording(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def approve_always(asked: PendingDecision, rule: RuleWording, by: str, key: str, reason: str = "") -> Write:
-    """Say yes, and yes to all calls of the same kind for a while."""
+    """Approve, and approve all matching calls for a while."""
     owner = {"session": asked.session, "agent": asked.agent, "fleet": ""}[rule.scope]
 
     def made(rows: Rows) -> Sequence[Draft]:
@@ -632,7 +600,6 @@ def approve_always(asked: PendingDecision, rule: RuleWording, by: str, key: str,
 
 
 def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
-    """Take an "always" back; of one that is over, nothing is written."""
 
     def decided(rows: Rows) -> Sequence[Draft]:
         row = rows.get(RuleRow, rule)
@@ -643,7 +610,7 @@ def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
 
 
 def raise_cap(asked: PendingDecision, account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
-    """Say yes to a session that has come to its cap: the cap is raised, and the session goes on in place."""
+    """Approve a session that reached its cap: the cap is raised, and the session continues in place."""
     change = change_cap(account, cap, by, key, reason)
     return _write_answer(
         asked, _make_decision_event(asked, "approve", by, reason), key, DecisionEffects(change.decide, change.reads)
@@ -657,7 +624,7 @@ def _make_decision_event(asked: PendingDecision, verdict: Verdict, by: str, reas
 def _write_answer(
     asked: PendingDecision, made: DecisionMade, key: str, then: DecisionEffects = NO_EFFECTS, body: bytes | None = None
 ) -> Write:
-    """Answer once, before it expires, exactly what was asked; by an agent, or too late, nothing is written."""
+    """Answer once, before expiry, exactly what was asked; from an agent, or too late, nothing is written."""
 
     def judged(rows: Rows) -> Sequence[Draft]:
         row = rows.get(DecisionRow, asked.decision)

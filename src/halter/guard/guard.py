@@ -1,4 +1,4 @@
-"""The two doors of one process, and what they share. All that acts for a session goes through here."""
+"""The two doors of one process, and what they share. Every effect of a session goes through here."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -20,12 +20,10 @@ from halter.redaction.secrets import Secrets
 from halter.state.session import InFlight
 
 REDACTION_MARK: Final = "[redacted:"
-"""How a mark begins that stands where a secret was: such arguments cannot be sent again."""
+"""Prefix of the mark that replaces a secret: arguments with it cannot be sent again."""
 
 
 class GuardRuntime:
-    """Guards every tool call and every model request of the sessions of one process."""
-
     def __init__(
         self,
         store: Store,
@@ -63,11 +61,9 @@ class GuardRuntime:
         self.paid_beside = simulator.paid
 
     def show_in(self, pulse: LivenessWriter) -> None:
-        """Show in the pulse of the process what is in flight, for a sentinel outside."""
         self._halts.pulse = pulse
 
     async def pause(self, standing: SessionContext, duration: int) -> bool:
-        """Let time pass, unless a halt comes first; tell whether one did."""
         with self._halts.listening(standing.scopes()) as halted:
             done, _ = await asyncio.wait((halted,), timeout=duration / SECOND)
         return bool(done)
@@ -75,16 +71,14 @@ class GuardRuntime:
     async def recover(
         self, lease: Lease, standing: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
     ) -> Answer | NeedsPerson:
-        """Bring to an outcome, or before a person, what a crash left in doubt; `arguments` are those of its intent."""
+        """Settle what a crash left in doubt, or ask a person; `arguments` are those of its intent."""
         tool = tools.get(flight.name)
         valid = tool.validate(arguments) if tool and REDACTION_MARK.encode() not in arguments else None
         act = self._door.act(standing, tool, valid if isinstance(valid, Valid) else None)
         return await self._recovery.resolve(lease, CallInDoubt(flight, act))
 
     async def was_done(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
-        """Settle a call in doubt as a person says."""
         return await self._recovery.said(lease, flight, happened=happened)
 
     def redacted(self, text: str) -> str:
-        """Take secrets out of a text that is written elsewhere."""
         return self._redact(text)

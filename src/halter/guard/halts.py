@@ -1,9 +1,4 @@
-"""Halts: from any process, in four scopes, and heard by whatever is in flight.
-
-What both doors share: something is in flight until it is done, its time is up, or somebody halts it.
-
-Agents that may run by themselves: switched on and off by people, for good or until the next word.
-"""
+"""Halts from any process, in four scopes, and how both doors wait: until done, timed out or halted."""
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
@@ -23,7 +18,7 @@ from halter.core.vocabulary import R
 from halter.state.session import InFlight
 
 HALT_POLL_INTERVAL: Final = SECOND // 5
-"""How often the store is asked while something is in flight: a halt must be heard well within a second."""
+"""How often the store is polled while something is in flight: a halt must arrive well within a second."""
 
 
 def halt(scope: str, by: str, key: str, reason: str = "") -> Write:
@@ -33,17 +28,14 @@ def halt(scope: str, by: str, key: str, reason: str = "") -> Write:
 
 
 def cancel(session: str, by: str, key: str, reason: str = "") -> Write:
-    """End one session for good: whatever it has in flight is stopped, and its owner ends it."""
+    """End one session for good: what it has in flight is stopped, and its owner ends it."""
     scope = f"session:{session}"
     event = HaltRequested(scope=scope, by=by, reason=reason, cancels=True)
     return Write(FLEET, key, lambda _: [Draft(event)], [(HaltRow, (scope,))])
 
 
 async def compute_ramp(store: Store, scope: str) -> int:
-    """Work out over how long a scope comes back: a fleet takes a second for each of its sessions, and at most a minute.
-
-    So many do not rush in at once, and few do not wait for nobody.
-    """
+    """How long a scope takes to come back: for a fleet one second per session, at most a minute."""
     if scope != "fleet":
         return 0
     (returning,) = await store.ask(Query("sessions_that_return", _SessionCount, {"limit": MINUTE // SECOND}))
@@ -55,13 +47,12 @@ class _SessionCount(msgspec.Struct, frozen=True):
 
 
 def describe_resume(scope: str, ramp: int) -> str:
-    """Say that a scope may act again, and how soon its sessions do."""
     when = f"; its sessions come back one after the other, within {format_duration(ramp)}" if ramp else ""
     return f"{scope} may act again{when}."
 
 
 def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Write:
-    """Let a scope act again; over a ramp its sessions come back one after the other, not all at once."""
+    """Let a scope act again; with a ramp its sessions return one after the other."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(HaltRow, scope)
@@ -73,7 +64,7 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
 
 
 class HaltWatch:
-    """Tells whoever has something in flight that it was halted. One look serves all; with nothing in flight, none."""
+    """Reports halts to calls in flight. One poll serves all; with nothing in flight there is none."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -84,7 +75,7 @@ class HaltWatch:
 
     @contextmanager
     def listening(self, scopes: Iterable[str]) -> Generator[asyncio.Future[str]]:
-        """Listen for as long as the block takes: the future is the first of the scopes that is halted."""
+        """While the block runs, the future resolves to the first scope that is halted."""
         word: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[word] = frozenset(scopes)
         if self._looking is None or self._looking.done():
@@ -95,18 +86,17 @@ class HaltWatch:
             del self._waiting[word]
 
     async def now(self, scopes: Iterable[str]) -> str | None:
-        """Tell which of the scopes is halted at this moment, if any is."""
         return min(await self._halted() & frozenset(scopes), default=None)
 
     async def rows(self) -> Rows:
-        """Read all halts as they stand, for a decision that looks at nothing else."""
+        """All halts, for a decision that reads no other rows."""
         rows = await self._store.ask(Query("all_halts", HaltRow))
         return _HaltRows(self._clock.now(), {row.scope: row for row in rows})
 
     async def _look(self) -> None:
         while self._waiting:
             await self._clock.sleep(HALT_POLL_INTERVAL)
-            # Whoever has finished meanwhile may have closed the store as well.
+            # A caller that has finished meanwhile may have closed the store as well.
             halted = await self._halted() if self._waiting else frozenset[str]()
             for word, scopes in self._waiting.items():
                 hit = halted & scopes
@@ -114,7 +104,7 @@ class HaltWatch:
                     word.set_result(min(hit))
 
     async def _halted(self) -> frozenset[str]:
-        """Ask for the halted scopes; a store that is away for a moment is asked again at the next look."""
+        """Halted scopes; an unavailable store is polled again at the next interval."""
         try:
             rows = await self._store.ask(Query("all_halts", HaltRow))
         except StoreUnavailable:
@@ -123,8 +113,6 @@ class HaltWatch:
 
 
 class _HaltRows(msgspec.Struct, frozen=True):
-    """Halts as the rows of a decision; there are no others."""
-
     now: int
     halts: Mapping[str, HaltRow]
 
@@ -137,19 +125,19 @@ T = TypeVar("T")
 
 
 LONGEST_ERROR: Final = 300
-"""How much of an error is kept. It is cut only after secrets were taken out: half of one would not be recognised."""
+"""Longest error that is kept. Redact before cutting: half a secret is not recognised."""
 
 
 class StillHeld(msgspec.Struct, frozen=True):
-    """The money is there, but others hold it; the session waits for its budget. Nothing was written."""
+    """The budget would suffice, but other holds use it; the session waits. Nothing was written."""
 
     id: str
 
 
 class RateUsedUp(msgspec.Struct, frozen=True):
-    """The model may be asked again when the minute is over. That is written down; no attempt is spent, nothing is held.
+    """The model's rate is used up until the minute ends. This is recorded; nothing is held.
 
-    `waited` counts how often this attempt has waited before: whoever asks again counts one more.
+    `waited` counts the earlier waits of this attempt.
     """
 
     id: str
@@ -158,13 +146,13 @@ class RateUsedUp(msgspec.Struct, frozen=True):
 
 
 class Halted(Exception):
-    """What was in flight was stopped by a halt. It never leaves the doors."""
+    """A halt stopped what was in flight. Never leaves the doors."""
 
 
 async def wait_unless_halted(
     halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int, name: str = ""
 ) -> T:
-    """Wait for what is in flight until it is done, its time is up, or somebody halts one of its scopes."""
+    """Wait until it is done, timed out or halted."""
     with halts.pulse.in_flight(name, allowed):
         return await _race_with_halt(halts, scopes, acting, allowed)
 
@@ -173,7 +161,7 @@ async def _race_with_halt(halts: HaltWatch, scopes: Iterable[str], acting: async
     try:
         await asyncio.sleep(0)
         if acting.done():
-            # What takes no time needs nobody to watch it.
+            # Done at once: there is nothing to watch.
             return acting.result()
         with halts.listening(scopes) as halted:
             first = asyncio.FIRST_COMPLETED
@@ -191,9 +179,9 @@ async def _race_with_halt(halts: HaltWatch, scopes: Iterable[str], acting: async
 
 
 async def run_shielded(act: Coroutine[Any, Any, T]) -> T:
-    """Do something that is not left undone if whoever waits for it is cancelled.
+    """Finish `act` even if the caller is cancelled.
 
-    What goes wrong when nobody waits for it any more is told to nobody: the journal knows what was not written.
+    If it then fails, the error is dropped: the journal shows what was not written.
     """
     doing = asyncio.ensure_future(act)
     doing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
@@ -201,7 +189,7 @@ async def run_shielded(act: Coroutine[Any, Any, T]) -> T:
 
 
 async def find_outcome(store: Store, stream: StreamId, flight: InFlight) -> Stored | None:
-    """Find what became of something that was begun before: who asks twice is told twice; nothing happens twice."""
+    """Find the outcome of something begun earlier: a repeated request returns it, and nothing runs twice."""
     after = flight.seq
     while page := await store.read(stream, after):
         for stored in page:
@@ -220,7 +208,7 @@ def _settled_id(event: AnyEvent | Unknown) -> str | None:
 
 
 def switch_on(agent: str, by: str, key: str, reason: str = "") -> Write:
-    """Let an agent run by itself. Only a person may say so."""
+    """Let an agent run by itself. Only a person may do this."""
     event = AgentSwitched(agent=agent, on=True, by=by, reason=reason)
 
     def decide(_: Rows) -> Sequence[Draft]:
@@ -230,7 +218,7 @@ def switch_on(agent: str, by: str, key: str, reason: str = "") -> Write:
 
 
 def switch_off(agent: str, sessions: Sequence[str], by: str, key: str, reason: str = "") -> Write:
-    """Let an agent run by itself no longer, and stop those of its sessions that do."""
+    """Stop an agent from running by itself, and halt its sessions that do."""
     event = AgentSwitched(agent=agent, on=False, by=by, reason=reason)
     why = reason or f"{agent} was switched off"
     halts = [HaltRequested(scope=f"session:{session}", by=by, reason=why) for session in sessions]

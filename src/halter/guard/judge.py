@@ -1,18 +1,11 @@
-"""The one decision about a call, as a pure function of what is asked and of locked rows.
+"""The one decision about a call, as a pure function of the request and of locked rows.
 
-The order is fixed: R5 halt, R6 the tool and its arguments and rate, a look at the money (nobody is woken for what
-the budget would refuse), approval, R4 the hold. What it returns is what is written: the intent, the refusal, the
-question to a person, or nothing where other holds must settle first.
+The order is fixed: R5 halt, R6 the tool, its arguments and rate, a look at the money (no person is woken for what the
+budget would refuse), approval, R4 the hold. The result is what gets written: the intent, the refusal, the question to a
+person, or nothing where other holds must settle first.
 
-What a level means: the table of levels as data, and the questions that are asked of it.
-
-The cells that people may set (approval, rate, simulation, the level itself) are put together by the resolved policy;
-here they meet the mode, and the risk of one call.
-
-The policy of a store: the writes by which a person adopts it, and the caps of the fleet that every hold obeys.
-
-A process reads the policy when it starts. Its caps on the fleet's money are read again under the lock of each hold, so
-that a process which runs since before the policy was adopted, or tightened, spends nothing beyond it.
+The defaults of each capability level are a table here; the resolved policy overrides its cells. The store's own policy
+is read under the lock of each hold, so a process that started before it was tightened spends nothing beyond it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +42,7 @@ from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel, RowKey
 
 
 def adopt_first_policy(event: FleetPolicyAdopted) -> Write:
-    """Adopt a policy for a store that has none. Of several processes one is first, and the others are bound by it."""
+    """Adopt the first policy of a store. Of several processes one wins, and the others are bound by it."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         first = rows.get(FleetPolicyRow, FLEET) is None
@@ -59,7 +52,7 @@ def adopt_first_policy(event: FleetPolicyAdopted) -> Write:
 
 
 def adopt_policy(event: FleetPolicyAdopted, key: str) -> Write:
-    """Put a policy in place of the one that it says it replaces; where another one is there by now, write nothing."""
+    """Replace the policy named in `event.replaces`; if another one is in force by now, write nothing."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(FleetPolicyRow, FLEET)
@@ -70,18 +63,15 @@ def adopt_policy(event: FleetPolicyAdopted, key: str) -> Write:
 
 
 def lower_legs_to_policy(legs: tuple[Leg, ...], rows: Rows) -> tuple[Leg, ...]:
-    """Lower the caps of the fleet's legs to those of the store's policy."""
     row = rows.get(FleetPolicyRow, FLEET) if any(leg.scope == FLEET for leg in legs) else None
     return legs if row is None else tuple(_lower_leg(leg, row) for leg in legs)
 
 
 def lower_caps_to_store(caps: Caps, rows: Rows) -> Caps:
-    """Lower the fleet's caps to those of the store's policy."""
     return lower_caps_to_policy(caps, rows.get(FleetPolicyRow, FLEET) if caps.fleet else None)
 
 
 def lower_caps_to_policy(caps: Caps, row: FleetPolicyRow | None) -> Caps:
-    """Lower the fleet's caps to those of a policy, if there is one."""
     if row is None:
         return caps
     fleet = tuple(Cap(row.lower(cap.per, cap.max_cost_usd), cap.per) for cap in caps.fleet)
@@ -94,31 +84,27 @@ def _lower_leg(leg: Leg, row: FleetPolicyRow) -> Leg:
 
 
 RATE_SLICES: Final = 60
-"""A sliding period is counted in so many slices, and one more for the oldest, which is only partly in it."""
+"""A sliding period is counted in this many slices, plus one for the oldest, which is only partly inside."""
 
 APPROVAL_EXPIRES: Final = 24 * HOUR
 
 
 class AttemptRate(msgspec.Struct, frozen=True):
-    """At most so many attempts in any period of that length."""
-
     limit: int
     period: int
 
     def slice_at(self, now: int) -> int:
-        """Number the slice of time that a moment falls into."""
         return now // (self.period // RATE_SLICES)
 
     def slices(self, now: int) -> range:
-        """List the slices that the period before a moment touches."""
         last = self.slice_at(now)
         return range(last - RATE_SLICES, last + 1)
 
 
 class RequiredApproval(msgspec.Struct, frozen=True):
-    """That a person must agree, and what their answer is bound to; or the rule by which they already have.
+    """A person must agree: what their answer is bound to, or the rule by which they already have.
 
-    `edited` names the arguments that a person put in place of the model's; `same` and `keys` those of the model's.
+    `edited` names the arguments a person put in place of the model's; `same` and `keys` describe the model's.
     """
 
     decision: str
@@ -144,7 +130,6 @@ NO_RESERVE: Final = Reserve()
 
 
 def find_spendable_budget(rows: Rows, kept: Reserve, leg: Account) -> BudgetRow:
-    """Tell what stands against a cap, for somebody who keeps something back."""
     row = budget_row(rows, leg)
     if leg.window or leg.scope != f"session:{kept.session}":
         return row
@@ -152,9 +137,9 @@ def find_spendable_budget(rows: Rows, kept: Reserve, leg: Account) -> BudgetRow:
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one call that can be known before any row is locked.
+    """Everything about one call that is known before any row is locked.
 
-    `legs` are what is held for it; `accounts` say where a cost counts that it turns out to have all the same.
+    `legs` are held for it; `accounts` are charged if it costs something although nothing was held.
     """
 
     call: str
@@ -185,15 +170,14 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def only_looks(self) -> bool:
-        """Tell whether it changes nothing, costs nothing, and needs neither a person nor a place in a rate."""
+        """Whether it changes nothing, costs nothing, and needs neither a person nor a rate."""
         return self.effect == "read" and not self.legs and self.rate is None and self.approval is None
 
     def draft(self, event: AnyEvent) -> Draft:
-        """Write an event about the call, with its arguments as its body; large ones were put away before."""
         return Draft(event, None if self.blob else self.arguments, self.blob)
 
     def at(self, now: int) -> "CallRequest":
-        """Ask the same at a later moment: rates and windows have moved on."""
+        """The same request at a later time: rates and windows have moved on."""
         if now // QUARTER == self.now // QUARTER:
             return msgspec.structs.replace(self, now=now)
         return msgspec.structs.replace(
@@ -202,7 +186,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def list_call_rows(asked: CallRequest) -> list[RowKey]:
-    """Name every row that the decision looks at or changes."""
+    """Every row that the decision reads or changes."""
     keys: list[RowKey] = [(HaltRow, (scope,)) for scope in asked.scopes]
     keys.append((AuditRow, (asked.call,)))
     if asked.rate is not None:
@@ -216,7 +200,6 @@ def list_call_rows(asked: CallRequest) -> list[RowKey]:
 
 
 def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
-    """Decide about a call."""
     halt = explain_halt(asked.scopes, asked.session, rows)
     if halt is not None:
         return [_make_call_refusal(asked, "external_halt", halt)]
@@ -242,7 +225,7 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
 
 
 def explain_halt(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
-    """R5: say who halted one of the scopes, if anybody did, or when a resumed one is let go."""
+    """R5: who halted one of the scopes, or when a resumed one may go on."""
     for scope in scopes:
         row = rows.get(HaltRow, scope)
         if row is None:
@@ -255,14 +238,14 @@ def explain_halt(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
 
 
 def compute_ramp_delay(session: str, ramp: int) -> int:
-    """Spread sessions evenly over the time in which a halt is lifted; each has its own, always the same place."""
+    """Spread sessions evenly over the ramp after a halt; each always has the same place."""
     if ramp <= 0:
         return 0
     return int.from_bytes(sha256(session.encode()).digest()[:8]) % ramp
 
 
 def _find_refusals(asked: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, str]]:
-    """R6: yield what stands against the call, the first reason first."""
+    """R6: the reasons against the call, the first one first."""
     if asked.flaw is not None:
         yield asked.flaw
     if asked.rate is not None:
@@ -277,7 +260,7 @@ def _find_refusals(asked: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, st
 
 
 def _check_approval(asked: CallRequest, rows: Rows) -> tuple[str, str] | Draft | None:
-    """Tell by which decision and whom the call is approved; or the question, the refusal, or None to wait."""
+    """The decision and person that approve the call; or the question, the refusal, or None to wait."""
     need = asked.approval
     if need is None or asked.observe:
         return ("", "")
@@ -296,7 +279,7 @@ def _check_approval(asked: CallRequest, rows: Rows) -> tuple[str, str] | Draft |
     if row.decided_at is None or max(row.decided_at, rows.now) >= row.expires_at:
         return _make_expiry(asked, row.decision)
     if not may_decide(row.by):
-        sentence = f"{row.by or 'Nobody'} is no person: what agents say decides nothing."
+        sentence = f"{row.by or 'The caller'} is not a person: only a person can decide this."
         return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
     if row.verdict == "deny":
         return _make_call_refusal(asked, "approval_denied", f"{row.by} said no.", row.decision, row.by)
@@ -307,12 +290,11 @@ def _check_approval(asked: CallRequest, rows: Rows) -> tuple[str, str] | Draft |
 
 
 def _agreed_digest(row: DecisionRow, edited: str) -> str:
-    """Name what a person must have agreed to: what was asked, or the arguments that they wrote in its place."""
     return digest_edit(row.digest, edited) if row.verdict == "edit" or edited else row.digest
 
 
 def digest_edit(asked: str, edited: str) -> str:
-    """Bind other arguments to the question that they answer."""
+    """Bind edited arguments to the question that they answer."""
     return sha256(f"halter edit 1 {asked} {edited}".encode()).hexdigest()
 
 
@@ -322,7 +304,6 @@ def _refuse_at_cap(asked: CallRequest, verdict: CapReached) -> Sequence[Draft]:
 
 
 def describe_cap_reached(verdict: CapReached) -> str:
-    """Say which cap something would pass, and how much of it is left."""
     where = f"{verdict.leg.scope} {verdict.leg.window}".strip()
     left = max(0, verdict.cap - verdict.budget.spent)
     if verdict.leg.unit == "tokens":
@@ -347,7 +328,9 @@ def _make_question(asked: CallRequest, need: RequiredApproval, now: int) -> Deci
 
 
 def _make_expiry(asked: CallRequest, decision: str) -> Draft:
-    return _make_call_refusal(asked, "approval_expired", "Nobody answered in time, so it was not done.", decision)
+    return _make_call_refusal(
+        asked, "approval_expired", "The question expired without an answer, so it was not done.", decision
+    )
 
 
 def _make_call_refusal(asked: CallRequest, outcome: Outcome, sentence: str, decision: str = "", by: str = "") -> Draft:
@@ -392,12 +375,12 @@ def _make_call_intent(
 
 
 def remove_caps(legs: Sequence[Leg]) -> tuple[Leg, ...]:
-    """Lift the caps of the configuration, for those that are only observed; a person's word stands."""
+    """Remove configured caps in observe mode; a cap that a person set stays."""
     return tuple(msgspec.structs.replace(leg, cap=None) for leg in legs)
 
 
 class LevelDefaults(msgspec.Struct, frozen=True):
-    """One row of the table: what holds for a level where nobody said otherwise."""
+    """What holds for a level unless a policy overrides it."""
 
     audit: Audit
     assessed: bool
@@ -416,39 +399,35 @@ LEVEL_TABLE: Final[Mapping[Level, LevelDefaults]] = MappingProxyType(
 
 
 def declared_level(spec: ToolSpec) -> Level:
-    """Tell the level that a tool has by itself: one of an MCP server that does not say it only reads is RESTRICTED."""
+    """A tool's own level; an MCP tool not declared read-only is RESTRICTED."""
     if not spec.server or spec.effect == "read":
         return spec.level
     return LEVELS[max(LEVELS.index(spec.level), LEVELS.index("RESTRICTED"))]
 
 
 def find_tool_policy(policy: ResolvedPolicy, spec: ToolSpec) -> ToolPolicy:
-    """Tell what holds for a tool under a policy."""
     return policy.rule(spec.name, declared_level(spec))
 
 
 def needs_approval(rule: ToolPolicy, mode: Mode, risk: RiskLevel | None) -> bool:
-    """Tell whether a person has to agree. At CRITICAL risk always, whatever anybody wrote."""
+    """Whether a person must agree. At CRITICAL risk always, regardless of any policy."""
     if risk == "CRITICAL" or rule.approval == "always":
         return True
     return rule.approval is None and mode in LEVEL_TABLE[rule.level].asks
 
 
 def audit_of_policy(rule: ToolPolicy) -> Audit:
-    """Tell how much of a call that runs the audit shows; a refused one is always shown."""
+    """How much of an allowed call the audit shows; a refused one is always shown."""
     return LEVEL_TABLE[rule.level].audit
 
 
 def find_attempt_rate(rule: ToolPolicy) -> AttemptRate | None:
-    """Tell how often a tool may be tried by one agent."""
     return None if rule.rate is None else AttemptRate(rule.rate, HOUR)
 
 
 def needs_simulation(rule: ToolPolicy, *, asked: bool) -> bool:
-    """Tell whether a model predicts the outcome first, given whether a person is asked."""
     return rule.simulate == "always" or (rule.simulate == "asked" and asked)
 
 
 def needs_risk_assessment(rule: ToolPolicy) -> bool:
-    """Tell whether the arguments of a tool are looked at for their risk."""
     return LEVEL_TABLE[rule.level].assessed

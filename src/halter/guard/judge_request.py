@@ -1,11 +1,9 @@
-"""The one decision about a request to a model, as a pure function of what is asked and of locked rows.
+"""The one decision about a model request, as a pure function of the request and of locked rows.
 
-The order is that of a call: R5 halt, R6 the model may be asked and its price is known, R4 the hold; then the rate of
-the model. How much money is left is known only under the lock, so the bound is worked out here: what is checked is what
-is held. What it returns is what is written: the intent with its hold, the refusal, the word that it waits for the next
-minute, or nothing where other holds must settle first.
-
-The bound that is held for a request to a model, computed once: what is checked is what is held.
+The order is that of a call: R5 halt, R6 the model is allowed and priced, R4 the hold; then the model's rate. The money
+left is known only under the lock, so the bound is computed here: what is checked is what is held. The result is what
+gets written: the intent with its hold, the refusal, a wait for the next minute, or nothing where other holds must
+settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,16 +50,12 @@ MIN_OUTPUT_TOKENS: Final = 256
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """A request that can be paid: how much it may write, and what is held for it."""
-
     max_output_tokens: int
     usd: int
     tokens: int
 
 
 class TooExpensive(msgspec.Struct, frozen=True):
-    """Even a short answer would exceed what is left."""
-
     usd: int
 
 
@@ -74,7 +68,7 @@ def estimate_request(
     left: int | None,
     min_output_tokens: int = MIN_OUTPUT_TOKENS,
 ) -> Estimate | TooExpensive:
-    """Bound a request; where the whole answer does not fit what is left, lower the most it may write.
+    """Bound a request; if the whole answer does not fit, lower its maximum length.
 
     `left` is the least that any cap leaves unspent, or None where no cap binds.
     """
@@ -89,14 +83,12 @@ def estimate_request(
 
 
 MODEL_RATE_GUARDRAIL: Final = "model_rate"
-"""The guardrail by which a request waits for the next minute."""
 
 
 class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Everything about one attempt of a request that can be known before any row is locked.
+    """Everything about one attempt that is known before any row is locked.
 
-    One that is `optional` can be done without: its refusal is recorded, but no session ends for it. `paces` are the
-    rates that its model is asked under.
+    The refusal of an `optional` one is recorded, but ends no session. `paces` are the rates of its model.
     """
 
     request: str
@@ -120,31 +112,29 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     paces: RateLimits = ()
 
     def at(self, now: int) -> "RequestAttempt":
-        """Ask the same at a later moment: windows have moved on."""
+        """The same request at a later time: windows have moved on."""
         return msgspec.structs.replace(self, now=now)
 
     def legs(self, usd: int, tokens: int) -> tuple[Leg, ...]:
-        """Spread an amount over all scopes."""
         return make_legs(self.caps, self.spender, self.now, usd=usd, tokens=tokens)
 
     @cached_property
     def everywhere(self) -> tuple[Leg, ...]:
-        """Every account that any amount could weigh on: the least amount weighs on all of them."""
+        """Every account that an amount may be held in: the smallest amount touches all of them."""
         return self.legs(1, 1)
 
     def least_output(self) -> int:
-        """Tell the shortest answer that the request is still made for."""
+        """The shortest answer worth making the request for."""
         return min(self.min_output_tokens, self.max_output_tokens)
 
 
 def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
-    """Name every row that the decision looks at or changes."""
+    """Every row that the decision reads or changes."""
     halts: list[RowKey] = [(HaltRow, (scope,)) for scope in asking.scopes]
     return [*halts, *rows_of_hold(asking.request, (*asking.everywhere, *make_rate_legs(asking.paces, asking.now, 1)))]
 
 
 def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
-    """Decide about a request."""
     asking = _apply_store_policy(asking, rows)
     halt = explain_halt(asking.scopes, asking.spender.session, rows)
     if halt is not None:
@@ -173,13 +163,12 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
 
 
 def _apply_store_policy(asking: RequestAttempt, rows: Rows) -> RequestAttempt:
-    """Ask under the fleet's caps as the store has them by now."""
     caps = lower_caps_to_store(asking.caps, rows)
     return asking if caps is asking.caps else msgspec.structs.replace(asking, caps=caps)
 
 
 def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
-    """Let a request through that fits this minute, by the store's clock; any other waits and holds nothing."""
+    """Admit a request that fits this minute by the store's clock; otherwise it waits and holds nothing."""
     verdict = check_rate_legs(make_rate_legs(asking.paces, rows.now, tokens), partial(budget_row, rows))
     match verdict:
         case Reserved(legs=more):
@@ -198,7 +187,7 @@ def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, 
 
 
 def _find_refusals(asking: RequestAttempt, rows: Rows) -> Iterable[tuple[Outcome, str]]:
-    """R6: yield what stands against the request, the first reason first."""
+    """R6: the reasons against the request, the first one first."""
     if asking.flaw is not None:
         yield asking.flaw
     if isinstance(asking.rates, Unpriced) and _least_unspent(asking, rows, "usd") is not None:
@@ -206,7 +195,6 @@ def _find_refusals(asking: RequestAttempt, rows: Rows) -> Iterable[tuple[Outcome
 
 
 def _least_unspent(asking: RequestAttempt, rows: Rows, unit: Unit) -> int | None:
-    """Tell the least that any cap leaves unspent, or None where no cap binds."""
     unspent = [
         _unspent(leg, find_spendable_budget(rows, asking.kept, leg)) for leg in asking.everywhere if leg.unit == unit
     ]
@@ -219,7 +207,6 @@ def _unspent(leg: Leg, budget: BudgetRow) -> int | None:
 
 
 def _fit_output(asking: RequestAttempt, rows: Rows) -> Estimate:
-    """Lower the most that the model may write to what the token budget and the caps leave."""
     most = asking.max_output_tokens
     tokens = _least_unspent(asking, rows, "tokens")
     if tokens is not None:
@@ -228,7 +215,7 @@ def _fit_output(asking: RequestAttempt, rows: Rows) -> Estimate:
 
 
 def _bound_attempt(asking: RequestAttempt, most: int, at: int, left: int | None) -> Estimate:
-    """Bound a request; one that is too dear is bounded at its least, so that the cap which it meets can be named."""
+    """Bound a request; one too expensive is bounded at its minimum, so that the cap it meets can be named."""
     if isinstance(asking.rates, Unpriced):
         return Estimate(most, 0, asking.input_tokens + most)
     least = asking.least_output()
@@ -250,7 +237,7 @@ def _refuse_at_cap(asking: RequestAttempt, verdict: CapReached) -> Sequence[Draf
 
 
 def _make_request_refusal(asking: RequestAttempt, outcome: Outcome, sentence: str) -> Draft:
-    """Record a refusal. It names what was to be sent, so that erasing the session erases that too."""
+    """Record a refusal. It names the prompt's blob, so that erasing the session erases that too."""
     event = RequestRefused(
         request=asking.request, model=asking.model, purpose=asking.purpose, outcome=outcome, sentence=sentence
     )

@@ -1,7 +1,7 @@
-"""The economic brake (R4): what is held before anything acts, and settled after it.
+"""The economic brake (R4): reserve before acting, settle after.
 
-The decisions are pure and look at locked rows; a write of them can be joined with others. The `Purse` is the
-shell that commits them and waits, for a bounded time, where other holds stand in the way.
+The decisions are pure and read locked rows. `Ledger` commits them and waits, for a bounded time, while other holds are
+in the way.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ SAMPLE_PERIOD: Final = 30 * DAY
 
 
 class ActualResult(msgspec.Struct, frozen=True):
-    """What something turned out to be and to cost. A cost of None is charged at its hold: nothing truer is known."""
+    """The outcome and its cost. A cost of None is charged at the hold: nothing better is known."""
 
     outcome: Outcome
     usd: int | None = None
@@ -57,7 +57,7 @@ class ActualResult(msgspec.Struct, frozen=True):
 
 
 def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence[Draft]:
-    """Settle what was in flight: exactly once, with the truth, and with an incident for each cap that it passed."""
+    """Settle exactly once, at the true cost, with an incident for each cap that it passed."""
     if flight.legs and rows.get(HoldRow, flight.id) is None:
         return []
     charge = _compute_charge(flight, truth, rows)
@@ -70,7 +70,7 @@ def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence
 
 
 def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
-    """Name the rows that what happens changes, and those by which it does not happen."""
+    """The rows that the effects change, and those that suppress them."""
     for each in happened:
         yield from rows_of_event(each.event)
         if isinstance(each.event, DecisionAsked):
@@ -80,14 +80,13 @@ def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
 
 
 def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
-    """Write down what a call made happen, as far as it is still to happen."""
     for each in truth.happened:
         if each.unless is None or rows.get(each.unless[0], *each.unless[1]) is None:
             yield Draft(cast("AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None)
 
 
 def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge | None:
-    """Work out the charge; a cost that nothing was held for meets the caps as a hold would have met them."""
+    """The charge; a cost without a hold is checked against the caps as a hold would have been."""
     usd, tokens = compute_charged_amounts(flight, truth)
     if flight.legs:
         return settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg))
@@ -97,14 +96,14 @@ def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge
 
 
 def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int, int]:
-    """Tell the dollars and tokens to charge: what was reported, or what was held where no sane figure was."""
+    """Dollars and tokens to charge: as reported, or as held where no plausible figure was reported."""
     usd = truth.usd if truth.usd is not None and is_plausible_amount(truth.usd) else flight.most().usd
     tokens = truth.tokens if truth.tokens is not None and is_plausible_amount(truth.tokens) else flight.most().tokens
     return usd, tokens
 
 
 def settles_within_hold(flight: InFlight, truth: ActualResult) -> bool:
-    """Tell whether it is known without a look at the rows what settling comes to: it went well, within its hold."""
+    """Whether the result of settling is known without reading rows: it succeeded within its hold."""
     if truth.outcome != "ok" or truth.happened:
         return False
     usd, tokens = compute_charged_amounts(flight, truth)
@@ -138,10 +137,9 @@ def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | 
 
 
 def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str = "") -> Write:
-    """Raise or lower a cap, also below what is spent already: what is beyond it is recorded, never hidden.
+    """Set a cap, also below what is spent already: the excess is recorded.
 
-    A sub-session's cap cannot be raised above what was carved out of its parent's, and no agent changes any cap: then
-    nothing is written.
+    A sub-session's cap cannot exceed what was carved out for it, and no agent changes any cap: then nothing is written.
     """
     session = session_of(StreamId(account.scope)) or ""
 
@@ -175,8 +173,6 @@ def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> b
 
 
 class Ledger:
-    """Holds and settles money for the sessions of one process, over one store."""
-
     def __init__(self, store: Store, clock: Clock, patience: int = BUDGET_WAIT) -> None:
         self._store = store
         self._clock = clock
@@ -185,7 +181,7 @@ class Ledger:
         self._put_off: dict[Lease, Write] = {}
 
     async def commit(self, write: Write) -> Committed:
-        """Commit what a session does next, and just before it, in the same transaction, what was put off."""
+        """Commit a write, and just before it, in the same transaction, what the session deferred."""
         joined = self._joined(write)
         committed = await self._store.commit(joined)
         if joined is not write:
@@ -193,10 +189,9 @@ class Ledger:
         return committed
 
     async def commit_intent(self, intent: Callable[[int], Write], patience: int) -> Committed | None:
-        """Commit the intent of something that acts, as it is decided at this moment.
+        """Commit an intent, decided at this moment.
 
-        Where nothing is decided because other holds are in the way, it is decided again when one of them settles;
-        None when they stay for longer than `patience`.
+        If other holds are in the way, decide again when one settles; None when they stay for longer than `patience`.
         """
         deadline = self._clock.now() + patience
         while True:
@@ -213,7 +208,6 @@ class Ledger:
             await self.until_freed(min(left, LONGEST_BUDGET_POLL))
 
     def _joined(self, write: Write) -> Write:
-        """Let a write take along what its session put off."""
         before = None if write.lease is None else self._put_off.get(write.lease)
         return write if before is None else msgspec.structs.replace(write, first=before)
 
@@ -223,26 +217,25 @@ class Ledger:
         self._let_next_try()
 
     def put_off(self, lease: Lease, write: Write) -> None:
-        """Leave something to be taken along by what a session, which goes on at once, writes next."""
+        """Defer a write into the session's next commit."""
         before = self._put_off.get(lease)
         self._put_off[lease] = write if before is None else msgspec.structs.replace(write, first=before)
 
     def owes(self, lease: Lease) -> bool:
-        """Tell whether something was put off and is not written yet."""
         return lease in self._put_off
 
     async def settle_up(self, lease: Lease) -> None:
-        """Commit by itself what was put off: nothing follows that could take it along."""
+        """Commit what was deferred: no further write follows to carry it."""
         before = self._put_off.pop(lease, None)
         if before is not None:
             await self._store.commit(before)
             self._let_next_try()
 
     async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult, *, goes_on: bool = False) -> Committed:
-        """Commit the outcome with its true cost, and let somebody who waits for money try again.
+        """Commit the outcome with its true cost, and wake a waiter for money.
 
-        Where the session `goes_on` at once and it is sure what this comes to, its next write takes it along: both are
-        durable before anything else acts.
+        If the session `goes_on` and the result is certain, defer it into the session's next write: both are durable
+        before anything else acts.
         """
         if truth.body is not None:
             body, blob = await offload_body(self._store, truth.body)
@@ -265,12 +258,11 @@ class Ledger:
         return committed
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
-        """Settle what a crash left without an answer, at its maximum: what may have been spent was spent."""
+        """Settle what a crash left unanswered at its maximum: it may have been spent."""
         for flight in flights:
             await self.settle(lease, flight, ActualResult("unknown"))
 
     async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START_COST) -> CostForecast:
-        """Tell what the next call of a tool, or request to a model for that purpose, will probably cost."""
         since = self._clock.now() - SAMPLE_PERIOD
         params = {"name": name, "purpose": purpose, "since": since, "limit": SAMPLES_KEPT}
         return forecast_cost(
@@ -278,7 +270,7 @@ class Ledger:
         )
 
     def _let_next_try(self) -> None:
-        """Pass the word to one waiter at a time; whoever gets its money passes it on."""
+        """Wake one waiter; it wakes the next one when it succeeds."""
         while self._waiting:
             first = self._waiting.popleft()
             if not first.is_set():
@@ -286,7 +278,7 @@ class Ledger:
                 return
 
     async def until_freed(self, at_most: int) -> None:
-        """Wait for a hold of this process to settle, or a while for one of another process."""
+        """Wait until a hold of this process settles, or poll for those of other processes."""
         freed = asyncio.Event()
         self._waiting.append(freed)
         pause = asyncio.ensure_future(self._clock.sleep(at_most))

@@ -1,16 +1,12 @@
 """The one door to a model.
 
-    asking = everything that can be known without a lock     the model, its price, the tokens of what is sent
-    admitted = one short transaction                         R5 halt -> R6 the model and its price -> R4 the hold
-    reply = the model, with a permit and a deadline          no transaction open; a halt cancels it
-    settled = one more transaction                           the answer and its true cost
+    attempt = everything known without a lock        the model, its price, the tokens of the prompt
+    admitted = one short transaction                 R5 halt -> R6 the model and its price -> R4 the hold
+    reply = the model, with a permit and a deadline  no transaction open; a halt cancels it
+    settled = one more transaction                   the answer and its true cost
 
-A request that comes too late in a minute for the rate of its model waits for the next one, and whoever asks is told.
-
-Nothing is tried twice here. Each attempt has an id and a hold of its own, and what it came to is a value that says
-whether another attempt makes sense.
-
-An answer's words on their way to whoever listens: without secrets, and with exactly one end.
+A request beyond the rate of its model waits for the next minute. Nothing is retried here: each attempt has its own id
+and hold, and its outcome is a value that says whether another attempt makes sense.
 """
 
 import asyncio
@@ -57,56 +53,47 @@ from halter.redaction.redact import PromptMasker, Redact, mask_reply, mask_text
 from halter.state.session import InFlight, track_request
 
 ChunkListener = Callable[[StreamChunk], None]
-"""Somebody who is shown an answer as it comes."""
 
 
 class StreamMask(Protocol):
-    """Takes secrets out of text that comes in pieces; it may hold a piece back until it is certain."""
+    """Masks secrets in streamed text; may hold a piece back until it is certain."""
 
-    def feed(self, chunk: str) -> str:
-        """Take a piece, and return what is certain by now."""
-        ...
+    def feed(self, chunk: str) -> str: ...
 
-    def finish(self) -> str:
-        """Return the rest."""
-        ...
+    def finish(self) -> str: ...
 
 
 class WholeTextMask:
-    """Masks a text as a whole, at its end: nothing of it is told before."""
+    """Masks a text as a whole, at its end: nothing is passed on before."""
 
     def __init__(self, redact: Redact) -> None:
         self._redact = redact
         self._pieces: list[str] = []
 
     def feed(self, chunk: str) -> str:
-        """Keep a piece."""
         self._pieces.append(chunk)
         return ""
 
     def finish(self) -> str:
-        """Return all of it."""
         return self._redact("".join(self._pieces))
 
 
 class RehydratingMask:
-    """Puts what a model was not told back into its words, before secrets are taken out of them."""
+    """Replaces placeholders with their values, before secrets are masked."""
 
     def __init__(self, mask: StreamMask, values: Mapping[str, str]) -> None:
         self._mask = mask
         self._rehydrator = StreamRehydrator(values)
 
     def feed(self, chunk: str) -> str:
-        """Take a piece, and return what is certain by now."""
         return self._mask.feed(self._rehydrator.feed(chunk))
 
     def finish(self) -> str:
-        """Return the rest."""
         return self._mask.feed(self._rehydrator.finish()) + self._mask.finish()
 
 
 class AnswerStream:
-    """Passes one attempt's words on. A listener that fails is not told any more; the request does not suffer for it."""
+    """Passes one attempt's text to a listener. A listener that raises is dropped; the request goes on."""
 
     def __init__(self, request: str, listen: ChunkListener, mask: StreamMask, *, discards: bool) -> None:
         self._request = request
@@ -116,11 +103,10 @@ class AnswerStream:
             self._tell(StreamChunk(request, discard=True))
 
     def hear(self, text: str) -> None:
-        """Take what the model says."""
         self._say(self._mask.feed(text))
 
     def finish(self, *, whole: bool) -> None:
-        """End the stream. What was still held back of an answer that failed is not told: it will be taken back."""
+        """End the stream. Text held back from a failed answer is dropped: the answer will be discarded."""
         if whole:
             self._say(self._mask.finish())
         self._tell(StreamChunk(self._request, finished=True))
@@ -140,20 +126,19 @@ class AnswerStream:
 
 
 MODEL_REQUEST_TIMEOUT: Final = 10 * MINUTE
-OUTCOME_UNKNOWN: Final = "Nobody knows whether the model answered."
+OUTCOME_UNKNOWN: Final = "It is unknown whether the model answered."
 
 _NO_SECRETS: Final = MappingProxyType[str, str]({})
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One model invocation as it is asked for.
+    """One model request.
 
-    One that is `optional` can be done without: it does not wait for money, and no session ends because of its refusal.
-    `record` is what the journal keeps of it, where the rest of the prompt stands there already. `input_tokens` bounds
-    what is sent, where that is known better than by its length. `listen` is told the answer as it comes; one that
-    `discards` takes back what an earlier attempt said. With a `nonce`, the answer may hold calls that are written as
-    text. If whoever asks `goes_on` with the session at once, and tells nobody before, what the request came to may be
-    written down with what follows.
+    An `optional` one does not wait for money, and its refusal ends no session. `record` is what the journal stores,
+    where the rest of the prompt is there already. `input_tokens` is a tighter bound than the prompt's length. `listen`
+    receives the answer as it streams; `discards` withdraws the text of an earlier attempt. With a `nonce`, the answer
+    may hold calls written as text. With `goes_on` the caller continues the session at once, so the outcome may be
+    written with what follows.
     """
 
     id: str
@@ -170,8 +155,6 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True):
-    """The model answered. `max_output_tokens` is the most that it was allowed to write."""
-
     request: str
     reply: Reply
     cost_usd: int = 0
@@ -181,7 +164,7 @@ class AnsweredRequest(msgspec.Struct, frozen=True):
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
-    """A brake refused the request, and the refusal is recorded. After a change, the next attempt may pass."""
+    """A brake refused the request, and the refusal is recorded."""
 
     request: str
     outcome: Outcome
@@ -190,7 +173,7 @@ class RefusedRequest(msgspec.Struct, frozen=True):
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
-    """The model was asked and gave no answer. `retry_after` is what the provider asks to wait, in microseconds."""
+    """The model gave no answer. `retry_after` is the provider's requested wait, in microseconds."""
 
     request: str
     outcome: Outcome
@@ -205,14 +188,14 @@ RequestOutcome = AnsweredRequest | RefusedRequest | StillHeld | RateUsedUp | Fai
 
 
 class AdmittedRequest(msgspec.Struct, frozen=True):
-    """The intent is committed and its money is held: the model may be asked now."""
+    """The intent is committed and its money is held."""
 
     flight: InFlight
     max_output_tokens: int
 
 
 class _RequestInFlight(msgspec.Struct, frozen=True):
-    """A request on its way, and what it takes to settle it: its price, and what its placeholders stand for."""
+    """A request in flight, with its price and the values of its placeholders."""
 
     lease: Lease
     admitted: AdmittedRequest
@@ -225,15 +208,13 @@ class _RequestInFlight(msgspec.Struct, frozen=True):
 
 
 class UsageReport(msgspec.Struct, frozen=True):
-    """What a provider said was used. Unless it is final, only its input is known: the answer may have gone on."""
+    """The reported usage. Unless final, only the input is known: the answer may have gone on."""
 
     usage: Usage | None
     final: bool = True
 
 
 class ModelDoor:
-    """Guards every request of the sessions of one process."""
-
     def __init__(
         self,
         store: Store,
@@ -264,7 +245,7 @@ class ModelDoor:
         attempt: int = 0,
         waited: int = 0,
     ) -> RequestOutcome:
-        """Let a request through, or refuse it; whatever happens is in the journal when this returns."""
+        """Admit a request or refuse it; the outcome is in the journal when this returns."""
         prompt = self._masks.prompt(lease, request.prompt)
         hidden = anonymize_for_model(standing, prompt, model)
         asking = await self._asking(standing, request, prompt, hidden, model, attempt)
@@ -284,7 +265,7 @@ class ModelDoor:
         ask: Callable[[TextListener | None], Coroutine[Any, Any, Reply]],
         scopes: tuple[str, ...],
     ) -> AnsweredRequest | FailedRequest:
-        """Wait for the answer, and let whoever listens have its words as they come; they are always told its end."""
+        """Wait for the answer and stream it to the listener, who always receives its end."""
         if request.listen is None:
             return await self._answer(flying, asyncio.create_task(ask(None)), scopes, request.timeout)
         mask = RehydratingMask(self._stream_mask(), flying.values) if flying.values else self._stream_mask()
@@ -306,7 +287,7 @@ class ModelDoor:
         model: Model,
         attempt: int,
     ) -> RequestAttempt:
-        """Look at a request from all sides, and put away what it says, which is more than what it sends."""
+        """Collect what the judge needs; the full prompt is recorded, not only what is sent."""
         policy = standing.policy
         record = msgspec.json.encode(prompt) if request.record is None else to_body(self._redact(request.record))
         body, blob = await offload_body(self._store, record)
@@ -333,9 +314,9 @@ class ModelDoor:
         )
 
     async def _admit(self, lease: Lease, asking: RequestAttempt, waited: int) -> AdmittedRequest | RequestOutcome:
-        """Decide in one short transaction, again and again while other holds are in the way.
+        """Decide in one short transaction, again while other holds are in the way.
 
-        Each wait for a rate leads to a decision of its own, and is read over again by whoever goes on after a crash.
+        Each wait for a rate is a decision of its own, which is read again after a crash.
         """
         stream, now_asking = session_stream(lease.session), asking
 
@@ -364,21 +345,21 @@ class ModelDoor:
     async def _settled_before(
         self, stream: StreamId, admitted: AdmittedRequest, committed: Committed, lease: Lease
     ) -> AnsweredRequest | FailedRequest | None:
-        """Find what became of a request that was made before: a paid answer is kept, and nobody is asked twice."""
+        """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
         stored = await find_outcome(self._store, stream, admitted.flight)
         if stored is not None and isinstance(stored.event, RequestSettled):
             return restore_request_outcome(
                 stored.event, await read_body(self._store, stored), admitted.max_output_tokens
             )
         if any(event.generation != lease.generation for event in committed.events):
-            error = "An earlier owner of this session began it; nobody knows how it went."
+            error = "An earlier owner of this session began it; its outcome is unknown."
             return FailedRequest(admitted.flight.id, "unknown", error, may_retry=True)
         return None
 
     async def _answer(
         self, flying: _RequestInFlight, acting: asyncio.Future[Reply], scopes: tuple[str, ...], allowed: int
     ) -> AnsweredRequest | FailedRequest:
-        """Wait for the model and settle what it came to: also when it was halted, timed out or cancelled."""
+        """Wait for the model and settle, also when halted, timed out or cancelled."""
         try:
             reply = await wait_unless_halted(self._halts, scopes, acting, allowed)
         except asyncio.CancelledError:
@@ -413,14 +394,13 @@ class ModelDoor:
     def _cut(
         self, flying: _RequestInFlight, acting: asyncio.Future[Reply], outcome: Outcome, error: str
     ) -> ActualResult:
-        """Tell what a request came to that was stopped: nothing if it was never sent, or else at most its hold."""
+        """A stopped request costs nothing if it was never sent, otherwise at most its hold."""
         truth = ActualResult(outcome, error=mask_text(error, self._redact)[:LONGEST_ERROR])
         if flying.permit.unsent:
             return msgspec.structs.replace(truth, usd=0, tokens=0)
         return _price_usage(flying, read_usage_report(acting), truth)
 
     def _refused(self, flying: _RequestInFlight, error: ModelError) -> ActualResult:
-        """Tell what a failure cost: nothing where nobody was charged."""
         truth = ActualResult(
             "error",
             error=mask_text(str(error), self._redact)[:LONGEST_ERROR],
@@ -433,19 +413,18 @@ class ModelDoor:
 
 
 def anonymize_for_model(standing: SessionContext, prompt: Prompt, model: Model) -> AnonymizedPrompt:
-    """Take out of a prompt what its model is not told; one on this machine is told everything."""
+    """Hide personal data from a model; one on this machine sees everything."""
     if standing.anonymize is None or runs_locally(model.name, model.base_url):
         return AnonymizedPrompt(prompt, {}, {})
     return anonymize_prompt(prompt, standing.anonymize.salt or standing.session, standing.anonymize.names)
 
 
 def bound_input_tokens(request: ModelRequest, hidden: AnonymizedPrompt, model: Model) -> int:
-    """Bound the tokens of what is sent: placeholders may be longer than what they stand for."""
+    """Bound the input tokens: placeholders may be longer than their values."""
     return model.count(hidden.prompt) if request.input_tokens is None else request.input_tokens + hidden.growth
 
 
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
-    """R6 for the model itself: the policy allows it."""
     policy = standing.policy
     if policy.allows_model(model):
         return None
@@ -455,7 +434,6 @@ def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str]
 
 
 def read_usage_report(acting: asyncio.Future[Reply]) -> UsageReport:
-    """Tell what a request that was stopped had reported by then."""
     if not acting.done() or acting.cancelled():
         return UsageReport(None)
     failure = acting.exception()
@@ -465,7 +443,7 @@ def read_usage_report(acting: asyncio.Future[Reply]) -> UsageReport:
 
 
 def drop_implausible_usage(reply: Reply) -> Reply:
-    """Leave a report out that counts more tokens than anybody could: no store could keep it."""
+    """Drop a report with an impossible token count: no store could keep it."""
     return reply if _is_plausible_usage(reply.usage) else msgspec.structs.replace(reply, usage=None)
 
 
@@ -474,7 +452,7 @@ def _is_plausible_usage(usage: Usage | None) -> bool:
 
 
 def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualResult) -> ActualResult:
-    """Price what was used. Without a report, or with one that nobody can believe, nothing truer is known."""
+    """Price the usage. Without a plausible report nothing better than the hold is known."""
     usage = report.usage
     if usage is None or not _is_plausible_usage(usage):
         return truth
@@ -486,7 +464,7 @@ def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualRes
 
 
 def _assume_longest_answer(usage: Usage, max_output_tokens: int) -> Usage:
-    """Count an answer that was cut off as the longest one: hidden reasoning is billed, and reported only at the end."""
+    """Count a cut-off answer as the longest possible: hidden reasoning is billed, and reported only at the end."""
     return msgspec.structs.replace(usage, output_tokens=max(usage.output_tokens, max_output_tokens))
 
 
@@ -498,7 +476,6 @@ def _with_accounts(admitted: AdmittedRequest, asking: RequestAttempt) -> Admitte
 def restore_request_outcome(
     settled: RequestSettled, body: bytes, max_output_tokens: int
 ) -> AnsweredRequest | FailedRequest:
-    """Tell once more what became of a request."""
     charge = settled.charge or Charge()
     cost, tokens = charge.usd, charge.tokens
     if settled.outcome == "ok" and body:
@@ -513,7 +490,6 @@ def restore_request_outcome(
 
 
 def read_request_admission(committed: Committed) -> AdmittedRequest | RefusedRequest | GuardrailTriggered:
-    """Read the decision off what was written."""
     cap: CostCapReached | None = None
     for stored in committed.events:
         match stored.event:

@@ -1,4 +1,4 @@
-"""From what a model asked for to what the judge is asked: everything that can be known before a row is locked."""
+"""Prepare a call for the judge: everything that can be known before a row is locked."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -31,11 +31,10 @@ from halter.risk.risk import Risk, assess_risk
 
 
 class Call(msgspec.Struct, frozen=True):
-    """One tool invocation as it was asked for; its id is also its idempotency key and the id of its hold.
+    """One tool call as requested; its id is also its idempotency key and the id of its hold.
 
-    `edited` are the arguments that a person put in place of those that were asked for. `at_most` is how long it may
-    take, where that is less than its tool says. If whoever asks `goes_on` with the session at once, and tells nobody
-    before, its outcome may be written down with what follows.
+    `edited` are a person's arguments instead of the model's. `at_most` shortens the tool's own timeout. With `goes_on`
+    the caller continues the session at once, so the outcome may be written with what follows.
     """
 
     id: str
@@ -49,12 +48,11 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class SessionContext(msgspec.Struct, frozen=True, dict=True):
-    """Where a session stands: whose it is, which phase it is in, and the policy it runs under.
+    """Whose session it is, its phase, and its policy.
 
-    `secrets` are those that the policy grants and that are there; `quarantined` the tools that wait for a person.
-    What is kept back of its caps, in micro-dollars and in tokens, is there for its last words. A session that runs by
-    itself may be given so many tokens for an hour. `anonymize` says what its models are not told, `rates` how fast
-    they may be asked, by all sessions together.
+    `secrets` are granted and set; `quarantined` tools wait for a person. `kept_usd` and `kept_tokens` are reserved for
+    its last words. `tokens_per_hour` limits an autonomous session. `anonymize` says what is hidden from its models,
+    `rates` how fast all sessions together may call them.
     """
 
     session: str
@@ -72,19 +70,15 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
     rates: Mapping[str, RateLimit] = {}
 
     def kept(self) -> Reserve:
-        """Tell what is kept back, and of whose caps."""
         return self._kept
 
     def caps(self) -> Caps:
-        """Tell what may be spent."""
         return self._caps
 
     def spender(self) -> Spender:
-        """Tell who spends."""
         return self._spender
 
     def scopes(self) -> tuple[str, ...]:
-        """List the scopes in which a halt stops this session."""
         return self._scopes
 
     # It stands like this for many steps: what follows from it is worked out once.
@@ -104,7 +98,7 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(caps, tokens_per_hour=self.tokens_per_hour)
 
     def within(self, usd: int, spent: int) -> "SessionContext":
-        """Let the session, which has `spent` so much, spend no more than `usd` from here on."""
+        """Narrow the context: after `spent`, spend at most `usd` more."""
         caps = self.policy.caps
         own, most = caps.session.max_cost_usd, spent + usd + self.kept_usd
         cap = Cap(most if own is None else min(own, most), caps.session.per)
@@ -118,8 +112,6 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
 
 
 class PreparedCall(msgspec.Struct, frozen=True):
-    """A call ready to be judged, and to be run if it is let through."""
-
     asked: CallRequest
     tool: Tool | None
     arguments: Valid | None
@@ -129,7 +121,7 @@ class PreparedCall(msgspec.Struct, frozen=True):
 def prepare_call(
     standing: SessionContext, call: Call, tool: Tool | None, now: int, usd: int, rules: Sequence[RuleRow] = ()
 ) -> PreparedCall:
-    """Look at a call from all sides; `usd` is what it may cost at most, `rules` are where a person said "always"."""
+    """Prepare a call; `usd` is its maximum cost, `rules` are the standing approvals."""
     if tool is None:
         flaw: tuple[Outcome, str] | None = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
         return PreparedCall(_make_call_request(standing, call, now, flaw), None, None)
@@ -170,7 +162,7 @@ def prepare_call(
 
 
 def _validate_arguments(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid:
-    """Check what was asked for, and what a person put in its place; without that they are the same."""
+    """Validate the model's arguments and a person's edit; without an edit they are the same."""
     meant = tool.validate(call.arguments)
     if isinstance(meant, Invalid) or call.edited is None:
         return meant if isinstance(meant, Invalid) else (meant, meant)
@@ -181,7 +173,6 @@ def _validate_arguments(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid
 def _find_agreed_rule(
     rules: Sequence[RuleRow], standing: SessionContext, spec: ToolSpec, arguments: Valid, now: int
 ) -> str:
-    """Name the rule by which a person already said yes, if there is one."""
     for row in rules:
         if row.live(now) and matches_rule(
             read_standing_rule(row), spec, arguments, standing.session, standing.agent, now
@@ -210,7 +201,6 @@ def _make_call_request(
     rule: ToolPolicy | None = None,
     **known: Any,
 ) -> CallRequest:
-    """Say who asks for what; `known` is what a look at the arguments has shown."""
     if spec is not None and rule is not None:
         known |= {
             "level": rule.level,
@@ -236,17 +226,17 @@ def _make_call_request(
 
 
 def _find_missing_secret(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
-    """Refuse a secret that the agent was not given, or that nobody has set."""
+    """Refuse a secret that the agent was not granted or that is not set."""
     unknown = sorted(find_secret_names(arguments.canonical) - standing.secrets)
     return ("invalid_arguments", describe_missing_secrets(unknown)) if unknown else None
 
 
 def _find_unknown_placeholder(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
-    """Refuse a placeholder that nobody can resolve: a tool would take it for the value itself."""
+    """Refuse a placeholder that cannot be resolved: a tool would take it for the value itself."""
     left = find_placeholders(arguments.canonical.decode()) if standing.anonymize is not None else ()
     if not left:
         return None
-    return ("invalid_arguments", f"Nobody knows any more what {left[0]} stands for: ask again for the value.")
+    return ("invalid_arguments", f"The value of {left[0]} is no longer known: ask for it again.")
 
 
 def _make_required_approval(

@@ -1,11 +1,8 @@
 """What a write does, the same for every store: fence, decide, append, project.
 
-The stores differ only in how they load, lock and save rows.
-
-The hash chain of a stream: what makes an edited, deleted, moved or repeated event visible.
-
-Each hash covers a format tag, the hash before it, the header with the facts, and a salted digest of the body.
-Erasing a body (and its salt) leaves the digest, so the chain still holds and nothing can be guessed from it.
+Each stream is a hash chain: an edited, deleted, moved or repeated event is detected. A hash covers a format tag, the
+previous hash, the header with the facts, and a salted digest of the body. Erasing a body with its salt keeps the
+digest, so the chain still holds and the body cannot be guessed.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,7 +23,6 @@ from halter.core.vocabulary import R, Row, RowKey
 
 FORMAT_TAG: Final = b"halter.event.1\n"
 CHAIN_START: Final = bytes(32)
-"""What the first event of a stream links to."""
 
 SALT_BYTES: Final = 16
 
@@ -43,7 +39,6 @@ EventHeader = tuple[str, int, str, int, int, int, str, str | None]
 
 
 def hash_event(previous: bytes, header: EventHeader, facts: bytes, digest: bytes) -> bytes:
-    """Work out the hash of an event from the one before it."""
     head = _ENCODE(header)
     sizes = b"%d %d %d\n" % (len(head), len(facts), len(digest))
     return sha256(b"".join((FORMAT_TAG, previous, sizes, head, facts, digest))).digest()
@@ -65,7 +60,6 @@ class WorkingSet:
         self._appended: list[Row] = []
 
     def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a declared row."""
         try:
             return self._rows[kind, key]
         except KeyError:
@@ -73,7 +67,7 @@ class WorkingSet:
             raise UndeclaredRow(message) from None
 
     def put(self, row: Row) -> None:
-        """Change or add a row; one of an append-only table needs no declaring."""
+        """Change or add a row; one of an append-only table need not be declared."""
         if row.APPEND_ONLY:
             self._appended.append(row)
             return
@@ -85,12 +79,10 @@ class WorkingSet:
         self._touched[key] = None
 
     def drop(self, key: RowKey) -> None:
-        """Remove a declared row."""
         self._rows[key] = None
         self._touched[key] = None
 
     def changes(self) -> "Changes":
-        """Tell apart what the store has to insert, update and delete."""
         changes = Changes([*self._appended], [], [], self.events, self.erasures)
         for key in self._touched:
             before, after = self._loaded[key], self._rows[key]
@@ -105,7 +97,7 @@ class WorkingSet:
 
 
 def _clamp_time(rows: Iterable[Row | None], now: int) -> int:
-    """Tell the time of a new event: none that it must not precede, so that a clock set back cannot reorder anything."""
+    """The time of a new event: never before its predecessors, so a clock set back reorders nothing."""
     for row in rows:
         if row is None:
             continue
@@ -117,8 +109,6 @@ def _clamp_time(rows: Iterable[Row | None], now: int) -> int:
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """All that one transaction has to save."""
-
     inserts: list[Row]
     updates: list[Row]
     deletes: list[RowKey]
@@ -127,15 +117,12 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class Applier(Protocol):
-    """What applies one write to a working set; drills put a broken one in its place."""
+    """Applies one write to a working set; drills inject a broken one."""
 
-    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
-        """Append what the write decides."""
-        ...
+    def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed: ...
 
 
 def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
-    """List every row that the writes may touch, each once."""
     keys: dict[RowKey, None] = {}
     for write in writes:
         for stream in (write.stream, *write.others):
@@ -148,7 +135,6 @@ def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
 
 
 def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
-    """Fence, decide, append, project."""
     if write.lease is not None:
         fence(write.lease, rows)
     drafts = write.decide(rows)
@@ -159,10 +145,9 @@ def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) ->
 
 
 def fence(lease: Lease, rows: WorkingSet) -> None:
-    """Refuse an owner whose session was given to somebody else."""
     row = rows.get(SessionRow, lease.session)
     if row is None or (row.owner, row.generation) != (lease.worker, lease.generation):
-        owner = f"{row.owner or 'nobody'} (generation {row.generation})" if row else "nobody: it does not exist"
+        owner = f"{row.owner or 'no worker'} (generation {row.generation})" if row else "no worker: it does not exist"
         message = (
             f"Session {lease.session} is no longer held by {lease.worker} (generation {lease.generation}); "
             f"it belongs to {owner}. Nothing was written."
@@ -171,7 +156,7 @@ def fence(lease: Lease, rows: WorkingSet) -> None:
 
 
 def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
-    """Refuse to write to a session that a newer program has taken up. Its inbox is open to everybody."""
+    """Refuse to write to a session that a newer program has taken. Its inbox stays open."""
     session = session_of(stream)
     row = None if session is None or is_inbox(stream) else rows.get(SessionRow, session)
     if row is not None and (why := explain_newer_format(row)):
@@ -179,7 +164,6 @@ def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
 
 
 def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:
-    """Give an event its place in its stream, link it into the chain, and let it change the rows."""
     event, facts = encode(draft.event)
     stored = _make_stored_event(event, facts, draft, write, rows, salt)
     rows.events.append(stored)

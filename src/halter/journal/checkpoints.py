@@ -1,10 +1,8 @@
-"""Checkpoints outside the store: what shows a tail that was cut off, a stream that was dropped, a history rewritten.
+"""Signed checkpoints outside the store: they show a truncated tail, a dropped stream, a rewritten history.
 
-A hash chain alone cannot show these, since whoever can write to the store can work out the chain anew.
-Each checkpoint is one line of JSON: it names the heads that changed, the digest of the line before it, and is
-signed. Any number of processes append to one file.
-
-The key that checkpoints are signed with: Ed25519, one file for it, and its public half beside it.
+A hash chain alone cannot, since a writer of the store can recompute it. Each checkpoint is one line of JSON: it names
+the heads that changed and the digest of the line before it, and is signed with Ed25519. Any number of processes append
+to one file.
 """
 
 import errno
@@ -48,19 +46,16 @@ PUBLIC_KEY_MODE = 0o644
 
 
 class SigningKey:
-    """A private key, and how its public half is written into every checkpoint."""
-
     def __init__(self, private: "Ed25519PrivateKey") -> None:
         self._private = private
         self.public = private.public_key().public_bytes_raw().hex()
 
     def sign(self, data: bytes) -> str:
-        """Sign, written as hexadecimal digits."""
         return self._private.sign(data).hex()
 
 
 def load_signing_key(path: Path) -> SigningKey:
-    """Load the private key, or make one where there is none. Raises OSError or ValueError."""
+    """Load the private key, or create it. Raises OSError or ValueError."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -80,17 +75,15 @@ def load_signing_key(path: Path) -> SigningKey:
 
 
 def public_key_path(path: Path) -> Path:
-    """Tell where the public half of a key file stands."""
     return path.with_name(f"{path.name}.pub")
 
 
 def read_public_keys(path: Path) -> frozenset[str]:
-    """Read the keys whose checkpoints are to be trusted, one to a line. Raises OSError."""
+    """Read the trusted keys, one per line. Raises OSError."""
     return frozenset(path.read_text("ascii", "replace").split())
 
 
 def is_signed(data: bytes, signature: str, public: str) -> bool:
-    """Tell whether the owner of the public key signed the data."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -109,7 +102,7 @@ def _new_private_key() -> bytes:
 
 
 def _create_file_once(path: Path, mode: int, content: Callable[[], bytes]) -> None:
-    """Create a file whole or not at all; of several processes that try, the first one wins."""
+    """Create a file whole or not at all; of several processes, the first wins."""
     if path.exists():
         return
     file, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
@@ -133,7 +126,7 @@ RETRY_INTERVAL: Final = 5 * SECOND
 PAUSE_SECONDS: Final = 0.01
 LOCK_PAUSES: Final = 10
 LOCK_PAUSES_AT_REST: Final = 50
-"""How long another process's append is waited for, while a commit waits for this one and while none does."""
+"""How long to wait for another process's append, with and without a commit waiting for this one."""
 
 IMMEDIATE_KINDS: Final = frozenset(
     kind.KIND
@@ -142,7 +135,7 @@ IMMEDIATE_KINDS: Final = frozenset(
         *(CapChanged, AgentSwitched, FleetPolicyAdopted, StoreAccepted),
     )
 )
-"""What is checkpointed with its own commit: what a person said must not be undone by an older copy of the store."""
+"""Checkpointed with their own commit: a person's decision must not be undone by an older copy of the store."""
 
 USD: Final = "usd"
 HALTS: Final = "halts"
@@ -154,11 +147,11 @@ _LINE_ENDS: Final = 2
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """One line: where the streams that had changed stood at a time, as [sequence number, hash].
+    """One line: where the changed streams stood at a time, as [sequence number, hash].
 
-    `last` is the stream that was committed to last: a store that has that event has all others of the line. `tally`
-    counts what the line vouches for: micro-dollars, halts, denials. By `accepted` a person gave up what earlier lines
-    knew: of each stream named, all after that sequence number.
+    `last` is the stream committed to last: a store that has that event has all others of the line. `tally` counts what
+    the line vouches for: micro-dollars, halts, denials. By `accepted` a person gave up what earlier lines knew: of each
+    stream named, all after that sequence number.
     """
 
     number: int
@@ -173,11 +166,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     accepted: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
 
     def signed_bytes(self) -> bytes:
-        """Tell what the signature is made over."""
         return FORMAT_TAG + msgspec.structs.replace(self, signature="").line()
 
     def line(self) -> bytes:
-        """Write it down."""
         return _ENCODE(self)
 
 
@@ -186,7 +177,7 @@ _DECODER: Final = msgspec.json.Decoder(Checkpoint)
 
 
 def parse_checkpoint(line: bytes) -> Checkpoint | None:
-    """Read a line, without its end; None if it is none that this program could have written."""
+    """Read a line without its end; None if this program cannot have written it."""
     try:
         checkpoint = _DECODER.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -195,12 +186,11 @@ def parse_checkpoint(line: bytes) -> Checkpoint | None:
 
 
 def digest_line(line: bytes) -> str:
-    """Digest a line, without its end, as the next one names it."""
     return sha256(line).hexdigest()
 
 
 def read_lines_backwards(path: Path) -> Iterator[bytes]:
-    """Read the whole lines of a file from its end, without their ends; what a crash left unfinished is passed over."""
+    """Read whole lines from the end of a file; an unfinished one is skipped."""
     try:
         file = path.open("rb")
     except OSError:
@@ -222,18 +212,15 @@ def read_lines_backwards(path: Path) -> Iterator[bytes]:
 
 
 class CheckpointLockTimeout(Exception):
-    """Another process has been appending for too long."""
+    pass
 
 
 def checkpoint_file(folder: Path, store_id: str) -> Path:
-    """Tell where the checkpoints of a store stand."""
     return folder / f"{store_id}.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointIo:
-    """What a checkpointer asks of the machine: to let some seconds pass, and to bring a file to its disk."""
-
     pause: Callable[[float], None] = time.sleep
     sync: Callable[[int], None] = os.fsync
 
@@ -242,10 +229,9 @@ SYSTEM_IO: Final = CheckpointIo()
 
 
 class Checkpointer:
-    """Notes what a store commits, and writes a checkpoint at once, every so often, and at each session's end.
+    """Records what a store commits, and writes checkpoints at once, periodically, and at each session's end.
 
-    A place that cannot be written to never stops a commit: `problem` says what is wrong, what is missing in the
-    place is kept, and written when it can be.
+    An unwritable file never stops a commit: `problem` says what is wrong, and what is missing is written later.
     """
 
     def __init__(
@@ -277,7 +263,7 @@ class Checkpointer:
         self._due_at = 0
 
     def accept(self, given_up: Mapping[str, int]) -> None:
-        """Write at once that what earlier checkpoints knew is given up: of each stream, all after a number."""
+        """Record at once that a person gave up what earlier checkpoints knew: of each stream, all after a number."""
         if not given_up:
             return
         with self._guard:
@@ -285,7 +271,6 @@ class Checkpointer:
             self._write(LOCK_PAUSES_AT_REST)
 
     def saw(self, events: Sequence[Stored]) -> None:
-        """Take note of events, and write a checkpoint if one is due."""
         with self._guard:
             for event in events:
                 if event.seq > self._heads.get(event.stream, (0, b""))[0]:
@@ -299,13 +284,12 @@ class Checkpointer:
                 self._write(LOCK_PAUSES)
 
     def flush(self) -> None:
-        """Write a checkpoint of whatever has changed since the last one."""
         with self._guard:
             if self._heads or self._accepted is not None:
                 self._write(LOCK_PAUSES_AT_REST)
 
     def rehearse(self) -> None:
-        """Look whether a checkpoint could be written, without writing one: `problem` says what is in the way."""
+        """Check whether a checkpoint could be written, without writing one; sets `problem`."""
         with self._guard:
             try:
                 self._key = self._key or load_signing_key(self._key_path)
@@ -355,7 +339,7 @@ class Checkpointer:
 
     @contextmanager
     def _locked(self, pauses: int) -> Generator[int]:
-        """Open the file for this process alone. Closing it lets go of the lock, and so does a crash."""
+        """Open the file exclusively. Closing it, or a crash, releases the lock."""
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             for _ in range(pauses):
@@ -379,7 +363,6 @@ class Checkpointer:
 
 
 def _tally(event: Stored) -> Mapping[str, int]:
-    """Count what matters most if it is lost."""
     match event.event:
         case CallSettled(charge=charge) | RequestSettled(charge=charge) if charge is not None and charge.usd:
             return {USD: charge.usd}
@@ -400,7 +383,7 @@ def _is_ours(file: int) -> bool:
 
 
 def _last_line(file: int) -> bytes | None:
-    """Return the last whole line; what a crash left behind it is cut off."""
+    """Return the last whole line; cut off what a crash left behind it."""
     end = os.fstat(file).st_size
     start, tail = end, b""
     while start > 0 and tail.count(b"\n") < _LINE_ENDS:
@@ -414,7 +397,7 @@ def _last_line(file: int) -> bytes | None:
 
 
 def _read_checkpoint_number(file: int, last: bytes | None) -> int:
-    """Tell the number of the last checkpoint, by counting if it is damaged."""
+    """The number of the last checkpoint, by counting if it is damaged."""
     if last is None:
         return 0
     checkpoint = parse_checkpoint(last)
@@ -422,7 +405,7 @@ def _read_checkpoint_number(file: int, last: bytes | None) -> int:
 
 
 def _write_whole(file: int, line: bytes, sync: Callable[[int], None]) -> None:
-    """Write a line and sync it; if that fails, take back what was written of it."""
+    """Write a line and sync it; on failure, take back what was written."""
     before = os.fstat(file).st_size
     try:
         rest = memoryview(line)

@@ -1,7 +1,4 @@
-"""A connection to PostgreSQL that is made anew when it was lost, and its errors as sentences.
-
-How hard the workers of a PostgreSQL store press on it: connections, and what waits in the queue that they share.
-"""
+"""A reconnecting connection to PostgreSQL, its errors as sentences, and how loaded the server is."""
 
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -23,7 +20,7 @@ DEFAULT_SCHEMA: Final = "halter"
 LAST_PORT: Final = 65_535
 
 READ_ONLY_CODE: Final = "25006"
-"""A server that was demoted says this; by the next connection another one may be the primary."""
+"""A demoted server returns this; the next connection may reach the new primary."""
 
 # A server that is gone without a word is noticed within half a minute. The URL may say otherwise.
 _CONNECT_OPTIONS: Final = {
@@ -37,7 +34,7 @@ _CONNECT_OPTIONS: Final = {
 
 
 class PostgresAddress:
-    """Where a store is: what libpq has to know, the schema, and how to name the place to people."""
+    """Where a store is: libpq's parameters, the schema, and a name for people."""
 
     def __init__(self, url: str) -> None:
         parts = _split_url(url)
@@ -55,7 +52,7 @@ class PostgresAddress:
             )
 
     def whereabouts(self) -> str:
-        """Name the database and the schema, also where the environment says which server is meant."""
+        """The database and the schema, also where the environment names the server."""
         given = conninfo_to_dict(self.conninfo)
         usual = {each.keyword.decode(): (each.val or b"").decode() for each in psycopg.pq.Conninfo.get_defaults()}
         words = [str(given.get(name) or usual.get(name) or "") for name in ("service", "host", "hostaddr", "port")]
@@ -70,7 +67,7 @@ _URL_ADVICE: Final = (
 
 
 def _split_url(url: str) -> SplitResult:
-    """Take a URL apart; what is wrong with it is said without repeating it, for it may hold a password."""
+    """Split a URL; errors do not repeat it, since it may hold a password."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -83,13 +80,13 @@ def _split_url(url: str) -> SplitResult:
 
 
 def join_url(parts: SplitResult) -> str:
-    """Put a URL together again. Without a host it keeps its slashes: libpq then looks where its environment says."""
+    """Join a URL. Without a host it keeps its slashes: libpq then uses its environment."""
     url = urlunsplit(parts)
     return url if parts.netloc else url.replace(":", "://", 1)
 
 
 def _parse_conninfo(url: str) -> dict[str, str]:
-    """Read a URL as libpq does, and refuse what it would only stumble over when it connects."""
+    """Read a URL as libpq does, and reject what would fail only when connecting."""
     try:
         params = {name: str(value) for name, value in conninfo_to_dict(url).items()}
     except psycopg.ProgrammingError:
@@ -112,7 +109,7 @@ def _list_libpq_keywords() -> set[str]:
 
 
 class ConnectionSlot:
-    """One connection: made at its first use, and again at the next use after it was lost."""
+    """One connection: opened at first use, and again after it was lost."""
 
     def __init__(self, address: PostgresAddress, greet: Callable[[PgConnection], None]) -> None:
         self._address = address
@@ -121,7 +118,6 @@ class ConnectionSlot:
 
     @contextmanager
     def use(self) -> Generator[PgConnection]:
-        """Lend the connection; errors come out as sentences."""
         with translate_errors(self._address):
             try:
                 if self._connection is None:
@@ -134,19 +130,17 @@ class ConnectionSlot:
                 raise
 
     def drop(self) -> None:
-        """Let go of the connection; an open transaction is undone by the server."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
     @property
     def pid(self) -> int:
-        """The number of the server's process at the other end, by which others know who told them something."""
+        """The server's process id, by which other writers recognise a notification's sender."""
         return 0 if self._connection is None else self._connection.info.backend_pid
 
     @property
     def in_transaction(self) -> bool:
-        """Whether something was begun that is neither committed nor undone."""
         status = psycopg.pq.TransactionStatus
         connection = self._connection
         return connection is not None and connection.info.transaction_status not in (status.IDLE, status.UNKNOWN)
@@ -157,7 +151,6 @@ class ConnectionSlot:
 
 
 def open_greeted_connection(address: PostgresAddress, greet: Callable[[PgConnection], None]) -> PgConnection:
-    """Make a connection that has been greeted, or none."""
     connection = psycopg.connect(address.conninfo, autocommit=True, prepare_threshold=0)
     try:
         greet(connection)
@@ -169,7 +162,6 @@ def open_greeted_connection(address: PostgresAddress, greet: Callable[[PgConnect
 
 @contextmanager
 def translate_errors(address: PostgresAddress) -> Generator[None]:
-    """Let errors out as sentences."""
     try:
         yield
     except psycopg.Error as error:
@@ -178,7 +170,7 @@ def translate_errors(address: PostgresAddress) -> Generator[None]:
 
 @contextmanager
 def pipeline_statements(connection: PgConnection) -> Generator[None]:
-    """Send statements without waiting for each other's answers; the first error is raised when all are sent.
+    """Send statements without waiting for each answer; the first error is raised when all are sent.
 
     psycopg would log a second error, of the statements that were skipped because of the first.
     """
@@ -196,7 +188,7 @@ def pipeline_statements(connection: PgConnection) -> Generator[None]:
 
 
 class _ErrorCase(NamedTuple):
-    """What a kind of error means; `signs` are codes of PostgreSQL, or without one, words of libpq."""
+    """What a kind of error means; `signs` are PostgreSQL codes, or without one, words of libpq."""
 
     signs: tuple[str, ...]
     kind: type[StoreError | Conflict]
@@ -282,16 +274,15 @@ _CASES_WITH_CODE: Final = (
     _ErrorCase(
         ("",),
         StoreUnusable,
-        "The database {place} did not understand what was asked of it ({text}). If somebody changed its tables by "
-        "hand, restore it from a backup.",
+        "The database {place} rejected a query ({text}). If its tables were changed by hand, restore it from a backup.",
     ),
 )
 
 
 def translate_postgres_error(error: psycopg.Error, address: PostgresAddress) -> StoreError | Conflict:
-    """Turn PostgreSQL's error into a sentence for the person who can act.
+    """Turn PostgreSQL's error into a sentence for the operator.
 
-    Why a connection could not be made is told by libpq in words only; what is not among them may well pass.
+    libpq gives connection errors only in words; unknown ones are treated as temporary.
     """
     text = re.sub(r"\s+", " ", error.diag.message_primary or str(error)).strip()
     if not error.sqlstate and (isinstance(error, psycopg.OperationalError) or text.startswith("bad value for")):
@@ -303,7 +294,7 @@ def translate_postgres_error(error: psycopg.Error, address: PostgresAddress) -> 
 
 
 class QueueDepth(msgspec.Struct, frozen=True):
-    """What waits in one queue, and for how many microseconds the oldest has."""
+    """One queue: its length, and the age of its oldest entry in microseconds."""
 
     queue: str
     jobs: int
@@ -311,7 +302,7 @@ class QueueDepth(msgspec.Struct, frozen=True):
 
 
 class Pressure(msgspec.Struct, frozen=True):
-    """Connections that programs may have, and that are in use; queues in which something waits."""
+    """Connections allowed and in use, and the queues that are not empty."""
 
     most: int
     used: int
@@ -319,7 +310,7 @@ class Pressure(msgspec.Struct, frozen=True):
 
 
 def measure_pressure(url: str) -> Pressure:
-    """Ask PostgreSQL, over a connection of its own. Where no worker ever was, there is no queue."""
+    """Ask PostgreSQL over a separate connection. Before the first worker there is no queue."""
     address = PostgresAddress(url)
     with translate_errors(address), open_greeted_connection(address, lambda _: None) as connection:
         connection.execute("SELECT set_config('search_path', quote_ident(%s), false)", [address.schema])

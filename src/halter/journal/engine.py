@@ -1,12 +1,8 @@
-"""What the three stores differ in: how rows are loaded, locked, saved and asked for.
+"""What the three stores differ in: how rows are loaded, locked, saved and queried.
 
-An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in threads, or inline.
-
-SQL lives in `.sql` files, each query named and described there; this reads them.
-
-Chunks as the stores index them: each with its words, made once and the same for all.
-
-Who works on what, in SQL: the same moves for every database, with statements of its own under the same names.
+An engine is synchronous and knows nothing of asyncio; `JournalStore` runs it in threads, or inline. SQL is in `.sql`
+files, each query named and described there. Claims and offers are the same for every database, over statements of the
+same names.
 """
 
 import re
@@ -40,14 +36,12 @@ from halter.journal.apply import Changes
 
 
 class IndexedChunk(msgspec.Struct, frozen=True):
-    """A chunk and the words by which it is found."""
-
     chunk: Chunk
     words: tuple[str, ...]
 
 
 def index_chunks(document: str, chunks: Iterable[Chunk]) -> list[IndexedChunk]:
-    """Make chunks fit for every database. They belong to the document named, and are numbered as they come."""
+    """Make chunks fit for every database, numbered in order."""
     return [
         IndexedChunk(
             msgspec.structs.replace(chunk, document=document, number=number, text=clean(chunk.text)),
@@ -58,90 +52,76 @@ def index_chunks(document: str, chunks: Iterable[Chunk]) -> list[IndexedChunk]:
 
 
 def to_fts5_query(wanted: Sequence[str], *, every: bool) -> str:
-    """Ask for words the way FTS5 reads it. They hold letters and digits only, so nothing has to be escaped."""
+    """Words as an FTS5 query. They hold letters and digits only, so nothing needs escaping."""
     return (" AND " if every else " OR ").join(f'"{word}"' for word in wanted)
 
 
 def to_tsquery(wanted: Sequence[str], *, every: bool) -> str:
-    """Ask for words the way PostgreSQL reads it."""
     return (" & " if every else " | ").join(f"'{word}'" for word in wanted)
 
 
 def to_tsvector(found: Sequence[str]) -> str:
-    """Write words and their places the way PostgreSQL reads it."""
     return " ".join(f"'{word}':{place}" for place, word in enumerate(found, 1))
 
 
 PROJECTIONS: Final = tuple(table for table in TABLES if table is not StreamRow)
-"""The tables that a rebuild makes anew. Heads are not among them: they are a part of the chain, and evidence."""
+"""The tables that a rebuild replaces. Heads are part of the chain, and evidence."""
 
 
 class Conflict(Exception):
-    """Another process inserted the same row first: look again and decide anew."""
+    """Another process inserted the same row first: load and decide again."""
 
 
 class Busy(Exception):
-    """The store would have to be waited for, and the caller said that it will not wait."""
+    """The store would have to wait, and the caller does not want to."""
 
 
 class StoreView(Protocol):
-    """A store as it is at one moment: whatever is committed later is not seen."""
+    """A store at one moment: later commits are not visible."""
 
-    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query."""
-        ...
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]: ...
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Run a named query where there is much to read: plain columns, in the order in which it names them."""
+        """Run a named query over much data: plain columns, in its order."""
         ...
 
-    def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
-        ...
+    def get(self, digest: Digest) -> bytes | None: ...
 
     def flaws(self) -> Sequence[str]:
-        """Tell what the database itself finds damaged, such as an index that does not fit its table."""
+        """Damage that the database itself finds, such as an index that does not match its table."""
         ...
 
-    def close(self) -> None:
-        """Look no more."""
-        ...
+    def close(self) -> None: ...
 
 
 class Engine(Protocol):
     """One store's way of keeping rows and events."""
 
     def begin(self, *, wait: bool = True) -> None:
-        """Open a transaction that may write; raise Busy instead of waiting if told not to wait."""
+        """Open a write transaction; raise Busy instead of waiting if `wait` is False."""
         ...
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Lock rows, in an order that is the same for everybody, and return them."""
+        """Lock rows, in one global order, and return them."""
         ...
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
-        """Return the events of writes that were committed before under these keys."""
+        """The events of writes already committed under these keys."""
         ...
 
-    def now(self) -> int:
-        """Tell the store's time."""
-        ...
+    def now(self) -> int: ...
 
     def save(self, changes: Changes) -> None:
         """Write all changes into the open transaction; Conflict if an inserted row exists by now."""
         ...
 
     def commit(self) -> None:
-        """Make the transaction durable; Conflict as in `save`, whichever finds it."""
+        """Make the transaction durable; may raise Conflict too."""
         ...
 
-    def rollback(self) -> None:
-        """Forget the transaction."""
-        ...
+    def rollback(self) -> None: ...
 
-    def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
-        """Return events of a stream in order."""
-        ...
+    def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]: ...
 
     def claim(
         self,
@@ -151,78 +131,62 @@ class Engine(Protocol):
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Take due and orphaned sessions that this program understands, or one that is named and nobody owns."""
+        """Take due and orphaned sessions that this program understands, or a named one without an owner."""
         ...
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         """Hand out tickets for what could be claimed, unless another process is doing so."""
         ...
 
-    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
-        """Renew a worker's leases."""
-        ...
+    def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply: ...
 
-    def leave(self, worker: WorkerId) -> None:
-        """Let a worker's leases be over."""
-        ...
+    def leave(self, worker: WorkerId) -> None: ...
 
-    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query."""
-        ...
+    def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]: ...
 
-    def put(self, digest: Digest, data: bytes) -> None:
-        """Keep a blob."""
-        ...
+    def put(self, digest: Digest, data: bytes) -> None: ...
 
-    def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
-        ...
+    def get(self, digest: Digest) -> bytes | None: ...
 
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
-        """Add some of a document's chunks, which nobody sees yet; those that are there already stay."""
+        """Add some of a document's chunks, not yet visible; existing ones stay."""
         ...
 
     def show_document(self, document: str, count: int) -> bool:
-        """Let a document be seen if it has so many chunks; tell whether it has."""
+        """Make a document visible if it has that many chunks; return whether it has."""
         ...
 
     def drop_chunks(self, document: str, limit: int) -> int:
-        """Let a document be seen no more, and drop so many of its chunks at most; tell how many."""
+        """Hide a document and drop at most that many of its chunks; return how many."""
         ...
 
-    def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents are there."""
-        ...
+    def indexed(self, documents: Sequence[str]) -> frozenset[str]: ...
 
-    def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's chunks in order."""
-        ...
+    def chunks(self, document: str) -> Sequence[Chunk]: ...
 
     def search(
         self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
-        """Find chunks of these documents in which every word occurs, or any; the best first."""
+        """Chunks of these documents in which every word occurs, or any; the best first."""
         ...
 
     def view(self) -> StoreView:
-        """Open a view that stays the same and is in nobody's way until it is closed; any thread may use it."""
+        """Open a snapshot that blocks no one until it is closed; usable from any thread."""
         ...
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
-        """Put new rows in place of all projections, made from what a transaction sees that keeps other writers out."""
+        """Replace all projections, made from what a transaction sees that keeps other writers out."""
         ...
 
     def scrub(self) -> bool:
-        """Overwrite copies of erased bytes that linger outside the tables; tell whether that is done."""
+        """Overwrite lingering copies of erased bytes; return whether that is complete."""
         ...
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
-        """Wait, at most so many seconds, for other processes to write; return what they changed."""
+        """Wait, at most that many seconds, for other processes to write; return what they changed."""
         ...
 
-    def close(self) -> None:
-        """Let go of everything."""
-        ...
+    def close(self) -> None: ...
 
 
 _NAMED: Final = re.compile(r"^-- name: (\w+)\n((?:--[^\n]*\n)*)(.*?);\s*$", re.MULTILINE | re.DOTALL)
@@ -231,14 +195,12 @@ _PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 
 @cache
 def load_queries(name: str) -> Mapping[str, str]:
-    """Read the named queries of one file."""
     text = files("halter.journal.sql").joinpath(name).read_text("utf-8")
     return {found[1]: found[3].strip() for found in _NAMED.finditer(text)}
 
 
 @cache
 def list_migrations(dialect: str) -> tuple[tuple[int, str], ...]:
-    """List the numbered migrations of a dialect, oldest first."""
     folder = files("halter.journal.sql").joinpath(dialect)
     names = sorted(entry.name for entry in folder.iterdir() if re.match(r"\d{4}_", entry.name))
     return tuple((int(name[:4]), folder.joinpath(name).read_text("utf-8")) for name in names)
@@ -255,7 +217,6 @@ def split_statements(script: str) -> Iterator[str]:
 
 
 def to_psycopg_parameters(sql: str) -> str:
-    """Write named parameters (`:name`) the way psycopg reads them."""
     return _PARAMETER.sub(r"%(\1)s", sql)
 
 
@@ -285,12 +246,11 @@ def make_row_statements(row: type[Row]) -> RowStatements:
 
 
 RunStatement = Callable[[str, Mapping[str, Any]], Sequence[tuple[Any, ...]]]
-"""Runs a named statement in the open transaction."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leasing:
-    """Claims and offers in one transaction. `names` and `numbers` write lists as the database reads them."""
+    """Claims and offers in one transaction. `names` and `numbers` encode lists for the database."""
 
     ask: RunStatement
     names: Callable[[Iterable[str]], Any]
@@ -300,11 +260,10 @@ class Leasing:
     program_format: int
 
     def claim(self, worker: WorkerId, limit: int, agents: AgentConcurrency | None) -> Sequence[Lease]:
-        """Take orphaned sessions first, then due ones."""
         return [Lease(SessionId(row[0]), worker, row[1]) for row in self._found("claim", limit, agents, worker)]
 
     def claim_one(self, worker: WorkerId, limit: int, only: SessionId | Ticket) -> Sequence[Lease]:
-        """Take the session that is named; by a ticket, only if nobody has had it since, and the ticket is used up."""
+        """Take the named session; by a ticket, only if its generation is unchanged, and the ticket is used up."""
         session, generation = (only.session, only.generation) if isinstance(only, Ticket) else (only, None)
         params = {"worker": worker, "now": self.now, "format": self.program_format, "limit": limit}
         taken = self.ask("claim_one", params | {"session": session, "generation": generation})
@@ -313,7 +272,6 @@ class Leasing:
         return [Lease(SessionId(row[0]), worker, row[1]) for row in taken]
 
     def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets, connection: object) -> Offer:
-        """Hand out tickets for what could be claimed and is not on offer already."""
         self.ask("drop_tickets", {"before": self.now - self.lease})
         ((waiting,),) = self.ask("count_tickets", {})
         left = max(0, limit - waiting)
@@ -327,7 +285,7 @@ class Leasing:
         return Offer(tickets, more=len(tickets) == left)
 
     def _found(self, verb: str, limit: int, agents: AgentConcurrency | None, worker: WorkerId) -> list[tuple[Any, ...]]:
-        """Find what is orphaned and what is due. Tasks of agents that have a limit come last, each up to its limit."""
+        """Orphaned and due sessions. Tasks of agents with a concurrency limit come last, each up to its limit."""
         unlimited = None if agents is None else [agent for agent, most in agents.items() if most is None]
         limited = {agent: most for agent, most in (agents or {}).items() if most is not None}
         params = {"worker": worker, "now": self.now, "format": self.program_format}
@@ -341,7 +299,6 @@ class Leasing:
         return found
 
     def _rooms(self, limited: Mapping[str, int]) -> Sequence[tuple[Any, ...]]:
-        """Tell how many more tasks of these agents may be awake."""
         if not limited:
             return ()
         return self.ask("rooms", {"agents": self.names(limited), "most": self.numbers(limited.values())})

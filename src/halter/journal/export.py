@@ -1,13 +1,11 @@
-"""A session's journal as lines of JSON: all that it takes to check its chains, with no store at hand.
+"""A session's journal as lines of JSON, whose chains can be checked without the store.
 
     export    what the file holds: its sessions, and how many events each of their streams has
-    receipt   the receipt that was made with it
+    receipt   the receipt made with it
     blob      a body that is too large for its event, or what defines a session
     event     header, facts, digest and hash; and unless they were erased, body and salt
 
-Facts are the very text that was hashed. Bodies and salts are written as base64, hashes as hexadecimal digits.
-
-Checking an export with no store at hand: every hash is worked out anew, link by link from the beginning.
+Facts are the exact text that was hashed. Bodies and salts are base64, hashes hexadecimal digits.
 """
 
 from collections import defaultdict
@@ -30,7 +28,7 @@ EXPORT_FORMAT: Final = 1
 
 
 class ExportHeader(msgspec.Struct, frozen=True, tag_field="line", tag="export"):
-    """What the file is: the first session is the one that was asked for, the others are its sub-sessions."""
+    """The first line: the first session is the requested one, the others are its sub-sessions."""
 
     format: int
     halter: str
@@ -41,22 +39,16 @@ class ExportHeader(msgspec.Struct, frozen=True, tag_field="line", tag="export"):
 
 
 class ExportedReceipt(msgspec.Struct, frozen=True, tag_field="line", tag="receipt"):
-    """The receipt of one of the sessions."""
-
     session: str
     receipt: msgspec.Raw
 
 
 class ExportedBlob(msgspec.Struct, frozen=True, tag_field="line", tag="blob"):
-    """Something that an event names by its digest."""
-
     digest: str
     data: bytes
 
 
 class ExportedEvent(msgspec.Struct, frozen=True, tag_field="line", tag="event", omit_defaults=True):
-    """One event as it is kept."""
-
     stream: str
     seq: int
     kind: str
@@ -72,7 +64,7 @@ class ExportedEvent(msgspec.Struct, frozen=True, tag_field="line", tag="event", 
     salt: bytes | None = None
 
     def stored(self) -> Stored:
-        """Read the event back. Raises ValueError where its digests are none."""
+        """Decode the event. Raises ValueError for malformed digests."""
         facts = self.facts.encode()
         return Stored(
             stream=StreamId(self.stream),
@@ -95,13 +87,13 @@ class ExportedEvent(msgspec.Struct, frozen=True, tag_field="line", tag="event", 
 ExportLine = ExportHeader | ExportedReceipt | ExportedBlob | ExportedEvent
 
 MakeReceipt = Callable[[Sequence[Stored], Sequence[Stored]], bytes]
-"""Makes a session's receipt, as JSON, of its own events and of its inbox."""
+"""Makes a session's receipt, as JSON, from its events and its inbox."""
 
 
 def export_sessions(
     view: StoreView, sessions: Sequence[str], make: MakeReceipt, *, version: str, now: int
 ) -> Iterator[tuple[ExportLine, int]]:
-    """Write down sessions as one view of a store shows them; with each line, how many events are still to come."""
+    """Export sessions from one view of a store; yields each line with the number of events still to come."""
     streams = [stream for session in sessions for stream in (session_stream(session), inbox_stream(session))]
     heads = {row["stream"]: int(row["head"]) for stream in streams for row in view.ask("head", {"stream": stream})}
     name = read_store_id(read_meta_values(view.ask("meta", {})), "that is exported")
@@ -123,7 +115,7 @@ def export_sessions(
 
 
 def to_exported_event(stored: Stored) -> ExportedEvent:
-    """Write an event down; facts that are no text were damaged, which their hash then tells."""
+    """Encode an event; facts that are not text were damaged, which their hash reveals."""
     return ExportedEvent(
         stream=stored.stream,
         seq=stored.seq,
@@ -142,7 +134,7 @@ def to_exported_event(stored: Stored) -> ExportedEvent:
 
 
 def list_blobs_of_event(stored: Stored) -> Iterator[str]:
-    """Name what an event needs beside itself: its body, if that is large, and what defines a session."""
+    """The blobs an event needs: a large body, and the definition of a session."""
     if stored.blob is not None:
         yield stored.blob
     if isinstance(stored.event, SessionStarted) and stored.event.definition:
@@ -150,13 +142,12 @@ def list_blobs_of_event(stored: Stored) -> Iterator[str]:
 
 
 MOST_EXPORT_FINDINGS: Final = 100
-"""More are only counted: nobody reads them."""
 
 _DECODER: Final[msgspec.json.Decoder[ExportLine]] = msgspec.json.Decoder(ExportLine)
 
 
 class CheckedExport(msgspec.Struct, frozen=True):
-    """An export as it was read. `erased` counts bodies that are gone; that they are is no sign of tampering."""
+    """An export as read. `erased` counts erased bodies, which are no sign of tampering."""
 
     sessions: tuple[str, ...]
     streams: dict[str, list[Stored]]
@@ -176,7 +167,6 @@ class _ExportReader:
         self.erased = 0
 
     def take(self, number: int, text: bytes) -> None:
-        """Take in a line."""
         try:
             self._take(number, _DECODER.decode(text))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -205,7 +195,6 @@ class _ExportReader:
         before.append(event)
 
     def look(self) -> None:
-        """Look at all that was taken in."""
         breaks: list[ChainBreak] = []
         gaps: list[StreamGap] = []
         for stream in list(self.events):
@@ -218,7 +207,7 @@ class _ExportReader:
         found = diagnose(breaks, gaps, lambda digest: places.get(digest, []))
         self.findings += [each.sentence for each in found]
         if breaks and not self.findings:
-            # Whatever it was that nobody can name, a link that does not hold is never passed over.
+            # A broken link is reported even if its cause is unknown.
             event = breaks[0].event
             self.findings.append(f"Event {event.seq} of {event.stream} does not follow from what stands before it.")
         self._look_at_blobs()

@@ -1,7 +1,4 @@
-"""Memory: for tests and simulations. It keeps every promise but durability.
-
-Who works on what, in memory: the workers, what is on offer, and which sessions can be had.
-"""
+"""The in-memory store, for tests and simulations. It keeps every promise but durability."""
 
 import threading
 from collections import Counter
@@ -47,7 +44,7 @@ from halter.journal.store import UNREFERENCED_BLOB_AGE, describe_missing_blob, l
 
 
 class MemoryLeasing:
-    """What is known of workers and tickets. It decides over the rows that it is given, and changes none."""
+    """Workers and tickets. Decides over the rows that it is given, and changes none."""
 
     def __init__(self, now: Callable[[], int], lease: int) -> None:
         self._now = now
@@ -58,7 +55,6 @@ class MemoryLeasing:
         self._tickets: dict[str, tuple[int, int]] = {}
 
     def renew(self, worker: WorkerId, about: str = "") -> int:
-        """Let a worker live on, and tell the time."""
         now = self._now()
         if self._alive.get(worker, now) < now:
             self._lapsed[worker] = now
@@ -68,26 +64,24 @@ class MemoryLeasing:
         return now
 
     def leave(self, worker: WorkerId) -> None:
-        """Let a worker's leases be over."""
         if worker in self._alive:
             self._alive[worker] = 0
 
     def lapsed(self, worker: WorkerId, now: int) -> bool:
-        """Tell whether a worker's leases had run out lately."""
+        """Whether a worker's leases ran out recently."""
         return self._lapsed.get(worker, 0) + self._lease >= now
 
     def workers(self) -> Sequence[Mapping[str, Any]]:
-        """List everybody who works, or did."""
         alive = sorted(self._alive.items())
         return [{"worker": name, "alive_until": until, "about": self._about.get(name, "")} for name, until in alive]
 
     def next_lapse(self, rows: Sequence[SessionRow], worker: str, now: int) -> int | None:
-        """Tell when the leases of another worker run out that has any."""
+        """When the next lease of another worker runs out."""
         owners = {row.owner for row in rows} - {NO_OWNER, worker}
         return min((until for name, until in self._alive.items() if name in owners and until >= now), default=None)
 
     def may_have(self, row: SessionRow, only: SessionId | Ticket, worker: WorkerId, now: int) -> bool:
-        """Tell whether a session that is named can be taken; a ticket is good for one attempt."""
+        """Whether a named session can be taken; a ticket is good for one attempt."""
         if isinstance(only, Ticket):
             self._tickets.pop(row.session, None)
             if row.generation != only.generation:
@@ -98,7 +92,7 @@ class MemoryLeasing:
     def claimable(
         self, rows: Sequence[SessionRow], agents: AgentConcurrency | None, worker: WorkerId, now: int
     ) -> list[SessionRow]:
-        """Find what is orphaned, then what is due; tasks of agents that have a limit come last, each up to it."""
+        """Orphaned, then due sessions; tasks of agents with a limit come last, each up to its limit."""
         wanted = rows if agents is None else [row for row in rows if row.agent in agents and row.unattended]
         due = [row for row in wanted if row.owner == NO_OWNER and row.due_at is not None and row.due_at <= now]
         due.sort(key=lambda row: (row.due_at, row.session))
@@ -115,7 +109,6 @@ class MemoryLeasing:
         return found
 
     def offer(self, rows: Sequence[SessionRow], agents: AgentConcurrency, limit: int) -> Offer:
-        """Find what can be had and is not on offer already."""
         now = self._now()
         self._tickets = {session: kept for session, kept in self._tickets.items() if kept[1] >= now - self._lease}
         left = max(0, limit - len(self._tickets))
@@ -124,11 +117,9 @@ class MemoryLeasing:
         return Offer(tickets, more=len(tickets) == left)
 
     def offered(self, tickets: Sequence[Ticket]) -> None:
-        """Know what is on offer from now on."""
         self._tickets |= {ticket.session: (ticket.generation, self._now()) for ticket in tickets}
 
     def on_offer(self, row: SessionRow) -> bool:
-        """Tell whether a session is on offer as it stands."""
         return self._tickets.get(row.session, (None, 0))[0] == row.generation
 
     def _orphaned(self, row: SessionRow, worker: WorkerId, now: int) -> bool:
@@ -141,7 +132,7 @@ QUERIES_BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
 WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"all_halts": HaltRow, "all_rules": RuleRow, "all_agents": AgentRow}
 )
-"""Questions that every step of every session asks, and that are no more than a look at a row or at a short table."""
+"""Frequent queries that read one row or a short table."""
 
 SPARSE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {
@@ -158,14 +149,14 @@ SPARSE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
         "notification": NotificationRow,
     }
 )
-"""Questions about tables that are empty for most agents: then there is nothing to look for."""
+"""Queries about tables that are empty for most agents."""
 
 
 class MemoryEngine:
     """Rows and events in dictionaries.
 
-    Questions are answered by a private in-memory SQLite that is brought up to date when somebody asks: so each query
-    is written once, in SQL. Only the plainest and most frequent ones are answered by the dictionaries themselves.
+    Queries run on a private in-memory SQLite that is updated on demand: each query is written once, in SQL. Only the
+    most frequent ones are answered by the dictionaries.
     """
 
     def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE_DURATION) -> None:
@@ -188,16 +179,13 @@ class MemoryEngine:
         self._mirroring = threading.RLock()
         self._library: SqliteEngine | None = None
 
-    def begin(self, *, wait: bool = True) -> None:
-        """Nothing to lock: one thread at a time writes here."""
+    def begin(self, *, wait: bool = True) -> None: ...
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Return rows."""
         rows = self._rows
         return {key: rows.get(key) for key in keys}
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
-        """Return the events of writes that were committed before under these keys."""
         return {
             key: tuple(self._streams[stream][seq - 1] for stream, seq in self._keys[key])
             for key in keys
@@ -205,11 +193,10 @@ class MemoryEngine:
         }
 
     def now(self) -> int:
-        """Tell the time of the clock it was given."""
         return self._clock()
 
     def save(self, changes: Changes) -> None:
-        """Put all changes in place; nothing can fail half-way."""
+        """Apply all changes; nothing can fail half-way."""
         for digest in list_named_blobs(changes.events):
             if digest not in self._blobs:
                 raise BlobMissing(describe_missing_blob(digest, "in memory"))
@@ -257,7 +244,7 @@ class MemoryEngine:
         self._forget_mirror()
 
     def _named(self) -> set[Digest]:
-        """Tell which blobs an event names whose body is not erased, or a session as its definition."""
+        """The blobs named by events that are not erased, and by definitions of sessions."""
         by_sessions = {Digest(row.definition) for row in self._session_rows()}
         return by_sessions | {
             event.blob
@@ -266,14 +253,11 @@ class MemoryEngine:
             if event.blob is not None
         }
 
-    def commit(self) -> None:
-        """Nothing to sync."""
+    def commit(self) -> None: ...
 
-    def rollback(self) -> None:
-        """Nothing was put in place yet."""
+    def rollback(self) -> None: ...
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
-        """Return events of a stream in order."""
         return self._streams.get(stream, [])[after : after + limit]
 
     def claim(
@@ -284,7 +268,6 @@ class MemoryEngine:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Take orphaned sessions first, then due ones; or the one that is named."""
         now = self._leasing.renew(worker)
         if only is None:
             rows = [row for row in self._session_rows() if row.format <= program_format]
@@ -292,12 +275,11 @@ class MemoryEngine:
         row = self._rows.get((SessionRow, (only.session if isinstance(only, Ticket) else only,)))
         if not isinstance(row, SessionRow) or row.format > program_format:
             return []
-        # Also whoever takes none of it uses up the ticket.
+        # A ticket is used up even if nothing is taken.
         found = [row] if self._leasing.may_have(row, only, worker, now) else []
         return [self._take(row, worker) for row in found[:limit]]
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        """Hand out tickets for what could be claimed and is not on offer already."""
         rows = [row for row in self._session_rows() if row.format <= program_format]
         offered = self._leasing.offer(rows, agents, limit)
         if offered.tickets:
@@ -314,7 +296,6 @@ class MemoryEngine:
         return Lease(SessionId(row.session), worker, row.generation + 1)
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
-        """Renew a worker's leases; after a lapse, say which are left."""
         now = self._leasing.renew(worker, about)
         owned = {SessionId(row.session): row for row in self._session_rows() if row.owner == worker}
         self._snapshots.update({session: (now, snapshots[session]) for session in owned if session in snapshots})
@@ -323,11 +304,10 @@ class MemoryEngine:
         return HeartbeatReply(now, frozenset(Lease(session, worker, row.generation) for session, row in owned.items()))
 
     def leave(self, worker: WorkerId) -> None:
-        """Let a worker's leases be over."""
         self._leasing.leave(worker)
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Answer a named query. Whoever asks may do so in another thread than those that write."""
+        """Answer a named query, from any thread."""
         with self._mirroring:
             if name in SPARSE_TABLE_QUERIES and not self._tables[SPARSE_TABLE_QUERIES[name]]:
                 return []
@@ -392,7 +372,6 @@ class MemoryEngine:
         mirror.commit()
 
     def put(self, digest: Digest, data: bytes) -> None:
-        """Keep a blob."""
         with self._mirroring:
             self._blobs[digest] = data
             self._put_at[digest] = self.now()
@@ -400,38 +379,32 @@ class MemoryEngine:
                 self._mirror.put(digest, data)
 
     def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
         return self._blobs.get(digest)
 
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
-        """Keep chunks in a SQLite of their own: nothing else finds words as it does."""
+        """Keep chunks in a separate SQLite, for its full-text search."""
         with self._mirroring:
             self._shelf().add_chunks(document, entries)
 
     def show_document(self, document: str, count: int) -> bool:
-        """Let a document be seen if it has so many chunks."""
         with self._mirroring:
             return self._shelf().show_document(document, count)
 
     def drop_chunks(self, document: str, limit: int) -> int:
-        """Let a document be seen no more, and drop some of its chunks."""
         with self._mirroring:
             return self._shelf().drop_chunks(document, limit)
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents are there."""
         with self._mirroring:
             return self._shelf().indexed(documents)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's chunks in order."""
         with self._mirroring:
             return self._shelf().chunks(document)
 
     def search(
         self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
-        """Find chunks in which every word occurs, or any."""
         with self._mirroring:
             return self._shelf().search(documents, wanted, limit, every=every)
 
@@ -441,11 +414,11 @@ class MemoryEngine:
         return self._library
 
     def view(self) -> StoreView:
-        """Copy everything; the copy is thrown away with the view."""
+        """Copy everything; the copy is discarded with the view."""
         return self._whole_mirror().view()
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
-        """Make all projections anew; nothing is touched unless that succeeds."""
+        """Replace all projections; on failure nothing changes."""
         view = self.view()
         try:
             rows = list(make(view))
@@ -460,7 +433,6 @@ class MemoryEngine:
         self._forget_mirror()
 
     def scrub(self) -> bool:
-        """Drop blobs that nothing names; nothing else lingers in memory."""
         named, before = self._named(), self.now() - UNREFERENCED_BLOB_AGE
         for digest in [digest for digest in self._blobs if digest not in named and self._put_at[digest] < before]:
             del self._blobs[digest]
@@ -468,11 +440,9 @@ class MemoryEngine:
         return True
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
-        """There are no others."""
         return []
 
     def close(self) -> None:
-        """Forget the mirror and the library; the rows go with the engine."""
         self._forget_mirror()
         if self._library is not None:
             self._library.close()
@@ -486,7 +456,5 @@ class MemoryEngine:
 
 
 class MirrorBacklog(msgspec.Struct):
-    """What the mirror has not seen yet."""
-
     rows: dict[RowKey, None] = {}
     events: list[Stored] = []

@@ -1,14 +1,9 @@
-"""Which store a URL names.
+"""Opens the store that a URL names, and checks that it continues from its newest checkpoints.
 
-Names that stand in a store, for a shell that completes them: read at once, from a file, and from nothing else.
-
-Whether a store goes on from where its newest checkpoints left it.
-
-A copy that was put back is whole in itself: its chains hold, and its caps, halts and denials are those of an earlier
-day. Only what is kept outside of the store shows that there was more. The events that the newest checkpoints name are
-looked up when a store is opened: a few indexed reads, however large the store is.
-
-Every event is checkpointed after its commit is durable. So a store may be ahead of its checkpoints, never behind.
+A restored copy is consistent in itself: its chains hold, and its caps, halts and denials are those of an earlier day.
+Only what is kept outside the store shows that there was more. The events that the newest checkpoints name are looked up
+when a store is opened: a few indexed reads, however large the store is. Every event is checkpointed after its commit is
+durable, so a store may be ahead of its checkpoints, never behind.
 """
 
 import hashlib
@@ -61,12 +56,11 @@ def open_store(
     lease: int = LEASE_DURATION,
     inline: bool = False,
 ) -> JournalStore:
-    """Open the store that a URL names, and make it if there is none."""
+    """Open the store that a URL names, and create it if it does not exist."""
     return JournalStore(open_engine(url, clock=clock, ids=ids, lease=lease), inline=inline, observers=observers)
 
 
 def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE_DURATION) -> Engine:
-    """Open the engine of a store alone, for whoever puts something of their own on it."""
     found = _SCHEME.fullmatch(url)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
     match scheme:
@@ -81,7 +75,7 @@ def open_engine(url: str, *, clock: Clock, ids: Ids, lease: int = LEASE_DURATION
 
 
 def mask_url(url: str) -> str:
-    """Write a URL without its passwords, for people and for logs."""
+    """A URL without its passwords, for people and for logs."""
     without = re.sub(
         r"^([a-z][a-z0-9+.-]*://)?([^:/?#]*):(?!//).*@", r"\1\2:***@", url, flags=re.IGNORECASE | re.DOTALL
     )
@@ -96,7 +90,7 @@ def _open_postgres(url: str, new_id: Callable[[], str], lease: int) -> Engine:
 
 
 def postgres_address(url: str) -> "PostgresAddress":
-    """Read the URL of a PostgreSQL store. Raises StoreUnusable where it cannot be read, or has no driver here."""
+    """Read the URL of a PostgreSQL store. Raises StoreUnusable if it is invalid, or the driver is missing."""
     try:
         from halter.journal.connection import PostgresAddress
     except ModuleNotFoundError as missing:
@@ -105,7 +99,7 @@ def postgres_address(url: str) -> "PostgresAddress":
 
 
 def _prepare_file(rest: str) -> str:
-    """Find the file that is meant, and make a folder for it that only its owner can look into."""
+    """The file of a URL, in a folder that only its owner can read."""
     path = _parse_path(rest)
     if path.is_dir():
         raise StoreUnusable(f"The store {path} is a folder: name a file in it, such as {path / 'halter.db'}.")
@@ -121,7 +115,7 @@ def _prepare_file(rest: str) -> str:
 
 
 def _parse_path(rest: str) -> Path:
-    """Read what follows the scheme; a NUL or an unknown user's home make no path."""
+    """Parse what follows the scheme; a NUL or an unknown user's home is refused."""
     if "\0" in rest:
         raise StoreUnusable("The name of the store holds a NUL character, which no file can have: name another file.")
     try:
@@ -131,13 +125,12 @@ def _parse_path(rest: str) -> Path:
 
 
 def store_file_exists(url: str) -> bool:
-    """Tell whether a store that is a file exists; what is behind a server is asked by opening it."""
+    """Whether a store file exists; a server is asked by opening it."""
     path = find_store_file(url)
     return path is None or path.exists()
 
 
 def find_store_file(url: str) -> Path | None:
-    """Find the file that a URL names, if it names one."""
     found = _SCHEME.fullmatch(url)
     scheme, rest = (found[1].lower(), found[2]) if found else ("", url)
     return _parse_path(rest) if scheme in {"", "sqlite"} else None
@@ -146,13 +139,13 @@ def find_store_file(url: str) -> Path | None:
 CompletionKind = Literal["sessions", "agents", "decisions", "triggers", "rules", "findings", "proposals"]
 
 MOST_COMPLETIONS: Final = 200
-"""More than these nobody looks through."""
+"""More completions than this are useless in a shell."""
 
 SHORT_BUSY_TIMEOUT: Final = "PRAGMA busy_timeout = 50"
 
 
 def complete_names(url: str, names: CompletionKind, beginning: str) -> list[tuple[str, str]]:
-    """List the names that begin so, each with a word about it. Behind a server nobody is asked: that may take long."""
+    """Names with this prefix and a description, for shell completion. A server is not asked: that may take long."""
     path = find_store_file(url)
     if path is None or not path.is_file():
         return []
@@ -164,18 +157,16 @@ def complete_names(url: str, names: CompletionKind, beginning: str) -> list[tupl
 
 
 def _escape_pattern(text: str) -> str:
-    """Write a text so that it matches nothing but itself."""
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in text)
 
 
 RunQuery = Callable[[str, Mapping[str, Any]], Sequence[Mapping[str, Any]]]
-"""Runs a named query of a store."""
 
 FITTING_CHECKPOINTS: Final = 64
-"""So many checkpoints in a row that a store fits mean that it fits all before them.
+"""After this many matching checkpoints in a row, all earlier ones match.
 
-Each process writes down all that it committed. After a checkpoint of an event that is missing, another process can
-therefore add only one line that knows nothing later. So this must exceed the number of processes that share a file.
+Each process writes down all that it committed. After a checkpoint of a missing event, another process can add only one
+line that knows nothing later. So this must exceed the number of processes that share a file.
 """
 
 MOST_STREAMS_NAMED: Final = 3
@@ -185,7 +176,7 @@ PLACES_FOLDER: Final = "places"
 
 
 class MissingTail(msgspec.Struct, frozen=True):
-    """A stream of which checkpoints know more than the store has: it fits them up to `fits`, they know `known`."""
+    """A stream of which checkpoints know more than the store: it matches up to `fits`, they know `known`."""
 
     stream: str
     known: int
@@ -193,7 +184,7 @@ class MissingTail(msgspec.Struct, frozen=True):
 
 
 class OlderCopy(msgspec.Struct, frozen=True):
-    """Why nothing may run on a store: what its checkpoints knew at `at`, and it does not. It `ends` at its last event.
+    """Why nothing may run on a store: what its checkpoints knew at `at` is missing. It `ends` at its last event.
 
     `lost` counts what those checkpoints vouch for: micro-dollars, halts, denials.
     """
@@ -208,22 +199,19 @@ class OlderCopy(msgspec.Struct, frozen=True):
 
     @property
     def events(self) -> int:
-        """How many events are known to be missing."""
         return sum(gap.known - gap.fits for gap in self.gaps)
 
     @property
     def given_up(self) -> Mapping[str, int]:
-        """What a person gives up by going on: of each stream, all that checkpoints know after a number."""
+        """What a person gives up by continuing: of each stream, all that checkpoints know after a number."""
         return {gap.stream: gap.fits for gap in self.gaps}
 
     def sentence(self) -> str:
-        """Say what is missing, and what to do."""
         put_back = "Put it back, or begin" if self.kind == "gone" else "Put the newer one back, or go on with this one,"
         without = " a new one:" if self.kind == "gone" else " without what is missing:"
         return f"{self.lacks()} Nothing runs on it until a person decides. {put_back}{without} halter store accept"
 
     def lacks(self) -> str:
-        """Say what is missing."""
         when = _format_utc(self.at)
         match self.kind:
             case "gone":
@@ -266,13 +254,13 @@ class OlderCopy(msgspec.Struct, frozen=True):
 
 
 class AcceptancePending(msgspec.Struct, frozen=True):
-    """A person goes on with a store as it is, and the checkpoints here do not say so yet: what is to be given up."""
+    """A person accepted the store as it is, and these checkpoints do not record it yet."""
 
     given_up: Mapping[str, int]
 
 
 class Continuity:
-    """What a folder of checkpoints knows of the store that is used at one place."""
+    """What a folder of checkpoints knows of the store at one place."""
 
     def __init__(self, folder: Path, place: str, trusted: Collection[str] = ()) -> None:
         self._folder = folder
@@ -281,12 +269,12 @@ class Continuity:
         self._pointer = folder / PLACES_FOLDER / f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.json"
 
     def gone(self) -> OlderCopy | None:
-        """Tell which store was used at this place, where now there is none."""
+        """The store that was used at this place and is gone."""
         known = self._known()
         return self._other("gone", known) if known else None
 
     def look(self, ask: RunQuery, store: str) -> OlderCopy | AcceptancePending | None:
-        """Compare a store with its newest checkpoints; None if it goes on from there, or there are none."""
+        """Compare a store with its newest checkpoints; None if it continues them, or there are none."""
         known = self._known()
         doubt = self._other("replaced", known) if known not in {"", store} else self._behind(ask, store)
         if doubt is None:
@@ -297,7 +285,7 @@ class Continuity:
         return doubt
 
     def remember(self, store: str) -> None:
-        """Note which store is used at this place. Where that cannot be written, a missing store is not missed."""
+        """Record which store is used at this place. If that fails, a missing store is not noticed later."""
         if self._known() == store:
             return
         with suppress(OSError):
@@ -313,7 +301,7 @@ class Continuity:
             return ""
 
     def _other(self, kind: Literal["replaced", "gone"], known: str) -> OlderCopy | None:
-        """Miss a store that was used here, unless nothing of it was ever checkpointed."""
+        """Report a missing store, unless nothing of it was ever checkpointed."""
         newest = next(filter(self._vouches, self._checkpoints(known)), None)
         return None if newest is None else OlderCopy(kind, self._place, known, newest.at)
 
@@ -336,7 +324,7 @@ class Continuity:
                 yield checkpoint
 
     def _vouches(self, checkpoint: Checkpoint) -> bool:
-        """Tell whether a checkpoint counts. It is asked of few: a line that a store fits changes nothing."""
+        """Whether a checkpoint is signed as expected; asked only of those that the store does not match."""
         if self._trusted and checkpoint.key not in self._trusted:
             return False
         return is_signed(checkpoint.signed_bytes(), checkpoint.signature, checkpoint.key)
@@ -345,7 +333,7 @@ class Continuity:
 def find_unknown_checkpoints(
     ask: RunQuery, newest: Iterable[Checkpoint], vouches: Callable[[Checkpoint], bool]
 ) -> Iterator[Checkpoint]:
-    """Go back over checkpoints, and give those that name what a store does not have. What was accepted ends it."""
+    """The newest checkpoints that name events missing in the store. An acceptance ends the search."""
     fitting = 0
     for checkpoint in newest:
         if _matches_store(ask, checkpoint):
@@ -358,7 +346,7 @@ def find_unknown_checkpoints(
 
 
 def _matches_store(ask: RunQuery, checkpoint: Checkpoint) -> bool:
-    """Tell whether a store has what a checkpoint names. Who has the event that was committed last has all of them."""
+    """Whether a store has what a checkpoint names. The event committed last implies all others."""
     heads, last = checkpoint.heads, checkpoint.last
     streams = [last] if last is not msgspec.UNSET and last in heads else [*heads]
     return all(_has_event(ask, stream, *heads[stream]) for stream in streams)
@@ -369,7 +357,7 @@ def _has_event(ask: RunQuery, stream: str, seq: int, digest: str) -> bool:
 
 
 def find_missing_tails(ask: RunQuery, misfits: Iterable[Checkpoint]) -> tuple[tuple[MissingTail, ...], bool]:
-    """Tell of each stream how far it fits, and whether other events stand where checkpoints know some."""
+    """For each stream, how far it matches, and whether other events stand where checkpoints know some."""
     wrong: defaultdict[str, list[int]] = defaultdict(list)
     for checkpoint in misfits:
         for stream, (seq, digest) in checkpoint.heads.items():
@@ -385,7 +373,7 @@ def find_missing_tails(ask: RunQuery, misfits: Iterable[Checkpoint]) -> tuple[tu
 
 
 def name_store_place(url: str) -> str:
-    """Name the place of a store, the same for all ways to write it and without a password; none is in memory only."""
+    """A canonical name of a store's place, without a password; none for memory."""
     path = find_store_file(url)
     if path is not None:
         return os.path.realpath(path)

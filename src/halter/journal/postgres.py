@@ -1,10 +1,6 @@
-"""PostgreSQL: one schema of any database, shared by any number of processes on any number of machines.
+"""The PostgreSQL store: one schema of a database, shared by processes on any number of machines.
 
-What one connection to PostgreSQL sees.
-
-Any number of rows in one statement: each column travels to PostgreSQL as one array.
-
-So a batch of writes costs a few round trips, however many rows it touches.
+Any number of rows go in one statement, each column as one array, so a batch of writes costs a few round trips.
 """
 
 import struct
@@ -73,45 +69,39 @@ from halter.journal.store import (
 
 
 class PostgresView:
-    """What one connection sees until its transaction is over."""
+    """What one connection sees until its transaction ends."""
 
     def __init__(self, connection: PgConnection, address: PostgresAddress) -> None:
         self._connection = connection
         self._address = address
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query."""
         with translate_errors(self._address):
             return run_postgres_query(self._connection, name, params)
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Run a named query, for its plain columns."""
         with translate_errors(self._address):
             query = to_psycopg_parameters(load_queries("queries.sql")[name]).encode()
             return self._connection.execute(query, params, binary=True).fetchall()
 
     def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
         with translate_errors(self._address):
             return read_postgres_blob(self._connection, digest)
 
     def flaws(self) -> Sequence[str]:
-        """Tell nothing: a server looks after its own pages, and says so when it reads a damaged one."""
+        """Nothing: a server checks its own pages when it reads them."""
         return []
 
     def close(self) -> None:
-        """End the transaction with the connection."""
         self._connection.close()
 
 
 def run_postgres_query(connection: PgConnection, name: str, params: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Run a named query."""
     with connection.cursor(row_factory=dict_row, binary=True) as cursor:
         return cursor.execute(to_psycopg_parameters(load_queries("queries.sql")[name]).encode(), params).fetchall()
 
 
 def read_postgres_blob(connection: PgConnection, digest: Digest) -> bytes | None:
-    """Return a blob, if it is there."""
     found = connection.execute(
         to_psycopg_parameters(load_queries("postgres/engine.sql")["get"]).encode(), {"digest": digest}, binary=True
     )
@@ -125,20 +115,14 @@ _EIGHT: Final = _SIZE(8)
 
 
 class TextColumn(tuple[str | None, ...]):
-    """A column of text."""
-
     __slots__ = ()
 
 
 class IntegerColumn(tuple[int | None, ...]):
-    """A column of integers of 64 bits."""
-
     __slots__ = ()
 
 
 class BytesColumn(tuple[bytes | None, ...]):
-    """A column of bytes."""
-
     __slots__ = ()
 
 
@@ -172,7 +156,7 @@ class _BytesDumper(Dumper):
 
 
 def _encode_array(element: int, items: Sequence[bytes]) -> bytes:
-    """Write an array in PostgreSQL's binary form: of one dimension, possibly with NULLs, counted from 1."""
+    """Write an array in PostgreSQL's binary form: one dimension, possibly with NULLs, counted from 1."""
     return b"".join((_HEAD(1, 1, element, len(items), 1), *items))
 
 
@@ -181,14 +165,14 @@ def _prefix_sizes(items: Iterable[bytes | None]) -> list[bytes]:
 
 
 def register_dumpers(connection: Connection[Any]) -> None:
-    """Let a connection send columns. Its own way for lists looks at every value, and is several times slower."""
+    """Register column dumpers. psycopg's own for lists inspects every value, and is several times slower."""
     connection.adapters.register_dumper(TextColumn, _TextsDumper)
     connection.adapters.register_dumper(IntegerColumn, _IntegersDumper)
     connection.adapters.register_dumper(BytesColumn, _BytesDumper)
 
 
 class BatchStatements(msgspec.Struct, frozen=True):
-    """The mechanical statements of a table: `insert` and `update` take all columns, `lock` and `delete` the key's."""
+    """The statements of a table: `insert` and `update` take all columns, `lock` and `delete` the key's."""
 
     kinds: tuple[type[Column], ...]
     lock: bytes
@@ -199,7 +183,6 @@ class BatchStatements(msgspec.Struct, frozen=True):
 
 @cache
 def make_batch_statements(row: type[Row]) -> BatchStatements:
-    """Derive the statements of a table whose columns are the fields of its row type."""
     fields = msgspec.structs.fields(row)
     names = [f'"{field.name}"' for field in fields]
     key, values = names[: len(row.KEY)], names[len(row.KEY) :]
@@ -221,7 +204,7 @@ def make_batch_statements(row: type[Row]) -> BatchStatements:
 
 
 class AppendStatement(msgspec.Struct, frozen=True):
-    """The statement that appends events and tells of them: it takes the events, a channel and the hints for it."""
+    """Appends events and notifies: takes the events, a channel and the hints."""
 
     kinds: tuple[type[Column], ...]
     insert: bytes
@@ -229,7 +212,6 @@ class AppendStatement(msgspec.Struct, frozen=True):
 
 @cache
 def make_append_statement() -> AppendStatement:
-    """Derive the statement from an event's fields; what they mean in Python is not kept."""
     fields = [field for field in msgspec.structs.fields(Stored) if field.name != "event"]
     insert = _insert_statement("events", [f'"{field.name}"' for field in fields])
     tell = b"SELECT pg_notify(%b, hint) FROM unnest(%b) AS hint"
@@ -239,7 +221,6 @@ def make_append_statement() -> AppendStatement:
 
 
 def to_columns(kinds: Sequence[type[Column]], rows: Iterable[Sequence[Any]]) -> list[Column]:
-    """Turn rows, or the keys of rows, into columns."""
     return [kind(values) for kind, values in zip(kinds, zip(*rows, strict=True), strict=False)]
 
 
@@ -266,10 +247,10 @@ def _column_type(annotation: Any) -> type[Column]:
 
 
 LOCK_TIMEOUT: Final = "10s"
-"""How long a lock is waited for, and how long a writer that stands still may keep its locks."""
+"""How long to wait for a lock, and how long an idle writer may keep its locks."""
 
 NOTIFICATION_BYTES: Final = 7_900
-"""PostgreSQL refuses a notification of 8,000."""
+"""PostgreSQL refuses a notification of 8,000 bytes."""
 
 MOST_STREAMS_HINTED: Final = 1_000
 ROWS_AT_ONCE: Final = 1_000
@@ -278,9 +259,9 @@ ROWS_AT_ONCE: Final = 1_000
 class PostgresEngine:
     """Rows and events in PostgreSQL, over three connections: one writes, one reads, one listens.
 
-    Rows are locked before they are looked at. A row that does not exist cannot be locked: whoever inserts it
-    second meets a Conflict and decides anew. Streams are locked first, so that a write sees all that earlier
-    writes to the same stream have inserted and removed.
+    Rows are locked before they are read. A missing row cannot be locked: the second process to insert it gets a
+    Conflict and decides again. Streams are locked first, so that a write sees all that earlier writes to the same
+    stream inserted and removed.
     """
 
     def __init__(
@@ -305,13 +286,13 @@ class PostgresEngine:
             raise
 
     def begin(self, *, wait: bool = True) -> None:
-        """Refuse if there is no time to wait, for a server must be waited for; else begin together with `load`."""
+        """Refuse without time to wait, since a server always needs some; else begin together with `load`."""
         if not wait:
             raise Busy
         self._unsaved = None
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Lock rows, table by table and each in the order of its keys, and take the time when all are locked."""
+        """Lock rows, table by table in key order, and take the time when all are locked."""
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         with self._writer.use() as connection:
             with pipeline_statements(connection):
@@ -330,7 +311,6 @@ class PostgresEngine:
         return connection.execute(statement.lock, to_columns(statement.kinds, [key for _, key in keys]), binary=True)
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
-        """Return the events of writes that were committed before under these keys."""
         found: dict[str, tuple[Stored, ...]] = {}
         with self._writer.use() as connection:
             for row in connection.execute(self._sql["by_keys"], {"keys": TextColumn(keys)}, binary=True):
@@ -339,11 +319,11 @@ class PostgresEngine:
         return found
 
     def now(self) -> int:
-        """Tell the server's time, at which the open transaction had its locks."""
+        """The server's time when the open transaction had its locks."""
         return self._now
 
     def save(self, changes: Changes) -> None:
-        """Keep the changes until the commit, so that all travel together; only blobs must be looked for first."""
+        """Keep the changes until the commit, so that all travel together; only blobs are checked first."""
         digests = list_named_blobs(changes.events)
         if digests:
             with self._writer.use() as connection:
@@ -353,7 +333,6 @@ class PostgresEngine:
         self._unsaved = changes
 
     def commit(self) -> None:
-        """Send the changes and commit them: this returns after the server's disk has them."""
         changes, self._unsaved = self._unsaved, None
         with self._writer.use() as connection:
             begun = self._writer.in_transaction
@@ -365,7 +344,7 @@ class PostgresEngine:
                 connection.execute(self._sql["commit"])
 
     def _write(self, connection: PgConnection, changes: Changes) -> None:
-        """Insert in the order of locks too: two processes that insert the same rows wait, but never for each other."""
+        """Insert in lock order too: two processes that insert the same rows wait, but never deadlock."""
         inserts = sorted(((row.key(), row) for row in changes.inserts), key=lambda pair: lock_order(pair[0]))
         self._insert(connection, [row for _, row in inserts])
         for table, rows in groupby(sorted(changes.updates, key=_table_order), type):
@@ -388,7 +367,6 @@ class PostgresEngine:
             connection.execute(statement.insert, to_columns(statement.kinds, map(msgspec.structs.astuple, alike)))
 
     def rollback(self) -> None:
-        """Forget the transaction; without a connection the server has forgotten it already."""
         self._unsaved = None
         if self._writer.in_transaction:
             try:
@@ -398,7 +376,6 @@ class PostgresEngine:
                 self._writer.drop()
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
-        """Return events of a stream in order."""
         params = {"stream": stream, "after": after, "limit": limit}
         with self._reader.use() as connection:
             return [read_stored_event(row) for row in connection.execute(self._sql["read"], params, binary=True)]
@@ -411,7 +388,6 @@ class PostgresEngine:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._transaction() as connection:
             if agents is not None and any(most is not None for most in agents.values()):
                 connection.execute(self._sql["one_at_a_time"], {"schema": self._address.schema})
@@ -420,7 +396,6 @@ class PostgresEngine:
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        """Hand out tickets, unless another process is just doing so."""
         with self._transaction() as connection:
             if not _fetch_value(connection.execute(self._sql["unless_another"], {"schema": self._address.schema})):
                 return Offer(more=True)
@@ -435,7 +410,6 @@ class PostgresEngine:
         return Leasing(ask, TextColumn, IntegerColumn, now, self._lease, program_format)
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
-        """Renew a worker's leases; after a lapse, say which are left."""
         with self._transaction() as connection:
             now, lapsed = self._renew(connection, worker)
             if snapshots:
@@ -453,68 +427,56 @@ class PostgresEngine:
         return now, lapsed
 
     def leave(self, worker: WorkerId) -> None:
-        """Let a worker's leases be over."""
         with self._transaction() as connection:
             connection.execute(self._sql["leave"], {"worker": worker})
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query."""
         with self._reader.use() as connection:
             return run_postgres_query(connection, name, params)
 
     def put(self, digest: Digest, data: bytes) -> None:
-        """Keep a blob."""
         with self._writer.use() as connection:
             connection.execute(self._sql["put"], {"digest": digest, "data": data})
 
     def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
         with self._reader.use() as connection:
             return read_postgres_blob(connection, digest)
 
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
-        """Add some of a document's chunks and their words."""
         with self._writer.use() as connection:
             connection.execute(self._sql["add_chunks"], {"document": document, **_chunk_columns(entries)})
 
     def show_document(self, document: str, count: int) -> bool:
-        """Let a document be seen if it has so many chunks."""
         with self._transaction() as connection:
             connection.execute(self._sql["show_document"], {"document": document, "count": count})
             return bool(connection.execute(self._sql["indexed"], {"documents": TextColumn([document])}).fetchall())
 
     def drop_chunks(self, document: str, limit: int) -> int:
-        """Let a document be seen no more, and drop some of its chunks."""
         with self._transaction() as connection:
             connection.execute(self._sql["hide_document"], {"document": document})
             return connection.execute(self._sql["drop_chunks"], {"document": document, "limit": limit}).rowcount
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents are there."""
         with self._reader.use() as connection:
             found = connection.execute(self._sql["indexed"], {"documents": TextColumn(documents)})
             return frozenset(row[0] for row in found)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's chunks in order."""
         with self._reader.use() as connection:
             return [Chunk(*row) for row in connection.execute(self._sql["chunks"], {"document": document})]
 
     def search(
         self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
-        """Find chunks in which every word occurs, or any."""
         params = {"documents": TextColumn(documents), "query": to_tsquery(wanted, every=every), "limit": limit}
         with self._reader.use() as connection:
             return [FoundChunk(*row) for row in connection.execute(self._sql["search"], params)]
 
     def view(self) -> StoreView:
-        """Open a transaction that sees one moment only, on a connection of its own."""
         with translate_errors(self._address):
             return PostgresView(open_greeted_connection(self._address, self._ready_to_look), self._address)
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
-        """Make all projections anew in one transaction, while other writers wait."""
         try:
             with self._transaction() as connection:
                 connection.execute(self._sql["take_time"])
@@ -529,7 +491,7 @@ class PostgresEngine:
             raise StoreUnusable(message) from error
 
     def scrub(self) -> bool:
-        """Drop blobs that nothing names; the server reuses the room of old rows and of its log in its own time."""
+        """Drop unreferenced blobs; the server reuses old rows and its log in its own time."""
         with self._transaction() as connection:
             now = _fetch_value(connection.execute(self._sql["now"]))
             connection.execute(self._sql["keep_blobs"])
@@ -537,7 +499,7 @@ class PostgresEngine:
         return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
-        """Listen to what other writers tell; who has just begun to listen may have missed anything."""
+        """Listen for other writers; a new listener may have missed anything."""
         with self._listener.use() as connection:
             if self._deaf_before:
                 self._deaf_before = False
@@ -547,7 +509,6 @@ class PostgresEngine:
         return [change for notify in told if notify.pid != mine for change in _parse_hint(notify.payload)]
 
     def close(self) -> None:
-        """Let go of the connections."""
         for line in (self._writer, self._reader, self._listener):
             line.drop()
 
@@ -618,7 +579,7 @@ class PostgresEngine:
 
 
 def format_hints(heads: Mapping[StreamId, int]) -> list[str]:
-    """Write where streams stand now, in as many pieces as notifications need; too much is told as `look at all`."""
+    """Where streams stand now, in pieces that fit notifications; too many become `look at all`."""
     text = msgspec.json.encode(heads).decode()
     if len(heads) > MOST_STREAMS_HINTED or (len(heads) == 1 and len(text.encode()) > NOTIFICATION_BYTES):
         return format_hints({EVERY_STREAM: 0})

@@ -1,9 +1,7 @@
-"""All projections folded anew from the events: to compare them with the live rows, or to replace those.
+"""All projections folded again from the events: to compare them with the live rows, or to replace those.
 
-Events go through the same `project` as when they were committed. Streams are read in any order within their
-class: no order is promised between them, and the rows come out the same.
-
-What an examination of a store found, in words for the person who can act on it.
+Events go through the same `project` as when they were committed. Streams are read in any order within their class: the
+rows come out the same.
 """
 
 import itertools
@@ -85,7 +83,7 @@ FINDING_ADVICE: Final[Mapping[FindingKind, str]] = {
 
 
 class IntegrityFinding(msgspec.Struct, frozen=True):
-    """One thing that is not as it was written; for a checkpoint, `seq` is its number and no stream is named."""
+    """One deviation; for a checkpoint, `seq` is its number and no stream is named."""
 
     kind: FindingKind
     stream: str
@@ -94,16 +92,15 @@ class IntegrityFinding(msgspec.Struct, frozen=True):
 
 
 def make_finding(kind: FindingKind, stream: str, seq: int, what: str) -> IntegrityFinding:
-    """Say what was found, and what to do about it."""
     return IntegrityFinding(kind, stream, seq, f"{what} {FINDING_ADVICE[kind]}")
 
 
 class IntegrityReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found, and how much was looked at.
+    """All findings, and how much was examined.
 
-    `uncovered` counts, by stream, the events that no checkpoint vouches for yet: a tail that could still be cut
-    off unseen. `erased` counts the events whose bodies were erased on purpose. `compared` tells whether the rows
-    were compared with what the events make of them; if not, a note says why.
+    `uncovered` counts, by stream, the events that no checkpoint vouches for yet: a tail that could be cut off unseen.
+    `erased` counts the events whose bodies were erased on purpose. `compared`: the rows were compared with what the
+    events make of them; if not, a note says why.
     """
 
     ok: bool
@@ -119,16 +116,15 @@ class IntegrityReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def uncovered_events(self) -> int:
-        """Tell how many events no checkpoint vouches for."""
         return sum(self.uncovered.values())
 
 
 REBUILD_PAGE: Final = 500
-"""How many events are read in one go: enough to be quick, few enough for bodies of 32 KiB each."""
+"""Events per page: enough to be quick, few enough for bodies of 32 KiB each."""
 
 
 async def compute_projections(store: JournalStore) -> dict[RowKey, Row]:
-    """Make all projections from the events alone. Raises StoreUnusable if there is an event it cannot read."""
+    """Make all projections from the events alone. Raises StoreUnusable for an unreadable event."""
     return await store.study(rows_from_events)
 
 
@@ -138,7 +134,7 @@ async def rebuild(store: JournalStore) -> None:
 
 
 def rows_from_events(view: StoreView) -> dict[RowKey, Row]:
-    """Fold every stream, and leave each session to whoever works on it now."""
+    """Fold every stream, keeping the live leases."""
     fold = RowFold()
     for stream in sort_streams(list_streams(view)):
         for event in read_raw_events(view, stream):
@@ -147,12 +143,11 @@ def rows_from_events(view: StoreView) -> dict[RowKey, Row]:
 
 
 def list_streams(view: StoreView) -> list[StreamId]:
-    """List every stream that has an event or a head."""
     return [StreamId(row["stream"]) for row in view.ask("streams", {})]
 
 
 def sort_streams(streams: Iterable[StreamId]) -> list[StreamId]:
-    """Put sessions first, then inboxes, triggers, and the fleet last; within a class the order is kept."""
+    """Sessions first, then inboxes, triggers, and the fleet last; stable within a class."""
     return sorted(streams, key=_stream_class)
 
 
@@ -163,7 +158,7 @@ def _stream_class(stream: StreamId) -> int:
 
 
 def read_raw_events(view: StoreView, stream: StreamId) -> Iterator[Stored]:
-    """Read a stream as it is kept, in pages, without trusting that its numbers are right."""
+    """Read a stream in pages, without trusting its sequence numbers."""
     seq, position = -(2**63), 0
     while True:
         params = {"stream": stream, "seq": seq, "position": position, "limit": REBUILD_PAGE}
@@ -176,7 +171,7 @@ def read_raw_events(view: StoreView, stream: StreamId) -> Iterator[Stored]:
 
 
 def read_damaged_event(row: Sequence[Any]) -> Stored:
-    """Read an event from its columns, whatever they hold; what no column may hold becomes nothing of its kind."""
+    """Read an event from possibly damaged columns; invalid values become empty ones of the type."""
     if tuple(map(type, row)) not in _SOUND_TYPES:
         row = [value if type(value) in kinds else kinds[0]() for value, kinds in zip(row, _TYPES, strict=True)]
     stream, seq, kind, version, at, generation, key, blob, facts, body, salt, digest, link, _ = row
@@ -189,16 +184,15 @@ _HEADER: Final = ((str,), (int,), (str,), (int,), (int,), (int,), (str,), (str, 
 _CONTENT: Final = ((bytes,), (bytes, _NONE), (bytes, _NONE), (bytes,), (bytes,))
 _TYPES: Final[tuple[tuple[type, ...], ...]] = (*_HEADER, *_CONTENT, (int,))
 _SOUND_TYPES: Final = frozenset(itertools.product(*_TYPES))
-"""What the columns of an event may hold, as the query names them; all combinations, for a quick look."""
+"""Sound types of an event's columns in query order; all combinations, for a quick check."""
 
 
 def to_sequence_number(value: object) -> int:
-    """Read a number that somebody may have damaged; what is none is less than any that counts."""
+    """Read a possibly damaged number; an invalid one sorts before all others."""
     return value if isinstance(value, int) else -1
 
 
 def decode_damaged_facts(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
-    """Decode facts that somebody may have damaged."""
     if version < 1:
         return Unknown(kind, version, facts)
     try:
@@ -208,7 +202,7 @@ def decode_damaged_facts(kind: str, version: int, facts: bytes) -> AnyEvent | Un
 
 
 def read_erasures(view: StoreView) -> dict[str, int]:
-    """Tell how far each stream's bodies were erased on purpose."""
+    """How far each stream's bodies were erased on purpose."""
     through: dict[str, int] = {}
     for row in view.ask("erasures", {}):
         event = decode_damaged_facts(BodiesErased.KIND, row["version"], row["facts"])
@@ -218,7 +212,6 @@ def read_erasures(view: StoreView) -> dict[str, int]:
 
 
 def read_live_rows(view: StoreView) -> dict[RowKey, Row]:
-    """Read all projections as they stand."""
     rows: dict[RowKey, Row] = {}
     for table in PROJECTIONS:
         columns = itemgetter(*(field.name for field in msgspec.structs.fields(table)))
@@ -229,7 +222,7 @@ def read_live_rows(view: StoreView) -> dict[RowKey, Row]:
 
 
 class RowFold:
-    """The rows as events make them, one after the other; `unreadable` tells of the first that it could not take."""
+    """The rows as events make them; `unreadable` is the first event that could not be folded."""
 
     def __init__(self) -> None:
         self._rows: dict[RowKey, Any] = {}
@@ -237,11 +230,9 @@ class RowFold:
         self.unreadable: IntegrityFinding | None = None
 
     def get(self, kind: type[R], *key: Any) -> R | None:
-        """Return a row as it stands so far."""
         return self._rows.get((kind, key))
 
     def take(self, stored: Stored) -> None:
-        """Let one event change the rows."""
         if isinstance(stored.event, Unknown):
             self._give_up(stored)
             return
@@ -264,7 +255,6 @@ class RowFold:
         self.unreadable = self.unreadable or make_finding("unreadable", stored.stream, stored.seq, what)
 
     def rows_beside(self, live: Mapping[RowKey, Row]) -> dict[RowKey, Row]:
-        """Return the rows, with the leases that stand in the live ones."""
         if self.unreadable is not None:
             raise StoreUnusable(self.unreadable.sentence)
         rows = dict(self._rows)
@@ -286,15 +276,12 @@ def _keep_lease(row: SessionRow, live: Row | None, written_by: int) -> SessionRo
 
 
 class RowDifference(msgspec.Struct, frozen=True):
-    """A row that is not what the events make of it."""
-
     key: RowKey
     live: Row | None
     rebuilt: Row | None
 
     @property
     def sentence(self) -> str:
-        """Say what differs."""
         kind, key = self.key
         name = f"The row {', '.join(map(str, key))} of {kind.TABLE}"
         if self.live is None:
@@ -308,7 +295,6 @@ class RowDifference(msgspec.Struct, frozen=True):
 
 
 def compare_rows(live: Mapping[RowKey, Row], rebuilt: Mapping[RowKey, Row]) -> list[RowDifference]:
-    """Compare rows with what the events make of them."""
     return [
         RowDifference(key, live.get(key), rebuilt.get(key))
         for key in {**live, **rebuilt}

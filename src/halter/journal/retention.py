@@ -1,7 +1,7 @@
-"""Erasing what was said, while what happened stays provable: bodies go, facts and chains stand.
+"""Erases what was said, while what happened stays provable: bodies go, facts and chains stay.
 
-An erasure is an event of the fleet, and the bodies go in its own transaction. Only sessions that have ended are
-erased: one that still runs would go on with a transcript full of holes.
+An erasure is an event of the fleet, and the bodies go in the same transaction. Only ended sessions are erased: a
+running one would continue with holes in its transcript.
 """
 
 from collections.abc import Iterable
@@ -21,17 +21,15 @@ _PAGE: Final = 500
 
 
 class NotErased(msgspec.Struct, frozen=True):
-    """A session whose bodies were not erased, and why."""
-
     session: str
     sentence: str
 
 
 class Erasure(msgspec.Struct, frozen=True):
-    """Which sessions were erased and which were not, and how many messages that belong to none.
+    """Which sessions were erased and which were not, and how many messages outside of sessions.
 
-    Without `scrubbed`, copies may linger outside the tables because somebody was reading: another erasure,
-    also one of nothing, clears them away.
+    Without `scrubbed`, copies may linger outside the tables because of a reader: another erasure, even of nothing,
+    clears them.
     """
 
     erased: tuple[str, ...]
@@ -41,7 +39,6 @@ class Erasure(msgspec.Struct, frozen=True):
 
 
 async def erase_session_bodies(store: JournalStore, sessions: Iterable[str], by: str, reason: str = "") -> Erasure:
-    """Erase all bodies of sessions and of their inboxes, for good."""
     erased: list[str] = []
     refused: list[NotErased] = []
     for session in sessions:
@@ -54,7 +51,7 @@ async def erase_session_bodies(store: JournalStore, sessions: Iterable[str], by:
 
 
 async def erase_older_than(store: JournalStore, age: int, by: str, reason: str = "retention") -> Erasure:
-    """Erase the sessions that ended more than `age` microseconds ago, and what is as old and belongs to no session."""
+    """Erase the sessions that ended more than `age` microseconds ago, and what is as old outside of sessions."""
     before = await store.now() - age
     sessions = await store.study(lambda view: _list_streams_with_bodies(view, before))
     messages = await _erase_outside(store, before, by, reason)
@@ -64,15 +61,15 @@ async def erase_older_than(store: JournalStore, age: int, by: str, reason: str =
 async def erase_messages(store: JournalStore, by: str, reason: str = "") -> Erasure:
     """Erase what was said outside of sessions.
 
-    That is messages that needed none, questions to people that are over, what people were told, and what triggers were
-    to do that have ended.
+    That is messages that needed no session, settled questions to people, sent notifications, and the tasks of ended
+    triggers.
     """
     messages = await _erase_outside(store, await store.now() + 1, by, reason)
     return Erasure((), (), await store.scrub(), messages)
 
 
 async def _erase_outside(store: JournalStore, before: int, by: str, reason: str) -> int:
-    """Erase the bodies of all streams that belong to no session, and tell how many there were."""
+    """Erase the bodies of all streams outside of sessions, and count them."""
     triggers = await store.ask(Query("all_triggers", TriggerRow))
     ended = [trigger_stream(row.trigger) for row in triggers if row.ended_at is not None and row.ended_at < before]
     return sum([await _erase_stream(store, stream, before, by, reason) for stream in (FLEET, OUTBOX, *ended)])
@@ -99,7 +96,7 @@ async def _erase_stream(store: JournalStore, stream: StreamId, before: int, by: 
 
 
 async def _is_pending(store: JournalStore, stored: Stored) -> bool:
-    """Tell whether an event asks a person something that they still can answer, or tells them what was not sent yet."""
+    """Whether an event is a question that can still be answered, or a notification not sent yet."""
     match stored.event:
         case DecisionAsked(decision=decision):
             asked = await store.ask(Query("decision", DecisionRow, {"decision": decision}))
@@ -133,7 +130,7 @@ async def _erase_session(store: JournalStore, session: str, by: str, reason: str
 
 
 async def _erasure_key(store: JournalStore, session: str) -> str:
-    """Make a key of the fleet's last event: it is new for each erasure, and the same for a repeat."""
+    """A key from the fleet's last event: new for each erasure, and the same for a repeat."""
     fleet = await store.ask(Query("head", StreamRow, {"stream": FLEET}))
     return f"erase:{session}:{fleet[0].head if fleet else 0}"
 

@@ -1,11 +1,4 @@
-"""SQLite: one file, WAL, synchronous=FULL. The default store.
-
-Opening a SQLite file: to write durably, or as it stands where it may only be read.
-
-What one connection to a SQLite file sees.
-
-What SQLite's errors mean, as sentences for the person who can act.
-"""
+"""The SQLite store: one file, WAL, synchronous=FULL. The default."""
 
 import os
 import sqlite3
@@ -67,7 +60,7 @@ WAL_POLL_SECONDS: Final = 0.002
 
 
 def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
-    """Open a connection whose commits survive a power cut. A database of another program is left as it is."""
+    """Open a connection whose commits survive a power cut. A database of another program is left alone."""
     connection = _connect(path, uri=uri)
     try:
         connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
@@ -83,8 +76,8 @@ def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
 def open_read_only(path: str) -> sqlite3.Connection:
     """Open a file that may only be read.
 
-    Without a write-ahead log the file is whole and is read as it stands, since SQLite could make no files beside it
-    to keep others away. What is only in a log must be read with it.
+    Without a write-ahead log the file is complete and is read as it is, since SQLite cannot create its lock files. What
+    is only in a log must be read with it.
     """
     log = Path(f"{path}-wal")
     whole = not log.exists() or log.stat().st_size == 0
@@ -106,13 +99,12 @@ def open_read_only(path: str) -> sqlite3.Connection:
 
 
 def is_read_only(path: str) -> bool:
-    """Tell whether a file is there, and may not be written to, or not with the files that SQLite makes beside it."""
+    """Whether a file exists and cannot be written to, or not with the files that SQLite creates beside it."""
     file = Path(path)
     return file.exists() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
 
 
 def reject_foreign_database(connection: sqlite3.Connection, path: str) -> None:
-    """Leave the database of another program alone."""
     found = list_tables(connection)
     if found and "meta" not in found:
         raise StoreUnusable(
@@ -122,7 +114,6 @@ def reject_foreign_database(connection: sqlite3.Connection, path: str) -> None:
 
 
 def list_tables(connection: sqlite3.Connection) -> set[str]:
-    """List the tables, without SQLite's own."""
     named = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'")
     return {str(row[0]) for row in named}
 
@@ -136,7 +127,6 @@ class ForkSafeConnection(sqlite3.Connection):
             super().__init__(*args, **kwargs)
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Run a statement up to its first row."""
         cursor = self.cursor(ForkSafeCursor)
         if FORKING.locked():
             let_fork_pass()
@@ -144,39 +134,33 @@ class ForkSafeConnection(sqlite3.Connection):
             return sqlite3.Cursor.execute(cursor, sql, parameters)
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
-        """Run a statement for each of the parameters."""
         return self.cursor(ForkSafeCursor).executemany(sql, parameters)
 
     def close(self) -> None:
-        """Close the file."""
         with self.inside:
             super().close()
 
 
 class ForkSafeCursor(sqlite3.Cursor):
-    """A cursor whose every step is taken under the lock of its connection."""
+    """A cursor whose every step holds the lock of its connection."""
 
     connection: ForkSafeConnection  # pyright: ignore[reportIncompatibleMethodOverride]  no other connection makes one
 
     def execute(self, sql: str, parameters: Any = (), /) -> Self:
-        """Run a statement up to its first row."""
         with self.connection.inside:
             return super().execute(sql, parameters)
 
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> Self:
-        """Run a statement for each of the parameters."""
         with self.connection.inside:
             return super().executemany(sql, parameters)
 
     def fetchone(self) -> Any:
-        """Take one row."""
         if FORKING.locked():
             let_fork_pass()
         with self.connection.inside.lock:
             return sqlite3.Cursor.fetchone(self)
 
     def fetchall(self) -> list[Any]:
-        """Take all rows that are left."""
         if FORKING.locked():
             let_fork_pass()
         with self.connection.inside.lock:
@@ -213,10 +197,10 @@ def _enable_wal(connection: sqlite3.Connection, path: str) -> None:
             return
 
 
-CONSTRAINT_ADVICE: Final = "Nothing of its write was kept; the program has a mistake, or somebody changed rows by hand."
+CONSTRAINT_ADVICE: Final = "Nothing of its write was kept; the program has a bug, or rows were changed by hand."
 
 LOW_DISK_BYTES: Final = 128 * 1024
-"""With less room than this, SQLite may fail to make its files, and then it says only that the disk failed."""
+"""With less free space, SQLite may fail to create its files and report only a disk error."""
 
 
 class SqliteErrorScope:
@@ -225,13 +209,11 @@ class SqliteErrorScope:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def __enter__(self) -> None:
-        """Nothing to do."""
+    def __enter__(self) -> None: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Say what went wrong."""
         if isinstance(error, sqlite3.Error):
             raise translate_sqlite_error(error, self._path) from error
         if isinstance(error, UnicodeDecodeError):
@@ -240,7 +222,6 @@ class SqliteErrorScope:
 
 
 def translate_sqlite_error(error: sqlite3.Error, path: str) -> StoreError:
-    """Turn SQLite's error into a sentence."""
     name = getattr(error, "sqlite_errorname", "")
     text = str(error)
     if isinstance(error, sqlite3.IntegrityError):
@@ -267,25 +248,21 @@ def translate_sqlite_error(error: sqlite3.Error, path: str) -> StoreError:
             "needs: use a Python whose SQLite has it."
         )
     return StoreUnusable(
-        f"The store {path} did not understand what was asked of it ({text}). If somebody changed its tables by hand, "
-        "restore it from a backup."
+        f"The store {path} rejected a query ({text}). If its tables were changed by hand, restore it from a backup."
     )
 
 
 def make_damaged_error(text: str, path: str) -> StoreUnusable:
-    """Say that a file cannot be read, for this reason."""
     return StoreUnusable(
         f"The store {path} is damaged or not a Halter store ({text}). Restore it from a backup, or name another file."
     )
 
 
 def make_unwritable_error(path: str) -> StoreUnusable:
-    """Say that a file may only be read."""
     return StoreUnusable(f"The store {path} cannot be written to: make the file and its folder writable for this user.")
 
 
 def is_disk_full(path: str) -> bool:
-    """Tell whether the disk of a file has next to no room left for this user."""
     try:
         disk = os.statvfs(Path(path).parent)
     except (OSError, ValueError):
@@ -296,39 +273,32 @@ def is_disk_full(path: str) -> bool:
 T = TypeVar("T")
 
 MOST_FLAWS_SHOWN: Final = 20
-"""A damaged index misses many rows, and a few of them tell as much as all."""
+"""A damaged index misses many rows; a few are enough."""
 
 
 class SqliteView:
-    """The store as a transaction of this connection sees it."""
-
     def __init__(self, connection: sqlite3.Connection, in_words: SqliteErrorScope) -> None:
         self._connection = connection
         self._in_words = in_words
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query."""
         return self._read(lambda: run_sqlite_query(self._connection, name, params))
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        """Run a named query, for its plain columns."""
         return self._read(lambda: begin_query(self._connection, name, params).fetchall())
 
     def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
         return self._read(lambda: read_sqlite_blob(self._connection, digest))
 
     def flaws(self) -> Sequence[str]:
-        """Let SQLite compare its pages and indexes with each other."""
         found = self._read(lambda: self._connection.execute(f"PRAGMA integrity_check({MOST_FLAWS_SHOWN})").fetchall())
         return [str(row[0]) for row in found if row != ("ok",)]
 
     def close(self) -> None:
-        """End the transaction with the connection."""
         self._connection.close()
 
     def _read(self, job: Callable[[], T]) -> T:
-        """Read, also text that somebody damaged: whoever examines a store must not stumble over it."""
+        """Read, also damaged text: verification must not stop at it."""
         with self._in_words:
             try:
                 return job()
@@ -340,19 +310,16 @@ class SqliteView:
 
 
 def begin_query(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> sqlite3.Cursor:
-    """Begin to run a named query."""
     return connection.execute(load_queries("queries.sql")[name], dict(params))
 
 
 def run_sqlite_query(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Run a named query."""
     cursor = begin_query(connection, name, params)
     names = [column[0] for column in cursor.description]
     return [dict(zip(names, row, strict=True)) for row in cursor]
 
 
 def read_sqlite_blob(connection: sqlite3.Connection, digest: Digest) -> bytes | None:
-    """Return a blob, if it is there."""
     row = connection.execute(load_queries("sqlite/engine.sql")["get"], {"digest": digest}).fetchone()
     return None if row is None else row[0]
 
@@ -363,7 +330,7 @@ def _decode_lenient(text: bytes) -> str:
 
 OLDEST_SQLITE: Final = (3, 37, 0)
 TRUNCATE_ATTEMPTS: Final = 50
-"""How often the log is tried to be cut off while others read it: for a tenth of a second, since nobody else writes."""
+"""Attempts to truncate the log while others read it, over a tenth of a second: this holds the write lock."""
 
 LEASE_DURATION: Final = 15 * SECOND
 
@@ -412,7 +379,7 @@ class SqliteEngine:
         self._position = self._last_position()
 
     def begin(self, *, wait: bool = True) -> None:
-        """Take the one write lock of the file, waiting for other processes if that is wanted."""
+        """Take the file's write lock, waiting for other processes if `wait`."""
         if self._read_only:
             raise make_unwritable_error(self._path)
         looks = round(self._lock_seconds / WAL_POLL_SECONDS) if wait else 0
@@ -425,7 +392,7 @@ class SqliteEngine:
             raise translate_sqlite_error(refusal, self._path) if wait else Busy from refusal
 
     def _locked(self) -> sqlite3.Error | None:
-        """Try to take the write lock; return what SQLite said if another process has it."""
+        """Try to take the write lock; return SQLite's error if another process has it."""
         try:
             self._connection.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError as error:
@@ -437,7 +404,7 @@ class SqliteEngine:
         return None
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Return rows; the write lock of the file is the lock on all of them."""
+        """Return rows; the file's write lock covers all of them."""
         with self._in_words:
             return self._known.load(keys)
 
@@ -447,7 +414,6 @@ class SqliteEngine:
         return None if found is None else kind(*found)
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
-        """Return the events of writes that were committed before under these keys."""
         found: dict[str, tuple[Stored, ...]] = {}
         with self._in_words:
             for key in keys:
@@ -457,11 +423,10 @@ class SqliteEngine:
         return found
 
     def now(self) -> int:
-        """Tell the time of this machine: all processes of a file share it."""
         return self._clock()
 
     def save(self, changes: Changes) -> None:
-        """Write all changes into the open transaction, if the blobs that they name are there."""
+        """Write all changes into the open transaction, if the blobs that they name exist."""
         with self._in_words:
             for digest in list_named_blobs(changes.events):
                 if self._connection.execute(self._sql["has_blob"], {"digest": digest}).fetchone() == (0,):
@@ -469,7 +434,7 @@ class SqliteEngine:
         self.write(changes)
 
     def write(self, changes: Changes) -> None:
-        """Write all changes as they are: a mirror is given what was accepted elsewhere."""
+        """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
         with self._in_words:
             execute = self._connection.execute
             for row in changes.inserts:
@@ -489,19 +454,16 @@ class SqliteEngine:
                 execute(self._sql["erase_snapshot"], {"session": session_of(erase.stream)})
 
     def commit(self) -> None:
-        """Make the transaction durable: this returns after the disk has it."""
         with self._in_words:
             self._connection.execute("COMMIT")
         self._known.committed()
 
     def rollback(self) -> None:
-        """Forget the transaction."""
         self._known.forget()
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
 
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
-        """Return events of a stream in order."""
         params = {"stream": stream, "after": after, "limit": limit}
         with self._in_words:
             return [read_stored_event(row) for row in self._reader.execute(self._sql["read"], params)]
@@ -514,13 +476,11 @@ class SqliteEngine:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Take orphaned sessions first, then due ones; or the one that is named."""
         with self._leasing(program_format) as leasing:
             leasing.ask("renew", {"worker": worker, "now": leasing.now, "lease": self._lease})
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        """Hand out tickets; one process writes at a time, so none is in another's way."""
         with self._leasing(program_format) as leasing:
             return leasing.offer(limit, agents, put, self._connection)
 
@@ -534,7 +494,6 @@ class SqliteEngine:
             yield Leasing(ask, _encode_values, _encode_values, self.now(), self._lease, program_format)
 
     def beat(self, worker: WorkerId, snapshots: Mapping[SessionId, bytes], about: str) -> HeartbeatReply:
-        """Renew a worker's leases; after a lapse, say which are left."""
         with self._transaction() as execute:
             now = self.now()
             renewed = execute(self._sql["renew"], {"worker": worker, "now": now, "lease": self._lease}).fetchall()
@@ -549,27 +508,22 @@ class SqliteEngine:
             return HeartbeatReply(now, frozenset(Lease(SessionId(row[0]), worker, row[1]) for row in owned))
 
     def leave(self, worker: WorkerId) -> None:
-        """Let a worker's leases be over."""
         with self._transaction() as execute:
             execute(self._sql["leave"], {"worker": worker})
 
     def ask(self, name: str, params: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Run a named query."""
         with self._in_words:
             return run_sqlite_query(self._reader, name, params)
 
     def put(self, digest: Digest, data: bytes) -> None:
-        """Keep a blob."""
         with self._transaction() as execute:
             execute(self._sql["put"], {"digest": digest, "data": data, "at": self.now()})
 
     def get(self, digest: Digest) -> bytes | None:
-        """Return a blob, if it is there."""
         with self._in_words:
             return read_sqlite_blob(self._reader, digest)
 
     def add_chunks(self, document: str, entries: Sequence[IndexedChunk]) -> None:
-        """Add some of a document's chunks and their words."""
         with self._transaction() as execute:
             for entry in entries:
                 added = execute(self._sql["add_chunk"], msgspec.structs.asdict(entry.chunk))
@@ -577,13 +531,11 @@ class SqliteEngine:
                     execute(self._sql["add_words"], {"id": added.lastrowid, "words": " ".join(entry.words)})
 
     def show_document(self, document: str, count: int) -> bool:
-        """Let a document be seen if it has so many chunks."""
         with self._transaction() as execute:
             execute(self._sql["show_document"], {"document": document, "count": count})
             return execute(self._sql["indexed"], {"documents": _encode_values([document])}).fetchone() is not None
 
     def drop_chunks(self, document: str, limit: int) -> int:
-        """Let a document be seen no more, and drop some of its chunks."""
         params = {"document": document, "limit": limit}
         with self._transaction() as execute:
             execute(self._sql["hide_document"], {"document": document})
@@ -591,28 +543,25 @@ class SqliteEngine:
             return execute(self._sql["drop_chunks"], params).rowcount
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents are there."""
         with self._in_words:
             found = self._reader.execute(self._sql["indexed"], {"documents": _encode_values(documents)})
             return frozenset(row[0] for row in found)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's chunks in order."""
         with self._in_words:
             return [Chunk(*row) for row in self._reader.execute(self._sql["chunks"], {"document": document})]
 
     def search(
         self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
-        """Find chunks in which every word occurs, or any."""
         params = {"documents": _encode_values(documents), "query": to_fts5_query(wanted, every=every), "limit": limit}
         with self._in_words:
             return [FoundChunk(*row) for row in self._reader.execute(self._sql["search"], params)]
 
     def view(self) -> StoreView:
-        """Begin to read on a connection of its own; what is kept in memory has only one.
+        """Begin to read on a separate connection; an in-memory database has only one.
 
-        A first question is asked at once, since SQLite fixes what a transaction sees when it first reads.
+        A first query runs at once, since SQLite fixes the snapshot at the first read.
         """
         with self._in_words:
             connection = self._connection if self._path == ":memory:" else self._connect(self._path)
@@ -622,7 +571,6 @@ class SqliteEngine:
         return view
 
     def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
-        """Make all projections anew in one transaction."""
         try:
             with self._transaction() as execute:
                 rows = list(make(SqliteView(self._connection, self._in_words)))
@@ -635,10 +583,7 @@ class SqliteEngine:
             raise StoreUnusable(message) from error
 
     def scrub(self) -> bool:
-        """Drop blobs that nothing names and words that are deleted, and cut off the write-ahead log.
-
-        A reader elsewhere can be in its way.
-        """
+        """Drop unreferenced blobs and deleted words, and truncate the write-ahead log; a reader can prevent that."""
         with self._transaction() as execute:
             execute(self._sql["sweep_blobs"], {"before": self.now() - UNREFERENCED_BLOB_AGE})
             execute(self._sql["merge_words"])
@@ -651,7 +596,7 @@ class SqliteEngine:
         return False
 
     def wait_for_others(self, timeout: float) -> Sequence[Change]:
-        """Wait, then look whether any other connection has committed since the last look."""
+        """Wait, then check whether any other connection has committed since the last check."""
         time.sleep(timeout)
         version = self._data_version(self._reader)
         if version == self._version:
@@ -663,14 +608,13 @@ class SqliteEngine:
         return [Change(StreamId(row[0]), row[1]) for row in rows]
 
     def close(self) -> None:
-        """Close the file."""
         with self._in_words:
             if self._reader is not self._connection:
                 self._reader.close()
             self._connection.close()
 
     def _data_version(self, connection: sqlite3.Connection) -> int:
-        """Tell by a number whether any other connection has committed anything."""
+        """A number that changes when another connection commits."""
         with self._in_words:
             return connection.execute("PRAGMA data_version").fetchone()[0]
 
@@ -721,7 +665,6 @@ class SqliteEngine:
 
 
 def read_stored_event(row: Sequence[Any]) -> Stored:
-    """Read an event from its columns."""
     return Stored(*row, event=decode(row[2], row[3], row[8]))
 
 
@@ -730,7 +673,6 @@ def _encode_values(values: Iterable[str | int]) -> str:
 
 
 def to_event_columns(event: Stored) -> tuple[Any, ...]:
-    """Write an event as its columns."""
     return (
         event.stream,
         event.seq,

@@ -1,12 +1,7 @@
 """The store that every layer above sees: one writer that commits what waits together.
 
-Rows that need not be looked up again: as a connection last saw or wrote them, while nobody else has written.
-
-What a store says of itself: which migrations have run on it, and its id.
-
-Blobs and the events that name them: an event never names a blob that is not there.
-
-Retry for sessions that can wait: while the store is unavailable, what could not be recorded does not run.
+Also: rows cached while no other connection writes, the store's id and schema version, blobs and the events that name
+them, and retries while the store is unavailable.
 """
 
 import asyncio
@@ -53,18 +48,17 @@ from halter.journal.engine import Busy, Conflict, Engine, StoreView, index_chunk
 T = TypeVar("T")
 
 ReportProblem = Callable[[str], None]
-"""Hears a sentence about what is wrong with the store, or an empty one when it is available again."""
+"""Receives a sentence about what is wrong with the store, or an empty one when it is available again."""
 
 SHORTEST_PAUSE: Final = SECOND // 20
 LONGEST_PAUSE: Final = SECOND
 
 
-def ignore_problem(_: str) -> None:
-    """Ignore what is wrong."""
+def ignore_problem(_: str) -> None: ...
 
 
 class StoreProblem:
-    """What is wrong with a store. All stores of a process that retry share it."""
+    """What is wrong with a store, shared by all retrying handles of a process."""
 
     def __init__(self, tell: ReportProblem = ignore_problem) -> None:
         self.tell = tell
@@ -72,7 +66,6 @@ class StoreProblem:
         self.problem = ""
 
     def know(self, problem: str) -> None:
-        """Tell of a problem that differs from the last one."""
         if problem != self.problem:
             self.problem = problem
             self.tell(problem)
@@ -86,7 +79,7 @@ class StoreProblem:
 class Retry:
     """Repeats a call that failed because the store was unavailable, until it succeeds or its task is cancelled.
 
-    Repeating is harmless: a write that was committed without an answer answers by its key.
+    Repeating is harmless: a write that was committed without an answer is recognised by its key.
     """
 
     def __init__(self, clock: Clock, trouble: StoreProblem) -> None:
@@ -94,7 +87,6 @@ class Retry:
         self.trouble = trouble
 
     async def repeat(self, use: Callable[[], Awaitable[T]], away: StoreUnavailable) -> T:
-        """Repeat a call that has just failed, with longer and longer pauses."""
         self.trouble.know(str(away))
         self.trouble.waiting += 1
         try:
@@ -118,39 +110,33 @@ class Retry:
 WriteAnswer = Committed | LeaseLost
 
 LARGEST_BATCH: Final = 256
-"""How many writes share one transaction at most: enough to share a sync, few enough to keep locks short."""
+"""Writes per transaction: enough to share a sync, few enough to keep locks short."""
 
 MOST_PENDING_HINTS: Final = 1024
 WATCH_INTERVAL_SECONDS: Final = 0.05
 MOST_CHUNKS_FOUND: Final = 1000
 
 CHUNKS_PER_WRITE: Final = 200
-"""So many chunks of a document are written in one transaction: a fraction of a second of everybody else's time."""
+"""Chunks per transaction: other writers wait for a fraction of a second."""
 
 INDEX_ATTEMPTS: Final = 5
 MOST_DECISION_ATTEMPTS: Final = 20
-"""How often a transaction is decided anew because another process had just inserted one of its rows."""
+"""How often a transaction is decided again because another process had just inserted one of its rows."""
 
 
 class Observer(Protocol):
-    """Told what was committed, in the thread that wrote it: it must not raise or block."""
+    """Runs on the writer thread after commit; must not raise or block."""
 
     @property
-    def every_seconds(self) -> float:
-        """How often it wants to be flushed."""
-        ...
+    def every_seconds(self) -> float: ...
 
-    def saw(self, events: Sequence[Stored]) -> None:
-        """Take note of events that are durable."""
-        ...
+    def saw(self, events: Sequence[Stored]) -> None: ...
 
-    def flush(self) -> None:
-        """Do now what was put off."""
-        ...
+    def flush(self) -> None: ...
 
 
 class _Journal:
-    """An engine with its threads and the queue of what waits to be written; all handles of one store share it."""
+    """An engine with its threads and write queue; all handles of one store share it."""
 
     def __init__(
         self,
@@ -180,7 +166,6 @@ class _Journal:
         self._closed = False
 
     def commit_here(self, write: Write) -> Committed:
-        """Commit in the caller's thread."""
         return self._told(self._run([write])[0])
 
     def queued(self, write: Write) -> asyncio.Future[Committed]:
@@ -197,7 +182,7 @@ class _Journal:
         return answer
 
     async def write(self, job: Callable[[], T]) -> T:
-        """Do something that must not run beside a transaction."""
+        """Run a job that must not overlap a transaction."""
 
         def alone() -> T:
             with self._writing_now:
@@ -206,11 +191,10 @@ class _Journal:
         return alone() if self.inline else await asyncio.get_running_loop().run_in_executor(self._writer, alone)
 
     async def read(self, job: Callable[[], T]) -> T:
-        """Do something that may run beside a transaction."""
+        """Run a job that may overlap a transaction."""
         return job() if self.inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
-        """Let a job look at the store as it is at this moment."""
 
         def alone() -> T:
             with self._writing_now:
@@ -221,7 +205,6 @@ class _Journal:
         return alone() if self.inline else await asyncio.to_thread(alone)
 
     async def changes(self) -> AsyncIterator[Change]:
-        """Follow which streams grow."""
         hints: asyncio.Queue[Change] = asyncio.Queue(MOST_PENDING_HINTS)
         self._followers[hints] = None
         if self._watcher is None and not self.inline:
@@ -233,7 +216,6 @@ class _Journal:
             del self._followers[hints]
 
     async def close(self) -> None:
-        """Finish what was begun and let go of the engine."""
         if self._closed:
             return
         self._closed = True
@@ -250,9 +232,9 @@ class _Journal:
         self._writer.shutdown()
 
     def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[WriteAnswer]:
-        """Commit several writes in one transaction, each as if it were alone, and tell the observers.
+        """Commit several writes in one transaction, each as if alone, and notify the observers.
 
-        A lost lease is the answer of its own write; any other error undoes all of them.
+        A lost lease fails only its own write; any other error undoes all of them.
         """
         if not self._writing_now.acquire(blocking=wait):
             raise Busy
@@ -326,7 +308,7 @@ class _Journal:
             self._one_by_one(batch)
 
     def _one_by_one(self, batch: list[tuple[Write, asyncio.Future[Committed]]]) -> None:
-        """Give each write of a failed batch a transaction of its own, so that only the culprit fails."""
+        """Give each write of a failed batch its own transaction, so that only the culprit fails."""
         loop = asyncio.get_running_loop()
         for write, answer in batch:
             attempt = loop.run_in_executor(self._writer, self._run, [write])
@@ -379,8 +361,8 @@ class _Journal:
 class JournalStore:
     """A store over an engine.
 
-    With `inline`, everything runs in the caller's thread, as simulation wants it. Otherwise one thread writes:
-    what arrives while it is busy shares its next transaction, and a lone write skips the thread altogether.
+    With `inline`, everything runs in the caller's thread, as simulation wants it. Otherwise one thread writes: what
+    arrives while it is busy shares its next transaction, and a lone write skips the thread altogether.
     """
 
     def __init__(
@@ -397,17 +379,15 @@ class JournalStore:
         self.retry: Retry | None = None
 
     def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> Self:
-        """Return a handle on the same store that waits while the store is unavailable, instead of raising."""
+        """A handle on the same store that waits while the store is unavailable, instead of raising."""
         handle = copy.copy(self)
         handle.retry = Retry(clock, trouble or StoreProblem())
         return handle
 
     def observe(self, observer: Observer) -> None:
-        """Let an observer see what this process commits, from now on."""
         self._journal.observers = (*self._journal.observers, observer)
 
     async def commit(self, write: Write) -> Committed:
-        """Do all of the write or nothing; it is durable when this returns."""
         write, journal = _clean_write_keys(write), self._journal
         try:
             committed = journal.commit_here(write) if journal.inline else await journal.queued(write)
@@ -423,7 +403,6 @@ class JournalStore:
         return self._journal.commit_here(write) if self._journal.inline else await self._journal.queued(write)
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        """Return the events of a stream that follow `after`, in order."""
         return await self._read(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
 
     async def claim(
@@ -433,31 +412,25 @@ class JournalStore:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Take sessions that are due or orphaned, or the one that is named; each gets its next generation."""
         return await self._write(lambda: self._engine.claim(worker, limit, SESSION_FORMAT, only, agents))
 
     async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        """Hand out tickets for what could be claimed, unless another process is doing so."""
         return await self._write(lambda: self._engine.offer(limit, SESSION_FORMAT, agents, put))
 
     async def beat(
         self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = ""
     ) -> HeartbeatReply:
-        """Renew all leases of a worker."""
         return await self._write(lambda: self._engine.beat(worker, snapshots, about))
 
     async def leave(self, worker: WorkerId) -> None:
-        """Let go of all leases of a worker that ends in good order."""
         await self._write(lambda: self._engine.leave(worker))
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
-        """Answer a named read-only question."""
         params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
         found = await self._read(lambda: self._engine.ask(query.name, params))
         return [msgspec.convert(row, query.row, strict=False) for row in found]
 
     async def now(self) -> int:
-        """Tell the store's time, which timers and leases follow."""
 
         def look() -> int:
             self._engine.begin()
@@ -470,20 +443,18 @@ class JournalStore:
         return await self._journal.write(look)
 
     async def put(self, data: bytes) -> Digest:
-        """Keep a blob under its digest."""
         digest = Digest(sha256(data).hexdigest())
         await self._write(lambda: self._engine.put(digest, data))
         return digest
 
     async def get(self, digest: Digest) -> bytes:
-        """Return a blob; KeyError if it is not there, or no longer."""
         data = await self._read(lambda: self._engine.get(digest))
         if data is None:
             raise KeyError(digest)
         return data
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Keep a document's chunks. Large ones are written in portions, so that other writers do not wait for long."""
+        """Keep a document's chunks, written in portions so that other writers do not wait long."""
         await self._patiently(lambda: self._index(clean(document), chunks))
 
     async def _index(self, name: str, chunks: Sequence[Chunk]) -> None:
@@ -502,7 +473,7 @@ class JournalStore:
         raise StoreUnavailable(f"The document {name} was forgotten whenever it was written; it may be tried again.")
 
     async def forget(self, document: str) -> None:
-        """Drop a document's chunks, whole or not; it is seen no more from the first moment on."""
+        """Drop a document's chunks; it is hidden from the first moment on."""
         await self._patiently(lambda: self._forget(clean(document)))
 
     async def _forget(self, name: str) -> None:
@@ -511,15 +482,13 @@ class JournalStore:
             pass
 
     async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Tell which of these documents are there."""
         return await self._read(lambda: self._engine.indexed([clean(document) for document in documents]))
 
     async def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's chunks in order."""
         return await self._read(lambda: self._engine.chunks(clean(document)))
 
     async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        """Find chunks with all of the words, or where there are none, with any of them."""
+        """Chunks with all of the words, or if there are none, with any."""
         named = [clean(document) for document in documents]
         most = max(0, min(limit, MOST_CHUNKS_FOUND))
 
@@ -533,15 +502,14 @@ class JournalStore:
         return await self._read(look)
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
-        """Let a job look at the store as it is at this moment, for as long as it likes; it delays no writer."""
+        """Run a job on a snapshot of the store; it delays no writer."""
         return await self._journal.study(job)
 
     async def replace(self, make: Callable[[StoreView], Iterable[Row]]) -> None:
-        """Put new rows in place of all projections, in one transaction."""
         await self._journal.write(lambda: self._engine.replace(make))
 
     async def scrub(self) -> bool:
-        """Overwrite what lingers of erased bodies; False if a reader was in the way."""
+        """Overwrite what lingers of erased bodies; False if a reader prevented it."""
         return await self._journal.write(self._engine.scrub)
 
     def changes(self) -> AsyncIterator[Change]:
@@ -549,7 +517,6 @@ class JournalStore:
         return self._journal.changes()
 
     async def close(self) -> None:
-        """Finish what was begun and let go of the store."""
         await self._journal.close()
 
     async def _write(self, job: Callable[[], T]) -> T:
@@ -570,13 +537,11 @@ class JournalStore:
 
 
 def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Sequence[WriteAnswer | BaseException]:
-    """Read the answers off a transaction; one that failed has the same answer for all."""
     error = done.exception()
     return done.result() if error is None else [error] * count
 
 
 def list_write_chain(write: Write) -> Sequence[Write]:
-    """List a write and those that go before it, the first one first."""
     return (write,) if write.first is None else (*list_write_chain(write.first), write)
 
 
@@ -587,7 +552,7 @@ def _commit_one(
     apply: Applier,
     salt: Callable[[int], bytes],
 ) -> WriteAnswer:
-    """Do one write, after the one that goes before it; where that is refused, so is this one."""
+    """Do one write after its `first`; if that is refused, so is this one."""
     first = None if write.first is None else _commit_one(write.first, earlier, rows, apply, salt)
     if isinstance(first, LeaseLost):
         return first
@@ -602,7 +567,7 @@ def _commit_one(
 
 
 def filter_own_events(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """Of the events under a key, those in the write's streams: in another stream the same key is another write."""
+    """Events under a write's key in its own streams: in another stream the same key is another write."""
     if not known:
         return known
     streams = {write.stream, *write.others}
@@ -617,21 +582,21 @@ def _repeat_answer(write: Write, known: tuple[Stored, ...], rows: WorkingSet) ->
 
 
 def _clean_write_keys(write: Write) -> Write:
-    """Make the key of a write, and of what goes before it, fit for a store."""
+    """Make the keys of a write and of those before it fit for a store."""
     key = clean(write.key)
     first = None if write.first is None else _clean_write_keys(write.first)
     return write if key == write.key and first is write.first else msgspec.structs.replace(write, key=key, first=first)
 
 
 MOST_CACHED_ROWS: Final = 10_000
-"""How many rows are known at once: those of a thousand sessions at work, in a few megabytes."""
+"""Rows cached at once: those of a thousand active sessions, in a few megabytes."""
 
 
 class RowCache:
-    """What the rows of a store are, as far as one connection knows.
+    """The rows of a store as one connection knows them.
 
-    `version` tells whether another connection has committed anything; then nothing is known any more. Whatever the
-    connection itself changes has to be told, and counts when it is committed.
+    `version` changes when another connection commits; then the cache is empty. The connection's own changes are passed
+    in, and count once committed.
     """
 
     def __init__(self, look: Callable[[RowKey], Row | None], version: Callable[[], int]) -> None:
@@ -642,7 +607,6 @@ class RowCache:
         self._written: dict[RowKey, Row | None] = {}
 
     def load(self, keys: Iterable[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Return rows, and look up only those that are not known."""
         version = self._version()
         if version != self._at or len(self._rows) > MOST_CACHED_ROWS:
             self.forget()
@@ -655,7 +619,7 @@ class RowCache:
         return found
 
     def wrote(self, changes: Changes) -> None:
-        """Take in what the open transaction changes. What is only ever added is hardly looked up again."""
+        """Take in the changes of the open transaction. Append-only rows are rarely read again, so they are skipped."""
         for row in (*changes.inserts, *changes.updates):
             key = row.key()
             if not row.APPEND_ONLY or key in self._rows:
@@ -664,28 +628,25 @@ class RowCache:
             self._written[key] = None
 
     def committed(self) -> None:
-        """Know what was written, now that everybody sees it."""
         self._rows |= self._written
         self._written.clear()
 
     def forget(self) -> None:
-        """Know nothing any more, such as after a transaction that did not come to its end."""
         self._rows.clear()
         self._written.clear()
 
 
 _ID: Final = re.compile("[A-Za-z0-9]{1,64}")
 _NUMBER: Final = re.compile("[0-9]{1,9}")
-_REMEDY: Final = "Somebody changed it by hand: restore the store from a backup, or name another one."
+_REMEDY: Final = "It was changed by hand: restore the store from a backup, or name another one."
 
 
 def read_meta_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Turn the answer to the query `meta` into what is said under each name."""
     return {row["name"]: row["value"] for row in rows}
 
 
 def read_schema_version(said: Mapping[str, Any], known: int, where: str, *, tables: bool) -> int:
-    """Tell the last migration that has run: 0 on a store without tables. One that is not ours to use is refused."""
+    """The last migration applied: 0 for a store without tables. An incompatible store is refused."""
     written = said.get("schema")
     if written is None and not tables:
         return 0
@@ -703,7 +664,7 @@ def read_schema_version(said: Mapping[str, Any], known: int, where: str, *, tabl
 
 
 def read_store_id(said: Mapping[str, Any], where: str) -> str:
-    """Tell the id of a store, which is a part of the name of its checkpoints' file: so it must be a plain word."""
+    """The id of a store. It is part of a file name, so it must be a plain word."""
     found = said.get("store")
     if not isinstance(found, str) or not _ID.fullmatch(found):
         raise StoreUnusable(f"The store {where} must say which id it has, and says {_quote_value(found)}. {_REMEDY}")
@@ -715,16 +676,14 @@ def _quote_value(said: Any) -> str:
 
 
 UNREFERENCED_BLOB_AGE: Final = DAY
-"""How long a blob that nothing names is kept: whoever put it is long dead by then, or has put it in vain."""
+"""Grace period for unreferenced blobs."""
 
 
 def list_named_blobs(events: Iterable[Stored]) -> list[Digest]:
-    """List the blobs that events name, each once."""
     return list(dict.fromkeys(event.blob for event in events if event.blob is not None))
 
 
 def describe_missing_blob(digest: str, where: str) -> str:
-    """Say that an event was refused because its blob has gone, or never came."""
     return (
         f"The store {where} does not hold the blob {digest}, which an event would name. It was never put, or was "
         "erased with the last session that named it. Nothing of the write was kept: put it again and repeat the write."

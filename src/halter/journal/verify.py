@@ -1,11 +1,7 @@
-"""Looking for any sign that a store was tampered with: its chains, bodies, blobs, rows and checkpoints.
+"""Looks for any sign that a store was tampered with: its chains, bodies, blobs, rows and checkpoints.
 
-What was done to events that do not follow from the ones before them.
-
-A hash that does not fit says only that something is wrong. But an event still carries the hash of the place it was
-written for: so if it fits another place, it was moved, repeated or renumbered; and if it fits none, it was edited.
-
-Reading the checkpoints of a store, and what is wrong with the checkpoints themselves.
+A hash mismatch says only that something is wrong. But an event still carries the hash of the place it was written for:
+if it matches another place, it was moved, repeated or renumbered; if none, it was edited.
 """
 
 import re
@@ -60,11 +56,11 @@ USUAL_SHIFTS: Final = tuple(shift for size in range(1, 9) for shift in (size, -s
 StreamPosition = tuple[str, int]
 
 FindCopies = Callable[[bytes], Sequence[StreamPosition]]
-"""Finds where events with a hash stand: a few of the places will do."""
+"""Finds some of the places of events with a hash."""
 
 
 class ChainBreak(msgspec.Struct, frozen=True):
-    """An event that does not follow from the one that stands before it, whose hash is `previous`."""
+    """An event that does not follow from the one before it, whose hash is `previous`."""
 
     event: Stored
     previous: bytes
@@ -72,12 +68,11 @@ class ChainBreak(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> StreamPosition:
-        """Tell where the event stands now."""
         return (self.event.stream, self.event.seq)
 
 
 class StreamGap(msgspec.Struct, frozen=True):
-    """Places of a stream at which no event stands."""
+    """Places of a stream without an event."""
 
     stream: str
     first: int
@@ -94,13 +89,13 @@ class TamperedEvent(msgspec.Struct):
 
 
 def is_successor(event: Stored, previous: bytes, place: StreamPosition) -> bool:
-    """Tell whether an event was written for a place, after the event with that hash."""
+    """Whether an event was written for a place, after the event with that hash."""
     header = (*place, event.kind, event.version, event.at, event.generation, event.key, event.blob)
     return hash_event(previous, header, event.facts, event.digest) == event.hash
 
 
 def find_body_flaw(event: Stored, *, erased: bool) -> tuple[FindingKind, str] | None:
-    """Tell what is wrong with a body: it was changed, is gone although nobody erased it, or is there although."""
+    """What is wrong with a body: changed, missing without an erasure, or present in spite of one."""
     if event.body is None:
         gone = event.digest != b"" and not erased
         return ("body_missing", "is gone, and nothing says that it was erased.") if gone else None
@@ -110,7 +105,7 @@ def find_body_flaw(event: Stored, *, erased: bool) -> tuple[FindingKind, str] | 
 
 
 def diagnose(breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], copies: FindCopies) -> Iterator[IntegrityFinding]:
-    """Name what was done, once for each run of events that it was done to."""
+    """Describe what was done, once for each run of events."""
     search = _Search(breaks, gaps, copies)
     named = search.names()
     origins = {found.origin for found in named}
@@ -122,7 +117,6 @@ def diagnose(breaks: Sequence[ChainBreak], gaps: Sequence[StreamGap], copies: Fi
 
 
 def describe_stream_gap(gap: StreamGap) -> IntegrityFinding:
-    """Say which events are not there."""
     several = f"Events {gap.first} to {gap.last} of {gap.stream} are missing: they were deleted."
     single = f"Event {gap.first} of {gap.stream} is missing: it was deleted."
     return make_finding("deleted", gap.stream, gap.first, single if gap.first == gap.last else several)
@@ -143,7 +137,7 @@ class _Search:
         self._lookups = MOST_SEARCH_LOOKUPS
 
     def names(self) -> list[TamperedEvent]:
-        """Name each break, unless it continues the one before it or is only a consequence of another."""
+        """Describe each break, unless it continues the one before it or follows from another."""
         named: list[TamperedEvent] = []
         run: tuple[StreamPosition, StreamPosition] | None = None
         for broken in self._breaks:
@@ -178,7 +172,7 @@ class _Search:
         return TamperedEvent("reordered", broken.place, origin)
 
     def _origin(self, broken: ChainBreak) -> StreamPosition | None:
-        """Find the place that the event was written for."""
+        """The place that the event was written for."""
         stream, seq = broken.place
         nearby = [((stream, seq + shift), broken.previous) for shift in USUAL_SHIFTS]
         own = [(broken.place, previous) for previous in self._hashes]
@@ -191,7 +185,7 @@ class _Search:
         return None
 
     def _copied_from(self, broken: ChainBreak) -> StreamPosition | None:
-        """Find another event with the same hash: one of the two is a copy."""
+        """Another event with the same hash: one of the two is a copy."""
         self._lookups -= 1
         if self._lookups < 0:
             return None
@@ -200,7 +194,7 @@ class _Search:
 
 
 def _find_run_starts(breaks: Sequence[ChainBreak]) -> list[StreamPosition]:
-    """List where runs of broken events begin: whoever finds where the first of a run came from has found them all."""
+    """Where runs of broken events begin: the origin of the first explains the whole run."""
     places = [broken.place for broken in breaks]
     return [
         place for place, (stream, seq) in zip(places, [("", 0), *places], strict=False) if place != (stream, seq + 1)
@@ -208,7 +202,7 @@ def _find_run_starts(breaks: Sequence[ChainBreak]) -> list[StreamPosition]:
 
 
 def _continue_run(run: tuple[StreamPosition, StreamPosition] | None, broken: ChainBreak) -> StreamPosition | None:
-    """Tell the place that the event was written for, if it continues what was done to the one before it."""
+    """The place that the event was written for, if it continues the run."""
     if run is None:
         return None
     (stream, seq), (origin, number) = run
@@ -223,15 +217,11 @@ def _describe_tampering(found: TamperedEvent) -> str:
     more = f", and so were {_format_event_count(found.more)} after it" if found.more else ""
     match found.kind, origin:
         case "deleted", (_, number):
-            return (
-                f"Somebody deleted {_format_event_count(number - seq - 1)} before event {seq} of "
-                f"{stream} and renumbered the rest."
-            )
+            gone = _format_event_count(number - seq - 1)
+            return f"Deleted: {gone} before event {seq} of {stream}; the rest was renumbered."
         case "inserted", (_, number):
-            return (
-                f"Somebody inserted {_format_event_count(seq + 1 - number)} before event {seq} of "
-                f"{stream} and renumbered the rest."
-            )
+            added = _format_event_count(seq + 1 - number)
+            return f"Inserted: {added} before event {seq} of {stream}; the rest was renumbered."
         case "duplicated", (of, number):
             return f"{what} was copied from event {number} of {of}{more}."
         case "moved", (of, number):
@@ -251,9 +241,9 @@ def _format_event_count(count: int) -> str:
 class CheckpointLog:
     """What the checkpoints of a store say.
 
-    `claims` has, for each stream, the hashes that its events had when they were checkpointed, as hexadecimal
-    digits. Only what is properly signed counts. `number` is that of the last line, as far as it can be told, and
-    `begins_at` the time of the first one. `absent` tells whether there was nothing that could be read.
+    `claims` has, for each stream, the hashes that its events had when they were checkpointed, as hexadecimal digits.
+    Only properly signed lines count. `number` is that of the last line, as far as known, and `begins_at` the time of
+    the first. `absent`: no readable file.
     """
 
     def __init__(self) -> None:
@@ -267,15 +257,15 @@ class CheckpointLog:
         self.begins_at: int | None = None
 
     def covered(self, stream: str) -> int:
-        """Tell up to which event a stream is vouched for."""
+        """Up to which event a stream is vouched for."""
         return max(self.claims.get(stream, ()), default=0)
 
 
 def load_checkpoint_log(view: StoreView, folder: Path, trusted: Collection[str] = ()) -> CheckpointLog:
     """Read the checkpoints of a store that may be written to meanwhile.
 
-    Whoever compares the store with them must look at it afterwards: checkpoints that are newer than what is looked
-    at would say that its end was cut off. And only events that were there before can be missing their checkpoints.
+    Look at the store afterwards: checkpoints newer than the snapshot would report a truncated tail. And only events
+    that were there before can be missing their checkpoints.
     """
     begun = bool(view.ask("any_event", {}))
     try:
@@ -301,7 +291,7 @@ def _make_missing_log(folder: Path, error: Exception, *, begun: bool) -> Checkpo
 
 
 def read_checkpoint_log(folder: Path, store_id: str, trusted: Collection[str] = ()) -> CheckpointLog:
-    """Read and examine all checkpoints of a store. Raises OSError.
+    """Read and check all checkpoints of a store. Raises OSError.
 
     Without trusted keys, each line is checked against the key that it names itself.
     """
@@ -344,7 +334,6 @@ def _examine_line(
 def _find_checkpoint_flaw(
     checkpoint: Checkpoint, store_id: str, trusted: Collection[str]
 ) -> tuple[FindingKind, str] | None:
-    """Tell why a checkpoint vouches for nothing, if so."""
     if not is_signed(checkpoint.signed_bytes(), checkpoint.signature, checkpoint.key):
         return "checkpoint_altered", "does not fit its signature: it was changed after it was signed."
     if trusted and checkpoint.key not in trusted:
@@ -366,7 +355,7 @@ def _record_checkpoint(checkpoint: Checkpoint, store_id: str, chronicle: Checkpo
 
 
 def _forget_accepted(accepted: Mapping[str, int], chronicle: CheckpointLog) -> None:
-    """Forget what a person gave up by going on with an older store."""
+    """Forget what a person gave up by continuing with an older store."""
     events = 0
     for stream, fits in accepted.items():
         claims = chronicle.claims.get(stream, {})
@@ -389,25 +378,24 @@ def _add_finding(
 
 
 MOST_FINDINGS: Final = 1000
-"""More are only counted: nobody reads them, and a report must fit into memory."""
+"""More are only counted: a report must fit into memory."""
 
 DAMAGE_KINDS: Final[frozenset[FindingKind]] = frozenset(
     ("edited", "deleted", "inserted", "duplicated", "reordered", "moved", "unreadable", "rewritten", "cut", "dropped")
 )
-"""Findings after which rows cannot be made from the events and compared."""
+"""Findings after which rows cannot be rebuilt from the events and compared."""
 
 CLOCK_TOLERANCE: Final = 5 * SECOND
-"""By how much the clocks of a store and of whoever signs its checkpoints may differ."""
+"""Allowed difference between the clocks of a store and of the signer of its checkpoints."""
 
 _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 
 Progress = Callable[[int, int], None]
-"""Somebody who is told how many streams of all were examined."""
+"""Receives the number of streams examined, and of all."""
 
 
-def _ignore_progress(_: int, __: int) -> None:
-    """Tell nobody."""
+def _ignore_progress(_: int, __: int) -> None: ...
 
 
 async def verify(
@@ -416,10 +404,10 @@ async def verify(
     public_keys: Collection[str] = (),
     progress: Progress = _ignore_progress,
 ) -> IntegrityReport:
-    """Examine the store as it is at this moment, against its checkpoints if their folder is given.
+    """Examine the store as it is now, against its checkpoints if their folder is given.
 
-    Without public keys to trust, a checkpoint is only checked against the key that it names itself. The checkpoints
-    are read first: all that they vouch for was committed by then, and is seen when the store is looked at.
+    Without trusted public keys, a checkpoint is only checked against the key that it names itself. The checkpoints are
+    read first: all that they vouch for was committed by then, and is in the snapshot.
     """
     if checkpoints_folder is None:
         return await store.study(lambda view: _examine_view(view, None, progress))
@@ -430,7 +418,7 @@ async def verify(
 def examine(
     view: StoreView, checkpoints_folder: Path | None = None, public_keys: Collection[str] = ()
 ) -> IntegrityReport:
-    """Examine one view of a store, to which nobody writes if its checkpoints are to be compared."""
+    """Examine one view of a store; there must be no writer if its checkpoints are compared."""
     if checkpoints_folder is None:
         return _examine_view(view, None)
     return _examine_view(view, load_checkpoint_log(view, checkpoints_folder, public_keys))
@@ -470,7 +458,6 @@ class _Examination:
             self._keep(flaw)
 
     def walk(self, stream: StreamId) -> None:
-        """Follow one stream from its first event to its head."""
         claims = self._chronicle.claims.get(stream, {})
         erased_through = self._erased_through.get(stream, 0)
         covered = self._chronicle.covered(stream)
@@ -565,7 +552,6 @@ class _Examination:
             self._found("head", stream, last, what)
 
     def report(self, streams: Collection[StreamId]) -> IntegrityReport:
-        """Name what was found, compare the rows, and sum up."""
         for stream in self._chronicle.claims.keys() - set(streams):
             what = f"{stream} had {self._chronicle.covered(stream)} events when it was checkpointed, and now is gone."
             self._found("dropped", stream, 1, what)
@@ -591,7 +577,7 @@ class _Examination:
         return [(row["stream"], row["seq"]) for row in self._view.ask("same_hash", {"hash": digest, "limit": 2})]
 
     def _compare(self) -> bool:
-        """Compare the rows with what the events make of them, if the events can be trusted so far."""
+        """Compare the rows with what the events make of them, if the events can be trusted."""
         damaged = any(found.kind in DAMAGE_KINDS for found in self._findings)
         if self._fold.unreadable is not None and not damaged:
             self._keep(self._fold.unreadable)

@@ -1,17 +1,11 @@
-"""A session's turns, read again from its events: where its turn stands, and what was said in it.
+"""A session's turns rebuilt from its events, and the history that its model is shown.
 
-What a session has said and heard, as its model is shown it: a list that only grows, and a cut that moves forward.
+A history only grows, and a cut moves forward. A cut drops all messages before some place, except the task and the
+message that opened the turn, and stays until the window is full again: so each request begins with the previous one,
+and the provider's cache keeps working. A call is never separated from its result.
 
-What of a history is sent once it outgrows the window of its model.
-
-A cut leaves out all messages before some place, except the task and the message that opened the turn, and it stays
-where it is until the window is full again: so each request begins with what the request before it said, and the
-provider's cache goes on being of use. A call is never cut off from its result.
-
-How many tokens there are, without the provider's tokenizer: bounded from above by bytes, and learned from reports.
-
-Money is held by `bound`, which is never below the truth as long as the provider reports it. Whether a history fits its
-window is decided by `estimate`, which may be wrong a little, and is far closer.
+Tokens are bounded from above by bytes and learned from reports. Money is held by `bound`, which is never too low if the
+provider reports truthfully; fitting the window uses `estimate`, which is closer but may be slightly wrong.
 """
 
 import math
@@ -55,17 +49,17 @@ from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls
 
 TARGET_FILL: Final = 0.6
-"""How much of the window a cut fills: what is left is the time until the next one."""
+"""How much of the window a cut fills; the rest is room until the next cut."""
 MARKER_TOKENS: Final = 128
-"""More tokens than it takes to say that messages are left out, without a summary."""
+"""Upper bound of the marker's tokens without a summary."""
 
 
 class HistoryShape(msgspec.Struct, frozen=True, kw_only=True):
-    """All that has to be known of a history to cut it.
+    """What is needed to cut a history.
 
-    `sizes` are its messages in tokens, `starts` says for each whether the part that is kept may begin with it. `task`
-    is the place of the message that said what to do, `turn` of the one that opened the turn, and `newest` of the first
-    one that the model has yet to answer: from there on nothing is left out.
+    `sizes` are its messages in tokens, `starts` says for each whether the kept part may begin with it. `task` is the
+    place of the task, `turn` of the message that opened the turn, `newest` of the first unanswered one: from there on
+    nothing is dropped.
     """
 
     sizes: Sequence[int]
@@ -76,35 +70,34 @@ class HistoryShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Messages before `through` are left out, except the pinned ones."""
+    """Messages before `through` are dropped, except the pinned ones."""
 
     through: int
     pinned: tuple[int, ...]
 
     @property
     def dropped(self) -> int:
-        """How many messages are left out."""
         return self.through - len(self.pinned)
 
 
 class Fits(msgspec.Struct, frozen=True):
-    """Nothing has to be cut, or nothing more."""
+    pass
 
 
 class TooLarge(msgspec.Struct, frozen=True):
-    """Not even what must be sent fits: it has `least` tokens. Somebody shortens results, or ends the turn."""
+    """Even the minimum, of `least` tokens, does not fit: shorten results, or end the turn."""
 
     least: int
     window: int
 
 
 def may_start(message: Message) -> bool:
-    """Tell whether what is kept may begin with a message: with one that holds results it may not."""
+    """Whether the kept part may begin with a message: not with one that holds results."""
     return message.role == "assistant" or not any(isinstance(part, ToolResult) for part in message.parts)
 
 
 def find_unanswered(history: Sequence[Message]) -> int:
-    """Find the first of the messages that the model has yet to answer; results count from their calls on."""
+    """The first message that the model has yet to answer; results count from their calls on."""
     place = len(history)
     while place and history[place - 1].role == "user":
         place -= 1
@@ -114,7 +107,6 @@ def find_unanswered(history: Sequence[Message]) -> int:
 
 
 def measure_history(history: Sequence[Message], sizes: Sequence[int], *, task: int, turn: int) -> HistoryShape:
-    """Look at a whole history once; whoever lets it grow keeps the lists, and asks only for what is new."""
     starts = [may_start(message) for message in history]
     return HistoryShape(sizes=sizes, starts=starts, task=task, turn=turn, newest=find_unanswered(history))
 
@@ -122,11 +114,11 @@ def measure_history(history: Sequence[Message], sizes: Sequence[int], *, task: i
 def fit_history(
     history: HistoryShape, window: int, cut: Cut | None = None, *, marker: int = 0, target: float = TARGET_FILL
 ) -> Cut | Fits | TooLarge:
-    """Decide whether a history still fits as it was cut before, and where to cut it if not.
+    """Decide whether a history fits with its current cut, and where to cut it if not.
 
-    `window` is what there is for messages, and `marker` what will be said in place of those left out, in tokens. As
-    little is left out as brings the rest down to `target` of the window. Where what must stay is larger than that, half
-    of the room beside it is used.
+    `window` is the room for messages, and `marker` the size of the text that replaces dropped ones, in tokens. As
+    little is dropped as brings the rest down to `target` of the window. Where what must stay is larger, half of the
+    room beside it is used.
     """
     total = _total(history, cut, marker)
     if total <= window:
@@ -148,7 +140,7 @@ def _total(history: HistoryShape, cut: Cut | None, marker: int) -> int:
 
 
 def _list_cut_places(history: HistoryShape, first: int, marker: int) -> list[tuple[int, int]]:
-    """Tell where a cut may fall, and how much it would keep: the first keeps the most."""
+    """Where a cut may fall, and how much it would keep: the first keeps the most."""
     found: list[tuple[int, int]] = []
     tail = sum(history.sizes[history.newest :])
     for place in range(history.newest, first - 1, -1):
@@ -165,19 +157,19 @@ def _list_pinned(history: HistoryShape, through: int) -> tuple[int, ...]:
 
 
 def list_left_out(history: Sequence[Message], cut: Cut, before: Cut | None = None) -> tuple[Message, ...]:
-    """Return the messages that a cut leaves out, or only those that the cut before it had kept."""
+    """The messages that a cut drops, or only those that the cut before it had kept."""
     kept = () if before is None else tuple(place for place in before.pinned if place not in cut.pinned)
     first = 0 if before is None else before.through
     return tuple(history[place] for place in (*kept, *range(first, cut.through)) if place not in cut.pinned)
 
 
 def all_trusted(messages: Sequence[Message]) -> bool:
-    """Tell whether everything in some messages came from places that are trusted; what a model wrote never does."""
+    """Whether all messages came from trusted sources; a model's own text never does."""
     return all(isinstance(part, (Text, ToolResult)) and part.trusted for each in messages for part in each.parts)
 
 
 def make_marker(cut: Cut, strategy: ContextStrategy, summary: str = "", *, trusted: bool = False) -> Text | None:
-    """Say in place of what is left out that it is, or what it was about; a sliding window says nothing."""
+    """The text in place of dropped messages; a sliding window has none."""
     match strategy:
         case "sliding_window":
             return None
@@ -188,16 +180,15 @@ def make_marker(cut: Cut, strategy: ContextStrategy, summary: str = "", *, trust
 
 
 def marker_text(dropped: int) -> str:
-    """Say how much is left out."""
     return f"[{dropped} earlier {'message is' if dropped == 1 else 'messages are'} left out here.]"
 
 
 def build_history_view(
     history: Sequence[Message], cut: Cut | None = None, marker: Text | None = None
 ) -> tuple[Message, ...]:
-    """Put together what is sent: the task, the marker, what opened the turn, and everything from the cut on.
+    """What is sent: the task, the marker, the turn's first message, and everything from the cut on.
 
-    Providers want the two sides to take turns, so messages to the model that follow each other become one.
+    Providers require alternating roles, so consecutive messages to the model are merged.
     """
     if cut is None:
         return _merge_messages(history)
@@ -207,7 +198,7 @@ def build_history_view(
 
 
 def _drop_orphan_results(message: Message) -> Message:
-    """Leave out the results in a message whose calls are left out."""
+    """Drop results whose calls are dropped."""
     if may_start(message):
         return message
     return Message(message.role, tuple(part for part in message.parts if not isinstance(part, ToolResult)))
@@ -225,7 +216,7 @@ def _merge_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 
 def shorten_results(message: Message, limit: int) -> Message:
-    """Show only the beginning and the end of results that have more characters than `limit`."""
+    """Show only the beginning and the end of results longer than `limit` characters."""
     cache, key = vars(message), f"shortened {limit}"
     if key not in cache:
         parts = tuple(_shorten_result(part, limit) if isinstance(part, ToolResult) else part for part in message.parts)
@@ -234,7 +225,7 @@ def shorten_results(message: Message, limit: int) -> Message:
 
 
 def _shorten_result(result: ToolResult, limit: int) -> ToolResult:
-    """Leave out the middle, unless saying so would take as much room as it does."""
+    """Drop the middle, unless saying so would take as much room."""
     whole = len(result.text)
     if whole <= limit:
         return result
@@ -250,17 +241,17 @@ def _describe_gap(call: str, left: int, offset: int) -> str:
 
 
 SAFETY_MARGIN: Final = 1.15
-"""How much denser than all that was seen before the next text may be."""
+"""How much denser than anything seen before the next text may be."""
 LOWEST_TOKEN_RATIO: Final = 1 / 16
-"""A token of more than so many bytes is not believed in."""
+"""Reports of longer tokens, in bytes, are not believed."""
 
 
 class PromptSize(msgspec.Struct, frozen=True):
-    """How large a prompt is, in bytes that stand for tokens.
+    """The size of a prompt, in bytes as an upper bound of tokens.
 
-    `stable` is what the next prompt begins with as well, `volatile` what stands at its end this time only. `prefix`
-    names what everything stable began with: system text, tools, and where the history is cut. Of two prompts with the
-    same prefix the larger one goes on where the smaller one ended.
+    `stable` is shared with the next prompt, `volatile` stands only at this one's end. `prefix` names the beginning of
+    the stable part: system text, tools, and where the history is cut. Of two prompts with the same prefix the larger
+    extends the smaller.
     """
 
     prefix: str
@@ -269,12 +260,11 @@ class PromptSize(msgspec.Struct, frozen=True):
 
     @property
     def total(self) -> int:
-        """Bound the whole prompt."""
         return self.stable + self.volatile
 
 
 class ObservedUsage(msgspec.Struct, frozen=True):
-    """What one model's reports have shown: the last one, and how many tokens a byte was at most."""
+    """One model's reports: the last one, and the most tokens per byte."""
 
     last: PromptSize
     tokens: int
@@ -282,12 +272,12 @@ class ObservedUsage(msgspec.Struct, frozen=True):
 
 
 class TokenMeter(msgspec.Struct, frozen=True):
-    """What is known of each model's tokens. A model that nobody has asked yet is given a token for every byte."""
+    """What is known of each model's tokens. An unknown model is assumed to use one token per byte."""
 
     seen: Mapping[str, ObservedUsage] = {}
 
     def learned(self, model: str, sent: PromptSize, reported: int) -> "TokenMeter":
-        """Take in the input tokens that a request is said to have had, unless they cannot be true."""
+        """Take in reported input tokens, unless they are impossible."""
         if not sent.total * LOWEST_TOKEN_RATIO <= reported <= sent.total or not sent.total:
             return self
         ratio = reported / sent.total
@@ -296,21 +286,21 @@ class TokenMeter(msgspec.Struct, frozen=True):
         return TokenMeter({**self.seen, model: ObservedUsage(sent, reported, highest)})
 
     def bound(self, model: str, size: PromptSize) -> int:
-        """Bound the tokens of a prompt: those of the last one that it goes on from, and a token for every new byte."""
+        """Bound a prompt: the tokens of the last one that it extends, plus one token per new byte."""
         known = self.seen.get(model)
         if known is None or known.last.prefix != size.prefix or known.last.stable > size.stable:
             return size.total
         return min(size.total, known.tokens + size.stable - known.last.stable + size.volatile)
 
     def estimate(self, model: str, size: int) -> int:
-        """Tell how many tokens something of so many bytes has, if it is no denser than what was sent before."""
+        """Estimate tokens from bytes, assuming text no denser than before."""
         known = self.seen.get(model)
         ratio = 1.0 if known is None else min(1.0, known.ratio * SAFETY_MARGIN)
         return math.ceil(size * ratio)
 
 
 def measure_message(message: Message) -> int:
-    """Bound the tokens of a message, which is counted only once."""
+    """Bound the tokens of a message; computed once."""
     cache = vars(message)
     if "size" not in cache:
         cache["size"] = bound_message_tokens(message)
@@ -318,14 +308,14 @@ def measure_message(message: Message) -> int:
 
 
 LONGEST_RESULT: Final = 16_000
-"""How many characters of one result a model is shown; the rest it can read with `read_output`."""
+"""Longest result shown to a model, in characters; the rest is readable with `read_output`."""
 
 LONGEST_NAME: Final = 200
-"""How many characters of a tool's name are kept: no tool has a longer one, and a model may write anything."""
+"""Longest tool name that is kept: a model may write anything."""
 
 
 class Transcript:
-    """The messages of a session. What is sent is kept from request to request, so that a step costs what is new."""
+    """The messages of a session. What is sent is kept between requests, so a step costs only what is new."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -339,21 +329,20 @@ class Transcript:
 
     @property
     def size(self) -> int:
-        """How many tokens what is sent has at most."""
+        """Upper bound of the tokens of what is sent."""
         return self._size
 
     @property
     def sent(self) -> tuple[Message, ...]:
-        """What is sent, without what is added at the end of each request."""
+        """What is sent, without the ending of each request."""
         return tuple(self._sent)
 
     def opened(self, message: Message) -> None:
-        """Add the message that opens a turn."""
         self.turn = len(self.messages)
         self.add(message)
 
     def add(self, message: Message) -> None:
-        """Add a message; what the model is told in a row is told at once."""
+        """Add a message; consecutive messages to the model are merged."""
         message = shorten_results(message, LONGEST_RESULT)
         self.messages.append(message)
         self._starts.append(may_start(message))
@@ -367,9 +356,9 @@ class Transcript:
             self._sent.append(message)
 
     def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
-        """Decide whether what is sent fits a window, given how many tokens each message has.
+        """Whether what is sent fits a window, given the tokens of each message.
 
-        What an earlier turn was told and never answered may be left out, and so may a task that can never be sent.
+        A message of an earlier turn that was never answered may be dropped, and so may a task too large to be sent.
         """
         first = max(find_unanswered(self.messages), self.turn)
         task = self.task if tokens[self.task] <= window else self.turn
@@ -377,19 +366,17 @@ class Transcript:
         return fit_history(shape, window, self.cut, marker=marker)
 
     def cut_at(self, cut: Cut, marker: Text | None) -> None:
-        """Leave out everything before a place, except what is pinned."""
         self.cut, self._marker = cut, marker
         self._sent = list(build_history_view(self.messages, cut, marker))
         self._size = sum(map(measure_message, self._sent))
 
     @property
     def marker(self) -> Text | None:
-        """What stands in place of the messages that are left out."""
         return self._marker
 
 
 def assign_call_ids(calls: Sequence[ToolCall], turn: int, step: int) -> tuple[ToolCall, ...]:
-    """Give calls names of our own: those of a model may be missing, or the same twice."""
+    """Give calls ids of our own: a model's may be missing or repeated."""
     return tuple(
         ToolCall(f"c{turn}_{step}_{index}", call.tool[:LONGEST_NAME], call.arguments, call.group)
         for index, call in enumerate(calls)
@@ -397,32 +384,31 @@ def assign_call_ids(calls: Sequence[ToolCall], turn: int, step: int) -> tuple[To
 
 
 def call_id(session: str, call: ToolCall) -> str:
-    """Tell the id of a call in the whole store; it is the same after a crash."""
+    """The id of a call in the whole store; stable across crashes."""
     return f"{session}.{call.id}"
 
 
 def describe_call_result(
     call: ToolCall, outcome: Outcome, text: str, partial: str = "", simulation: str = ""
 ) -> ToolResult:
-    """Say what became of a call as its model is told: a refusal with its code, a failure with what came before it."""
+    """The result as the model sees it: a refusal with its code, a failure with the output before it."""
     said = text if outcome == "ok" else f"[{outcome}] {text}"
     parts = (said, partial, simulation)
     return ToolResult(call.id, call.tool, outcome, "\n\n".join(part for part in parts if part))
 
 
 ReadBody = Callable[[Stored], Awaitable[bytes]]
-"""Reads what an event says."""
 
 
 class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the journal keeps of a request: all of the prompt that does not stand there already."""
+    """What the journal keeps of a request: the part of the prompt that is not in it already."""
 
     volatile: str = ""
     nonce: str = ""
 
 
 class SessionHistory:
-    """A session as its loop knows it. Events are taken in one by one, in their order."""
+    """A session as its loop knows it, folded from events in order."""
 
     def __init__(self, session: str, min_sleep: int = SECOND) -> None:
         self.session = session
@@ -433,34 +419,26 @@ class SessionHistory:
         self._nonces: dict[str, str] = {}
         self.foreseen: dict[str, str] = {}
         self.hot = b""
-        """What a turn saw last of the hot state."""
         self.given = ""
-        """What people had kept of earlier sessions."""
         self.phase: PhaseEntered | None = None
-        """Where the session is in its walk."""
         self.actions: list[int] = []
-        """When calls began that change something, in the last minute."""
+        """Start times, in the last minute, of calls that change something."""
 
     def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
-        """A turn begins."""
         self.transcript.opened(message)
         self.turn = self.turn.opened(number, heard, at, quiet=quiet)
 
     def end(self, why: TurnEnd, sentence: str, chosen: YieldRequest | None, at: int) -> None:
-        """The turn is over."""
         self.turn = self.turn.ended(why, sentence, chosen, at, self._min_sleep)
 
     def acts(self, at: int) -> None:
-        """Something is about to be changed."""
         self.actions = [*(each for each in self.actions if abs(at - each) < MINUTE), at]
 
     def add(self, reason: MessageReason, text: str, at: int) -> None:
-        """The runtime says something."""
         self.transcript.add(make_internal_message(reason, text))
         self.turn = self.turn.told(reason, at)
 
     def thought(self, reply: Reply, nonce: str, at: int) -> None:
-        """The model answers."""
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
         calls = assign_call_ids(
             [part for part in parts if isinstance(part, ToolCall)], self.turn.number, self.turn.steps
@@ -472,7 +450,6 @@ class SessionHistory:
         self.turn = self.turn.thought(reply, calls, at)
 
     def acted(self, at: int) -> None:
-        """All calls of the step have results."""
         calls = self.turn.calls
         results = tuple(self.done[call.id] for call in calls)
         self.transcript.add(Message("user", results))
@@ -480,7 +457,7 @@ class SessionHistory:
         self.turn = self.turn.acted(calls, results, at)
 
     async def take_in(self, events: Iterable[Stored], read: ReadBody) -> None:
-        """Take in what happened in another process, or in an earlier life of this one."""
+        """Take in events of another process, or of an earlier life of this one."""
         for stored in events:
             await self._take_in(stored, read)
         self._reconsider()
@@ -594,26 +571,24 @@ class SessionHistory:
         return call.removeprefix(f"{self.session}.")
 
     def _is_turns(self, request: str) -> bool:
-        """Tell whether a loop asked. Who wrote to a session before there was one asked in other words, of its own."""
+        """Whether the turn loop made the request. Other writers use other ids."""
         return re.fullmatch(rf"{re.escape(self.session)}\.t\d+_\d+/\d+", request) is not None
 
     def _flush(self, at: int) -> None:
-        """Whatever follows a step shows that all its calls had results."""
+        """Any event after a step shows that all its calls had results."""
         if self.turn.calls and all(call.id in self.done for call in self.turn.calls):
             self.acted(at)
 
     def _reconsider(self) -> None:
-        """What a cap refused may have been about to be tried again; what became of all else is known."""
+        """A request refused by a cap may be retried; all other outcomes are final."""
         if self.turn.capped and not self.turn.over:
             self.turn = self.turn.uncapped()
         self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
 
 
 def parse_attempt(request: str) -> int:
-    """Tell the number of the attempt that a request's id names."""
     return int(request.rpartition("/")[2])
 
 
 def make_internal_message(reason: MessageReason, text: str) -> Message:
-    """Make a message of the runtime's own."""
     return make_user_message(text, "config", reason=reason)

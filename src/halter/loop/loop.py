@@ -1,13 +1,7 @@
 """The loop of a turn: think, act, think again, until something ends it.
 
-    match next_step(turn, rules, now):
-        case Think():   ask a model, through the guard
-        case Act():     make the calls that it asks for, through the guard
-        case Say():     tell it something: go on, you are going round in circles, the budget is nearly used up
-        case Finish():  write down how the turn ended
-
-The decisions are in `decide`, and pure. What happens is written down first, then taken in: so another process that
-reads the same events stands in the same place, and goes on from there.
+The decisions are in `decide`, and pure. Events are written first, then folded: another process that reads the same
+events is in the same state, and continues from there.
 """
 
 import random
@@ -64,16 +58,14 @@ from halter.loop.session_runtime import SessionRuntime
 from halter.redaction.redact import mask_message
 
 
-def _ignore_words(_: str, __: int) -> None:
-    """Tell nobody what was said."""
+def _ignore_words(_: str, __: int) -> None: ...
 
 
-def _ignore_answer(_: ToolCall, __: Answer) -> None:
-    """Tell nobody what was done."""
+def _ignore_answer(_: ToolCall, __: Answer) -> None: ...
 
 
 class LoopObserver(msgspec.Struct, frozen=True):
-    """Whoever looks on: at an answer as it comes, at what the model said, at what became of its calls."""
+    """Callbacks: an answer as it streams, the model's text, the results of its calls."""
 
     listen: Callable[[StreamChunk], None] | None = None
     said: Callable[[str, int], None] = _ignore_words
@@ -81,19 +73,19 @@ class LoopObserver(msgspec.Struct, frozen=True):
 
     @property
     def away(self) -> bool:
-        """Tell whether nobody is told of outcomes. Otherwise these have to be durable before."""
+        """Whether no callback receives outcomes. Otherwise these must be durable first."""
         return self.said is _ignore_words and self.did is _ignore_answer
 
 
 class LiveContext(msgspec.Struct, frozen=True):
-    """What a session knows right now: in words for a model, and as facts for one that works by rules."""
+    """What a session knows right now: as text for a model, and as facts for a rule-based one."""
 
     volatile: ReadVolatile = str
     facts: ReadFacts = dict[str, Any]
 
 
 class HotStateCapture(msgspec.Struct, frozen=True):
-    """The hot state as a turn sees it: its values, as JSON, and their digest."""
+    """The hot state as a turn sees it: its values as JSON, and their digest."""
 
     body: bytes
     digest: str
@@ -104,8 +96,6 @@ NO_OBSERVER: Final = LoopObserver()
 
 
 class TurnLoop:
-    """The turns of one session."""
-
     def __init__(
         self,
         running: SessionRuntime,
@@ -132,7 +122,6 @@ class TurnLoop:
 
     @property
     def turn(self) -> Turn:
-        """Where the turn stands."""
         return self._recalled.turn
 
     @turn.setter
@@ -141,16 +130,13 @@ class TurnLoop:
 
     @property
     def messages(self) -> Sequence[Message]:
-        """All that was said."""
         return self._recalled.transcript.messages
 
     @property
     def spent(self) -> Charge:
-        """What the session has spent."""
         return self._running.spent
 
     async def recall(self, events: Sequence[Stored]) -> None:
-        """Take in everything that happened so far."""
         await self._recalled.take_in(events, self._running.said)
         self._running.foreseen = self._recalled.foreseen
         if self._recalled.given:
@@ -163,27 +149,23 @@ class TurnLoop:
 
     @property
     def phase(self) -> PhaseEntered | None:
-        """Where the session is in its walk."""
         return self._recalled.phase
 
     async def enter(self, phase: str, number: int) -> None:
-        """Move on to a phase, after the turn that is over."""
         event = PhaseEntered(phase=phase, number=number, turn=self.turn.number)
         await self._running.write(f"{self._session}/phase/{number}", event)
         self._recalled.phase = event
 
     def offer(self, tools: tuple[ToolSpec, ...]) -> None:
-        """Tell the model of these tools from now on."""
         if tools != self._offered:
             self._begin_with(tools)
 
     async def open(
         self, message: Message, heard: int, hot: HotStateCapture | None = None, *, quiet: bool = False
     ) -> None:
-        """Begin a turn with what the model is told first; the inbox has been read as far as `heard`.
+        """Begin a turn with its first message; the inbox has been read as far as `heard`.
 
-        It is written down with what the turn does first. What it sees of the hot state is written down, too, where that
-        is not what the turn before it saw.
+        This is written with the turn's first step. Hot state is recorded where it differs from the previous turn's.
         """
         message = mask_message(message, self._running.redacted)
         number = self.turn.number + 1
@@ -197,26 +179,22 @@ class TurnLoop:
 
     @property
     def hot(self) -> bytes:
-        """What a turn saw last of the hot state."""
         return self._recalled.hot
 
     def rest(self) -> None:
-        """Stop the clock: the session rests."""
         self.turn = self.turn.rested(self._clock.now())
 
     def wake(self) -> None:
-        """Let the clock run on."""
         self.turn = self.turn.woken(self._clock.now(), takeover=False)
 
     async def skip(self, stage: GateStage, sentence: str) -> None:
-        """Write down that the gate found nothing worth a turn."""
         event = TurnSkipped(stage=stage, skips=self.turn.skips + 1, sentence=self._running.redacted(sentence))
         key = f"{self._session}/skip/{self.turn.number}_{event.skips}_{self._clock.now()}"
         await self._running.write(key, event)
         self.turn = self.turn.skipped(event.skips, self._clock.now())
 
     async def hold_back(self, guardrail: Guardrail, sentence: str, until: int | None = None) -> None:
-        """Write down that a guardrail ends the session, or puts it to sleep until then."""
+        """Record that a guardrail ends the session, or makes it sleep until then."""
         now = self._clock.now()
         event = GuardrailTriggered(guardrail=guardrail, turn=self.turn.number, sentence=sentence, until=until)
         await self._running.write(f"{self._session}/guardrail/{guardrail}/{self.turn.number}_{now}", event)
@@ -226,8 +204,8 @@ class TurnLoop:
     async def go_on(self) -> Turn:
         """Take the turn's steps until it is over.
 
-        What a step came to is committed with what the next one intends, and the turn's end with what follows from it:
-        that its session rests, or is over.
+        The outcome of a step is committed with the next step's intent, and the turn's end with what follows: that the
+        session rests, or ends.
         """
         while not self.turn.over:
             chance = self._chance.random() if self.turn.failures else 1.0
@@ -252,7 +230,7 @@ class TurnLoop:
         self.turn = self.turn.waited(duration)
 
     def near_budget(self) -> bool:
-        """Tell whether what is left to spend has come down to the reserve."""
+        """Whether what is left to spend is down to the reserve."""
         usd, tokens = self._running.left()
         policy = self._running.standing.policy
         cap = policy.caps.session.max_cost_usd
@@ -261,7 +239,6 @@ class TurnLoop:
         )
 
     async def _think(self, number: int, after: int) -> None:
-        """Ask a model, and take in what it says or why it does not."""
         if after:
             await self._running.pause(after)
         model = self._thinking.models[number]
@@ -326,7 +303,7 @@ class TurnLoop:
                 self.turn = self.turn.failed(attempt, failure, now)
 
     async def _act(self, calls: Sequence[ToolCall]) -> None:
-        """Make the calls that have no result yet: those of a group together, one group after the other."""
+        """Make the calls without a result: each group concurrently, one group after the other."""
         for group, together in groupby(self._missing(calls), key=lambda call: call.group):
             if self.rules.timeout and self.turn.time_worked(self._clock.now()) >= self.rules.timeout:
                 return
@@ -344,7 +321,7 @@ class TurnLoop:
         self._recalled.acted(self._clock.now())
 
     async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:
-        """Hold back those that would change more in a minute than an agent may that runs by itself."""
+        """Refuse calls beyond an autonomous agent's actions per minute."""
         now, most = self._clock.now(), self.rules.max_actions_per_minute
         room = count_allowed_calls(self._recalled.actions, now, most)
         acting = [call for call in calls if self._running.acts(call.tool)]
@@ -361,7 +338,7 @@ class TurnLoop:
         return [call for call in calls if call not in acting[room:]]
 
     async def _refuse(self, calls: Sequence[ToolCall], outcome: Outcome, sentence: str) -> None:
-        """Answer the calls that are not made. What was done before the time was up, or before a crash, was done."""
+        """Answer calls that are not made. Those done before the deadline, or before a crash, stay done."""
         missing = self._missing(calls)
         if missing:
             answers = await self._running.refuse([self._call(call) for call in missing], outcome, sentence)
@@ -394,14 +371,14 @@ class TurnLoop:
         return max(1, self.rules.timeout - self.turn.time_worked(self._clock.now()))
 
     async def _say(self, reason: MessageReason, text: str) -> None:
-        """Tell the model something: nothing is said twice in one step. An erased history leaves no other count."""
+        """Tell the model something, once per step. After an erasure there is no other count."""
         event = MessageAdded(turn=self.turn.number, reason=reason)
         key = f"{self._session}/message/{self.turn.number}_{self.turn.steps}_{reason}"
         await self._running.write(key, event, to_body(text))
         self._recalled.add(reason, text, self._clock.now())
 
     async def _finish(self, why: TurnEnd, sentence: str) -> None:
-        """Write down how the turn ended. A halt goes before whatever else would have ended it."""
+        """Record how the turn ended. A halt takes precedence over any other end."""
         halt = None if why in ("ended", "asked", "yielded") else await self._running.halted()
         if halt is not None:
             why, sentence = ("cancelled" if halt.cancels else "external_halt"), sentence or f"{halt.scope} was halted."
@@ -412,5 +389,4 @@ class TurnLoop:
 
 
 def make_tool_result(call: ToolCall, answer: Answer) -> ToolResult:
-    """Say what became of a call, as its model is told."""
     return describe_call_result(call, answer.outcome, answer.text, answer.partial, answer.simulation)

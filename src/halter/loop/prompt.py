@@ -1,13 +1,10 @@
-"""What one request sends: what never changes first, then the history, then what is true only now.
+"""What one request sends: first what never changes, then the history, then what is true only now.
 
-A provider keeps the beginning of a prompt that it has seen before. So nothing that changes may stand before anything
-that does not.
+Providers cache prompt prefixes, so nothing volatile stands before anything stable. A history that outgrows its model's
+window is cut, and a marker or summary takes its place.
 
-A history that has to fit into its model's window: what is left out, what is said in its place, what it costs.
-
-Questions to a small model that decide something: it fills in a form, or it has said nothing.
-
-Prose never decides. "NO - YESTERDAY" holds a yes, and "0.2 on a scale of 0 to 1" a one, for whoever looks for words.
+Questions to a small model are answered through a form. Prose never decides: "NO - YESTERDAY" contains a yes, and "0.2
+on a scale of 0 to 1" a one.
 """
 
 import json
@@ -63,13 +60,11 @@ from halter.loop.text_calls import (
 )
 
 ReadFacts = Callable[[], Mapping[str, Any]]
-"""Tells what is known right now, by name."""
 ReadVolatile = Callable[[], str]
-"""Says what is known right now."""
 
 
 class StablePrefix(msgspec.Struct, frozen=True):
-    """What all requests of a session begin with, and how many tokens it has at most."""
+    """What all requests of a session begin with, and its token bound."""
 
     system: str
     tools: tuple[ToolSpec, ...]
@@ -78,7 +73,7 @@ class StablePrefix(msgspec.Struct, frozen=True):
 
 
 def build_stable_prefix(mind: BrainSpec, offered: Sequence[ToolSpec], given: str = "") -> StablePrefix:
-    """Put together what never changes: the instructions, what people kept, and the tools, always in the same order."""
+    """The stable part: the instructions, kept memories, and the tools, always in the same order."""
     tools = tuple(sorted(offered, key=lambda spec: spec.name))
     as_words = explain_text_calls(tools) if mind.tool_calls == "text" else ""
     system = "\n\n".join(part for part in (mind.instructions, given, as_words) if part)
@@ -88,8 +83,6 @@ def build_stable_prefix(mind: BrainSpec, offered: Sequence[ToolSpec], given: str
 
 
 class BuiltPrompt(msgspec.Struct, frozen=True):
-    """A prompt, and how large it is."""
-
     prompt: Prompt
     size: PromptSize
 
@@ -97,7 +90,7 @@ class BuiltPrompt(msgspec.Struct, frozen=True):
 def build_prompt(
     start: StablePrefix, transcript: Transcript, mind: BrainSpec, volatile: str, nonce: str, *, last_words: bool = False
 ) -> BuiltPrompt:
-    """Make a prompt. Last words are asked for without tools, and the history then shows calls as text."""
+    """Build a prompt. Last words are asked for without tools, and the history then shows calls as text."""
     messages = transcript.sent
     if mind.tool_calls == "text" or last_words:
         messages = tuple(map(to_text_message, messages))
@@ -116,7 +109,7 @@ def build_prompt(
 
 
 def append_ending(messages: Sequence[Message], ending: str) -> tuple[Message, ...]:
-    """Add what is true only now: to the last thing that the model is told, or as a message of its own."""
+    """Append volatile text: to the last message to the model, or as a message of its own."""
     if not ending:
         return tuple(messages)
     part = Text(ending, "config", reason="volatile")
@@ -128,13 +121,13 @@ def append_ending(messages: Sequence[Message], ending: str) -> tuple[Message, ..
 SUMMARY_TOKENS: Final = 1024
 SUMMARY_TIMEOUT: Final = 120 * SECOND
 SHRINK_FACTOR: Final = 0.5
-"""How much of what was sent is sent after a model has said that it was too long for it."""
+"""Fraction of the prompt that is kept after a model found it too long."""
 
 
 class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a loop thinks with. The models are the agent's own, then its fallbacks.
+    """The settings of a loop. The models are the agent's own, then its fallbacks.
 
-    `window` is the smallest number of tokens that any of them takes. `offered` are the tools that it is told of.
+    `window` is the smallest context window of any of them. `offered` are the tools shown to it.
     """
 
     mind: BrainSpec
@@ -146,7 +139,7 @@ class LoopSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ContextWindow:
-    """Keeps what is sent within what a model takes."""
+    """Keeps the prompt within the model's window."""
 
     def __init__(
         self, recalled: SessionHistory, running: SessionRuntime, clock: Clock, thinking: LoopSettings, fixed: int
@@ -163,19 +156,16 @@ class ContextWindow:
         self._ending = 0
 
     def begins_with(self, fixed: int) -> None:
-        """Know how many tokens all requests begin with from now on."""
         self._fixed = fixed
 
     def bound(self, model: Model, sent: PromptSize) -> int:
-        """Bound the tokens of a prompt."""
         return self._meter.bound(str(model.name), sent)
 
     def learn(self, model: Model, sent: PromptSize, reported: int) -> None:
-        """Take in how many tokens a prompt really had."""
         self._meter = self._meter.learned(str(model.name), sent, reported)
 
     async def shrink(self) -> bool:
-        """Leave out more, since the model takes less than was thought; tell whether anything was left out."""
+        """Drop more, since the window is smaller than assumed; False if nothing could be dropped."""
         model = self._thinking.models[0]
         sent = self._meter.estimate(str(model.name), self._recalled.transcript.size)
         self._most = int(SHRINK_FACTOR * min(sent, self._room(model)))
@@ -184,7 +174,10 @@ class ContextWindow:
         return not too_large and self._recalled.transcript.cut != before
 
     async def make_room(self, model: Model, ending: int) -> str:
-        """Cut the history if it has outgrown the window, beside an ending of so many bytes; say so if nothing helps."""
+        """Cut the history if it has outgrown the window beside an ending of that many bytes.
+
+        Return why if nothing helps.
+        """
         self._ending = ending
         name, transcript = str(model.name), self._recalled.transcript
         room = self._room(model)
@@ -202,7 +195,6 @@ class ContextWindow:
                 return _explain_too_large(found)
 
     def _room(self, model: Model) -> int:
-        """Tell how many tokens there are for messages."""
         room = self._thinking.window - self._mind.max_output_tokens
         room -= self._meter.estimate(str(model.name), self._fixed + self._ending) + MARKER_TOKENS
         return room if self._most is None else min(room, self._most)
@@ -228,7 +220,7 @@ class ContextWindow:
         return "_".join(map(str, (turn.number, turn.steps, cut.through, *cut.pinned)))
 
     async def _summary(self, dropped: Sequence[Message], cut: Cut) -> str:
-        """Let a model say in short what is left out; without an answer it is only said that something is."""
+        """Summarize what is dropped with a model; without an answer, only state that it is dropped."""
         model = self._thinking.summarizer or self._thinking.models[0]
         before = self._recalled.transcript.marker
         text = "\n".join([*([before.text] if before else []), *map(_message_to_lines, dropped)])
@@ -262,7 +254,6 @@ def _explain_too_large(found: TooLarge) -> str:
 
 
 def _message_to_lines(message: Message) -> str:
-    """Write a message down as plain lines."""
     return "\n".join(_part_to_line(part) for part in message.parts)
 
 
@@ -278,7 +269,7 @@ def _part_to_line(part: Text | ToolCall | ToolResult) -> str:
 
 ANSWER_TOOL: Final = "answer"
 LONGEST_DATA: Final = 8_000
-"""So many characters of the data a model is shown."""
+"""Longest data shown to the model, in characters."""
 MAX_OUTPUT_TOKENS: Final = 300
 
 _RULES: Final = (
@@ -305,7 +296,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def make_question_prompt(instruction: str, data: Any, answer: type[msgspec.Struct]) -> Prompt:
-    """Ask for one answer about some data, which is shown as data."""
+    """Ask for one answer about some data, marked as data."""
     read = copy_json_value(data)
     shown = f"It cannot be shown: {read.reason}." if isinstance(read, NotJson) else to_json_line(read.value)
     return Prompt(
@@ -331,9 +322,9 @@ def _make_answer_tool(answer: type[msgspec.Struct]) -> ToolSpec:
 
 
 def read_form_answer(reply: Reply, answer: type[T]) -> T | None:
-    """Read an answer: one call of the form that fits it, or words that are nothing but its JSON.
+    """Read an answer: one valid call of the form, or text that is nothing but its JSON.
 
-    None for everything else, and for a model that contradicts itself, would not answer or was cut off.
+    None for everything else: a contradictory, refused or truncated answer.
     """
     if reply.stop in ("refused", "max_tokens"):
         return None
@@ -352,7 +343,7 @@ def _decode_answer(text: str, answer: type[T]) -> T | None:
 
 
 def _reject_duplicate_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Read an object whose keys come once: two answers to one question are none."""
+    """Reject repeated keys: two answers to one question are none."""
     read = dict(pairs)
     if len(read) != len(pairs):
         raise ValueError("a key comes twice")

@@ -1,10 +1,6 @@
-"""A session while a worker holds its lease: it makes its calls, rests while a person or money is waited for, and ends.
+"""A session while a worker holds its lease: it makes calls, rests while it waits for a person or money, and ends.
 
-What it waits for is in the journal, so another process can take it up in the same place.
-
-What a model said last, as one answer.
-
-Several things at once, and news of what others do meanwhile.
+What it waits for is in the journal, so another process can resume it in the same place.
 """
 
 import asyncio
@@ -63,7 +59,7 @@ T = TypeVar("T")
 
 
 async def run_together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> Sequence[T]:
-    """Do several things at once; if one fails, the others are stopped, and it is its failure that is told."""
+    """Run concurrently; if one fails, cancel the others and raise its error."""
     if len(acts) == 1:
         return [await acts[0]()]
     try:
@@ -75,7 +71,7 @@ async def run_together(acts: Sequence[Callable[[], Coroutine[Any, Any, T]]]) -> 
 
 
 async def run_until_first(acts: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Do several things at once until the first of them is done; the others are then stopped."""
+    """Run concurrently until the first one is done; cancel the others."""
     tasks = [asyncio.ensure_future(act) for act in acts]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -88,7 +84,7 @@ async def run_until_first(acts: Sequence[Coroutine[Any, Any, None]]) -> None:
 
 
 def raise_if_cancelled() -> None:
-    """Stop here if whoever runs this was told to stop, whatever else went wrong on the way."""
+    """Raise if this task was cancelled, even if another error hid it."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
@@ -102,11 +98,11 @@ def _matters_always(_: Change) -> bool:
 async def watch_changes(
     store: Store, matters: Callable[[Change], bool] = _matters_always, news: asyncio.Event | None = None
 ) -> AsyncGenerator[asyncio.Event]:
-    """Set an event whenever something is written that matters, by anybody, from the first moment of the block on."""
+    """Set an event whenever a relevant change is written, by any process, from the start of the block on."""
     news, listens = news or asyncio.Event(), asyncio.Event()
 
     async def listen() -> None:
-        # Nobody else runs between this and the moment at which the store knows of it.
+        # No other task runs between this and the moment at which the store knows of it.
         listens.set()
         async for change in store.changes():
             if matters(change):
@@ -123,7 +119,6 @@ async def watch_changes(
 
 
 async def wait_for_either(one: asyncio.Event, other: asyncio.Event) -> None:
-    """Wait for the first of two events."""
     waits = [asyncio.create_task(event.wait()) for event in (one, other)]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -133,7 +128,7 @@ async def wait_for_either(one: asyncio.Event, other: asyncio.Event) -> None:
 
 
 async def wait_for_news(news: asyncio.Event, at_most: int) -> None:
-    """Wait for news, or so many microseconds; after that, what was heard counts as heard."""
+    """Wait for news or a timeout in microseconds, then clear the event."""
     with suppress(TimeoutError):
         async with asyncio.timeout(at_most / SECOND):
             await news.wait()
@@ -141,29 +136,27 @@ async def wait_for_news(news: asyncio.Event, at_most: int) -> None:
 
 
 REST_POLL_INTERVAL: Final = 30 * SECOND
-"""How often somebody who waits looks by itself. Whatever it waits for is written, and hints of that come at once;
-but hints may be lost."""
+"""Polling interval while resting. Change hints arrive at once, but may be lost."""
 
 CheckWaiting = Callable[[], Awaitable[bool]]
-"""Something that is looked for while resting."""
 
 WaitListener = Callable[[NeedsPerson, State], None]
-"""Somebody who wants to know, once for each decision, that a session rests until a person decides."""
+"""Called once for each decision that a session rests for."""
 
 SHORT_REST: Final = SECOND // 4
 
 LONGEST_LAST_WORDS: Final = 20_000
-"""So much of a sub-session's last words its parent is told."""
+"""Longest last words passed to a parent."""
 
 MOST_PARALLEL_CALLS: Final = 10
-"""How many calls of one step act at once."""
+"""How many calls of one step run concurrently."""
 
 
 class SessionRuntime:
-    """One session, from the moment that its lease is taken to the moment that it rests or ends.
+    """One session, from the moment its lease is taken until it rests or ends.
 
-    It reads and writes the session's stream and inbox, makes its calls and requests, and waits for what they wait for.
-    What it writes has no secrets in it.
+    Reads and writes its stream and inbox, makes its calls and requests, and waits for their conditions. Everything it
+    writes is redacted.
     """
 
     def __init__(
@@ -190,26 +183,25 @@ class SessionRuntime:
         """How far the inbox had been read when the session last rested between two turns."""
         self._rests = 0
         self.rested: Callable[[int], None] = lambda _: None
-        """Told how long each rest was: it does not count as work."""
+        """Called with the length of each rest, which does not count as work."""
         self._attempts: dict[str, int] = {}
         self.foreseen: dict[str, str] = {}
-        """What was predicted of calls, by their ids: the model is told it with what became of them."""
+        """Predictions by call id; the model sees them with the result."""
         self.spent = Charge()
         self.overrun = False
-        """Whether something beside the turns cost more than was held for it, and passed a cap."""
+        """Whether something besides the turns passed a cap."""
         self._cap: tuple[int | None] | None = None
         self.ending: Callable[[], Awaitable[None]] = _do_nothing
-        """Called before the session ends: what else works for it has to stop, and settle what it holds."""
+        """Called before the session ends: its other workers must stop, and settle what they hold."""
         self.looked_back = asyncio.Event()
-        """Set when it is known what an earlier owner left in doubt: what is in flight after that is under way."""
+        """Set once calls left in doubt by an earlier owner are settled: what is in flight after that is under way."""
         self._doubts: tuple[InFlight, ...] = ()
 
     async def look_back(self) -> list[Stored]:
-        """Read what happened so far, and leave the session as it is."""
         events = await self.events()
         self.state = replay(events)
         self._attempts, self._seen = dict(self.state.attempts), self.state.inbox_seen
-        # Whoever takes the session up in this process once more must not count its rests under names that are taken.
+        # A later runtime of this session in this process must not reuse the names of its rests.
         self._rests = max(self._rests, self.state.head)
         self.rested_at = self._seen
         if not self.looked_back.is_set():
@@ -218,7 +210,7 @@ class SessionRuntime:
         return events
 
     async def take_up(self) -> Sequence[Stored]:
-        """Read what happened so far, and bring whatever a crash left in doubt to an outcome; return all events."""
+        """Load all events, and settle what a crash left in doubt."""
         events = await self.look_back()
         past = self.state
         if self.lease.generation > 1:
@@ -237,7 +229,7 @@ class SessionRuntime:
         return events
 
     async def _clear(self, flight: InFlight, arguments: bytes) -> None:
-        """Bring one thing in doubt to its outcome; what nobody can or will tell is charged at its maximum."""
+        """Settle one call in doubt; what stays unknown is charged at its maximum."""
         answer = await self._gatehouse.recover(self.lease, self.standing, flight, arguments, self._tools)
         if not isinstance(answer, NeedsPerson):
             return
@@ -249,13 +241,12 @@ class SessionRuntime:
             await self._gatehouse.purse.settle_in_doubt(self.lease, [flight])
 
     async def attempt(self, call: Call, standing: SessionContext | None = None) -> Answer | NeedsPerson | StillHeld:
-        """Take a call to the guard once, and tell what came of it."""
         attempt = self._attempts.get(call.id, 0)
         answer = await self._gatehouse.call(self.lease, standing or self.standing, call, self._tools, attempt)
         return self._attempted(call, answer)
 
     def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
-        """Count an attempt that was not let through, and keep its prediction until the call has come to something."""
+        """Count a refused attempt, and keep its prediction until the call has an outcome."""
         if isinstance(answer, StillHeld):
             return answer
         if isinstance(answer, NeedsPerson) or answer.outcome in REFUSAL_OUTCOMES:
@@ -264,15 +255,15 @@ class SessionRuntime:
         return answer if said == answer.simulation else msgspec.structs.replace(answer, simulation=said)
 
     async def call(self, call: Call, standing: SessionContext | None = None) -> Answer:
-        """Take a call to the guard, and wait for whatever it has to wait for: a person, money, tomorrow.
+        """Make a call, and wait for a person, money or a window if needed.
 
-        It may stand narrower than its session does.
+        `standing` may be narrower than the session's own.
         """
         (answer,) = await self.calls([call], standing)
         return answer
 
     async def calls(self, calls: Sequence[Call], standing: SessionContext | None = None) -> Sequence[Answer]:
-        """Take calls to the guard together, at most so many at once; what some have to wait for stops no other."""
+        """Make calls concurrently up to a limit; one that waits does not block the others."""
         answers: dict[str, Answer] = {}
         waiting, overrun = list(calls), False
         while waiting:
@@ -300,7 +291,7 @@ class SessionRuntime:
     async def _attempt_in(
         self, slots: asyncio.Semaphore, call: Call, began: int, standing: SessionContext | None
     ) -> Answer | NeedsPerson | StillHeld:
-        """Try a call when there is room for it; the time until then is taken from what it may take."""
+        """Try a call when a slot is free; the wait for it counts against the call's time."""
         async with slots:
             if call.at_most is not None:
                 left = max(1, call.at_most - (self._clock.now() - began))
@@ -308,7 +299,7 @@ class SessionRuntime:
             return await self.attempt(call, standing)
 
     async def _waited_for(self, tried: Sequence[tuple[Call, Answer | NeedsPerson | StillHeld]]) -> list[Call]:
-        """Rest until one of the calls that were not let through may be: name those that are to be tried again."""
+        """Rest until one of the refused calls may pass; return those to be tried again."""
         again = [call for call, answer in tried if not isinstance(answer, Answer)]
         asked = [answer for _, answer in tried if isinstance(answer, NeedsPerson)]
         capped = [(call, answer.cap) for call, answer in tried if isinstance(answer, Answer) and answer.cap is not None]
@@ -331,11 +322,10 @@ class SessionRuntime:
         last: bool = False,
         standing: SessionContext | None = None,
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
-        """Take a request to the guard, and wait for money where there will be some: others' holds, tomorrow's, more.
+        """Make a request, and wait for money: others' holds, the next window, or a raised cap.
 
-        It waits for the rate of the model, too, and for as long as that takes: nothing is spent by that.
-
-        The last one of a session may use what was kept back for it. One may stand narrower than its session does.
+        It also waits for the model's rate, for as long as needed. With `last`, the request may use the reserve.
+        `standing` may be narrower than the session's own.
         """
         standing = standing or self.standing
         standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0) if last else standing
@@ -363,7 +353,7 @@ class SessionRuntime:
                     return answer
 
     async def settle_up(self) -> None:
-        """Write down, even if nobody waits for it any more, what was left for whatever would follow."""
+        """Commit deferred writes, even if the caller is cancelled."""
         if self._gatehouse.purse.owes(self.lease):
             await run_shielded(self._gatehouse.purse.settle_up(self.lease))
 
@@ -371,11 +361,10 @@ class SessionRuntime:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
 
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
-        """Answer calls that are not made."""
         return await self._gatehouse.refuse(self.lease, calls, outcome, sentence)
 
     async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
-        """Look at something again and again; what is no more than a look leaves no trace."""
+        """Make a sensor's call; a pure read leaves no trace."""
         answer = await self._gatehouse.look(self.lease, self.standing, call, self._tools)
         if isinstance(answer, Answer):
             self._spend(answer.cost_micros)
@@ -383,14 +372,13 @@ class SessionRuntime:
         return answer
 
     def acts(self, tool: str) -> bool:
-        """Tell whether a call of this tool would change something."""
         known = self._tools.get(tool)
         return known is not None and known.spec.effect == "write"
 
     async def end(
         self, state: State, reason: TerminalReason, inbox_seen: int | None = None, last_words: str = ""
     ) -> bool:
-        """End the session; not where it still holds something in doubt, or something came that was to be seen."""
+        """End the session; not with a hold in doubt, or with unseen messages if `inbox_seen` is given."""
         if self.ending is not _do_nothing:
             # What works for it may take its time to stop, and what is done must not wait for that.
             await self.settle_up()
@@ -402,7 +390,6 @@ class SessionRuntime:
         return bool(committed.events)
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
-        """Tell whether a call's outcome ends its session, whatever else would have followed."""
         # What a halt could not stop is unknown, and its session was halted all the same.
         halt = await self._gatehouse.halted(self.standing) if answer.outcome in ("external_halt", "unknown") else None
         if halt is not None or answer.outcome == "external_halt":
@@ -414,7 +401,7 @@ class SessionRuntime:
         return None
 
     async def _more_money(self, refused: str, name: str, cap: CostCapReached) -> bool:
-        """Wait for a window to roll, or for a person to raise the cap; tell whether there may be money now."""
+        """Wait for a window to roll or a person to raise the cap; return whether there may be money now."""
         end = window_end(cap.window)
         if end is not None and cap.amount <= cap.cap:
             if cap.unit == "tokens":
@@ -434,13 +421,11 @@ class SessionRuntime:
         await self.write(f"{refused}/{cap.window}/used_up", event)
 
     async def _look_at_cap(self) -> None:
-        """Find out whether a person has set the session's cap."""
         params = {"scope": session_stream(self.lease.session), "window": "", "unit": "usd"}
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         self._cap = next(((row.cap,) for row in rows if row.cap_by), None)
 
     def left(self) -> tuple[int | None, int | None]:
-        """Tell what is left to spend, of money and of tokens, where that is capped."""
         caps = self.standing.caps()
         cap, budget = caps.session.max_cost_usd, caps.token_budget
         if self._cap is not None:
@@ -456,20 +441,20 @@ class SessionRuntime:
         return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
 
     async def _ask_for_more(self, refused: str, name: str, cap: CostCapReached) -> NeedsPerson:
-        """Put a cap before a person, once for each cap that a call or a request comes to."""
+        """Ask a person about a cap, once for each cap that a call or a request meets."""
         question = make_cap_question(refused, name, cap, self.standing.policy.approval_expiry)
         await self.commit(ask_question(question, self.lease))
         return NeedsPerson(refused, question.decision)
 
     async def wake(self) -> None:
-        """Go on with a session that rested in these hands."""
+        """Resume a session that rested in this process."""
         self._rests += 1
         self.rested_at = self._seen
         await self._woken(await self._cause())
         await self._look_at_cap()
 
     async def _cause(self) -> WakeCause | None:
-        """Tell why the session goes on: what reached it, or its time; or that its owner went away."""
+        """Why the session resumes: a message, its timer, or takeover."""
         if self.state.state == "RUNNING":
             return None
         for stored in await self.inbox(self._seen):
@@ -491,9 +476,9 @@ class SessionRuntime:
         *,
         resident: bool = False,
     ) -> bool:
-        """Let the session rest; not where something has reached it that was not looked at.
+        """Park the session; not where an unseen message has arrived.
 
-        One that is resident rests in these hands; any other is let go.
+        A resident session keeps its lease; any other is released.
         """
         self._rests += 1
         parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident)
@@ -505,7 +490,7 @@ class SessionRuntime:
         return rests
 
     async def _rest(self, state: State, wake_at: int, or_when: CheckWaiting | None = None) -> None:
-        """Rest until something arrives, the time has come, or a halt or something else that is looked for is there."""
+        """Rest until a message, the wake time, a halt or another condition."""
         self._rests += 1
         began = self._clock.now()
         parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
@@ -517,9 +502,9 @@ class SessionRuntime:
         self.rested(self._clock.now() - began)
 
     async def until_woken(self, wake_at: int | None, or_when: CheckWaiting | None = None) -> bool:
-        """Wait while the session rests: until its time has come, or something else has. Tell whether it was its time.
+        """Wait while the session rests; return whether its time has come.
 
-        What else comes is something in its inbox, a halt, or what is looked for.
+        Also returns for an inbox message, a halt, or `or_when`.
         """
         async with watch_changes(self._store, self._matters) as news:
             while wake_at is None or self._clock.now() < wake_at:
@@ -534,22 +519,22 @@ class SessionRuntime:
         return True
 
     def _matters(self, change: Change) -> bool:
-        """Tell whether a change can end a rest.
+        """Whether a change can end a rest.
 
-        What people say and decide is in the inbox; halts and caps are in the stream of the fleet. Whoever rests looks
-        at nothing else, however many rest and however much happens meanwhile.
+        Messages and decisions are in the inbox; halts and caps in the stream of the fleet. Nothing else is read,
+        however many sessions rest.
         """
         return change.stream in (inbox_stream(self.lease.session), FLEET, EVERY_STREAM)
 
     async def _woken(self, cause: WakeCause | None) -> None:
-        """Write that the session goes on, with its inbox read as far as it is now."""
+        """Record that the session resumes, with its inbox read up to now."""
         self._seen = (await self._row()).inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
         await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
         self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
 
     async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
-        """Rest until one of several questions is answered, or is too late to be."""
+        """Rest until one of several questions is answered or expires."""
         first, *others = asked
 
         async def another() -> bool:
@@ -561,7 +546,7 @@ class SessionRuntime:
         await self._decided(first, "WAITING_FOR_APPROVAL", another if others else None)
 
     async def _decided(self, asked: NeedsPerson, state: State, or_when: CheckWaiting | None = None) -> DecisionRow:
-        """Rest until a person has decided, until it is too late for that, or until a halt comes first."""
+        """Rest until a person decides, the question expires, or a halt comes first."""
         while True:
             row = await self._gatehouse.decision(asked.decision)
             if row is None:
@@ -579,29 +564,26 @@ class SessionRuntime:
             self._waits(asked, state)
 
     async def halted(self) -> HaltRow | None:
-        """Tell whether, and by whom, the session is halted."""
         return await self._gatehouse.halted(self.standing)
 
     async def pause(self, duration: int) -> None:
-        """Let a while pass, or less if a halt comes first."""
+        """Sleep; return early on halt."""
         await self._gatehouse.pause(self.standing, duration)
 
     async def events(self, after: int = 0) -> list[Stored]:
-        """Read all that the session did, or did after a place in its stream."""
         return await read_stream(self._store, session_stream(self.lease.session), after)
 
     async def commit(self, write: Write) -> Committed:
-        """Commit a write of the session, and just before it what was left for whatever would follow."""
+        """Commit a write of the session, and just before it its deferred writes."""
         return await self._gatehouse.purse.commit(write)
 
     async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
-        """Write down something that happened in the session."""
         await self.write_all(key, [(event, body)])
 
     async def write_all(
         self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]], *, goes_on: bool = False
     ) -> None:
-        """Write down several things that happened at once; where the session `goes_on`, with what follows."""
+        """Record several events at once; where the session `goes_on`, with what follows."""
         drafts = [Draft(event, *await offload_body(self._store, body)) for event, body in happened]
         rows = [row for event, _ in happened for row in rows_of_event(event)]
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
@@ -611,7 +593,7 @@ class SessionRuntime:
             await self.commit(write)
 
     async def post(self, key: str, event: WakePosted, text: str) -> bool:
-        """Put something into the session's own inbox; tell whether it wakes it."""
+        """Post to the session's own inbox; return whether that wakes it."""
         body, blob = await offload_body(self._store, to_body(self.redacted(text)))
         committed = await self._store.commit(
             lifecycle.post_wake(self.lease.session, key, event, body, blob, self.lease)
@@ -619,18 +601,17 @@ class SessionRuntime:
         return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
 
     async def keep(self, snapshot: bytes) -> None:
-        """Keep the hot state for whoever takes the session up next, and for screens elsewhere."""
+        """Keep the hot state for the next owner, and for dashboards elsewhere."""
         await self._store.beat(self.lease.worker, {self.lease.session: snapshot})
 
     async def kept(self) -> bytes:
-        """Read the hot state that was kept last; nothing, if there is none."""
         rows = await self._store.ask(Query("snapshot", SavedHotState, {"session": self.lease.session}))
         return rows[0].data if rows else b""
 
     async def inbox(self, after: int) -> Sequence[Stored]:
-        """Read what reached the session after a place in its inbox.
+        """Read the inbox after a place.
 
-        What a newer program put there is not passed over: it would count as read, and nobody would ever have seen it.
+        Events of a newer program are not skipped: they would count as read although no one saw them.
         """
         found = await read_stream(self._store, inbox_stream(self.lease.session), after)
         for stored in found:
@@ -639,7 +620,6 @@ class SessionRuntime:
         return found
 
     async def said(self, stored: Stored) -> bytes:
-        """Read what an event says."""
         return await read_body(self._store, stored)
 
     async def _row(self) -> SessionRow:
@@ -653,18 +633,16 @@ class SessionRuntime:
         return b""
 
     def redacted(self, text: str) -> str:
-        """Take secrets out of a text."""
         return self._gatehouse.redacted(text)
 
 
 def has_overrun(events: Sequence[Stored]) -> bool:
-    """Tell whether a cap was passed since a person last let the session go on."""
+    """Whether a cap was passed since a person last let the session continue."""
     said = (each.event for each in reversed(events) if isinstance(each.event, OverrunIncurred | SessionResumed))
     return isinstance(next(said, None), OverrunIncurred)
 
 
-async def _do_nothing() -> None:
-    """Nothing else works for the session."""
+async def _do_nothing() -> None: ...
 
 
 REFUSAL_OUTCOMES: Final = frozenset(
@@ -673,11 +651,11 @@ REFUSAL_OUTCOMES: Final = frozenset(
         *("rate_limited", "approval_denied", "approval_expired", "cost_cap_reached"),
     }
 )
-"""Outcomes of calls that were not let through; `external_halt` may also be one of a call that was."""
+"""Outcomes of refused calls; `external_halt` may also be one of an admitted call."""
 
 
 def find_last_words(messages: Sequence[Message]) -> str:
-    """Find what the model said last; an answer that was cut off and gone on with is one answer."""
+    """The model's last text; one that was cut off and continued is one answer."""
     said: list[str] = []
     for message in reversed(messages):
         if message.role == "assistant":
@@ -688,7 +666,6 @@ def find_last_words(messages: Sequence[Message]) -> str:
 
 
 def _is_unanswered(message: Message) -> bool:
-    """Tell whether somebody said something that the model has not answered."""
     return any(isinstance(part, Text) and not part.reason for part in message.parts)
 
 

@@ -1,16 +1,12 @@
-"""Calls written as text, for models that know no other way: `<skill k7f2>read_file(path="app.log")</skill>`.
+"""Calls written as text, for models without native tool calls: `<skill k7f2>read_file(path="app.log")</skill>`.
 
-The opening tag carries a word that is new in every request. So what a model quotes, from a page that it fetched or from
-its own older answers, is text and never runs: only a tag with this request's word counts. Calls in a `<parallel>` block
-are made together, all others one after the other.
+The opening tag carries a nonce that is new in every request, so a call that a model quotes, from a page or from its own
+older answers, never runs. Calls in a `<parallel>` block are made concurrently, all others one after the other.
 
-A call as a program would write it, `name(path="a.txt", lines=[1, 2])`, read token by token.
+A call is `name(path="a.txt", lines=[1, 2])`: Python literals plus JSON's `true`, `false` and `null`. Nothing is
+evaluated. Every character is read once and nesting is bounded, so hostile text costs no more than other text.
 
-Values are Python's literals, and JSON's `true`, `false` and `null` as well; a text may go over several lines. Nothing
-is evaluated. Every place is looked at once, so that hostile text costs no more than other text, and nesting, which
-would use up the stack, is bounded.
-
-JSON values that come from outside: made safe to keep, compared, looked into, and shown on one line.
+Also: JSON values from outside, made safe to keep, compare, look into and show on one line.
 """
 
 import json
@@ -28,10 +24,9 @@ from halter.core.text import clean, from_body, shorten
 from halter.core.tools import ToolSpec
 
 DEEPEST_LITERAL: Final = 64
-"""How deeply lists and mappings may be nested."""
 
 Token = tuple[str, str]
-"""What sort a piece is of, and its text. Signs are their own sort."""
+"""The kind of a token, and its text. Punctuation is its own kind."""
 
 _Item = TypeVar("_Item")
 
@@ -62,14 +57,14 @@ _END: Final[Token] = ("end", "")
 
 
 class MalformedCall(ValueError):
-    """Something that is no call with named literals."""
+    """Not a call with named literals."""
 
 
 def tokenize_until(closing: str, text: str, start: int, most: int) -> tuple[list[Token], int] | None:
-    """Cut text into tokens up to `closing`, wherever it stands outside of quotes, and tell where that ends.
+    """Cut text into tokens up to `closing` outside of quotes; return where that ends.
 
-    None if it does not come, if a quote is left open, or if there are more than `most` tokens: nobody can say then what
-    is inside and what is not.
+    None if `closing` is missing, a quote is left open, or there are more than `most` tokens: then the end of the call
+    is ambiguous.
     """
     tokens: list[Token] = []
     place = start
@@ -86,13 +81,11 @@ def tokenize_until(closing: str, text: str, start: int, most: int) -> tuple[list
 
 
 def read_call_name(text: str, start: int) -> str:
-    """Read the name with which a call begins, if that much can be read."""
     found = _NAME.match(text, start)
     return "" if found is None else found[1]
 
 
 def read_call(tokens: Sequence[Token]) -> tuple[str, dict[str, Any]]:
-    """Read a name and its arguments, or raise Malformed."""
     name, place = _expect(tokens, 0, "word")
     _, place = _expect(tokens, place, "(")
     arguments, place = _read_items(tokens, place, ")", _read_argument)
@@ -101,7 +94,7 @@ def read_call(tokens: Sequence[Token]) -> tuple[str, dict[str, Any]]:
 
 
 def _read_token(text: str, place: int) -> tuple[int, Token]:
-    """Tell what stands at a place and where it ends: -1 for a quote that is never closed."""
+    """Read one token and where it ends: -1 for a quote that is never closed."""
     if text[place] in _STOPS:
         end = _string_end(text, place)
         return end, ("string", text[place:end])
@@ -136,7 +129,7 @@ def _expect(tokens: Sequence[Token], place: int, sort: str) -> tuple[str, int]:
 def _read_items(
     tokens: Sequence[Token], place: int, closing: str, item: Callable[[Sequence[Token], int], tuple[_Item, int]]
 ) -> tuple[list[_Item], int]:
-    """Read items with commas between them, and perhaps one more, up to the closing sign."""
+    """Read comma-separated items, with an optional trailing comma, up to the closing sign."""
     items: list[_Item] = []
     while tokens[place][0] != closing:
         each, place = item(tokens, place)
@@ -178,7 +171,7 @@ def _read_value(tokens: Sequence[Token], place: int, depth: int) -> tuple[Any, i
 
 
 def _read_pair(tokens: Sequence[Token], place: int, depth: int) -> tuple[tuple[str, Any], int]:
-    """Read a key and its value; only text can be a key, since JSON has no other."""
+    """Read a key and its value; only text can be a key in JSON."""
     key, place = _expect(tokens, place, "string")
     _, place = _expect(tokens, place, ":")
     value, place = _read_value(tokens, place, depth)
@@ -238,11 +231,11 @@ def _make_character(number: int) -> str:
 
 
 MOST_TEXT_CALLS: Final = 64
-"""How many calls one answer may ask for; what comes after is answered as one that cannot be read."""
+"""How many calls one answer may ask for; those beyond are answered as unreadable."""
 MOST_TOKENS: Final = 100_000
-"""How many names, values and signs one call may have."""
+"""How many tokens one call may have."""
 LONGEST_UNREADABLE_CALL: Final = 4000
-"""How many characters are kept of what cannot be read; the words of the answer hold it all."""
+"""How much of an unreadable call is kept; the answer's text holds it all."""
 
 _CLOSING: Final = "</skill>"
 _BLOCK: Final = "<parallel>"
@@ -250,10 +243,9 @@ _BLOCK_END: Final = "</parallel>"
 
 
 class ParsedAnswer(msgspec.Struct, frozen=True):
-    """What an answer holds: all its words as they were written, then the calls in them.
+    """An answer: its whole text, then the calls in it.
 
-    `cut` says that the answer ends inside a call, as far as anybody can tell: so it does when a model runs out of
-    tokens, and when a quote is never closed.
+    `cut`: the answer seems to end inside a call, as when a model runs out of tokens or never closes a quote.
     """
 
     parts: tuple[Text | ToolCall, ...]
@@ -261,15 +253,14 @@ class ParsedAnswer(msgspec.Struct, frozen=True):
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """The calls that it asks for, in order."""
         return tuple(part for part in self.parts if isinstance(part, ToolCall))
 
 
 def read_calls(text: str, nonce: str) -> ParsedAnswer:
-    """Find the calls in a model's answer; any text will do.
+    """Find the calls in a model's answer; accepts any text.
 
-    A call that carries the nonce but cannot be read is a call all the same, with arguments that no tool accepts, so
-    that the model is told. Where nobody can say how far such a call goes, nothing after it is read.
+    A call with the nonce that cannot be read is a call with arguments that no tool accepts, so that the model gets an
+    error. Where its end is ambiguous, nothing after it is read.
     """
     if not text:
         return ParsedAnswer(())
@@ -299,9 +290,9 @@ def _calls(text: str, opening: str) -> tuple[list[ToolCall], bool]:
 def _blocks(
     text: str, start: int, end: int, calls: list[ToolCall], block: int | None
 ) -> tuple[list[ToolCall], int | None]:
-    """Look for the borders of blocks between two calls; `block` is the first call of one that is open.
+    """Find the borders of blocks between two calls; `block` is the first call of an open one.
 
-    Only a block that is closed makes its calls one group: one after the other is what does no harm.
+    Only a closed block groups its calls: one after the other does no harm.
     """
     opened, closed = text.rfind(_BLOCK, start, end), text.find(_BLOCK_END, start, end)
     if block is not None and closed >= 0:
@@ -346,7 +337,7 @@ def _is_encodable(text: str) -> bool:
 
 
 def explain_text_calls(tools: Sequence[ToolSpec]) -> str:
-    """Tell a model which tools it has and how it calls them: the same words for every request."""
+    """Explain the tools and the call syntax to a model: the same text for every request."""
     if not tools:
         return ""
     return "\n\n".join((_CALL_INSTRUCTIONS, *map(_describe_tool, tools)))
@@ -372,7 +363,6 @@ def _describe_tool(spec: ToolSpec) -> str:
 
 
 def explain_nonce(nonce: str) -> str:
-    """Tell this request's key, for the end of the prompt."""
     return f"In this answer a call begins with <skill {nonce}> and ends with </skill>."
 
 
@@ -385,7 +375,7 @@ def to_text_message(message: Message) -> Message:
 
 
 def _parts_to_text(parts: Sequence[Part]) -> tuple[Text, ...]:
-    """Drop calls, since they stand in the words beside them, unless another model made them in another way."""
+    """Drop calls, since their text stands beside them, unless another model made them natively."""
     written = any(isinstance(part, Text) for part in parts)
     return tuple(
         part if isinstance(part, Text) else _part_to_text(part)
@@ -403,31 +393,29 @@ def _part_to_text(part: ToolCall | ToolResult) -> Text:
 
 
 DEEPEST_VALUE: Final = 64
-"""So many levels a value may have. What is deeper is no fact, but somebody's try at our stack."""
+"""Deepest nesting of a value: deeper ones attack our stack."""
 
 _WIDEST: Final = 256
-"""So many bits a whole number may have."""
+"""Most bits of an integer."""
 _EXACT: Final = 2.0**53
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d{1,9})\]")
 _PATH: Final = re.compile(r"(?:[^.\[\]]+|\[\d{1,9}\])(?:\.[^.\[\]]+|\[\d{1,9}\])*")
 _UNSEEN: Final = re.compile("[\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""What JSON leaves as it is, although it ends a line or turns one around."""
+"""What JSON does not escape, although it ends a line or reverses its direction."""
 
 
 class NotJson(msgspec.Struct, frozen=True):
-    """Something in a value that JSON has no word for, as in `it holds a number that is not finite`."""
+    """A value that JSON cannot hold, as in `it holds a number that is not finite`."""
 
     reason: str
 
 
 class PathValue(msgspec.Struct, frozen=True):
-    """What stands at a path."""
-
     value: Any
 
 
 class MissingPath(msgspec.Struct, frozen=True):
-    """There is nothing at a path, and a sentence that says where it ends."""
+    """Nothing stands at a path, and a sentence that says where the path ends."""
 
     sentence: str
 
@@ -437,7 +425,7 @@ class _NoJsonError(Exception):
 
 
 def copy_json_value(value: Any) -> PathValue | NotJson:
-    """Copy a value that is JSON, so that nobody else can change it. Characters that cannot be stored are replaced."""
+    """Copy a JSON value, so that no other code can change it. Characters that cannot be stored are replaced."""
     try:
         return PathValue(_copy_value(value, 0))
     except _NoJsonError as error:
@@ -492,7 +480,7 @@ def _check_key(key: Any) -> str:
 
 
 def encode_canonical(value: Any) -> bytes:
-    """Write a checked value in the one way that equal values have in common.
+    """Write a checked value so that equal values have equal bytes.
 
     1 and 1.0 are equal, 1 and true are not.
     """
@@ -500,7 +488,7 @@ def encode_canonical(value: Any) -> bytes:
 
 
 def is_equal_json(one: Any, other: Any) -> bool:
-    """Tell whether two checked values are equal, as `canonical` has it. Most need no closer look."""
+    """Whether two checked values have the same canonical form. Most need no encoding."""
     if one != other:
         return False
     return msgspec.json.encode(one) == msgspec.json.encode(other) or encode_canonical(one) == encode_canonical(other)
@@ -541,15 +529,14 @@ def _split_path(path: str) -> Iterator[tuple[str, int | None]]:
 
 
 def to_json_line(value: Any) -> str:
-    """Write a checked value as compact JSON on one line, which nothing in the value can end."""
+    """Write a checked value as compact JSON on one line, which no value can break."""
     return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", msgspec.json.encode(value).decode())
 
 
 def quote_text(text: str) -> str:
-    """Quote anybody's words, so that they stay on their line and can be told from ours."""
+    """Quote foreign text so that it stays on its line and cannot pose as ours."""
     return to_json_line(clean(text))
 
 
 def cut_text(text: str, most: int) -> str:
-    """Keep what is shown short, and say how long it was."""
     return text if len(text) <= most else f"{text[:most]}… [cut: {len(text):,} characters in all]"

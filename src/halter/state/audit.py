@@ -1,7 +1,7 @@
-"""The audit as people and sinks read it: one row a call, with the beginning of what was said.
+"""The audit as people and sinks read it: one row per call, with the start of its input and output.
 
-A row is handed on when its call has come to an outcome. A call that was refused, and let through when it was asked for
-again, is handed on twice: as refused, and as what came of it.
+A row is delivered when its call has an outcome. A call that was refused and then allowed on a retry is delivered twice:
+as refused, and with its final outcome.
 """
 
 from typing import Final
@@ -18,7 +18,7 @@ SUMMARY_LENGTH: Final = 200
 
 
 class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit row with its summaries; what was erased is empty here too."""
+    """An audit row with its summaries; erased text is empty here too."""
 
     tool: str
     input_summary: str
@@ -37,7 +37,7 @@ class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditRecord(msgspec.Struct, frozen=True):
-    """A row as the store answers it, its cost in micro-dollars, with the bodies of its two events."""
+    """A row as the store returns it: cost in micro-dollars, with the bodies of its two events."""
 
     call: str
     session: str
@@ -61,7 +61,6 @@ class AuditRecord(msgspec.Struct, frozen=True):
 
 
 def find_concluded_call(stored: Stored) -> str | None:
-    """Name the audited call that an event brings to an outcome, if it does."""
     match stored.event:
         case CallSettled(call=call, audited=True) | CallRefused(call=call):
             return call
@@ -70,7 +69,7 @@ def find_concluded_call(stored: Stored) -> str | None:
 
 
 def restore_audit_record(found: AuditRecord, stored: Stored) -> AuditRecord:
-    """Tell a row as an event left it, whatever became of it since: only a refusal can be followed by something else."""
+    """Restore the row as one event left it; only a refusal can be followed by another outcome."""
     event = stored.event
     if found.settled_seq == stored.seq or not isinstance(event, CallRefused):
         return found
@@ -95,7 +94,7 @@ def restore_audit_record(found: AuditRecord, stored: Stored) -> AuditRecord:
 
 
 async def load_audit_bodies(store: Store, found: AuditRecord) -> AuditRecord:
-    """Fetch what was said where it is too large to stand in the events; erased, it is gone there too."""
+    """Fetch bodies too large to be stored in the events."""
     said = found.input or await _read_blob(store, found.input_blob)
     gave = found.output or await _read_blob(store, found.output_blob if found.shows_result else None)
     return msgspec.structs.replace(found, input=said, output=gave)
@@ -109,7 +108,6 @@ async def _read_blob(store: Store, digest: Digest | None) -> bytes | None:
 
 
 def make_audit_entry(found: AuditRecord) -> AuditEntry:
-    """Write a row as people read it."""
     return AuditEntry(
         tool=found.tool,
         input_summary=summarize_body(found.input),
@@ -129,7 +127,7 @@ def make_audit_entry(found: AuditRecord) -> AuditEntry:
 
 
 def summarize_body(body: bytes | None) -> str:
-    """Show the beginning of a body on one line; it was redacted before it was written, so no secret is cut open."""
+    """Show the start of a body on one line; it was redacted before it was written, so no secret is cut in half."""
     if body is None:
         return ""
     text = " ".join(clean(from_body(body[: 4 * SUMMARY_LENGTH])).split())

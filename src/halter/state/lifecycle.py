@@ -1,4 +1,4 @@
-"""The writes that begin, wake, rest and end a session. Each decides against locked rows; none does anything else."""
+"""The writes that begin, wake, rest and end a session. Each decides against locked rows and does nothing else."""
 
 from collections.abc import Sequence
 
@@ -24,13 +24,13 @@ from halter.core.vocabulary import Origin, State, WakeCause
 from halter.state.session import check_transition
 
 ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
-"""What wakes a session whatever it said it was waiting for; only signals must have been asked for by name."""
+"""Causes that always wake a session; a signal wakes it only if the session named it."""
 
 
 def start_session(
     event: SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
 ) -> Write:
-    """Begin a session that stands on its own; a large task is put as a blob first. `more` is what it begins with."""
+    """Begin an independent session; a large task is stored as a blob first. `more` is written with the start."""
     event = msgspec.structs.replace(event, format=max(event.format, SESSION_FORMAT))
     drafts = [Draft(event, task, blob), *more]
     return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts)
@@ -45,7 +45,7 @@ def start_child(
 ) -> Write:
     """Begin a sub-session whose cap is carved out of its parent's; without room there, nothing begins.
 
-    A person may begin one beside a parent that nobody works on just then: it needs no lease.
+    A person may start one under a parent that no worker runs: that needs no lease.
     """
     event = msgspec.structs.replace(event, format=max(event.format, SESSION_FORMAT), bound=True)
     stream = session_stream(event.session)
@@ -82,10 +82,10 @@ def post_wake(
     blob: Digest | None = None,
     lease: Lease | None = None,
 ) -> Write:
-    """Put something into a session's inbox; for one that does not exist or is over, nothing is written.
+    """Put something into a session's inbox; if the session does not exist or has ended, nothing is written.
 
-    A signal wakes the session only if it said that it would. What its owner posts is refused with an owner's `lease`
-    that is lost.
+    A signal wakes the session only if it named the signal. With an owner's `lease`, the write is refused once the lease
+    is lost.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -99,17 +99,15 @@ def post_wake(
 
 
 def make_message_event(sender: str, origin: Origin = "person") -> WakePosted:
-    """Make the event of a message."""
     return WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
 
 
 def post_message(session: str, key: str, text: bytes, sender: str, origin: Origin = "person") -> Write:
-    """Say something to a session."""
     return post_wake(session, key, make_message_event(sender, origin), text)
 
 
 def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: int) -> Write:
-    """Take a session up again; without a cause it is a takeover from an owner that went away."""
+    """Resume a session; no cause means takeover from an owner that died."""
     event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=SESSION_FORMAT)
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -120,9 +118,9 @@ def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: in
 
 
 def reopen_session(session: str, key: str, by: str) -> Write:
-    """Let a session that is over go on, with what it has already spent; one that was cancelled is over for good.
+    """Reopen an ended session, keeping what it spent; a cancelled one stays ended.
 
-    A sub-session stays over: what was carved out for it has gone back to its parent.
+    A sub-session stays ended: its carved budget has returned to its parent.
     """
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -135,7 +133,7 @@ def reopen_session(session: str, key: str, by: str) -> Write:
 
 
 def park_session(lease: Lease, key: str, event: SessionParked) -> Write:
-    """Let a session rest, unless something that wakes it arrived that it has not seen: then nothing is written."""
+    """Park a session, unless a waking message arrived that it has not seen: then nothing is written."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(SessionRow, lease.session)
@@ -155,11 +153,10 @@ def end_session(
     inbox_seen: int | None = None,
     last_words: bytes | None = None,
 ) -> Write:
-    """End a session, and settle what was carved out of its parent's cap with what it really spent.
+    """End a session and settle the part of its parent's cap with what it really spent.
 
-    Whatever it still holds must be settled before; a hold in doubt is never freed by an ending. One that is to have
-    seen its inbox so far is not ended either where something came that it has not seen. Its parent wakes by it, in the
-    same commit, and is told its last words.
+    Its holds must be settled first: ending never frees a hold in doubt. With `inbox_seen`, a session with newer waking
+    messages is not ended. The parent is woken in the same commit, with the last words.
     """
     stream = session_stream(lease.session)
     own = [Account(stream, "", unit) for unit in UNITS]
@@ -185,7 +182,7 @@ def end_session(
 
 
 def _notify_parent(rows: Rows, parent: str, child: str, words: bytes | None) -> Sequence[Draft]:
-    """Tell the parent of a sub-session that it is over; what an agent says is not a person's word."""
+    """Post the end of a sub-session to its parent; an agent's words are not trusted as a person's."""
     row = rows.get(SessionRow, parent) if parent else None
     if row is None or row.ended_at is not None:
         return []

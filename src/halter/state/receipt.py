@@ -1,12 +1,7 @@
 """The receipt of a session: a pure function of its events.
 
-It says what the session did, heard and spent, which brakes it passed and which stopped it, who decided what, and why
-it ended. Anyone who has the events can make it again. Who answered a question stands in the session's inbox: without
-that, a receipt tells of an answer only what the session made of it.
-
-The lines of a receipt: one for each call, request, refusal, decision, turn and thing that was heard.
-
-What a receipt says of a task: its phases, what it read and found, what it was given, and what it leaves behind.
+It lists what the session did, read and spent, which brakes it passed and which stopped it, who decided what, and why it
+ended. Who answered a question is in the session's inbox: without it, a receipt shows only the effect of the answer.
 """
 
 from collections import Counter
@@ -59,10 +54,10 @@ BRAKES: Final[tuple[BrakeName, ...]] = ("halt", "grants", "budget")
 
 
 class ReceiptLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One call or request: what was held for it and what it cost. Without an outcome it is in doubt.
+    """One call or request: what was held and what it cost. Without an outcome it is in doubt.
 
-    `observed` are the refusals that were only written down. `egress` says that its arguments chose where data goes.
-    `anonymized` counts, by kind, the values that its model was not told.
+    `observed` are refusals in observe mode. `egress`: its arguments chose where data goes. `anonymized` counts, by
+    kind, the values hidden from its model.
     """
 
     id: str
@@ -89,8 +84,6 @@ class ReceiptLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Brake(msgspec.Struct, frozen=True):
-    """One time that a brake refused something, and what was said of it."""
-
     code: str
     at: int
     refused: str
@@ -107,7 +100,7 @@ class Brake(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """Something that a person was asked, what they answered, and whether the answer was used."""
+    """A question to a person, the answer, and whether the answer was used."""
 
     decision: str
     about: str
@@ -122,7 +115,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class TurnLine(msgspec.Struct, frozen=True):
-    """One turn: how many answers of a model it took, and why it ended; without a reason it has not ended."""
+    """One turn: its model answers and why it ended; no reason means that it is still open."""
 
     turn: int
     started_at: int
@@ -133,7 +126,7 @@ class TurnLine(msgspec.Struct, frozen=True):
 
 
 class InboundLine(msgspec.Struct, frozen=True):
-    """Something that reached the session from outside: where it came from, and whether it is trusted."""
+    """An inbox message: its origin, and whether it is trusted."""
 
     cause: WakeCause
     origin: Origin
@@ -143,7 +136,7 @@ class InboundLine(msgspec.Struct, frozen=True):
 
 
 class ModelLine(msgspec.Struct, frozen=True):
-    """All requests to one model together. `input_tokens` includes those that were read from or written to a cache."""
+    """All requests to one model. `input_tokens` includes tokens read from or written to a cache."""
 
     model: str
     requests: int = 0
@@ -157,8 +150,6 @@ class ModelLine(msgspec.Struct, frozen=True):
 
 
 class OverrunLine(msgspec.Struct, frozen=True):
-    """By how much something passed a cap, in the unit of that cap."""
-
     hold: str
     scope: str
     window: str
@@ -167,14 +158,12 @@ class OverrunLine(msgspec.Struct, frozen=True):
 
 
 class ChildLine(msgspec.Struct, frozen=True):
-    """A sub-session that told this one of its end."""
-
     session: str
     ended_at: int
 
 
 def sum_by_model(requests: Iterable[ReceiptLine]) -> tuple[ModelLine, ...]:
-    """Add up what each model was asked, in the order in which they were first asked. Money was priced per request."""
+    """Sum requests by model, in order of first use. Money was priced per request."""
     models: dict[str, ModelLine] = {}
     for line in requests:
         models[line.name] = _add_to_model(models.get(line.name, ModelLine(line.name)), line)
@@ -197,7 +186,7 @@ def _add_to_model(model: ModelLine, line: ReceiptLine) -> ModelLine:
 
 
 class PhaseLine(msgspec.Struct, frozen=True):
-    """One phase, and how long the session was in it; the last one is left when the session is over."""
+    """One phase and its duration; the last one ends with the session."""
 
     phase: str
     number: int
@@ -206,7 +195,7 @@ class PhaseLine(msgspec.Struct, frozen=True):
 
 
 class DocumentLine(msgspec.Struct, frozen=True):
-    """A document that was read: `document` is the digest of its content."""
+    """A document that was read; `document` is the digest of its content."""
 
     document: str
     name: str
@@ -216,7 +205,7 @@ class DocumentLine(msgspec.Struct, frozen=True):
 
 
 class FindingLine(msgspec.Struct, frozen=True):
-    """What was found, whether its source bears it out, and what others than its author said of it, if they did."""
+    """A finding, whether its source supports it, and the review, if any."""
 
     finding: str
     severity: Severity
@@ -231,7 +220,7 @@ class FindingLine(msgspec.Struct, frozen=True):
 
 
 class JudgesLine(msgspec.Struct, frozen=True):
-    """How many judges looked at findings, and why not as many as were wanted."""
+    """How many judges reviewed findings, and why fewer than wanted."""
 
     wanted: int
     chosen: int
@@ -243,15 +232,13 @@ class JudgesLine(msgspec.Struct, frozen=True):
 
 
 class ProposalLine(msgspec.Struct, frozen=True):
-    """A memory or a precedent that the session proposed; a precedent has a kind."""
-
     proposal: str
     at: int
     kind: str = ""
 
 
 class NotificationLine(msgspec.Struct, frozen=True):
-    """Something that was to be told over a channel. Whether it was stands with the store, and not in the session."""
+    """A queued notification. Whether it was delivered is known to the store, not to the session."""
 
     notification: str
     channel: str
@@ -260,7 +247,7 @@ class NotificationLine(msgspec.Struct, frozen=True):
 
 
 class GuardrailLine(msgspec.Struct, frozen=True):
-    """One time that a mechanical rule held the session back; or several, where it did nothing but wait for a rate."""
+    """A guardrail that held the session back; waits for one model rate are one line."""
 
     guardrail: Guardrail
     at: int
@@ -271,8 +258,6 @@ class GuardrailLine(msgspec.Struct, frozen=True):
 
 
 class RouteLine(msgspec.Struct, frozen=True):
-    """Which way a message took."""
-
     route: str
     strategy: str
     why: str
@@ -280,8 +265,6 @@ class RouteLine(msgspec.Struct, frozen=True):
 
 
 class ReceiptArtifacts(msgspec.Struct, frozen=True):
-    """All of it together."""
-
     phases: tuple[PhaseLine, ...] = ()
     documents: tuple[DocumentLine, ...] = ()
     findings: tuple[FindingLine, ...] = ()
@@ -296,8 +279,6 @@ class ReceiptArtifacts(msgspec.Struct, frozen=True):
 
 
 class _ArtifactCollector:
-    """Gathers it, event by event."""
-
     def __init__(self) -> None:
         self._phases: list[PhaseLine] = []
         self._documents: dict[tuple[str, str, str], DocumentLine] = {}
@@ -312,7 +293,6 @@ class _ArtifactCollector:
         self._routes: list[RouteLine] = []
 
     def take(self, stored: Stored) -> None:
-        """Take in an event, if it is about any of this."""
         at = stored.at
         match stored.event:
             case CallStarted() | CallSettled() | RequestStarted() | RequestSettled():
@@ -346,12 +326,11 @@ class _ArtifactCollector:
                 pass
 
     def _leave(self, at: int | None) -> None:
-        """Be done with the phase that is open; or go on in the last one."""
         if self._phases:
             self._phases[-1] = msgspec.structs.replace(self._phases[-1], left_at=at)
 
     def _hold_back(self, line: GuardrailLine) -> None:
-        """Keep a line. Whoever waits for the rate of a model may do so every minute of a night: that is told once."""
+        """Keep a line; repeated waits for the same rate, which may come every minute of a night, are merged."""
         last = self._guardrails[-1] if self._guardrails else None
         if last is not None and line.guardrail == "model_rate" and _rate_of_line(last) == _rate_of_line(line):
             self._guardrails[-1] = msgspec.structs.replace(line, at=last.at, times=last.times + 1)
@@ -382,7 +361,6 @@ class _ArtifactCollector:
                 self._judges.append(JudgesLine(*facts, at))
 
     def left(self) -> ReceiptArtifacts:
-        """Tell all of it."""
         return ReceiptArtifacts(
             phases=tuple(self._phases),
             documents=tuple(self._documents.values()),
@@ -399,12 +377,11 @@ class _ArtifactCollector:
 
 
 def _rate_of_line(line: GuardrailLine) -> tuple[str, str]:
-    """Tell which rate was waited for: its sentence names it before the time."""
+    """The rate waited for: the sentence names it before the time."""
     return line.guardrail, line.sentence.partition(" until ")[0]
 
 
 def gather_artifacts(events: Iterable[Stored]) -> ReceiptArtifacts:
-    """Tell what a session's own stream says of all this."""
     gathered = _ArtifactCollector()
     for stored in events:
         gathered.take(stored)
@@ -412,22 +389,21 @@ def gather_artifacts(events: Iterable[Stored]) -> ReceiptArtifacts:
 
 
 ALWAYS_RULE_SUFFIX: Final = ", always, by rule "
-"""What stands between a person's name and a rule's, where a call was agreed to by a rule."""
+"""Stands between a person's name and a rule's, where a rule approved the call."""
 
 
 RECEIPT_FORMAT: Final = 2
-"""Which form a receipt has. The first had no number, and its amounts were micro-dollars."""
+"""Version of the receipt's form. The first had no number, and its amounts were micro-dollars."""
 
 
 class Receipt(msgspec.Struct, frozen=True):
-    """What a session leaves in a person's hand. Amounts are dollars, times microseconds.
+    """The receipt of a session. Amounts are dollars, times microseconds.
 
-    `passed` counts what each brake let through, `spent_by_purpose_usd` says what each purpose cost, `anonymized` counts
-    the values of each kind that requests did not send. `in_doubt` has no outcome yet; `unknown_calls` have one, which
-    is that nobody knows it.
-    `unknown` counts events that this program cannot read. `folder` is the digest of the agent's folder as it was when
-    the session began, `definition` that of what it said. `hash` and `inbox_hash` are those of the last events that the
-    receipt was made from: whoever has the journal can check it against them. `format` is the number of this form.
+    `passed` counts what each brake let through, `spent_by_purpose_usd` the cost per purpose, `anonymized` the values of
+    each kind hidden from models. `in_doubt` has no outcome yet; `unknown_calls` ended with an unknown outcome.
+    `unknown` counts events that this program cannot read. `folder` is the digest of the agent's folder when the session
+    began, `definition` that of its contents. `hash` and `inbox_hash` are those of the last events used, so that the
+    receipt can be checked against the journal.
     """
 
     format: int = RECEIPT_FORMAT
@@ -485,7 +461,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 def make_receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
-    """Make the receipt of a session from its own stream, and from its inbox where that is at hand."""
+    """Make the receipt from a session's stream and, if given, its inbox."""
     events = tuple(events)
     made = _add_head(Receipt(**msgspec.structs.asdict(gather_artifacts(events))), events)
     calls: dict[str, ReceiptLine] = {}
@@ -509,7 +485,6 @@ def make_receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Rece
 
 
 def _add_head(made: Receipt, events: Sequence[Stored]) -> Receipt:
-    """Say which events it is made from."""
     if not events:
         return made
     last, erased = events[-1], sum(stored.erased for stored in events)
@@ -557,7 +532,6 @@ def _sum_held_usd(legs: tuple[Leg, ...]) -> Decimal:
 
 
 def _add_totals(made: Receipt, calls: tuple[ReceiptLine, ...], requests: tuple[ReceiptLine, ...]) -> Receipt:
-    """Add up what follows from all calls and requests together."""
     lines = (*calls, *requests)
     spent: dict[str, Decimal] = {}
     hidden: Counter[str] = Counter()
@@ -583,7 +557,6 @@ def _add_totals(made: Receipt, calls: tuple[ReceiptLine, ...], requests: tuple[R
 
 
 def brake_of_outcome(outcome: Outcome) -> BrakeName:
-    """Tell which brake a refusal is one of."""
     match outcome:
         case "external_halt":
             return "halt"
@@ -594,7 +567,7 @@ def brake_of_outcome(outcome: Outcome) -> BrakeName:
 
 
 def _count_passed(lines: Sequence[ReceiptLine]) -> dict[BrakeName, int]:
-    """Count what each brake let through by itself, not only because it was told to watch."""
+    """Count what each brake let through, without what only passed in observe mode."""
     watched = Counter(brake for line in lines if line.observed for brake in set(map(brake_of_outcome, line.observed)))
     return {brake: len(lines) - watched[brake] for brake in BRAKES} if lines else {}
 
@@ -643,14 +616,12 @@ def _make_overrun_line(event: OverrunIncurred) -> OverrunLine:
 
 
 def _count_step(made: Receipt, line: ReceiptLine) -> Receipt:
-    """Count an answer as a step of the turn that asked for it."""
     if not made.turns or line.purpose != "turn" or line.outcome != "ok":
         return made
     return _change_last_turn(made, steps=made.turns[-1].steps + 1)
 
 
 def _change_last_turn(made: Receipt, **facts: Any) -> Receipt:
-    """Note something of the turn that is open."""
     if not made.turns:
         return made
     return msgspec.structs.replace(made, turns=(*made.turns[:-1], msgspec.structs.replace(made.turns[-1], **facts)))
@@ -695,7 +666,7 @@ def _fold_call_refused(made: Receipt, at: int, event: CallRefused) -> Receipt:
 
 
 def _add_brake(made: Receipt, brake: Brake) -> Receipt:
-    """Add a refusal; one by a cap stands there already, with the cap that it met, and is told in full."""
+    """Add a refusal; a refusal by a cap is already there with its cap, and is merged with it."""
     last = made.brakes[-1] if made.brakes else None
     if last is None or last.refused != brake.refused or last.sentence or brake.brake != "budget":
         return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
@@ -704,7 +675,7 @@ def _add_brake(made: Receipt, brake: Brake) -> Receipt:
 
 
 def _note_answerer(made: Receipt, decision: str, by: str) -> Receipt:
-    """Note who answered a question; a refusal does not say what the answer was, since a yes may come to nothing."""
+    """Note who answered a question; a refusal does not contain the answer, since a yes may have no effect."""
     if not decision or not by:
         return made
     known = (msgspec.structs.replace(asked, by=by) if asked.decision == decision else asked for asked in made.decisions)
@@ -712,7 +683,6 @@ def _note_answerer(made: Receipt, decision: str, by: str) -> Receipt:
 
 
 def _note_decision_use(decision: Decision, calls: tuple[ReceiptLine, ...]) -> Decision:
-    """Note which call used an answer up, and by whom it was given."""
     call = next((line for line in calls if line.decision == decision.decision), None)
     if call is None:
         return decision
@@ -720,7 +690,6 @@ def _note_decision_use(decision: Decision, calls: tuple[ReceiptLine, ...]) -> De
 
 
 def _fold_inbox(made: Receipt, inbox: Iterable[Stored]) -> Receipt:
-    """Take in what the session was told: answers to its questions, and everything else that woke it."""
     answers: dict[str, tuple[int, DecisionMade]] = {}
     heard: list[InboundLine] = []
     children: list[ChildLine] = []

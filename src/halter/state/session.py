@@ -1,7 +1,4 @@
-"""A session is its events: this is what they fold into.
-
-Which state of a session may follow which: the one table, that every write of a session's life is checked against.
-"""
+"""What a session's events fold into, and the table of allowed state transitions."""
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -66,7 +63,7 @@ _NO_CHARGE: Final = Charge()
 class InFlight(msgspec.Struct, frozen=True):
     """An intent without its outcome: after a crash it is in doubt.
 
-    `seq` is the intent's place in its stream. `accounts` say where a cost counts although nothing was held for it.
+    `seq` is the intent's place in its stream. `accounts` are charged if it costs something although nothing was held.
     """
 
     id: str
@@ -84,11 +81,11 @@ class InFlight(msgspec.Struct, frozen=True):
 
     @property
     def may_repeat(self) -> bool:
-        """Tell whether doing it again under the same key changes nothing that it has not changed already."""
+        """Whether repeating it under the same key is harmless."""
         return self.is_call and (self.effect == "read" or self.idempotent)
 
     def most(self) -> Charge:
-        """Tell the charge of something unanswerable: all that was held for it."""
+        """The charge if the outcome is unknown: all that was held."""
         if not self.legs:
             return _NO_CHARGE
         return Charge(
@@ -98,10 +95,7 @@ class InFlight(msgspec.Struct, frozen=True):
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Where a session stands after its newest event.
-
-    `attempts` counts how often each call was asked for without being let through.
-    """
+    """A session after its newest event. `attempts` counts the refused attempts of each call."""
 
     session: str = ""
     agent: str = ""
@@ -125,22 +119,20 @@ class Session(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Tell whether the session is over."""
         return self.state in END_STATES
 
     @property
     def stands(self) -> State:
-        """Tell the state that a person is shown: a session that runs waits for its tools while calls are in flight."""
+        """The state shown to people: a running session with calls in flight is waiting for tools."""
         calls = any(flight.is_call for flight in self.in_flight.values())
         return "WAITING_FOR_TOOL" if calls and self.state == "RUNNING" else self.state
 
 
 class UnknownEvent(Exception):
-    """A session has an event that this program does not understand; only a newer program may take it."""
+    """The session has an event this program does not know; only a newer program may take it."""
 
 
 def make_unknown_event_error(stored: Stored) -> UnknownEvent:
-    """Say that a session, or its inbox, holds what only a newer program can read."""
     return UnknownEvent(
         f"Event {stored.seq} of {stored.stream} is a {stored.kind} of version {stored.version}, "
         "which this program does not know. Use the newer Halter for this session."
@@ -148,7 +140,6 @@ def make_unknown_event_error(stored: Stored) -> UnknownEvent:
 
 
 def fold(session: Session, stored: Stored) -> Session:
-    """Take one event of the session's own stream into its state."""
     event = stored.event
     if isinstance(event, ArtifactEvent | TriggerEvent):
         return _advance_session(session, stored)
@@ -223,12 +214,10 @@ def fold(session: Session, stored: Stored) -> Session:
 
 
 def track_request(event: RequestStarted, stored: Stored) -> InFlight:
-    """Remember a request that was begun."""
     return InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False, seq=stored.seq)
 
 
 def track_call(event: CallStarted, stored: Stored) -> InFlight:
-    """Remember a call that was begun."""
     return InFlight(
         id=event.call,
         name=event.tool,
@@ -245,7 +234,6 @@ def track_call(event: CallStarted, stored: Stored) -> InFlight:
 
 
 def replay(events: Iterable[Stored]) -> Session:
-    """Fold a whole stream from its start."""
     session = Session()
     for stored in events:
         session = fold(session, stored)
@@ -271,7 +259,7 @@ _STOPPED: Final[frozenset[State]] = frozenset(("CANCELLED", "HALTED"))
 
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
     {
-        # Whoever takes a session over from an owner that went away finds it running, and goes on.
+        # A takeover from a dead owner finds the session running.
         "RUNNING": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | END_STATES,
         "WAITING_FOR_TOOL": frozenset[State](("RUNNING", "WAITING_FOR_TOOL")) | _WAITING | END_STATES,
         # What rests may rest on, for longer or for something else. Only a halt or a cancel makes an end of it; for all
@@ -284,13 +272,12 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = MappingProxyType(
 
 
 class IllegalTransition(Exception):
-    """A write would have moved a session to a state that cannot follow its own: a mistake in the program."""
+    """A write would have made an illegal state transition: a bug."""
 
     def __init__(self, session: str, before: State, after: State) -> None:
         super().__init__(f"Session {session} is {before} and cannot become {after}.")
 
 
 def check_transition(session: str, before: State, after: State) -> None:
-    """Let a transition be, or raise."""
     if after not in TRANSITIONS[before]:
         raise IllegalTransition(session, before, after)
