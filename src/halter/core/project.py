@@ -11,71 +11,8 @@ from typing import Any, Final, Protocol, TypeVar, cast, get_args
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core import money
-from halter.core.events import (
-    AgentSwitched,
-    AnyEvent,
-    ArtifactEvent,
-    AttendingFailed,
-    BodiesErased,
-    CallRefused,
-    CallSettled,
-    CallStarted,
-    CapChanged,
-    ContextCut,
-    ContextGiven,
-    CostCapReached,
-    DecisionAsked,
-    DecisionMade,
-    DecisionWithdrawn,
-    DocumentRead,
-    FindingEmitted,
-    FindingReviewed,
-    FleetPolicyAdopted,
-    GuardrailTriggered,
-    HaltLifted,
-    HaltRequested,
-    HotStateSeen,
-    ItemQuarantined,
-    ItemReleased,
-    ItemSeen,
-    JudgesChosen,
-    MemoryProposed,
-    MessageAdded,
-    MessageRouted,
-    NotificationFailed,
-    NotificationQueued,
-    NotificationSent,
-    OverrunIncurred,
-    PhaseEntered,
-    PrecedentProposed,
-    ProposalDecided,
-    RequestRefused,
-    RequestSettled,
-    RequestStarted,
-    RuleEnded,
-    RuleMade,
-    RunQueued,
-    RunsDelayed,
-    RunSkipped,
-    RunStarted,
-    SensorChanged,
-    SessionEnded,
-    SessionEvent,
-    SessionParked,
-    SessionResumed,
-    SessionStarted,
-    SessionWoken,
-    StoreAccepted,
-    ToolPinned,
-    TriggerEnded,
-    TriggerEvent,
-    TriggerMade,
-    TurnEnded,
-    TurnSkipped,
-    TurnStarted,
-    WakePosted,
-)
 from halter.core.ids import FLEET, StreamId, session_of
 from halter.core.money import CARVED_CAP, MINUTE_WINDOW, Account, BudgetRow, Charge, Leg
 from halter.core.rows import (
@@ -125,30 +62,30 @@ def find_session_row(place: EventPlace, known: RowsBefore) -> SessionRow:
 T = TypeVar("T", bound=Row)
 
 
-def project_trigger_event(event: TriggerEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
+def project_trigger_event(event: ev.TriggerEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
     row = known.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
     match event:
-        case TriggerMade():
+        case ev.TriggerMade():
             yield _apply_trigger_made(row, event, place)
-        case TriggerEnded():
+        case ev.TriggerEnded():
             yield _replace_fields(row, ended_at=place.at, queued_at=None)
-        case RunStarted():
+        case ev.RunStarted():
             yield _apply_run_started(row, event, place)
             if event.item:
                 item = _find_item_row(known, event.trigger, event.item)
                 yield _replace_fields(item, attempts=event.attempt, session=event.session)
-        case RunSkipped():
+        case ev.RunSkipped():
             queued = None if row.queued_at == event.due_at else row.queued_at
             yield _replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued)
-        case RunQueued():
+        case ev.RunQueued():
             yield _replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at)
-        case RunsDelayed():
+        case ev.RunsDelayed():
             yield _replace_fields(row, delayed=event.sentence, delayed_until=event.until)
-        case ItemSeen() | ItemQuarantined() | ItemReleased():
+        case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
             yield _apply_item_event(_find_item_row(known, event.trigger, event.item), event, place)
 
 
-def _apply_trigger_made(row: TriggerRow, event: TriggerMade, place: EventPlace) -> TriggerRow:
+def _apply_trigger_made(row: TriggerRow, event: ev.TriggerMade, place: EventPlace) -> TriggerRow:
     """Create or change a trigger; what has been dealt with stays so."""
     return _replace_fields(
         row,
@@ -164,7 +101,7 @@ def _apply_trigger_made(row: TriggerRow, event: TriggerMade, place: EventPlace) 
     )
 
 
-def _apply_run_started(row: TriggerRow, event: RunStarted, place: EventPlace) -> TriggerRow:
+def _apply_run_started(row: TriggerRow, event: ev.RunStarted, place: EventPlace) -> TriggerRow:
     return _replace_fields(
         row,
         ticked_at=max(row.ticked_at, event.due_at),
@@ -177,13 +114,15 @@ def _apply_run_started(row: TriggerRow, event: RunStarted, place: EventPlace) ->
     )
 
 
-def _apply_item_event(row: ItemRow, event: ItemSeen | ItemQuarantined | ItemReleased, place: EventPlace) -> ItemRow:
+def _apply_item_event(
+    row: ItemRow, event: ev.ItemSeen | ev.ItemQuarantined | ev.ItemReleased, place: EventPlace
+) -> ItemRow:
     match event:
-        case ItemSeen():
+        case ev.ItemSeen():
             return _replace_fields(row, name=event.name, size=event.size, seen_at=place.at, ignored=int(event.ignored))
-        case ItemQuarantined():
+        case ev.ItemQuarantined():
             return _replace_fields(row, attempts=event.attempts, quarantined_at=place.at, sentence=event.sentence)
-        case ItemReleased():
+        case ev.ItemReleased():
             return _replace_fields(row, attempts=0, session="", quarantined_at=None, sentence="", ignored=0)
 
 
@@ -191,29 +130,29 @@ def _find_item_row(known: RowsBefore, trigger: str, item: str) -> ItemRow:
     return known.get(ItemRow, trigger, item) or ItemRow(trigger, item)
 
 
-def project_artifact_event(event: ArtifactEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
+def project_artifact_event(event: ev.ArtifactEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
     session = session_of(place.stream) or ""
     match event:
-        case FindingEmitted():
+        case ev.FindingEmitted():
             row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
             facts = {key: getattr(event, key) for key in ("agent", "severity", "support", "document", "name")}
             yield _replace_fields(row, session=session, emitted_at=place.at, emitted_seq=place.seq, **facts)
-        case FindingReviewed():
+        case ev.FindingReviewed():
             row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
             yield _replace_fields(row, review=event.verdict, reviewed_seq=place.seq)
-        case MemoryProposed():
+        case ev.MemoryProposed():
             row = known.get(MemoryRow, event.memory) or MemoryRow(event.memory)
             yield _replace_fields(row, session=session, agent=event.agent, proposed_at=place.at, proposed_seq=place.seq)
-        case PrecedentProposed():
+        case ev.PrecedentProposed():
             yield _apply_precedent(known.get(PrecedentRow, event.precedent), event, session, place)
-        case ProposalDecided():
+        case ev.ProposalDecided():
             yield _apply_proposal_decision(event, place, known)
-        case NotificationQueued() | NotificationSent() | NotificationFailed():
+        case ev.NotificationQueued() | ev.NotificationSent() | ev.NotificationFailed():
             yield _apply_notification(event, place, known)
 
 
 def _apply_precedent(
-    row: PrecedentRow | None, event: PrecedentProposed, session: str, place: EventPlace
+    row: PrecedentRow | None, event: ev.PrecedentProposed, session: str, place: EventPlace
 ) -> PrecedentRow:
     row = row or PrecedentRow(event.precedent)
     mine = (place.at, session, place.seq)
@@ -229,7 +168,7 @@ def _apply_precedent(
     )
 
 
-def _apply_proposal_decision(event: ProposalDecided, place: EventPlace, known: RowsBefore) -> Row:
+def _apply_proposal_decision(event: ev.ProposalDecided, place: EventPlace, known: RowsBefore) -> Row:
     said = {"status": event.status, "by": event.by, "decided_at": place.at}
     match event.about:
         case "finding":
@@ -241,16 +180,16 @@ def _apply_proposal_decision(event: ProposalDecided, place: EventPlace, known: R
 
 
 def _apply_notification(
-    event: NotificationQueued | NotificationSent | NotificationFailed, place: EventPlace, known: RowsBefore
+    event: ev.NotificationQueued | ev.NotificationSent | ev.NotificationFailed, place: EventPlace, known: RowsBefore
 ) -> NotificationRow:
     row = known.get(NotificationRow, event.notification) or NotificationRow(event.notification)
     match event:
-        case NotificationQueued():
+        case ev.NotificationQueued():
             facts = {"channel": event.channel, "agent": event.agent, "about": event.about, "stream": place.stream}
             return _replace_fields(row, queued_at=place.at, queued_seq=place.seq, **facts)
-        case NotificationSent():
+        case ev.NotificationSent():
             return _replace_fields(row, sent_at=place.at, attempts=event.attempts, next_at=None, error="")
-        case NotificationFailed():
+        case ev.NotificationFailed():
             gave_up = int(event.next_at is None)
             return _replace_fields(
                 row, attempts=event.attempts, next_at=event.next_at, gave_up=gave_up, error=event.error
@@ -260,27 +199,29 @@ def _apply_notification(
 def rows_of_event(event: object) -> tuple[RowKey, ...]:
     """The rows that such an event changes, for a write to declare."""
     match event:
-        case ItemSeen() | ItemQuarantined() | ItemReleased():
+        case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
             return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, event.item)))
-        case RunStarted(item=item) if item:
+        case ev.RunStarted(item=item) if item:
             return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, item)))
-        case TriggerMade() | TriggerEnded() | RunStarted() | RunSkipped() | RunQueued() | RunsDelayed():
+        case (
+            ev.TriggerMade() | ev.TriggerEnded() | ev.RunStarted() | ev.RunSkipped() | ev.RunQueued() | ev.RunsDelayed()
+        ):
             return ((TriggerRow, (event.trigger,)),)
-        case FindingEmitted() | FindingReviewed():
+        case ev.FindingEmitted() | ev.FindingReviewed():
             return ((FindingRow, (event.finding,)),)
-        case MemoryProposed():
+        case ev.MemoryProposed():
             return ((MemoryRow, (event.memory,)),)
-        case PrecedentProposed():
+        case ev.PrecedentProposed():
             return ((PrecedentRow, (event.precedent,)),)
-        case ProposalDecided():
+        case ev.ProposalDecided():
             return (_proposal_key(event),)
-        case NotificationQueued() | NotificationSent() | NotificationFailed():
+        case ev.NotificationQueued() | ev.NotificationSent() | ev.NotificationFailed():
             return ((NotificationRow, (event.notification,)),)
         case _:
             return ()
 
 
-def _proposal_key(event: ProposalDecided) -> RowKey:
+def _proposal_key(event: ev.ProposalDecided) -> RowKey:
     match event.about:
         case "finding":
             return (FindingRow, (event.proposal,))
@@ -294,7 +235,7 @@ def _replace_fields(row: T, **changes: object) -> T:
     return msgspec.structs.replace(row, **changes)
 
 
-def project_decision_asked(event: DecisionAsked, place: EventPlace, known: RowsBefore) -> DecisionRow:
+def project_decision_asked(event: ev.DecisionAsked, place: EventPlace, known: RowsBefore) -> DecisionRow:
     session = find_session_row(place, known)
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
@@ -315,7 +256,7 @@ def project_decision_asked(event: DecisionAsked, place: EventPlace, known: RowsB
     )
 
 
-def project_decision_made(event: DecisionMade, place: EventPlace, known: RowsBefore) -> DecisionRow:
+def project_decision_made(event: ev.DecisionMade, place: EventPlace, known: RowsBefore) -> DecisionRow:
     """Order-independent with the question."""
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
@@ -328,7 +269,7 @@ def project_decision_made(event: DecisionMade, place: EventPlace, known: RowsBef
     )
 
 
-def project_decision_withdrawn(event: DecisionWithdrawn, place: EventPlace, known: RowsBefore) -> DecisionRow:
+def project_decision_withdrawn(event: ev.DecisionWithdrawn, place: EventPlace, known: RowsBefore) -> DecisionRow:
     """Withdrawn: the missing time shows that no person decided it."""
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq)
@@ -338,7 +279,7 @@ def _encode_words(words: tuple[str, ...]) -> str:
     return msgspec.json.encode(words).decode()
 
 
-def project_rule_made(event: RuleMade, place: EventPlace) -> RuleRow:
+def project_rule_made(event: ev.RuleMade, place: EventPlace) -> RuleRow:
     return RuleRow(
         rule=event.rule,
         tool=event.tool,
@@ -367,98 +308,113 @@ RowEffect = Row | RowDeleted | EraseBodies
 
 # Asking a union of types one by one takes longer than all that follows.
 POLICY_KEY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
-_TRIGGER_EVENTS: Final = frozenset(get_args(TriggerEvent))
-_ARTIFACT_EVENTS: Final = frozenset(get_args(ArtifactEvent))
+_TRIGGER_EVENTS: Final = frozenset(get_args(ev.TriggerEvent))
+_ARTIFACT_EVENTS: Final = frozenset(get_args(ev.ArtifactEvent))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
-def project_event(event: AnyEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def project_event(event: ev.AnyEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     kind = type(event)
     if kind in _TRIGGER_EVENTS:
-        return project_trigger_event(cast("TriggerEvent", event), place, known)
+        return project_trigger_event(cast("ev.TriggerEvent", event), place, known)
     if kind in _ARTIFACT_EVENTS:
-        return project_artifact_event(cast("ArtifactEvent", event), place, known)
-    return _project_session_event(cast("SessionEvent", event), place, known)
+        return project_artifact_event(cast("ev.ArtifactEvent", event), place, known)
+    return _project_session_event(cast("ev.SessionEvent", event), place, known)
 
 
-def _project_session_event(event: SessionEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     match event:
-        case RequestStarted():
+        case ev.RequestStarted():
             yield from _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
-        case CallStarted():
+        case ev.CallStarted():
             yield from _call_started(event, place, known)
-        case RequestSettled():
+        case ev.RequestSettled():
             yield from _settle_hold(event.request, event, event.usage or Usage(), place, known)
-        case CallSettled():
+        case ev.CallSettled():
             yield from _settle_hold(event.call, event, Usage(), place, known)
             yield from _settle_audit(event, place, known)
-        case CallRefused():
+        case ev.CallRefused():
             yield from _call_refused(event, place, known)
-        case SessionStarted():
+        case ev.SessionStarted():
             yield from _session_started(event, place, known)
-        case SessionWoken() | SessionParked() | SessionResumed():
+        case ev.SessionWoken() | ev.SessionParked() | ev.SessionResumed():
             yield _move_session(event, place, known)
-        case SessionEnded():
+        case ev.SessionEnded():
             yield from _session_ended(event, place, known)
-        case TurnStarted():
+        case ev.TurnStarted():
             yield _change_session(place, known, inbox_seen=event.inbox_seen)
-        case WakePosted():
+        case ev.WakePosted():
             yield _wake_posted(event, place, known)
-        case CapChanged():
+        case (
+            ev.CostCapReached()
+            | ev.OverrunIncurred()
+            | ev.RequestRefused()
+            | ev.MessageAdded()
+            | ev.ContextCut()
+            | ev.TurnEnded()
+            | ev.HotStateSeen()
+            | ev.TurnSkipped()
+            | ev.GuardrailTriggered()
+            | ev.SensorChanged()
+            | ev.AttendingFailed()
+            | ev.PhaseEntered()
+            | ev.ContextGiven()
+            | ev.DocumentRead()
+            | ev.JudgesChosen()
+            | ev.MessageRouted()
+            | ev.StoreAccepted()
+        ):
+            pass
+        case _:
+            yield from _project_statement(event, place, known)
+
+
+_Statement = (
+    ev.CapChanged
+    | ev.HaltRequested
+    | ev.HaltLifted
+    | ev.DecisionAsked
+    | ev.DecisionMade
+    | ev.DecisionWithdrawn
+    | ev.RuleMade
+    | ev.RuleEnded
+    | ev.ToolPinned
+    | ev.BodiesErased
+    | ev.AgentSwitched
+    | ev.FleetPolicyAdopted
+)
+
+
+def _project_statement(event: _Statement, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+    """Yield the rows of what people are asked and say."""
+    match event:
+        case ev.CapChanged():
             row = budget_row(known, Account(event.scope, event.window, event.unit))
             yield row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun)
-        case HaltRequested() | HaltLifted():
+        case ev.HaltRequested() | ev.HaltLifted():
             yield _project_halt(event, place)
-        case DecisionAsked():
+        case ev.DecisionAsked():
             yield project_decision_asked(event, place, known)
-        case DecisionMade():
+        case ev.DecisionMade():
             yield project_decision_made(event, place, known)
             if session_of(place.stream):
                 yield _change_session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
-        case DecisionWithdrawn():
+        case ev.DecisionWithdrawn():
             yield project_decision_withdrawn(event, place, known)
-        case RuleMade():
+        case ev.RuleMade():
             yield project_rule_made(event, place)
-        case RuleEnded():
+        case ev.RuleEnded():
             row = known.get(RuleRow, event.rule) or RuleRow(event.rule)
             yield msgspec.structs.replace(row, ended_at=place.at, ended_by=event.by)
-        case ToolPinned():
+        case ev.ToolPinned():
             yield PinRow(event.agent, event.tool, event.digest, event.by, place.at)
-        case BodiesErased():
+        case ev.BodiesErased():
             yield EraseBodies(StreamId(event.stream), event.through)
-        case AgentSwitched():
+        case ev.AgentSwitched():
             yield AgentRow(event.agent, int(event.on), place.at, event.by, event.reason)
-        case FleetPolicyAdopted():
-            yield FleetPolicyRow(
-                place.stream,
-                place.seq,
-                event.policy,
-                event.digest,
-                place.at,
-                event.by,
-                event.day_cap,
-                event.month_cap,
-            )
-        case (
-            CostCapReached()
-            | OverrunIncurred()
-            | RequestRefused()
-            | MessageAdded()
-            | ContextCut()
-            | TurnEnded()
-            | HotStateSeen()
-            | TurnSkipped()
-            | GuardrailTriggered()
-            | SensorChanged()
-            | AttendingFailed()
-            | PhaseEntered()
-            | ContextGiven()
-            | DocumentRead()
-            | JudgesChosen()
-            | MessageRouted()
-            | StoreAccepted()
-        ):
-            pass
+        case ev.FleetPolicyAdopted():
+            caps = (event.day_cap, event.month_cap)
+            yield FleetPolicyRow(place.stream, place.seq, event.policy, event.digest, place.at, event.by, *caps)
 
 
 def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
@@ -476,15 +432,15 @@ def _change_session(place: EventPlace, known: RowsBefore, **changes: Any) -> Ses
     return msgspec.structs.replace(row, **changes).scheduled()
 
 
-def _project_halt(event: HaltRequested | HaltLifted, place: EventPlace) -> HaltRow:
+def _project_halt(event: ev.HaltRequested | ev.HaltLifted, place: EventPlace) -> HaltRow:
     match event:
-        case HaltRequested():
+        case ev.HaltRequested():
             return HaltRow(event.scope, 1, place.at, event.by, event.reason, 0, int(event.cancels))
-        case HaltLifted():
+        case ev.HaltLifted():
             return HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
 
 
-def _session_started(event: SessionStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def _session_started(event: ev.SessionStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     yield _change_session(
         place,
         known,
@@ -504,29 +460,29 @@ def _session_started(event: SessionStarted, place: EventPlace, known: RowsBefore
 
 
 def _move_session(
-    event: SessionWoken | SessionParked | SessionResumed, place: EventPlace, known: RowsBefore
+    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, place: EventPlace, known: RowsBefore
 ) -> SessionRow:
     match event:
-        case SessionWoken():
+        case ev.SessionWoken():
             return _session_woken(event, place, known)
-        case SessionParked():
+        case ev.SessionParked():
             return _session_parked(event, place, known)
-        case SessionResumed():
+        case ev.SessionResumed():
             return _session_resumed(event, place, known)
 
 
-def _session_woken(event: SessionWoken, place: EventPlace, known: RowsBefore) -> SessionRow:
+def _session_woken(event: ev.SessionWoken, place: EventPlace, known: RowsBefore) -> SessionRow:
     """Run in the format of the waking program: an older one must not take it up again."""
     row = _change_session(place, known, state="RUNNING", wake_at=place.at, wake_on="", inbox_seen=event.inbox_seen)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_resumed(event: SessionResumed, place: EventPlace, known: RowsBefore) -> SessionRow:
+def _session_resumed(event: ev.SessionResumed, place: EventPlace, known: RowsBefore) -> SessionRow:
     row = _change_session(place, known, state="RUNNING", terminal_reason="", ended_at=None, wake_at=place.at)
     return msgspec.structs.replace(row, format=max(row.format, event.format))
 
 
-def _session_parked(event: SessionParked, place: EventPlace, known: RowsBefore) -> SessionRow:
+def _session_parked(event: ev.SessionParked, place: EventPlace, known: RowsBefore) -> SessionRow:
     kept = {} if event.resident else {"owner": NO_OWNER}
     return _change_session(
         place,
@@ -539,7 +495,7 @@ def _session_parked(event: SessionParked, place: EventPlace, known: RowsBefore) 
     )
 
 
-def _session_ended(event: SessionEnded, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def _session_ended(event: ev.SessionEnded, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     yield _change_session(
         place,
         known,
@@ -556,7 +512,7 @@ def _session_ended(event: SessionEnded, place: EventPlace, known: RowsBefore) ->
         yield from _free_hold(hold, hold.taken(), event.charge, known)
 
 
-def _wake_posted(event: WakePosted, place: EventPlace, known: RowsBefore) -> SessionRow:
+def _wake_posted(event: ev.WakePosted, place: EventPlace, known: RowsBefore) -> SessionRow:
     waking = {"inbox_wake": place.seq, "inbox_wake_at": place.at} if event.wakes else {}
     return _change_session(place, known, inbox_head=place.seq, **waking)
 
@@ -577,7 +533,7 @@ def _place_hold(
 
 
 def _settle_hold(
-    call: str, event: CallSettled | RequestSettled, usage: Usage, place: EventPlace, known: RowsBefore
+    call: str, event: ev.CallSettled | ev.RequestSettled, usage: Usage, place: EventPlace, known: RowsBefore
 ) -> Iterator[RowEffect]:
     if event.charge is None:
         return
@@ -624,7 +580,7 @@ def _make_spend_row(
     )
 
 
-def _call_started(event: CallStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def _call_started(event: ev.CallStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     yield from _place_hold(event.call, event.tool, event.purpose, event.legs, place, known)
     for digest in event.writes:
         agent = find_session_row(place, known).agent
@@ -656,7 +612,7 @@ def _call_started(event: CallStarted, place: EventPlace, known: RowsBefore) -> I
         )
 
 
-def _settle_audit(event: CallSettled, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def _settle_audit(event: ev.CallSettled, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     row = known.get(AuditRow, event.call) if event.audited else None
     if row is not None:
         yield msgspec.structs.replace(
@@ -668,7 +624,7 @@ def _settle_audit(event: CallSettled, place: EventPlace, known: RowsBefore) -> I
         )
 
 
-def _call_refused(event: CallRefused, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def _call_refused(event: ev.CallRefused, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
     """Refused calls of any level are audited."""
     session = find_session_row(place, known)
     yield AuditRow(

@@ -4,46 +4,16 @@ It lists what the session did, read and spent, which brakes it passed and which 
 ended. Who answered a question is in the session's inbox: without it, a receipt shows only the effect of the answer.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
+from halter.core import events as ev
 from halter.core.effect_events import ReviewOutcome, Severity, Support
-from halter.core.events import (
-    CallRefused,
-    CallSettled,
-    CallStarted,
-    ContextGiven,
-    CostCapReached,
-    DecisionAsked,
-    DecisionMade,
-    DocumentRead,
-    FindingEmitted,
-    FindingReviewed,
-    GuardrailTriggered,
-    JudgesChosen,
-    MemoryProposed,
-    MessageRouted,
-    NotificationQueued,
-    OverrunIncurred,
-    PhaseEntered,
-    PrecedentProposed,
-    RequestRefused,
-    RequestSettled,
-    RequestStarted,
-    SessionEnded,
-    SessionParked,
-    SessionResumed,
-    SessionStarted,
-    SessionWoken,
-    TurnEnded,
-    TurnStarted,
-    Unknown,
-    WakePosted,
-)
 from halter.core.money import ZERO_USD, Amount, Charge, Leg, Unit, Usd, micros_to_usd, to_unit_amount
 from halter.core.ports import Stored
 from halter.core.usage import Usage
@@ -162,29 +132,6 @@ class ChildLine(msgspec.Struct, frozen=True):
     ended_at: int
 
 
-def sum_by_model(requests: Iterable[ReceiptLine]) -> tuple[ModelLine, ...]:
-    """Sum requests by model, in order of first use. Money was priced per request."""
-    models: dict[str, ModelLine] = {}
-    for line in requests:
-        models[line.name] = _add_to_model(models.get(line.name, ModelLine(line.name)), line)
-    return tuple(models.values())
-
-
-def _add_to_model(model: ModelLine, line: ReceiptLine) -> ModelLine:
-    usage = line.usage or Usage()
-    return ModelLine(
-        model=model.model,
-        requests=model.requests + 1,
-        failed=model.failed + (line.outcome not in {"ok", None}),
-        input_tokens=model.input_tokens + usage.input_tokens,
-        output_tokens=model.output_tokens + usage.output_tokens,
-        cache_read_tokens=model.cache_read_tokens + usage.cache_read_tokens,
-        cache_write_tokens=model.cache_write_tokens + usage.cache_write_tokens,
-        held_usd=model.held_usd + line.held_usd,
-        cost_usd=model.cost_usd + line.cost_usd,
-    )
-
-
 class PhaseLine(msgspec.Struct, frozen=True):
     """One phase and its duration; the last one ends with the session."""
 
@@ -264,130 +211,6 @@ class RouteLine(msgspec.Struct, frozen=True):
     at: int
 
 
-class ReceiptArtifacts(msgspec.Struct, frozen=True):
-    phases: tuple[PhaseLine, ...] = ()
-    documents: tuple[DocumentLine, ...] = ()
-    findings: tuple[FindingLine, ...] = ()
-    judges: tuple[JudgesLine, ...] = ()
-    memories_given: tuple[str, ...] = ()
-    precedents_given: tuple[str, ...] = ()
-    memories_proposed: tuple[ProposalLine, ...] = ()
-    precedents_proposed: tuple[ProposalLine, ...] = ()
-    notifications: tuple[NotificationLine, ...] = ()
-    guardrails: tuple[GuardrailLine, ...] = ()
-    routes: tuple[RouteLine, ...] = ()
-
-
-class _ArtifactCollector:
-    def __init__(self) -> None:
-        self._phases: list[PhaseLine] = []
-        self._documents: dict[tuple[str, str, str], DocumentLine] = {}
-        self._findings: dict[str, FindingLine] = {}
-        self._judges: list[JudgesLine] = []
-        self._memories: dict[str, None] = {}
-        self._precedents: dict[str, None] = {}
-        self._proposed_memories: list[ProposalLine] = []
-        self._proposed_precedents: list[ProposalLine] = []
-        self._notifications: list[NotificationLine] = []
-        self._guardrails: list[GuardrailLine] = []
-        self._routes: list[RouteLine] = []
-
-    def take(self, stored: Stored) -> None:
-        at = stored.at
-        match stored.event:
-            case CallStarted() | CallSettled() | RequestStarted() | RequestSettled():
-                # Most events are about none of it.
-                pass
-            case PhaseEntered() as entered:
-                self._leave(at)
-                self._phases.append(PhaseLine(entered.phase, entered.number, at))
-            case SessionEnded():
-                self._leave(at)
-            case SessionResumed():
-                self._leave(None)
-            case DocumentRead() as read:
-                self._read(read, at)
-            case FindingEmitted() | FindingReviewed() | JudgesChosen() as event:
-                self._found(event, at)
-            case ContextGiven() as given:
-                self._memories |= dict.fromkeys(given.memories)
-                self._precedents |= dict.fromkeys(given.precedents)
-            case MemoryProposed() as memory:
-                self._proposed_memories.append(ProposalLine(memory.memory, at))
-            case PrecedentProposed() as precedent:
-                self._proposed_precedents.append(ProposalLine(precedent.precedent, at, precedent.kind))
-            case NotificationQueued() as told:
-                self._notifications.append(NotificationLine(told.notification, told.channel, told.about, at))
-            case GuardrailTriggered() as held:
-                self._hold_back(GuardrailLine(held.guardrail, at, held.sentence, held.turn, held.until))
-            case MessageRouted() as routed:
-                self._routes.append(RouteLine(routed.route, routed.strategy, routed.why, at))
-            case _:
-                pass
-
-    def _leave(self, at: int | None) -> None:
-        if self._phases:
-            self._phases[-1] = msgspec.structs.replace(self._phases[-1], left_at=at)
-
-    def _hold_back(self, line: GuardrailLine) -> None:
-        """Keep a line; repeated waits for the same rate, which may come every minute of a night, are merged."""
-        last = self._guardrails[-1] if self._guardrails else None
-        if last is not None and line.guardrail == "model_rate" and _rate_of_line(last) == _rate_of_line(line):
-            self._guardrails[-1] = msgspec.structs.replace(line, at=last.at, times=last.times + 1)
-        else:
-            self._guardrails.append(line)
-
-    def _read(self, event: DocumentRead, at: int) -> None:
-        key = (event.document, event.name, event.collection)
-        known = self._documents.get(key)
-        line = DocumentLine(*key, at) if known is None else msgspec.structs.replace(known, times=known.times + 1)
-        self._documents[key] = line
-
-    def _found(self, event: FindingEmitted | FindingReviewed | JudgesChosen, at: int) -> None:
-        match event:
-            case FindingEmitted():
-                line = FindingLine(event.finding, event.severity, event.support, at)
-                line = msgspec.structs.replace(line, document=event.document, name=event.name, by=event.by)
-                self._findings[event.finding] = line
-            case FindingReviewed():
-                known = self._findings.get(event.finding)
-                if known is not None:
-                    self._findings[event.finding] = msgspec.structs.replace(
-                        known, review=event.verdict, judges=event.judges, reviewed_at=at
-                    )
-            case JudgesChosen():
-                most, cap = micros_to_usd(event.usd), None if event.cap is None else micros_to_usd(event.cap)
-                facts = (event.wanted, event.chosen, event.items, most, cap, event.sentence)
-                self._judges.append(JudgesLine(*facts, at))
-
-    def left(self) -> ReceiptArtifacts:
-        return ReceiptArtifacts(
-            phases=tuple(self._phases),
-            documents=tuple(self._documents.values()),
-            findings=tuple(self._findings.values()),
-            judges=tuple(self._judges),
-            memories_given=tuple(self._memories),
-            precedents_given=tuple(self._precedents),
-            memories_proposed=tuple(self._proposed_memories),
-            precedents_proposed=tuple(self._proposed_precedents),
-            notifications=tuple(self._notifications),
-            guardrails=tuple(self._guardrails),
-            routes=tuple(self._routes),
-        )
-
-
-def _rate_of_line(line: GuardrailLine) -> tuple[str, str]:
-    """The rate waited for: the sentence names it before the time."""
-    return line.guardrail, line.sentence.partition(" until ")[0]
-
-
-def gather_artifacts(events: Iterable[Stored]) -> ReceiptArtifacts:
-    gathered = _ArtifactCollector()
-    for stored in events:
-        gathered.take(stored)
-    return gathered.left()
-
-
 ALWAYS_RULE_SUFFIX: Final = ", always, by rule "
 """Stands between a person's name and a rule's, where a rule approved the call."""
 
@@ -462,98 +285,249 @@ class Receipt(msgspec.Struct, frozen=True):
 
 def make_receipt(events: Iterable[Stored], inbox: Iterable[Stored] = ()) -> Receipt:
     """Make the receipt from a session's stream and, if given, its inbox."""
-    events = tuple(events)
-    made = _add_head(Receipt(**msgspec.structs.asdict(gather_artifacts(events))), events)
-    calls: dict[str, ReceiptLine] = {}
-    requests: dict[str, ReceiptLine] = {}
+    made = _ReceiptFold()
     for stored in events:
-        match stored.event:
-            case CallStarted() as call:
-                calls[call.call] = _make_call_line(call, stored.at)
-            case CallSettled() as done:
-                line = _settle_line(calls[done.call], stored, done.outcome, done.charge, done.error)
-                calls[done.call] = msgspec.structs.replace(line, duration_ms=done.duration_ms)
-            case RequestStarted() as asked:
-                requests[asked.request] = _make_request_line(asked, stored.at)
-            case RequestSettled(request=request, usage=usage) as done:
-                line = _settle_line(requests[request], stored, done.outcome, done.charge, done.error)
-                requests[request] = msgspec.structs.replace(line, usage=usage)
-                made = _count_step(made, line)
+        made.take(stored)
+    for stored in inbox:
+        made.take_inbox(stored)
+    return made.receipt()
+
+
+class _ReceiptFold:
+    """Collects facts and lines under the names of the receipt's fields."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
+        self._lines: defaultdict[str, list[Any]] = defaultdict(list)
+        self._calls: dict[str, ReceiptLine] = {}
+        self._requests: dict[str, ReceiptLine] = {}
+        self._documents: dict[tuple[str, str, str], DocumentLine] = {}
+        self._findings: dict[str, FindingLine] = {}
+        self._answers: dict[str, dict[str, Any]] = {}
+        self._last: Stored | None = None
+        self._last_inbox: Stored | None = None
+
+    def take(self, stored: Stored) -> None:
+        self._last, event, at = stored, stored.event, stored.at
+        self._counts["erased"] += stored.erased
+        match event:
+            case ev.CallStarted():
+                held, risk = _sum_held_usd(event.legs), event.risk or ""
+                self._calls[event.call] = _make_line(
+                    ReceiptLine, event, id=event.call, name=event.tool, started_at=at, held_usd=held, risk=risk
+                )
+            case ev.RequestStarted():
+                held = _sum_held_usd(event.legs)
+                self._requests[event.request] = _make_line(
+                    ReceiptLine, event, id=event.request, name=event.model, started_at=at, held_usd=held
+                )
+            case ev.CallSettled():
+                line = _settle_line(self._calls[event.call], stored, event.outcome, event.charge, event.error)
+                self._calls[event.call] = replace(line, duration_ms=event.duration_ms)
+            case ev.RequestSettled():
+                line = _settle_line(self._requests[event.request], stored, event.outcome, event.charge, event.error)
+                self._requests[event.request] = replace(line, usage=event.usage)
+                if line.purpose == "turn" and line.outcome == "ok" and self._lines["turns"]:
+                    self._change_last("turns", steps=self._lines["turns"][-1].steps + 1)
+            case ev.TurnStarted():
+                self._lines["turns"].append(TurnLine(event.turn, at))
+            case ev.TurnEnded():
+                self._change_last("turns", ended_at=at, why=event.why, sentence=event.sentence)
+            case ev.CostCapReached():
+                self._lines["brakes"].append(_make_line(Brake, event, code=event.KIND, at=at))
+            case ev.CallRefused():
+                self._note_answerer(event.decision, event.decided_by)
+                self._add_brake(event, event.call, event.tool, at, risk=event.risk or "")
+            case ev.RequestRefused():
+                self._add_brake(event, event.request, event.model, at)
+            case ev.DecisionAsked():
+                self._lines["decisions"].append(_make_line(Decision, event, asked_at=at))
+            case ev.OverrunIncurred():
+                amount = to_unit_amount(event.amount, event.unit)
+                self._lines["overruns"].append(_make_line(OverrunLine, event, amount=amount))
+            case ev.Unknown():
+                self._counts["unknown"] += 1
             case _:
-                made = _fold_other_event(made, stored)
-    return _fold_inbox(_add_totals(made, tuple(calls.values()), tuple(requests.values())), inbox)
+                self._take_life(event, at)
+
+    def _take_life(self, event: ev.AnyEvent, at: int) -> None:
+        match event:
+            case ev.SessionStarted():
+                # The format of the session is not that of the receipt.
+                shared = set(event.__struct_fields__).intersection(Receipt.__struct_fields__) - {"format"}
+                self._facts |= {name: getattr(event, name) for name in shared} | {"started_at": at}
+            case ev.SessionWoken():
+                self._facts["state"] = "RUNNING"
+                self._counts["wakes"] += 1
+            case ev.SessionParked():
+                self._facts["state"] = event.state
+            case ev.SessionEnded():
+                self._facts |= {"state": event.state, "terminal_reason": event.terminal_reason, "ended_at": at}
+                self._change_last("phases", left_at=at)
+            case ev.SessionResumed():
+                self._facts |= {"state": "RUNNING", "terminal_reason": "", "ended_at": None}
+                self._change_last("phases", left_at=None)
+            case ev.PhaseEntered():
+                self._change_last("phases", left_at=at)
+                self._lines["phases"].append(PhaseLine(event.phase, event.number, at))
+            case _:
+                self._take_artifact(event, at)
+
+    def _take_artifact(self, event: ev.AnyEvent, at: int) -> None:
+        match event:
+            case ev.DocumentRead():
+                key = (event.document, event.name, event.collection)
+                known = self._documents.get(key)
+                line = DocumentLine(*key, at) if known is None else replace(known, times=known.times + 1)
+                self._documents[key] = line
+            case ev.FindingEmitted():
+                self._findings[event.finding] = _make_line(FindingLine, event, emitted_at=at)
+            case ev.FindingReviewed() if event.finding in self._findings:
+                self._findings[event.finding] = replace(
+                    self._findings[event.finding], review=event.verdict, judges=event.judges, reviewed_at=at
+                )
+            case ev.JudgesChosen():
+                most, cap = micros_to_usd(event.usd), None if event.cap is None else micros_to_usd(event.cap)
+                self._lines["judges"].append(_make_line(JudgesLine, event, most_usd=most, cap_usd=cap, at=at))
+            case ev.ContextGiven():
+                self._lines["memories_given"] += event.memories
+                self._lines["precedents_given"] += event.precedents
+            case ev.MemoryProposed():
+                self._lines["memories_proposed"].append(ProposalLine(event.memory, at))
+            case ev.PrecedentProposed():
+                self._lines["precedents_proposed"].append(ProposalLine(event.precedent, at, event.kind))
+            case ev.NotificationQueued():
+                self._lines["notifications"].append(_make_line(NotificationLine, event, queued_at=at))
+            case ev.GuardrailTriggered():
+                self._add_guardrail(_make_line(GuardrailLine, event, at=at))
+            case ev.MessageRouted():
+                self._lines["routes"].append(_make_line(RouteLine, event, at=at))
+            case _:
+                pass
+
+    def take_inbox(self, stored: Stored) -> None:
+        self._last_inbox, event, at = stored, stored.event, stored.at
+        match event:
+            case ev.DecisionMade():
+                facts = {"verdict": event.verdict, "by": event.by, "decided_at": at, "reason": event.reason}
+                self._answers[event.decision] = facts
+            case ev.WakePosted():
+                self._lines["heard"].append(_make_line(InboundLine, event, at=at))
+                if event.cause == "child":
+                    self._lines["children"].append(ChildLine(event.sender, at))
+            case _:
+                pass
+
+    def _change_last(self, name: str, **facts: Any) -> None:
+        lines = self._lines[name]
+        if lines:
+            lines[-1] = replace(lines[-1], **facts)
+
+    def _add_guardrail(self, line: GuardrailLine) -> None:
+        """Keep a line; repeated waits for the same rate, which may come every minute of a night, are merged."""
+        lines: list[GuardrailLine] = self._lines["guardrails"]
+        if lines and line.guardrail == "model_rate" and _rate_of_line(lines[-1]) == _rate_of_line(line):
+            lines[-1] = replace(line, at=lines[-1].at, times=lines[-1].times + 1)
+        else:
+            lines.append(line)
+
+    def _add_brake(
+        self, event: ev.CallRefused | ev.RequestRefused, refused: str, name: str, at: int, **more: Any
+    ) -> None:
+        """Add a refusal; a refusal by a cap is already there with its cap, and is merged with it."""
+        brakes: list[Brake] = self._lines["brakes"]
+        brake = brake_of_outcome(event.outcome)
+        more |= {"code": event.outcome, "at": at, "refused": refused, "name": name, "brake": brake}
+        line = _make_line(Brake, event, scope="", window="", **more)
+        if brakes and brakes[-1].refused == refused and not brakes[-1].sentence and brake == "budget":
+            brakes[-1] = replace(line, scope=brakes[-1].scope, window=brakes[-1].window)
+        else:
+            brakes.append(line)
+
+    def _note_answerer(self, decision: str, by: str) -> None:
+        """Note who answered a question; a refusal does not contain the answer, since a yes may have no effect."""
+        if decision and by:
+            asked: list[Decision] = self._lines["decisions"]
+            asked[:] = [replace(each, by=by) if each.decision == decision else each for each in asked]
+
+    def _decide(self, asked: Decision) -> Decision:
+        """Add which call used the answer, and the answer as the inbox has it."""
+        call = next((line for line in self._calls.values() if line.decision == asked.decision), None)
+        if call is not None:
+            asked = replace(asked, used=True, by=call.decided_by, verdict=asked.verdict or "approve")
+        return replace(asked, **self._answers.get(asked.decision, {}))
+
+    def receipt(self) -> Receipt:
+        calls, requests = tuple(self._calls.values()), tuple(self._requests.values())
+        lines, spent, hidden = (*calls, *requests), dict[str, Decimal](), Counter[str]()
+        for line in lines:
+            spent[line.purpose] = spent.get(line.purpose, ZERO_USD) + line.cost_usd
+            hidden.update(line.anonymized)
+        by_rule = (line.decided_by.partition(ALWAYS_RULE_SUFFIX)[2] for line in calls)
+        facts: dict[str, Any] = {name: tuple(items) for name, items in self._lines.items()}
+        facts |= self._facts | self._counts
+        for name in ("memories_given", "precedents_given"):
+            facts[name] = tuple(dict.fromkeys(self._lines[name]))
+        facts["decisions"] = tuple(map(self._decide, self._lines["decisions"]))
+        if self._last is not None:
+            facts |= {"events": self._last.seq, "hash": self._last.hash.hex()}
+        if self._last_inbox is not None:
+            facts |= {"inbox_events": self._last_inbox.seq, "inbox_hash": self._last_inbox.hash.hex()}
+        return Receipt(
+            **facts,
+            calls=calls,
+            requests=requests,
+            documents=tuple(self._documents.values()),
+            findings=tuple(self._findings.values()),
+            models=_sum_by_model(requests),
+            cost_usd=sum(spent.values(), ZERO_USD),
+            held_usd=sum((line.held_usd for line in lines), ZERO_USD),
+            spent_by_purpose_usd=spent,
+            anonymized=dict(sorted(hidden.items())),
+            passed=_count_passed(lines),
+            rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
+            in_doubt=tuple(line.id for line in lines if line.outcome is None),
+            unknown_calls=tuple(line.id for line in lines if line.outcome == "unknown"),
+        )
 
 
-def _add_head(made: Receipt, events: Sequence[Stored]) -> Receipt:
-    if not events:
-        return made
-    last, erased = events[-1], sum(stored.erased for stored in events)
-    return msgspec.structs.replace(made, events=last.seq, erased=erased, hash=last.hash.hex())
+S = TypeVar("S", bound=msgspec.Struct)
 
 
-def _make_call_line(event: CallStarted, at: int) -> ReceiptLine:
-    return ReceiptLine(
-        id=event.call,
-        name=event.tool,
-        purpose=event.purpose,
-        started_at=at,
-        held_usd=_sum_held_usd(event.legs),
-        level=event.level,
-        risk=event.risk or "",
-        effect=event.effect,
-        egress=event.egress,
-        phase=event.phase,
-        parallel_group=event.parallel_group,
-        observed=event.observed,
-        decision=event.decision,
-        decided_by=event.decided_by,
-    )
-
-
-def _make_request_line(event: RequestStarted, at: int) -> ReceiptLine:
-    return ReceiptLine(
-        id=event.request,
-        name=event.model,
-        purpose=event.purpose,
-        started_at=at,
-        held_usd=_sum_held_usd(event.legs),
-        observed=event.observed,
-        anonymized=event.anonymized,
-    )
+def _make_line(kind: type[S], event: msgspec.Struct, **more: Any) -> S:
+    """Make a line of the event's fields of the same names, and of `more`."""
+    shared = {name: getattr(event, name) for name in event.__struct_fields__ if name in kind.__struct_fields__}
+    return kind(**(shared | more))
 
 
 def _settle_line(line: ReceiptLine, stored: Stored, outcome: Outcome, charge: Charge | None, error: str) -> ReceiptLine:
     cost = micros_to_usd(charge.usd if charge else 0)
-    return msgspec.structs.replace(line, outcome=outcome, settled_at=stored.at, cost_usd=cost, error=error)
+    return replace(line, outcome=outcome, settled_at=stored.at, cost_usd=cost, error=error)
 
 
 def _sum_held_usd(legs: tuple[Leg, ...]) -> Decimal:
     return micros_to_usd(max((leg.amount for leg in legs if leg.unit == "usd"), default=0))
 
 
-def _add_totals(made: Receipt, calls: tuple[ReceiptLine, ...], requests: tuple[ReceiptLine, ...]) -> Receipt:
-    lines = (*calls, *requests)
-    spent: dict[str, Decimal] = {}
-    hidden: Counter[str] = Counter()
-    for line in lines:
-        spent[line.purpose] = spent.get(line.purpose, ZERO_USD) + line.cost_usd
-        hidden.update(line.anonymized)
-    by_rule = (line.decided_by.partition(ALWAYS_RULE_SUFFIX)[2] for line in calls)
-    return msgspec.structs.replace(
-        made,
-        calls=calls,
-        requests=requests,
-        models=sum_by_model(requests),
-        cost_usd=sum(spent.values(), ZERO_USD),
-        held_usd=sum((line.held_usd for line in lines), ZERO_USD),
-        spent_by_purpose_usd=spent,
-        anonymized=dict(sorted(hidden.items())),
-        passed=_count_passed(lines),
-        rules=tuple(dict.fromkeys(rule for rule in by_rule if rule)),
-        in_doubt=tuple(line.id for line in lines if line.outcome is None),
-        unknown_calls=tuple(line.id for line in lines if line.outcome == "unknown"),
-        decisions=tuple(_note_decision_use(decision, calls) for decision in made.decisions),
-    )
+def _sum_by_model(requests: Iterable[ReceiptLine]) -> tuple[ModelLine, ...]:
+    """Sum requests by model, in order of first use. Money was priced per request."""
+    models: dict[str, Counter[Any]] = {}
+    held: defaultdict[str, Decimal] = defaultdict(lambda: ZERO_USD)
+    cost: defaultdict[str, Decimal] = defaultdict(lambda: ZERO_USD)
+    for line in requests:
+        counts = models.setdefault(line.name, Counter())
+        counts.update(requests=1, failed=int(line.outcome not in {"ok", None}))
+        counts.update(msgspec.structs.asdict(line.usage or Usage()))
+        held[line.name] += line.held_usd
+        cost[line.name] += line.cost_usd
+    sums: dict[str, dict[str, Any]] = {name: dict(counts) for name, counts in models.items()}
+    return tuple(ModelLine(name, held_usd=held[name], cost_usd=cost[name], **sums[name]) for name in sums)
+
+
+def _rate_of_line(line: GuardrailLine) -> tuple[str, str]:
+    """The rate waited for: the sentence names it before the time."""
+    return line.guardrail, line.sentence.partition(" until ")[0]
 
 
 def brake_of_outcome(outcome: Outcome) -> BrakeName:
@@ -566,151 +540,7 @@ def brake_of_outcome(outcome: Outcome) -> BrakeName:
             return "grants"
 
 
-def _count_passed(lines: Sequence[ReceiptLine]) -> dict[BrakeName, int]:
+def _count_passed(lines: Sequence[ReceiptLine]) -> dict[str, int]:
     """Count what each brake let through, without what only passed in observe mode."""
     watched = Counter(brake for line in lines if line.observed for brake in set(map(brake_of_outcome, line.observed)))
     return {brake: len(lines) - watched[brake] for brake in BRAKES} if lines else {}
-
-
-def _fold_other_event(made: Receipt, stored: Stored) -> Receipt:
-    event = stored.event
-    match event:
-        case SessionStarted():
-            return _fold_session_started(made, stored.at, event)
-        case SessionWoken():
-            return msgspec.structs.replace(made, state="RUNNING", wakes=made.wakes + 1)
-        case SessionParked():
-            return msgspec.structs.replace(made, state=event.state)
-        case SessionEnded():
-            return msgspec.structs.replace(
-                made, state=event.state, terminal_reason=event.terminal_reason, ended_at=stored.at
-            )
-        case SessionResumed():
-            return msgspec.structs.replace(made, state="RUNNING", terminal_reason="", ended_at=None)
-        case TurnStarted():
-            return msgspec.structs.replace(made, turns=(*made.turns, TurnLine(event.turn, stored.at)))
-        case TurnEnded():
-            return _change_last_turn(made, ended_at=stored.at, why=event.why, sentence=event.sentence)
-        case CostCapReached():
-            brake = Brake(event.KIND, stored.at, event.refused, event.name, event.scope, event.window)
-            return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
-        case CallRefused():
-            return _fold_call_refused(made, stored.at, event)
-        case RequestRefused():
-            brake = Brake(event.outcome, stored.at, event.request, event.model, "", "", brake_of_outcome(event.outcome))
-            return _add_brake(made, msgspec.structs.replace(brake, sentence=event.sentence))
-        case DecisionAsked():
-            asked = Decision(event.decision, event.about, event.name, event.subject, stored.at)
-            return msgspec.structs.replace(made, decisions=(*made.decisions, asked))
-        case OverrunIncurred():
-            return msgspec.structs.replace(made, overruns=(*made.overruns, _make_overrun_line(event)))
-        case Unknown():
-            return msgspec.structs.replace(made, unknown=made.unknown + 1)
-        case _:
-            return made
-
-
-def _make_overrun_line(event: OverrunIncurred) -> OverrunLine:
-    amount = to_unit_amount(event.amount, event.unit)
-    return OverrunLine(event.hold, event.scope, event.window, event.unit, amount)
-
-
-def _count_step(made: Receipt, line: ReceiptLine) -> Receipt:
-    if not made.turns or line.purpose != "turn" or line.outcome != "ok":
-        return made
-    return _change_last_turn(made, steps=made.turns[-1].steps + 1)
-
-
-def _change_last_turn(made: Receipt, **facts: Any) -> Receipt:
-    if not made.turns:
-        return made
-    return msgspec.structs.replace(made, turns=(*made.turns[:-1], msgspec.structs.replace(made.turns[-1], **facts)))
-
-
-def _fold_session_started(made: Receipt, at: int, event: SessionStarted) -> Receipt:
-    return msgspec.structs.replace(
-        made,
-        session=event.session,
-        agent=event.agent,
-        kind=event.kind,
-        started_by=event.started_by,
-        origin=event.origin,
-        trusted=event.trusted,
-        trigger=event.trigger,
-        parent=event.parent,
-        follows=event.follows,
-        because=event.because,
-        definition=event.definition,
-        folder=event.folder,
-        started_at=at,
-    )
-
-
-def _fold_call_refused(made: Receipt, at: int, event: CallRefused) -> Receipt:
-    brake = Brake(
-        code=event.outcome,
-        at=at,
-        refused=event.call,
-        name=event.tool,
-        scope="",
-        window="",
-        brake=brake_of_outcome(event.outcome),
-        sentence=event.sentence,
-        level=event.level,
-        risk=event.risk or "",
-        phase=event.phase,
-        decision=event.decision,
-        decided_by=event.decided_by,
-    )
-    return _add_brake(_note_answerer(made, event.decision, event.decided_by), brake)
-
-
-def _add_brake(made: Receipt, brake: Brake) -> Receipt:
-    """Add a refusal; a refusal by a cap is already there with its cap, and is merged with it."""
-    last = made.brakes[-1] if made.brakes else None
-    if last is None or last.refused != brake.refused or last.sentence or brake.brake != "budget":
-        return msgspec.structs.replace(made, brakes=(*made.brakes, brake))
-    told = msgspec.structs.replace(brake, scope=last.scope, window=last.window)
-    return msgspec.structs.replace(made, brakes=(*made.brakes[:-1], told))
-
-
-def _note_answerer(made: Receipt, decision: str, by: str) -> Receipt:
-    """Note who answered a question; a refusal does not contain the answer, since a yes may have no effect."""
-    if not decision or not by:
-        return made
-    known = (msgspec.structs.replace(asked, by=by) if asked.decision == decision else asked for asked in made.decisions)
-    return msgspec.structs.replace(made, decisions=tuple(known))
-
-
-def _note_decision_use(decision: Decision, calls: tuple[ReceiptLine, ...]) -> Decision:
-    call = next((line for line in calls if line.decision == decision.decision), None)
-    if call is None:
-        return decision
-    return msgspec.structs.replace(decision, used=True, by=call.decided_by, verdict=decision.verdict or "approve")
-
-
-def _fold_inbox(made: Receipt, inbox: Iterable[Stored]) -> Receipt:
-    answers: dict[str, tuple[int, DecisionMade]] = {}
-    heard: list[InboundLine] = []
-    children: list[ChildLine] = []
-    last: Stored | None = None
-    for stored in inbox:
-        last = stored
-        match stored.event:
-            case DecisionMade() as answer:
-                answers[answer.decision] = (stored.at, answer)
-            case WakePosted() as wake:
-                heard.append(InboundLine(wake.cause, wake.origin, wake.sender, stored.at, wake.trusted))
-                children += [ChildLine(wake.sender, stored.at)] if wake.cause == "child" else []
-            case _:
-                pass
-    decisions = tuple(_apply_answer(asked, answers.get(asked.decision)) for asked in made.decisions)
-    made = msgspec.structs.replace(made, decisions=decisions, heard=tuple(heard), children=tuple(children))
-    return made if last is None else msgspec.structs.replace(made, inbox_events=last.seq, inbox_hash=last.hash.hex())
-
-
-def _apply_answer(asked: Decision, answer: tuple[int, DecisionMade] | None) -> Decision:
-    if answer is None:
-        return asked
-    at, made = answer
-    return msgspec.structs.replace(asked, verdict=made.verdict, by=made.by, decided_at=at, reason=made.reason)

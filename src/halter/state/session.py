@@ -6,52 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from halter.core.events import (
-    AgentSwitched,
-    ArtifactEvent,
-    AttendingFailed,
-    BodiesErased,
-    CallRefused,
-    CallSettled,
-    CallStarted,
-    CapChanged,
-    ContextCut,
-    ContextGiven,
-    CostCapReached,
-    DecisionAsked,
-    DecisionMade,
-    DecisionWithdrawn,
-    DocumentRead,
-    FleetPolicyAdopted,
-    GuardrailTriggered,
-    HaltLifted,
-    HaltRequested,
-    HotStateSeen,
-    JudgesChosen,
-    MessageAdded,
-    MessageRouted,
-    OverrunIncurred,
-    PhaseEntered,
-    RequestRefused,
-    RequestSettled,
-    RequestStarted,
-    RuleEnded,
-    RuleMade,
-    SensorChanged,
-    SessionEnded,
-    SessionParked,
-    SessionResumed,
-    SessionStarted,
-    SessionWoken,
-    StoreAccepted,
-    ToolPinned,
-    TriggerEvent,
-    TurnEnded,
-    TurnSkipped,
-    TurnStarted,
-    Unknown,
-    WakePosted,
-)
+from halter.core import events as ev
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.tools import Effect
@@ -140,84 +95,66 @@ def make_unknown_event_error(stored: Stored) -> UnknownEvent:
 
 
 def fold(session: Session, stored: Stored) -> Session:
+    return msgspec.structs.replace(session, head=stored.seq, **_find_changes(session, stored))
+
+
+def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
     event = stored.event
-    if isinstance(event, ArtifactEvent | TriggerEvent):
-        return _advance_session(session, stored)
+    if isinstance(event, ev.ArtifactEvent | ev.TriggerEvent):
+        return {}
     match event:
-        case CallStarted():
-            in_flight = {**session.in_flight, event.call: track_call(event, stored)}
-            return _advance_session(session, stored, in_flight=in_flight)
-        case RequestStarted():
-            flight = track_request(event, stored)
-            return _advance_session(session, stored, in_flight={**session.in_flight, event.request: flight})
-        case CallSettled():
-            return _settle_flight(session, stored, event.call, event.charge)
-        case RequestSettled():
-            return _settle_flight(session, stored, event.request, event.charge)
-        case SessionStarted():
-            return _advance_session(
-                session,
-                stored,
-                session=event.session,
-                agent=event.agent,
-                kind=event.kind,
-                trigger=event.trigger,
-                parent=event.parent,
-                follows=event.follows,
-                started_at=stored.at,
-            )
-        case SessionWoken():
-            return _advance_session(session, stored, state="RUNNING", inbox_seen=event.inbox_seen, wake_at=None)
-        case SessionResumed():
-            return _advance_session(session, stored, state="RUNNING", terminal_reason="", ended_at=None)
-        case TurnStarted():
-            return _advance_session(session, stored, inbox_seen=max(session.inbox_seen, event.inbox_seen))
-        case MessageAdded() | ContextCut() | TurnEnded():
-            return _advance_session(session, stored)
-        case SessionParked():
-            return _advance_session(
-                session, stored, state=event.state, inbox_seen=event.inbox_seen, wake_at=event.wake_at
-            )
-        case SessionEnded():
-            return _advance_session(
-                session,
-                stored,
-                state=event.state,
-                terminal_reason=event.terminal_reason,
-                ended_at=stored.at,
-                wake_at=None,
-            )
-        case CostCapReached():
-            return _advance_session(session, stored, cost_cap_reached=True)
-        case OverrunIncurred():
-            return _advance_session(session, stored, overrun=True)
-        case CallRefused(call=call) | DecisionAsked(about="approval", subject=call):
-            return _advance_session(
-                session, stored, attempts={**session.attempts, call: session.attempts.get(call, 0) + 1}
-            )
-        case RequestRefused() | DecisionAsked():
-            return _advance_session(session, stored)
-        case WakePosted() | CapChanged() | BodiesErased() | HaltRequested() | HaltLifted() | DecisionMade():
-            return _advance_session(session, stored)
-        case RuleMade() | RuleEnded() | ToolPinned() | AgentSwitched() | DecisionWithdrawn() | FleetPolicyAdopted():
-            return _advance_session(session, stored)
-        case StoreAccepted():
-            return _advance_session(session, stored)
-        case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
-            return _advance_session(session, stored)
-        case PhaseEntered():
-            return _advance_session(session, stored, phase=event.phase)
-        case ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
-            return _advance_session(session, stored)
-        case Unknown():
+        case ev.CallStarted():
+            return {"in_flight": {**session.in_flight, event.call: track_call(event, stored)}}
+        case ev.RequestStarted():
+            return {"in_flight": {**session.in_flight, event.request: track_request(event, stored)}}
+        case ev.CallSettled(call=settled, charge=charge) | ev.RequestSettled(request=settled, charge=charge):
+            in_flight = {key: value for key, value in session.in_flight.items() if key != settled}
+            before, cost = session.spent, charge or _NO_CHARGE
+            spent = Charge(usd=before.usd + cost.usd, tokens=before.tokens + cost.tokens)
+            return {"in_flight": in_flight, "spent": spent}
+        case ev.SessionStarted():
+            names = ("session", "agent", "kind", "trigger", "parent", "follows")
+            return {name: getattr(event, name) for name in names} | {"started_at": stored.at}
+        case ev.SessionWoken():
+            return {"state": "RUNNING", "inbox_seen": event.inbox_seen, "wake_at": None}
+        case ev.SessionResumed():
+            return {"state": "RUNNING", "terminal_reason": "", "ended_at": None}
+        case ev.TurnStarted():
+            return {"inbox_seen": max(session.inbox_seen, event.inbox_seen)}
+        case ev.SessionParked():
+            return {"state": event.state, "inbox_seen": event.inbox_seen, "wake_at": event.wake_at}
+        case ev.SessionEnded():
+            ended = {"state": event.state, "terminal_reason": event.terminal_reason}
+            return {**ended, "ended_at": stored.at, "wake_at": None}
+        case ev.CostCapReached():
+            return {"cost_cap_reached": True}
+        case ev.OverrunIncurred():
+            return {"overrun": True}
+        case ev.CallRefused(call=call) | ev.DecisionAsked(about="approval", subject=call):
+            return {"attempts": {**session.attempts, call: session.attempts.get(call, 0) + 1}}
+        case ev.PhaseEntered():
+            return {"phase": event.phase}
+        case ev.Unknown():
             raise make_unknown_event_error(stored)
+        case ev.MessageAdded() | ev.ContextCut() | ev.TurnEnded() | ev.TurnSkipped() | ev.RequestRefused():
+            return {}
+        case ev.WakePosted() | ev.CapChanged() | ev.BodiesErased() | ev.HaltRequested() | ev.HaltLifted():
+            return {}
+        case ev.DecisionAsked() | ev.DecisionMade() | ev.DecisionWithdrawn() | ev.RuleMade() | ev.RuleEnded():
+            return {}
+        case ev.ToolPinned() | ev.AgentSwitched() | ev.FleetPolicyAdopted() | ev.StoreAccepted() | ev.ContextGiven():
+            return {}
+        case ev.DocumentRead() | ev.JudgesChosen() | ev.MessageRouted() | ev.HotStateSeen() | ev.SensorChanged():
+            return {}
+        case ev.GuardrailTriggered() | ev.AttendingFailed():
+            return {}
 
 
-def track_request(event: RequestStarted, stored: Stored) -> InFlight:
+def track_request(event: ev.RequestStarted, stored: Stored) -> InFlight:
     return InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False, seq=stored.seq)
 
 
-def track_call(event: CallStarted, stored: Stored) -> InFlight:
+def track_call(event: ev.CallStarted, stored: Stored) -> InFlight:
     return InFlight(
         id=event.call,
         name=event.tool,
@@ -238,18 +175,6 @@ def replay(events: Iterable[Stored]) -> Session:
     for stored in events:
         session = fold(session, stored)
     return session
-
-
-def _advance_session(before: Session, stored: Stored, **changes: Any) -> Session:
-    return msgspec.structs.replace(before, head=stored.seq, **changes)
-
-
-def _settle_flight(session: Session, stored: Stored, flight: str, charge: Charge | None) -> Session:
-    in_flight = {key: value for key, value in session.in_flight.items() if key != flight}
-    spent = session.spent
-    if charge is not None:
-        spent = Charge(usd=spent.usd + charge.usd, tokens=spent.tokens + charge.tokens)
-    return _advance_session(session, stored, in_flight=in_flight, spent=spent)
 
 
 _WAITING: Final[frozenset[State]] = frozenset(
