@@ -32,8 +32,7 @@ from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine
 from halter.journal.store import JournalStore
 from halter.runtime.assemble import open_trust
-from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import read_settings
 from halter.state import lifecycle

@@ -30,8 +30,7 @@ from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.store import JournalStore
 from halter.runtime.assemble import AssembledAgent
-from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.sessions import begin_playbook, resume_playbook
 from halter.settings import Settings
 from halter.state.receipt import make_receipt

@@ -37,8 +37,7 @@ from halter.journal.engine import Engine
 from halter.journal.memory import MemoryEngine
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
-from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import Runtime, open_runtime
+from halter.runtime.runtime import Runtime, open_runtime, use_local_policy
 from halter.settings import read_settings
 from halter.state.lifecycle import start_session
 from halter.state.session import InFlight

@@ -24,8 +24,7 @@ from halter.guard.ledger import Ledger
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 from halter.runtime.assemble import open_trust
-from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings, read_settings
 from halter.state.receipt import ReceiptLine, make_receipt

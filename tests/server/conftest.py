@@ -12,7 +12,7 @@ import pytest
 from halter.core.clock import SECOND, Clock
 from halter.operations.desk import ROLES
 from halter.runtime.feed import Bus
-from halter.runtime.policy import bind_policy
+from halter.runtime.runtime import bind_policy
 from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
 from halter.server.middleware import ServerLimits
 from halter.server.server import ServerExtras, bind, serve_web

@@ -24,8 +24,7 @@ from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.models.scripted import Scripted
 from halter.runtime.assemble import open_trust
-from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.runtime.worker import PulseListener
 from halter.settings import read_settings

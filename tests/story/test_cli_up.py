@@ -127,7 +127,7 @@ def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
     code, said, beside = ada.types("up", "broken", "nowhere", "still")
     assert code == 3
     assert said == "Ctrl-C stops this; the next start goes on where it stands.\n"
-    assert beside.endswith("There is no agent that could run: mend one of those above, and start again.\n")
+    assert beside.endswith("There is no agent that could run: fix one of those above, and start again.\n")
 
 
 def test_off_stops_what_runs_elsewhere_and_on_begins_the_next_session(ada: Person) -> None:

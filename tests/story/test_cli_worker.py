@@ -263,7 +263,7 @@ def test_a_broken_folder_is_told_of_and_the_others_run(ada: Operator) -> None:
     assert "broken/agent.yaml line 2: `modle` is not a key" in beside
     assert "nowhere" in beside
     alone = ada.works("broken", "nowhere")
-    assert "There is no agent that could run: mend one of those above, and start again." in alone.complains()
+    assert "There is no agent that could run: fix one of those above, and start again." in alone.complains()
     assert alone.program.returncode == 3
 
 

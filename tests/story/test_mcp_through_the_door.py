@@ -177,7 +177,7 @@ async def test_a_server_whose_code_changed_is_not_started_again(folder: Path) ->
         server.write_text(f"open({str(evil)!r}, 'w')\n")
         assert (await desk.calls("liar__die")).outcome == "error"
         answer = await desk.calls("liar__echo")
-        assert (answer.outcome, "nobody has trusted it as it is now" in answer.text) == ("error", True)
+        assert (answer.outcome, "no person has trusted it as it is now" in answer.text) == ("error", True)
     assert not evil.exists()
 
 

@@ -36,8 +36,7 @@ from halter.demo.place import (
     lay_out_files,
 )
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.testing.world import World
 from tests.story.autonomous import rhythm

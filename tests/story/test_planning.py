@@ -25,7 +25,7 @@ from halter.guard.approvals import (
 )
 from halter.guard.judge import adopt_first_policy
 from halter.runtime.front_door import HandledMessage
-from halter.runtime.policy import make_adoption_event
+from halter.runtime.runtime import make_adoption_event
 from halter.runtime.session_builder import TriggerRecord
 from halter.testing.world import World
 from tests.story.fronts import Front, front

@@ -20,8 +20,8 @@ from halter.core.errors import ConfigError
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Lease, Write
-from halter.runtime.runtime import CommitObserver
-from halter.runtime.telemetry import SessionTracer, Span, sending
+from halter.runtime.feed import CommitObserver
+from halter.runtime.telemetry import SessionTracer, Span, open_span_sender
 from halter.testing.world import World
 from tests.story.test_cli_talk import Person, until
 from tests.story.test_cli_up import RUNS, Up
@@ -178,8 +178,8 @@ def test_a_slip_in_the_variable_is_answered_with_a_sentence(ada: Person, way: st
 def test_a_missing_extra_is_a_sentence(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['opentelemetry.sdk.trace.export'] = None\n"
-        "from halter.runtime.telemetry import sending\n"
-        "try:\n  sending('otlp', {}).__enter__()\nexcept Exception as error: print(type(error).__name__, error)"
+        "from halter.runtime.telemetry import open_span_sender\n"
+        "try:\n  open_span_sender('otlp', {}).__enter__()\nexcept Exception as e: print(type(e).__name__, e)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     sentence = "HALTER_TRACES is set, but OpenTelemetry is not here: pip install 'halter[telemetry]', or unset it."
@@ -352,7 +352,7 @@ def test_a_stalled_collector_is_never_waited_for_and_what_it_did_not_take_is_cou
     threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     span = Span(trace=1, span=1, parent=None, name="x", kind="internal", start=0, end=1, attributes={})
-    with sending("otlp", {}) as sink:
+    with open_span_sender("otlp", {}) as sink:
         for _ in range(5000):
             sink.put(span)
         assert sink.lost >= 5000 - 2048 - 512 - 1
@@ -378,5 +378,5 @@ def _stalling(until: threading.Event) -> type[BaseHTTPRequestHandler]:
 
 
 def test_a_place_that_is_none_is_a_sentence() -> None:
-    with pytest.raises(ConfigError, match="no place for traces"), sending("elsewhere", {}):
+    with pytest.raises(ConfigError, match="no place for traces"), open_span_sender("elsewhere", {}):
         pass

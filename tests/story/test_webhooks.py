@@ -14,7 +14,7 @@ from halter.core.events import RunSkipped, RunStarted, SessionEnded, TurnStarted
 from halter.core.ids import trigger_stream
 from halter.core.ports import read_body
 from halter.guard.halts import halt, switch_off
-from halter.runtime.webhooks import Delivery, HookAccepted, HookRejected, WebhookReceiver
+from halter.runtime.triggers import Delivery, HookAccepted, HookRejected, WebhookReceiver
 from halter.server.api import serve_hooks
 from halter.testing.world import World
 

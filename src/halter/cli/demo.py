@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from halter.cli.terminal import Printer
     from halter.demo.night import Bill, Frame, Night, Scene
     from halter.demo.place import DemoFolder, LayoutResult
-    from halter.runtime.webhooks import WebhookReceiver
+    from halter.runtime.triggers import WebhookReceiver
 
     Act = Callable[[], Coroutine[Any, Any, None]]
 

@@ -33,8 +33,7 @@ from halter.operations import money
 from halter.operations import money as desks
 from halter.operations.money import NONE_YET, Budget, Direction, StorePolicy, amount_of, lines_of
 from halter.present.events import format_moment as when
-from halter.runtime.policy import read_local_fleet
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, read_local_fleet
 
 
 def build() -> typer.Typer:

@@ -48,8 +48,8 @@ from halter.core.errors import ConfigError
 from halter.core.ids import may_decide
 from halter.core.text import format_count
 from halter.present.events import format_moment
-from halter.runtime.feed import Bus, FeedItem
-from halter.runtime.runtime import CommitObserver, Runtime
+from halter.runtime.feed import Bus, CommitObserver, FeedItem
+from halter.runtime.runtime import Runtime
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -340,7 +340,7 @@ async def _work(
     from halter.loop.session_runtime import run_until_first
     from halter.runtime.supervisor import FleetRunner, Supervisor
     from halter.runtime.telemetry import trace_worker
-    from halter.runtime.webhooks import WebhookReceiver
+    from halter.runtime.triggers import WebhookReceiver
 
     async def serve(hooks: WebhookReceiver) -> None:
         if where is not None:

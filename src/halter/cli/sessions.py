@@ -39,8 +39,8 @@ from halter.operations import queries
 from halter.operations.queries import MOST, all_events
 from halter.present.events import describe_event, format_moment, format_relative_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
-from halter.runtime.feed import Follower, read_stream_heads, watch_growth
-from halter.runtime.runtime import Runtime, serialize_event
+from halter.runtime.feed import Follower, read_stream_heads, serialize_event, watch_growth
+from halter.runtime.runtime import Runtime
 from halter.state.receipt import Receipt
 
 if TYPE_CHECKING:

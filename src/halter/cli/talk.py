@@ -516,7 +516,7 @@ def _route_text(folder: Path, text: str, store: str | None) -> "tuple[str, Routi
     from halter.front_door.route import route_message as routed
     from halter.journal.open import store_file_exists
     from halter.runtime.front_door import build_surroundings, declares_tools
-    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+    from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     settings = read_cli_settings(store)
     file = read_local_fleet(settings)

@@ -93,8 +93,8 @@ from halter.core.ports import Stored
 from halter.core.text import clean, format_count, from_body, join_names, shorten
 from halter.loop.decide import ASK_USER, YIELD
 from halter.present.events import find_title, format_hour, format_relative_moment
-from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, read_stream_heads
-from halter.runtime.runtime import Runtime, serialize_feed_item
+from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, read_stream_heads, serialize_feed_item
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.operations.control import Switched
@@ -648,7 +648,7 @@ async def _describe_costs(app: Runtime, folder: Path, name: str, *, as_json: boo
     from halter.config.agent_files import read_agent
     from halter.config.resolve import resolve_agent
     from halter.runtime.forecast import describe_spending_limits, forecast_spending
-    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+    from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     policy = await resolve_effective_policy(app.store, read_local_fleet(app.settings))
     agent = resolve_agent(policy.fleet, read_agent(folder), folder)

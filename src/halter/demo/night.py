@@ -64,8 +64,7 @@ from halter.core.usage import ModelName, ModelPrices, Unpriced, Usage
 from halter.core.vocabulary import State
 from halter.journal.checkpoints import Checkpointer
 from halter.runtime.feed import read_stream_heads
-from halter.runtime.policy import use_local_policy
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings
 from halter.testing.world import VIRTUAL_START, World

@@ -205,7 +205,7 @@ async def route_message(desk: Desk, agent: Agent, text: Message) -> Route:
     from halter.config.resolve import resolve_agent
     from halter.front_door.route import route_message
     from halter.runtime.front_door import build_surroundings, declares_tools
-    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+    from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     app, folder = desk.app, folder_of(desk, agent)
     fleet = (await resolve_effective_policy(app.store, read_local_fleet(app.settings))).fleet

@@ -103,7 +103,7 @@ async def check_agent(
     """Look at an agent as a start would, below what holds for the `fleet`; one that cannot be read is one finding."""
     from halter.config.agent_files import read_agent
     from halter.config.resolve import resolve_agent
-    from halter.runtime.policy import use_local_policy
+    from halter.runtime.runtime import use_local_policy
 
     place = _place(folder)
     try:
@@ -628,7 +628,7 @@ def _checkpoints(app: Runtime) -> Check:
 
 async def read_local_policy(app: Runtime) -> "FleetConfig | None":
     """Tell what holds for agents here; None where the store's policy, or the file here, cannot be read."""
-    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+    from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     try:
         return (await resolve_effective_policy(app.store, read_local_fleet(app.settings))).fleet
@@ -638,7 +638,7 @@ async def read_local_policy(app: Runtime) -> "FleetConfig | None":
 
 async def _policy(app: Runtime) -> Check:
     """Compare the store's policy with what is written here."""
-    from halter.runtime.policy import read_local_fleet, resolve_effective_policy
+    from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     try:
         found = await resolve_effective_policy(app.store, read_local_fleet(app.settings))

@@ -53,7 +53,7 @@ from halter.guard.approvals import PendingDecision, answer_decision, list_pendin
 from halter.guard.judge import adopt_policy
 from halter.guard.ledger import change_cap as changing
 from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Scope, readable, refused, wrong
-from halter.runtime.policy import DEFAULT_FLEET, make_adoption_event, read_stored_policy
+from halter.runtime.runtime import DEFAULT_FLEET, make_adoption_event, read_stored_policy
 
 MAX_ENDED_SESSIONS: Final = 20
 """So many sessions are shown that ended last."""

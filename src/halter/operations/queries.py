@@ -23,7 +23,8 @@ from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Na
 from halter.operations.money import read_current_budgets
 from halter.operations.report import Report, ReportRows, read_report_rows
 from halter.operations.report import build_report as report_of
-from halter.runtime.runtime import Runtime, serialize_event
+from halter.runtime.feed import serialize_event
+from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry
 from halter.state.receipt import Receipt, TurnLine
 from halter.state.receipt import make_receipt as receipt_of

@@ -10,12 +10,9 @@ result = agent.run_sync("Is it going to rain in Oslo?")
 print(result.text, result.cost_usd)
 ```
 
-It runs as an agent of a folder does: guarded, capped, journaled, and gone on with after any crash. Used as an async
+It runs as an agent of a folder does: guarded, capped, journaled, and resumed after any crash. Used as an async
 context manager it keeps its store open from run to run.
 
-What a run came to, for the program that asked for it.
-
-What programs say of their guards and agents, read as if it stood in the two files; and the store they work on.
 """
 
 import asyncio
@@ -60,8 +57,7 @@ from halter.runtime.assemble import (
     list_protected_paths,
     protect_tools,
 )
-from halter.runtime.policy import read_local_fleet
-from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, open_runtime
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, open_runtime, read_local_fleet
 from halter.runtime.sessions import begin_session, claim_session, reopen_agent_session, say_to_session
 from halter.settings import Settings, read_settings
 from halter.state.receipt import Receipt, make_receipt
@@ -76,7 +72,7 @@ GOOD_STATES: frozenset[State] = frozenset(("COMPLETED", "WAITING_FOR_INPUT", "SL
 
 
 class RunFailed(HalterError):
-    """A run did not come to what it was asked for; its message says why."""
+    """The run failed; the message says why."""
 
     def __init__(self, result: "Result[Any]") -> None:
         why = result.terminal_reason or "turn not finished"
@@ -85,10 +81,10 @@ class RunFailed(HalterError):
 
 
 class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """What a run came to. `cost_usd` is in dollars, and counts the whole session.
+    """The result of a run. `cost_usd` is in dollars and counts the whole session.
 
-    `ok` says that the model finished as it was meant to, or asks a person for something. `sentence` says what stopped
-    it otherwise. `output` is the answer in the form that was asked for, None if there is none; or else its text.
+    `ok` says that the model finished, or asks a person for something; otherwise `sentence` says what stopped it.
+    `output` is the answer as `output_type`, or None if there is none; without an `output_type` it is the text.
     """
 
     session: str
@@ -107,18 +103,17 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     @property
     def over(self) -> bool:
-        """Tell whether the session is over; if not, it can be gone on with."""
+        """Whether the session has ended; if not, it can be resumed."""
         return self.state in END_STATES
 
     def raise_for_state(self) -> "Result[T]":
-        """Raise RunFailed unless all is well; return the result itself, so that it can be gone on with at once."""
+        """Raises RunFailed unless `ok`; returns the result itself."""
         if not self.ok:
             raise RunFailed(self)
         return self
 
 
 def build_result(came: Conclusion, loop: TurnLoop, receipt: Receipt) -> Result[Any]:
-    """Put together what a run came to; its output is its text."""
     turn, messages = loop.turn, loop.messages
     text = find_last_words(messages)
     return Result(
@@ -138,11 +133,6 @@ def build_result(came: Conclusion, loop: TurnLoop, receipt: Receipt) -> Result[A
     )
 
 
-def find_final_answer(messages: Sequence[Message]) -> str | None:
-    """Find the arguments of the answer that was accepted, as JSON."""
-    return _find_accepted_call(messages, FINAL_ANSWER)
-
-
 def _question(messages: Sequence[Message]) -> str:
     arguments = _find_accepted_call(messages, ASK_USER)
     return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
@@ -156,7 +146,7 @@ def _find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:
 
 
 def _sum_usage(receipt: Receipt) -> Usage:
-    """Add up the tokens of all requests: for people; money is added up request by request."""
+    """Sums the tokens of all requests."""
     used = [line.usage for line in receipt.requests if line.usage is not None]
     return Usage(
         sum(each.input_tokens for each in used),
@@ -167,12 +157,12 @@ def _sum_usage(receipt: Receipt) -> Usage:
 
 
 class ProgramOptions(TypedDict, total=False):
-    """What may be said of a guard or an agent, all of it optional.
+    """Options of a guard or an agent, all optional.
 
-    `policy` holds keys of an agent's file (`mode`, `limits`, `policy`, `phases`, `secrets`, …), `fleet` those of the
-    fleet's file, or its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` says for
-    how many seconds a process that died keeps its sessions. `tell` hears a sentence when the store is away, and an
-    empty one when it is back: what needs it waits meanwhile. `clock` and `environ` are the system's if not given.
+    `policy` holds keys of an agent file (`mode`, `limits`, `policy`, `phases`, `secrets`, …), `fleet` those of the
+    fleet file, or its path. `max_cost_usd` is the cap of one session. `secrets` are values by name. `lease` is how many
+    seconds a dead process keeps its sessions. `tell` is called with a sentence when the store is unavailable, and with
+    an empty one when it is back: writes wait meanwhile. `clock` and `environ` default to the system's.
     """
 
     policy: Mapping[str, Any]
@@ -189,11 +179,11 @@ class ProgramOptions(TypedDict, total=False):
 
 
 class PolicyWarning(UserWarning):
-    """The store's policy counts, and not what a program says of its fleet."""
+    """The store's policy overrides what the program configures for its fleet."""
 
 
 class AgentProgram(ABC):
-    """Something that a program gives its tools to, then opens: it works as long as it is open."""
+    """Base of Agent and Guard: takes tools, then opens a store; it works while it is open."""
 
     NOUN: ClassVar[str]
 
@@ -213,7 +203,7 @@ class AgentProgram(ABC):
     def tool(
         self, function: Callable[..., Any] | None = None, /, **options: Unpack[ToolOptions]
     ) -> FunctionTool | Callable[[Callable[..., Any]], FunctionTool]:
-        """Make a tool of a typed function: `@guard.tool`, `@agent.tool(level="SAFE")`."""
+        """Makes a tool of a typed function: `@guard.tool`, `@agent.tool(level="SAFE")`."""
         if function is None:
             return lambda function: self.tool(function, **options)
         if self._open is not None:
@@ -223,7 +213,7 @@ class AgentProgram(ABC):
         return made
 
     async def __aenter__(self) -> Self:
-        """Open the store and begin to keep leases alive."""
+        """Opens the store and starts to renew leases."""
         async with AsyncExitStack() as stack:
             self._open = await stack.enter_async_context(self._opening())
             self._stack = stack.pop_all()
@@ -232,14 +222,14 @@ class AgentProgram(ABC):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Let go of the store."""
+        """Closes the store."""
         stack, self._stack, self._open = self._stack, None, None
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
 
     @asynccontextmanager
     async def _opening(self) -> AsyncGenerator[AgentContext]:
-        """Open the store, be bound by its policy, begin to keep leases alive, and put the agent together."""
+        """Opens the store, binds its policy, renews leases, and assembles the agent."""
         options, written = self._options, self._written()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
         app_of = open_runtime(
@@ -256,11 +246,14 @@ class AgentProgram(ABC):
 
     @abstractmethod
     async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
-        """Put together what the program says of its agent; `stack` lets go of it when the store is closed."""
+        """Assembles the agent that the program describes; `stack` closes it with the store."""
 
     def _written(self) -> FleetConfig | None:
-        """Read what the program says of its fleet, if it says anything."""
-        return parse_fleet_options(self._options, f"the {self.NOUN}'s fleet")
+        """Return the fleet that the program configures, by keys or by the path of a file."""
+        fleet = self._options.get("fleet", {})
+        if isinstance(fleet, str | Path):
+            return read_fleet(Path(fleet))
+        return parse_fleet(build_document(fleet, f"the {self.NOUN}'s fleet")) if fleet else None
 
     def _opened(self) -> AgentContext:
         if self._open is None:
@@ -269,23 +262,14 @@ class AgentProgram(ABC):
 
 
 def resolve_secrets(options: ProgramOptions, environ: Mapping[str, str]) -> Secrets:
-    """Find the secrets of a program: those that it gives, or else the environment's."""
     given = options.get("secrets")
     return read_environment_secrets(environ) if given is None else GivenSecrets(given)
-
-
-def parse_fleet_options(options: ProgramOptions, where: str) -> FleetConfig | None:
-    """Read what was said of the fleet, as keys of its file or as the file's path; None where nothing was."""
-    fleet = options.get("fleet", {})
-    if isinstance(fleet, str | Path):
-        return read_fleet(Path(fleet))
-    return parse_fleet(build_document(fleet, where)) if fleet else None
 
 
 def agent_said(
     name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], more: Mapping[str, Any]
 ) -> AgentFile:
-    """Read what was said in Python as if it stood in an agent's file, so that the same is checked in the same words."""
+    """Parses options as an agent file, so that the same checks apply with the same messages."""
     policy = options.get("policy", {})
     capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
     said = {"name": name, **policy, **more, "limits": {**policy.get("limits", {}), **limits, **capped}}
@@ -293,12 +277,12 @@ def agent_said(
 
 
 def build_document(said: Mapping[str, Any], where: str) -> Document:
-    """Take what a program says for a file, so that its mistakes are told in the same way."""
+    """Wraps a program's options as a file, so that mistakes are reported alike."""
     return Document(dict(said), SourceMap(where))
 
 
 def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, str]) -> Settings:
-    """Keep checkpoints and their key where the command line keeps them, unless settings are given."""
+    """Returns the given settings, or the command line's: checkpoints and keys are kept in the same places."""
     if "settings" in options:
         return options["settings"]
     try:
@@ -309,14 +293,10 @@ def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, 
     return msgspec.structs.replace(settings, person=options["person"]) if "person" in options else settings
 
 
-def _ignore_wait(*_: object) -> None:
-    """Nobody is told that a person has to decide."""
-
-
 class AgentOptions(ProgramOptions, total=False):
-    """What may be said of an agent, all of it optional: the keys of its file, under the same names.
+    """Options of an agent, all optional: the keys of its file, under the same names.
 
-    `model` and `fallback_models` are names, or models of the program's own. `waits` hears when a person has to decide.
+    `model` and `fallback_models` are names, or Model objects. `waits` is called when a person has to decide.
     """
 
     model: str | Model
@@ -347,7 +327,7 @@ class Agent(AgentProgram):
 
     @classmethod
     def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
-        """Take the agent of a folder. Its code runs only if a person trusted it."""
+        """Loads the agent of a folder. Its code runs only if a person trusted it."""
         agent = cls(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
@@ -377,10 +357,10 @@ class Agent(AgentProgram):
         kind: SessionKind = "task",
         output_type: type[Any] | None = None,
     ) -> Result[Any]:
-        """Give the agent something to do, and wait until it is done, or waits for somebody.
+        """Gives the agent a task and waits until it is done, or needs a person.
 
-        With an earlier `session` it goes on with that one. A new one may be given an `id`: a program that crashed says
-        the same once more, and the session goes on where it was. An `output_type` is what the answer must fit.
+        Pass `session` to continue an earlier one. Pass an `id` for a new one: after a crash the program makes the same
+        call, and the session resumes. `output_type` is what the answer must fit.
         """
         async with self._for_once() as context:
             session = await _send_message(context, message, session, id, kind)
@@ -389,7 +369,7 @@ class Agent(AgentProgram):
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
     ) -> Result[Any]:
-        """Go on with a session, whatever it stopped at: a crash, a rest, or an end that was not by a cancel."""
+        """Resumes a session after a crash, a rest, or any end except a cancellation."""
         async with self._for_once() as context:
             await reopen_agent_session(context, session)
             if message:
@@ -405,9 +385,9 @@ class Agent(AgentProgram):
         deps: Any = None,
         kind: SessionKind = "chat",
     ) -> AsyncGenerator[StreamChunk | Result[str]]:
-        """Run, and yield the answer as it comes; the last thing is the result.
+        """Runs, and yields the answer as it comes; the last item is the result.
 
-        A chunk that says `discard` takes back what the attempt before it said.
+        A chunk with `discard` takes back what the attempt before it yielded.
         """
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
         async with self._for_once() as context:
@@ -425,7 +405,7 @@ class Agent(AgentProgram):
                     await running
 
     def run_sync(self, message: str, **options: Any) -> Result[Any]:
-        """Do the same as `run`, in a program that is not async."""
+        """Calls `run` from a program that is not async."""
         return asyncio.run(self.run(message, **options))
 
     async def _attended(
@@ -436,23 +416,25 @@ class Agent(AgentProgram):
         output_type: type[Any] | None,
         watching: LoopObserver = NO_OBSERVER,
     ) -> Result[Any]:
-        agent = _enable_streaming(context.agent) if watching.listen is not None else context.agent
+        agent = context.agent
+        if watching.listen is not None and agent.mind.streaming is None:
+            agent = replace(agent, mind=msgspec.structs.replace(agent.mind, streaming=True))
         context = msgspec.structs.replace(context, agent=_attach_deps(agent, deps))
         answer = None if output_type is None else make_answer_tool(output_type)
-        waits = self._said_of.get("waits", _ignore_wait)
+        waits = self._said_of.get("waits", lambda _, __: None)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
         made = make_receipt(await read_stream(context.store, session_stream(session)))
         result = build_result(came, loop, made)
         if output_type is None:
             return result
-        arguments = find_final_answer(loop.messages) if loop.turn.answered else None
+        arguments = _find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None
         output = None if arguments is None else _parse_output(output_type, arguments)
         return msgspec.structs.replace(result, output=output)
 
     @asynccontextmanager
     async def _for_once(self) -> AsyncGenerator[AgentContext]:
-        """Use what is open, or open it for this once."""
+        """Yields the open context, or opens one for this call."""
         if self._open is not None:
             yield self._open
             return
@@ -468,12 +450,12 @@ class Agent(AgentProgram):
         return agent, await stack.enter_async_context(models_of(app, agent, given))
 
     def _written(self) -> FleetConfig | None:
-        """Read the fleet's file of an agent in a folder, unless the program says something of the fleet itself."""
+        """Falls back to the fleet file of an agent in a folder."""
         said = super()._written()
         return read_local_fleet(self._settings) if said is None and self._folder is not None else said
 
     def _said(self, fleet: FleetConfig) -> tuple[AssembledAgent, Mapping[str, Model]]:
-        """Read what was said in Python as if it stood in the files, so that the same is checked in the same words."""
+        """Parses the options as an agent file, so that the same checks apply with the same messages."""
         options = self._said_of
         fallbacks = options.get("fallback_models", ())
         if isinstance(fallbacks, str):
@@ -497,7 +479,7 @@ class Agent(AgentProgram):
 
 
 async def _send_message(context: AgentContext, message: str, session: str, new: str, kind: SessionKind) -> str:
-    """Say something to a session that there is, or begin one with it; what was begun before is not begun again."""
+    """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
     if not session:
         return await begin_session(context, message, kind, new)
     await reopen_agent_session(context, session)
@@ -505,15 +487,7 @@ async def _send_message(context: AgentContext, message: str, session: str, new: 
     return session
 
 
-def _enable_streaming(agent: AssembledAgent) -> AssembledAgent:
-    """Let answers come word by word for whoever listens, unless somebody wrote that they do not."""
-    mind = agent.mind
-    streams = True if mind.streaming is None else mind.streaming
-    return replace(agent, mind=msgspec.structs.replace(mind, streaming=streams))
-
-
 def _attach_deps(agent: AssembledAgent, deps: Any) -> AssembledAgent:
-    """Give its tools what the program has for them."""
     if deps is None:
         return agent
     tools = {name: each.given(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()}
@@ -521,7 +495,10 @@ def _attach_deps(agent: AssembledAgent, deps: Any) -> AssembledAgent:
 
 
 def make_answer_tool(output_type: type[Any]) -> Tool:
-    """Make the tool by which a model gives its answer in a form: what does not fit is told, and asked for again."""
+    """Makes the tool with which the model gives a typed answer.
+
+    One that does not fit is rejected and asked for again.
+    """
 
     async def answer(value: Any) -> str:  # noqa: ARG001 It stands in the journal as the call's arguments.
         return "Your answer was taken."

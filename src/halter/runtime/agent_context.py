@@ -1,4 +1,4 @@
-"""An agent in the hands of one worker of this process: its models, its doors, and its definition in the store."""
+"""An agent at work in this process: its models, its guard, and its definition in the store."""
 
 import random
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -27,10 +27,10 @@ from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.tasks.task_tools import READ_OUTPUT
 
 PATIENCE: Final = DEFAULT_LEASE_DURATION + 5 * SECOND
-"""How long a session is waited for whose owner may have died."""
+"""How long to wait for the lease of a session whose owner may have died."""
 VERBS: Final = (ASK_USER, FINAL_ANSWER, YIELD, READ_OUTPUT)
 GOOD_FOR: Final = HOUR
-"""How long a stored definition is relied upon. The store sweeps away what no session names, but not before a day."""
+"""How long a stored definition is reused. The store keeps unreferenced blobs for at least a day."""
 
 
 class Models:
@@ -42,7 +42,7 @@ class Models:
         self._made: dict[str, Model] = dict(given)
 
     def named(self, name: str) -> Model:
-        """Make a model, or return it if it has been made before. Raises a ConfigError that says what is missing."""
+        """Returns a model, made on first use. Raises ConfigError if something is missing."""
         if name not in self._made:
             self._made[name] = self._model(name)
         return self._made[name]
@@ -67,7 +67,6 @@ class Models:
         return secrets.value(name) if name in secrets.names() else self._app.environ.get(name)
 
     async def close(self) -> None:
-        """Let go of their connections."""
         for model in self._made.values():
             close = getattr(model, "aclose", None)
             if close is not None:
@@ -78,7 +77,7 @@ class Models:
 async def models_of(
     app: Runtime, agent: AssembledAgent, given: Mapping[str, Model] | None = None
 ) -> AsyncGenerator[Models]:
-    """Have an agent's models at hand; those that are given are used as they are, by their names."""
+    """Opens an agent's models; those that are `given`, by name, are used as they are."""
     models = Models(app, agent, given or {})
     try:
         yield models
@@ -86,8 +85,8 @@ async def models_of(
         await models.close()
 
 
-class _Given(NamedTuple):
-    """What a gatehouse was made of."""
+class _GuardInputs(NamedTuple):
+    """What a guard was made of."""
 
     app: Runtime
     policy: ResolvedPolicy
@@ -96,21 +95,21 @@ class _Given(NamedTuple):
     hidden: Mapping[str, str]
     environ: Mapping[str, str]
 
-    def same(self, other: "_Given") -> bool:
-        """Tell whether a gatehouse of the one serves the other: in every part, and with the same secrets to hide."""
+    def same(self, other: "_GuardInputs") -> bool:
+        """Whether a guard made of one serves the other."""
         parts = zip(self[:4], other[:4], strict=True)
         return all(mine is theirs for mine, theirs in parts) and self[4:] == other[4:]
 
 
 class _Made:
-    """What is made once for all sessions of an agent, and anew when anything has changed that it is made of."""
+    """What is made once for all sessions of an agent, and again when its inputs change."""
 
-    gatehouse: tuple[_Given, GuardRuntime] | None = None
+    gatehouse: tuple[_GuardInputs, GuardRuntime] | None = None
     definition: tuple[AssembledAgent, Digest, int] | None = None
 
 
 class AgentContext(msgspec.Struct, frozen=True):
-    """An agent with its models, in the hands of one worker of this process."""
+    """An agent with its models, at work under one worker id of this process."""
 
     app: Runtime
     agent: AssembledAgent
@@ -122,11 +121,11 @@ class AgentContext(msgspec.Struct, frozen=True):
 
     @property
     def store(self) -> Store:
-        """The store, waited for while it is away."""
+        """The store, with retries while it is unavailable."""
         return self.app.patient()
 
     def demand_model(self) -> None:
-        """Say what is missing for the agent to think, before anything is begun. Raises ConfigError."""
+        """Raises ConfigError, before anything starts, if the agent cannot think."""
         mind = self.agent.mind
         if not mind.model:
             raise ConfigError(
@@ -140,26 +139,26 @@ class AgentContext(msgspec.Struct, frozen=True):
                 raise ConfigError(f"Halter itself gives every agent a tool {name}: give your own another name.")
 
     def model_for(self, purpose: ModelPurpose) -> Model:
-        """Find the model that is named for a purpose, or else the one that thinks."""
+        """Returns the model configured for a purpose, or else the agent's own."""
         mind = self.agent.mind
         return self.models.named(mind.model_for.get(purpose) or mind.model)
 
     def gatehouse(self) -> GuardRuntime:
-        """Return the doors of the agent's sessions, so that one look for halts serves all of them.
+        """Returns the guard that all sessions of the agent share, so that one check for halts serves them.
 
-        Rules and scripts predict no effects, unless a model for `simulation` is named.
+        Effects are not predicted for rules and scripts, unless a model for `simulation` is configured.
         """
         app, agent, mind = self.app, self.agent, self.agent.mind
         own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
         foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
-        given = _Given(app, agent.policy, agent.secrets, model, _values(agent.secrets), dict(app.environ))
+        given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), dict(app.environ))
         if self.made.gatehouse is None or not self.made.gatehouse[0].same(given):
             self.made.gatehouse = (given, gatehouse_for(app, agent.policy, agent.secrets, model))
         return self.made.gatehouse[1]
 
     async def definition(self) -> Digest:
-        """Store what defines the agent's sessions, once and not for each of them, without secrets in plain text."""
+        """Stores the agent's definition without secrets, once for all its sessions."""
         kept, now = self.made.definition, self.app.clock.now()
         if kept is not None and kept[0] is self.agent and 0 <= now - kept[2] < GOOD_FOR:
             return kept[1]
@@ -172,7 +171,7 @@ class AgentContext(msgspec.Struct, frozen=True):
 def gatehouse_for(
     app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None
 ) -> GuardRuntime:
-    """Make the doors. While the store is away, what could not be recorded does not run."""
+    """Makes a guard. While the store is unavailable, nothing runs that could not be recorded."""
     redactor = Redactor(_values(secrets), app.environ)
     gatehouse = GuardRuntime(
         app.patient(),
@@ -192,7 +191,7 @@ def _values(secrets: Secrets) -> Mapping[str, str]:
 
 
 async def keep_policy(store: Store, policy: ResolvedPolicy, redact: Callable[[str], str]) -> Digest:
-    """Put away what defines a session that has no mind of its own, without secrets in plain text."""
+    """Stores the definition of a session without a model of its own, secrets redacted."""
     return await store.put(_without_secrets(policy.canonical(), redact))
 
 
@@ -201,7 +200,7 @@ def _without_secrets(written: bytes, redact: Callable[[str], str]) -> bytes:
 
 
 def _masked(value: Any, redact: Callable[[str], str]) -> Any:
-    """Take secrets out of every text of a JSON value: instructions, scripts, prompts, settings."""
+    """Redacts every text in a JSON value."""
     match value:
         case str():
             return redact(value)

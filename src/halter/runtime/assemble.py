@@ -1,13 +1,7 @@
-"""An agent put together: what its folder says, the policy that follows from it, and the tools that it has.
+"""Assembles an agent: its folder, the policy that follows from it, its tools, and what those must not reach.
 
-What an agent looks with while nobody watches, against the tools that it has and its policy.
-
-Which tools of an agent's servers may be used, and what a person is asked about them: one question for each server.
-
-A server is a stranger that may offer other tools at every start, and thousands of them. So what is new or changed in it
-is one question, bounded in what it shows and pins. The question is withdrawn when what it is about is gone.
-
-What is protected from an agent's tools in this process: its definition, other agents', and Halter's own files.
+An MCP server may offer other tools at every start, and thousands of them. What is new or changed in a server is one
+question to a person, bounded in what it shows and pins, and withdrawn when its cause is gone.
 """
 
 import importlib.util
@@ -77,10 +71,10 @@ if TYPE_CHECKING:
 
 
 def check_pacing_tools(policy: ResolvedPolicy, pacing: Pacing, agent: AgentFile, tools: Iterable[Tool]) -> None:
-    """Check the tools that fields are refreshed with and that sensors poll, once the agent's tools are known.
+    """Checks the tools that refresh fields and that sensors poll, once the agent's tools are known.
 
-    Raises a ConfigError for a tool that does not exist, for one that does more than look, for one that a person would
-    have to be asked about again and again, and for parameters that it would refuse.
+    Raises ConfigError for a tool that does not exist, that does more than read, that needs a person's approval each
+    time, and for parameters that it would reject.
     """
     known = {tool.spec.name: tool for tool in tools}
     for path, name, given, params in _list_unattended_tools(pacing):
@@ -94,7 +88,7 @@ def check_pacing_tools(policy: ResolvedPolicy, pacing: Pacing, agent: AgentFile,
 
 
 def _list_unattended_tools(pacing: Pacing) -> Iterator[tuple[KeyPath, str, KeyPath, Mapping[str, Any]]]:
-    """List the tools that are used without the model's asking, with what they are given, and the way to both."""
+    """Lists the tools that run without the model asking, with their parameters, and the key paths of both."""
     for name, field in pacing.fields.items():
         if field.refresh_tool is not UNSET:
             path = ("hot_state", "fields", name)
@@ -106,7 +100,7 @@ def _list_unattended_tools(pacing: Pacing) -> Iterator[tuple[KeyPath, str, KeyPa
 
 
 def _explain_unfit(policy: ResolvedPolicy, spec: ToolSpec) -> str:
-    """Tell why a tool cannot be used without anybody's asking for it, if so."""
+    """Says why a tool cannot run without the model asking; "" if it can."""
     if spec.effect != "read":
         return "which may change something; name a tool that only looks, with the effect `read`"
     if spec.name in policy.disabled:
@@ -129,30 +123,30 @@ def _explain_refusal(tool: Tool, params: Mapping[str, Any]) -> str:
 
 
 MAX_TOOLS_PER_QUESTION: Final = 100
-"""So many tools of a server are put into one question; the rest waits for the next one."""
+"""Most tools in one question; the rest waits for the next one."""
 _DETAILED: Final = 8
-"""Of so many tools at most, the whole description and the schema are shown."""
+"""Up to so many tools, a question shows descriptions and schemas in full."""
 _LONGEST: Final = 1000
 _SHORT: Final = 40
 _NAMED: Final = 12
-"""So many characters of a digest are shown."""
+"""Characters shown of a digest."""
 _GONE: Final = 20
 PIN_QUESTION_LIFETIME: Final = 7 * DAY
-"""So long a question waits. It is put again when the agent is loaded after that."""
+"""How long a question waits. It is asked again when the agent is loaded later."""
 
 MERGED_QUESTION_REASON: Final = "The tools of a server are asked about together now."
 
 
 class PinPlan(msgspec.Struct, frozen=True):
-    """What is to be done about the servers of an agent."""
+    """What to do about the servers of an agent."""
 
     first: tuple[ToolSpec, ...] = ()
-    """Tools of servers that are seen for the first time: they are pinned as they are."""
+    """Tools of servers seen for the first time, pinned as they are."""
     waiting: frozenset[str] = frozenset()
-    """Tools that may not be used before a person agrees."""
+    """Tools that need a person's approval first."""
     questions: tuple[Question, ...] = ()
     withdrawn: tuple[tuple[str, str], ...] = ()
-    """Open questions whose cause is gone, each with the reason."""
+    """Open questions whose cause is gone, with the reason."""
 
 
 def plan_pins(
@@ -163,9 +157,9 @@ def plan_pins(
     asked: Sequence[DecisionRow],
     now: int,
 ) -> PinPlan:
-    """Compare what servers offer with what was agreed to and what was asked before.
+    """Compares what servers offer with what was approved and what was asked before.
 
-    `servers` are those that the agent's file names, `asked` all questions about servers of this agent.
+    `servers` are those in the agent's file, `asked` all questions about servers of this agent.
     """
     found = check_pins(specs, pins)
     changes = {change.server: change for change in _changes(found.changed, found.new, specs, pins)}
@@ -209,7 +203,7 @@ def _explain_withdrawal(
 
 
 def _renumber_question(question: Question, asked: Sequence[DecisionRow]) -> Question | None:
-    """Give a question that was put before another name; one that a person said no to is not put again."""
+    """Gives a repeated question a new id; returns None for one that a person denied."""
     before = [row for row in asked if row.subject == question.subject and row.digest == question.digest]
     if any(row.verdict == "deny" for row in before):
         return None
@@ -255,9 +249,9 @@ def _lines(
 
 
 async def settle_pins(app: Runtime, agent: str, servers: Sequence[str], specs: Sequence[ToolSpec]) -> frozenset[str]:
-    """Pin, ask and withdraw what there is to; name the tools that wait for a person."""
+    """Pins, asks and withdraws as planned; returns the tools that wait for a person."""
     store = app.store
-    # Without a tool there is nothing to ask, and only what waits matters.
+    # Without tools there is nothing to ask; only open questions matter.
     name = "asked_about_servers" if specs else "waiting_about_servers"
     asked = await store.ask(Query(name, DecisionRow, {"agent": agent}))
     if not specs and not asked:
@@ -274,7 +268,7 @@ async def settle_pins(app: Runtime, agent: str, servers: Sequence[str], specs: S
 
 
 def _pin_first(agent: str, specs: Sequence[ToolSpec]) -> Write:
-    """Pin tools that are seen for the first time, all at once; what was pinned meanwhile stays as it is."""
+    """Pins tools seen for the first time in one commit; what was pinned meanwhile is kept."""
 
     def pin(rows: Rows) -> Sequence[Draft]:
         wanted = [spec for spec in specs if rows.get(PinRow, agent, spec.name) is None]
@@ -286,13 +280,13 @@ def _pin_first(agent: str, specs: Sequence[ToolSpec]) -> Write:
 
 
 async def withdraw_questions(app: Runtime, agent: str, why: str) -> None:
-    """Take back what is asked about the servers of an agent that is not loaded any more."""
+    """Withdraws the open questions about the servers of an agent that is no longer loaded."""
     for row in await app.store.ask(Query("waiting_about_servers", DecisionRow, {"agent": agent})):
         await app.store.commit(withdraw_question(row.decision, why))
 
 
 OWN_FOLDER: Final = "halter"
-"""What a folder is called that Halter makes for its settings or its state."""
+"""Name of the folders that Halter makes for its settings and its state."""
 OWN_DEFINITION: Final = "the agent's own definition"
 SQLITE_FILE_SUFFIXES: Final = ("", "-wal", "-shm", "-journal")
 
@@ -300,7 +294,7 @@ ProtectedPathsFactory = Callable[[Settings, AgentFile | None, Path | None], Prot
 
 
 def list_protected_paths(settings: Settings, agent: AgentFile | None, folder: Path | None) -> ProtectedPaths:
-    """List what the tools of an agent must not reach; a program's agent has no folder."""
+    """Lists what the tools of an agent must not reach; an agent of a program has no folder."""
     things: list[ProtectedEntry] = []
     home = None if folder is None else folder.absolute()
     if agent is not None and home is not None:
@@ -311,7 +305,7 @@ def list_protected_paths(settings: Settings, agent: AgentFile | None, folder: Pa
 
 
 def list_halter_files(settings: Settings) -> Iterator[ProtectedEntry]:
-    """List the files that Halter keeps: the fleet's file, the store, checkpoints, keys, trust and tokens."""
+    """Lists Halter's own files: fleet file, store, checkpoints, keys, trust and tokens."""
     from halter.journal.open import find_store_file
 
     for fleet in dict.fromkeys((Path.cwd() / FLEET_FILE, *settings.fleets)):
@@ -337,9 +331,9 @@ def list_halter_files(settings: Settings) -> Iterator[ProtectedEntry]:
 
 
 def list_program_paths() -> Iterator[ProtectedEntry]:
-    """List where this program's own code comes from: whoever could write there could do anything.
+    """Lists where this program loads code from: write access there would allow anything.
 
-    The processes of the machine count as well: this one is among them, with the variables that it was given.
+    /proc counts too: it shows this process and its environment.
     """
     told = "from which this program loads code"
     virtual = sys.prefix != sys.base_prefix
@@ -354,7 +348,7 @@ def list_program_paths() -> Iterator[ProtectedEntry]:
 
 
 def make_file_refusal(protected: ProtectedPaths, roots: WritableFolders) -> FileRefusal:
-    """Refuse secrets by whatever name, and what lies outside of a root through which it was opened."""
+    """Refuses secrets under any name, and files outside of the root through which they were opened."""
 
     def refuse(path: Path, fd: int) -> bool:
         secret = protected.sight(reads=True).of_file(identity_of(fd)) is not None
@@ -364,7 +358,7 @@ def make_file_refusal(protected: ProtectedPaths, roots: WritableFolders) -> File
 
 
 def demand_unwritten(places: Iterable[Path], loaded: Iterable[WritableFolders]) -> None:
-    """Refuse to load what lies where an agent's tools can write: nobody could tell who wrote it."""
+    """Refuses to load what lies where an agent's tools can write: the agent may have written it."""
     for place in places:
         for agent in (*loaded, *map(find_writable_folders, list_agents_above(place))):
             for root in agent.roots:
@@ -376,7 +370,7 @@ def demand_unwritten(places: Iterable[Path], loaded: Iterable[WritableFolders]) 
 
 
 def protect_tools(tools: Iterable[Tool], paths: ProtectedPaths) -> None:
-    """Tell every tool that has a root what it must not reach; refuse, in a ConfigError, one that would."""
+    """Passes every tool with a root the paths that it must not reach. Raises ConfigError if its root reaches one."""
     for tool in tools:
         place = tool.place if isinstance(tool, FunctionTool) else None
         if place is None:
@@ -394,10 +388,10 @@ OWN_TOOLS: Final = "tools.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssembledAgent(ResolvedAgent):
-    """A resolved agent with its tools, ready to work; one that has no model can only play.
+    """A resolved agent with its tools. Without a model it can only run playbooks.
 
     `left_out` says which tools of its servers cannot be used, and why. `folder` is the digest of its folder as it was
-    read. `refuses` tells which files it may not read.
+    read. `refuses` decides which files it may not read.
     """
 
     tools: Mapping[str, Tool]
@@ -409,7 +403,6 @@ class AssembledAgent(ResolvedAgent):
     refuses: FileRefusal = refuse_nothing
 
     def standing(self, session: str, trigger: str = "") -> SessionContext:
-        """Tell where a session of this agent stands at its beginning."""
         return SessionContext(
             session=session,
             agent=self.policy.name,
@@ -427,10 +420,7 @@ class AssembledAgent(ResolvedAgent):
 async def assemble_agent(
     app: Runtime, folder: Path, *, protects: ProtectedPathsFactory = list_protected_paths
 ) -> AsyncGenerator[AssembledAgent]:
-    """Read an agent's folder, and start the servers that it names. Its code runs only if a person trusted it.
-
-    `protects` says what its tools must not reach.
-    """
+    """Reads an agent's folder and starts its MCP servers. Its code runs only if a person trusted it."""
     agent = read_agent(folder)
     resolved = resolve_agent(app.fleet, agent, folder)
     policy = resolved.policy
@@ -451,7 +441,7 @@ async def assemble_agent(
         check_pacing_tools(policy, resolved.pacing, agent, tools.values())
         servers = [server.name for server in read_servers(folder / MCP_FILE, app.environ)]
         waiting = await settle_pins(app, policy.name, servers, [tool.spec for tool in offer.tools])
-        # Many names take a moment to compile: no request waits for it.
+        # Compiling many names takes a moment: do it before the first request.
         personal_data.compile_names(resolved.tasks.anonymize or ())
         yield AssembledAgent(
             **resolved.parts(),
@@ -467,7 +457,7 @@ async def assemble_agent(
 
 @contextmanager
 def _register_writable(loaded: list[WritableFolders], agent: WritableFolders) -> Generator[None]:
-    """Have it known, as long as an agent is loaded, where its tools can write."""
+    """Registers, while an agent is loaded, where its tools can write."""
     loaded.append(agent)
     try:
         yield
@@ -476,32 +466,31 @@ def _register_writable(loaded: list[WritableFolders], agent: WritableFolders) ->
 
 
 def open_trust(settings: Settings) -> TrustFile:
-    """Open the list of what people trusted."""
     if settings.trust is None:
         raise ConfigError("You have no home folder, and HALTER_TRUST is not set: set it, or HOME.")
     return TrustFile(settings.trust)
 
 
 def find_agent_code(settings: Settings, folder: Path) -> AgentCode:
-    """Find the code of a folder, without what Halter itself writes there."""
+    """Returns the code of a folder, without what Halter itself writes there."""
     return AgentCode(folder, [thing.path for thing in list_halter_files(settings) if thing.secret])
 
 
 def demand_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> None:
-    """Refuse code that nobody has looked at, or that changed since."""
+    """Refuses code that no person has trusted as it is now."""
     if not (folder / OWN_TOOLS).exists() and not (folder / MCP_FILE).exists():
         return
     contents, trust = (code or find_agent_code(settings, folder)).contents(), open_trust(settings)
     if not trust.is_trusted(folder, digest_contents(contents)):
         since = trust.changed(folder, contents)
         raise ConfigError(
-            f"{folder} holds code that would run as you, and nobody has trusted it as it is now"
+            f"{folder} holds code that would run as you, and no person has trusted it as it is now"
             f"{f' ({since})' if since else ''}. Look through it, then run: halter trust {folder}"
         )
 
 
 def demand_loadable(servers: Iterable[ToolServer], folder: Path, app: Runtime) -> None:
-    """Refuse a command line that could load what an agent wrote: from a root of its tools, or from other data."""
+    """Refuses a command line that could load code from where an agent can write."""
     places = [*list_data_places(folder), *(root for agent in app.writable for root in agent.roots)]
     for server in servers:
         word = find_data_load(server, places, app.environ) if server.transport == "stdio" else ""
@@ -513,7 +502,6 @@ def demand_loadable(servers: Iterable[ToolServer], folder: Path, app: Runtime) -
 
 
 def make_builtin_tools(policy: ResolvedPolicy, folder: Path) -> Iterator[Tool]:
-    """Make the tools that every agent may have, as far as this one's file asks for them."""
     wanted = policy.tools
     if wanted.files is not UNSET:
         from halter.tools.files import make_file_tools
@@ -547,7 +535,7 @@ def load_own_tools(policy: ResolvedPolicy, folder: Path) -> Sequence[FunctionToo
 
 
 def _load_tool_module(file: Path) -> ModuleType:
-    """Run a file of tools. No bytecode is written beside it: that would be code that nobody trusted."""
+    """Runs a file of tools. Writes no bytecode beside it: that would be untrusted code."""
     spec = importlib.util.spec_from_file_location(f"halter_tools_of_{file.parent.name}", file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{file} cannot be loaded as Python.")
@@ -566,7 +554,7 @@ def _load_tool_module(file: Path) -> ModuleType:
 
 
 def index_tools(tools: Iterable[Tool]) -> Mapping[str, Tool]:
-    """Index tools by name; two of one name would be one too many."""
+    """Indexes tools by name. Raises ConfigError for a name used twice."""
     found: dict[str, Tool] = {}
     for tool in tools:
         if tool.spec.name in found:
@@ -576,7 +564,7 @@ def index_tools(tools: Iterable[Tool]) -> Mapping[str, Tool]:
 
 
 def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
-    """Make what is asked each time before code of a folder is started: it raises where that is not trusted then."""
+    """Returns a check that runs before each start of a folder's code."""
 
     def starts() -> None:
         try:
@@ -591,7 +579,7 @@ def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
 async def _start_servers(
     app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets
 ) -> AsyncGenerator["McpOffer"]:
-    """Start the servers of an agent, if it has any. Each time that one is started, its code must be trusted."""
+    """Starts the MCP servers of an agent. Its code must be trusted at each start."""
     from halter.tools.mcp import McpOffer, McpTerms, open_mcp_tools
 
     folder = code.folder

@@ -1,4 +1,7 @@
-"""Documents of an agent's folders: read once for each content, indexed in the store, and shown to who may see them."""
+"""Documents of an agent's folders.
+
+Read once per content, indexed in the store, and limited to what a session may see.
+"""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -17,11 +20,11 @@ from halter.tasks.review import is_quote_supported
 from halter.tasks.task_tools import Finding, QuotedDocument
 
 QUOTE_CONTEXT_LENGTH: Final = 600
-"""So many characters around a quote its judge is shown."""
+"""Characters shown around a quote to its judge."""
 
 
 class IndexedFile(msgspec.Struct, frozen=True):
-    """A file as it was when it was last read: what it looked like from outside, and what came of it."""
+    """A file as it was last read, and the document that came of it."""
 
     seen: FileEntry
     document: str
@@ -29,7 +32,7 @@ class IndexedFile(msgspec.Struct, frozen=True):
 
 
 class Library:
-    """Takes files in. What a file says is worked out once for each content, whoever asks."""
+    """Reads and indexes files, once per content."""
 
     def __init__(self, store: Store, folder: Path, refuses: FileRefusal = refuse_nothing) -> None:
         self._store = store
@@ -39,11 +42,10 @@ class Library:
         self._taking = asyncio.Lock()
 
     def place(self, path: str) -> Path:
-        """Find a folder that the agent's file names."""
         return (self._folder / path).resolve()
 
     async def files(self, path: str, pattern: str) -> Mapping[str, FileEntry] | UnreadableFile:
-        """List the files of a folder; hidden ones only where the pattern asks for such."""
+        """Lists the files of a folder; hidden ones only if the pattern names them."""
         from halter.documents import scan_documents
 
         found = await asyncio.to_thread(scan_documents, self.place(path), pattern)
@@ -52,7 +54,7 @@ class Library:
         return {name: seen for name, seen in found.items() if not _is_hidden(name)}
 
     async def shelf(self, collection: str, path: str, pattern: str) -> Sequence[DocumentRef]:
-        """Take in what is new in a folder, and list all of it. Raises Failed where the folder cannot be read."""
+        """Indexes what is new in a folder, and lists all of it. Raises Failed if the folder cannot be read."""
         files = await self.files(path, pattern)
         if isinstance(files, UnreadableFile):
             raise Failed("CollectionUnreadable", f"{collection}: {files.sentence}")
@@ -64,7 +66,7 @@ class Library:
         return found
 
     async def take(self, path: Path, seen: FileEntry, name: str) -> IndexedFile:
-        """Read a file, unless it was read as it is now; index what it says."""
+        """Reads and indexes a file, unless it is unchanged."""
         async with self._taking:
             known = self._known.get(path)
             if known is None or known.seen != seen or (known.problem and not known.document):
@@ -94,7 +96,7 @@ def _is_hidden(path: str) -> bool:
 
 
 class SessionDocuments:
-    """The documents that one session may see: those that its trigger names, and no others."""
+    """The documents that one session may see: those that its trigger names."""
 
     def __init__(
         self, library: Library, store: Store, collections: Mapping[str, Collection], own: Sequence[DocumentRef] = ()
@@ -105,7 +107,7 @@ class SessionDocuments:
         self._own = own
 
     async def documents(self) -> Sequence[DocumentRef]:
-        """List all of them, as they are now; but what the session is about as it was when it began, and once."""
+        """Lists all documents: the session's own as they were when it started, the others as they are now."""
         found = list(self._own)
         places = {(own.name, own.collection) for own in found}
         contents = {(own.name, own.document) for own in found}
@@ -119,22 +121,19 @@ class SessionDocuments:
         return found
 
     async def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's text in pieces, in order."""
         return await self._store.chunks(document)
 
     async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        """Find pieces of these documents, the best first."""
         return await self._store.search(documents, words, limit)
 
     async def text(self, document: str) -> str:
-        """Put a document's text together again."""
         text = ""
         for chunk in await self._store.chunks(document):
             text += chunk.text[len(text) - chunk.start :]
         return text
 
     async def check(self, finding: Finding) -> QuotedDocument:
-        """Look for a finding's quote in its document. Raises Failed for a document that the session may not see."""
+        """Looks for a finding's quote in its document. Raises Failed for one that the session may not see."""
         if not finding.document:
             return QuotedDocument("unquoted")
         shelved = [each for each in await self.documents() if finding.document in (each.name, each.document)]
@@ -147,7 +146,7 @@ class SessionDocuments:
         return QuotedDocument("supported" if stands else "unsupported", document.document, document.name)
 
     async def around(self, document: str, quote: str) -> str:
-        """Show a quote with what stands around it; without one, how the document begins."""
+        """Returns a quote with its surroundings; without a quote, the beginning of the document."""
         text = await self.text(document)
         at = text.find(quote) if quote else 0
         if at < 0:

@@ -1,12 +1,8 @@
-"""The news of a fleet, for whoever watches it.
+"""The feed of a fleet: durable events and live updates.
 
-There are two kinds. Events are durable: whoever listens reads them off the journal at their own pace, and goes on by
-stream and sequence number. Pulses (words as they come, what a sensor read) are live only.
-
-Nobody who listens is waited for. One that lags is told of a gap, and goes on with the present: the events that it was
-not given stand in the journal and can be read again, the pulses are gone.
-
-Following streams as they grow, in this process and in others.
+Events are read off the journal at the listener's own pace, and resumed by stream and sequence number. Live updates
+(text as it streams, sensor readings) are not stored. A slow listener is not waited for: it gets a gap, and goes on with
+the present; the missed events can be read again, the live updates cannot.
 """
 
 import asyncio
@@ -32,9 +28,10 @@ from halter.core.events import (
 from halter.core.ids import StreamId, session_of
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
 from halter.core.rows import SessionRow, StreamRow
+from halter.core.text import clean, from_body
 
 POLLING_INTERVAL: Final = 5 * SECOND
-"""How often everything is looked at: hints come at once, but may be lost."""
+"""Polling interval for all streams: hints arrive at once, but may be lost."""
 
 PAGE: Final = 1000
 
@@ -42,7 +39,7 @@ EVERYTHING: Final = Change(EVERY_STREAM, 0)
 
 
 async def watch_growth(store: Store, clock: Clock) -> AsyncGenerator[Change]:
-    """Tell to look at everything, then what may have grown since, and from time to time to look at everything again."""
+    """Yields EVERYTHING, then each hint of a grown stream, and EVERYTHING again at intervals."""
     hints = store.changes()
     hint = asyncio.ensure_future(anext(hints))
     poll = asyncio.ensure_future(clock.sleep(0))
@@ -64,9 +61,9 @@ async def watch_growth(store: Store, clock: Clock) -> AsyncGenerator[Change]:
 
 
 class Follower:
-    """Reads what is new in the streams that somebody wants. `seen` says how far each was read, and can be kept.
+    """Reads what is new in the wanted streams. `seen` is how far each was read.
 
-    Where only a few are wanted, by name, nobody has to look through all that there are.
+    With `only`, just those streams are looked up, by name.
     """
 
     def __init__(
@@ -82,27 +79,27 @@ class Follower:
         self._wanted = wanted
 
     async def new(self, change: Change = EVERYTHING) -> AsyncGenerator[Sequence[Stored]]:
-        """Read on in whatever may have grown, a page at a time, each of one stream."""
+        """Yields what may be new, in pages of one stream each."""
         for stream in await self.grown(change):
             while page := await self._store.read(stream, self._so_far(stream), PAGE):
                 self.seen[stream] = page[-1].seq
                 yield page
 
     async def all_new(self, change: Change = EVERYTHING) -> list[Stored]:
-        """Read on in whatever may have grown, with the newest last."""
+        """Returns what may be new, oldest first."""
         async with aclosing(self.new(change)) as pages:
             found = [stored async for page in pages for stored in page]
         return sorted(found, key=lambda stored: stored.at)
 
     async def grown(self, change: Change = EVERYTHING) -> Mapping[StreamId, int]:
-        """Find the streams that are longer than what was seen of them, and how long they are now."""
+        """Returns the streams that are longer than what was seen of them, with their length."""
         if change.stream != EVERY_STREAM:
             news = self._wants(change.stream) and change.head > self._so_far(change.stream)
             return dict(await self._lengths([change.stream])) if news else {}
         found = {stream: head for stream, head in await self._heads() if self._wants(stream)}
         for stream, head in found.items():
             if head < self._so_far(stream):
-                # The store was put back to an earlier state: what is there is read again rather than missed.
+                # The store was restored to an earlier state: read again rather than miss events.
                 self.seen[stream] = 0
         return {stream: head for stream, head in found.items() if head > self._so_far(stream)}
 
@@ -124,24 +121,23 @@ class Follower:
 
 
 async def read_stream_heads(store: Store) -> list[tuple[StreamId, int]]:
-    """Tell how long every stream is."""
     return [(StreamId(row.stream), row.head) for row in await store.ask(Query("heads", StreamRow))]
 
 
 MAX_PENDING_ITEMS: Final = 1000
-"""So many events, and so many pulses, may lie before somebody who listens."""
+"""Most events, and most live updates, that wait for a listener."""
 KINDS_KEPT: Final = 10_000
 
 
 class FeedEvent(msgspec.Struct, frozen=True):
-    """An event, under the name by which it is told."""
+    """An event under its name in the feed."""
 
     name: str
     stored: Stored
 
 
 class LiveUpdate(msgspec.Struct, frozen=True):
-    """Something of this moment, in a session."""
+    """Something that happens now in a session; it is not stored."""
 
     name: str
     session: str
@@ -150,14 +146,14 @@ class LiveUpdate(msgspec.Struct, frozen=True):
 
 
 class StreamSlice(msgspec.Struct, frozen=True):
-    """A part of a stream: what follows `after`, up to and with `through`."""
+    """The part of a stream after `after`, up to and including `through`."""
 
     after: int
     through: int
 
 
 class FeedGap(msgspec.Struct, frozen=True):
-    """So many events and pulses were not given, because they were not taken. `lost` says where the events stand."""
+    """Events and live updates that were dropped because the listener was slow. `lost` says where the events are."""
 
     events: int = 0
     pulses: int = 0
@@ -168,7 +164,7 @@ FeedItem = FeedEvent | LiveUpdate | FeedGap
 
 
 def name_feed_event(event: AnyEvent | Unknown, *, autonomous: bool) -> str:
-    """Name an event for those who listen: by its own kind, unless it tells of an agent that runs by itself."""
+    """Names an event: by its kind, unless it belongs to an autonomous session."""
     kind = event.kind if isinstance(event, Unknown) else event.KIND
     if not autonomous:
         return kind
@@ -190,7 +186,7 @@ def name_feed_event(event: AnyEvent | Unknown, *, autonomous: bool) -> str:
 
 
 class Bus:
-    """Where the news of one store, and the pulses of this process, can be listened to."""
+    """The feed of one store, and of this process."""
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
@@ -199,7 +195,7 @@ class Bus:
         self._autonomous: dict[str, bool] = {}
 
     def pulse(self, session: str, name: str, values: Mapping[str, Any]) -> None:
-        """Tell everybody who listens at this moment. It never waits, and keeps little."""
+        """Sends a live update to all listeners. Never blocks."""
         pulse = LiveUpdate(name, session, self._clock.now(), values)
         for pulses in self._listening:
             pulses.put(pulse)
@@ -210,10 +206,9 @@ class Bus:
         wanted: Callable[[StreamId], bool] = lambda _: True,
         most: int = MAX_PENDING_ITEMS,
     ) -> AsyncGenerator[FeedItem]:
-        """Listen to the streams that somebody wants: from now on, or `after` what they have seen of each.
+        """Yields the wanted streams: from now on, or `after` what was seen of each.
 
-        Whoever goes on is first given all that has come since, however much that is. A stream that they have seen
-        nothing of is read from its beginning.
+        With `after`, everything since comes first. A stream that is not in it is read from its beginning.
         """
         follower = Follower(
             self._store, dict(await read_stream_heads(self._store)) if after is None else after, wanted=wanted
@@ -236,7 +231,7 @@ class Bus:
     async def _items(
         self, follower: Follower, pulses: "_Pulses", change: Change | None, most: int
     ) -> AsyncGenerator[FeedItem]:
-        """Give what has come, or say that it was too much."""
+        """Yields what has come, or a gap if it is too much."""
         grown: Mapping[StreamId, int] = {} if change is None else await follower.grown(change)
         live, gone = pulses.take()
         new = {stream: StreamSlice(follower.seen.get(stream, 0), head) for stream, head in grown.items()}
@@ -246,14 +241,13 @@ class Bus:
         if lost or gone:
             yield FeedGap(events, gone, lost)
         streams = [[news async for news in self._read({stream: part})] for stream, part in given.items()]
-        for news in merge(*streams, key=_event_time):
+        for news in merge(*streams, key=lambda news: news.stored.at):
             follower.seen[news.stored.stream] = news.stored.seq
             yield news
         for pulse in live:
             yield pulse
 
     def missed(self, gap: FeedGap) -> AsyncGenerator[FeedEvent]:
-        """Read the events again that were not given."""
         return self._read(gap.lost)
 
     async def _read(self, parts: Mapping[StreamId, StreamSlice]) -> AsyncGenerator[FeedEvent]:
@@ -266,13 +260,13 @@ class Bus:
                 after = page[-1].seq if page else part.through
 
     async def named(self, stored: Stored) -> FeedEvent:
-        """Give an event its name, which depends on whose it is."""
+        """Names an event, which depends on its session."""
         session = session_of(stored.stream)
         autonomous = session is not None and await self._is_autonomous(session)
         return FeedEvent(name_feed_event(stored.event, autonomous=autonomous), stored)
 
     async def _is_autonomous(self, session: str) -> bool:
-        """Tell of what kind a session is. Its inbox may have been written to before it began."""
+        """Whether a session is autonomous. Its inbox may exist before it starts."""
         if session in self._autonomous:
             return self._autonomous[session]
         rows = await self._store.ask(Query("session", SessionRow, {"session": session}))
@@ -284,12 +278,8 @@ class Bus:
         return self._autonomous[session]
 
 
-def _event_time(news: FeedEvent) -> int:
-    return news.stored.at
-
-
 class _Pulses:
-    """The pulses that wait for one listener. Where there are too many the oldest go, and are counted."""
+    """The live updates that wait for one listener. When there are too many, the oldest are dropped and counted."""
 
     def __init__(self, most: int) -> None:
         self.news = asyncio.Event()
@@ -298,7 +288,6 @@ class _Pulses:
         self._lost = 0
 
     def put(self, pulse: LiveUpdate) -> None:
-        """Add the newest one."""
         self._waiting.append(pulse)
         if len(self._waiting) > self._most:
             self._waiting.popleft()
@@ -306,7 +295,7 @@ class _Pulses:
         self.news.set()
 
     def take(self) -> tuple[Sequence[LiveUpdate], int]:
-        """Take all that wait, and tell how many were lost before them."""
+        """Returns all that wait, and how many were dropped."""
         taken, lost = tuple(self._waiting), self._lost
         self._waiting.clear()
         self._lost = 0
@@ -315,7 +304,7 @@ class _Pulses:
 
 
 async def _merge_wakeups(changes: AsyncGenerator[Change], pulses: _Pulses) -> AsyncGenerator[Change | None]:
-    """Tell what may have grown; and, without a name, that there are pulses."""
+    """Yields each change, and None when live updates wait."""
     hint = asyncio.ensure_future(anext(changes))
     beat = asyncio.ensure_future(pulses.news.wait())
     try:
@@ -334,3 +323,58 @@ async def _merge_wakeups(changes: AsyncGenerator[Change], pulses: _Pulses) -> As
             with suppress(asyncio.CancelledError):
                 await waiting
         await changes.aclose()
+
+
+class CommitObserver:
+    """Observes what this process commits. Each worker shows and traces its own events."""
+
+    every_seconds = 3600.0
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wanted: Callable[[StreamId], bool]) -> None:
+        self._loop = loop
+        self._wanted = wanted
+        self._waiting: deque[Stored] = deque(maxlen=MAX_PENDING_ITEMS)
+        self._came = asyncio.Event()
+
+    def saw(self, events: Sequence[Stored]) -> None:
+        """Called in any thread after a commit; drops the oldest when the reader is too slow."""
+        self._waiting.extend(stored for stored in events if self._wanted(stored.stream))
+        with suppress(RuntimeError):
+            # The loop may be gone by now.
+            self._loop.call_soon_threadsafe(self._came.set)
+
+    def flush(self) -> None:
+        """No-op."""
+
+    async def each(self) -> AsyncGenerator[Stored]:
+        while True:
+            await self._came.wait()
+            self._came.clear()
+            while self._waiting:
+                yield self._waiting.popleft()
+
+
+def serialize_event(stored: Stored) -> dict[str, Any]:
+    return {
+        "stream": stored.stream,
+        "seq": stored.seq,
+        "kind": stored.kind,
+        "version": stored.version,
+        "at": stored.at,
+        "generation": stored.generation,
+        "facts": msgspec.Raw(stored.facts),
+        "body": None if stored.body is None else clean(from_body(stored.body)),
+        "blob": stored.blob,
+        "erased": stored.erased,
+        "hash": stored.hash.hex(),
+    }
+
+
+def serialize_feed_item(item: FeedItem) -> Mapping[str, Any]:
+    match item:
+        case FeedEvent():
+            return {"name": item.name, **serialize_event(item.stored)}
+        case LiveUpdate():
+            return msgspec.structs.asdict(item)
+        case FeedGap():
+            return {"name": "gap", **msgspec.structs.asdict(item)}

@@ -1,9 +1,6 @@
-"""What an agent can spend in the next hours and days: said before it runs where nobody watches.
+"""What an agent can spend in the next hours and days, said before it runs unattended."""
 
-What an agent may spend at most, in words: said before it runs where nobody watches.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Final
@@ -36,22 +33,21 @@ from halter.core.usage import ModelName, Unpriced, runs_locally
 from halter.guard.judge import lower_caps_to_policy
 from halter.operations.money import read_current_budgets
 from halter.runtime.assemble import OWN_TOOLS
-from halter.runtime.policy import read_stored_policy
-from halter.runtime.runtime import Runtime
-from halter.runtime.session_builder import TriggerRecord, read_trigger_record
+from halter.runtime.runtime import Runtime, read_budget, read_stored_policy
+from halter.runtime.session_builder import read_trigger_record
 from halter.runtime.sessions import has_window_cap
 from halter.runtime.triggers import FILE_ACTOR, digest_trigger, resolve_timing
 
 NIGHT: Final = 12 * HOUR
 MONTH: Final = 30 * DAY
 MEAN_COST_PERIOD: Final = 30 * DAY
-"""What is older tells nothing of tomorrow."""
+"""Older tasks are not counted."""
 FREE_TOKEN_PROBE: Final = 1_000_000
-"""A model that costs nothing for so many tokens is free."""
+"""A model that costs nothing for this many tokens is free."""
 
 
 class SpendingForecast(msgspec.Struct, frozen=True):
-    """What an agent can spend in a night and in thirty days. `causes` names what the clock alone makes it do."""
+    """What an agent can spend in a night and in thirty days. `causes` names what makes it run by the clock."""
 
     night: Forecast
     month: Forecast
@@ -59,7 +55,7 @@ class SpendingForecast(msgspec.Struct, frozen=True):
     free: bool = False
 
     def told(self) -> Sequence[str]:
-        """Say both, and what they assume."""
+        """Says both amounts and what they assume."""
         if self.free:
             return ["It spends nothing: what it uses has no price."]
         alone = "By the clock alone it spends nothing: it takes no turns by itself, and has no schedules."
@@ -79,7 +75,7 @@ class SpendingForecast(msgspec.Struct, frozen=True):
         return f"can raise that to {' and '.join(map(format_bound, most))}, what its caps leave."
 
     def amounts(self) -> Mapping[str, Decimal | None]:
-        """Name all four for programs; None is any amount."""
+        """Returns all four amounts by name; None is unbounded."""
         named = {
             "idle_night_usd": self.night.clock,
             "worst_night_usd": self.night.most,
@@ -92,7 +88,7 @@ class SpendingForecast(msgspec.Struct, frozen=True):
 async def forecast_spending(
     store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
 ) -> SpendingForecast:
-    """Work out what an agent can spend, for what its file names and what people confirmed."""
+    """Computes what an agent can spend, from its file and from what people confirmed."""
     work = await find_clockwork(store, agent, folder, environ, now)
     balances = await read_balances(store, work, now)
     night, month = (forecast_bounds(work, balances, now, now + span) for span in (NIGHT, MONTH))
@@ -108,7 +104,6 @@ async def forecast_spending(
 async def find_clockwork(
     store: Store, agent: ResolvedAgent, folder: Path, environ: Mapping[str, str], now: int
 ) -> Clockwork:
-    """Find out what the clock alone makes an agent do."""
     runs_alone, under_way = agent.pacing.autonomy.enabled, await _list_unattended_sessions(store, agent.policy)
     begins = runs_alone and not any(row.kind == "autonomous" for row in under_way)
     policy = await apply_policy_caps(store, agent.policy)
@@ -124,12 +119,12 @@ async def find_clockwork(
 
 
 async def apply_policy_caps(store: Store, policy: ResolvedPolicy) -> ResolvedPolicy:
-    """Lower the fleet's caps to those that the store's policy has by now: every hold is checked against them."""
+    """Lowers the fleet's caps to those of the store's policy: every hold is checked against them."""
     return msgspec.structs.replace(policy, caps=lower_caps_to_policy(policy.caps, await read_stored_policy(store)))
 
 
 async def read_balances(store: Store, work: Clockwork, now: int) -> Balances:
-    """Look up what stands against the caps of an agent and its schedules in the windows of now."""
+    """Returns what stands against the caps of an agent and its schedules in the current windows."""
     spenders = [(work.caps, "")] + [(each.caps, each.trigger) for each in work.schedules]
     legs = {
         (leg.scope, leg.window): leg
@@ -145,23 +140,20 @@ async def read_balances(store: Store, work: Clockwork, now: int) -> Balances:
 
 
 async def _list_unattended_sessions(store: Store, policy: ResolvedPolicy) -> Sequence[SessionRow]:
-    """List the sessions that go on without a person: those of triggers, and the one in which the agent runs alone."""
+    """Returns the sessions that run without a person: triggered ones, and the autonomous one."""
     params = {"agent": policy.name, "kind": "autonomous", "limit": 1}
     own = [row for row in await store.ask(Query("sessions_of", SessionRow, params)) if row.ended_at is None]
     return [*own, *await store.ask(Query("open_tasks", SessionRow, {"agent": policy.name}))]
 
 
 async def _remaining_of_session(store: Store, row: SessionRow, cap: int | None) -> int | None:
-    params = {"scope": session_stream(row.session), "window": "", "unit": "usd"}
-    found = next(iter(await store.ask(Query("budget", BudgetRow, params))), None)
-    if found is None:
-        return cap
-    binding = found.binding(cap)
-    return None if binding is None else max(0, binding - found.spent)
+    budget = await read_budget(store, session_stream(row.session))
+    binding = budget.binding(cap)
+    return None if binding is None else max(0, binding - budget.spent)
 
 
 async def _schedules(store: Store, policy: ResolvedPolicy, tasks: Tasks, now: int) -> tuple[ScheduledRuns, ...]:
-    """List the schedules that the file names, and those that people confirmed."""
+    """Returns the schedules in the file, and those that people confirmed."""
     rows = {row.trigger: row for row in await store.ask(Query("triggers_of", TriggerRow, {"agent": policy.name}))}
     found: list[ScheduledRuns] = []
     for each in tasks.schedules:
@@ -172,21 +164,16 @@ async def _schedules(store: Store, policy: ResolvedPolicy, tasks: Tasks, now: in
         found.append(build_scheduled_runs(policy, each, timing, same, now))
     for row in rows.values():
         made = await read_trigger_record(store, row) if row.made_by != FILE_ACTOR and row.type == "schedule" else None
-        found += [] if made is None else _confirmed_runs(policy, made, row, now)
+        trigger = None if made is None else made.trigger()
+        if made is not None and made.timing is not None and isinstance(trigger, Schedule):
+            found.append(build_scheduled_runs(policy, trigger, made.timing, row, now))
     return tuple(found)
-
-
-def _confirmed_runs(policy: ResolvedPolicy, made: TriggerRecord, row: TriggerRow, now: int) -> Sequence[ScheduledRuns]:
-    trigger = made.trigger()
-    if not isinstance(trigger, Schedule) or made.timing is None:
-        return []
-    return [build_scheduled_runs(policy, trigger, made.timing, row, now)]
 
 
 def build_scheduled_runs(
     policy: ResolvedPolicy, schedule: Schedule, timing: Timing, row: TriggerRow | None = None, now: int = 0
 ) -> ScheduledRuns:
-    """Put together what bounds the runs of a schedule; its `row` says which of them are due already."""
+    """Returns what bounds the runs of a schedule; its `row` says which are due already."""
     queued = row is not None and row.queued_at is not None
     missed = row is not None and count_ticks(timing, row.ticked_at, now, 1).count > 0
     return ScheduledRuns(
@@ -199,7 +186,7 @@ def build_scheduled_runs(
 
 
 def is_free(agent: ResolvedAgent, folder: Path, environ: Mapping[str, str]) -> bool:
-    """Tell whether nothing that an agent uses has a price. What its own code costs shows only when it runs."""
+    """Whether nothing that an agent uses has a price. What its own code costs shows only when it runs."""
     if (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists():
         return False
     return all(_costs_nothing(name, agent, environ) for name in agent.models())
@@ -211,7 +198,7 @@ def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) 
     url = None if described is None else described.base_url
     if not runs_locally(model, url):
         return False
-    # These take a while to import, and only models of this machine need them here.
+    # Slow to import, and needed only for local models.
     from halter.models.providers import Prices, make_model
 
     if model.provider not in {SCRIPTED, REFLEX}:
@@ -224,7 +211,7 @@ def _costs_nothing(name: str, agent: ResolvedAgent, environ: Mapping[str, str]) 
 
 
 class MeanCost(msgspec.Struct, frozen=True):
-    """What the newest tasks of an agent cost on average."""
+    """The mean cost of an agent's newest tasks."""
 
     usd: int
     samples: int
@@ -235,32 +222,28 @@ class _Cost(msgspec.Struct, frozen=True):
 
 
 async def compute_mean_cost(store: Store, agent: str, now: int) -> MeanCost | None:
-    """Tell what an agent's tasks cost so far; None where there are too few to go by."""
+    """Returns the mean cost of an agent's tasks; None where there are too few."""
     params = {"agent": agent, "since": now - MEAN_COST_PERIOD, "limit": SAMPLES_KEPT}
     costs = [row.usd for row in await store.ask(Query("task_costs", _Cost, params))]
     return None if len(costs) < SAMPLES_NEEDED else MeanCost(mean_of(costs).mean, len(costs))
 
 
 def format_bound(micros: int | None) -> str:
-    """Say a bound for people."""
     return "any amount" if micros is None else f"at most {format_micros(micros)}"
 
 
 async def describe_spending_limits(app: Runtime, policy: ResolvedPolicy) -> str:
-    """Say what one session, the agent and the fleet may spend. What a person said of a window counts first."""
+    """Says what one session, the agent and the fleet may spend. A person's cap counts before the configured one."""
     rows = await read_current_budgets(app.store, app.clock.now(), ended=0)
     said = {(row.scope, row.window): row for row in rows if row.unit == "usd" and row.cap_by}
     legs = list_accounts(policy.caps, Spender("", policy.name), app.clock.now())
 
     def told(scope: str) -> str:
-        return _join_caps(_describe_cap(leg, said.get((leg.scope, leg.window))) for leg in legs if leg.scope == scope)
+        caps = (_describe_cap(leg, said.get((leg.scope, leg.window))) for leg in legs if leg.scope == scope)
+        return " and ".join(caps) or "any amount"
 
     own, agent, fleet = (told(scope) for scope in ("session:", f"agent:{policy.name}", "fleet"))
     return f"It may spend at most {own} a session and {agent}, and all agents together {fleet}."
-
-
-def _join_caps(caps: Iterable[str]) -> str:
-    return " and ".join(caps) or "any amount"
 
 
 def _describe_cap(leg: Leg, row: BudgetRow | None) -> str:

@@ -1,12 +1,7 @@
-"""The front door: a message is routed before any model sees it, and what needs none is answered here.
+"""The front door: a message is routed before any model sees it, and what needs no model is answered here.
 
-Which way a message took, and why, is an event. It stands in the session's inbox and wakes nobody.
-
-A task for later: what was understood is put before a person, and nothing of it exists before they agree.
-
-A message that names a playbook: its inputs are read out of the message, and it is played.
-
-What is answered without a model and without cost, from the store alone.
+The route and the reason are an event in the session's inbox; it wakes no session. A task for later is proposed to a
+person, and exists only after they agree.
 """
 
 import re
@@ -30,11 +25,11 @@ from halter.core.errors import ConfigError
 from halter.core.events import MessageRouted
 from halter.core.ids import FLEET, inbox_stream, may_decide, session_stream
 from halter.core.money import BudgetRow, Leg, Spender, format_micros, format_usd, list_accounts
-from halter.core.ports import Draft, Query, Store, Stored, Write, offload_body
+from halter.core.ports import Draft, Query, Store, Write, offload_body, read_stream
 from halter.core.ports import read_body as said_in
 from halter.core.rows import AgentRow, DecisionRow, HaltRow, SavedHotState, SessionRow, StreamRow, TriggerRow
 from halter.core.schedules import Timing, explain_timing, find_first_moment, find_zone, next_tick_after, to_local_time
-from halter.core.text import from_body, join_names, shorten
+from halter.core.text import format_count, from_body, join_names, shorten
 from halter.core.vocabulary import SessionKind
 from halter.front_door.fast_paths import (
     HELP_ANSWER,
@@ -70,6 +65,7 @@ from halter.runtime.forecast import (
     format_bound,
     read_balances,
 )
+from halter.runtime.runtime import read_budget
 from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
 from halter.runtime.sessions import (
     begin_session,
@@ -84,22 +80,22 @@ from halter.state.receipt import make_receipt
 from halter.tasks.playbooks import StepListener
 
 MAX_NEXT_TIMES: Final = 3
-"""So many of its next times a person is shown."""
+"""How many of its next times a plan shows."""
 MAX_TASK_LENGTH: Final = 8_000
-"""A longer task is no sentence that somebody typed."""
+"""Longer tasks are not scheduled."""
 MAX_NAME_WORDS: Final = 4
-"""Of so many words of the task its name is made."""
+"""How many words of the task make its name."""
 
 
 class PlanOutcome(msgspec.Struct, frozen=True):
-    """What became of it: the decision that waits now, or none; and what the person is told."""
+    """The decision that waits now, or "", and the sentence for the person."""
 
     decision: str
     sentence: str
 
 
 async def propose_schedule(context: AgentContext, said: Scheduled) -> PlanOutcome:
-    """Ask a person whether a task may be done at certain times."""
+    """Asks a person whether a task may run at certain times."""
     against = _find_objection(context, said)
     if against:
         return PlanOutcome("", against)
@@ -113,14 +109,17 @@ async def propose_schedule(context: AgentContext, said: Scheduled) -> PlanOutcom
         digest=digest_trigger(schedule),
         made=msgspec.Raw(encode_trigger_record(schedule, said.timing)),
     )
-    question = make_trigger_question(agent, planned, _question_lifetime(context, said.timing, now))
+    # After the planned moment an approval would come too late.
+    lifetime = context.agent.policy.approval_expiry
+    lifetime = lifetime if said.timing.at is None else min(lifetime, said.timing.at - now)
+    question = make_trigger_question(agent, planned, lifetime)
     await context.store.commit(ask_question(question))
     how = f"Nothing is planned yet. Say approve, or: halter approve {question.decision}"
     return PlanOutcome(question.decision, f"{planned.shown}\n{how}")
 
 
 def _find_objection(context: AgentContext, said: Scheduled) -> str:
-    """Say why it cannot be planned, if so."""
+    """Says why it cannot be planned; "" if it can."""
     if len(said.prompt) > MAX_TASK_LENGTH:
         return f"That is too long for a schedule: say it in at most {MAX_TASK_LENGTH:,} characters."
     if context.gatehouse().redacted(said.prompt) != said.prompt:
@@ -130,14 +129,8 @@ def _find_objection(context: AgentContext, said: Scheduled) -> str:
     return ""
 
 
-def _question_lifetime(context: AgentContext, timing: Timing, now: int) -> int:
-    """Tell how long a yes may be waited for; after the moment that is meant, it would come too late."""
-    most = context.agent.policy.approval_expiry
-    return most if timing.at is None else min(most, timing.at - now)
-
-
 async def _free_name(context: AgentContext, prompt: str) -> str:
-    """Name it after its task, as nothing of the agent is or was called."""
+    """Names a schedule after its task, with a name that no trigger of the agent has or had."""
     found = re.findall(r"[a-z0-9]+", prompt.lower())[:MAX_NAME_WORDS]
     name = "-".join(found)[:40].strip("-") or "task"
     number = 1
@@ -171,13 +164,13 @@ async def _cost(context: AgentContext, schedule: Schedule, said: Scheduled, now:
 
 
 def describe_schedule_plan(agent: str, said: Scheduled, cost: str, now: int) -> str:
-    """Show what was understood, when it would run next, and what it will cost."""
-    times = list(_next(said.timing, now))
-    zone = said.timing.timezone
+    """Shows what was understood, when it runs next, and what it costs."""
+    zone = find_zone(said.timing.timezone) or ZoneInfo("UTC")
+    times = ", ".join(f"{to_local_time(at, zone):%a %Y-%m-%d %H:%M}" for at in _next(said.timing, now))
     lines = [
         f"{agent} would do this by itself: {said.prompt}",
         f"When: {explain_timing(said.timing)}",
-        f"Next: {', '.join(_written_plan(at, zone) for at in times)}{'' if said.recurring else ', and not again'}",
+        f"Next: {times}{'' if said.recurring else ', and not again'}",
         f"Cost: {cost}",
     ]
     return "\n".join(lines)
@@ -191,26 +184,14 @@ def _next(timing: Timing, now: int) -> Sequence[int]:
     return found
 
 
-def _written_plan(at: int, zone: str) -> str:
-    return f"{to_local_time(at, find_zone(zone) or ZoneInfo('UTC')):%a %Y-%m-%d %H:%M}"
-
-
 _GIVEN: Final = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_-]*)(?:=|:\s?)"
     r"(?:\"(?P<double>[^\"]*)\"|'(?P<single>[^']*)'|(?P<bare>[^\s,;]+))"
 )
 
 
-class PlaybookReply(msgspec.Struct, frozen=True):
-    """What a playbook came to; without a session it was not begun."""
-
-    session: str
-    sentence: str
-    ok: bool
-
-
 def parse_playbook_inputs(rest: str, names: tuple[str, ...]) -> dict[str, str]:
-    """Read the inputs that a message gives, as `name=value`; a value with spaces stands in quotes."""
+    """Parses the inputs in a message, as `name=value`; a value with spaces is quoted."""
     found: dict[str, str] = {}
     for given in _GIVEN.finditer(rest):
         if given["name"] in names:
@@ -219,34 +200,44 @@ def parse_playbook_inputs(rest: str, names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-async def play_playbook(context: AgentContext, said: Script, tell: StepListener, waits: WaitListener) -> PlaybookReply:
-    """Play a playbook of the agent from beginning to end."""
+async def _play_script(
+    context: AgentContext, routed: RoutingDecision, said: Script, showing: "SubSessionObserver"
+) -> "HandledMessage":
     playbook = context.agent.playbooks[said.playbook]
     inputs = parse_playbook_inputs(said.rest, playbook.inputs)
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
         how = f"say it as in: run {said.playbook} with {missing[0]}=VALUE"
-        return PlaybookReply("", f"{said.playbook} needs {join_names(missing)}: {how}", ok=False)
-    session = await sessions.begin_playbook(context.app, context.agent, playbook, inputs)
-    ended = await sessions.resume_playbook(context.app, context.agent, session, tell, waits)
+        return HandledMessage(routed, f"{said.playbook} needs {join_names(missing)}: {how}", ok=False)
+    try:
+        session = await sessions.begin_playbook(context.app, context.agent, playbook, inputs)
+        ended = await sessions.resume_playbook(context.app, context.agent, session, showing.stepped, showing.waits)
+    except ConfigError as error:
+        return HandledMessage(routed, str(error), ok=False)
     sentence = f"{said.playbook} (session {session}): {ended.state}, {ended.terminal_reason}. {ended.sentence}".strip()
-    return PlaybookReply(session, sentence, ended.state == "COMPLETED")
+    return HandledMessage(routed, sentence, ended.state == "COMPLETED", session)
 
 
 MAX_LISTED_ROWS = 10
-"""So many sessions or decisions are listed, and then how many more there are."""
+"""Most sessions or decisions that are listed; the rest is counted."""
 PAGE = 1000
 SHOWN_DECISION_TTL = 15 * MINUTE
-"""For so long a person remembers what they were shown."""
+"""How long a decision counts as shown."""
 MAX_EVENTS_SEARCHED = 100
 ONLY_A_PERSON = "Only a person may do that, and this was said by an agent."
 
 
 async def answer_fast_path(context: AgentContext, routed: RoutingDecision, session: str, *, ahead: bool = False) -> str:
-    """Answer a message that is one of the fast paths; `session` is the one in which it was said."""
+    """Answers a message without a model; `session` is the one in which it was sent."""
     match routed.details:
-        case Plain():
-            return await _answer_plain_route(context, routed.route, session)
+        case Plain() if routed.route == "status":
+            return await describe_status(context, session)
+        case Plain() if routed.route == "needs_me":
+            return await describe_inbox(context)
+        case Plain() if routed.route == "schedules":
+            return await describe_schedules(context)
+        case Plain() if routed.route == "last_receipt":
+            return await describe_last_receipt(context)
         case ClockQuestion(zone=zone):
             return describe_time(context.app.clock.now(), zone)
         case SumResult(text):
@@ -261,33 +252,19 @@ async def answer_fast_path(context: AgentContext, routed: RoutingDecision, sessi
             return await _cancel(context, named)
         case HotStateQuestion(name):
             return await describe_hot_state(context, name)
-        case Scheduled() | Unclear() | Delegated() | Script():
-            return HELP_ANSWER
-
-
-async def _answer_plain_route(context: AgentContext, route: str, session: str) -> str:
-    match route:
-        case "status":
-            return await describe_status(context, session)
-        case "needs_me":
-            return await describe_inbox(context)
-        case "schedules":
-            return await describe_schedules(context)
-        case "last_receipt":
-            return await describe_last_receipt(context)
-        case _:
+        case Plain() | Scheduled() | Unclear() | Delegated() | Script():
             return HELP_ANSWER
 
 
 async def describe_status(context: AgentContext, session: str) -> str:
-    """Tell whether the agent is on, halted, and what its sessions do."""
+    """Says whether the agent is on or halted, and what its sessions do."""
     store, name, now = context.store, context.agent.policy.name, context.app.clock.now()
     rows = await store.ask(Query("open_of", SessionRow, {"agent": name, "limit": 1000}))
     switch = next((row for row in await store.ask(Query("all_agents", AgentRow)) if row.agent == name), None)
     scopes = {f"agent:{name}", "fleet", *(f"session:{row.session}" for row in rows)}
     halted = [row for row in await store.ask(Query("all_halts", HaltRow)) if row.halted and row.scope in scopes]
     on = "was never switched on" if switch is None else "is on" if switch.switched_on else "is off"
-    lines = [f"{name} {on}. {_format_count(len(rows), 'session')} of it {'is' if len(rows) == 1 else 'are'} open."]
+    lines = [f"{name} {on}. {format_count(len(rows), 'session')} of it {'is' if len(rows) == 1 else 'are'} open."]
     lines += [f"{halt.scope} is halted, by {halt.by}." for halt in halted]
     lines += [f"{_session(row, now, session)}{await _money(store, row)}" for row in rows[:MAX_LISTED_ROWS]]
     return "\n".join([*lines, *_describe_more(len(rows))])
@@ -302,7 +279,6 @@ def _session(row: SessionRow, now: int, here: str) -> str:
 
 
 async def _money(store: Store, row: SessionRow) -> str:
-    """Say what of its cap a session has spent."""
     params = {"scope": session_stream(row.session), "window": "", "unit": "usd"}
     found = await store.ask(Query("budget", BudgetRow, params))
     return f", {(await shown_budgets(store, found))[0].told()}" if found else ""
@@ -315,7 +291,7 @@ class _Sum(msgspec.Struct, frozen=True):
 
 
 async def describe_spending(context: AgentContext, period: Period) -> str:
-    """Tell what the agent spent, on what, and how much of its caps is left."""
+    """Says what the agent spent, on what, and how much of its caps is left."""
     policy, now, store = context.agent.policy, context.app.clock.now(), context.store
     since = _since(period, now, policy.caps.zone)
     rows = await store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
@@ -331,9 +307,7 @@ async def describe_spending(context: AgentContext, period: Period) -> str:
 
 
 async def _against_cap(context: AgentContext, leg: Leg) -> str:
-    params = {"scope": leg.scope, "window": leg.window, "unit": "usd"}
-    found = next(iter(await context.store.ask(Query("budget", BudgetRow, params))), None)
-    row = found or BudgetRow(leg.scope, leg.window, "usd")
+    row = await read_budget(context.store, leg.scope, leg.window)
     cap = row.binding(leg.cap)
     held = f", and {format_micros(row.held)} is held" if row.held else ""
     limit = "no cap" if cap is None else f"a cap of {format_micros(cap)}"
@@ -341,7 +315,7 @@ async def _against_cap(context: AgentContext, leg: Leg) -> str:
 
 
 def _since(period: Period, now: int, zone: str) -> int:
-    """Tell when a day, a week or a month began, by the clock on the wall; a week begins on Monday."""
+    """Returns when a day, a week or a month began in local time; weeks begin on Monday."""
     here = find_zone(zone) or ZoneInfo("UTC")
     day = to_local_time(now, here).date()
     if period == "week":
@@ -375,7 +349,7 @@ async def _resume(context: AgentContext, scope: str) -> str:
 
 
 async def _resolve_scope(context: AgentContext, scope: str) -> str | None:
-    """Find the session that a scope names by its beginning; what is no session's scope stays as it is."""
+    """Completes the session id in a scope; other scopes stay as they are."""
     kind, _, name = scope.partition(":")
     if kind != "session":
         return scope
@@ -385,19 +359,12 @@ async def _resolve_scope(context: AgentContext, scope: str) -> str | None:
     return f"session:{(exact or found)[0]}" if len(exact or found) == 1 else None
 
 
-async def list_open_decisions(context: AgentContext) -> Sequence[approvals.PendingDecision]:
-    """List what a person can still decide."""
-    now = context.app.clock.now()
-    return await approvals.list_pending_decisions(context.store, now)
-
-
 async def describe_inbox(context: AgentContext) -> str:
-    """List what waits for a person."""
-    found = await list_open_decisions(context)
+    now = context.app.clock.now()
+    found = await approvals.list_pending_decisions(context.store, now)
     if not found:
         return "Nothing needs you."
-    now = context.app.clock.now()
-    lines = [f"{_format_count(len(found), 'decision')} for you. Say approve or deny, with the id if there are several."]
+    lines = [f"{format_count(len(found), 'decision')} for you. Say approve or deny, with the id if there are several."]
     for one in found[:MAX_LISTED_ROWS]:
         ago = format_duration(max(0, now - one.asked_at))
         lines.append(
@@ -415,7 +382,7 @@ def _describe_decision(one: approvals.PendingDecision) -> str:
         case "changed_tool":
             return f"{one.name} is new or has changed"
         case "changed_server":
-            return f"the server {one.name} offers tools that nobody has agreed to"
+            return f"the server {one.name} offers tools that were not approved"
         case "proposal":
             return f"a {one.name} to be kept"
         case "schedule":
@@ -429,7 +396,8 @@ def _indent(text: str) -> str:
 
 
 async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: bool) -> str:
-    app, found = context.app, await list_open_decisions(context)
+    app = context.app
+    found = await approvals.list_pending_decisions(context.store, app.clock.now())
     if not may_decide(app.settings.person):
         return ONLY_A_PERSON
     meant = [one for one in found if one.decision.lower() == said.decision.lower()] if said.decision else []
@@ -446,17 +414,17 @@ async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: 
         return f"A higher cap needs an amount: halter approve {one.decision} --cap AMOUNT"
     unseen = ahead or not await _was_shown(context, session, one.decision)
     if said.implied and said.verdict == "approve" and unseen:
-        # Something else may have been decided, and this have come, since they last looked or began to type.
+        # This decision may have replaced the one that they saw or were typing about.
         shown = f"- {one.decision}: {_describe_decision(one)} (of {one.agent})\n{_indent(one.shown)}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.answer_decision(one, said.verdict, app.settings.person, app.ids.new())
     if not (await context.store.commit(write)).events:
-        return f"{one.decision} was decided by somebody else, has expired, or cannot be done any more."
+        return f"{one.decision} was already decided, has expired, or cannot be done any more."
     return f"{'Approved' if said.verdict == 'approve' else 'Denied'}: {one.decision} ({_describe_decision(one)})"
 
 
 async def _was_shown(context: AgentContext, session: str, decision: str) -> bool:
-    """Tell whether a decision was shown here lately, in this talk or before it had begun."""
+    """Whether a decision was shown lately, in this session or before it began."""
     store, since = context.store, context.app.clock.now() - SHOWN_DECISION_TTL
     for stream in (inbox_stream(session), FLEET):
         heads = await store.ask(Query("head", StreamRow, {"stream": stream}))
@@ -470,7 +438,6 @@ async def _was_shown(context: AgentContext, session: str, decision: str) -> bool
 
 
 async def describe_schedules(context: AgentContext) -> str:
-    """List what is planned for the agent."""
     name, now = context.agent.policy.name, context.app.clock.now()
     found = await plan_triggers(context.store, now, name)
     known = {plan.name for plan in found}
@@ -498,7 +465,7 @@ async def _cancel(context: AgentContext, named: ScheduleName) -> str:
         which = f"There is no schedule {named.name}." if named.name else "Say which one: cancel schedule NAME."
         return f"{which}\n{await describe_schedules(context)}"
     if any(is_same_name(each.name, named.name) for each in context.agent.tasks.triggers()):
-        return explain_file_trigger(named.name)
+        return f"{named.name} stands in agent.yaml, and would come back: it was not ended. Remove it there."
     identity = trigger_id(context.agent.policy.name, named.name)
     row = next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": identity}))), None)
     if row is None or row.ended_at is not None:
@@ -507,13 +474,8 @@ async def _cancel(context: AgentContext, named: ScheduleName) -> str:
     return f"{named.name} is cancelled: it starts nothing any more."
 
 
-def explain_file_trigger(name: str) -> str:
-    """Say why a trigger cannot be ended by a word."""
-    return f"{name} stands in agent.yaml, and would come back: it was not ended. Remove it there."
-
-
 async def describe_hot_state(context: AgentContext, field: str) -> str:
-    """Show what the agent knows, as it was kept last, with ages."""
+    """Shows the agent's hot state as it was saved last, with ages."""
     fields = context.agent.pacing.fields
     if not fields:
         return f"{context.agent.policy.name} has no hot state: its file names no fields and no sensors."
@@ -526,17 +488,17 @@ async def describe_hot_state(context: AgentContext, field: str) -> str:
 
 
 async def describe_last_receipt(context: AgentContext) -> str:
-    """Tell in a few lines what the agent's newest session did that is over."""
+    """Summarizes the agent's newest session that has ended."""
     name = context.agent.policy.name
     params = {"agent": name, "limit": 1}
     row = next(iter(await context.store.ask(Query("ended_of", SessionRow, params))), None)
     if row is None or row.ended_at is None:
         return f"No session of {name} is over yet."
-    made = make_receipt(await _events(context, row.session))
+    made = make_receipt(await read_stream(context.store, session_stream(row.session)))
     now, took = context.app.clock.now(), format_duration(max(0, row.ended_at - row.started_at))
-    refused = f", {_format_count(len(made.brakes), 'refusal')}" if made.brakes else ""
+    refused = f", {format_count(len(made.brakes), 'refusal')}" if made.brakes else ""
     ago = format_duration(max(0, now - row.ended_at))
-    asked, called = _format_count(len(made.requests), "request"), _format_count(len(made.calls), "call")
+    asked, called = format_count(len(made.requests), "request"), format_count(len(made.calls), "call")
     lines = (
         f"{row.session} ({row.kind}) ended {ago} ago: {row.state}, {row.terminal_reason}.",
         f"It took {took} and cost {format_usd(made.cost_usd)}.",
@@ -544,17 +506,6 @@ async def describe_last_receipt(context: AgentContext) -> str:
         f"All of it: halter receipt {row.session}",
     )
     return "\n".join(lines)
-
-
-async def _events(context: AgentContext, session: str) -> list[Stored]:
-    found: list[Stored] = []
-    while page := await context.store.read(session_stream(session), len(found), PAGE):
-        found += page
-    return found
-
-
-def _format_count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _describe_more(number: int) -> Sequence[str]:
@@ -565,7 +516,7 @@ ANSWER_ROUTE: Final = RoutingDecision("strategy", "GOAL", "It answers what the a
 
 
 class HandledMessage(msgspec.Struct, frozen=True):
-    """A message that is done with: what it was answered, and by which other session, if by one."""
+    """A message that is answered, and the other session that answered it, if one did."""
 
     routed: RoutingDecision
     answer: str
@@ -574,7 +525,7 @@ class HandledMessage(msgspec.Struct, frozen=True):
 
 
 class ForwardedMessage(msgspec.Struct, frozen=True):
-    """A message that the session's own model has to answer; unless it was `told`, it has yet to be said to it."""
+    """A message for the session's own model; unless `told`, it has yet to be posted."""
 
     routed: RoutingDecision
     told: bool = False
@@ -582,7 +533,7 @@ class ForwardedMessage(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class SubSessionObserver:
-    """Whoever watches while another session does what a message asks for; `began` hears that its own has begun."""
+    """Observes another session that does what a message asks for; `began` is called when its parent has started."""
 
     watching: LoopObserver = NO_OBSERVER
     waits: WaitListener = lambda _, __: None
@@ -593,14 +544,8 @@ class SubSessionObserver:
 NO_SUB_SESSION_OBSERVER: Final = SubSessionObserver()
 
 
-async def gather_surroundings(context: AgentContext) -> RoutingContext:
-    """Tell the names that mean something in a message to this agent."""
-    now = context.app.clock.now()
-    return await build_surroundings(context.agent, context.store, now, has_tools=bool(list_tool_names(context)))
-
-
 async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int, *, has_tools: bool) -> RoutingContext:
-    """Tell the names that mean something to an agent: those in its files and, where there is one, in its store."""
+    """Returns the names that a message to an agent may use: from its files and, if given, its store."""
     name, rows, waiting = agent.policy.name, (), ()
     if store is not None:
         rows = await store.ask(Query("triggers_of", TriggerRow, {"agent": name}))
@@ -620,7 +565,7 @@ async def build_surroundings(agent: ResolvedAgent, store: Store | None, now: int
 
 
 def declares_tools(agent: ResolvedAgent, folder: Path) -> bool:
-    """Tell whether an agent will have tools; which ones its code and its servers bring shows when they run."""
+    """Whether an agent will have tools; those of its code and its servers are known only when they run."""
     wanted = agent.policy.tools
     built_in = any(each is not UNSET for each in (wanted.files, wanted.http, wanted.shell))
     own = (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists()
@@ -637,25 +582,21 @@ async def handle_message(
     showing: SubSessionObserver = NO_SUB_SESSION_OBSERVER,
     ahead: bool = False,
 ) -> HandledMessage | ForwardedMessage:
-    """Route what a person says to a session, and do what needs no model of its own.
+    """Routes a person's message to a session, and does what needs no model.
 
-    A session need not have begun: it begins only for what is a part of it. Who is `answering` a question of the agent's
-    is heard by its model, unless they say halt. What was typed `ahead` of what is on the screen agrees to nothing.
+    The session need not exist: it starts only for a message that belongs to it. With `answering` the message answers
+    the agent's question and goes to its model, unless it says halt. A message typed `ahead` of what is on screen
+    approves nothing.
     """
-    routed = route_message(text, await gather_surroundings(context))
+    now, has_tools = context.app.clock.now(), bool(list_tool_names(context))
+    routed = route_message(text, await build_surroundings(context.agent, context.store, now, has_tools=has_tools))
     if answering and routed.route != "halt":
         routed = ANSWER_ROUTE
     if routed.route != "strategy":
-        return await _answer_fast_path(context, session, text, routed, ahead=ahead)
+        answer = await answer_fast_path(context, routed, session, ahead=ahead)
+        await _record_route(context, session, routed, text, answer)
+        return HandledMessage(routed, answer)
     return await _dispatch_route(context, session, text, routed, kind, showing)
-
-
-async def _answer_fast_path(
-    context: AgentContext, session: str, text: str, routed: RoutingDecision, *, ahead: bool
-) -> HandledMessage:
-    answer = await answer_fast_path(context, routed, session, ahead=ahead)
-    await _record_route(context, session, routed, text, answer)
-    return HandledMessage(routed, answer)
 
 
 async def _dispatch_route(
@@ -692,7 +633,7 @@ async def _delegate_message(
     kind: SessionKind,
     showing: SubSessionObserver,
 ) -> HandledMessage | ForwardedMessage:
-    """Let another agent do it. Its last words answer in a chat; whoever was given a task answers with them itself."""
+    """Delegates a message. In a chat the last words of the other agent answer; a task answers itself, knowing them."""
     try:
         async with open_delegate(context, said.agent) as other:
             await send_message(context, session, text, kind)
@@ -706,18 +647,8 @@ async def _delegate_message(
     return HandledMessage(routed, came.words, came.ok, came.session)
 
 
-async def _play_script(
-    context: AgentContext, routed: RoutingDecision, said: Script, showing: SubSessionObserver
-) -> HandledMessage:
-    try:
-        played = await play_playbook(context, said, showing.stepped, showing.waits)
-    except ConfigError as error:
-        return HandledMessage(routed, str(error), ok=False)
-    return HandledMessage(routed, played.sentence, played.ok, played.session)
-
-
 async def send_message(context: AgentContext, session: str, text: str, kind: SessionKind) -> None:
-    """Say something to a session, or begin it with that."""
+    """Posts a message to a session, or starts the session with it."""
     if await _has_begun(context, session):
         await say_to_session(context, session, text)
     else:
@@ -732,10 +663,10 @@ async def _has_begun(context: AgentContext, session: str) -> bool:
 async def _record_route(
     context: AgentContext, session: str, routed: RoutingDecision, text: str, answer: str = "", *, begins: bool = False
 ) -> None:
-    """Write down which way a message took.
+    """Records the route of a message.
 
     It stands in the inbox of its session, also of one that `begins` with it, so that it is erased with the session; a
-    message that needs no session stands in the fleet's stream.
+    message without a session stands in the fleet's stream.
     """
     redact = context.gatehouse().redacted
     said = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}

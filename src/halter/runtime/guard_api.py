@@ -10,11 +10,11 @@ async with guard, guard.session("answer the mail") as session:
     answer = await session.call("send", to="ada", text="hello")
 ```
 
-Every call goes through the same door as those of an agent: halts, grants, rates, money, approvals, in this order, and
-all of it is in the journal before it happens. What a program was doing when it died is there when it starts again.
+Every call passes the same checks as those of an agent: halts, grants, rates, money, approvals, in this order, and
+is in the journal before it runs. After a crash the program resumes from the journal.
 """
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Unpack
@@ -52,13 +52,13 @@ MAX_REPORT_SESSIONS: Final = 1_000_000
 
 
 class GuardOptions(ProgramOptions, total=False):
-    """What may be said of a guard. `simulates` is a model that predicts what dangerous calls would do."""
+    """Options of a guard. `simulates` is a model that predicts what dangerous calls would do."""
 
     simulates: Model
 
 
 class GuardSummary(msgspec.Struct, frozen=True):
-    """What a guard's agent did and spent. Amounts are dollars."""
+    """What a guard's agent did and spent, in dollars."""
 
     agent: str
     sessions: int
@@ -70,7 +70,7 @@ class GuardSummary(msgspec.Struct, frozen=True):
 
 
 class Guard(AgentProgram):
-    """One agent's guard over one store. Use it as an async context manager; it is open inside."""
+    """One agent's guard over one store. Use it as an async context manager."""
 
     NOUN = "guard"
 
@@ -82,9 +82,9 @@ class Guard(AgentProgram):
 
     @asynccontextmanager
     async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 It is the word for it everywhere.
-        """Begin a session, or go on with the one of that id, also after a crash: first what is in doubt is cleared up.
+        """Starts a session, or resumes the one with that id, also after a crash: calls in doubt are resolved first.
 
-        It ends with the block: completed, or as an error if the block raises, or by the brake that was tripped.
+        It ends with the block: completed, as an error if the block raises, or by the brake that was tripped.
         """
         session = await self._taken_up(task, id)
         try:
@@ -96,18 +96,16 @@ class Guard(AgentProgram):
         await session.end("COMPLETED", "completed")
 
     async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
-        """Make one call in a session of its own."""
+        """Makes one call in a session of its own."""
         async with self.session(f"call {_name(tool)}") as session:
             return await session.call(tool, **arguments)
 
     async def report(self) -> GuardSummary:
-        """Tell what this agent did and spent, what its caps are, and what waits for a person."""
-        opened = self._opened()
-        named = {"agent": self._agent}
-        own = await opened.app.store.ask(
-            Query("sessions_of_agent", SessionRow, {**named, "limit": MAX_REPORT_SESSIONS})
-        )
-        spent = await opened.app.store.ask(Query("spent_by_name", _Spent, named))
+        """Returns what this agent did and spent, its budgets, and what waits for a person."""
+        app, named = self._opened().app, {"agent": self._agent}
+        store, now = app.store, app.clock.now()
+        own = await store.ask(Query("sessions_of_agent", SessionRow, {**named, "limit": MAX_REPORT_SESSIONS}))
+        spent = await store.ask(Query("spent_by_name", _Spent, named))
         by_name = {each.name: each.usd for each in spent}
         return GuardSummary(
             agent=self._agent,
@@ -115,16 +113,12 @@ class Guard(AgentProgram):
             running=sum(row.ended_at is None for row in own),
             cost_usd=micros_to_usd(sum(by_name.values())),
             cost_by_name_usd={name: micros_to_usd(micros) for name, micros in by_name.items()},
-            budgets=tuple(await self._budgets(opened)),
-            needs_you=tuple(await list_pending_decisions(opened.app.store, opened.app.clock.now())),
+            budgets=tuple(await shown_budgets(store, await read_current_budgets(store, now))),
+            needs_you=tuple(await list_pending_decisions(store, now)),
         )
 
-    async def _budgets(self, opened: AgentContext) -> Sequence[Budget]:
-        store = opened.app.store
-        return await shown_budgets(store, await read_current_budgets(store, opened.app.clock.now()))
-
     async def receipts(self, limit: int = 50) -> tuple[Receipt, ...]:
-        """Make the receipts of this agent's newest sessions, the newest first."""
+        """Returns the receipts of this agent's sessions, the newest first."""
         opened = self._opened()
         params = {"agent": self._agent, "limit": limit}
         own = await opened.app.store.ask(Query("sessions_of_agent", SessionRow, params))
@@ -152,7 +146,7 @@ class Guard(AgentProgram):
         return GuardedSession(opened, running, len(events))
 
     async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
-        """Take a session at once if it is over or free; else wait for as long as an owner that died would have it."""
+        """Takes a session at once if it is free or over; else waits as long as a dead owner's lease lasts."""
         (row,) = await opened.store.ask(Query("session", SessionRow, {"session": session}))
         patience = 0 if row.ended_at is not None or explain_newer_format(row) else opened.patience
         return await take_lease(opened.store, opened.app.clock, opened.worker, session, patience)
@@ -178,11 +172,11 @@ class _Spent(msgspec.Struct, frozen=True):
 
 
 class SessionTaken(HalterError):
-    """A session cannot be gone on with: another process works on it."""
+    """The session cannot be resumed: another process works on it."""
 
 
 class SessionOver(HalterError):
-    """A session cannot be gone on with: it has ended, and its receipt says how."""
+    """The session cannot be resumed: it has ended."""
 
 
 async def _explain_not_taken(opened: AgentContext, session: str) -> SessionTaken | SessionOver:
@@ -205,14 +199,14 @@ class GuardedSession:
 
     @property
     def id(self) -> str:
-        """The session's id, by which it can be gone on with."""
+        """The session's id; pass it to `Guard.session` to resume."""
         return self._running.lease.session
 
     async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
-        """Call a tool through the guard. It waits where a person has to decide, or where others hold the money.
+        """Calls a tool through the guard. Waits while a person has to decide, or while other holds take up the money.
 
-        Whatever comes of it is an answer with an outcome: a refusal, too. After a halt or at a cap the session ends
-        with its block, and each further call is refused in the same way.
+        The answer has an outcome, also where the call was refused. After a halt or at a cap the session ends with its
+        block, and each further call is refused in the same way.
         """
         answer = await self._running.call(self._named(tool, arguments))
         self._end = self._end or await self._running.ended_by(answer)
@@ -221,9 +215,9 @@ class GuardedSession:
     async def attempt(
         self, call: str, tool: str | FunctionTool, /, **arguments: Any
     ) -> Answer | NeedsPerson | StillHeld:
-        """Call a tool through the guard without waiting. After a decision the same call, by its id, is tried again.
+        """Calls a tool through the guard without waiting. After a decision, try the same call again by its id.
 
-        An id that was settled before answers as it did then: nothing is done twice.
+        An id that was settled before returns the same answer: nothing is done twice.
         """
         named = self._named(tool, arguments)
         answer = await self._running.attempt(msgspec.structs.replace(named, id=f"{self.id}.{call}"))
@@ -232,11 +226,11 @@ class GuardedSession:
         return answer
 
     async def receipt(self) -> Receipt:
-        """Make the receipt of what was done so far."""
+        """Returns the receipt so far."""
         return receipt_of(await self._running.events())
 
     async def end(self, state: State, reason: TerminalReason) -> None:
-        """End the session; a brake that was tripped says how."""
+        """Ends the session; a tripped brake overrides state and reason."""
         await self._running.end(*(self._end or (state, reason)))
 
     def _named(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:

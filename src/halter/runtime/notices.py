@@ -1,17 +1,14 @@
-"""What the runtime itself tells people: of sessions that were halted, failed or wait, and of documents left to them.
+"""Notices: the runtime tells people of sessions that failed or wait and of quarantined documents, and sends them.
 
-It looks at what stands in the store and was not told of yet. So nothing is missed because a process died between the
-end of a session and the word about it, and nothing is told twice.
+Notices are made from the store, so none is lost when a process dies, and none is queued twice.
 
-The outbox: what was committed to be told is sent, each channel in its own time, and at least once.
-
-Several processes may send from one store, without a word between them. Who finds that another was faster stays a little
-behind from then on, and looks again before it sends. So a letter goes out twice only where two meet for the first time,
-or where one dies between sending and writing it down. Both copies have the same name.
+Several processes may send from one store. A process that finds that another was faster stays a little behind from then
+on, and looks again before it sends. A notification goes out twice only where two processes meet for the first time, or
+where one dies between sending and recording it. Both copies have the same id.
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Final, Literal
 
@@ -39,6 +36,7 @@ from halter.loop.session_runtime import wait_for_news, watch_changes
 from halter.notify import make_sender
 from halter.redaction.secrets import Secrets
 from halter.runtime.runtime import Runtime
+from halter.runtime.session_builder import load_body
 from halter.tasks.task_tools import (
     make_notification_key,
     name_by_parts,
@@ -48,13 +46,13 @@ from halter.tasks.task_tools import (
 )
 
 MAX_NOTICE_AGE: Final = 7 * DAY
-"""What is older than that nobody wants to be told of any more."""
+"""Nothing older is reported."""
 
 NoticeKind = Literal["halted", "failed", "waiting", "quarantined"]
 
 
 class SessionFailure(msgspec.Struct, frozen=True):
-    """A session that did not come to a good end."""
+    """A session that failed or was halted."""
 
     session: str
     agent: str
@@ -64,7 +62,7 @@ class SessionFailure(msgspec.Struct, frozen=True):
 
 
 class DecisionNotice(msgspec.Struct, frozen=True):
-    """Something that a person has to decide, or a question that they were asked."""
+    """A decision or a question that waits for a person."""
 
     about: str
     session: str
@@ -74,7 +72,7 @@ class DecisionNotice(msgspec.Struct, frozen=True):
 
 
 class ArtifactNotice(msgspec.Struct, frozen=True):
-    """A document that is left to a person."""
+    """A quarantined document."""
 
     trigger: str
     item: str
@@ -85,7 +83,7 @@ class ArtifactNotice(msgspec.Struct, frozen=True):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """One thing to be told."""
+    """One thing to report."""
 
     kind: NoticeKind
     about: str
@@ -94,7 +92,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class Notices:
-    """Tells people of what the agents of this process need them for."""
+    """Reports to people what the agents of this process need them for."""
 
     def __init__(
         self, store: Store, clock: Clock, agents: Callable[[], Mapping[str, Tasks]], redact: Callable[[str], str]
@@ -105,7 +103,6 @@ class Notices:
         self._redact = redact
 
     async def look(self) -> None:
-        """Have everything told that was not told of yet."""
         agents = self._agents()
         for notice in await self._untold():
             tasks = agents.get(notice.agent)
@@ -128,12 +125,11 @@ def _queue_notice(notice: Notice, channels: Sequence[str], redact: Callable[[str
     names = {channel: name_by_parts("n", notice.about, channel) for channel in channels}
 
     def decide(rows: Rows) -> Sequence[Draft]:
-        return list(_drafts(rows))
-
-    def _drafts(rows: Rows) -> Iterator[Draft]:
-        for channel, name in names.items():
-            if rows.get(NotificationRow, name) is None:
-                yield queue_notification(name, channel, notice.agent, telling, notice.about)
+        return [
+            queue_notification(name, channel, notice.agent, telling, notice.about)
+            for channel, name in names.items()
+            if rows.get(NotificationRow, name) is None
+        ]
 
     return Write(OUTBOX, f"notice/{notice.about}", decide, [make_notification_key(name) for name in names.values()])
 
@@ -168,19 +164,19 @@ def _notice_of_document(row: ArtifactNotice) -> Notice:
 
 
 OUTBOX_POLLING_INTERVAL: Final = 10 * MINUTE
-"""How often it looks by itself: hints may be lost."""
+"""Polling interval for due notifications: hints may be lost."""
 OUTBOX_DEBOUNCE: Final = SECOND // 10
-"""How long it lets news gather: a busy fleet is not asked after every write."""
+"""Minimum time between two queries, on a busy store."""
 OUTBOX_YIELD_DELAY: Final = 5 * SECOND
-"""How long a process leaves a letter to another that was faster before."""
+"""How long a process yields to one that was faster before."""
 OUTBOX_PAGE: Final = 100
 
 ChannelKey = tuple[str, str]
-"""An agent, and the name of one of its channels."""
+"""An agent and the name of one of its channels."""
 
 
 class _Due(msgspec.Struct, frozen=True):
-    """Something that is to be told now, with what was said where it is still there."""
+    """A notification that is due, with its body unless erased."""
 
     notification: str
     channel: str
@@ -190,11 +186,10 @@ class _Due(msgspec.Struct, frozen=True):
     queued_at: int
     attempts: int
     body: bytes | None = None
-    blob: str | None = None
+    blob: Digest | None = None
 
     @property
     def way(self) -> ChannelKey:
-        """Over which channel it goes."""
         return self.agent, self.channel
 
 
@@ -203,12 +198,11 @@ class _Next(msgspec.Struct, frozen=True):
 
 
 def make_senders(agent: str, tasks: Tasks, secrets: Secrets) -> dict[ChannelKey, Sender]:
-    """Make the senders of all channels of an agent."""
     return {(agent, channel.name): make_sender(channel, secrets.value) for channel in tasks.notify.channels}
 
 
 class Outbox:
-    """Sends what the agents of this process have to tell. What others have to tell is left to their processes."""
+    """Sends the notifications of the agents of this process. Other processes send those of theirs."""
 
     def __init__(self, app: Runtime, senders: Mapping[ChannelKey, Sender]) -> None:
         self._store = app.patient()
@@ -220,7 +214,7 @@ class Outbox:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Send what is due, as it becomes due, until cancelled."""
+        """Sends what is due until cancelled."""
         try:
             await self._run()
         except BaseExceptionGroup as failures:
@@ -230,21 +224,22 @@ class Outbox:
         async with watch_changes(self._store, _may_be_notification) as self._news, asyncio.TaskGroup() as lanes:
             while True:
                 now = self._clock.now()
-                for way, due in _group_by_channel(await self._due(now)):
+                due = sorted(await self._due(now), key=lambda row: row.way)
+                for way, rows in groupby(due, key=lambda row: row.way):
                     self._busy.add(way)
-                    lanes.create_task(self._work_off(way, due), name=f"halter-outbox-{way[1]}")
+                    lanes.create_task(self._work_off(way, list(rows)), name=f"halter-outbox-{way[1]}")
                 await wait_for_news(self._news, await self._pause(now))
                 await self._clock.sleep(OUTBOX_DEBOUNCE)
 
     async def _due(self, now: int) -> Sequence[_Due]:
-        """List what is to be told now by this process and is not being told already, the oldest first."""
+        """Returns what this process has to send now and is not sending yet, the oldest first."""
         limit = OUTBOX_PAGE
         while True:
             rows = await self._store.ask(Query("notifications_due", _Due, {"now": now, "limit": limit}))
             ours = [row for row in rows if row.agent in self._agents and row.way not in self._busy]
             if ours or len(rows) < limit:
                 return ours
-            # So many wait for others that ours may stand behind them.
+            # A full page of other agents' notifications: ours may come after it.
             limit *= 2
 
     async def _pause(self, now: int) -> int:
@@ -252,7 +247,7 @@ class Outbox:
         return OUTBOX_POLLING_INTERVAL if found.next_at is None else min(OUTBOX_POLLING_INTERVAL, found.next_at - now)
 
     async def _work_off(self, way: ChannelKey, due: Sequence[_Due]) -> None:
-        """Tell one thing after the other over one channel; a slow one holds up no other."""
+        """Sends one after the other over one channel; a slow channel delays no other."""
         try:
             for row in due:
                 if await self._is_ours(row):
@@ -262,7 +257,7 @@ class Outbox:
             self._news.set()
 
     async def _is_ours(self, row: _Due) -> bool:
-        """Look once more, and let another process go first if there seems to be one."""
+        """Whether a notification is still to be sent. Yields first to another process that was faster before."""
         if row.way in self._behind and await self._still_waits(row):
             await self._clock.sleep(OUTBOX_YIELD_DELAY)
         return await self._still_waits(row)
@@ -278,8 +273,8 @@ class Outbox:
             await self._sent(row)
         except DeliveryFailed as why:
             write = record_send_failure(row.notification, attempts, str(why), may_retry=why.may_retry)
-        except Exception as error:  # noqa: BLE001  whatever a sender does, nothing else may suffer from it
-            # Its words are not told: nobody knows what they hold.
+        except Exception as error:  # noqa: BLE001  a failing sender may stop nothing else
+            # The error's message may hold anything: only its type is recorded.
             sentence = f"The channel {row.channel} broke down: {type(error).__name__}."
             write = record_send_failure(row.notification, attempts, sentence, may_retry=True)
         else:
@@ -308,21 +303,10 @@ class Outbox:
         )
 
     async def _said(self, row: _Due) -> bytes:
-        body = row.body
-        if row.blob is not None:
-            try:
-                body = await self._store.get(Digest(row.blob))
-            except KeyError:
-                body = None
+        body = await load_body(self._store, row.body, row.blob)
         if body is None:
             raise DeliveryFailed("What was to be told has been erased.", may_retry=False)
         return body
-
-
-def _group_by_channel(due: Iterable[_Due]) -> list[tuple[ChannelKey, list[_Due]]]:
-    """Put together what goes over the same channel, each in its order."""
-    ordered = sorted(due, key=lambda row: row.way)
-    return [(way, list(rows)) for way, rows in groupby(ordered, key=lambda row: row.way)]
 
 
 def _may_be_notification(change: Change) -> bool:

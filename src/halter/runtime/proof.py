@@ -1,4 +1,4 @@
-"""Checking a receipt against an exported journal, with no store at hand."""
+"""Checks a receipt against an exported journal, without a store."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,19 +18,19 @@ PROOF_LIMITS: Final = (
     "What no file can show by itself: that events were cut off the end before the export was written, or that journal "
     "and receipt were both made up. The signed checkpoints outside of the store show that: `halter verify`."
 )
-"""What is said with every answer, whatever it is."""
+"""Added to the notes of every proof."""
 
 MAX_DIFFERENCES_SHOWN: Final = 50
-"""So many differences are told; more would not be read."""
+"""Most differences that are listed."""
 
 
 AMOUNTS: Final = ("held_usd", "cost_usd")
 LATER_FIELDS: Final = frozenset({"format", "follows", "because"})
-"""What no receipt had before 0.8."""
+"""Fields that receipts have since 0.8."""
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """Whether a receipt follows from a journal, and all that speaks against it."""
+    """Whether a receipt follows from a journal, and the differences."""
 
     ok: bool
     session: str
@@ -41,12 +41,11 @@ class Proof(msgspec.Struct, frozen=True):
 
 
 def encode_receipt(events: Sequence[Stored], inbox: Sequence[Stored]) -> bytes:
-    """Make a receipt as it is written into files."""
     return encode_public_json(make_receipt(events, inbox))
 
 
 def parse_receipt(text: bytes) -> dict[str, Any]:
-    """Read a receipt. Raises ValueError, with a sentence, where it is none, or says one thing twice."""
+    """Parses a receipt. Raises ValueError where it is none, or has a key twice."""
     try:
         said = json.loads(text, object_pairs_hook=_refuse_duplicate_keys)
     except (ValueError, RecursionError) as error:
@@ -58,7 +57,7 @@ def parse_receipt(text: bytes) -> dict[str, Any]:
 
 
 def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that stands there twice: two readers could take two different things from it."""
+    """Refuses a key that occurs twice: two readers could read different values."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("something in it is said twice")
@@ -66,7 +65,7 @@ def _refuse_duplicate_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def prove_receipt(said: dict[str, Any], journal: CheckedExport) -> Proof:
-    """Make the receipt again from the journal's events, and compare the two field by field."""
+    """Makes the receipt again from the journal's events, and compares the two field by field."""
     session = str(said["session"])
     events = journal.streams.get(session_stream(session), [])
     inbox = journal.streams.get(inbox_stream(session), [])
@@ -111,7 +110,7 @@ def _compare_receipts(
 
 
 def downgrade_receipt(made: dict[str, Any]) -> dict[str, Any]:
-    """Write a receipt as versions before 0.8 did: without a number of its form, and with amounts in micro-dollars."""
+    """Converts a receipt to the form before 0.8: no format number, amounts in micro-dollars."""
     overruns = [{**each, "amount": _micros(each["amount"], each["unit"])} for each in made["overruns"]]
     judges = [_rename_keys(each, {"most_usd": "usd", "cap_usd": "cap"}) for each in made["judges"]]
     earlier = {**made, "overruns": overruns, "judges": judges}
@@ -139,7 +138,7 @@ def _micros(amount: Any, unit: str = "usd") -> Any:
 
 
 def _explain_older_receipt(said: dict[str, Any], events: Sequence[Stored]) -> str:
-    """Tell whether a receipt is only older than the export, because the session went on."""
+    """Says that a receipt is only older than the export, because the session went on; else ""."""
     seen = said.get("events")
     if type(seen) is not int or not 0 < seen < len(events) or events[seen - 1].hash.hex() != said.get("hash"):
         return ""
@@ -150,7 +149,6 @@ def _explain_older_receipt(said: dict[str, Any], events: Sequence[Stored]) -> st
 
 
 def compare_json(where: str, said: Any, made: Any) -> Iterator[str]:
-    """Name whatever a receipt says otherwise than the events do."""
     if isinstance(said, dict) and isinstance(made, dict):
         yield from _compare_objects(where, cast("dict[str, Any]", said), cast("dict[str, Any]", made))
     elif isinstance(said, list) and isinstance(made, list):
@@ -178,7 +176,7 @@ def _compare_lists(where: str, said: list[Any], made: list[Any]) -> Iterator[str
 
 
 def _is_same(said: Any, made: Any) -> bool:
-    """Compare two values; 1, 1.0 and true are three different things."""
+    # 1, 1.0 and true are three different values.
     return type(said) is type(made) and bool(said == made)
 
 

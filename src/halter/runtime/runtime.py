@@ -1,12 +1,8 @@
-"""A store with all that is kept beside it, opened and closed together.
+"""The opened store with its checkpoints and its policy.
 
-What this process commits, for somebody beside it who looks at one event after the other.
-
-How events and news are written for programs, whichever face gives them.
+The store's policy binds every process; a stricter file counts here.
 """
 
-import asyncio
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,19 +11,30 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from halter.config.merge import FleetConfig
+from halter.config.decode import value_or_default
+from halter.config.merge import FleetConfig, read_fleet
+from halter.config.policy import (
+    PolicyDifference,
+    canonicalize_policy,
+    digest_policy,
+    merge_with_policy,
+    parse_stored_fleet,
+)
+from halter.config.resolve import FLEET_DAY_CAP
 from halter.core.clock import SECOND, Clock, SystemClock
 from halter.core.errors import StoreUnusable
+from halter.core.events import FleetPolicyAdopted
 from halter.core.folders import WritableFolders
-from halter.core.ids import Ids, SortableIds, StreamId
-from halter.core.ports import Stored
+from halter.core.ids import Ids, SortableIds
+from halter.core.money import BudgetRow, Unit
+from halter.core.ports import Query, Store
 from halter.core.processes import LivenessWriter, install_print_masks
-from halter.core.text import clean, from_body
+from halter.core.rows import FleetPolicyRow
 from halter.dispatch.heartbeat import StoreClock, read_steady_clock
+from halter.guard.judge import adopt_first_policy
 from halter.guard.ledger import Ledger
 from halter.journal.store import StoreProblem
-from halter.runtime.feed import MAX_PENDING_ITEMS, FeedEvent, FeedGap, FeedItem, LiveUpdate
-from halter.runtime.policy import EffectivePolicy, bind_policy, read_local_fleet
+from halter.redaction.redact import Redactor
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -36,15 +43,170 @@ if TYPE_CHECKING:
     from halter.journal.open import Continuity, OlderCopy
     from halter.journal.store import JournalStore
 
+DEFAULT_FLEET: Final = FleetConfig()
+MAX_NAMED_DIFFERENCES: Final = 4
+"""How many differences a line names; the rest is counted."""
+
+
+class EffectivePolicy(msgspec.Struct, frozen=True):
+    """The policy of this process. `row` is the store's policy, `written` the local file.
+
+    `adopted` says that this process made the local file the policy of a store that had none.
+    """
+
+    fleet: FleetConfig = DEFAULT_FLEET
+    row: FleetPolicyRow | None = None
+    written: FleetConfig | None = None
+    differences: tuple[PolicyDifference, ...] = ()
+    adopted: bool = False
+
+    def told(self) -> str:
+        """Says in one line where the store's policy and the local file differ; "" if they do not."""
+        if self.row is None:
+            return ""
+        if self.written is None:
+            return _describe_store_only(self.differences)
+        file = self.written.places.file
+        bound = [each for each in self.differences if each.how in ("looser", "fixed")]
+        stricter = [each for each in self.differences if each.how == "stricter"]
+        said: list[str] = []
+        if bound:
+            said.append(f"This store's policy counts, and not {file}, in {_describe_pairs(bound)}.")
+        if stricter:
+            said.append(
+                f"{file} is stricter than this store's policy, and counts here only, in {_describe_pairs(stricter)}."
+            )
+        if said:
+            said.append(f"To make {file} the store's policy: halter policy apply {file}")
+        return " ".join(said)
+
+    def announced(self) -> str:
+        """Says in one line that the local file became the store's policy; "" if it did not."""
+        if not self.adopted or self.written is None:
+            return ""
+        file = self.written.places.file
+        return f"{file} is this store's policy from now on: it binds every process on it. See it: halter policy"
+
+
+def _describe_store_only(differences: Sequence[PolicyDifference]) -> str:
+    told = [each for each in differences if each.how != "free"]
+    if not told:
+        return ""
+    words = [f"{each.key} is {each.stored}" for each in told[:MAX_NAMED_DIFFERENCES]]
+    what = f"{', '.join(words)}{_more(told)}"
+    return f"There is no halter.yaml here, so this store's policy alone counts: {what}. See it: halter policy"
+
+
+def _describe_pairs(differences: Sequence[PolicyDifference]) -> str:
+    """Names each key with the value that counts, and the one that does not."""
+    words = [
+        f"{each.key} ({each.written}, not {each.stored})"
+        if each.how == "stricter"
+        else f"{each.key} ({each.stored}, not {each.written})"
+        for each in differences[:MAX_NAMED_DIFFERENCES]
+    ]
+    return f"{', '.join(words)}{_more(differences)}"
+
+
+def _more(differences: Sequence[PolicyDifference]) -> str:
+    return f" and {len(differences) - MAX_NAMED_DIFFERENCES} more" if len(differences) > MAX_NAMED_DIFFERENCES else ""
+
+
+def read_local_fleet(settings: Settings) -> FleetConfig | None:
+    """Read the fleet's file of this process, if it has one."""
+    return None if settings.fleet is None else read_fleet(settings.fleet)
+
+
+def use_local_policy(settings: Settings) -> EffectivePolicy:
+    """Takes the local file as it is, for a store that no other process uses."""
+    written = read_local_fleet(settings)
+    return EffectivePolicy(written or DEFAULT_FLEET, None, written)
+
+
+async def resolve_effective_policy(store: Store, written: FleetConfig | None) -> EffectivePolicy:
+    """Returns the policy of a process with this file; changes nothing."""
+    row = await read_stored_policy(store)
+    if row is None:
+        return EffectivePolicy(written or DEFAULT_FLEET, None, written)
+    return _make_effective_policy(row, written)
+
+
+async def is_superseded(store: Store, policy: EffectivePolicy) -> bool:
+    """Whether the store's policy has changed since a process was bound by it."""
+    row = await read_stored_policy(store)
+    digest = "" if policy.row is None else policy.row.digest
+    if row is None or row.digest == digest:
+        return False
+    now, before = _make_effective_policy(row, policy.written).fleet, policy.fleet
+    return (now.spec, now.beside, now.silent) != (before.spec, before.beside, before.silent)
+
+
+async def read_stored_policy(store: Store) -> FleetPolicyRow | None:
+    return next(iter(await store.ask(Query("all_fleet_policy", FleetPolicyRow))), None)
+
+
+def _make_effective_policy(row: FleetPolicyRow, written: FleetConfig | None) -> EffectivePolicy:
+    stored = parse_stored_fleet(row.policy)
+    bound = merge_with_policy(stored, written)
+    differences = bound.differences if written is not None else merge_with_policy(stored, DEFAULT_FLEET).differences
+    return EffectivePolicy(bound.fleet, row, written, differences)
+
+
+async def read_budget(store: Store, scope: str, window: str = "", unit: Unit = "usd") -> BudgetRow:
+    """Return a budget's row; an empty one where nothing was spent."""
+    params = {"scope": scope, "window": window, "unit": unit}
+    return next(iter(await store.ask(Query("budget", BudgetRow, params))), BudgetRow(scope, window, unit))
+
+
+async def bind_policy(store: Store, written: FleetConfig | None, by: str) -> EffectivePolicy:
+    """Binds a process that is about to act. The first file that a person uses on a store becomes its policy.
+
+    A process that an agent started adopts nothing: it is bound by the defaults as if they were the store's policy.
+    """
+    found = await resolve_effective_policy(store, written)
+    if found.row is not None or written is None:
+        return found
+    adopted = bool((await store.commit(adopt_first_policy(make_adoption_event(written, by)))).fresh())
+    found = await resolve_effective_policy(store, written)
+    if found.row is None:
+        return msgspec.structs.replace(found, fleet=merge_with_policy(DEFAULT_FLEET, written).fleet)
+    return msgspec.structs.replace(found, adopted=adopted)
+
+
+def _drop_secret_providers(said: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Drops providers whose address holds a key: what is stored here is never erased."""
+    redact = Redactor({}, {}).redact
+    providers: Mapping[str, Any] = said.get("providers") or {}
+    kept = {name: each for name, each in providers.items() if redact(text := canonicalize_policy({name: each})) == text}
+    return said if len(kept) == len(providers) else {**said, "providers": kept}
+
+
+def make_adoption_event(
+    written: FleetConfig, by: str, *, replaces: str = "", loosens: tuple[str, ...] = (), reason: str = ""
+) -> FleetPolicyAdopted:
+    """Make the event by which a file becomes the store's policy."""
+    policy, limits = canonicalize_policy(_drop_secret_providers(written.said)), written.spec.limits
+    return FleetPolicyAdopted(
+        policy=policy,
+        digest=digest_policy(policy),
+        by=by,
+        day_cap=value_or_default(limits.max_cost_usd_per_day, FLEET_DAY_CAP),
+        month_cap=value_or_default(limits.max_cost_usd_per_month, None),
+        replaces=replaces,
+        loosens=loosens,
+        reason=reason,
+    )
+
+
 EMPTY_ENVIRON: Final = MappingProxyType[str, str]({})
 DEFAULT_LEASE_DURATION: Final = 15 * SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """Everything that a face needs, ready to use. `writable` are the roots of the agents that are loaded now.
+    """An opened store with all that is kept beside it. `writable` are the roots of the agents that are loaded.
 
-    `doubt` says what the store lacks of what its checkpoints know. Then no checkpoint is written, and nothing may run.
+    `doubt` says what the store lacks that its checkpoints have: then no checkpoint is written and nothing may run.
     """
 
     settings: Settings
@@ -59,22 +221,22 @@ class Runtime:
     pulse: LivenessWriter = field(default_factory=LivenessWriter)
     doubt: "OlderCopy | None" = None
     policy: EffectivePolicy | None = None
-    """What binds the agents of this process; None where it was opened only to look, and runs none."""
+    """None where the store was opened read-only: then no agent runs."""
 
     @property
     def fleet(self) -> FleetConfig:
-        """What holds for all agents here: the store's policy, and what is written here where that is stricter."""
+        """The fleet's configuration in force: the store's policy, and the local file where it is stricter."""
         if self.policy is None:
             raise RuntimeError("This store was opened only to look at it: no agent may be put together on it.")
         return self.policy.fleet
 
     def patient(self) -> "JournalStore":
-        """Return a handle on the store that waits while it is unavailable; all of them share `trouble`."""
+        """Returns a handle on the store that retries while it is unavailable; all handles share `trouble`."""
         return self.store.patient(self.clock, self.trouble)
 
 
 @asynccontextmanager
-async def open_runtime(  # noqa: PLR0913 Each says one thing of who opens it, and all of them have their usual value.
+async def open_runtime(  # noqa: PLR0913 Each is one independent option with a default.
     settings: Settings,
     clock: Clock | None = None,
     environ: Mapping[str, str] = EMPTY_ENVIRON,
@@ -85,13 +247,12 @@ async def open_runtime(  # noqa: PLR0913 Each says one thing of who opens it, an
     written: Callable[[Settings], FleetConfig | None] = read_local_fleet,
     despite_doubt: bool = False,
 ) -> AsyncGenerator[Runtime]:
-    """Open the store with its checkpoints beside it, and let go of both at the end.
+    """Opens the store with its checkpoints, and closes both at the end.
 
-    Secrets are looked for in `environ`; `lease` is how long a process that says nothing keeps its sessions. By its
-    `pulse` a sentinel outside sees that the process is alive, if there is one. A process that `acts` is bound by the
-    store's policy, and adopts what is `written` here if the store has none. One that only looks, or says a person's
-    word, needs no policy and reads no file of it. A store that lacks what its checkpoints know is refused, except to
-    those who open it `despite_doubt`: they run nothing.
+    Secrets come from `environ`; `lease` is how long a silent process keeps its sessions. `pulse` shows a sentinel that
+    the process is alive. With `acts` the process is bound by the store's policy, and adopts what `written` returns if
+    the store has none; without it no policy is read. A store that lacks what its checkpoints know is refused, unless
+    opened `despite_doubt` to run nothing.
     """
     from halter.journal.checkpoints import Checkpointer
     from halter.journal.memory import MemoryEngine
@@ -115,8 +276,8 @@ async def open_runtime(  # noqa: PLR0913 Each says one thing of who opens it, an
     except BaseException:
         engine.close()
         raise
-    # What is kept in memory only is gone with the process: nobody can cut it off, and it waits for no disk. And a
-    # checkpoint of a store in doubt would be one that it fits.
+    # A store in memory is gone with the process and waits for no disk. A store in doubt writes no checkpoint: it would
+    # match one.
     in_memory = isinstance(engine, MemoryEngine)
     store = JournalStore(engine, inline=in_memory, observers=() if in_memory or doubt else (checkpointer,))
     try:
@@ -134,7 +295,7 @@ async def open_runtime(  # noqa: PLR0913 Each says one thing of who opens it, an
 
 
 def find_continuity(settings: Settings) -> "Continuity | None":
-    """Find what the checkpoints know of the store that is used at this place; nothing, of one in memory."""
+    """Returns what the checkpoints know of the store at this place; None for one in memory."""
     from halter.journal.checkpoints import public_key_path, read_public_keys
     from halter.journal.open import Continuity, name_store_place
 
@@ -150,7 +311,7 @@ def find_continuity(settings: Settings) -> "Continuity | None":
 def _detect_missing_store(
     settings: Settings, continuity: "Continuity | None", *, despite_doubt: bool
 ) -> "OlderCopy | None":
-    """Find that the store is gone that was used at this place, before a new one is made there."""
+    """Detects that the store used at this place is gone, before a new one is created there."""
     from halter.journal.open import store_file_exists
 
     gone = None
@@ -170,7 +331,7 @@ def _compare_with_checkpoints(
     *,
     despite_doubt: bool,
 ) -> "OlderCopy | None":
-    """Compare a store with its checkpoints. What a person accepted on another machine is written down here, too."""
+    """Compares a store with its checkpoints. Records here what a person accepted on another machine."""
     from halter.journal.open import AcceptancePending, OlderCopy
 
     if continuity is None:
@@ -188,72 +349,13 @@ def _compare_with_checkpoints(
 
 
 async def sync_store_clock(store: "JournalStore", clock: StoreClock) -> None:
-    """Let a clock know the store's time."""
     before = read_steady_clock()
     at = await store.now()
     clock.heard(before, at, read_steady_clock())
 
 
 def _prepare(settings: Settings) -> None:
-    """Make the folders for checkpoints and their key; where that fails, the checkpointer says so and work goes on."""
+    """Makes the folders for checkpoints and their key; on failure the checkpointer reports it and work goes on."""
     for folder in (settings.checkpoints.parent, settings.checkpoints, settings.signing_key.parent):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-class CommitObserver:
-    """Observes a store. What others commit is theirs to look at: so of many workers, each shows and traces its own."""
-
-    every_seconds = 3600.0
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, wanted: Callable[[StreamId], bool]) -> None:
-        self._loop = loop
-        self._wanted = wanted
-        self._waiting: deque[Stored] = deque(maxlen=MAX_PENDING_ITEMS)
-        self._came = asyncio.Event()
-
-    def saw(self, events: Sequence[Stored]) -> None:
-        """Take note, in whatever thread; where nobody keeps up, the oldest are not looked at."""
-        self._waiting.extend(stored for stored in events if self._wanted(stored.stream))
-        with suppress(RuntimeError):
-            # The loop may be gone by now.
-            self._loop.call_soon_threadsafe(self._came.set)
-
-    def flush(self) -> None:
-        """Put nothing off."""
-
-    async def each(self) -> AsyncGenerator[Stored]:
-        """Give one after the other, as they come."""
-        while True:
-            await self._came.wait()
-            self._came.clear()
-            while self._waiting:
-                yield self._waiting.popleft()
-
-
-def serialize_event(stored: Stored) -> dict[str, Any]:
-    """Write an event for programs."""
-    return {
-        "stream": stored.stream,
-        "seq": stored.seq,
-        "kind": stored.kind,
-        "version": stored.version,
-        "at": stored.at,
-        "generation": stored.generation,
-        "facts": msgspec.Raw(stored.facts),
-        "body": None if stored.body is None else clean(from_body(stored.body)),
-        "blob": stored.blob,
-        "erased": stored.erased,
-        "hash": stored.hash.hex(),
-    }
-
-
-def serialize_feed_item(item: FeedItem) -> Mapping[str, Any]:
-    """Write a piece of news for programs."""
-    match item:
-        case FeedEvent():
-            return {"name": item.name, **serialize_event(item.stored)}
-        case LiveUpdate():
-            return msgspec.structs.asdict(item)
-        case FeedGap():
-            return {"name": "gap", **msgspec.structs.asdict(item)}

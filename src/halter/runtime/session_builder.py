@@ -1,15 +1,9 @@
-"""A session put together with all that it takes to go on: its tools, its loop, its senses and its pace.
-
-What a task session has beside its agent's own tools: verbs, documents, phases and a reviewer.
-
-The sensors of one session: what its agent's file names, made, and looking through the guard.
-
-What a session was begun by: its trigger as it is now, its documents, and what it may use at most.
-"""
+"""Builds a live session: its tools, its model loop, its sensors and its pace, from its agent and what started it."""
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +27,7 @@ from halter.core.agent_spec import (
     inherit_trigger_caps,
 )
 from halter.core.clock import SECOND, Clock
-from halter.core.events import CallSettled, FindingReviewed, JudgesChosen, RequestSettled, SessionStarted
+from halter.core.events import CallSettled, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream, trigger_stream
 from halter.core.messages import AnonymizationPolicy, Model, Prompt
 from halter.core.money import Cap
@@ -75,15 +69,13 @@ from halter.tasks.task_tools import (
 )
 
 IN_APP: Final = "in_app"
-"""The channel that is always there: what is told over it stands in the store, and `halter inbox` shows it."""
-
-
+"""The default channel: notifications stay in the store and `halter inbox` shows them."""
 MAX_KEPT_ENTRIES: Final = 100
-"""So many memories, the newest, and so many precedents, the most frequent, a session is given."""
+"""Most memories (the newest) and most precedents (the most frequent) that a session is given."""
 
 
 class FindingBodyRow(msgspec.Struct, frozen=True):
-    """A finding as it stands in the store, with its words where they are still there."""
+    """A finding as stored; its body is None once erased."""
 
     finding: str
     severity: str
@@ -95,20 +87,18 @@ class FindingBodyRow(msgspec.Struct, frozen=True):
     blob: Digest | None
 
     def words(self) -> str:
-        """Put the finding into words for people."""
         read = self.read()
         quote = f'\n"{read.quote}" ({self.name}, {self.support})' if read.quote else ""
         return f"[{self.severity}] {read.title}\n{read.text}{quote}".strip()
 
     def read(self) -> Finding:
-        """Read what was found; what was erased is told as such."""
         if not self.body:
             return Finding(title="(erased)", severity="info")
         return msgspec.json.decode(self.body, type=Finding)
 
 
 class TaskTools:
-    """Makes the verbs of one session. They act through its `running`, which is there before any of them is called."""
+    """Makes the verbs of one session. Assign `running` before any of them is called."""
 
     running: SessionRuntime
 
@@ -125,38 +115,34 @@ class TaskTools:
         self._left: dict[str, int] = {}
 
     def verbs(self) -> Sequence[Verb]:
-        """Make those verbs that the agent's file asks for."""
         context, name = self._context, self._context.agent.policy.name
         clock, agent = context.app.clock, context.agent
         makers: Mapping[str, Callable[[], Verb]] = {
             RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.shelves, clock.now),
-            RUN_SKILL: lambda: run_skill(agent.skills, self._ask_by_skill, agent.mind.max_output_tokens),
+            RUN_SKILL: lambda: run_skill(
+                agent.skills,
+                lambda request, attempt: self._ask(request, context.model_for("skill"), attempt),
+                agent.mind.max_output_tokens,
+            ),
             RUN_PLAYBOOK: lambda: run_playbook(agent.playbooks, self._step, self._spent_in),
             EMIT_FINDING: lambda: emit_finding(name, self.shelves.check),
             PROPOSE_MEMORY: lambda: propose_memory(name, clock),
             PROPOSE_PRECEDENT: lambda: propose_precedent(name, clock),
-            NOTIFY: lambda: notify(name, self._row.session, self._channels(), self._found),
+            NOTIFY: lambda: notify(
+                name,
+                self._row.session,
+                tuple(each.name for each in agent.tasks.notify.channels) or (IN_APP,),
+                self._found,
+            ),
         }
         return [makers[verb]() for verb in agent.tasks.verbs]
 
     def walk(self, loop: TurnLoop, phases: Sequence[Phase], tools: Mapping[str, Tool]) -> PhaseWalk:
-        """Make the pace of a task."""
-        agent = self._context.agent
-
-        def offered(phase: Phase) -> tuple[ToolSpec, ...]:
-            return tuple(
-                tool.spec
-                for name, tool in tools.items()
-                if name not in agent.policy.disabled and name not in agent.quarantined and phase.grants_tool(name)
-            )
-
+        offered = partial(_list_offered_tools, self._context.agent, tools)
         return PhaseWalk(self.running, loop, phases, offered, self._review)
 
-    def _channels(self) -> tuple[str, ...]:
-        return tuple(each.name for each in self._context.agent.tasks.notify.channels) or (IN_APP,)
-
     async def _step(self, call: Call, left: int | None) -> Answer:
-        """Take a step of a playbook; neither it nor what is done inside of it spends more than is left."""
+        """Runs a step of a playbook; the step and what runs inside it spend at most `left`."""
         if left is not None:
             self._left[call.id] = left
         try:
@@ -165,7 +151,7 @@ class TaskTools:
             self._left.pop(call.id, None)
 
     def _standing(self, name: str) -> SessionContext | None:
-        """Tell how narrow a call or a request stands, by what it is done inside of."""
+        """Returns the context narrowed to what the enclosing steps have left."""
         within = [left for outer, left in self._left.items() if name == outer or name.startswith(f"{outer}/")]
         return self.running.standing.within(min(within), self.running.spent.usd) if within else None
 
@@ -177,11 +163,6 @@ class TaskTools:
             if isinstance(event, CallSettled | RequestSettled) and event.charge is not None
             if (event.call if isinstance(event, CallSettled) else event.request).startswith(f"{call}/")
         )
-
-    async def _ask_by_skill(
-        self, request: ModelRequest, attempt: int
-    ) -> AnsweredRequest | RefusedRequest | FailedRequest:
-        return await self._ask(request, self._context.model_for("skill"), attempt)
 
     async def _ask(
         self, request: ModelRequest, model: Model, attempt: int
@@ -195,7 +176,7 @@ class TaskTools:
     async def _ask_judge(
         self, request: ModelRequest, model: Model, attempt: int
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
-        """Ask a judge. One who was stopped by a halt that is lifted by now has not been heard, and is asked again."""
+        """Asks a judge. A request that a halt stopped is retried once the halt is lifted."""
         answer = await self._ask(request, model, attempt)
         if (
             isinstance(answer, AnsweredRequest)
@@ -209,16 +190,17 @@ class TaskTools:
     async def _rows(self) -> Sequence[FindingBodyRow]:
         store: Store = self._context.store
         rows = await store.ask(Query("findings_of", FindingBodyRow, {"session": self._row.session}))
-        return [await _load_finding(store, row) for row in rows]
+        return [
+            msgspec.structs.replace(row, body=await load_body(store, row.body, row.blob), blob=None) for row in rows
+        ]
 
     async def _found(self) -> Mapping[str, tuple[str, str]]:
         return {row.finding: (row.review, row.words()) for row in await self._rows()}
 
     async def _review(self) -> End | None:
-        """Let others look at what was found."""
         found = [await self._shown(row) for row in await self._rows()]
         stopped = await review_findings(
-            self._row.session, found, self._judging(), self._price, self._ask_judge, self._write
+            self._row.session, found, self._judging(), self._price, self._ask_judge, self.running.write
         )
         if stopped is None and self.running.overrun:
             return End("BUDGET_EXCEEDED", "overrun")
@@ -236,47 +218,42 @@ class TaskTools:
         return JudgePanel(judges, said.instructions, cap)
 
     def _price(self, model: Model, prompt: Prompt) -> int | None:
-        """Tell what a request may cost at most: as much as will be held for it."""
+        """Returns the most that a request can cost: the amount that is held for it."""
         rates = Prices(self._context.agent.policy.prices).find(model.name, model.base_url)
         if isinstance(rates, Unpriced):
             return None
         return rates.bound(model.count(prompt), prompt.max_output_tokens, self._context.app.clock.now())
 
-    async def _write(self, key: str, event: FindingReviewed | JudgesChosen, body: bytes | None) -> None:
-        await self.running.write(key, event, body)
-
 
 def _list_collections(trigger: AnyTrigger) -> tuple[str, ...]:
-    """Name the collections that a trigger's sessions may read."""
     own = (trigger.collection,) if isinstance(trigger, Watch) and trigger.collection is not UNSET else ()
     return (*trigger.collections, *own)
 
 
 def _place_documents(own: Sequence[DocumentRef], trigger: AnyTrigger | None) -> Sequence[DocumentRef]:
-    """Let a document that a watch found in a collection stand in that collection."""
+    """Assigns a watch's own documents to the collection that it watches."""
     if not isinstance(trigger, Watch) or trigger.collection is UNSET:
         return own
     return [msgspec.structs.replace(each, collection=trigger.collection) for each in own]
 
 
-async def _load_finding(store: Store, row: FindingBodyRow) -> FindingBodyRow:
-    """Have a finding's words at hand, wherever they are kept."""
-    if row.blob is None:
-        return row
+async def load_body(store: Store, body: bytes | None, blob: Digest | None) -> bytes | None:
+    """Return the body beside a row or in its blob; None where it was erased."""
+    if blob is None:
+        return body
     try:
-        return msgspec.structs.replace(row, body=await store.get(row.blob), blob=None)
+        return await store.get(blob)
     except KeyError:
-        return row
+        return None
 
 
 async def read_kept_context(store: Store, agent: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Put together what people kept of earlier sessions: the names of it all, and the words."""
+    """Returns the ids of the memories and precedents that people kept, and the text that shows them."""
     memories = (await store.ask(Query("kept_memories", _Memory, {"agent": agent})))[-MAX_KEPT_ENTRIES:]
     precedents = (await store.ask(Query("kept_precedents", _Precedent, {"agent": agent})))[:MAX_KEPT_ENTRIES]
-    lines = [f"- {await _read_words(store, row.body, row.blob)} ({row.memory})" for row in memories]
+    lines = [f"- {await _read_words(store, row)} ({row.memory})" for row in memories]
     cases = [
-        f"- {row.kind}: {await _read_words(store, row.body, row.blob)} (seen {row.observed_count} times, "
-        f"{row.precedent})"
+        f"- {row.kind}: {await _read_words(store, row)} (seen {row.observed_count} times, {row.precedent})"
         for row in precedents
     ]
     parts = [
@@ -300,57 +277,47 @@ class _Precedent(msgspec.Struct, frozen=True):
     blob: Digest | None
 
 
-async def _read_words(store: Store, body: bytes | None, blob: Digest | None) -> str:
-    if blob is not None:
-        try:
-            body = await store.get(blob)
-        except KeyError:
-            body = None
+async def _read_words(store: Store, row: _Memory | _Precedent) -> str:
+    body = await load_body(store, row.body, row.blob)
     return "(erased)" if body is None else from_body(body)
 
 
 class TriggerRecord(msgspec.Struct, frozen=True):
-    """A trigger as the journal keeps it: what was said of it, and when it fires if it is a schedule."""
+    """A trigger as the journal keeps it; `timing` is when a schedule fires."""
 
     type: TriggerType
     spec: msgspec.Raw
     timing: Timing | None = None
 
     def trigger(self) -> AnyTrigger:
-        """Read what was said of it."""
         kinds: dict[TriggerType, type[AnyTrigger]] = {"schedule": Schedule, "watch": Watch, "webhook": Webhook}
         return msgspec.json.decode(self.spec, type=kinds[self.type])
 
 
+def classify_trigger(trigger: AnyTrigger) -> TriggerType:
+    if isinstance(trigger, Schedule):
+        return "schedule"
+    return "watch" if isinstance(trigger, Watch) else "webhook"
+
+
 def encode_trigger_record(trigger: AnyTrigger, timing: Timing | None = None) -> bytes:
-    """Write a trigger down."""
-    match trigger:
-        case Schedule():
-            kind: TriggerType = "schedule"
-        case Watch():
-            kind = "watch"
-        case Webhook():
-            kind = "webhook"
-    return msgspec.json.encode(TriggerRecord(kind, msgspec.Raw(msgspec.json.encode(trigger)), timing))
+    spec = msgspec.Raw(msgspec.json.encode(trigger))
+    return msgspec.json.encode(TriggerRecord(classify_trigger(trigger), spec, timing))
 
 
 async def read_trigger_record(store: Store, row: TriggerRow) -> TriggerRecord | None:
-    """Read a trigger as it was made last; None where that was erased."""
+    """Returns a trigger as it was made last; None where it was erased."""
     (stored,) = await store.read(trigger_stream(row.trigger), row.made_seq - 1, 1)
     body = await read_body(store, stored)
     return msgspec.json.decode(body, type=TriggerRecord) if body else None
 
 
 async def find_trigger_row(store: Store, trigger: str) -> TriggerRow | None:
-    """Find a trigger."""
     return next(iter(await store.ask(Query("trigger", TriggerRow, {"trigger": trigger}))), None)
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):
-    """What a session was begun by. A sub-session has `carved` as its own cap, if something was carved out for it.
-
-    `follows` names the session that came before one that began by itself.
-    """
+    """What started a session. `carved` is the cap of a sub-session, `follows` the session that it continues."""
 
     trigger: AnyTrigger | None = None
     documents: tuple[DocumentRef, ...] = ()
@@ -361,9 +328,9 @@ class SessionOrigin(msgspec.Struct, frozen=True):
 
 
 async def find_session_origin(context: AgentContext, row: SessionRow) -> SessionOrigin:
-    """Find out what a session was begun by; nothing in particular, if a person began it.
+    """Returns what started a session; empty if a person did.
 
-    The hash of its first event salts what is hidden from models: it is made of salts that never leave the store.
+    The hash of its first event salts the placeholders that hide data from models: its own salts never leave the store.
     """
     store = context.store
     (first,) = await store.read(session_stream(row.session), 0, 1)
@@ -373,34 +340,27 @@ async def find_session_origin(context: AgentContext, row: SessionRow) -> Session
 
 async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionOrigin:
     if row.parent:
-        return _sub_session_origin(first)
+        if not isinstance(first.event, SessionStarted):
+            return SessionOrigin(grants=())
+        carved = [leg.amount for leg in first.event.carved if leg.unit == "usd"]
+        return SessionOrigin(grants=first.event.grants, carved=min(carved, default=None))
     if not row.trigger:
         return SessionOrigin()
     found = await find_trigger_row(store, row.trigger)
     made = None if found is None else await read_trigger_record(store, found)
-    return SessionOrigin(None if made is None else made.trigger(), await _documents(store, row))
-
-
-async def _documents(store: Store, row: SessionRow) -> tuple[DocumentRef, ...]:
     items = await store.ask(Query("items_of_session", ItemRow, {"session": row.session}))
     name = row.trigger.partition("/")[2]
-    return tuple(DocumentRef(item.name, name, item.item, item.seen_at, item.size) for item in items)
-
-
-def _sub_session_origin(first: Stored) -> SessionOrigin:
-    if not isinstance(first.event, SessionStarted):
-        return SessionOrigin(grants=())
-    carved = [leg.amount for leg in first.event.carved if leg.unit == "usd"]
-    return SessionOrigin(grants=first.event.grants, carved=min(carved, default=None))
+    documents = tuple(DocumentRef(item.name, name, item.item, item.seen_at, item.size) for item in items)
+    return SessionOrigin(None if made is None else made.trigger(), documents)
 
 
 AUTONOMOUS_WINDOW = 60_000
-"""What an autonomous session sends at most: it does so again and again, unattended."""
+"""Most tokens that an autonomous session sends: it does so repeatedly and unattended."""
 
 
 @dataclass(frozen=True, slots=True)
 class LiveSession:
-    """One session in the hands of this process."""
+    """One session at work in this process."""
 
     running: SessionRuntime
     loop: TurnLoop
@@ -410,7 +370,6 @@ class LiveSession:
 
 
 def compile_pace_terms(context: AgentContext) -> PaceTerms:
-    """Make ready what an agent's file says of its pace."""
     pacing = context.agent.pacing
     autonomy = pacing.autonomy
     named = UNSET if autonomy.gate is UNSET else autonomy.gate.model
@@ -432,9 +391,9 @@ async def build_live_session(
     answer: Tool | None = None,
     sensed: Mapping[str, Tool] | None = None,
 ) -> LiveSession:
-    """Put a session together. With an `answer`, a tool, it ends when the model has called it.
+    """Builds a session at work. With an `answer` tool it ends when the model has called it.
 
-    One that is given `sensed`, the tools that its sensors use and no model is told of, is resident.
+    With `sensed`, the tools that its sensors use and no model is offered, the session is resident.
     """
     app, store, agent, session = context.app, context.store, context.agent, row.session
     terms = compile_pace_terms(context)
@@ -448,9 +407,9 @@ async def build_live_session(
     everything = {**tools, **(sensed or {})}
     own = [*(verb.spec.name for verb in always), *(sensed or {})]
     phases = [grant_phase_tools(phase, own, began.grants) for phase in agent.policy.phases]
-    # Who has no tools of its own answers in one request: it is told of none at all.
+    # An agent without tools answers in one request, so it is offered none.
     told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
-    thinks = _thinking(agent, context.models, row.kind, told, phases[0], output=answer is not None)
+    thinks = _build_loop_settings(agent, context.models, row.kind, told, phases[0], output=answer is not None)
     standing = resolve_standing(context, row, phases[0], began)
     running = SessionRuntime(store, app.clock, context.gatehouse(), lease, standing, everything, waits)
     tasking.running = running
@@ -470,51 +429,45 @@ async def build_live_session(
     return LiveSession(running, loop, conversation, aware, terms)
 
 
-def _thinking(
+def _build_loop_settings(
     agent: AssembledAgent, models: Models, kind: SessionKind, tools: Mapping[str, Tool], phase: Phase, *, output: bool
 ) -> LoopSettings:
-    """Put together what a session's loop thinks with."""
     mind, policy = agent.mind, agent.policy
     own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
     summary = mind.model_for.get("summary")
-    offered = tuple(
-        tool.spec
-        for name, tool in tools.items()
-        if name not in policy.disabled and name not in agent.quarantined and phase.grants_tool(name)
+    paced = ("min_sleep", "max_sleep", "max_actions_per_minute") if kind == "autonomous" else ()
+    rules = TurnLimits(
+        kind=kind,
+        timeout=policy.timeout,
+        max_steps=policy.max_steps,
+        max_retries=mind.max_retries,
+        models=len(own),
+        max_tokens_recoveries=mind.max_tokens_recoveries,
+        max_repeated_tool_steps=mind.max_repeated_tool_steps,
+        on_cap=policy.on_cap,
+        expects_output=output,
+        **{key: getattr(agent.pacing.autonomy, key) for key in paced},
     )
     return LoopSettings(
         mind=mind,
-        rules=_rules(agent, kind, len(own), output=output),
+        rules=rules,
         models=own,
-        offered=offered,
+        offered=_list_offered_tools(agent, tools, phase),
         window=_window(agent, own, kind),
         summarizer=models.named(summary) if summary else None,
     )
 
 
-def _rules(agent: AssembledAgent, kind: SessionKind, models: int, *, output: bool) -> TurnLimits:
-    mind, policy = agent.mind, agent.policy
-    return TurnLimits(
-        kind=kind,
-        timeout=policy.timeout,
-        max_steps=policy.max_steps,
-        max_retries=mind.max_retries,
-        models=models,
-        max_tokens_recoveries=mind.max_tokens_recoveries,
-        max_repeated_tool_steps=mind.max_repeated_tool_steps,
-        on_cap=policy.on_cap,
-        expects_output=output,
-        **_pace(agent) if kind == "autonomous" else {},
+def _list_offered_tools(agent: AssembledAgent, tools: Mapping[str, Tool], phase: Phase) -> tuple[ToolSpec, ...]:
+    return tuple(
+        tool.spec
+        for name, tool in tools.items()
+        if name not in agent.policy.disabled and name not in agent.quarantined and phase.grants_tool(name)
     )
 
 
-def _pace(agent: AssembledAgent) -> Mapping[str, int]:
-    autonomy = agent.pacing.autonomy
-    return {key: getattr(autonomy, key) for key in ("min_sleep", "max_sleep", "max_actions_per_minute")}
-
-
 def _window(agent: AssembledAgent, models: tuple[Model, ...], kind: SessionKind) -> int:
-    """Tell what is sent at most: as the agent's file says, or what all of its models take."""
+    """Returns the context window: configured, or the smallest of the models'."""
     from halter.models.providers import estimate_window
 
     if agent.mind.context_window:
@@ -524,9 +477,9 @@ def _window(agent: AssembledAgent, models: tuple[Model, ...], kind: SessionKind)
 
 
 async def _load_hot_state(context: AgentContext, row: SessionRow, follows: str) -> bytes:
-    """Find the hot state that was kept last: the session's own, or for a chat that of the agent that runs beside it.
+    """Returns the last hot state: the session's own, or for a chat that of the autonomous session.
 
-    A session that follows another one begins with what that one knew.
+    A session that follows another one starts with the hot state of that one.
     """
     session = row.session
     if row.kind != "autonomous":
@@ -540,13 +493,13 @@ async def _load_hot_state(context: AgentContext, row: SessionRow, follows: str) 
 
 
 async def find_autonomous_session(context: AgentContext) -> SessionRow | None:
-    """Find the newest session in which this agent runs, or ran, by itself."""
+    """Returns the agent's newest autonomous session, open or ended."""
     params = {"agent": context.agent.policy.name, "kind": "autonomous", "limit": 1}
     return next(iter(await context.store.ask(Query("sessions_of", SessionRow, params))), None)
 
 
 def grant_phase_tools(phase: Phase, own: Sequence[str], most: Sequence[str] | None) -> Phase:
-    """Grant what every session may use beside what a phase grants; a sub-session nothing beyond what it was given."""
+    """Grants `own` beside what a phase grants; a sub-session is limited to `most`."""
     if most is not None:
         within = most if phase.grants is None else [name for name in phase.grants if name in most]
         phase = Phase(phase.name, tuple(within))
@@ -554,7 +507,7 @@ def grant_phase_tools(phase: Phase, own: Sequence[str], most: Sequence[str] | No
 
 
 def resolve_standing(context: AgentContext, row: SessionRow, phase: Phase, began: SessionOrigin) -> SessionContext:
-    """Tell where a session stands: in its phase, below the caps of what began it, with its last words paid for."""
+    """Returns the context of a session: its phase, the caps of what started it, the reserve for its last words."""
     agent = context.agent
     standing, policy = agent.standing(row.session, row.trigger), agent.policy
     if began.trigger is not None:
@@ -581,7 +534,7 @@ PollSource = Callable[[], Awaitable[Any]]
 
 
 def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
-    """Make the tools by which sensors poll addresses. No model is told of them."""
+    """Makes the tools with which sensors poll URLs. No model is offered them."""
     from halter.sensors.poll import Fetch
 
     polled = [
@@ -592,7 +545,7 @@ def make_fetch_tools(context: AgentContext) -> Mapping[str, Tool]:
 
 
 class SessionSensors:
-    """Makes whatever a session's sensors need."""
+    """Makes the sensors of a session and their signals."""
 
     def __init__(self, context: AgentContext, running: SessionRuntime, folder: Path) -> None:
         self._context = context
@@ -602,8 +555,6 @@ class SessionSensors:
         self._chance: random.Random = context.chance
 
     def signals(self, sensor: SensorSpec) -> Signals:
-        """Make the signals on what a sensor reads."""
-
         async def judge(signal: Signal, value: Any) -> Score | ScoringFailure:
             return await self._judged(sensor.name, signal, value)
 
@@ -615,7 +566,6 @@ class SessionSensors:
         take: Callable[[Reading], Awaitable[None]],
         changed: Callable[[HealthReport], Awaitable[None]],
     ) -> SupervisedSensor:
-        """Make what keeps a sensor running."""
         return SupervisedSensor(self._made(sensor), self._clock, self._chance, take, changed)
 
     def _made(self, sensor: SensorSpec) -> tools.Sensor:
@@ -634,7 +584,7 @@ class SessionSensors:
                 return make_stream_sensor(sensor, self._headers(sensor), self._clock)
 
     def _look(self, sensor: SensorSpec) -> PollSource:
-        """Poll through the guard, as every call goes."""
+        """Polls through the guard, like every call."""
         source = sensor.source
         tool = f"poll_{sensor.name}" if source.tool is UNSET else source.tool
         arguments = b"{}" if source.tool is UNSET else msgspec.json.encode(dict(source.params))
@@ -651,7 +601,6 @@ class SessionSensors:
         return look
 
     def _headers(self, sensor: SensorSpec) -> Mapping[str, str]:
-        """Fill in the secrets that the agent may use."""
         agent = self._context.agent
 
         def reveal(name: str) -> str:
@@ -662,7 +611,7 @@ class SessionSensors:
         return substitute_secrets(dict(sensor.source.headers), reveal)
 
     async def _judged(self, sensor: str, signal: Signal, value: Any) -> Score | ScoringFailure:
-        """Let a model score a reading, in a form that can be nothing else than a score."""
+        """Asks a model to score a reading, in a form that allows only a score."""
         if signal.model is UNSET:
             return ScoringFailure(f"The signal {signal.name} has no model.")
         request = ModelRequest(

@@ -1,7 +1,7 @@
-"""Agents that run by themselves in this process, for as long as it lives.
+"""Runs agents in this process for as long as it lives.
 
-Each has one session at a time. It is begun when the agent is switched on, found again when the process starts, ended
-when the agent is switched off, and gone on with when a halt is lifted.
+Each agent has one autonomous session at a time. It starts when the agent is switched on, is found again when the
+process starts, ends when the agent is switched off, and resumes when a halt is lifted.
 """
 
 import asyncio
@@ -38,11 +38,9 @@ from halter.runtime.agent_context import AgentContext, models_of
 from halter.runtime.assemble import assemble_agent, withdraw_questions
 from halter.runtime.forecast import describe_spending_limits, forecast_spending
 from halter.runtime.notices import Notices, Outbox, make_senders
-from halter.runtime.policy import bind_policy, is_superseded
-from halter.runtime.runtime import Runtime
+from halter.runtime.runtime import Runtime, bind_policy, is_superseded
 from halter.runtime.sessions import find_exhausted_session
-from halter.runtime.triggers import AgentTriggers
-from halter.runtime.webhooks import WebhookReceiver
+from halter.runtime.triggers import AgentTriggers, WebhookReceiver
 from halter.runtime.worker import (
     AutonomousAgent,
     DispatchMode,
@@ -55,25 +53,24 @@ from halter.runtime.worker import (
     read_retention,
 )
 from halter.state import lifecycle
-from halter.state.session import InFlight
 
 SUPERVISOR_POLLING_INTERVAL: Final = 30 * SECOND
-"""How often it looks by itself: words of people are heard of at once, but hints may be lost."""
+"""Polling interval for changes: hints arrive at once, but may be lost."""
 SUPERVISOR_DEBOUNCE: Final = SECOND // 10
 NOTICE_POLLING_INTERVAL: Final = 10 * MINUTE
-"""How often it is looked by itself for what people were not told of."""
+"""Polling interval for undelivered notices."""
 FOLDER_POLLING_INTERVAL: Final = 5 * SECOND
-"""How often folders are looked through."""
+"""Polling interval of watched folders."""
 SYSTEM_RANDOM: Final = random.SystemRandom()
 
 Serve = Callable[[WebhookReceiver], Coroutine[Any, Any, None]]
-"""Takes deliveries for webhooks, until cancelled."""
+"""Serves webhook deliveries until cancelled."""
 AgentMessageListener = Callable[[str, str], None]
-"""Somebody who is told a sentence about an agent: its name, or none, and what is to be said."""
+"""Called with an agent's name, or "", and a sentence about it."""
 
 
 class Supervisor:
-    """Some agents, running by themselves."""
+    """Runs agents."""
 
     def __init__(
         self,
@@ -85,16 +82,16 @@ class Supervisor:
         given: Mapping[str, Model] | None = None,
         manner: DispatchMode | None = None,
     ) -> None:
-        """Models that are `given` are used as they are, by their names."""
+        """Models that are `given`, by name, replace the configured ones."""
         self.agents: dict[str, AutonomousAgent] = {}
         self._triggers: dict[str, AgentTriggers] = {}
         self._app = app
         self._store = app.patient()
-        app.trouble.tell = self._store_is
+        app.trouble.tell = self._tell_store_problem
         self._tell = tell
         self._pulse = pulse
         self._chance = chance
-        self._serve = serve or _refuse_deliveries
+        self._serve = serve
         self._given = given
         self._manner = manner or make_embedded_mode()
         self._worker = make_worker_id(self._manner.kind, app.ids)
@@ -105,19 +102,19 @@ class Supervisor:
         self._notices = Notices(self._store, app.clock, self._tasks, self._redacted)
         self._sessions = Sessions(self._store, app.clock, self._worker, self._attend, self._redacted)
         self._sessions.polling_interval = self._manner.polling_interval
-        self._sessions.patience = IdleLimits(lambda agent: self.agents[agent].idle_halt, self._allowed)
+        self._sessions.patience = IdleLimits(self._idle_halt, lambda agent, flight: self.agents[agent].allowed(flight))
         self._hands = WorkerState(app, self._sessions, self._manner, self.agents, tell)
         self._ending = asyncio.Event()
         self.superseded = False
-        """Set when the store's policy has changed: what it says now counts after another start."""
+        """Set when the store's policy has changed: it applies after a restart."""
 
     async def run(self, folders: Sequence[Path]) -> None:
-        """Run the agents of these folders until cancelled. One that cannot be used is told of; the others run."""
+        """Runs the agents of these folders until cancelled. One that cannot be loaded is reported; the others run."""
         async with AsyncExitStack() as stack:
             for folder in folders:
                 await self._join(stack, folder)
             if not self.agents:
-                raise ConfigError("There is no agent that could run: mend one of those above, and start again.")
+                raise ConfigError("There is no agent that could run: fix one of those above, and start again.")
             await self._hands.enter(self._store)
             await stack.enter_async_context(
                 keep_leases(
@@ -138,7 +135,7 @@ class Supervisor:
             }
             outbox = Outbox(self._app, senders)
             hooks = self.hooks()
-            listening = [lambda: self._serve(hooks)] if hooks.any() else []
+            listening = [lambda: serve(hooks)] if (serve := self._serve) and hooks.any() else []
             age = read_retention(self._app)
             forgetting = (
                 []
@@ -151,7 +148,7 @@ class Supervisor:
         self._hands.demand_clock()
 
     def drain(self) -> None:
-        """Take nothing more, let what runs come to its rest, and end."""
+        """Claims nothing more, lets running sessions rest, and ends."""
         self._ending.set()
 
     async def _drained(self) -> None:
@@ -161,7 +158,6 @@ class Supervisor:
         raise Drained
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
-        """Put an agent together."""
         try:
             agent = await stack.enter_async_context(assemble_agent(self._app, folder))
             models = await stack.enter_async_context(models_of(self._app, agent, self._given))
@@ -194,13 +190,12 @@ class Supervisor:
             raise ConfigError(f"There are two agents called {name}: give one of them another name.")
 
     async def _switch_on_first(self, name: str) -> None:
-        """A person who starts an agent for the first time wants it to run; one that was switched off stays so."""
+        """Switches on an agent that was never switched on; one that was switched off stays off."""
         if name not in await self._switches():
             person = self._app.settings.person
             await self._store.commit(switch_on(name, person, f"first/{name}", "started for the first time"))
 
     def hooks(self) -> WebhookReceiver:
-        """Make what takes deliveries for the webhooks of these agents."""
         return WebhookReceiver({name: living.context for name, living in self.agents.items()}, self._triggers)
 
     def _tasks(self) -> Mapping[str, Tasks]:
@@ -211,19 +206,18 @@ class Supervisor:
             text = living.context.gatehouse().redacted(text)
         return text
 
-    def _allowed(self, agent: str, flight: InFlight) -> int:
-        return self.agents[agent].allowed(flight)
+    def _idle_halt(self, agent: str) -> int:
+        return self.agents[agent].context.agent.tasks.idle_halt
 
     async def _attend(self, lease: Lease) -> None:
         row = await self._row(lease.session)
         await self.agents[row.agent].attend(lease, self._sessions.stays, self._waits)
         after = await self._row(lease.session)
         if after.ended_at is not None or after.state in ("WAITING_FOR_INPUT", "PAUSED"):
-            # Whoever watches is told at once what that means for the agent.
+            # Notify at once: a person may have to act.
             self._waits()
 
     def _waits(self) -> None:
-        """Know that there may be something to tell people of."""
         self._tellable = True
         self._news.set()
 
@@ -232,15 +226,17 @@ class Supervisor:
         return row
 
     async def _keep(self) -> None:
-        """Look after every agent: at the start, when a person spoke or a session is over, and from time to time."""
+        """Checks every agent: at the start, when a person acted or a session ended, and at intervals."""
         starting = True
         async with watch_changes(self._store, _is_from_person) as self._news:
             while True:
                 await self._look_at_policy()
                 moments: list[int] = []
                 for living in list(self.agents.values()):
-                    if living.autonomous and await self._look_after(living, starting=starting):
-                        # Somebody may have switched it off at that very moment.
+                    if living.context.agent.pacing.autonomy.enabled and await self._look_after(
+                        living, starting=starting
+                    ):
+                        # It may have been switched off at that very moment.
                         await self._look_after(living)
                     moments += await self._triggered(living.name)
                 if starting or self._tellable or self._app.clock.now() >= self._told_at + NOTICE_POLLING_INTERVAL:
@@ -253,7 +249,7 @@ class Supervisor:
                 )
 
     async def _look_at_policy(self) -> None:
-        """Take nothing more under a policy that is no longer the store's, and let what runs come to its rest."""
+        """Claims nothing more under a superseded policy, and lets running sessions rest."""
         policy = self._app.policy
         if policy is None or self.superseded or not await is_superseded(self._store, policy):
             return
@@ -262,28 +258,28 @@ class Supervisor:
         self.drain()
 
     async def _told(self) -> None:
-        """Have people told of what needs them; what breaks down over that stops no agent."""
+        """Queues notices. A failure is reported and stops no agent."""
         try:
             await self._notices.look()
-        except Exception as error:  # noqa: BLE001  whatever it is, nobody may suffer from it
+        except Exception as error:  # noqa: BLE001  no failure here may stop an agent
             raise_if_cancelled()
             told = self._redacted(clean(f"{type(error).__name__}: {error}"))
             self._say("", f"People could not be told of what needs them, which is tried again: {shorten(told, 300)}")
 
     async def _triggered(self, name: str) -> Sequence[int]:
-        """Look after the triggers of one agent; what breaks down over them is told, and stops no other agent."""
+        """Runs one agent's triggers. A failure is reported and stops no other agent."""
         try:
             return await self._trigger(name)
         except LeaseLost:
             return ()
-        except Exception as error:  # noqa: BLE001  whatever it is, nobody else may suffer from it
+        except Exception as error:  # noqa: BLE001  no failure here may stop another agent
             raise_if_cancelled()
             told = self._redacted(clean(f"{type(error).__name__}: {error}"))
             self._say(f"{name} ", f"Its triggers could not be looked after, which is tried again: {shorten(told, 300)}")
             return ()
 
     async def _trigger(self, name: str) -> Sequence[int]:
-        """Start what is due for an agent, and end what was halted while it rested; tell when to look again."""
+        """Starts what is due for an agent, wakes halted sessions that rest; returns when to look again."""
         triggers, now = self._triggers[name], self._app.clock.now()
         halts = await self._halts()
         tasks = await list_open_tasks(self._app, name)
@@ -305,7 +301,7 @@ class Supervisor:
         return {row.agent: row for row in await self._store.ask(Query("all_agents", AgentRow))}
 
     async def _look_after(self, living: AutonomousAgent, *, starting: bool = False) -> bool:
-        """Do what has to be done for an agent; tell whether a session was let run."""
+        """Does what an agent needs; returns whether a session was started or reopened."""
         name, now = living.name, self._app.clock.now()
         params = {"agent": name, "kind": "autonomous", "limit": 1}
         last = next(iter(await self._store.ask(Query("sessions_of", SessionRow, params))), None)
@@ -333,8 +329,7 @@ class Supervisor:
                 self._say(name, sentence)
         return False
 
-    def _store_is(self, problem: str) -> None:
-        """Tell what is wrong with the store, and that it is back: until then nothing is begun, and nothing is lost."""
+    def _tell_store_problem(self, problem: str) -> None:
         self._tell("", problem or "The store is back, and everything goes on.")
 
     def _say(self, name: str, sentence: str) -> None:
@@ -345,7 +340,7 @@ class Supervisor:
 
 
 class FleetRunner:
-    """Runs agents, and starts them anew whenever the store's policy changes."""
+    """Runs agents, and restarts them when the store's policy changes."""
 
     def __init__(self, app: Runtime, make: Callable[[Runtime], Supervisor]) -> None:
         self._app = app
@@ -354,16 +349,14 @@ class FleetRunner:
         self.up = make(app)
 
     def has(self, agent: str) -> bool:
-        """Tell whether an agent runs here."""
         return agent in self.up.agents
 
     def drain(self) -> None:
-        """Take nothing more, let what runs come to its rest, and end."""
         self._draining = True
         self.up.drain()
 
     async def run(self, folders: Sequence[Path]) -> None:
-        """Run the agents of these folders until cancelled, or drained."""
+        """Runs the agents of these folders until cancelled or drained."""
         while True:
             await self.up.run(folders)
             if self._draining or not self.up.superseded:
@@ -374,16 +367,12 @@ class FleetRunner:
             self.up = self._make(self._app)
 
 
-async def _refuse_deliveries(_: WebhookReceiver) -> None:
-    """Take no deliveries."""
-
-
 def _is_from_person(change: Change) -> bool:
     return change.stream in (FLEET, EVERY_STREAM)
 
 
 async def turn_on(app: Runtime, agent: str, reason: str = "", by: str = "") -> None:
-    """Switch an agent on, and let go on what was paused: what a breakdown left to a person, or what did nothing."""
+    """Switches an agent on, and resumes what was paused after a breakdown or idling."""
     store, by = app.patient(), by or app.settings.person
     committed = await store.commit(switch_on(agent, by, app.ids.new(), reason))
     if not committed.events:
@@ -394,7 +383,7 @@ async def turn_on(app: Runtime, agent: str, reason: str = "", by: str = "") -> N
 
 
 async def turn_off(app: Runtime, agent: str, reason: str = "", by: str = "") -> Sequence[str]:
-    """Switch an agent off, and stop its session; name what was stopped."""
+    """Switches an agent off and stops its sessions; returns the sessions that were stopped."""
     sessions = [row.session for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent))]
     await app.store.commit(switch_off(agent, sessions, by or app.settings.person, app.ids.new(), reason))
     await withdraw_questions(app, agent, f"{agent} was switched off: it is asked about when it runs again.")
@@ -402,7 +391,7 @@ async def turn_off(app: Runtime, agent: str, reason: str = "", by: str = "") -> 
 
 
 async def list_open_tasks(app: Runtime, agent: str) -> Sequence[SessionRow]:
-    """List the sessions of an agent that a trigger began and that are not over."""
+    """Returns the open sessions of an agent that a trigger started."""
     return await app.store.ask(Query("open_tasks", SessionRow, {"agent": agent}))
 
 

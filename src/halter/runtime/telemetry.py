@@ -7,15 +7,8 @@
 | `console` | to the standard error |
 | `file:PATH` | to a file, as JSON lines |
 
-Spans, made of the journal's events: what a session did and how long it took, in the words of OpenTelemetry.
-
-Nothing here is measured while an agent works. A span follows from events that are committed, and so does its id:
-whoever makes it again makes the same. What was said is left out unless it is asked for.
-
-Following the journal to make spans of it, beside the agents and never in their way.
-
-It begins with what is committed from now on. What was begun before, by a process that is gone, is looked up where it
-stands, so that a span has the same id and the same beginning whoever makes it.
+Spans are made from committed events, beside the agents: nothing is measured while an agent works. The id of a span
+follows from its events, so every process makes the same span. Content is left out unless it is enabled.
 """
 
 import asyncio
@@ -53,8 +46,8 @@ from halter.core.text import clean, from_body, shorten
 from halter.core.usage import ModelName, Usage
 from halter.core.vocabulary import Outcome
 from halter.loop.session_runtime import raise_if_cancelled
-from halter.runtime.feed import Follower, watch_growth
-from halter.runtime.runtime import CommitObserver, Runtime
+from halter.runtime.feed import CommitObserver, Follower, watch_growth
+from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -64,7 +57,7 @@ if TYPE_CHECKING:
 AttributeValue = str | int | float | bool | tuple[str, ...]
 
 GOOD_ENDS: Final = frozenset(("ended", "asked", "yielded"))
-"""How a turn ends that nothing stopped."""
+"""Turn ends that are no errors."""
 
 _PROVIDERS: Final[Mapping[str, str]] = {
     "azure": "azure.ai.openai",
@@ -76,7 +69,7 @@ _PROVIDERS: Final[Mapping[str, str]] = {
     "mistral": "mistral_ai",
     "xai": "x_ai",
 }
-"""Providers that the conventions call by another name; all others are called as the configuration calls them."""
+"""Providers with another name in the conventions."""
 
 _FINISHES: Final[Mapping[StopReason, str]] = {
     "end": "stop",
@@ -87,7 +80,7 @@ _FINISHES: Final[Mapping[StopReason, str]] = {
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that took its time, from microsecond to microsecond. `error` names what kept it from going well."""
+    """A span, in microseconds. `error` names what went wrong."""
 
     trace: int
     span: int
@@ -101,7 +94,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenSpan(msgspec.Struct, frozen=True):
-    """Something that has begun: when, under which id, and below what."""
+    """A span that has begun."""
 
     at: int
     span: int
@@ -111,7 +104,10 @@ class OpenSpan(msgspec.Struct, frozen=True):
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A session as far as its spans need it. `root` is the span of its present life: a resumed one has another."""
+    """The part of a session's state that its spans need.
+
+    `root` is its current root span: a resumed session has another.
+    """
 
     trace: int
     session: str
@@ -125,7 +121,7 @@ class Trace(msgspec.Struct, frozen=True):
 
 
 def begin_trace(first: Stored) -> Trace | None:
-    """Begin with the first event of a session. Its hash is the id: sessions of two stores may have the same name."""
+    """Starts a trace with the first event of a session. Its hash is the id, since names repeat across stores."""
     match first.event:
         case SessionStarted() as event:
             return Trace(
@@ -142,7 +138,7 @@ def begin_trace(first: Stored) -> Trace | None:
 
 
 def advance_trace(trace: Trace, stored: Stored, *, content: bool = False) -> tuple[Trace, Span | None]:
-    """Take the next event of a session into account; where something has come to its end, make its span."""
+    """Folds the next event of a session; returns a span where one ends."""
     match stored.event:
         case SessionResumed():
             return msgspec.structs.replace(trace, root=_id(stored), since=stored.at, turn=None, flying={}), None
@@ -173,7 +169,7 @@ def advance_trace(trace: Trace, stored: Stored, *, content: bool = False) -> tup
 
 
 def _id(stored: Stored) -> int:
-    """Name a span by the hash of the event that began it. No span may be called 0."""
+    """Derives a span id from the hash of the event that began it. 0 is not allowed."""
     return int.from_bytes(stored.hash[-8:]) or 1
 
 
@@ -190,7 +186,7 @@ def _parent_span(trace: Trace) -> int:
 
 
 def _words(stored: Stored) -> str:
-    """Read a body as it stands in the journal, secrets replaced. What is erased, or too large for it, is left out."""
+    """Returns a body as the journal has it, secrets redacted. An erased or offloaded one is left out."""
     return clean(from_body(stored.body)) if stored.body else ""
 
 
@@ -226,7 +222,7 @@ def _span(
 
 
 def _instant(trace: Trace, stored: Stored, name: str, attributes: Mapping[str, AttributeValue], error: str) -> Span:
-    """Make a span of what a brake refused: it took no time, since nothing was done."""
+    """Makes a span of zero duration for a refusal."""
     return Span(
         trace=trace.trace,
         span=_id(stored),
@@ -282,7 +278,7 @@ def _session_attributes(trace: Trace) -> dict[str, AttributeValue]:
 
 
 def _model(name: str) -> tuple[str, str]:
-    """Tell the provider, as the conventions call it, and the model."""
+    """Returns the provider, by its name in the conventions, and the model."""
     try:
         parsed = ModelName.parse(name)
     except ValueError:
@@ -343,7 +339,7 @@ def _call(trace: Trace, called: CallStarted, result: CallSettled) -> dict[str, A
 
 
 def _reply(stored: Stored) -> Reply | None:
-    """Read an answer, as far as it stands beside its event."""
+    """Decodes a reply, if it stands beside its event."""
     try:
         return msgspec.json.decode(stored.body, type=Reply) if stored.body else None
     except msgspec.DecodeError:
@@ -351,7 +347,7 @@ def _reply(stored: Stored) -> Reply | None:
 
 
 def _message_attributes(begun: OpenSpan, stored: Stored) -> dict[str, AttributeValue]:
-    """Write down what was sent, and what was answered, as the conventions have it."""
+    """Returns what was sent and answered, under the names of the conventions."""
     reply = _reply(stored)
     said: dict[str, AttributeValue] = {"halter.request.sent": begun.body} if begun.body else {}
     if reply is None:
@@ -376,27 +372,26 @@ TRACES_CONTENT_VARIABLE: Final = "HALTER_TRACES_CONTENT"
 TRACES_FORMS: Final = "write otlp, console, file:PATH or off"
 
 MAX_PENDING_SPANS: Final = 2048
-"""So many spans may wait to be sent."""
+"""Most spans that wait to be sent."""
 SPAN_BATCH: Final = 512
-"""So many are sent at once."""
+"""Most spans sent at once."""
 FLUSH_TIMEOUT_SECONDS: Final = 2.0
-"""For so many seconds it is tried, at the end, to send what is left."""
+"""How long the rest may take to be sent at the end."""
 
 
 def read_trace_target(environ: Mapping[str, str]) -> str:
-    """Tell where spans are to go; nothing means nowhere."""
+    """Returns where spans go; "" is nowhere."""
     said = environ.get(TRACES_VARIABLE, "").strip()
     return "" if said.lower() in {"", "off", "0", "none"} else said
 
 
 def is_content_wanted(environ: Mapping[str, str]) -> bool:
-    """Tell whether somebody asked for what was said, in as many words."""
     return environ.get(TRACES_CONTENT_VARIABLE, "").strip() == "1"
 
 
 @contextmanager
-def sending(way: str, environ: Mapping[str, str]) -> Generator["SpanSender"]:
-    """Send spans until the end, and then what is left."""
+def open_span_sender(way: str, environ: Mapping[str, str]) -> Generator["SpanSender"]:
+    """Sends spans, and what is left at the end."""
     with _open_exporter(way) as exporter:
         outlet = SpanSender(exporter, _resource(environ))
         try:
@@ -406,7 +401,7 @@ def sending(way: str, environ: Mapping[str, str]) -> Generator["SpanSender"]:
 
 
 class SpanSender:
-    """Sends spans in a thread of its own. Where they come faster than they are taken, some are lost, and counted."""
+    """Sends spans in a thread of its own. When they come too fast, some are dropped and counted."""
 
     def __init__(self, exporter: "SpanExporter", resource: "Resource", most: int = MAX_PENDING_SPANS) -> None:
         self._exporter = exporter
@@ -418,14 +413,13 @@ class SpanSender:
         self._thread.start()
 
     def put(self, span: Span) -> None:
-        """Take a span, or lose it; never wait."""
+        """Queues a span or drops it; never blocks."""
         try:
             self._spans.put_nowait(span)
         except Full:
             self.lost += 1
 
     def trouble(self) -> str:
-        """Say once that spans are lost."""
         if self._said or not self.lost:
             return ""
         self._said = True
@@ -435,7 +429,6 @@ class SpanSender:
         )
 
     def close(self) -> None:
-        """Send what is left, if somebody takes it."""
         try:
             self._spans.put(None, timeout=FLUSH_TIMEOUT_SECONDS)
         except Full:
@@ -451,7 +444,7 @@ class SpanSender:
                 return
 
     def _waiting(self, first: Span) -> tuple[list[Span], bool]:
-        """Take all that waits, up to a batch; tell whether that was the last of it."""
+        """Returns up to a batch of what waits, and whether that was the last of it."""
         batch = [first]
         while len(batch) < SPAN_BATCH:
             try:
@@ -468,7 +461,7 @@ class SpanSender:
 
         try:
             sent = self._exporter.export(batch) is SpanExportResult.SUCCESS
-        except Exception:  # noqa: BLE001  what a collector or a disk does is no affair of the agents
+        except Exception:  # noqa: BLE001  a failing collector or disk may not stop an agent
             sent = False
         self.lost += 0 if sent else len(batch)
 
@@ -506,7 +499,6 @@ def _missing_library_error() -> ConfigError:
 
 
 def _file(path: str) -> TextIO:
-    """Open a file that only its owner may read."""
     try:
         return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w", encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -521,7 +513,7 @@ def _line(span: "ReadableSpan") -> str:
 
 
 def _keep_quiet() -> None:
-    """Keep the exporter's complaints off the terminal: what people need to know is told once, by `trouble`."""
+    """Silences the exporter's log: `trouble` reports problems once."""
     import logging
 
     logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
@@ -535,7 +527,6 @@ def _resource(environ: Mapping[str, str]) -> "Resource":
 
 
 def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
-    """Write a span as the library has them, with the ids that it has already."""
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
     from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
@@ -559,13 +550,13 @@ def _to_readable_span(span: Span, resource: "Resource") -> "ReadableSpan":
 
 
 MAX_EVENTS_TRACED_BACK: Final = 1000
-"""So many events are looked back through for the beginning of what is under way."""
+"""Most events that are searched for the start of an open span."""
 MAX_TRACED_SESSIONS: Final = 10_000
-"""So many sessions are remembered."""
+"""Most sessions kept in memory."""
 
 
 TraceProblemListener = Callable[[str], None]
-"""Somebody who is told a sentence."""
+"""Called with a sentence."""
 Job = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -573,42 +564,40 @@ Job = Callable[[], Coroutine[Any, Any, None]]
 def trace_agents(
     app: Runtime, store: Store, tell: TraceProblemListener, ours: Callable[[str], bool], seen: Mapping[StreamId, int]
 ) -> Generator[Sequence[Job]]:
-    """Give what is to run beside our agents to make spans of what they do from now on: nothing, unless it is wanted."""
+    """Yields the jobs that trace our agents from now on; none unless tracing is enabled."""
     way = read_trace_target(app.environ)
     if not way:
         yield ()
         return
-    with sending(way, app.environ) as sink:
+    with open_span_sender(way, app.environ) as sink:
         tracing = SessionTracer(store, app.clock, sink, tell, ours, content=is_content_wanted(app.environ))
         yield (lambda: tracing.run(seen),)
 
 
 @contextmanager
 def trace_worker(app: Runtime, store: Store, tell: TraceProblemListener) -> Generator[Sequence[Job]]:
-    """Give what is to run beside one of many workers to make spans of what it does itself: nothing, unless wanted.
+    """Yields the jobs that trace what this worker commits; none unless tracing is enabled.
 
-    Others make those of what they do. A session that moves between them stays one trace, for its ids follow from it.
+    Other workers trace their own. A session that moves between workers stays one trace.
     """
     way = read_trace_target(app.environ)
     if not way:
         yield ()
         return
     committed = CommitObserver(asyncio.get_running_loop(), _is_session)
-    with sending(way, app.environ) as sink:
+    with open_span_sender(way, app.environ) as sink:
         tracing = SessionTracer(store, app.clock, sink, tell, content=is_content_wanted(app.environ))
         app.store.observe(committed)
         yield (lambda: tracing.run_here(committed),)
 
 
 class SpanSink(Protocol):
-    """Somebody who takes spans."""
-
     def put(self, span: Span) -> None:
-        """Take a span, or lose it; never wait."""
+        """Queues a span or drops it; never blocks."""
         ...
 
     def trouble(self) -> str:
-        """Say what went wrong since this was last asked, if anything did."""
+        """Returns what went wrong since the last call; "" if nothing."""
         ...
 
 
@@ -634,18 +623,17 @@ class SessionTracer:
         self._traces: dict[StreamId, tuple[int, Trace | None]] = {}
 
     async def run(self, seen: Mapping[StreamId, int]) -> None:
-        """Follow what comes after what was seen, until cancelled."""
+        """Traces what follows what was seen, until cancelled."""
         await self._unharmed(self._follow(seen))
 
     async def run_here(self, committed: CommitObserver) -> None:
-        """Follow what this process commits, until cancelled."""
+        """Traces what this process commits, until cancelled."""
         await self._unharmed(self._follow_here(committed))
 
     async def _unharmed(self, following: Awaitable[None]) -> None:
-        """Whatever breaks down here stops no agent."""
         try:
             await following
-        except Exception as error:  # noqa: BLE001  whatever it is, nobody may suffer from it
+        except Exception as error:  # noqa: BLE001  no failure here may stop an agent
             raise_if_cancelled()
             told = shorten(clean(f"{type(error).__name__}: {error}"), 300)
             self._tell(f"There are no more traces until the next start, because of a breakdown; agents go on ({told}).")
@@ -680,10 +668,10 @@ class SessionTracer:
             self._sink.put(span)
 
     async def _known(self, stored: Stored) -> Trace | None:
-        """Find where a session stands before an event. What another process did in between is looked up."""
+        """Returns a session's state before an event. What other processes did in between is looked up."""
         seq, trace = self._traces.get(stored.stream, (0, None))
         if trace is None and seq:
-            # It is not ours, whatever happens there.
+            # Not one of our agents.
             return None
         if seq == 0 or seq != stored.seq - 1:
             if len(self._traces) >= MAX_TRACED_SESSIONS:

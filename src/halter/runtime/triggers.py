@@ -1,12 +1,10 @@
-"""The triggers of one agent, looked after: what its file says comes to be, and what is due is started.
+"""The triggers of one agent: created from its file, started when due, by a webhook or by a person.
 
-The writes by which a trigger comes to be, starts a session, or says why it does not.
-
-Each is one commit: a session that was started stands in its trigger's stream as well, and never twice.
-
-A trigger run by a person, at once: the same path that its time, a document or a delivery takes.
+Each write is one commit: a run and its session begin together, and never twice.
 """
 
+import hmac
+import re
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -31,8 +29,8 @@ from halter.autonomy.triggers import (
     decide_watch,
     find_next_schedule_look,
 )
-from halter.core.agent_spec import AnyTrigger, Schedule, TriggerType, Watch, Webhook, inherit_trigger_caps, trigger_id
-from halter.core.clock import DAY, window_end
+from halter.core.agent_spec import AnyTrigger, Schedule, Watch, Webhook, inherit_trigger_caps, trigger_id
+from halter.core.clock import DAY, SECOND, window_end
 from halter.core.codec import decode
 from halter.core.effect_events import SkipReason
 from halter.core.errors import ConfigError, LeaseLost, StoreUnavailable
@@ -51,40 +49,40 @@ from halter.core.events import (
 )
 from halter.core.folders import FileEntry
 from halter.core.ids import SessionId, inbox_stream, session_stream, trigger_stream
-from halter.core.money import SAMPLES_KEPT, BudgetRow, Leg, Spender, list_accounts
+from halter.core.money import SAMPLES_KEPT, Leg, Spender, list_accounts
 from halter.core.ports import Draft, Query, Rows, UnreadableFile, Write, offload_body
 from halter.core.project import rows_of_event
 from halter.core.rows import AgentRow, HaltRow, ItemRow, OutputRow, SessionRow, TriggerRow
 from halter.core.schedules import Timing, parse_moment
 from halter.core.text import clean, shorten, to_body, to_one_line
+from halter.core.tools import find_secret_names
 from halter.loop.session_runtime import raise_if_cancelled
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.documents import Library
-from halter.runtime.session_builder import TriggerRecord, encode_trigger_record, find_trigger_row, read_trigger_record
+from halter.runtime.runtime import read_budget
+from halter.runtime.session_builder import (
+    TriggerRecord,
+    classify_trigger,
+    encode_trigger_record,
+    find_trigger_row,
+    read_trigger_record,
+)
 from halter.runtime.sessions import build_session_beginning
 from halter.runtime.worker import AutonomousAgent
 from halter.tasks.playbooks import Task, encode_task
 
 FILE_ACTOR = "agent.yaml"
-"""By whom a trigger was made that stands in an agent's file."""
-
-
-def classify_trigger(trigger: AnyTrigger) -> TriggerType:
-    """Tell what kind of trigger it is."""
-    if isinstance(trigger, Schedule):
-        return "schedule"
-    return "watch" if isinstance(trigger, Watch) else "webhook"
+"""The actor of triggers that come from an agent's file."""
 
 
 def digest_trigger(trigger: AnyTrigger) -> str:
-    """Name what is said of a trigger."""
     return sha256(encode_trigger_record(trigger)).hexdigest()
 
 
 def make_trigger(
     identity: str, agent: str, trigger: AnyTrigger, by: str, timing: Timing | None = None, before: int = 0
 ) -> Write:
-    """Let a trigger be, or be another one; `before` is where it was made last."""
+    """Creates a trigger, or replaces the one made at `before`."""
     body = encode_trigger_record(trigger, timing)
     event = TriggerMade(
         trigger=identity, agent=agent, type=classify_trigger(trigger), by=by, digest=digest_trigger(trigger)
@@ -98,7 +96,6 @@ def make_trigger(
 
 
 def end_trigger_row(row: TriggerRow, by: str, reason: str = "") -> Write:
-    """Let a trigger start nothing any more."""
     event = TriggerEnded(trigger=row.trigger, by=by, reason=reason)
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -110,13 +107,12 @@ def end_trigger_row(row: TriggerRow, by: str, reason: str = "") -> Write:
 
 
 def record_trigger_events(trigger: str, key: str, *events: AnyEvent) -> Write:
-    """Write down what became of a trigger's times and documents."""
     rows = [row for event in events for row in rows_of_event(event)]
     return Write(trigger_stream(trigger), f"{trigger}/{key}", lambda _: [Draft(event) for event in events], rows)
 
 
 def record_unstarted_run(key: str, event: RunSkipped | RunQueued) -> Write:
-    """Write down that a time starts nothing, or not yet; nothing of a time that another process has dealt with."""
+    """Records that a due time starts nothing, or not yet, unless another process has dealt with it."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(TriggerRow, event.trigger)
@@ -126,12 +122,12 @@ def record_unstarted_run(key: str, event: RunSkipped | RunQueued) -> Write:
 
 
 def _is_open(row: TriggerRow, due_at: int) -> bool:
-    """Tell whether it is still to be decided what becomes of a time."""
+    """Whether a due time is still undecided."""
     return due_at > row.ticked_at or due_at == row.queued_at
 
 
 def record_delay(event: RunsDelayed, now: int) -> Write:
-    """Write down why a trigger's runs wait, unless that is what was said last."""
+    """Records why a trigger's runs wait, unless that was recorded last."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         row = rows.get(TriggerRow, event.trigger)
@@ -143,7 +139,7 @@ def record_delay(event: RunsDelayed, now: int) -> Write:
 
 
 class RunInput(msgspec.Struct, frozen=True):
-    """What a session is given beside its trigger's own words: where it comes from cannot be trusted."""
+    """What a session is given beside its trigger's prompt; it is not trusted."""
 
     text: str
     sender: str
@@ -159,9 +155,9 @@ async def start_run(
     given: RunInput | None = None,
     before: str | None = None,
 ) -> Write:
-    """Start a run: what is written down of it, and its session, in one commit; nothing if another run came first.
+    """Starts a run and its session in one commit; nothing if another run came first.
 
-    `before` is the newest session of its document, where that must not have changed.
+    `before` is the newest session of its document, which must not have changed.
     """
     session = f"{row.agent}.{trigger.name}-{row.runs + 1}"
     event, more = await build_session_beginning(context, "task", session)
@@ -213,7 +209,7 @@ async def _draft_input(context: AgentContext, given: RunInput, text: str) -> Dra
 TriggerMessageListener = Callable[[str, str], None]
 
 MAX_DOCUMENTS_PER_LOOK: Final = 20
-"""So many documents are taken in at one look: who has thousands of them holds up no other trigger."""
+"""Most documents indexed at once: thousands of them delay no other trigger."""
 
 
 class _Cost(msgspec.Struct, frozen=True):
@@ -226,7 +222,7 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 class AgentTriggers:
-    """Looks after the triggers of one agent."""
+    """Runs the triggers of one agent."""
 
     def __init__(
         self,
@@ -235,7 +231,6 @@ class AgentTriggers:
         tell: TriggerMessageListener,
         left: Callable[[], None] = lambda: None,
     ) -> None:
-        """`left` is told when something is left to people."""
         self._context = context
         self._store = context.store
         self._clock = context.app.clock
@@ -250,16 +245,15 @@ class AgentTriggers:
 
     @property
     def watches(self) -> bool:
-        """Tell whether folders have to be looked through."""
         return bool(self._context.agent.tasks.watches)
 
     def halted(self, row: SessionRow, halts: Mapping[str, HaltRow]) -> bool:
-        """Tell whether a session is halted, be it with its trigger, its agent or all."""
+        """Whether a session is halted, by itself or with its trigger, its agent or the fleet."""
         scopes = (f"session:{row.session}", f"trigger:{row.trigger}", f"agent:{row.agent}", "fleet")
         return any(scope in halts and halts[scope].halted for scope in scopes)
 
     async def look(self, switch: AgentRow | None, halts: Mapping[str, HaltRow]) -> int | None:
-        """Do what is to be done now; tell when to look again, if time decides that."""
+        """Does what is due; returns when to look again, if time decides that."""
         await self.settle()
         if switch is None or not switch.switched_on:
             return None
@@ -267,7 +261,7 @@ class AgentTriggers:
         return min((moment for moment in moments if moment is not None), default=None)
 
     async def delivered(self, identity: str, key: str) -> str:
-        """Find the session that a delivery started before; none, if it is new."""
+        """Returns the session that a delivery started before; "" if it is new."""
         found = await self._store.ask(Query("run_by_key", _Run, {"key": key}))
         for row in found:
             event = decode(RunStarted.KIND, row.version, row.facts)
@@ -276,7 +270,7 @@ class AgentTriggers:
         return ""
 
     async def against(self, identity: str, trigger: AnyTrigger) -> tuple[SkipReason, str, int | None] | None:
-        """Tell what stands against a run that somebody asks for, and until when."""
+        """Returns what prevents a requested run, and until when; None if nothing does."""
         switches = await self._store.ask(Query("all_agents", AgentRow))
         switch = next((row for row in switches if row.agent == self._name), None)
         if switch is None or not switch.switched_on:
@@ -293,9 +287,9 @@ class AgentTriggers:
         return await self._store.ask(Query("triggers_of", TriggerRow, {"agent": self._name}))
 
     async def settle(self) -> None:
-        """Let the triggers be those that the agent's file names, beside those that people confirmed.
+        """Creates and ends triggers as the agent's file says, beside those that people confirmed.
 
-        That is done once: another process may have read a newer file since, and then both would change them for ever.
+        Done once per process: another process may have a newer file, and the two would alternate for ever.
         """
         if self._settled:
             return
@@ -315,18 +309,18 @@ class AgentTriggers:
         timing = resolve_timing(trigger, self._clock.now()) if isinstance(trigger, Schedule) else None
         before = 0 if row is None else row.made_seq
         if row is None and isinstance(trigger, Watch) and not trigger.existing:
-            # First, so that a start that is cut short is made anew as a whole.
+            # First, so that an interrupted start is repeated as a whole.
             await self._see(identity, trigger, ignored=True)
         await self._store.commit(make_trigger(identity, self._name, trigger, FILE_ACTOR, timing, before))
 
     async def _unharmed(self, row: TriggerRow, switch: AgentRow, halts: Mapping[str, HaltRow]) -> int | None:
-        """Look at one trigger; what breaks down over it is told, and stops no other one."""
+        """Checks one trigger. A failure is reported and stops no other one."""
         about = f"{row.trigger} breaks down"
         try:
             moment = await self._look_at(row, switch, halts)
         except (LeaseLost, StoreUnavailable):
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is, no other trigger may suffer from it
+        except Exception as error:  # noqa: BLE001  no failure here may stop another trigger
             raise_if_cancelled()
             told = self._context.gatehouse().redacted(clean(f"{type(error).__name__}: {error}"))
             self._say(about, f"{shorten(told, 300)} It is tried again.")
@@ -368,7 +362,7 @@ class AgentTriggers:
         )
 
     async def _money(self, row: TriggerRow, trigger: AnyTrigger) -> tuple[CapExhausted | None, int | None]:
-        """Tell which cap leaves nothing to begin with, if one does; and what the tightest one leaves."""
+        """Returns the cap that leaves nothing, if one does; and what the tightest cap leaves."""
         caps = inherit_trigger_caps(self._context.agent.policy.caps, trigger)
         legs = list_accounts(caps, Spender("", self._name, row.trigger), self._clock.now())
         least: int | None = None
@@ -384,9 +378,7 @@ class AgentTriggers:
         return None, least
 
     async def _left(self, leg: Leg) -> tuple[int, int] | None:
-        params = {"scope": leg.scope, "window": leg.window, "unit": "usd"}
-        found = next(iter(await self._store.ask(Query("budget", BudgetRow, params))), None)
-        row = found or BudgetRow(leg.scope, leg.window, "usd")
+        row = await read_budget(self._store, leg.scope, leg.window)
         cap = row.binding(leg.cap)
         return None if cap is None else (cap, cap - row.spent - row.held)
 
@@ -418,7 +410,7 @@ class AgentTriggers:
         (row,) = await self._store.ask(Query("trigger", TriggerRow, {"trigger": row.trigger}))
         key, given, before = f"tick/{run.due_at}", None, None
         if item is not None:
-            # A document that a person lets be tried anew has no session, as at its very beginning.
+            # A document that a person retries has no session, as at first.
             key, before = f"item/{item.item}/{run.attempt}/{item.session}/{row.runs}", item.session
             given = RunInput(f"The document is {item.name}.", row.trigger)
         await self._store.commit(await start_run(self._context, row, trigger, run, key, given, before))
@@ -454,18 +446,18 @@ class AgentTriggers:
                     await self._store.commit(record_delay(event, self._clock.now()))
 
     async def _room(self, row: TriggerRow, watch: Watch, running: int) -> int | None:
-        """Tell for how many sessions money is left, going by what they have cost so far."""
+        """Returns for how many sessions money is left, going by what they cost so far."""
         _, left = await self._money(row, watch)
         params = {"trigger": row.trigger, "since": self._clock.now() - 7 * DAY, "limit": SAMPLES_KEPT}
         costs = [cost.usd for cost in await self._store.ask(Query("trigger_costs", _Cost, params)) if cost.usd]
         if left is None or not costs:
             return None
         room = max(0, left * len(costs) // sum(costs) - running)
-        # Who has nothing at work may always begin one: what it costs is held to the cent when it acts.
+        # One may always start: the guard holds what it costs when it acts.
         return room if running else max(room, 1)
 
     async def _see(self, identity: str, watch: Watch, *, ignored: bool = False) -> int | None:
-        """Take in the documents of a watch that have come to rest; tell when another one will have."""
+        """Indexes the documents of a watch that no longer change; returns when the next one settles."""
         path, pattern = self._place(watch)
         files = await self._library.files(path, pattern)
         if isinstance(files, UnreadableFile):
@@ -496,7 +488,7 @@ class AgentTriggers:
         return ("." if watch.path is UNSET else watch.path), watch.pattern
 
     async def _take(self, identity: str, path: Path, name: str, seen: FileEntry, *, ignored: bool) -> bool:
-        """Take one document in, once for each content; tell whether it is known now."""
+        """Indexes one document, once per content; returns whether it is known now."""
         known = await self._library.take(path, seen, name)
         if not known.document:
             self._say(f"{identity} {to_one_line(name)}", to_one_line(known.problem))
@@ -508,7 +500,7 @@ class AgentTriggers:
         return True
 
     def _seen(self, identity: str, item: str, name: str, seen: FileEntry, problem: str, *, ignored: bool) -> Write:
-        """Write down that a document was found; not one that the agent wrote itself, and none twice."""
+        """Records that a document was found; not one that the agent wrote, and none twice."""
 
         def decide(rows: Rows) -> Sequence[Draft]:
             if rows.get(ItemRow, identity, item) is not None:
@@ -535,7 +527,7 @@ class AgentTriggers:
 def _split_halted(
     items: Sequence[WatchedDocument], switch: AgentRow, halts: Mapping[str, HaltRow]
 ) -> tuple[Sequence[WatchedDocument], Sequence[DelayDocuments]]:
-    """Part from the others the documents whose own session a person halted since the agent was switched on."""
+    """Splits off the documents whose own session a person halted since the agent was switched on."""
 
     def halt_of(item: WatchedDocument) -> HaltRow | None:
         halt = halts.get(f"session:{item.session}")
@@ -560,7 +552,7 @@ def _explain_halt(row: TriggerRow, halts: Mapping[str, HaltRow]) -> str:
 
 
 def resolve_timing(schedule: Schedule, now: int) -> Timing:
-    """Tell when a schedule of a file fires. What it says was checked when the file was read."""
+    """Returns when a schedule of a file fires. The file was checked when it was read."""
     zone = "UTC" if schedule.timezone is UNSET else schedule.timezone
     if schedule.cron is not UNSET:
         return Timing(cron=schedule.cron, timezone=zone)
@@ -574,7 +566,7 @@ MAX_DELIVERY_LENGTH = 256 * 1024
 
 
 async def run_now(context: AgentContext, folder: Path, name: str, file: Path | None) -> SessionId:
-    """Start a run of a trigger; for a watch about a document, for a webhook with a file's text as its delivery."""
+    """Starts a run of a trigger: for a watch about a document, for a webhook with a file's text as its delivery."""
     store, agent = context.store, context.agent.policy.name
     await AgentTriggers(context, folder, lambda _, __: None).settle()
     row = await find_trigger_row(store, trigger_id(agent, name))
@@ -593,7 +585,7 @@ async def run_now(context: AgentContext, folder: Path, name: str, file: Path | N
 
 
 async def attend_run_here(context: AgentContext, folder: Path, session: SessionId) -> bool:
-    """Take a run to its next rest or its end in this process; False where another one has taken it already."""
+    """Runs a run until it rests or ends in this process; False where another process has it."""
     for lease in await context.store.claim(context.worker, 1, session):
         await AutonomousAgent(context, folder).attend(lease)
         return True
@@ -620,7 +612,7 @@ async def _build_run_input(
 
 
 async def _take_in_document(context: AgentContext, folder: Path, row: TriggerRow, file: Path) -> str:
-    """Take a document in. The watch itself starts nothing for it: that was done by hand."""
+    """Indexes a document. The watch itself starts nothing for it."""
     library = context.agent.library or Library(context.store, folder)
     place, seen = _stat_document(file)
     known = await library.take(place, seen, file.name)
@@ -645,3 +637,133 @@ def _read_delivery(file: Path) -> str:
             return text.read(MAX_DELIVERY_LENGTH)
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}.") from None
+
+
+MAX_START_ATTEMPTS: Final = 20
+"""How often to retry where other runs start at the same moment."""
+_DELIVERY: Final = re.compile(r"[\x21-\x7e]{1,200}")
+
+
+class Delivery(msgspec.Struct, frozen=True):
+    """A webhook delivery."""
+
+    token: str
+    delivery: str
+    content_type: str
+    body: bytes
+
+
+class HookAccepted(msgspec.Struct, frozen=True):
+    """The delivery started a session, now or when it came before."""
+
+    session: str
+    repeated: bool = False
+
+
+class HookRejected(msgspec.Struct, frozen=True):
+    """Nothing was started: the HTTP status and a sentence."""
+
+    status: int
+    sentence: str
+    retry_after: int | None = None
+
+
+class WebhookReceiver:
+    """Receives deliveries for the webhooks of the agents of this process."""
+
+    def __init__(self, agents: Mapping[str, AgentContext], triggers: Mapping[str, AgentTriggers]) -> None:
+        self._agents = agents
+        self._triggers = triggers
+
+    def any(self) -> bool:
+        return any(context.agent.tasks.webhooks for context in self._agents.values())
+
+    def most_bytes(self, agent: str, name: str, token: str) -> int:
+        """Returns how long a body may be; 0 without a valid token, so that nothing is read."""
+        hook, context = self._hook(agent, name), self._agents.get(agent)
+        if hook is None or context is None or not _token_fits(context, hook, token):
+            return 0
+        return hook.max_bytes
+
+    async def receive(self, agent: str, name: str, delivery: Delivery) -> HookAccepted | HookRejected:
+        """Starts a session for a delivery. Without a valid token the answer says no more than that."""
+        hook = self._hook(agent, name)
+        context = self._agents.get(agent)
+        if hook is None or context is None or not _token_fits(context, hook, delivery.token):
+            return HookRejected(401, "There is no webhook for that token: send it as `Authorization: Bearer TOKEN`.")
+        flaw = _find_delivery_flaw(hook, delivery)
+        if flaw is not None:
+            return flaw
+        return await self._started(context, hook, delivery)
+
+    def _hook(self, agent: str, name: str) -> Webhook | None:
+        context = self._agents.get(agent)
+        hooks = () if context is None else context.agent.tasks.webhooks
+        return next((hook for hook in hooks if hook.name == name), None)
+
+    async def _started(self, context: AgentContext, hook: Webhook, delivery: Delivery) -> HookAccepted | HookRejected:
+        identity = trigger_id(context.agent.policy.name, hook.name)
+        store, key = context.store, f"delivery/{delivery.delivery}"
+        for _ in range(MAX_START_ATTEMPTS):
+            row = await find_trigger_row(store, identity)
+            if row is None or row.ended_at is not None:
+                await store.commit(
+                    make_trigger(
+                        identity, context.agent.policy.name, hook, FILE_ACTOR, None, row.made_seq if row else 0
+                    )
+                )
+                continue
+            run = RunStarted(trigger=identity, session="", cause="webhook")
+            words = RunInput(delivery.body.decode("utf-8", "replace"), f"webhook:{clean(delivery.delivery)}", "webhook")
+            write = await start_run(context, row, hook, run, key, words)
+            before = await self._against(context, hook, identity, write.key)
+            if before is not None:
+                return before
+            committed = await store.commit(write)
+            for stored in committed.events:
+                if isinstance(stored.event, RunStarted):
+                    return HookAccepted(stored.event.session, committed.repeated)
+        return HookRejected(503, "Too much comes at once: send it again in a moment.", SECOND)
+
+    async def _against(
+        self, context: AgentContext, hook: Webhook, identity: str, key: str
+    ) -> HookAccepted | HookRejected | None:
+        """Returns what prevents a run. A repeated delivery gets its first answer."""
+        seen = await self._triggers[context.agent.policy.name].delivered(identity, key)
+        if seen:
+            return HookAccepted(seen, repeated=True)
+        against = await self._triggers[context.agent.policy.name].against(identity, hook)
+        if against is None:
+            return None
+        why, sentence, until = against
+        now = context.app.clock.now()
+        event = RunSkipped(trigger=identity, why=why, due_at=now, sentence=sentence)
+        await context.store.commit(record_trigger_events(identity, f"skip/{key}/{now}", event))
+        return HookRejected(429 if why == "cost_cap_reached" else 409, sentence, None if until is None else until - now)
+
+
+def _token_fits(context: AgentContext, hook: Webhook, token: str) -> bool:
+    names = find_secret_names(hook.token.encode())
+    secrets = context.agent.secrets
+    expected = [secrets.value(name) for name in names if name in secrets.names()]
+    given = token.encode("utf-8", "replace")
+    return any(hmac.compare_digest(given, each.encode()) for each in expected if each)
+
+
+def _find_delivery_flaw(hook: Webhook, delivery: Delivery) -> HookRejected | None:
+    if not _DELIVERY.fullmatch(delivery.delivery):
+        return HookRejected(400, "Name the delivery, as in `Halter-Delivery: 42`: sent twice, it is taken once.")
+    if len(delivery.body) > hook.max_bytes:
+        return HookRejected(413, f"The body is longer than the {hook.max_bytes:,} bytes that are taken.")
+    if not delivery.body.strip():
+        return HookRejected(400, "The body is empty: there is nothing to work on.")
+    try:
+        delivery.body.decode()
+    except UnicodeDecodeError:
+        return HookRejected(400, "The body is no text: send JSON or text as UTF-8.")
+    if "json" in delivery.content_type.lower():
+        try:
+            msgspec.json.decode(delivery.body)
+        except (msgspec.DecodeError, RecursionError):
+            return HookRejected(400, "The body says that it is JSON, and is not.")
+    return None

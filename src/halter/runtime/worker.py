@@ -1,9 +1,4 @@
-"""A process that runs agents, as one of the workers of its store: what it takes on, and what others know of it.
-
-Retention: whoever runs agents erases what was said in sessions that ended long ago, as the store's policy says.
-
-An agent that runs by itself in this process: its session begun, attended, and resident while its sensors read.
-"""
+"""A process that runs agents: what it claims, what other workers know of it, and retention."""
 
 import asyncio
 import os
@@ -52,20 +47,20 @@ from halter.state.session import InFlight
 from halter.tasks.conversation import Conclusion
 
 MAX_REMEMBERED_SESSIONS: Final = 50
-"""So many sessions that rest elsewhere are remembered as they were left."""
+"""How many resting sessions stay in memory."""
 MAX_TAKEOVERS: Final = 2 * MAX_RESTARTS
-"""So many processes that died over a session, without a turn coming to its end, are too many."""
+"""After so many takeovers without a finished turn, a session is quarantined."""
 
 PulseListener = Callable[[str, str, Mapping[str, Any]], None]
-"""Somebody who wants to know what happens at this moment: in which session, under which name, with which values."""
+"""Called with a session, the name of what happens there now, and its values."""
 
 
 def ignore_pulse(_: str, __: str, ___: Mapping[str, Any]) -> None:
-    """Do not care."""
+    """No-op listener."""
 
 
 class AutonomousAgent:
-    """One agent that runs by itself."""
+    """Runs the sessions of one agent."""
 
     def __init__(self, context: AgentContext, folder: Path, pulse: PulseListener = ignore_pulse) -> None:
         self.context = context
@@ -77,43 +72,19 @@ class AutonomousAgent:
 
     @property
     def name(self) -> str:
-        """The agent's name."""
         return self.context.agent.policy.name
 
-    @property
-    def version(self) -> str:
-        """Name the agent's files, as they were read."""
-        return self.context.agent.folder
-
-    @property
-    def concurrency(self) -> int | None:
-        """How many of its tasks may be awake at once, on all machines together; None is any number."""
-        return self.context.agent.tasks.concurrency
-
-    @property
-    def autonomous(self) -> bool:
-        """Tell whether the agent runs by itself, beside what is triggered."""
-        return self.context.agent.pacing.autonomy.enabled
-
-    @property
-    def idle_halt(self) -> int:
-        """How long one of its sessions may run and do nothing."""
-        return self.context.agent.tasks.idle_halt
-
     def allowed(self, flight: InFlight) -> int:
-        """Tell how long something that a session has under way may take: a call its tool's time, a request its own.
-
-        A verb may take longer than that, by what it does inside; and that is under way by itself.
-        """
+        """Returns how long a call or request in flight may take. What a verb does inside is in flight by itself."""
         if not flight.is_call:
             return REQUEST_TIMEOUT
         tool = self.context.agent.tools.get(flight.name)
         return DEFAULT_TOOL_TIMEOUT if tool is None else tool.spec.timeout
 
     async def begin(self, number: int, follows: str = "", because: str = "") -> SessionId:
-        """Begin the agent's session of that number; one that was begun before stays as it is.
+        """Starts the agent's session of that number; an existing one is left as it is.
 
-        One that `follows` another by itself is told so, and what the other one said last.
+        One that `follows` another is given a handover from it.
         """
         session = f"{self.name}-{number}"
         if not follows:
@@ -127,9 +98,9 @@ class AutonomousAgent:
         stays: Callable[[SessionId], None] = lambda _: None,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take a session from where it stands to its next rest; one with sensors stays until it is over.
+        """Runs a session until it rests; one with sensors until it ends.
 
-        `waits` is told when a person has to decide something.
+        `waits` is called when a person has to decide.
         """
         made = self._remembered(lease)
         if made is not None:
@@ -158,7 +129,7 @@ class AutonomousAgent:
             self.snapshots.pop(lease.session, None)
 
     async def _visited(self, made: LiveSession, lease: Lease) -> None:
-        """Take a session to its next rest, and remember it for a while: the next to wake may have been here before."""
+        """Runs a session until it rests, and keeps it in memory: it may wake here again."""
         if (await made.conversation.attend()).over:
             return
         self._resting[lease.session] = (lease.generation, made)
@@ -166,7 +137,7 @@ class AutonomousAgent:
             self._resting.pop(next(iter(self._resting)))
 
     def _remembered(self, lease: Lease) -> LiveSession | None:
-        """Find a session as it was left here, if nobody else has had it since: its history need not be read again."""
+        """Returns a session kept in memory if no other worker had it since: its history need not be read."""
         generation, made = self._resting.pop(lease.session, (0, None))
         if made is None or generation != lease.generation - 1:
             return None
@@ -177,7 +148,7 @@ class AutonomousAgent:
         self._pulse(session, "text", {"request": chunk.request, "text": chunk.text, "finished": chunk.finished})
 
     async def _inhabited(self, made: LiveSession, row: SessionRow, lease: Lease) -> Conclusion:
-        """Let the session live with its sensors. One that is found asleep sleeps on, with its sensors awake."""
+        """Runs a resident session with its sensors. One that sleeps keeps sleeping, with its sensors on."""
         sensors = SessionSensors(self.context, made.running, self._folder)
         watched = [WatchedSensor(sensor, sensors.signals(sensor)) for sensor in made.terms.pacing.sensors]
         resident = ResidentSession(
@@ -192,14 +163,13 @@ class AutonomousAgent:
         return await resident.live(await self._asleep(made, row))
 
     async def _asleep(self, made: LiveSession, row: SessionRow) -> Conclusion | None:
-        """Find a session resting that nothing has woken."""
         if row.state not in REST_STATES or (row.due_at is not None and row.due_at <= self.context.app.clock.now()):
             return None
         await made.running.look_back()
         return Conclusion(row.state, wake_at=row.wake_at, wake_on=tuple(row.wake_on.split()))
 
     async def _kills(self, made: LiveSession, lease: Lease) -> bool:
-        """Leave a session to a person over which one process after the other died."""
+        """Quarantines a session over which one process after the other died."""
         now = self.context.app.clock.now()
         deaths = count_takeovers(await made.running.look_back(), now)
         if deaths < MAX_TAKEOVERS:
@@ -209,7 +179,7 @@ class AutonomousAgent:
 
 
 def count_takeovers(events: Sequence[Stored], now: int) -> int:
-    """Count how often a session was taken over lately since a turn of it last came to its end."""
+    """Counts recent takeovers of a session since its last finished turn."""
     count = 0
     for stored in events:
         match stored.event:
@@ -223,24 +193,22 @@ def count_takeovers(events: Sequence[Stored], now: int) -> int:
 
 
 DRAIN_TIMEOUT: Final = 30 * SECOND
-"""How long what runs may take to come to its rest when a worker is to end."""
+"""How long running sessions may take to rest when a worker ends."""
 
 
 class Dispatcher(Protocol):
-    """Brings the sessions that are due to whoever attends them."""
+    """Finds the sessions that are due, and runs them."""
 
-    async def run(self) -> None:
-        """Do so until cancelled."""
-        ...
+    async def run(self) -> None: ...
 
 
 DispatcherFactory = Callable[[Sessions, Callable[[], AgentConcurrency], Mapping[str, str]], Dispatcher]
-"""Makes a dispatcher for the sessions of some agents; their versions are named beside them."""
+"""Makes a dispatcher, given the sessions, the agents and the agents' versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchMode:
-    """How a process runs agents: what it is called, how its sessions come to it, how many at once."""
+    """How a process runs agents: its kind, its dispatcher, its concurrency."""
 
     kind: str
     dispatch: DispatcherFactory
@@ -248,11 +216,10 @@ class DispatchMode:
     drain: int = DRAIN_TIMEOUT
     heartbeat: int = HEARTBEAT_INTERVAL
     polling_interval: int = DUE_POLLING_INTERVAL
-    """How often due sessions are looked for without a hint."""
+    """Polling interval for due sessions."""
 
 
 def make_embedded_mode(kind: str = "up") -> DispatchMode:
-    """Let a process claim what is due for itself."""
     return DispatchMode(
         kind,
         lambda sessions, agents, _: EmbeddedDispatcher(sessions, agents, EMBEDDED_CONCURRENCY),
@@ -261,7 +228,7 @@ def make_embedded_mode(kind: str = "up") -> DispatchMode:
 
 
 def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int = DRAIN_TIMEOUT) -> DispatchMode:
-    """Let tickets come to a process from the queue that all workers on a PostgreSQL store share."""
+    """The process gets tickets from the queue that all workers of a PostgreSQL store share."""
     from halter.dispatch.dispatcher import DistributedDispatcher
     from halter.dispatch.ticket_queue import ProcrastinateQueue, prepare_queue_tables
 
@@ -274,11 +241,11 @@ def make_distributed_mode(url: str, clock: Clock, concurrency: int, drain: int =
 
 
 class Drained(Exception):
-    """Everything rests, and the process may end."""
+    """Everything rests; the process may end."""
 
 
 class WorkerState:
-    """What a worker has in its hands, says of itself, and hears with each heartbeat."""
+    """What a worker runs, reports of itself, and learns with each heartbeat."""
 
     def __init__(
         self,
@@ -289,7 +256,7 @@ class WorkerState:
         tell: Callable[[str, str], None],
     ) -> None:
         self.refused = asyncio.Event()
-        """Set when this machine must run nothing."""
+        """Set when this machine must not run anything."""
         self._app = app
         self._sessions = sessions
         self._manner = manner
@@ -300,40 +267,39 @@ class WorkerState:
         self._refusal = ""
 
     async def enter(self, store: Store) -> None:
-        """Be known to the others before anything is taken, and know them."""
+        """Registers this worker before it claims anything."""
         self._started_at = self._app.clock.now()
         await self.beaten(await store.beat(self._sessions.worker, {}, self.about()))
         self.demand_clock()
 
     def demand_clock(self) -> None:
-        """Refuse to run anything on a machine that tells another time than the store."""
+        """Raises ConfigError on a machine whose clock differs from the store's."""
         if self._refusal:
             raise ConfigError(self._refusal)
 
     def agents(self) -> AgentConcurrency:
-        """Name the agents whose sessions are taken here, and how many tasks of each may be awake everywhere."""
-        return {name: living.concurrency for name, living in self._living.items() if name not in self._waiting}
+        """The agents whose sessions are claimed here, with their concurrency across all workers."""
+        return {
+            name: living.context.agent.tasks.concurrency
+            for name, living in self._living.items()
+            if name not in self._waiting
+        }
 
     def versions(self) -> Mapping[str, str]:
-        """Name the versions of all agents here."""
-        return {name: living.version for name, living in self._living.items()}
+        return {name: living.context.agent.folder for name, living in self._living.items()}
 
     def leases(self) -> frozenset[Lease]:
-        """Name the sessions that are attended here."""
         return self._sessions.leases()
 
     def lost(self, leases: frozenset[Lease]) -> None:
-        """Stop attending what another process has by now."""
         self._sessions.lost(leases)
 
     def snapshots(self) -> Mapping[SessionId, bytes]:
-        """Tell the hot state of the sessions that stay here."""
         return {
             session: snapshot() for living in self._living.values() for session, snapshot in living.snapshots.items()
         }
 
     def about(self) -> str:
-        """Say what others should know."""
         from halter import __version__
 
         return WorkerInfo(
@@ -352,7 +318,7 @@ class WorkerState:
         ).said()
 
     async def beaten(self, beat: HeartbeatReply) -> None:
-        """Compare the clocks, and see which agents are here in the version that is in force."""
+        """Compares the clocks, and finds the agents that are outdated here."""
         if isinstance(self._app.clock, StoreClock):
             await sync_store_clock(self._app.store, self._app.clock)
             self._refusal = self._app.clock.refusal()
@@ -381,7 +347,7 @@ CURRENT_AGENT: Final = (
 
 
 RETENTION_ACTOR: Final = "halter.yaml"
-"""Who has erased it, as the journal says."""
+"""The actor in the journal's erasure events."""
 RETENTION_INTERVAL: Final = HOUR
 
 
@@ -392,7 +358,7 @@ def read_retention(app: Runtime) -> int | None:
 
 
 async def erase_expired(app: Runtime, age: int, tell: Callable[[str], None]) -> None:
-    """Erase what is older, now and every hour. A store that is away is asked again an hour later."""
+    """Erases expired sessions now and every hour. While the store is unavailable it retries an hour later."""
     from halter.journal.retention import erase_older_than
 
     while True:

@@ -21,7 +21,7 @@ from halter.core.public_json import declare_decimal_numbers
 from halter.core.text import clean
 from halter.operations.desk import CLEANED, Operation, wrong
 from halter.operations.registry import OPERATIONS, READS, WRITES
-from halter.runtime.webhooks import Delivery, HookAccepted, WebhookReceiver
+from halter.runtime.triggers import Delivery, HookAccepted, WebhookReceiver
 from halter.server.middleware import TOO_MANY_REQUESTS, Attempts, ServerLimits, locate_scope
 from halter.server.responses import ERRORS, JSON, Error, add_errors, encode_answer, make_request_desk
 from halter.server.server import listen, serve_asgi

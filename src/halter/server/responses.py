@@ -32,8 +32,17 @@ from halter.core.text import clean
 from halter.journal.store import JournalStore
 from halter.operations.agents import AgentFolders
 from halter.operations.desk import Desk
-from halter.runtime.feed import Bus, FeedEvent, FeedGap, FeedItem, LiveUpdate, StreamSlice, read_stream_heads
-from halter.runtime.runtime import Runtime, serialize_feed_item
+from halter.runtime.feed import (
+    Bus,
+    FeedEvent,
+    FeedGap,
+    FeedItem,
+    LiveUpdate,
+    StreamSlice,
+    read_stream_heads,
+    serialize_feed_item,
+)
+from halter.runtime.runtime import Runtime
 from halter.server.middleware import INTERNAL_ERROR, WHO_KEY
 
 MAX_FEED_ITEMS: Final = 5000

@@ -21,8 +21,7 @@ from halter.core.errors import NotDone, StoreError
 from halter.core.ids import StreamId, inbox_stream, session_of, session_stream
 from halter.core.rows import SessionRow
 from halter.operations.desk import Desk
-from halter.runtime.feed import FeedGap, StreamSlice, read_stream_heads
-from halter.runtime.runtime import serialize_feed_item
+from halter.runtime.feed import FeedGap, StreamSlice, read_stream_heads, serialize_feed_item
 from halter.server.middleware import STREAM_PATH
 from halter.server.responses import ERRORS, OUTSIDE_FEED, Feed, FeedMessage, Name, find_site, make_request_desk
 
