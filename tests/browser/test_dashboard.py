@@ -215,7 +215,7 @@ def test_workers_come_change_and_go_while_somebody_watches(house: House, comes: 
     expect(other.get_by_text("7 of 100")).to_be_visible()
     house.does(house.app.store.beat(name, {}, replace(about, closing=True).said()))
     expect(other.get_by_text("draining")).to_be_visible()
-    expect(other).to_contain_text("ends when what runs there has come to its rest")
+    expect(other).to_contain_text("ends when its running turns have finished")
     house.does(house.app.store.leave(name))
     expect(other).to_have_count(0)
     expect(here).to_be_visible()

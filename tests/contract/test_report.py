@@ -149,9 +149,9 @@ async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalSt
     made = await told(store)
     assert made.needs_you == (
         "desk: unknown_call of send: halter approve d1",
-        "clerk/papers: <b>a.txt</b> is left to you after 3 attempts: It failed three times.",
+        "clerk/papers: <b>a.txt</b> is quarantined after 3 attempts: It failed three times.",
         "agent:desk was halted by ada: halter resume agent:desk",
-        "clerk: nobody could be told over mail: No route.",
+        "clerk: could not send over mail: No route.",
         "To be kept or dismissed, finding: 1.",
         "To be kept or dismissed, memory: 1.",
     )

@@ -126,7 +126,7 @@ async def test_a_blocked_process_is_ended_when_its_session_is_halted(place: Plac
     _, told = await process.communicate()
     assert process.returncode == -9
     assert b"was blocked for" in told
-    assert b"while agent:desk is halted. It was ended. It goes on with: halter play" in told
+    assert b"while agent:desk is halted. It was ended. Continue with: halter play" in told
     assert b"The last call to begin was compute." in told
     await gone(*family, *sentinel)
 

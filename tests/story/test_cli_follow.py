@@ -206,8 +206,8 @@ def test_the_cursor_of_another_store_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["/", "nowhere/x", "/dev/full", "\0"])
 def test_a_place_that_cannot_be_written_is_a_sentence(target: str, tmp_path: Path) -> None:
     def write() -> None:
-        with open_sink(str(tmp_path / target), append=True) as file:
-            file.put([{"call": "a.1"}])
+        with open_sink(str(tmp_path / target), append=True) as write:
+            write([{"call": "a.1"}])
 
     with pytest.raises(ConfigError, match="cannot be written"):
         write()
@@ -263,7 +263,7 @@ def test_tail_shows_the_newest_events_of_a_session_and_ends_with_it(desk: Desk) 
     assert len(lines) == 10
     assert "call_started" in lines[0]
     assert "send RESTRICTED LOW, agreed to by ada" in lines[0]
-    assert "session_ended     CANCELLED, cancelled" in lines[-1]
+    assert "session_ended     is over: CANCELLED, cancelled" in lines[-1]
 
 
 def test_tail_goes_on_after_an_event_without_a_gap(desk: Desk) -> None:

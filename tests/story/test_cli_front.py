@@ -174,11 +174,11 @@ def test_a_document_that_was_left_to_a_person_is_tried_anew_by_their_word(ada: P
         Write(trigger_stream("desk/in"), "seen", lambda _: [Draft(seen), Draft(left)], rows),
     )
     shown = ada.types("schedules")[1]
-    assert "1 left to you" in shown
+    assert "1 quarantined" in shown
     assert "halter schedules retry desk/in abc123" in shown
     assert ada.types("schedules", "cancel", "desk/in")[0] == 1
     assert ada.types("schedules", "retry", "desk/in", "b.txt")[0] == 2
-    assert ada.types("schedules", "retry", "desk/in", "abc")[1] == "a.txt is tried anew by desk/in.\n"
+    assert ada.types("schedules", "retry", "desk/in", "abc")[1] == "desk/in tries a.txt again.\n"
     (plan,) = ada.looks("schedules")
     assert (plan["quarantined"], plan["waiting"]) == ([], 1)
 

@@ -309,7 +309,7 @@ def test_a_changed_tool_is_put_before_a_person_and_may_be_used_after_a_yes(place
 
     place.on_store(ask)
     shown = " ".join(place.answer("inbox").split())
-    assert "web__get is new or has changed since somebody agreed to it." in shown
+    assert "web__get is new, or has changed since it was approved." in shown
     assert "web__get: Fetch a page." in shown
     assert "may be used as it is now" in place.answer("approve", "clerk/web__get")
     assert place.json("inbox") == []
@@ -331,7 +331,7 @@ def test_cancel_settles_a_free_call_in_doubt_as_unknown(place: Place) -> None:
     assert place.json("cancel", session) == {"subject": session, "done": True, "ended": True}
     receipt = place.json("receipt", session)
     assert (receipt["terminal_reason"], receipt["unknown_calls"]) == ("cancelled", [f"{session}.1"])
-    assert "nobody knows whether it was done" in " ".join(place.answer("receipt", session).split())
+    assert "it is unknown whether it was done" in " ".join(place.answer("receipt", session).split())
 
 
 def test_cancel_frees_no_money_that_is_in_doubt_and_says_so(place: Place) -> None:
@@ -414,8 +414,8 @@ def test_an_agent_may_halt(place: Place) -> None:
         (("--scope", "fleet"), "add --always"),
         (("--cap", "3"), "is not about a cap"),
         (("--cap", "much"), "is not an amount"),
-        (("--edit", "/nowhere/at/all"), "cannot be read: No such file or directory"),
-        (("--edit", "\0"), "cannot be read"),
+        (("--edit", "/nowhere/at/all"), "Cannot read '/nowhere/at/all': No such file or directory"),
+        (("--edit", "\0"), "Cannot read"),
         (("--always", "--for", "0s"), "has to last for a while"),
         (("--always", "--for", "x"), "is not a duration"),
         (("--always", "--scope", "world"), "is no scope of a rule: write session, agent or fleet"),

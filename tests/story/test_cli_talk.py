@@ -156,8 +156,8 @@ BOMB = f"name: desk\nmodel: reflex\na: &a [x, x]\n{GROWING}"
     ("words", "code", "sentence"),
     [
         (("run", "nowhere", "hello"), 2, "There is no agent.yaml in nowhere: name an agent's folder, or make one with"),
-        (("run", "my desk", ""), 2, 'There is nothing to do: say it, as in halter run FOLDER "message".'),
-        (("run", "my desk", "  \n"), 2, "There is nothing to do"),
+        (("run", "my desk", ""), 2, 'There is no task: give one, as in halter run FOLDER "message".'),
+        (("run", "my desk", "  \n"), 2, "There is no task"),
         (("run", "my desk", "--resume", "nosuch"), 2, "No session begins with 'nosuch'"),
         (("chat", "nowhere"), 2, "There is no agent.yaml in nowhere"),
         (("run", "bomb", "hello"), 3, "bomb/agent.yaml line 3: anchors (`&name`) are not understood"),
@@ -201,7 +201,7 @@ def test_an_interrupted_run_says_how_it_goes_on_and_does(ada: Person) -> None:
         program.send_signal(signal.SIGINT)
         said, beside = program.communicate(timeout=30)
     assert (program.returncode, said) == (130, b"")
-    assert f"It can go on where it stands: halter run '{ada.agent}' --resume {session}" in beside.decode()
+    assert f"Continue it with: halter run '{ada.agent}' --resume {session}" in beside.decode()
     ada.writes("- text: Here I am.\n")
     assert ada.types("run", str(ada.agent), "--resume", session)[:2] == (0, "Here I am.\n")
 
@@ -286,7 +286,7 @@ def test_a_person_at_a_terminal_says_yes_and_no_in_place(ada: Person) -> None:
     assert "ada said no." in terminal.until("It is still there.")
     terminal.until("you> ")
     terminal.types("\x04")
-    terminal.until("You can go on with it")
+    terminal.until("Continue it with")
     assert terminal.leaves() == 0
     rows = ada.looks("audit")
     assert sorted(row["outcome"] for row in rows) == ["approval_denied", "ok"]
@@ -379,7 +379,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was_at_the_prompt_and_in_a_turn(ada: P
             until(lambda newest=newest: any(e["kind"] == "request_started" for e in ada.looks("show", newest)))
         os.killpg(terminal.program.pid, signal.SIGINT)
         if said:
-            terminal.until("You can go on with it")
+            terminal.until("Continue it with")
         assert terminal.leaves() == 130
     assert len(ada.looks("sessions")) == 1
 

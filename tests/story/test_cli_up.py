@@ -75,7 +75,7 @@ def test_the_view_tells_of_the_money_then_of_turns_and_sleeps_and_ends_in_silenc
     assert forecast.startswith("desk By the clock alone it spends at most $")
     assert forecast.endswith(" in thirty days: its own turns, bounded by every cap.")
     assert said[:6] == [
-        "Ctrl-C stops this; the next start goes on where it stands.",
+        "Ctrl-C stops this; the next start continues.",
         "desk It may spend at most $1.00 a session and $5.00 a day, and all agents together $20.00 a day.",
         "desk Messages, webhooks and watched folders add nothing to that: it is what its caps leave.",
         "desk desk-1 begins.",
@@ -126,7 +126,7 @@ def test_a_broken_agent_is_told_of_and_the_others_run(ada: Person) -> None:
     )
     code, said, beside = ada.types("up", "broken", "nowhere", "still")
     assert code == 3
-    assert said == "Ctrl-C stops this; the next start goes on where it stands.\n"
+    assert said == "Ctrl-C stops this; the next start continues.\n"
     assert beside.endswith("There is no agent that could run: fix one of those above, and start again.\n")
 
 
@@ -137,7 +137,7 @@ def test_off_stops_what_runs_elsewhere_and_on_begins_the_next_session(ada: Perso
     assert (code, said) == (0, "desk is off, and desk-1 is stopped. `halter on desk` begins a new session.\n")
     up.until("desk-1 is over: HALTED, external_halt", "desk is switched off: halter on desk")
     code, said, _ = ada.types("on", str(ada.agent))
-    assert (code, said.splitlines()[-1]) == (0, "desk is on: it runs wherever `halter up` is given its folder.")
+    assert (code, said.splitlines()[-1]) == (0, "desk is on: it runs where `halter up` has its folder.")
     up.until("desk-2 begins.", "sleeps")
     assert ada.looks("off", "desk") == {"agent": "desk", "on": False, "known": True, "stopped": ["desk-2"]}
     up.until("desk-2 is over")
@@ -164,7 +164,7 @@ def test_a_name_that_nobody_knows_is_switched_and_said_to_be_unknown(ada: Person
     for word, name in (("on", "desc"), ("off", "deks")):
         code, said, _ = ada.types(word, name)
         assert code == 0
-        assert said.endswith(f"Nothing has run here as {name} so far: check the name, if that surprises you.\n")
+        assert said.endswith(f"Nothing has run here as {name} so far: check the name.\n")
     assert ada.types("off", "no/where")[0] == 2
     assert ada.types("off", "")[0] == 2
 
@@ -188,7 +188,7 @@ def test_a_chat_says_that_the_agent_runs_by_itself_and_reaches_it(ada: Person) -
     code, said, _ = ada.types("chat", str(ada.agent), given=b"is the door locked?\n")
     assert code == 0
     assert "desk also runs by itself, in desk-1 (SLEEPING, next turn in 59m" in said
-    assert "What you say here reaches it" in said
+    assert "Your messages here reach it" in said
     # What it hears stands in one stream, that it wakes in another: either may be shown first.
     up.until("hears: ada says in the chat", "wakes, by message", "turn 2 begins")
     up.ends()
@@ -285,8 +285,8 @@ def test_sessions_and_show_tell_when_a_sleeper_wakes(ada: Person) -> None:
     up.ends()
     assert re.search(r"in 59m\d+s \(.*\), or by message", " ".join(ada.types("sessions")[1].split()))
     shown = " ".join(ada.types("show", "desk-1")[1].split())
-    assert "turn 1, yielded, sleep 1h" in shown
-    assert re.search(r"SLEEPING until \d{4}-\d\d-\d\d \d\d:\d\d:\d\d, or by message", shown)
+    assert "turn 1 ends: sleep 1h" in shown
+    assert re.search(r"sleeps 1h, until .*\d\d:\d\d:\d\d, or by message", shown)
 
 
 @pytest.mark.postgres

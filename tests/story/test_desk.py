@@ -140,7 +140,7 @@ async def everything(desk: Desk) -> dict[str, Any]:
         "sessions": await queries.sessions(desk),
         "fleet": await queries.fleet(desk),
         "report": await queries.report(desk, now - DAY),
-        "told": await queries.told(desk, 0),
+        "told": await queries.read_news(desk, 0),
         "spending": await queries.spending(desk, now - HOUR, now + HOUR, 2),
         "waiting": [one.decision for one in await waiting(desk)],
         "budgets": await money.budgets(desk, everything=True),
@@ -199,11 +199,11 @@ DEEDS: dict[str, tuple[Role, Callable[[Desk, str], Awaitable[Any]]]] = {
     "switch on": ("operator", lambda desk, agent: control.switch(desk, agent, on=True)),
     "switch off": ("operator", lambda desk, agent: control.switch(desk, agent, on=False)),
     "tell": ("operator", lambda desk, agent: control.tell(desk, f"{agent}-1", "Go on.")),
-    "raise": ("operator", lambda desk, agent: money.change_cap(desk, "raise", f"agent:{agent}", 95_000)),
-    "lower": ("operator", lambda desk, agent: money.change_cap(desk, "lower", f"session:{agent}-1", 40_000)),
+    "raise": ("operator", lambda desk, agent: money.set_cap(desk, "raise", f"agent:{agent}", "0.095")),
+    "lower": ("operator", lambda desk, agent: money.set_cap(desk, "lower", f"session:{agent}-1", "0.04")),
     "end a rule": ("operator", lambda desk, agent: decisions.end(desk, f"{agent}-rule")),
-    "end a trigger": ("operator", lambda desk, agent: fleet.end(desk, f"{agent}/hook")),
-    "retry": ("operator", lambda desk, agent: fleet.retry(desk, f"{agent}/hook", f"{agent}.md")),
+    "end a trigger": ("operator", lambda desk, agent: fleet.end_trigger(desk, agent, "hook")),
+    "retry": ("operator", lambda desk, agent: fleet.retry_item(desk, agent, "hook", f"{agent}.md")),
 }
 
 
@@ -268,7 +268,7 @@ async def test_the_name_of_who_did_it_stands_in_the_journal(office: Office, deed
 FOR_ALL: dict[str, Callable[[Desk], Awaitable[Any]]] = {
     "halt": lambda desk: control.halt(desk, "fleet"),
     "resume": lambda desk: control.resume(desk, "fleet"),
-    "cap": lambda desk: money.change_cap(desk, "lower", "fleet", 100_000),
+    "cap": lambda desk: money.set_cap(desk, "lower", "fleet", "0.1"),
     "always": lambda desk: decisions.approve(desk, "mine-asks", ApprovalTerms(always=True, scope="fleet")),
 }
 

@@ -75,14 +75,14 @@ ELSE = replace(ONE, agents={"clerk": "1"})
 @pytest.mark.parametrize(
     ("found", "verdict", "words"),
     [
-        ([], "warning", "watch has 2 sessions that have been due for 5m, and no process that is alive has its folder"),
-        ([GONE], "warning", "no process that is alive has its folder"),
+        ([], "warning", "watch has 2 sessions that have been due for 5m, and no live process has its folder"),
+        ([GONE], "warning", "no live process has its folder"),
         ([ELSE], "problem", "run halter off watch"),
         ([replace(ONE, health="waits", waiting=("watch",))], "problem", "wait for newer files, or are about to end"),
         ([replace(ONE, agents={**ONE.agents, "x": "1"}, waiting=("watch",))], "problem", "wait for newer files"),
         ([replace(ONE, health="draining", closing=True)], "problem", "wait for newer files, or are about to end"),
-        ([replace(ONE, awake=10)], "warning", "all who have its folder have their hands full"),
-        ([ONE], "ok", "Nothing that is due is left lying."),
+        ([replace(ONE, awake=10)], "warning", "all workers with its folder are busy"),
+        ([ONE], "ok", "No due session waits for a worker."),
     ],
 )
 def test_what_is_left_lying_is_told_with_why(found: list[WorkerView], verdict: str, words: str) -> None:
@@ -175,7 +175,7 @@ def test_on_postgresql_what_a_dead_worker_left_is_found(doctor: Doctor, postgres
     aged(url, "UPDATE workers SET alive_until = alive_until - 120000000")
     found = doctor.looks("--store", url)
     assert (found["due"][0], "watch has 1 session that has been due for 1m" in found["due"][1]) == ("warning", True)
-    assert "Gone without a word within the hour: halter worker 11 on north" in found["workers"][1]
+    assert "Lost within the hour: halter worker 11 on north" in found["workers"][1]
 
 
 @pytest.mark.postgres

@@ -199,7 +199,7 @@ async def test_a_session_cap_is_shown_as_it_was_written_with_what_is_kept_for_it
     assert (first.cap, first.kept) == (Decimal("0.5"), Decimal("0.05"))
     assert first.left == Decimal("0.45") - first.spent
     assert first.told() == f"{format_usd(first.spent)} spent of $0.50 ($0.05 kept for the last words)"
-    await money.change_cap(desk, "raise", "session:watch-1", 800_000)
+    await money.set_cap(desk, "raise", "session:watch-1", "0.8")
     raised = await shown("watch-1")
     assert (raised.cap, raised.kept, raised.cap_by) == (Decimal("0.8"), Decimal("0.05"), "ada")
     await world.advance(5 * HOUR)

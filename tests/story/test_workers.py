@@ -76,7 +76,7 @@ async def test_one_that_dies_is_shown_for_an_hour_and_afterwards_only_to_who_ask
     office.ground.time += DEFAULT_LEASE_DURATION + MINUTE
     one = await the_one(office)
     assert (one.health, one.alive, words.describe_load(one)) == ("lapsed", False, "")
-    assert "last heard 1m15s ago" in words.describe_worker_condition(one, office.ground.now())
+    assert "last heartbeat 1m15s ago" in words.describe_worker_condition(one, office.ground.now())
     office.ground.time += SHOWN
     assert await desk_workers.workers(office.desk()) == []
     assert (await the_one(office, everything=True)).worker == "w1"
@@ -104,7 +104,7 @@ async def test_one_that_drains_waits_or_refuses_says_so(office: Office, says: Sa
     found = {one.worker: one for one in await desk_workers.workers(office.desk())}
     assert [one.health for one in found.values()] == ["draining", "waits", "alive", "draining"]
     now = office.ground.now()
-    assert words.describe_worker_condition(found["a"], now).startswith("It takes nothing more")
+    assert words.describe_worker_condition(found["a"], now).startswith("It takes no new sessions")
     assert "newer files of mine, theirs" in words.describe_worker_condition(found["b"], now)
     assert "newer files of mine," in words.describe_worker_condition(found["c"], now)
     assert words.describe_worker_condition(found["d"], now) == "This machine's clock is 9s ahead."

@@ -2,8 +2,6 @@
 
 import pytest
 
-from halter.cli.output import PLAIN, URGENT_STYLE, WARNING_STYLE
-from halter.cli.up import EventLines
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.effect_events import CallRefused, CallSettled, CallStarted, CostCapReached, RequestSettled
 from halter.core.events import (
@@ -28,6 +26,7 @@ from halter.core.events import (
 from halter.core.ids import StreamId
 from halter.core.money import Charge
 from halter.core.ports import Stored
+from halter.present.events import PLAIN, URGENT_STYLE, WARNING_STYLE, EventLines
 
 NOW = 1_767_225_600 * SECOND + 500_000
 
@@ -51,7 +50,7 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         PLAIN,
     ),
     (TurnEnded(turn=3, why="yielded", yielded=YieldRequest("shutdown")), b"", "turn 3 ends, $0.00: shut down", PLAIN),
-    (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: it said nothing of how to go on", PLAIN),
+    (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: it did not say how to go on", PLAIN),
     (
         TurnEnded(turn=3, why="model_error", sentence="It is on fire."),
         b"",
@@ -65,13 +64,13 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
     (
         SessionParked(state="WAITING_FOR_INPUT"),
         b"",
-        "Needs you: it waits for a word. Answer it with halter chat.",
+        "Needs you: it waits for an answer. Answer it with halter chat.",
         URGENT_STYLE,
     ),
     (SessionWoken(cause="timer"), b"", "wakes, by timer", PLAIN),
-    (SessionWoken(cause="takeover"), b"", "is taken up where it stood", PLAIN),
+    (SessionWoken(cause="takeover"), b"", "continues on another worker", PLAIN),
     (SessionEnded(state="HALTED", terminal_reason="external_halt"), b"", "is over: HALTED, external_halt", PLAIN),
-    (SessionResumed(by="ada"), b"", "may go on, says ada", PLAIN),
+    (SessionResumed(by="ada"), b"", "is resumed by ada", PLAIN),
     (
         WakePosted(cause="signal", origin="sensor", sender="shop", notifies=True),
         b"Flood!",
@@ -96,11 +95,11 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         WARNING_STYLE,
     ),
     (SensorChanged(sensor="shop", health="ok"), b"", "sensor shop reads", PLAIN),
-    (AttendingFailed(failures=1, error="Boom"), b"", "broke down, and is tried again: Boom", WARNING_STYLE),
+    (AttendingFailed(failures=1, error="Boom"), b"", "failed, and is retried: Boom", WARNING_STYLE),
     (
         AttendingFailed(failures=5, error="Boom", quarantined=True),
         b"",
-        "Needs you: it broke down 5 times, and goes on with halter on desk: Boom",
+        "Needs you: it failed 5 times and is stopped; restart it with halter on desk: Boom",
         URGENT_STYLE,
     ),
     (
@@ -115,11 +114,11 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         "Needs you: halter approve d1 --cap AMOUNT (cap_raise of wipe)",
         URGENT_STYLE,
     ),
-    (DecisionMade(decision="d1", verdict="deny", by="ada", digest=""), b"", "ada says deny", PLAIN),
+    (DecisionMade(decision="d1", verdict="deny", by="ada", digest=""), b"", "ada says deny to d1", PLAIN),
     (
         CostCapReached(refused="r", name="m", scope="fleet", window="day/x", unit="usd", cap=1, spent=0, amount=9),
         b"",
-        "m does not fit the cap of fleet day/x",
+        "m may cost $0.000009; the cap of fleet day/x is $0.000001",
         WARNING_STYLE,
     ),
     (

@@ -2,9 +2,7 @@
 
 import pytest
 
-from halter.cli.output import PLAIN, URGENT_STYLE, WARNING_STYLE
 from halter.cli.sessions import format_event_line as tail_line
-from halter.cli.up import EventLines
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import (
     AnyEvent,
@@ -35,7 +33,7 @@ from halter.core.events import (
 )
 from halter.core.ids import StreamId
 from halter.core.ports import Stored
-from halter.present.events import describe_event
+from halter.present.events import PLAIN, URGENT_STYLE, WARNING_STYLE, EventLines, describe_event
 
 NOW = 1_767_225_600 * SECOND
 TRIGGER = "clerk/papers"
@@ -79,10 +77,10 @@ TRIGGERED: list[tuple[AnyEvent, str, str]] = [
     ),
     (
         ItemQuarantined(trigger=TRIGGER, item=ITEM, attempts=3, sentence="It failed."),
-        f"Needs you: document {ITEM[:12]} is left to you after 3 attempts: It failed.",
+        f"Needs you: document {ITEM[:12]} is quarantined after 3 attempts: It failed.",
         URGENT_STYLE,
     ),
-    (ItemReleased(trigger=TRIGGER, item=ITEM, by="ada"), f"document {ITEM[:12]} is tried anew, says ada", PLAIN),
+    (ItemReleased(trigger=TRIGGER, item=ITEM, by="ada"), f"document {ITEM[:12]} is tried again, by ada", PLAIN),
 ]
 
 
@@ -97,13 +95,13 @@ def test_a_document_is_called_by_the_name_under_which_it_was_found() -> None:
     started = RunStarted(trigger=TRIGGER, session="clerk.papers-1", cause="watch", item=ITEM)
     assert shown(view, started, stream=stream)[0] == "starts clerk.papers-1 for may.pdf, by watch"
     left = ItemQuarantined(trigger=TRIGGER, item=ITEM, attempts=0, sentence="It cannot be read.")
-    assert shown(view, left, stream=stream)[0] == "Needs you: may.pdf is left to you: It cannot be read."
+    assert shown(view, left, stream=stream)[0] == "Needs you: may.pdf is quarantined: It cannot be read."
 
 
 WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
     (PhaseEntered(phase="analysis", number=1), b"", "enters analysis", PLAIN),
     (ContextGiven(memories=("m",), precedents=()), b"", "is given 1 memory and 0 precedents", PLAIN),
-    (DocumentRead(document="d", name="may.pdf"), b"", "reads may.pdf", PLAIN),
+    (DocumentRead(document="d", name="may.pdf"), b"", "reads may.pdf (d)", PLAIN),
     (JudgesChosen(wanted=2, chosen=2, items=1, usd=0), b"", "2 judges for 1 finding", PLAIN),
     (
         JudgesChosen(wanted=3, chosen=1, items=2, usd=0, sentence="Three cost too much."),
@@ -127,20 +125,25 @@ WALKED: list[tuple[AnyEvent, bytes, str, str]] = [
     (FindingReviewed(finding="f1", verdict="released"), b"", "f1 is released by its review", PLAIN),
     (FindingReviewed(finding="f1", verdict="withheld"), b"", "f1 is withheld by its review", WARNING_STYLE),
     (FindingReviewed(finding="f1", verdict="not_reviewed"), b"", "f1 was not reviewed", WARNING_STYLE),
-    (MemoryProposed(memory="m1", agent="clerk"), b"May is short.", "wants to remember: May is short.", PLAIN),
-    (PrecedentProposed(precedent="p", agent="c", kind="late"), b"By a week", "met a case (late): By a week", PLAIN),
+    (MemoryProposed(memory="m1", agent="clerk"), b"May is short.", "proposes the memory m1: May is short.", PLAIN),
+    (
+        PrecedentProposed(precedent="p", agent="c", kind="late"),
+        b"By a week",
+        "proposes the precedent p (late): By a week",
+        PLAIN,
+    ),
     (ProposalDecided(proposal="f1", about="finding", status="kept", by="ada"), b"", "ada kept the finding f1", PLAIN),
     (
         NotificationQueued(notification="n1", channel="mail", agent="clerk"),
         b'{"subject": "Late", "text": "x"}',
-        "has something to tell over mail: Late",
+        "sends n1 over mail: Late",
         PLAIN,
     ),
-    (NotificationSent(notification="n1", attempts=1), b"", "told n1", PLAIN),
+    (NotificationSent(notification="n1", attempts=1), b"", "sent n1", PLAIN),
     (
         NotificationFailed(notification="n1", attempts=1, error="No route.", next_at=5),
         b"",
-        "could not tell n1, which is tried again: No route.",
+        "could not send n1 after 1 attempt, will retry: No route.",
         WARNING_STYLE,
     ),
 ]

@@ -1,4 +1,4 @@
-"""The command line. Little is imported here, so that an interrupt is answered from the first moment on."""
+"""The command line. Little is imported here, so that an interrupt is handled from the first moment on."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -8,14 +8,12 @@ if TYPE_CHECKING:
 
 
 def build() -> "typer.Typer":
-    """Make the whole tree of commands."""
     from halter.cli.commands import build_command_tree
 
     return build_command_tree()
 
 
 def main() -> None:
-    """Run the command that was typed."""
     try:
         from halter.cli.entrypoint import run_program
 

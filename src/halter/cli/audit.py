@@ -1,13 +1,7 @@
-"""`halter audit`: who called which tool, with what outcome, and who agreed to it; for people, programs and sinks.
+"""`halter audit` and `halter export`: calls with their outcomes, and journals as files.
 
-How far a sink has read, kept in a small file: the next export under the same name goes on exactly there.
-
-For each stream the number of the last event that was read. Streams are numbered without gaps and in the order of their
-commits, so nothing that settles late can be passed over, as it could by any one number or time for all of them.
-
-Where an export goes: to a file that only its owner may read, or to the standard output.
-
-`halter export`: a session's journal as a file that can be checked with no store at hand.
+A cursor is a small file with the number of the last exported event of each stream. Streams are numbered without gaps in
+commit order, so nothing that settles late is skipped, as it could be with one number or time for all streams.
 """
 
 import os
@@ -17,9 +11,10 @@ import sys
 import tempfile
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Protocol
+from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 import typer
@@ -33,19 +28,19 @@ from halter.cli.command import (
     make_desk,
     parse_typed_duration,
     run_with_app,
+    show_sheet,
 )
 from halter.cli.exit_codes import EXIT_USAGE
-from halter.cli.output import answer_json, answer_line, answer_table, encode_json_line, say
+from halter.cli.output import answer_json, answer_line, encode_json_line, say
 from halter.cli.terminal import ProgressListener, patience, share
 from halter.core.errors import ConfigError
 from halter.core.ids import StreamId, is_inbox, session_of
-from halter.core.money import format_usd
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
 from halter.core.text import format_count
 from halter.operations import queries
 from halter.operations.journal import sessions_below
 from halter.operations.queries import AuditFilter
-from halter.present.events import format_moment
+from halter.present.tables import build_audit_sheet, describe_audit_entry
 from halter.runtime.feed import EVERYTHING, Follower, read_stream_heads, watch_growth
 from halter.runtime.proof import encode_receipt
 from halter.runtime.runtime import Runtime
@@ -66,19 +61,17 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class ReadPosition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was read of which store."""
+    """How far each stream of a store was read."""
 
     store: str
     seen: dict[StreamId, int] = {}
 
 
 def is_cursor_name(name: str) -> bool:
-    """Tell whether a cursor may have this name, which is also that of a file."""
     return _NAME.fullmatch(name) is not None
 
 
 def cursor_path(environ: Mapping[str, str], name: str) -> Path:
-    """Tell where a cursor is kept."""
     if environ.get("HALTER_CURSORS"):
         return Path(environ["HALTER_CURSORS"]) / f"{name}.json"
     if environ.get("XDG_STATE_HOME"):
@@ -90,7 +83,7 @@ def cursor_path(environ: Mapping[str, str], name: str) -> Path:
 
 
 def read_cursor(path: Path, store: str) -> ReadPosition:
-    """Read a cursor; one that is not there yet has seen nothing."""
+    """Read a cursor; a missing one has read nothing."""
     try:
         cursor = msgspec.json.decode(path.read_bytes(), type=ReadPosition)
     except FileNotFoundError:
@@ -105,7 +98,7 @@ def read_cursor(path: Path, store: str) -> ReadPosition:
 
 
 def write_cursor(path: Path, cursor: ReadPosition) -> None:
-    """Replace a cursor as a whole: whatever happens, the old one or the new one is there."""
+    """Replace a cursor atomically."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".cursor-", delete=False) as file:
@@ -125,50 +118,34 @@ def write_cursor(path: Path, cursor: ReadPosition) -> None:
 STDOUT_ARGUMENT: Final = "-"
 
 
-class RowSink(Protocol):
-    """Somewhere to put rows."""
-
-    def put(self, rows: Iterable[object]) -> None:
-        """Write rows, each on a line of its own; they have arrived when this returns."""
-        ...
+WriteRows = Callable[[Iterable[object]], None]
+"""Writes rows as JSON lines; they are durable when it returns."""
 
 
-class PrintedRows:
-    """Rows on the standard output."""
-
-    def put(self, rows: Iterable[object]) -> None:
-        """Write rows, and let whoever reads them have them."""
-        for row in rows:
-            sys.stdout.write(encode_json_line(row).decode())
-        sys.stdout.flush()
+def _print_rows(rows: Iterable[object]) -> None:
+    for row in rows:
+        sys.stdout.write(encode_json_line(row).decode())
+    sys.stdout.flush()
 
 
-class RowFile:
-    """Rows in a file."""
-
-    def __init__(self, file: FileIO, path: str) -> None:
-        self._file = file
-        self._path = path
-        self._on_disk = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
-
-    def put(self, rows: Iterable[object]) -> None:
-        """Write rows, and wait until they are on the disk; a pipe or a device has none."""
-        try:
-            _write_all(self._file, b"".join(map(encode_json_line, rows)))
-            if self._on_disk:
-                os.fsync(self._file.fileno())
-        except OSError as error:
-            raise _unwritable_error(self._path, error) from error
+def _write_rows(file: FileIO, path: str, rows: Iterable[object]) -> None:
+    """Write rows and sync them to disk, unless the file is a pipe or a device."""
+    try:
+        _write_all(file, b"".join(map(encode_json_line, rows)))
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise _unwritable_error(path, error) from error
 
 
 @contextmanager
-def open_sink(target: str, *, append: bool, private: bool = False) -> Generator[RowSink]:
-    """Open what was named; a file is begun anew unless something goes on in it.
+def open_sink(target: str, *, append: bool, private: bool = False) -> Generator[WriteRows]:
+    """Open a file or stdout; a file is truncated unless `append` is set.
 
-    A new file is for its owner alone; one that was there before becomes so if it is to be `private`.
+    A new file is readable by its owner alone; with `private` an existing one becomes so.
     """
     if target == STDOUT_ARGUMENT:
-        yield PrintedRows()
+        yield _print_rows
         return
     try:
         cut_short = append and _is_cut_short(Path(target))
@@ -181,11 +158,11 @@ def open_sink(target: str, *, append: bool, private: bool = False) -> Generator[
             os.fchmod(file.fileno(), 0o600)
         if cut_short:
             _write_all(file, b"\n")
-        yield RowFile(file, target)
+        yield partial(_write_rows, file, target)
 
 
 def write_private(path: str, text: str) -> None:
-    """Write a whole file that only its owner may read."""
+    """Write a file that only its owner may read."""
     try:
         with FileIO(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -196,13 +173,13 @@ def write_private(path: str, text: str) -> None:
 
 
 def _write_all(file: FileIO, data: bytes) -> None:
-    """Write without a buffer: what could not be written must not be tried once more when the file is closed."""
+    """Write without a buffer: a failed write must not be repeated when the file is closed."""
     while data:
         data = data[file.write(data) :]
 
 
 def _is_cut_short(path: Path) -> bool:
-    """Tell whether a crash cut the last line of a file short: it has to end, or it spoils the next one."""
+    """Return whether a crash left an unterminated last line: it must be ended before the next one."""
     if not path.is_file() or path.stat().st_size == 0:
         return False
     with path.open("rb") as file:
@@ -219,28 +196,29 @@ PAGE: Final = 1000
 DEFAULT_AUDIT_AGE: Final = "1d"
 
 WriteEntries = Callable[[Sequence[AuditEntry]], None]
-"""Something that takes rows, and has them when it returns."""
 
 
 def audit(
     *,
-    since: Annotated[str, typer.Option("--since", metavar="AGE", help="How far back, as in 24h; else a day.")] = "",
+    since: Annotated[
+        str, typer.Option("--since", metavar="AGE", help="How far back, as in 24h (default: a day).")
+    ] = "",
     tool: Annotated[str, typer.Option("--tool", metavar="NAME", help="Only this tool.")] = "",
     outcome: Annotated[str, typer.Option("--outcome", metavar="OUTCOME", help="Only this outcome.")] = "",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes, until interrupted.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Follow new calls, until interrupted.")] = False,
     export: Annotated[
-        str, typer.Option("--export", metavar="FILE", help="Write JSON lines to a file; - is the standard output.")
+        str, typer.Option("--export", metavar="FILE", help="Write JSON lines to a file; - is stdout.")
     ] = "",
     cursor: Annotated[
-        str, typer.Option("--cursor", metavar="NAME", help="Export what no export of this name has written yet.")
+        str, typer.Option("--cursor", metavar="NAME", help="Export only rows that no export of this name has written.")
     ] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show who called which tool, with what outcome, and who agreed to it.
 
-    What is followed or exported are calls that have come to an outcome. With a cursor nothing is ever left out; after a
-    crash some rows may come twice, so tell them apart by call, outcome and created_at.
+    Only calls with an outcome are followed or exported. With a cursor no row is left out; after a crash some may be
+    repeated, so deduplicate by call, outcome and created_at.
     """
     back, wanted = parse_typed_duration(since or DEFAULT_AUDIT_AGE), AuditFilter(tool=tool, outcome=outcome)
     if cursor:
@@ -275,23 +253,7 @@ def _show(back: int, wanted: AuditFilter, store: str | None, *, as_json: bool) -
     if as_json:
         answer_json(entries)
         return
-    columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
-    rows = [
-        [
-            format_moment(e.created_at),
-            e.agent,
-            e.tool,
-            e.capability_level,
-            e.risk_level,
-            e.outcome or "under way",
-            e.decided_by,
-            format_usd(e.cost_usd),
-            e.input_summary,
-            e.output_summary,
-        ]
-        for e in entries
-    ]
-    answer_table("Audit", columns, rows, right="cost", long="arguments result", empty="No audited calls in that time.")
+    show_sheet(build_audit_sheet(entries))
 
 
 def _set_start(app: Runtime, back: int, wanted: AuditFilter) -> AuditFilter:
@@ -299,23 +261,17 @@ def _set_start(app: Runtime, back: int, wanted: AuditFilter) -> AuditFilter:
 
 
 def _print(entries: Sequence[AuditEntry]) -> None:
-    for e in entries:
-        by = f", agreed to by {e.decided_by}" if e.decided_by else ""
-        cost = f" {format_usd(e.cost_usd)}" if e.cost_usd else ""
-        level = f"{e.capability_level} {e.risk_level}".strip()
-        say(
-            f"{format_moment(e.created_at)} {e.agent} {e.tool} ({level}) {e.outcome}{cost}{by}  {e.input_summary}",
-            at_once=True,
-        )
+    for entry in entries:
+        say(describe_audit_entry(entry), at_once=True)
 
 
 def _print_json(entries: Sequence[AuditEntry]) -> None:
-    for e in entries:
-        answer_line(e)
+    for entry in entries:
+        answer_line(entry)
 
 
 async def _follow_audit(app: Runtime, back: int, wanted: AuditFilter, put: WriteEntries) -> None:
-    """Hand on what was, then what comes. What settles in between may be in both, and is told once."""
+    """Pass on past rows, then new ones. What settles in between may be in both, and is passed on once."""
     follower = Follower(app.store, dict(await read_stream_heads(app.store)), wanted=_has_calls)
     told = await _put_past(app, _set_start(app, back, wanted), put)
     async with aclosing(watch_growth(app.store, app.clock)) as changes:
@@ -335,7 +291,7 @@ async def _put_past(app: Runtime, wanted: AuditFilter, put: WriteEntries) -> Col
 
 
 async def read_settled_calls(store: Store, follower: Follower, change: Change) -> AsyncGenerator[AuditRecord]:
-    """Read on, and tell the audited calls that have come to an outcome, in the order in which they did in a session."""
+    """Read on, and yield the audited calls that have an outcome, in the order of each session."""
     async with aclosing(follower.new(change)) as pages:
         async for page in pages:
             for stored in page:
@@ -356,12 +312,12 @@ def _export(target: str, cursor: str, back: int, wanted: AuditFilter, store: str
     count = 0
 
     async def job(app: Runtime) -> None:
-        with open_sink(target, append=cursor != "") as file:
+        with open_sink(target, append=cursor != "") as write:
 
             def put(entries: Sequence[AuditEntry]) -> None:
                 nonlocal count
                 if entries:
-                    file.put(entries)
+                    write(entries)
                     count += len(entries)
 
             if cursor:
@@ -382,7 +338,7 @@ class _Word(msgspec.Struct, frozen=True):
 
 
 async def _from_cursor(app: Runtime, name: str, put: WriteEntries, *, follow: bool) -> None:
-    """Export from where the last export ended. The cursor moves when rows have arrived: never before."""
+    """Export from where the last export ended. The cursor moves only after the rows have arrived."""
     meta = {word.name: word.value for word in await app.store.ask(Query("meta", _Word))}
     path = cursor_path(app.environ, name)
     cursor = read_cursor(path, meta["store"])
@@ -398,7 +354,7 @@ async def _from_cursor(app: Runtime, name: str, put: WriteEntries, *, follow: bo
 
 
 async def _export_new(store: Store, follower: Follower, put: WriteEntries, change: Change = EVERYTHING) -> bool:
-    """Hand on what is new, a page at a time; tell whether there was anything."""
+    """Pass on new rows page by page; return whether there were any."""
     rows: list[AuditEntry] = []
     found = False
     async with aclosing(read_settled_calls(store, follower, change)) as new:
@@ -413,23 +369,22 @@ async def _export_new(store: Store, follower: Follower, put: WriteEntries, chang
 
 
 EXPORT_BATCH: Final = 500
-"""So many lines are written at once."""
 
 
 def export(
     session: SessionArgument,
     *,
     output: Annotated[
-        str, typer.Option("--output", metavar="FILE", help="Where to; - or nothing is the standard output.")
+        str, typer.Option("--output", metavar="FILE", help="The file; - is stdout (default).")
     ] = STDOUT_ARGUMENT,
-    children: Annotated[bool, typer.Option("--children", help="With its sub-sessions, and theirs.")] = False,
+    children: Annotated[bool, typer.Option("--children", help="Include all sub-sessions.")] = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a session's journal, with its inbox and its receipt, as JSON lines that anyone can check.
+    """Write a session's journal, with its inbox and receipt, as JSON lines that anyone can check.
 
-    `halter receipt --verify RECEIPT --journal FILE` does, with no store. Only you may read the file: it holds all that
-    was said and not erased.
+    `halter receipt --verify RECEIPT --journal FILE` checks it without a store. Only you may read the file: it holds all
+    bodies that were not erased.
     """
 
     async def job(app: Runtime, tell: ProgressListener) -> tuple[Sequence[str], int]:
@@ -450,11 +405,10 @@ def export(
 
 
 def _write(view: "StoreView", sessions: Sequence[str], output: str, now: int, tell: ProgressListener) -> int:
-    """Write it all as one view shows it; tell how many events that were."""
     from halter.journal.export import export_sessions as lines_of
 
     events = 0
-    with open_sink(output, append=False, private=True) as file:
+    with open_sink(output, append=False, private=True) as write:
         pending: list[ExportLine] = []
         for line, left in _report_progress(
             lines_of(view, sessions, encode_receipt, version=__version__, now=now), tell
@@ -462,20 +416,15 @@ def _write(view: "StoreView", sessions: Sequence[str], output: str, now: int, te
             events = max(events, left)
             pending.append(line)
             if len(pending) >= EXPORT_BATCH:
-                _put(file, pending)
-        _put(file, pending)
+                write(pending)
+                pending.clear()
+        write(pending)
     return events
-
-
-def _put(file: RowSink, pending: "list[ExportLine]") -> None:
-    file.put(pending)
-    pending.clear()
 
 
 def _report_progress(
     lines: "Iterator[tuple[ExportLine, int]]", tell: ProgressListener
 ) -> "Iterator[tuple[ExportLine, int]]":
-    """Say from time to time how far it has come."""
     total, tenth = 0, 0
     for line, left in lines:
         total = max(total, left)

@@ -1,18 +1,26 @@
-"""What every command shares: opening the store, reading arguments, printing answers."""
+"""What every command shares: opening the store, reading arguments, and printing answers.
+
+A command whose work is one operation is declared: `command(control.halt, "Stop everything in a scope. …")`. Its
+arguments and options come from the operation's signature, its text from a renderer in `present`, and its JSON from the
+same result.
+"""
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
-from html import escape
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Final, NoReturn, TypeVar
+from typing import Annotated, Any, Final, NoReturn, TypeVar, get_args, get_type_hints
 
 import typer
-from msgspec.structs import replace
+from msgspec import Meta
+from msgspec.structs import asdict, replace
 
+from halter.cli.commands import ListingGroup, PlainCommand, PlainGroup
 from halter.cli.exit_codes import (
     EXIT_CODES,
     EXIT_FAILED,
@@ -21,55 +29,53 @@ from halter.cli.exit_codes import (
     EXIT_USAGE,
     TERMINATION_SIGNALS,
 )
-from halter.cli.output import answer_block, answer_table, warn
+from halter.cli.output import answer_block, answer_json, answer_table, say, warn
 from halter.core.clock import DAY, parse_duration
 from halter.core.errors import HalterError, NotDone, StoreUnavailable, StoreUnusable
 from halter.core.ids import may_decide
 from halter.core.processes import LivenessWriter
 from halter.core.rows import SessionRow
-from halter.core.text import clean
 from halter.operations import desk as desks
-from halter.operations.desk import Desk, Who
-from halter.present.receipt import Facts, Listing, Sheet
+from halter.operations.desk import Desk, Done, Who
+from halter.present.sheet import Facts, Listing, Sheet
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
 
-
 OpenApp = Callable[[], AbstractAsyncContextManager[Runtime]]
-"""Tries to open a store."""
 
 STORE_BACK_NOTICE: Final = "The store is back, and everything goes on."
 
 INTERRUPTED_NOTICE: Final = "Interrupted; what was committed stands."
 
 MAX_TYPED_DURATION: Final = 36_500 * DAY
-"""No duration that anybody means is longer: a hundred years."""
+"""A hundred years: longer durations are typing errors."""
 
 STORE_POLL_SECONDS: Final = 1
-"""How often a store that is away is looked for."""
+"""Polling interval for an unavailable store."""
 
 CONNECT_SECONDS: Final = 5
-"""How long a person waits for a server that does not answer. A worker has more patience."""
+"""Connect timeout for commands. A worker retries for longer."""
 
 StoreOption = Annotated[
     str | None,
     typer.Option(
         "--store",
         metavar="STORE",
-        help="A file, or postgresql://… (without it $HALTER_STORE, else a file in your home folder).",
+        help="A file, or postgresql://… (default: $HALTER_STORE, else a file in your home folder).",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Answer in JSON, for programs.")]
-ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the journal.")]
-ScopeArgument = Annotated[str, typer.Argument(help="fleet, agent:NAME, trigger:NAME or session:ID")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ReasonOption = Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; recorded in the journal.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+SessionArgument = Annotated[str, typer.Argument(help="A session's id, or its beginning, from halter sessions.")]
 
 
 def read_cli_settings(store: str | None) -> Settings:
     """Read the environment, here and nowhere further in."""
     if store == "":
-        fail("--store is empty: name a store, or leave it out for the usual one.", EXIT_USAGE)
+        fail("--store is empty: name a store, or omit the option for the default one.", EXIT_USAGE)
     try:
         home = Path.home()
     except RuntimeError:
@@ -90,19 +96,13 @@ def run_with_app(
     runs: str = "",
     despite_doubt: bool = False,
 ) -> T:
-    """Do a job on a store that is there, with everything opened and closed around it.
+    """Run a job on an open store, and close everything afterwards.
 
-    A store that is not there is never made by looking at it: a slip in its name must not look like good news. Only a
-    command that begins something makes a `new` one.
-    Whatever was committed without a checkpoint is warned of, unless the command tells of that itself.
-    What `acts`, because it runs agents, is bound by the store's policy, and says where that differs from what is
-    written here.
-    Where something is followed, an interrupt is how it ends, and nothing is to be said of it.
-    Whoever is `patient` waits for a store that is away, as it will later when the store goes away.
-    What has places of its own brings its `settings` along.
-    A command that `runs` sessions says how they go on after a sentinel had to end it.
-    A store that lacks what its checkpoints know is refused. What only looks, or stops something, goes on
-    `despite_doubt`, and says so.
+    `new`: create a missing store. Other commands refuse one, so that a typo in its name does not look like good news.
+    `warned`: warn about commits that no checkpoint covers. `acts`: the job runs agents, so the store's policy binds it.
+    `following`: an interrupt is the normal end. `patient`: wait for a store that is unavailable. `runs`: the job runs
+    sessions; the text says how to continue after a sentinel ended the process. `despite_doubt`: go on, with a warning,
+    where the store lacks what its checkpoints know.
     """
 
     async def main() -> tuple[T, str]:
@@ -118,15 +118,14 @@ def run_with_app(
             app = await (_wait_for_store(opening, stack) if patient else stack.enter_async_context(opening()))
             if app.doubt is not None and warned:
                 warn(app.doubt.sentence())
-            if app.policy is not None and (told := app.policy.announced() or app.policy.told()):
-                warn(told)
-            app.trouble.tell = _tell_of_store
+            if app.policy is not None and (notice := app.policy.announced() or app.policy.told()):
+                warn(notice)
+            app.trouble.tell = _report_store_trouble
             answer = await job(app)
         return answer, app.checkpointer.problem
 
-    interrupted = "" if following else INTERRUPTED_NOTICE
     run = _run_cancelled_by_signals if following else asyncio.run
-    answer, problem = report_errors(lambda: run(main()), interrupted=interrupted)
+    answer, problem = report_errors(lambda: run(main()), interrupted="" if following else INTERRUPTED_NOTICE)
     if problem and warned:
         warn(problem)
     return answer
@@ -134,7 +133,7 @@ def run_with_app(
 
 @asynccontextmanager
 async def _start_sentinel(store: str, runs: str) -> AsyncGenerator[LivenessWriter]:
-    """Have a sentinel outside of a process that runs sessions; nobody else needs one."""
+    """Start a sentinel beside a process that runs sessions; others need none."""
     if not runs:
         yield LivenessWriter()
         return
@@ -145,29 +144,28 @@ async def _start_sentinel(store: str, runs: str) -> AsyncGenerator[LivenessWrite
 
 
 async def _wait_for_store(opening: OpenApp, stack: AsyncExitStack) -> Runtime:
-    """Open a store as soon as it is there, and tell once what is waited for."""
-    told = ""
+    """Open a store as soon as it is available; print each reason for waiting once."""
+    last = ""
     while True:
         try:
             app = await stack.enter_async_context(opening())
         except StoreUnavailable as away:
-            if str(away) != told:
-                told = str(away)
-                warn(told)
+            if str(away) != last:
+                last = str(away)
+                warn(last)
             await asyncio.sleep(STORE_POLL_SECONDS)
         else:
-            if told:
+            if last:
                 warn(STORE_BACK_NOTICE)
             return app
 
 
-def _tell_of_store(problem: str) -> None:
-    """Say why it takes so long, to whoever waits for a store that is away."""
+def _report_store_trouble(problem: str) -> None:
     warn(problem or STORE_BACK_NOTICE)
 
 
 def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
-    """Let the first signal to end cancel what runs, so that it is cleaned up in order whatever it was just doing."""
+    """Let the first termination signal cancel the job, so that it cleans up in order."""
     before = {number: signal.getsignal(number) for number in TERMINATION_SIGNALS}
     heeded = {number: handler for number, handler in before.items() if handler not in {None, signal.SIG_IGN}}
 
@@ -187,7 +185,7 @@ def _run_cancelled_by_signals(main: Coroutine[Any, Any, T]) -> T:
 
 
 def refuse_missing(url: str) -> None:
-    """Say that there is no such store, rather than make an empty one."""
+    """Refuse a store that does not exist, rather than create an empty one."""
     from halter.journal.open import mask_url, store_file_exists
 
     if not store_file_exists(url):
@@ -195,14 +193,14 @@ def refuse_missing(url: str) -> None:
 
 
 def add_connect_timeout(url: str) -> str:
-    """Bound the wait for a PostgreSQL server that does not answer, unless the URL itself does."""
+    """Bound the wait for a PostgreSQL server, unless the URL itself does."""
     if not url.lower().startswith(("postgresql://", "postgres://")) or "connect_timeout=" in url:
         return url
     return f"{url}{'&' if '?' in url else '?'}connect_timeout={CONNECT_SECONDS}"
 
 
 def report_errors(job: Callable[[], T], code: int = EXIT_UNUSABLE, interrupted: str = INTERRUPTED_NOTICE) -> T:
-    """Turn an error of the world into its sentence and an exit code; nobody is shown a traceback."""
+    """Turn an expected error into its sentence and an exit code, without a traceback."""
     try:
         return job()
     except NotDone as no:
@@ -216,24 +214,22 @@ def report_errors(job: Callable[[], T], code: int = EXIT_UNUSABLE, interrupted: 
 
 
 def fail(sentence: str, code: int) -> NoReturn:
-    """Say a sentence to the person and leave with a code for scripts."""
     warn(sentence, "red")
     raise typer.Exit(code)
 
 
 def make_desk(app: Runtime) -> Desk:
-    """Make the desk of the person who typed: who has the store itself has every right there."""
+    """Make the desk of the person who typed: access to the store is every right on it."""
     return Desk(app, Who(app.settings.person), short_ids=True)
 
 
 def demand_person(app: Runtime, what: str) -> None:
-    """Refuse what an agent may not do: neither itself, nor a program that it started."""
+    """Refuse what an agent, or a program that it started, may not do."""
     if not may_decide(app.settings.person):
         fail(f"Only a person may {what}, and this was started by an agent ({app.settings.person}).", EXIT_FAILED)
 
 
 def parse_typed_duration(text: str) -> int:
-    """Read a duration that was typed."""
     try:
         length = report_errors(lambda: parse_duration(text), EXIT_USAGE)
     except OverflowError:
@@ -244,22 +240,18 @@ def parse_typed_duration(text: str) -> int:
 
 
 def demand_readable_name(text: str, what: str) -> str:
-    """Refuse a name that nothing in a store can have."""
     return report_errors(lambda: desks.readable(text, what))
 
 
-SessionArgument = Annotated[str, typer.Argument(help="A session's id from halter sessions; its beginning will do.")]
-
-
 async def find_session_by_prefix(app: Runtime, beginning: str) -> SessionRow:
-    """Find the one session whose id begins as was typed."""
     return await make_desk(app).session(beginning)
 
 
 def show_sheet(sheet: Sheet) -> None:
-    """Show all of it on a terminal."""
     for part in sheet:
         match part:
+            case str():
+                say(part)
             case Facts():
                 answer_block(part.title, part.facts)
             case Listing() if part.rows or part.empty:
@@ -268,64 +260,128 @@ def show_sheet(sheet: Sheet) -> None:
                 pass
 
 
-_STYLE: Final = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
-table { border-collapse: collapse; width: 100%; }
-th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border-bottom: 1px solid #8884; }
-td { overflow-wrap: anywhere; white-space: pre-wrap; } td.number, th.number { text-align: right; white-space: nowrap; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .2rem 1rem; }
-dt { font-weight: 600; } dd { margin: 0; overflow-wrap: anywhere; white-space: pre-wrap; }
-""".strip()
-
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'"
-"""Whatever slipped through all the same, no browser would run it or fetch anything for it."""
+MAX_TYPED_NUMBER: Final = 1_000_000
+"""A person may ask for longer lists than a client of the HTTP API."""
 
 
-def render_html_page(title: str, sheet: Sheet) -> str:
-    """Write the whole page. Everything that is shown passes `_safe`."""
-    parts = "\n".join(_part(part) for part in sheet)
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{_escape(title)}</title>\n<style>\n{_STYLE}\n</style>\n</head>\n"
-        f"<body>\n<h1>{_escape(title)}</h1>\n{parts}\n</body>\n</html>\n"
+@dataclass(frozen=True)
+class Typed:
+    """How a person types some parameters of an operation that the HTTP API takes in another form."""
+
+    replaces: tuple[str, ...]
+    annotation: Any
+    convert: Callable[[Any], Mapping[str, Any]]
+    default: Any = Parameter.empty
+
+
+def to_json(result: Any) -> Any:
+    """Write a result for programs; of what was done, its facts without the sentence."""
+    if not isinstance(result, Done):
+        return result
+    return {"subject": result.subject, "done": True, **{k: v for k, v in asdict(result).items() if k != "sentence"}}
+
+
+def command(
+    run: Callable[..., Awaitable[Any]],
+    text: str,
+    show: Callable[[Any, int], Sheet] = lambda result, _: [result.sentence],
+    *,
+    look: bool = False,
+    warned: bool = True,
+    given: Mapping[str, Any] | None = None,
+    typed: Mapping[str, Typed] | None = None,
+    json: Callable[[Any], Any] = to_json,
+    ok: Callable[[Any], bool] = lambda _: True,
+) -> Callable[..., None]:
+    """Make a command of an operation.
+
+    `text` is its help; `show` renders the result as of a moment. With `look` it also works on a store in doubt. `given`
+    fixes parameters, `typed` replaces some. It exits 1 where the result is not `ok`.
+    """
+    fixed, replaced = given or {}, typed or {}
+
+    def callback(**words: Any) -> None:
+        store, as_json = words.pop("store"), words.pop("as_json")
+        for name, how in replaced.items():
+            words.update(how.convert(words.pop(name)))
+
+        async def job(app: Runtime) -> tuple[Any, int]:
+            return await run(make_desk(app), **fixed, **words), app.clock.now()
+
+        result, now = run_with_app(store, job, despite_doubt=look, warned=warned)
+        if as_json:
+            answer_json(json(result))
+        else:
+            show_sheet(show(result, now))
+        if not ok(result):
+            raise typer.Exit(EXIT_FAILED)
+
+    callback.__doc__ = text
+    return _sign(
+        callback, {**_parameters(run, fixed, replaced), "store": (StoreOption, None), "as_json": (JsonOption, False)}
     )
 
 
-def _escape(text: str) -> str:
-    return escape(clean(text), quote=True)
+def _parameters(
+    run: Callable[..., Any], fixed: Mapping[str, Any], replaced: Mapping[str, Typed]
+) -> dict[str, tuple[Any, Any]]:
+    """Annotate the parameters of an operation for Typer; one that has no description is for Python alone."""
+    hints, found = get_type_hints(run, include_extras=True), dict[str, tuple[Any, Any]]()
+    stands_for = {name: (word, how) for word, how in replaced.items() for name in how.replaces}
+    for name, parameter in list(signature(run).parameters.items())[1:]:
+        if name in stands_for:
+            word, how = stands_for[name]
+            found[word] = (how.annotation, how.default)
+        elif name not in fixed and (marks := desks.meta_of(hints[name])):
+            found[name] = (_annotate(name, get_args(hints[name])[0], marks, parameter.default), parameter.default)
+    return found
 
 
-def _part(part: Facts | Listing) -> str:
-    match part:
-        case Facts():
-            rows = "\n".join(
-                f"<dt>{_escape(name)}</dt><dd>{_escape(value)}</dd>" for name, value in part.facts if value
-            )
-            return f"{_heading(part.title)}<dl>\n{rows}\n</dl>"
-        case Listing() if part.rows:
-            return f"{_heading(part.title)}{_page_table(part)}"
-        case Listing():
-            return f"<p>{_escape(part.empty)}</p>" if part.empty else ""
+def _annotate(name: str, kind: Any, marks: Meta, default: Any) -> Any:
+    extra = marks.extra or {}
+    text, metavar = extra.get("typed") or marks.description, extra.get("metavar")
+    if default is Parameter.empty or extra.get("argument"):
+        return Annotated[kind, typer.Argument(metavar=metavar, help=text)]
+    flag = f"--{name.replace('_', '-')}"
+    if kind is int:
+        return Annotated[kind, typer.Option(flag, metavar=metavar, min=marks.ge, max=MAX_TYPED_NUMBER, help=text)]
+    return Annotated[kind, typer.Option(flag, metavar=metavar, help=text)]
 
 
-def _heading(title: str) -> str:
-    return f"<h2>{_escape(title)}</h2>\n" if title else ""
-
-
-def _page_table(part: Listing) -> str:
-    numbers = part.right.split()
-    right = [name in numbers for name in part.columns]
-    head = _row("th", part.columns, right)
-    body = "\n".join(_row("td", row, right) for row in part.rows)
-    return f"<table>\n<thead>\n{head}\n</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def _row(tag: str, cells: Sequence[str], right: Sequence[bool]) -> str:
-    marks = (' class="number"' if number else "" for number in right)
-    return (
-        f"<tr>{''.join(f'<{tag}{mark}>{_escape(cell)}</{tag}>' for cell, mark in zip(cells, marks, strict=True))}</tr>"
+def _sign(callback: Callable[..., None], parameters: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """Give a function the signature that Typer reads."""
+    made = Signature(
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+            for name, (kind, default) in parameters.items()
+        ]
     )
+    callback.__dict__["__signature__"] = made
+    callback.__annotations__ = {name: kind for name, (kind, _) in parameters.items()}
+    return callback
+
+
+def group(
+    text: str, commands: Mapping[str, Callable[..., None]], default: Callable[..., None] | None = None
+) -> typer.Typer:
+    """Make a group of commands. Without a word it runs its `default`, or the command `list`."""
+    if default is None:
+        made = typer.Typer(cls=ListingGroup, help=text)
+    else:
+        made = typer.Typer(cls=PlainGroup, invoke_without_command=True)
+        made.callback()(_default(text, default))
+    for name, each in commands.items():
+        made.command(name, cls=PlainCommand)(each)
+    return made
+
+
+def _default(text: str, default: Callable[..., None]) -> Callable[..., None]:
+    def callback(context: typer.Context, **words: Any) -> None:
+        if context.invoked_subcommand is None:
+            default(**words)
+        elif any(words.values()):
+            fail(f"Write options after the word {context.invoked_subcommand}, not before it.", EXIT_USAGE)
+
+    callback.__doc__ = text
+    own = {name: (each.annotation, each.default) for name, each in signature(default).parameters.items()}
+    return _sign(callback, {"context": (typer.Context, Parameter.empty), **own})

@@ -1,14 +1,7 @@
-"""All commands, grouped as the help shows them. None is loaded before it is typed, so that the help comes at once.
+"""The tree of commands, their help, and their examples.
 
-Help without noise, and commands whose code is loaded when they are typed.
-
-A flag takes no value, so no type is shown beside it. Below the options stand examples.
-
-Examples for the help of every command. They speak of one agent, `clerk`, and of its first session.
-
-What a word on the command line may be, for a shell that completes it.
-
-A store is only read for that, and never made; whatever goes wrong, there is just nothing to offer.
+A command is a name and a line until it is typed; then its module is loaded. Flags show no type beside them. The
+examples use one agent, `clerk`, and its first session.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -27,58 +20,48 @@ if TYPE_CHECKING:
 
 
 class PlainCommand(TyperCommand):
-    """A command with such a help."""
-
     def get_params(self, ctx: "Context") -> "list[Parameter]":
-        """List the parameters, the flag for help among them."""
         return _clear_flag_metavars(super().get_params(ctx))
 
 
 class PlainGroup(TyperGroup):
-    """A group of commands with such a help."""
-
     def get_params(self, ctx: "Context") -> "list[Parameter]":
-        """List the parameters, the flag for help among them."""
         return _clear_flag_metavars(super().get_params(ctx))
 
     def resolve_command(self, ctx: "Context", args: list[str]) -> "tuple[str | None, Command | None, list[str]]":
-        """Find the command that was typed, and load it."""
         name, command, rest = super().resolve_command(ctx, args)
         return name, command.loaded() if isinstance(command, LazyCommand) else command, rest
 
 
 class ListingGroup(PlainGroup):
-    """A group that lists what there is, unless one of its commands is named."""
+    """A group that runs `list`, unless one of its commands is named."""
 
     def parse_args(self, ctx: "Context", args: list[str]) -> list[str]:
-        """Take what is no command for words of the one called `list`."""
         first = next(iter(args), "")
         return super().parse_args(ctx, args if first in self.commands or first == "--help" else ["list", *args])
 
 
 class LazyCommand(PlainCommand):
-    """A command that is only a name and a line, until it is typed: the help of all of them needs no more."""
+    """A command that is only a name and a line until it is typed."""
 
     def loaded(self) -> "Command":
-        """Load the command itself."""
         load: Callable[[], Command] | None = self.callback
         return self if load is None else load()
 
 
-def make_lazy_loader(place: str, name: str, prepare: "Callable[[str, Command], Command]") -> "Callable[[], Command]":
-    """Know where a command is, as in `halter.cli.sessions:show`: a function, or what builds a group of commands."""
+def make_lazy_loader(place: str, name: str) -> "Callable[[], Command]":
+    """Load a command by its place, as in `halter.cli.sessions:show`: a function, or a group of commands."""
 
     def load() -> Any:
-        # Typer looks the annotations of a command up, and knows nothing of those that only a type check imports.
         module, _, attribute = place.partition(":")
-        return prepare(name, _command(name, getattr(import_module(module), attribute)))
+        return add_completion(add_examples(name, _command(name, getattr(import_module(module), attribute))))
 
     return load
 
 
-def _command(name: str, found: Callable[..., Any]) -> "Command":
-    if found.__name__.startswith("build"):
-        command = typer.main.get_group(found())
+def _command(name: str, found: typer.Typer | Callable[..., Any]) -> "Command":
+    if isinstance(found, typer.Typer):
+        command = typer.main.get_group(found)
     else:
         alone = typer.Typer(add_completion=False)
         alone.command(name, cls=PlainCommand)(found)
@@ -98,7 +81,7 @@ def _clear_flag_metavars(params: "Iterable[Parameter]") -> "list[Parameter]":
 COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     "Run": {
         "init": ("setup:init", "Write a new agent: its file, instructions and a tool."),
-        "run": ("talk:run", "Give an agent something to do, and wait until it is done."),
+        "run": ("talk:run", "Give an agent a task, and wait until it is done."),
         "chat": ("talk:chat", "Talk with an agent, line by line."),
         "play": ("play:play", "Run a playbook through the guard, call by call."),
         "demo": ("demo:demo", "Show what Halter is for, then watch this machine."),
@@ -115,70 +98,61 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "show": ("sessions:show", "Show every event of a session, in order."),
         "tail": ("sessions:tail", "Show events as they are committed."),
         "receipt": ("sessions:receipt", "Show what a session did, spent and saw, and why it ended."),
-        "report": ("artifacts:report", "Tell what happened since yesterday, and what needs you."),
+        "report": ("artifacts:report", "Report what happened since yesterday, and what needs you."),
         "export": ("audit:export", "Write a session's journal to a file that can be checked."),
-        "findings": ("artifacts:build_findings", "Show what sessions found; keep or dismiss it."),
-        "proposals": ("artifacts:build_proposals", "Show what agents want remembered; keep or dismiss it."),
+        "findings": ("artifacts:findings", "Show what sessions found; keep or dismiss it."),
+        "proposals": ("artifacts:proposals", "Show what agents want remembered; keep or dismiss it."),
     },
     "Steer": {
         "inbox": ("decisions:inbox", "Show what needs you."),
-        "approve": ("decisions:approve", "Say yes: once, with other arguments, or always."),
-        "deny": ("decisions:deny", "Say no."),
+        "approve": ("decisions:approve", "Approve a decision: once, with other arguments, or always."),
+        "deny": ("decisions:deny", "Deny a decision."),
         "halt": ("decisions:halt", "Stop everything in a scope within a second."),
-        "resume": ("decisions:resume", "Let a halted scope act again."),
+        "resume": ("decisions:resume", "Resume a halted scope."),
         "cancel": ("decisions:cancel", "End a session for good."),
-        "budget": ("money:build", "Show what is spent against every cap; raise or lower one."),
-        "policy": ("money:build_policy", "Show the policy that binds the store; change it."),
-        "rules": ("decisions:build", 'Show the rules by which somebody said "always"; end one.'),
+        "budget": ("money:budget", "Show what is spent against every cap; raise or lower one."),
+        "policy": ("money:policy", "Show the policy that binds the store; change it."),
+        "rules": ("decisions:rules", "Show standing rules; end one."),
     },
     "Plan": {
-        "schedules": ("triggers:build", "Show what starts sessions; run it now, or end it."),
-        "route": ("talk:route", "Show which way a message to an agent would take."),
+        "schedules": ("triggers:schedules", "Show what starts sessions; run it now, or end it."),
+        "route": ("talk:route", "Show how a message to an agent would be routed."),
     },
     "Trust": {
         "audit": ("audit:audit", "Show who called which tool, and who agreed to it."),
-        "verify": ("journal:verify", "Look for events that were altered, and mend tables."),
-        "store": ("journal:build", "Tell whether the store lacks anything; go on without it."),
-        "erase": ("journal:erase", "Erase what was said in sessions that have ended."),
+        "verify": ("journal:verify", "Find altered events, and rebuild tables."),
+        "store": ("journal:store", "Check the store for missing events; accept that some are."),
+        "erase": ("journal:erase", "Erase the bodies of sessions that have ended."),
         "drill": ("drill:drill", "Prove a promise on this machine."),
-        "doctor": ("setup:doctor", "Check all that a night without anybody watching needs."),
+        "doctor": ("setup:doctor", "Check everything that unattended agents need."),
         "schema": ("setup:schema", "Print the JSON Schema of agent.yaml or halter.yaml."),
-        "tokens": ("serve:build", "Show who may use the server; make or end a token."),
+        "tokens": ("serve:tokens", "Show the tokens for the server; make or remove one."),
         "trust": ("play:trust", "Let the code of an agent's folder run, as it is now."),
     },
 }
-"""Each command by its name: where it is, and what it does in one line of a help of 80 columns."""
+"""Commands by panel and name: where each is, and its one line in a help of 80 columns."""
 
 EXIT_CODES_TEXT: Final = "\n".join(f"{code:>5}  {meaning}" for code, meaning in EXIT_MEANINGS.items())
-EPILOG: Final = (
-    f"halter COMMAND --help tells more, with examples.\n\nA command leaves with one of these:\n{EXIT_CODES_TEXT}"
-)
+EPILOG: Final = f"halter COMMAND --help shows more, with examples.\n\nExit codes:\n{EXIT_CODES_TEXT}"
 
 
 def build_command_tree() -> typer.Typer:
-    """Make the commands, grouped as the help shows them."""
     app = typer.Typer(
         name="halter", cls=PlainGroup, no_args_is_help=True, pretty_exceptions_enable=False, epilog=EPILOG
     )
     app.callback()(_root)
     for panel, commands in COMMANDS.items():
         for name, (place, line) in commands.items():
-            load = make_lazy_loader(f"halter.cli.{place}", name, _prepare_command)
+            load = make_lazy_loader(f"halter.cli.{place}", name)
             app.command(name, help=line, rich_help_panel=panel, cls=LazyCommand)(load)
     return app
 
 
 def load_all_commands() -> TyperGroup:
-    """Load every command, for those who look at all of them."""
     group = typer.main.get_group(build_command_tree())
     for name, command in group.commands.items():
         group.commands[name] = command.loaded() if isinstance(command, LazyCommand) else command
     return group
-
-
-def _prepare_command(name: str, command: "Command") -> "Command":
-    """Give a command its examples, and what its words are completed by."""
-    return add_completion(add_examples(name, command))
 
 
 def _show_version(wanted: bool) -> None:
@@ -191,7 +165,7 @@ def _root(
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave."),
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
     """Let agents work while you sleep: they cannot overspend, overstep or lose what they did."""
@@ -263,11 +237,10 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "tokens remove": ("halter tokens remove carol",),
     "trust": ("halter trust clerk",),
 }
-"""What can be typed, by the name of its command. Each of them is run by a test."""
+"""Examples by command. A test runs each of them."""
 
 
 def add_examples(name: str, command: "Command") -> "Command":
-    """Show a command's examples below its help, and those of the commands in it below theirs."""
     found = EXAMPLES.get(name, ())
     if found:
         command.epilog = "\n".join((f"Example{'s' * (len(found) > 1)}:", *(f"  {line}" for line in found)))

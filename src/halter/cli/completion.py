@@ -1,4 +1,4 @@
-"""What a word on the command line may be, for a shell that completes it."""
+"""Shell completion from what is in the store. It only reads a store; on any error it offers nothing."""
 
 import sqlite3
 from collections.abc import Callable, Mapping
@@ -19,7 +19,6 @@ CompletionSource = Callable[[str, str], list[tuple[str, str]]]
 
 
 def add_completion(command: "Command", group: str = "") -> "Command":
-    """Have the words of a command completed by what stands in the store, and those of the commands in it."""
     for param in command.params:
         offer = _OFFERS.get(f"{group or command.name}.{param.name}") or _OFFERS.get(param.name or "")
         if offer is not None:
@@ -63,7 +62,6 @@ def _make_name_source(names: "CompletionKind") -> CompletionSource:
 
 
 def _complete_scope(store: str, beginning: str) -> list[tuple[str, str]]:
-    """Offer the kinds of scopes first, and what there is of one when it is typed."""
     from halter.journal.open import complete_names
 
     kinds: dict[str, CompletionKind] = {"agent:": "agents", "trigger:": "triggers", "session:": "sessions"}
@@ -90,7 +88,7 @@ _OFFERS: Final[Mapping[str, CompletionSource]] = {
     "on.agent": _make_name_source("agents"),
     "off.agent": _make_name_source("agents"),
     "schedules.agent": _make_name_source("agents"),
-    "findings.id": _make_name_source("findings"),
-    "proposals.id": _make_name_source("proposals"),
+    "finding": _make_name_source("findings"),
+    "proposal": _make_name_source("proposals"),
 }
 """By the name of a parameter, or where that means different things, by its command's or group's and its own."""

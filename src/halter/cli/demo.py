@@ -1,7 +1,4 @@
-"""`halter demo`: the worst night, and then an agent that watches this machine.
-
-The worst night on the screen: two bills that grow beside each other, and at the end a table.
-"""
+"""`halter demo`: the worst night, with and without Halter; then a live agent that watches this machine."""
 
 import asyncio
 import os
@@ -53,24 +50,18 @@ def demo(
 ) -> None:
     """Show what Halter is for: the worst night without it and with it, then a live agent on this machine.
 
-    Nothing is sent anywhere, unless the key of a provider of models is in the environment. The agent keeps to a folder
-    of its own, beside your stores. Ctrl-C ends it, and the next start goes on. In JSON there are only the figures of
-    the night.
+    Nothing is sent anywhere, unless a model provider's key is in the environment. The agent keeps to a folder of its
+    own, beside your stores. Ctrl-C ends it, and the next start continues. --json prints only the figures of the night.
     """
     if skip_night and (night_only or as_json):
         fail("--skip-night leaves nothing for --night-only or --json to show: leave one of them out.", EXIT_USAGE)
     if not skip_night:
-        _night(as_json=as_json)
+        report_errors(lambda: _run_night(as_json=as_json), interrupted=NIGHT_INTERRUPTED)
     if not night_only and not as_json:
         _live(browser=not no_browser)
 
 
-def _night(*, as_json: bool) -> None:
-    report_errors(lambda: _run_night(as_json=as_json), interrupted=NIGHT_INTERRUPTED)
-
-
 def _run_night(*, as_json: bool) -> None:
-
     if as_json:
         answer_json(run_whole_night(quiet=True))
     else:
@@ -79,7 +70,7 @@ def _run_night(*, as_json: bool) -> None:
 
 
 def _live(*, browser: bool) -> None:
-    """Run the agent until somebody interrupts it, which is how it is meant to end."""
+    """Run the agent until it is interrupted, which is its normal end."""
     from halter.cli.up import RESTART_HINT
     from halter.demo.place import choose_demo_model, find_demo_folder, lay_out_files
 
@@ -113,7 +104,7 @@ def _home() -> Path | None:
 
 
 def _find_hidden_program() -> Path | None:
-    """Find the folder of this program, if typing `halter` would not find it, as after `make run`."""
+    """Find the folder of this program, if it is not on PATH, as after `make run`."""
     import shutil
 
     program = Path(sys.argv[0]).absolute()
@@ -123,7 +114,6 @@ def _find_hidden_program() -> Path | None:
 def describe_demo(
     place: "DemoFolder", model: str, furnished: "LayoutResult", hidden: Path | None = None
 ) -> Sequence[str]:
-    """Say what will be seen, what thinks and what it may cost, before anything starts."""
     from halter.demo.place import RULES_MODEL
 
     with_what = "rules, without a network" if model == RULES_MODEL else f"{model}, whose key is in your environment"
@@ -140,15 +130,14 @@ def describe_demo(
 
 
 async def _run_demo_agent(app: Runtime, place: "DemoFolder", words: Sequence[str], *, browser: bool) -> None:
-    """Run the agent with its dashboard, and show a line for whatever it does."""
     from halter.cli.terminal import Printer
-    from halter.cli.up import HOW_TO_STOP, make_bus, make_feed_printer, run_and_show
+    from halter.cli.up import HOW_TO_STOP, FeedPrinter, make_bus, run_and_show
     from halter.demo.place import Scenery
     from halter.loop.session_runtime import run_together
 
     bus = make_bus(app)
     async with Printer() as printer:
-        shows = make_feed_printer(printer, app.clock, as_json=False)
+        shows = FeedPrinter(printer, app.clock, as_json=False)
         for sentence in words:
             printer.put(render_sentence(sentence))
         serving = _dashboard(app, bus, printer, browser=browser)
@@ -163,7 +152,6 @@ async def _no_deliveries(_: "WebhookReceiver") -> None:
 
 
 def _dashboard(app: Runtime, bus: Bus, printer: "Printer", *, browser: bool) -> Sequence["Act"]:
-    """Say where the dashboard is, and how it is served; without its libraries, say what is missing."""
     from halter.demo.place import has_display, open_demo_dashboard
 
     try:
@@ -178,7 +166,6 @@ def _dashboard(app: Runtime, bus: Bus, printer: "Printer", *, browser: bool) -> 
 
 
 async def _open_browser(url: str) -> None:
-    """Open a browser. Where that fails, the address stands on the screen."""
     import webbrowser
 
     with suppress(webbrowser.Error, OSError):
@@ -190,9 +177,9 @@ PROMISE: Final = (
     "they did."
 )
 MIN_INCIDENT_SECONDS: Final = 4.0
-"""In no fewer seconds an incident passes before somebody who watches."""
+"""The shortest time in which an incident is shown."""
 MIN_WIDE_COLUMNS: Final = 80
-"""Columns from which on an incident has a line to itself."""
+"""In fewer columns an incident takes three lines."""
 LOSS: Final = "bold red"
 GAIN: Final = "bold green"
 
@@ -201,7 +188,6 @@ Show = Callable[["Scene", "Frame"], None]
 
 
 def run_whole_night(*, quiet: bool, pause: Pause = time.sleep) -> "Night":
-    """Live through all incidents, shown as they go by, unless a program only wants the figures."""
     from halter.demo.night import SCENES, play_incident, sum_night, summarize_incident
 
     with _show_live(quiet=quiet, pause=pause) as show:
@@ -212,12 +198,11 @@ def run_whole_night(*, quiet: bool, pause: Pause = time.sleep) -> "Night":
 
 
 def print_introduction() -> None:
-    """Say what is about to be seen, and why."""
     from halter.demo.night import MODEL
 
     say(f"{PROMISE}\n")
     say(
-        "The worst night comes first: three things that happen to agents nobody watches. Each is lived through twice, "
+        "The worst night comes first: three incidents of unattended agents. Each is played twice, "
         f"in virtual time, with one scripted model at the price of {MODEL.model}: in a plain loop with retries and a "
         "budget check, and in Halter. It takes less than a minute, and Ctrl-C ends it.\n",
         at_once=True,
@@ -226,7 +211,6 @@ def print_introduction() -> None:
 
 @contextmanager
 def _show_live(*, quiet: bool, pause: Pause) -> Generator[Show]:
-    """Show the night live at a terminal; elsewhere there is nobody to watch it."""
     console = Console(highlight=False)
     if quiet or not console.is_terminal:
         yield lambda _, __: None
@@ -248,7 +232,6 @@ def _show_live(*, quiet: bool, pause: Pause) -> Generator[Show]:
 
 
 def render_night(frames: "dict[str, Frame]", width: int) -> RenderableType:
-    """Draw all that has happened so far: a line for each incident, or three where lines are short."""
     if width < MIN_WIDE_COLUMNS:
         return Text("\n").join(_block(title, frame) for title, frame in frames.items())
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -278,12 +261,10 @@ def _block(title: str, frame: "Frame") -> Text:
 
 
 def _hour(at: int) -> str:
-    """Write the time of that night, which has no place on earth."""
     return datetime.fromtimestamp(at / SECOND, UTC).strftime("%H:%M")
 
 
 def print_conclusion(night: "Night") -> None:
-    """Show the figures, and what they come to."""
     from halter.demo.night import format_cents
 
     columns = ["what happens", "a plain loop", "Halter", "what stopped it"]

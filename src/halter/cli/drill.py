@@ -1,4 +1,4 @@
-"""`halter drill`: proofs of the promises, on this machine, before anyone goes to sleep."""
+"""`halter drill`: proofs of the promises on this machine."""
 
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -26,19 +26,16 @@ ALL: Final = "all"
 MOST: Final = 1_000_000
 DRILL_INTERRUPTED: Final = "Interrupted. The drill has removed its own store, and touched no other."
 PROGRESS_LINES: Final = 4
-"""How many lines of progress a drill writes where nobody watches it live."""
+"""Lines of progress that a drill writes to a file or a pipe."""
 
 
 @dataclass(frozen=True, slots=True)
 class DrillRun:
-    """A drill that was run, and how long it took."""
-
     drill: "Drill"
     result: "DrillResult"
     seconds: float
 
     def line(self) -> str:
-        """Say how it went, for somebody who watches."""
         found = format_count(self.result.violations, "violation") if self.result.violations else "no violation"
         where = f"{self.drill.name} on {self.result.store}"
         return (
@@ -54,7 +51,7 @@ def drill(
         typer.Option(
             "--store",
             metavar="STORE",
-            help="Run beside this store, without touching it (without it, on a throwaway SQLite file).",
+            help="Run beside this store, without touching it (default: a throwaway SQLite file).",
         ),
     ] = None,
     seeds: Annotated[
@@ -64,7 +61,7 @@ def drill(
             metavar="N",
             min=1,
             max=MOST,
-            help="How many cases to run; without it, as many as the drill needs to look everywhere once.",
+            help="How many cases to run (default: enough to cover everything once).",
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -72,9 +69,9 @@ def drill(
         bool, typer.Option("--teeth", help="Break one part on purpose: every drill must then find violations.")
     ] = False,
 ) -> None:
-    """Prove a promise on this machine. Leaves with 1 on any violation.
+    """Prove a promise on this machine. Exits 1 on any violation.
 
-    A drill works on a file or a schema of its own and removes it afterwards.
+    A drill works on a file or schema of its own, and removes it afterwards.
     """
     from halter_drills.drill import Setting
 
@@ -112,7 +109,8 @@ def _run(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]
     if lacking:
         console.print(f"PostgreSQL is left out. {lacking}", markup=False)
         also = bringing = []
-    places = _number_drills(len(fitting) + len(also) + len(bringing))
+    total = len(fitting) + len(also) + len(bringing)
+    places = (f"drill {number} of {total}: " if total > 1 else "" for number in count(1))
     yield from _run_drills(fitting, setting, console, places)
     if also:
         with _server() as url:
@@ -123,7 +121,6 @@ def _run(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]
 
 
 def _filter_runnable(wanted: Sequence["Drill"], console: Console) -> Iterator["Drill"]:
-    """Leave out of all drills those for which something is not installed, and say so."""
     for each in wanted:
         if lacking := each.lacking():
             console.print(f"{each.name} is left out. {lacking}", markup=False)
@@ -152,13 +149,7 @@ def _set_up() -> Generator[None]:
         ) from error
 
 
-def _number_drills(total: int) -> Iterator[str]:
-    """Say of each drill which it is of all, if there are several."""
-    return (f"drill {number} of {total}: " if total > 1 else "" for number in count(1))
-
-
 def _find_missing() -> str:
-    """Say what a throwaway PostgreSQL would need that is not here."""
     from importlib.util import find_spec
 
     from halter.testing.postgres import PostgresMissing, find_postgres_binaries
@@ -189,7 +180,6 @@ def _run_drills(
 
 @contextmanager
 def _progress(name: str, console: Console) -> Generator["Progress"]:
-    """Show a drill at work: live to a person, in a few plain lines to a file or a pipe."""
     if not console.is_terminal:
         yield _lines(name, console)
         return
@@ -232,7 +222,6 @@ def _show(done: Sequence[DrillRun]) -> None:
 
 
 def _judge(results: Sequence["DrillResult"], console: Console, *, teeth: bool) -> None:
-    """Say what it comes to, and leave with 1 if that is not what it should be."""
     found = [result for result in results if result.violations]
     if teeth:
         blind = [f"{result.drill} on {result.store}" for result in results if not result.violations]

@@ -1,4 +1,4 @@
-"""The outermost door of the program: its streams, its signals, and how it leaves."""
+"""The program's outermost layer: its streams, signals and exit code."""
 
 import errno
 import io
@@ -21,7 +21,7 @@ STREAMS: Final = (0, 1, 2)
 
 
 class OutputLost(Exception):
-    """The answer could not be written to where it should go."""
+    """The answer could not be written to stdout."""
 
     def __init__(self, why: OSError) -> None:
         super().__init__(why.strerror)
@@ -29,10 +29,9 @@ class OutputLost(Exception):
 
 
 class StandardOutput(io.FileIO):
-    """The standard output, which tells its own errors from those of any other file."""
+    """Stdout; its errors are told apart from those of other files."""
 
     def write(self, data: Buffer, /) -> int:
-        """Write, or say that nobody could be told."""
         try:
             return super().write(data)
         except OSError as error:
@@ -40,7 +39,6 @@ class StandardOutput(io.FileIO):
 
 
 def run_program() -> int:
-    """Run the command that was typed, and return the code to leave with."""
     open_streams()
     handle_termination_signals()
     try:
@@ -49,10 +47,11 @@ def run_program() -> int:
     except KeyboardInterrupt:
         code = EXIT_INTERRUPTED
     except OutputLost as unheard:
-        _discard_output()
+        # Keep the interpreter from retrying the failed write at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = unheard.code
         if code == EXIT_UNUSABLE:
-            warn(f"What was done stands, but the answer could not be written ({unheard}).", "red")
+            warn(f"The command ran, but its answer could not be written ({unheard}).", "red")
     except ModuleNotFoundError as missing:
         code = _report_missing_extra(missing)
     except Exception as mistake:  # noqa: BLE001  the outermost door: nothing further out could answer
@@ -69,7 +68,6 @@ def _run() -> int:
 
 
 def _report_missing_extra(missing: ModuleNotFoundError) -> int:
-    """Name the extra that brings a missing library."""
     sentence = explain_missing_module(missing)
     if sentence is None:
         return report_internal_error(missing)
@@ -78,9 +76,9 @@ def _report_missing_extra(missing: ModuleNotFoundError) -> int:
 
 
 def open_streams() -> None:
-    """Make sure that there are three standard streams, and that any text can be written to the output.
+    """Make sure that there are three standard streams, and that any text can be written to stdout.
 
-    Where one is closed, the next file to be opened would get its number, and be written to by whoever complains.
+    If one is closed, the next opened file gets its number, and receives error messages.
     """
     for number in STREAMS:
         try:
@@ -95,32 +93,27 @@ def open_streams() -> None:
 
 
 def handle_termination_signals() -> None:
-    """Clean up also when told to end, or when the terminal is gone; but leave alone what was to be ignored."""
+    """Clean up on SIGTERM and SIGHUP, too; leave ignored signals ignored."""
     for number in TERMINATION_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """End once: what comes after the first signal must not disturb the cleaning up."""
+    """Interrupt once: later signals must not disturb the cleanup."""
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _discard_output() -> None:
-    """Keep the interpreter from trying once more, as it leaves, what could not be written."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-
-
 def report_internal_error(mistake: Exception) -> int:
-    """Say that Halter itself is wrong, and keep what is needed to mend it in a file, not before the person."""
-    told = f"Halter made a mistake ({type(mistake).__name__}: {mistake})."
+    """Report a bug, and keep the traceback in a file."""
+    told = f"Internal error ({type(mistake).__name__}: {mistake})."
     try:
         with tempfile.NamedTemporaryFile("w", prefix="halter-mistake-", suffix=".txt", delete=False) as kept:
             kept.write("".join(traceback.format_exception(mistake)))
     except OSError as error:
-        warn(f"{told} Its details could not be kept ({error.strerror}); please report it.", "red")
+        warn(f"{told} The traceback could not be saved ({error.strerror}); please report it.", "red")
     else:
         warn(f"{told} Please report it with {kept.name}.", "red")
     return EXIT_INTERNAL

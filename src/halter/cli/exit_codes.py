@@ -2,13 +2,13 @@
 
 | code | meaning |
 |---|---|
-| 0 | all is well |
-| 1 | it was understood, and the answer is not the good one: something was found, refused, or came too late |
-| 2 | the command line is wrong: a word that cannot be read, or a name that nothing here has |
-| 3 | a store, a setting, or the place where the answer goes cannot be used |
-| 70 | a mistake of Halter's own |
+| 0 | success |
+| 1 | a negative result: something was found, failed, was refused, or came too late |
+| 2 | wrong usage: an invalid argument, or an unknown name |
+| 3 | a store, a setting or the output cannot be used |
+| 70 | a bug in Halter |
 | 130 | interrupted |
-| 141 | the reader of the output is gone, as with `head` |
+| 141 | the reader of the output has closed it, as `head` does |
 """
 
 import signal
@@ -24,16 +24,15 @@ EXIT_INTERNAL: Final = 70
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 EXIT_MEANINGS: Final[Mapping[int, str]] = {
-    0: "all is well",
-    EXIT_FAILED: "understood, but something was found, refused or too late",
-    EXIT_USAGE: "the command line is wrong, or names what is not there",
+    0: "success",
+    EXIT_FAILED: "something was found, failed, was refused or came too late",
+    EXIT_USAGE: "wrong usage: an invalid argument, or an unknown name",
     EXIT_UNUSABLE: "a store, a setting or the output cannot be used",
-    EXIT_INTERNAL: "a mistake of Halter's own",
+    EXIT_INTERNAL: "a bug in Halter",
     EXIT_INTERRUPTED: "interrupted",
-    EXIT_BROKEN_PIPE: "whoever read the answer has gone",
+    EXIT_BROKEN_PIPE: "the reader of the output has closed it",
 }
 TERMINATION_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""What tells a program to end."""
 EXIT_CODES: Final[Mapping[NotDoneWhy, int]] = {
     "wrong": EXIT_USAGE,
     "missing": EXIT_USAGE,

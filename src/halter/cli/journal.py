@@ -1,7 +1,4 @@
-"""`halter verify` and `halter erase`: looking for tampering, and letting go of what was said.
-
-`halter store`: whether the store has all that its checkpoints know, and going on without what is missing.
-"""
+"""`halter verify`, `erase` and `store`: check the journal, erase bodies, accept an older copy of a store."""
 
 from typing import Annotated
 
@@ -12,23 +9,27 @@ from halter.cli.command import (
     JsonOption,
     ReasonOption,
     StoreOption,
+    YesOption,
+    command,
     demand_person,
     demand_readable_name,
     fail,
+    group,
     make_desk,
     parse_typed_duration,
     read_cli_settings,
     report_errors,
     run_with_app,
 )
-from halter.cli.commands import PlainCommand, PlainGroup
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, say, warn
 from halter.cli.terminal import confirm, patience, share
+from halter.core.clock import SECOND
 from halter.core.text import format_count
 from halter.journal.rebuild import IntegrityReport
 from halter.journal.retention import Erasure
-from halter.operations import journal as desk_journal
+from halter.operations import journal
+from halter.operations.desk import Desk
 from halter.runtime.runtime import Runtime, find_continuity
 
 
@@ -37,31 +38,27 @@ def verify(
     store: StoreOption = None,
     as_json: JsonOption = False,
     repair: Annotated[
-        bool, typer.Option("--rebuild", help="Afterwards make all tables anew from the events, if those are sound.")
+        bool, typer.Option("--rebuild", help="Then rebuild all tables from the events, if these are sound.")
     ] = False,
 ) -> None:
-    """Look for any event that was edited, deleted, moved or repeated, and for tables that disagree with the events.
+    """Find events that were edited, deleted, moved or repeated, and tables that disagree with the events.
 
-    Leaves with 1 if anything was found.
+    Exits 1 if anything is found.
     """
     with patience("Verifying", quiet=as_json) as tell:
 
-        def progress(done: int, total: int) -> None:
-            tell(share(done, total, "streams"))
+        async def job(app: Runtime) -> journal.Verified:
+            return await journal.verify(
+                make_desk(app), rebuild=repair, progress=lambda done, total: tell(share(done, total, "streams"))
+            )
 
-        report = run_with_app(
-            store,
-            lambda app: desk_journal.verify(make_desk(app), rebuild=repair, progress=progress),
-            despite_doubt=True,
-        )
+        report = run_with_app(store, job, despite_doubt=True)
     if as_json:
         answer_json(report)
     else:
         _print_report(report)
-    if repair and not as_json:
-        say(
-            "All tables were made anew from the events." if report.rebuilt else "Nothing was rebuilt: see the findings."
-        )
+        if repair:
+            say("All tables were rebuilt." if report.rebuilt else "Nothing was rebuilt: see the findings.")
     if not report.ok:
         raise typer.Exit(EXIT_FAILED)
 
@@ -69,7 +66,7 @@ def verify(
 def _print_report(report: IntegrityReport) -> None:
     if report.findings:
         rows = [[found.kind, found.stream, str(found.seq or ""), found.sentence] for found in report.findings]
-        answer_table("Not as it was written", ["finding", "stream", "event", "meaning"], rows, long="stream meaning")
+        answer_table("Findings", ["finding", "stream", "event", "meaning"], rows, long="stream meaning")
     for note in report.notes:
         say(note)
     verdict = "Nothing was altered" if report.ok else format_count(len(report.findings), "finding")
@@ -84,23 +81,22 @@ def _print_report(report: IntegrityReport) -> None:
 def erase(
     *,
     session: Annotated[
-        list[str] | None, typer.Option("--session", metavar="ID", help="A session; may be given several times.")
+        list[str] | None, typer.Option("--session", metavar="ID", help="A session; may be repeated.")
     ] = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="Sessions that ended so long ago, as in 90d.")
+        str | None, typer.Option("--older-than", metavar="AGE", help="Sessions that ended that long ago, as in 90d.")
     ] = None,
     messages: Annotated[
-        bool, typer.Option("--messages", help="What was said outside of sessions, and questions that are answered.")
+        bool, typer.Option("--messages", help="Messages outside of sessions, and answered questions.")
     ] = False,
     reason: ReasonOption = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Erase what was said in sessions that have ended, for good. What happened, and its chain, stay.
+    """Erase the bodies of sessions that have ended, for good. The facts and their chain stay.
 
-    It asks first, unless --yes is given. Leaves with 1 if a session could not be erased, such as one that still
-    runs.
+    Asks first, unless --yes is given. Exits 1 if a session could not be erased, such as one that still runs.
     """
     if (bool(session), bool(older_than), messages).count(True) != 1:
         fail("Name either sessions (--session ID), an age (--older-than 90d) or --messages.", EXIT_USAGE)
@@ -112,9 +108,13 @@ def erase(
         fail("Nothing was erased.", EXIT_FAILED)
 
     async def job(app: Runtime) -> Erasure:
-        back = age if older_than else None
-        return await desk_journal.erase(
-            make_desk(app), sessions=session or (), older_than=back, messages=messages, reason=reason
+        return await journal.erase(
+            make_desk(app),
+            confirmed=True,
+            sessions=session or (),
+            older_than_seconds=age // SECOND if older_than else None,
+            messages=messages,
+            reason=reason,
         )
 
     with patience("Erasing", quiet=as_json):
@@ -128,15 +128,15 @@ def erase(
             say(refused.sentence)
         if not erasure.scrubbed:
             say(
-                "Copies may linger in the store's own log: with SQLite run this again when nobody reads it, "
-                "with PostgreSQL they go when the server recycles its log."
+                "Copies may remain in the store's write-ahead log. SQLite: run this again while no other process "
+                "reads the store. PostgreSQL: they go when the server recycles its log."
             )
     if erasure.refused:
         raise typer.Exit(EXIT_FAILED)
 
 
 class StoreCompleteness(msgspec.Struct, frozen=True):
-    """Whether a store has all that its checkpoints know; if not, how many events are known to be missing."""
+    """Whether a store has all events that its checkpoints know; if not, how many are known to be missing."""
 
     store: str
     whole: bool
@@ -144,51 +144,24 @@ class StoreCompleteness(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-def build() -> typer.Typer:
-    """Make the group of commands."""
-    group = typer.Typer(name="store", cls=PlainGroup, invoke_without_command=True)
-    group.callback()(_default)
-    group.command("accept", cls=PlainCommand)(accept)
-    return group
-
-
-def _default(context: typer.Context, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Tell whether the store has all that its checkpoints know, or go on without what is missing.
-
-    Leaves with 1 if something is missing.
-    """
-    if context.invoked_subcommand is None:
-        _show(store, as_json=as_json)
-    elif store is not None or as_json:
-        fail(f"Write options after the word {context.invoked_subcommand}, not before it.", EXIT_USAGE)
-
-
-def _show(store: str | None, *, as_json: bool) -> None:
-    async def job(app: Runtime) -> StoreCompleteness:
-        if app.doubt is None:
-            return StoreCompleteness(app.checkpointer.store_id, whole=True)
-        return StoreCompleteness(app.checkpointer.store_id, False, app.doubt.events, app.doubt.sentence())
-
-    found = run_with_app(store, job, warned=False, despite_doubt=True)
-    if as_json:
-        answer_json(found)
-    else:
-        say(found.sentence or f"The store {found.store} has all that its newest checkpoints know.")
-    if not found.whole:
-        raise typer.Exit(EXIT_FAILED)
+async def _check_store(desk: Desk) -> StoreCompleteness:
+    app = desk.app
+    if app.doubt is None:
+        return StoreCompleteness(app.checkpointer.store_id, whole=True)
+    return StoreCompleteness(app.checkpointer.store_id, False, app.doubt.events, app.doubt.sentence())
 
 
 def accept(
     *,
     reason: ReasonOption = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: YesOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Go on with a store that lacks what its checkpoints know, such as a backup, without what is missing.
+    """Accept a store that lacks events its checkpoints know, such as a restored backup.
 
-    It says what is missing and asks first, unless --yes is given. The journal and the checkpoints keep who did it.
-    What happened outside since then is not undone: look at `halter inbox` before you let agents run.
+    Shows what is missing and asks first, unless --yes is given. The journal and the checkpoints record who did it.
+    Effects since then are not undone: look at `halter inbox` before you let agents run.
     """
 
     async def job(app: Runtime) -> int | None:
@@ -216,3 +189,20 @@ def accept(
         say("The store has all that its newest checkpoints know: there is nothing to accept.")
     else:
         say("The store is accepted as it is. Agents run on it from their next start.")
+
+
+store = group(
+    """Check whether the store has all events that its checkpoints know, or accept that some are missing.
+
+    Exits 1 if something is missing.
+    """,
+    {"accept": accept},
+    command(
+        _check_store,
+        "Check whether the store has all events that its checkpoints know.",
+        lambda found, _: [found.sentence or f"The store {found.store} has all that its newest checkpoints know."],
+        look=True,
+        warned=False,
+        ok=lambda found: found.whole,
+    ),
+)

@@ -1,4 +1,4 @@
-"""How commands print: sentences and tables for people, JSON for programs, and the styles of a screen."""
+"""How commands print: sentences and tables for people, JSON for programs."""
 
 import re
 import shutil
@@ -34,7 +34,7 @@ _CONTROL_CHARACTERS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u20
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column of a table: the least width at which none of its words is broken, and the one at which no line is."""
+    """A column: the width at which no word is broken, and the one at which no line is."""
 
     name: str
     number: bool
@@ -43,10 +43,7 @@ class TableColumn:
 
 
 def make_console(*, stderr: bool = False, highlight: bool = False) -> Console:
-    """Make what writes to a terminal, or to whatever stands in its place.
-
-    Of a terminal that can do little it is thought that it has 80 columns, whatever it says itself: so it is asked here.
-    """
+    """Make a console. Rich assumes 80 columns for a dumb terminal; here its real size is used."""
     made = Console(stderr=stderr, highlight=highlight)
     if made.is_dumb_terminal:
         made.size = ConsoleDimensions(*shutil.get_terminal_size((80, 25)))
@@ -54,20 +51,19 @@ def make_console(*, stderr: bool = False, highlight: bool = False) -> Console:
 
 
 def say(sentence: str, *, at_once: bool = False) -> None:
-    """Answer with a sentence; `at_once` where more may be long in coming."""
+    """Print a sentence; with `at_once`, flush it."""
     _print(make_console(), sentence)
     if at_once:
         sys.stdout.flush()
 
 
 def warn(sentence: str, style: str = "yellow") -> None:
-    """Say a sentence beside the answer. Where nobody can hear it, the exit code must do."""
+    """Print a sentence to stderr; a closed stderr is ignored."""
     with suppress(OSError):
         _print(make_console(stderr=True), sentence, style)
 
 
 def render_sentence(sentence: str, style: str = "") -> str:
-    """Make a sentence ready to be written to the standard output, by somebody else."""
     screen = make_console()
     with screen.capture() as captured:
         _print(screen, sentence, style)
@@ -75,22 +71,21 @@ def render_sentence(sentence: str, style: str = "") -> str:
 
 
 def _print(screen: Console, sentence: str, style: str = "") -> None:
-    """Break lines between words on a screen; a file or a program gets the sentence as one line."""
+    """Wrap lines on a screen; a file or a program gets the sentence as one line."""
     screen.print(escape_text(sentence), style=style, soft_wrap=not screen.is_terminal)
 
 
 def escape_text(text: str) -> Text:
-    """Show what an agent or a tool wrote without letting it speak to the terminal, and what is no text at all."""
+    """Replace control characters: agents and tools must not control the terminal."""
     return Text(_CONTROL_CHARACTERS.sub("�", text))
 
 
 def answer_json(value: object) -> None:
-    """Print a value as JSON; amounts are dollars, times integers of microseconds."""
+    """Print JSON; amounts are dollars, times microseconds."""
     sys.stdout.write(msgspec.json.format(encode_public_json(value), indent=2).decode() + "\n")
 
 
 def answer_done(done: "Done", *, as_json: bool) -> None:
-    """Say what was done; for programs, name it."""
     if as_json:
         facts = {name: value for name, value in msgspec.structs.asdict(done).items() if name != "sentence"}
         answer_json({"subject": done.subject, "done": True, **facts})
@@ -99,13 +94,12 @@ def answer_done(done: "Done", *, as_json: bool) -> None:
 
 
 def answer_line(value: object) -> None:
-    """Print a value as JSON on a line of its own, at once: a program reads it while more is to come."""
+    """Print JSON on one line, and flush it."""
     sys.stdout.write(encode_json_line(value).decode())
     sys.stdout.flush()
 
 
 def encode_json_line(value: object) -> bytes:
-    """Write a value as one line of JSON."""
     return encode_public_json(value) + b"\n"
 
 
@@ -118,10 +112,9 @@ def answer_table(
     long: str = "",
     empty: str = "",
 ) -> None:
-    """Print a table for people, or where it does not fit the screen, each row as a block of lines.
+    """Print a table; if it does not fit the screen, print each row as a block of lines.
 
-    `right` names the columns of numbers, `long` those whose words may be broken, `empty` what to say where there
-    is nothing.
+    `right` names the columns of numbers, `long` those whose words may be broken, `empty` the text without rows.
     """
     if not rows and empty:
         say(empty)
@@ -140,7 +133,6 @@ def answer_table(
 
 
 def answer_block(title: str, facts: Sequence[tuple[str, str]]) -> None:
-    """Print facts below each other, each with its name."""
     block = Table.grid(padding=(0, 1))
     block.add_column(no_wrap=True, style="bold")
     block.add_column(overflow="fold")
@@ -173,7 +165,7 @@ def _table(title: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[s
 
 
 def _widths(columns: Sequence[TableColumn], room: int) -> list[int]:
-    """Share the room that is left: whoever lacks little gets all of it, the others equal parts of the rest."""
+    """Share the remaining width: columns that lack little get all of it, others equal parts of the rest."""
     widths = [column.least for column in columns]
     left = room - sum(widths)
     lacking = sorted(range(len(columns)), key=lambda place: columns[place].most - columns[place].least)
@@ -182,17 +174,3 @@ def _widths(columns: Sequence[TableColumn], room: int) -> list[int]:
         widths[place] += given
         left -= given
     return widths
-
-
-PLAIN: Final = ""
-
-WARNING_STYLE: Final = "yellow"
-
-URGENT_STYLE: Final = "bold yellow"
-
-
-class StyledLine(msgspec.Struct, frozen=True):
-    """What is shown, and how much it stands out."""
-
-    text: str
-    style: str = PLAIN

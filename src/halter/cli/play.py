@@ -34,7 +34,7 @@ MAX_STEP_TEXT: Final = 100
 
 AgentOption = Annotated[
     Path | None,
-    typer.Option("--agent", metavar="FOLDER", help="The agent whose tools it may use, if not that beside it."),
+    typer.Option("--agent", metavar="FOLDER", help="The agent whose tools it uses (default: the one beside it)."),
 ]
 
 
@@ -45,13 +45,13 @@ def play(
         list[str] | None, typer.Option("--input", metavar="NAME=VALUE", help="An input that the playbook refers to.")
     ] = None,
     agent: AgentOption = None,
-    resume: Annotated[str, typer.Option("--resume", metavar="SESSION", help="Go on with a session that stopped.")] = "",
+    resume: Annotated[str, typer.Option("--resume", metavar="SESSION", help="Continue a session that stopped.")] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run a playbook through the guard, call by call. It waits where a person has to decide, and survives a crash.
 
-    A playbook is a list of calls in YAML; no model is asked. Leaves with 1 if a step was refused or failed.
+    A playbook is a list of calls in YAML; no model is asked. Exits 1 if a step was refused or failed.
     """
     given = _parse_inputs(inputs or [])
     folder = agent or _find_agent_folder(playbook)
@@ -76,10 +76,10 @@ def play(
                     app, ready, session, _ignore_step if as_json else show_step, _announce_wait
                 )
             except asyncio.CancelledError:
-                warn(f"It can go on where it stands: halter play {playbook} --resume {session}")
+                warn(f"Continue it with: halter play {playbook} --resume {session}")
                 raise
 
-    again = f"It goes on with: halter play {quote(str(playbook))} --resume SESSION (halter sessions names it)."
+    again = f"Continue with: halter play {quote(str(playbook))} --resume SESSION (halter sessions names it)."
     session, ended = run_with_app(store, job, new=True, acts=True, runs=again)
     if as_json:
         answer_json({"session": session, "state": ended.state, "terminal_reason": ended.terminal_reason})
@@ -102,7 +102,7 @@ def trust(
 ) -> None:
     """Let the code of an agent's folder run, as it is now. After a change, it has to be trusted again.
 
-    Code is its tools.py, and the servers that its .mcp.json names: look through both before. It runs as you.
+    Code is its tools.py, and the servers in its .mcp.json: review both first. It runs with your rights.
     """
     settings = read_cli_settings(None)
 
@@ -128,7 +128,6 @@ def trust(
 
 
 def _find_agent_folder(playbook: Path) -> Path:
-    """Find the agent that a playbook belongs to: in its folder, or in the one above."""
     for folder in (playbook.parent, playbook.parent.parent):
         if (folder / AGENT_FILE).is_file():
             return folder
@@ -146,17 +145,15 @@ def _parse_inputs(inputs: Sequence[str]) -> dict[str, str]:
 
 
 def show_step(step: Step, answer: Answer) -> None:
-    """Show what became of a step."""
     cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
     first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_STEP_TEXT)
     say(f"  {answer.outcome:<8} {step.call}{f' as {step.name}' if step.name else ''}{cost}  {first}", at_once=True)
 
 
 def _announce_wait(asked: NeedsPerson, state: State) -> None:
-    """Say that a person has to decide, and how: beside the answer, so that a program's reader is told, too."""
     more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
     warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
 
 
 def _ignore_step(_: Step, __: Answer) -> None:
-    """Say nothing: a program reads the answer at the end."""
+    """A program reads the answer at the end."""

@@ -1,9 +1,4 @@
-"""`halter serve`: the API and the dashboard, and agents that run by themselves beside them.
-
-`halter tokens`: who may come in through the server, and what they may do there.
-
-`halter worker`: one of many processes that share the sessions of a PostgreSQL store.
-"""
+"""`halter serve`, `tokens` and `worker`: the API and dashboard, who may use them, and workers on PostgreSQL."""
 
 import asyncio
 import re
@@ -21,22 +16,21 @@ from halter.cli.command import (
     StoreOption,
     demand_person,
     fail,
+    group,
     parse_typed_duration,
     read_cli_settings,
     report_errors,
     run_with_app,
 )
-from halter.cli.commands import ListingGroup, PlainCommand
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, encode_json_line, render_sentence, say
 from halter.cli.terminal import Printer
 from halter.cli.up import (
     AGENT_FILE,
     RESTART_HINT,
+    FeedPrinter,
     make_bus,
-    make_feed_printer,
     parse_listen_address,
-    print_feed,
     resolve_agent_folders,
     run_and_show,
 )
@@ -58,23 +52,14 @@ if TYPE_CHECKING:
     from halter.runtime.worker import DispatchMode
     from halter.server.auth import Token, TokenFile
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A token's name; it stands in every event.")]
-
-
-def build() -> typer.Typer:
-    """Make the group of commands."""
-    help_text = "Show the tokens for the server; make or remove one."
-    group = typer.Typer(name="tokens", cls=ListingGroup, help=help_text)
-    for name, command in (("list", show), ("add", add), ("remove", remove)):
-        group.command(name, cls=PlainCommand)(command)
-    return group
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A token's name; it is in every event.")]
 
 
 def show(*, as_json: JsonOption = False) -> None:
-    """List the tokens. What they are is not kept: a lost one is removed, and another made.
+    """List tokens. Only digests are kept: remove a lost token, and make another.
 
-    Each with its role, and with the agents that it sees: a viewer looks, an approver decides and stops, an operator
-    steers and spends, an admin does all of it.
+    Each has a role and the agents that it sees: a viewer looks, an approver decides and stops, an operator steers and
+    spends, an admin does all of it.
     """
     from halter.server.auth import render_token
 
@@ -96,13 +81,13 @@ def add(
     *,
     role: Annotated[str, typer.Option("--role", metavar="ROLE", help="viewer, approver, operator or admin.")],
     agent: Annotated[
-        list[str] | None, typer.Option("--agent", metavar="AGENT", help="Only this agent is seen; may be repeated.")
+        list[str] | None, typer.Option("--agent", metavar="AGENT", help="It sees only this agent; may be repeated.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a token. It is shown once, now; it counts at once, also where a server runs.
+    """Make a token. It is shown once, and works at once, also on a running server.
 
-    Its name stands in every event that it brings about. With --agent all other agents do not exist for it.
+    Its name is in every event that it causes. With --agent it sees no other agents.
     """
     from halter.server.auth import render_token
 
@@ -116,7 +101,7 @@ def add(
 
 
 def create_token(settings: Settings, name: str, role: str, agents: Sequence[str] = ()) -> "tuple[str, Token]":
-    """Make a token and keep its digest; return what is shown once."""
+    """Make a token and keep its digest; return the secret, which is shown once."""
     from halter.server.auth import describe_token, new_secret
 
     secret = new_secret()
@@ -126,9 +111,9 @@ def create_token(settings: Settings, name: str, role: str, agents: Sequence[str]
 
 
 def remove(name: NameArgument, *, as_json: JsonOption = False) -> None:
-    """End a token: from this moment it opens nothing, and what it has open is closed within seconds.
+    """Remove a token: it stops working at once, and its open connections are closed within seconds.
 
-    That is what to do with a token that was lost. Leaves with 2 if there is none of that name.
+    Do this with a lost token. Exits 2 if there is none of that name.
     """
     was_there = report_errors(lambda: find_token_file(_demand_person_settings()).remove(name))
     if not was_there:
@@ -136,7 +121,7 @@ def remove(name: NameArgument, *, as_json: JsonOption = False) -> None:
     if as_json:
         answer_json({"subject": name, "done": True})
     else:
-        say(f"The token {name} opens nothing any more.")
+        say(f"The token {name} is removed.")
 
 
 def _demand_person_settings() -> Settings:
@@ -147,7 +132,6 @@ def _demand_person_settings() -> Settings:
 
 
 def find_token_file(settings: Settings) -> "TokenFile":
-    """Find the file of tokens. Raises ConfigError where there is no place for one."""
     from halter.server.auth import TokenFile
 
     if settings.tokens is None:
@@ -155,30 +139,32 @@ def find_token_file(settings: Settings) -> "TokenFile":
     return TokenFile(settings.tokens)
 
 
+tokens = group("Show the tokens for the server; make or remove one.", {"list": show, "add": add, "remove": remove})
+
 _HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 
 def serve(
     agents: Annotated[
-        list[Path] | None, typer.Argument(metavar="AGENT…", help="The folders of agents that run here as well.")
+        list[Path] | None, typer.Argument(metavar="AGENT…", help="The folders of agents to run here.")
     ] = None,
     *,
     listen: Annotated[
-        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 is any that is free.")
+        str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 picks a free port.")
     ] = "127.0.0.1:8765",
     beyond: Annotated[
-        bool, typer.Option("--beyond-this-machine", help="Be reached from other machines, without encryption.")
+        bool, typer.Option("--beyond-this-machine", help="Listen beyond this machine, without encryption.")
     ] = False,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="Another name that the server is asked by; may be repeated."),
+        typer.Option("--host", metavar="NAME", help="Another host name of the server; may be repeated."),
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve the dashboard and the HTTP API, until you interrupt it. Agents that are named run as with `halter up`.
+    """Serve the dashboard and the HTTP API, until you interrupt it. Named agents run as with `halter up`.
 
-    The first start makes a token and shows it once. Others are made with `halter tokens add`.
+    The first start makes a token and shows it once. Make others with `halter tokens add`.
     """
     where = parse_listen_address(listen, least=0)
     names = [_name(each) for each in host or ()]
@@ -211,12 +197,12 @@ async def _serve(
 
     file, bus, deliveries = find_token_file(app.settings), make_bus(app), WebhookEndpoint()
     async with Printer() as printer:
-        shows = make_feed_printer(printer, app.clock, as_json=as_json)
+        shows = FeedPrinter(printer, app.clock, as_json=as_json)
         printer.put(_welcome(app, listening, as_json=as_json))
         extras: ServerExtras = ServerExtras(
             names=names,
             deliveries=deliveries,
-            tell=lambda sentence: shows.told("", sentence),
+            tell=lambda sentence: shows.report("", sentence),
             folders=_by_name(folders),
         )
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
@@ -225,7 +211,7 @@ async def _serve(
 
 
 def _by_name(folders: list[Path]) -> dict[str, Path]:
-    """Read the names of agents; a folder that cannot be read is told of when its agent is to run."""
+    """Read the names of agents; an unreadable folder is reported when its agent is to run."""
     from halter.config.agent_files import read_agent
 
     found: dict[str, Path] = {}
@@ -236,7 +222,6 @@ def _by_name(folders: list[Path]) -> dict[str, Path]:
 
 
 def _welcome(app: Runtime, listening: socket.socket, *, as_json: bool) -> str:
-    """Say where the server is; where nobody has a token yet, make one and show it this once."""
     from halter.server.auth import LOST_TOKEN_ADVICE, suggest_token_name
     from halter.server.server import format_address as address_of
     from halter.server.server import make_login_url
@@ -256,11 +241,9 @@ def _welcome(app: Runtime, listening: socket.socket, *, as_json: bool) -> str:
     return "".join(render_sentence(line) for line in (f"The dashboard and the API are at {url}", way, HOW_TO_STOP_HERE))
 
 
-HOW_TO_STOP_WORKER: Final = (
-    "Ctrl-C or SIGTERM lets what runs come to its rest and ends this; a second one ends it at once."
-)
+HOW_TO_STOP_WORKER: Final = "Ctrl-C or SIGTERM drains this worker and ends it; a second one ends it at once."
 WORKER_RESTART_HINT: Final = (
-    "Start it again. Its sessions go on with other workers when its lease is over; what was halted ends."
+    "Start it again. Its sessions move to other workers when its lease expires; halted ones end."
 )
 AGENTS_FOLDER: Final = "agents"
 
@@ -268,24 +251,24 @@ AGENTS_FOLDER: Final = "agents"
 def worker(
     agents: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="AGENT…", help="The folders of the agents (without any: those here and in ./agents)."),
+        typer.Argument(metavar="AGENT…", help="The folders of the agents (default: those here and in ./agents)."),
     ] = None,
     *,
     concurrency: Annotated[
-        int, typer.Option("--concurrency", metavar="N", min=1, help="How many sessions are awake here at once.")
+        int, typer.Option("--concurrency", metavar="N", min=1, help="How many sessions run here at once.")
     ] = 100,
     drain: Annotated[
-        str, typer.Option("--drain", metavar="TIME", help="How long what runs may take to come to its rest at the end.")
+        str, typer.Option("--drain", metavar="TIME", help="How long running turns may take to finish at the end.")
     ] = "30s",
     listen: Annotated[
-        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Take webhooks here as well.")
+        str | None, typer.Option("--listen", metavar="HOST:PORT", help="Also receive webhooks at this address.")
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run agents as one of many workers on a PostgreSQL store, on as many machines as you like.
 
-    Sessions go to whoever has room. If a worker dies, its sessions go on elsewhere when its lease has run out.
+    Sessions go to workers with room. If a worker dies, its sessions move to others when its lease expires.
     """
     folders = resolve_agent_folders(agents or _find_agent_folders())
     where, grace = None if listen is None else parse_listen_address(listen), parse_typed_duration(drain)
@@ -305,7 +288,6 @@ def worker(
 
 
 def _find_agent_folders() -> list[Path]:
-    """Find the agents of this folder."""
     here = Path()
     places = [
         here,
@@ -322,7 +304,7 @@ def _find_agent_folders() -> list[Path]:
 
 
 def _demand_postgres(url: str) -> None:
-    """Refuse what can have no workers, before any file is made: tickets come from Procrastinate, in the same store."""
+    """Refuse other stores before any file is made: tickets are queued in PostgreSQL."""
     from halter.journal.open import mask_url
 
     if not url.lower().startswith(("postgresql:", "postgres:")):
@@ -349,37 +331,35 @@ async def _work(
             await serve_hooks(hooks, *where)
 
     async with Printer() as printer:
-        shows, bus = make_feed_printer(printer, app.clock, as_json=as_json), make_bus(app)
+        shows, bus = FeedPrinter(printer, app.clock, as_json=as_json), make_bus(app)
         if not as_json:
             printer.put(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP_WORKER}"))
-        runs = FleetRunner(app, lambda app: Supervisor(app, shows.told, bus.pulse, serve=serve, manner=manner))
+        runs = FleetRunner(app, lambda app: Supervisor(app, shows.report, bus.pulse, serve=serve, manner=manner))
         _drain_on_signals(runs)
         committed = CommitObserver(
             asyncio.get_running_loop(), lambda stream: stream.startswith(("session:", "trigger:"))
         )
         app.store.observe(committed)
         patient = app.store.patient(app.clock)
-        with trace_worker(app, patient, lambda told: shows.told("traces", told)) as tracing:
-            await run_until_first(
-                [runs.run(folders), print_feed(_news(committed, bus), shows), *map(_run_beside, tracing)]
-            )
+        with trace_worker(app, patient, lambda told: shows.report("traces", told)) as tracing:
+            await run_until_first([runs.run(folders), shows.follow(_news(committed, bus)), *map(_run_beside, tracing)])
 
 
 async def _news(committed: CommitObserver, bus: Bus) -> AsyncGenerator[FeedItem]:
-    """Tell of what this process commits. What others do is theirs to show: each worker's log is its own."""
+    """Yield what this process commits: each worker's log is its own."""
     async with aclosing(committed.each()) as events:
         async for stored in events:
             yield await bus.named(stored)
 
 
 async def _run_beside(job: "Job") -> None:
-    """Do something for as long as the worker is there; if it comes to its end, the worker goes on."""
+    """Run a job beside the worker; its end does not end the worker."""
     await job()
     await asyncio.Event().wait()
 
 
 def _drain_on_signals(runs: "FleetRunner") -> None:
-    """Let the first signal drain a worker and the second end it."""
+    """The first signal drains the worker, the second ends it."""
     running, loop = asyncio.current_task(), asyncio.get_running_loop()
     asked: list[int] = []
 

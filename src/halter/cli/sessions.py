@@ -1,9 +1,4 @@
-"""`halter sessions` and `show`: what happened, for people and for programs.
-
-`halter tail`: what happens, while it happens.
-
-`halter receipt`: what a session did and spent, what stopped it, who decided, why it ended; and checking that.
-"""
+"""`halter sessions`, `show`, `tail` and `receipt`: what happened, and what happens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing
@@ -18,10 +13,10 @@ from halter.cli.command import (
     JsonOption,
     SessionArgument,
     StoreOption,
+    command,
     fail,
     find_session_by_prefix,
     make_desk,
-    render_html_page,
     report_errors,
     run_with_app,
     show_sheet,
@@ -29,16 +24,18 @@ from halter.cli.command import (
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_line, answer_table, say
 from halter.cli.terminal import patience
-from halter.core.clock import SECOND, format_duration
+from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, StreamId, inbox_stream, is_inbox, session_of, session_stream
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.operations import queries
-from halter.operations.queries import MOST, all_events
-from halter.present.events import describe_event, format_moment, format_relative_moment, summarize_event
+from halter.operations.queries import all_events
+from halter.present.events import describe_event, format_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
+from halter.present.sheet import render_html_page
+from halter.present.tables import build_sessions_sheet
 from halter.runtime.feed import Follower, read_stream_heads, serialize_event, watch_growth
 from halter.runtime.runtime import Runtime
 from halter.state.receipt import Receipt
@@ -48,61 +45,28 @@ if TYPE_CHECKING:
     from halter.runtime.proof import Proof
 
 
-def sessions(
-    *,
-    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=MOST, help="How many of the newest.")] = 50,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
+sessions = command(
+    queries.sessions,
     """List sessions, the newest first.
 
-    Each with its state, why it ended, and when it has its next turn. Its id, or the beginning of it, names it
-    elsewhere.
-    """
-
-    async def job(app: Runtime) -> tuple[Sequence[SessionRow], int]:
-        return await queries.sessions(make_desk(app), limit=limit), app.clock.now()
-
-    rows, now = run_with_app(store, job, despite_doubt=True)
-    if as_json:
-        answer_json(rows)
-        return
-    answer_table(
-        "Sessions",
-        ["session", "agent", "kind", "state", "why it ended", "began", "next due"],
-        [_session_line(row, now) for row in rows],
-        long="session",
-        empty="There are no sessions yet.",
-    )
-
-
-def _session_line(row: SessionRow, now: int) -> list[str]:
-    began = f"{format_duration(max(0, now - row.started_at))} ago"
-    return [row.session, row.agent, row.kind, row.state, row.terminal_reason, began, describe_next_due(row, now)]
-
-
-def describe_next_due(row: SessionRow, now: int) -> str:
-    """Say when a session has its next turn, and by what it is woken before."""
-    early = ", ".join(row.wake_on.split()) if row.ended_at is None else ""
-    if row.due_at is None:
-        return f"by {early}" if early else ""
-    if row.due_at <= now:
-        return "now"
-    due = f"in {format_duration(row.due_at - now)} ({format_relative_moment(row.due_at, now)})"
-    return f"{due}, or by {early}" if early else due
+    Each with its state, why it ended, and when its next turn is due.
+    """,
+    build_sessions_sheet,
+    look=True,
+)
 
 
 def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show every event of a session, in order.
 
-    That is all that is known of it: nothing happened that does not stand here. What was erased is marked as such.
+    This is the whole record of the session. Erased bodies are marked.
     """
     events = run_with_app(store, lambda app: _events(app, session), despite_doubt=True)
     if as_json:
         answer_json([serialize_event(stored) for stored in events])
         return
     rows = [
-        [str(e.seq), format_moment(e.at), e.kind, summarize_event(e.event), _describe_stored_event(e)] for e in events
+        [str(e.seq), format_moment(e.at), e.kind, summarize_event(e).text, _describe_stored_event(e)] for e in events
     ]
     name = events[0].stream.partition(":")[2]
     answer_table(f"Session {name}", ["#", "when", "what", "about", "said"], rows, right="#", long="about said")
@@ -121,20 +85,21 @@ def _describe_stored_event(stored: Stored) -> str:
 
 
 DEFAULT_TAIL_LENGTH: Final = 10
-"""How much of what was is shown before what comes."""
+"""How many past events are shown first."""
 
 _SHORT: Final = 13
-"""So much of an id tells sessions apart, and is understood by every command."""
+"""Characters of an id that are shown; every command accepts them."""
 
 
 def tail(
     stream: Annotated[
-        str, typer.Argument(metavar="[SESSION]", help="A session, its inbox as SESSION/in, or fleet; else everything.")
+        str,
+        typer.Argument(metavar="[SESSION]", help="A session, its inbox as SESSION/in, or fleet (default: everything)."),
     ] = "",
     *,
     after: Annotated[
         int | None,
-        typer.Option("--after", metavar="SEQ", min=0, max=2**62, help="Go on after this event of that one stream."),
+        typer.Option("--after", metavar="SEQ", min=0, max=2**62, help="Begin after this event of the stream."),
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
@@ -142,7 +107,7 @@ def tail(
     """Show events as they are committed, the newest last, until you interrupt it or the session is over.
 
     A session begins with its newest ten events, or with those after SEQ; everything begins with what comes from now on.
-    In JSON each line is an event.
+    With --json each line is an event.
     """
     if after is not None and not stream:
         fail("--after counts the events of one stream: name a session, SESSION/in or fleet.", EXIT_USAGE)
@@ -160,7 +125,7 @@ def tail(
 
 
 async def _find_followed(app: Runtime, stream: str, after: int | None) -> tuple[Follower, str]:
-    """Find out what to follow and from where; and the session whose end is the end of it, if it is about one."""
+    """Find what to follow and from where; and the session whose end ends it, if it is about one."""
     if not stream:
         return Follower(app.store, dict(await read_stream_heads(app.store))), ""
     streams, session = await _streams(app, stream)
@@ -196,35 +161,37 @@ def _show(events: Sequence[Stored], *, as_json: bool) -> None:
 
 
 def format_event_line(stored: Stored) -> str:
-    """Write an event on one line: when, where, and what matters in it."""
     at = datetime.fromtimestamp(stored.at / SECOND, UTC).astimezone().strftime("%H:%M:%S.%f")[:-3]
     session = session_of(stored.stream)
     where = (session or stored.stream.removeprefix("trigger:"))[:_SHORT] + ("/in" if is_inbox(stored.stream) else "")
-    return f"{at} {where:<{_SHORT + 3}} {stored.seq:>4} {stored.kind:<17} {summarize_event(stored.event)}".rstrip()
+    return f"{at} {where:<{_SHORT + 3}} {stored.seq:>4} {stored.kind:<17} {summarize_event(stored).text}".rstrip()
 
 
-HtmlOption = Annotated[str, typer.Option("--html", metavar="FILE", help="Write it as a page, into one file.")]
+HtmlOption = Annotated[str, typer.Option("--html", metavar="FILE", help="Write an HTML page to a file.")]
 
 
 def receipt(
     session: Annotated[
-        str, typer.Argument(metavar="[SESSION]", help="A session's id from halter sessions; its beginning will do.")
+        str, typer.Argument(metavar="[SESSION]", help="A session's id, or its beginning, from halter sessions.")
     ] = "",
     *,
     html: HtmlOption = "",
     verify: Annotated[
-        str, typer.Option("--verify", metavar="FILE", help="Check a receipt that was kept as JSON, or an export's own.")
+        str, typer.Option("--verify", metavar="FILE", help="Check a receipt in JSON, or an export's own.")
     ] = "",
     journal: Annotated[
-        str, typer.Option("--journal", metavar="FILE", help="Against this file of halter export. No store is needed.")
+        str,
+        typer.Option(
+            "--journal", metavar="FILE", help="The file of halter export to check against; no store is needed."
+        ),
     ] = "",
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the receipt of a session: what it did and spent, what stopped it, who decided, and why it ended.
 
-    With --verify a receipt is checked offline, against an exported journal: every hash is worked out anew, and the
-    receipt is made again from the events. An export carries its own receipt. Leaves with 1 if anything does not fit.
+    --verify checks a receipt offline, against an exported journal: every hash is recomputed, and the receipt is rebuilt
+    from the events. An export carries its own receipt. Exits 1 if anything does not match.
     """
     if verify or journal:
         if session or html or not verify:
@@ -261,14 +228,14 @@ def _verify(receipt_file: str, journal_file: str, *, as_json: bool) -> None:
             say(finding)
         for note in proof.notes:
             say(note)
-        verdict = "fits its journal" if proof.ok else f"does not fit its journal: {_findings(len(proof.findings))}"
+        verdict = (
+            "fits its journal"
+            if proof.ok
+            else f"does not fit its journal: {format_count(len(proof.findings), 'finding')}"
+        )
         say(f"The receipt of {proof.session} {verdict}. {format_count(proof.events, 'event')} checked.")
     if not proof.ok:
         raise typer.Exit(EXIT_FAILED)
-
-
-def _findings(number: int) -> str:
-    return format_count(number, "finding")
 
 
 def _proof(receipt_file: str, journal_file: str) -> "Proof":
@@ -280,7 +247,7 @@ def _proof(receipt_file: str, journal_file: str) -> "Proof":
 
 
 def _receipt_text(receipt_file: str, journal_file: str, checked: "CheckedExport") -> dict[str, Any]:
-    """Read the receipt; named twice, an export is checked against the one that it brings along."""
+    """Read the receipt; if both files are the same, use the one inside the export."""
     from halter.runtime.proof import parse_receipt
 
     if Path(receipt_file) == Path(journal_file):

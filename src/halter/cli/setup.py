@@ -1,9 +1,4 @@
-"""`halter init`: a folder with an agent that works at once.
-
-`halter schema`: what may stand in the files that people write, for editors and other programs.
-
-`halter doctor`: whether everything is there that a night without anybody watching needs.
-"""
+"""`halter init`, `schema` and `doctor`: a new agent, the schemas of its files, and a check of everything it needs."""
 
 import asyncio
 import os
@@ -43,18 +38,17 @@ if TYPE_CHECKING:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the agent is to live.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The agent's folder.")],
     *,
     model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="provider:model; without one it works by rules, offline.")
+        str, typer.Option("--model", metavar="MODEL", help="provider:model (default: rules, offline).")
     ] = "",
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Its name, if not that of the folder.")] = "",
+    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Its name (default: that of the folder).")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a new agent: its file, its instructions and a tool. Nothing that is there already is touched.
+    """Write a new agent: its file, its instructions and a tool. Existing files are not touched.
 
-    It works at once, by rules and offline; with --model it thinks with that model. What was written is trusted as
-    it is.
+    It works at once, by rules and offline; with --model it uses that model. Its code is trusted as written.
     """
     from halter.config.roots import render_starter_files
 
@@ -75,7 +69,6 @@ def init(
 
 
 def _name(name: str, folder: Path) -> str:
-    """Take the name that was typed, or make one of the folder's."""
     from halter.config.decode import SCALAR_FORMS, UnfitValue
 
     written = name or re.sub(r"[^A-Za-z0-9_-]+", "-", folder.absolute().resolve().name).strip("-_")[:64].strip("-_")
@@ -98,7 +91,7 @@ def _model(model: str) -> str:
 
 
 def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings) -> bool:
-    """Write the files, and tell whether what can run is trusted: only a person's own, and nothing that was there."""
+    """Write the files; trust their code if a person runs this and the folder held no code before."""
     from halter.config.trust import AgentCode, digest_contents, holds_code
     from halter.runtime.assemble import open_trust
 
@@ -119,7 +112,7 @@ def _write_and_trust(folder: Path, files: Mapping[str, str], settings: Settings)
 
 
 def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write all of the files, none of which may be there, or none of them."""
+    """Write all of the files, none of which may exist, or none of them."""
     written: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +128,6 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _problem(folder: Path, settings: Settings) -> str:
-    """Tell what keeps the new agent from working here, such as a fleet that does not allow its model."""
     from halter.config.agent_files import read_agent
     from halter.config.merge import FleetConfig, read_fleet
     from halter.config.resolve import resolve_agent
@@ -149,7 +141,6 @@ def _problem(folder: Path, settings: Settings) -> str:
 
 
 def _list_next_commands(folder: Path, model: str, *, trusted: bool) -> list[str]:
-    """Say which two commands come next."""
     from halter.config.roots import find_key_variable
 
     place, key = shlex.quote(str(folder)), find_key_variable(model)
@@ -169,7 +160,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of agent.yaml or halter.yaml, for an editor that completes keys and marks mistakes.
 
-    Write agent or fleet. Every key that Halter knows is in it, with what it means and what holds if it is left out.
+    Give agent or fleet. Every key has its meaning and its default.
     """
     from halter.config.decode import agent_schema, fleet_schema
 
@@ -183,7 +174,7 @@ STORE: Final = "store"
 
 def doctor(
     agents: Annotated[
-        list[Path] | None, typer.Argument(metavar="[AGENT…]", help="Folders of agents to look at, too.")
+        list[Path] | None, typer.Argument(metavar="[AGENT…]", help="Folders of agents to check, too.")
     ] = None,
     *,
     store: StoreOption = None,
@@ -191,8 +182,8 @@ def doctor(
 ) -> None:
     """Check store, clock, disk, workers, prices, sandbox, port and agents, and say what to do about each.
 
-    Of an agent's folder its files, models, keys, secrets and sensors are looked at, but nothing of it is run: no model
-    is asked, and no value of a secret is shown. Leaves with 1 if something is a problem, with 3 if the store is one.
+    For an agent's folder it checks files, models, keys, secrets and sensors, and runs nothing: no model is asked, no
+    secret is shown. Exits 1 if there is a problem, 3 if the store cannot be used.
     """
     settings = report_errors(lambda: read_cli_settings(store))
     checks = report_errors(lambda: asyncio.run(_collect_checks(settings, agents or [])))
@@ -214,7 +205,6 @@ async def _collect_checks(settings: Settings, agents: Sequence[Path]) -> list[Ch
 
 
 async def _run_checks(settings: Settings, agents: Sequence[Path]) -> AsyncGenerator[Check]:
-    """Look at one thing after the other; whatever is wrong with one, the others are looked at."""
     from halter.operations import health
     from halter.operations.health import check_agent
 
@@ -235,7 +225,7 @@ async def _run_checks(settings: Settings, agents: Sequence[Path]) -> AsyncGenera
 
 
 async def _store(settings: Settings) -> "tuple[list[Check], FleetConfig | None]":
-    """Look at the store, if it can be opened, and at what holds for its agents; it is never made by that."""
+    """Check the store, if it can be opened, and read its policy; a missing one is not created."""
     from halter.operations.health import check_store, read_local_policy
 
     try:

@@ -1,11 +1,4 @@
-"""`halter run` and `chat`: an agent at work, and an agent to talk with.
-
-`halter route`: which way a message would take.
-
-What a person says passes the front door first: what needs no model is answered there.
-
-A session on the screen while it works: its words as they come, its calls, what they cost, and what waits for you.
-"""
+"""`halter run`, `chat` and `route`: give an agent a task, talk with it, or see how a message is routed."""
 
 import asyncio
 import sys
@@ -31,7 +24,6 @@ from halter.cli.command import (
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_line, escape_text, say, warn
 from halter.cli.play import show_step
-from halter.cli.sessions import describe_next_due
 from halter.cli.terminal import LineReader
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
@@ -45,6 +37,7 @@ from halter.guard.tool_door import Answer, NeedsPerson
 from halter.operations.decisions import decision_meant
 from halter.operations.desk import Desk, Who
 from halter.operations.queries import all_events
+from halter.present.tables import describe_next_due
 from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -57,7 +50,7 @@ MAX_CALL_TEXT = 100
 
 
 class Screen:
-    """Shows one session. Words are the answer, and go where answers go; all else is said beside them."""
+    """Shows one session: its words on stdout, everything else on stderr."""
 
     def __init__(self, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -65,10 +58,10 @@ class Screen:
         self.streamed = ""
 
     def listen(self, chunk: StreamChunk) -> None:
-        """Show a piece of an answer; what turns out to belong to a failed attempt is taken back in words."""
+        """Show a chunk of an answer; if the attempt failed, say that the answer begins anew."""
         if chunk.discard and self.streamed:
             self.end_line()
-            self.beside("  again    the answer above was cut off, and is given anew.")
+            self.beside("  again    the answer above was cut off; it follows anew.")
             self.streamed = ""
         if chunk.text and not self.quiet:
             sys.stdout.write(escape_text(chunk.text).plain)
@@ -77,7 +70,6 @@ class Screen:
         self.streamed += chunk.text
 
     def said(self, text: str, cost: int) -> None:
-        """Show what the model said, if it was not shown as it came, and what it cost."""
         if text and not self.streamed and not self.quiet:
             say(text, at_once=True)
         self.end_line()
@@ -86,20 +78,18 @@ class Screen:
             self.beside(f"  {format_micros(cost)}")
 
     def did(self, call: ToolCall, answer: Answer) -> None:
-        """Show what became of a call."""
         cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
         first = shorten(clean(answer.text).strip().partition("\n")[0], MAX_CALL_TEXT)
         arguments = shorten(clean(call.arguments), 60)
         self.beside(f"  {answer.outcome:<8} {call.tool} {arguments}{cost}  {first}")
 
     def waits(self, asked: NeedsPerson, state: State) -> None:
-        """Say that a person has to decide, and how."""
         self.end_line()
         more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
         warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
 
     def beside_words(self) -> "LoopObserver":
-        """Show another session that works for this one: its calls as they come, its words when all is done."""
+        """Show a sub-session: its calls as they come, its words at the end."""
         from halter.loop.loop import LoopObserver
 
         return LoopObserver(said=self._cost, did=self.did)
@@ -109,21 +99,19 @@ class Screen:
             self.beside(f"  {format_micros(cost)}")
 
     def end_line(self) -> None:
-        """Begin a new line where one is begun."""
         if self._line_open:
             sys.stdout.write("\n")
             sys.stdout.flush()
             self._line_open = False
 
     def beside(self, sentence: str) -> None:
-        """Say something beside the answer."""
         if not self.quiet:
             self.end_line()
             warn(sentence, "dim")
 
 
 class FrontDoorAnswer(msgspec.Struct, frozen=True):
-    """A message that was answered at the door."""
+    """A message that was answered at the front door."""
 
     route: str
     strategy: str | None
@@ -133,55 +121,44 @@ class FrontDoorAnswer(msgspec.Struct, frozen=True):
     session: str
 
 
-class SessionDoor:
-    """The door of one session."""
+async def pass_front_door(
+    speaking: Any,
+    session: SessionId,
+    text: str,
+    kind: SessionKind,
+    screen: Screen,
+    waits: Callable[[NeedsPerson, State], None],
+    began: Callable[[], None] = lambda: None,
+    *,
+    routes: bool,
+    asked: bool,
+    ahead: bool = False,
+) -> FrontDoorAnswer | None:
+    """Answer a message, or pass it on to the session; None if its agent has to answer.
 
-    def __init__(
-        self,
-        speaking: Any,
-        screen: Screen,
-        waits: Callable[[NeedsPerson, State], None],
-        began: Callable[[], None] = lambda: None,
-        *,
-        routes: bool,
-    ) -> None:
-        self._speaking = speaking
-        self._screen = screen
-        self._waits = waits
-        self._began = began
-        self._routes = routes
+    A message typed `ahead` agrees to nothing that was shown meanwhile.
+    """
+    from halter.runtime.front_door import ForwardedMessage, SubSessionObserver, handle_message, send_message
 
-    async def hear(
-        self, session: SessionId, text: str, kind: SessionKind, *, asked: bool, ahead: bool = False
-    ) -> FrontDoorAnswer | None:
-        """Answer a message, or pass it on to the session; None if its agent has to answer.
-
-        One that was typed `ahead` agrees to nothing that was shown meanwhile.
-        """
-        from halter.runtime.front_door import ForwardedMessage, SubSessionObserver, handle_message, send_message
-
-        told = False
-        if self._routes:
-            showing = SubSessionObserver(self._screen.beside_words(), self._waits, self._stepped, self._began)
-            done = await handle_message(
-                self._speaking, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead
-            )
-            if not isinstance(done, ForwardedMessage):
-                routed = done.routed
-                return FrontDoorAnswer(routed.route, routed.strategy, routed.why, done.ok, done.answer, done.session)
-            told = done.told
-        if not told:
-            await send_message(self._speaking, session, text, kind)
-        self._began()
-        return None
-
-    def _stepped(self, step: Any, answer: Any) -> None:
-        if not self._screen.quiet:
+    def stepped(step: Any, answer: Any) -> None:
+        if not screen.quiet:
             show_step(step, answer)
+
+    told = False
+    if routes:
+        showing = SubSessionObserver(screen.beside_words(), waits, stepped, began)
+        done = await handle_message(speaking, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead)
+        if not isinstance(done, ForwardedMessage):
+            routed = done.routed
+            return FrontDoorAnswer(routed.route, routed.strategy, routed.why, done.ok, done.answer, done.session)
+        told = done.told
+    if not told:
+        await send_message(speaking, session, text, kind)
+    began()
+    return None
 
 
 def show_front_door_answer(done: FrontDoorAnswer, *, as_json: bool, alone: bool = False) -> None:
-    """Show what was answered; `alone` where it is all that there is to show."""
     if as_json:
         (answer_json if alone else answer_line)(done)
     elif done.ok:
@@ -195,48 +172,48 @@ LEAVE_COMMANDS: Final = frozenset(("/quit", "/exit", "/q"))
 TYPED_ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
 
 AgentArgument = Annotated[Path, typer.Argument(metavar="AGENT", help="An agent's folder.")]
-NoRouteOption = Annotated[bool, typer.Option("--no-route", help="Go straight to the model, whatever is said.")]
-ResumeOption = Annotated[
-    str, typer.Option("--resume", metavar="SESSION", help="Go on with a session, whatever it stopped at.")
-]
+NoRouteOption = Annotated[bool, typer.Option("--no-route", help="Send every message to the model, without routing.")]
+ResumeOption = Annotated[str, typer.Option("--resume", metavar="SESSION", help="Continue a session.")]
 
 
 def run(
     agent: AgentArgument,
-    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="What it is to do; - reads it here.")] = "",
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The task; - reads stdin.")] = "",
     *,
     resume: ResumeOption = "",
     no_route: NoRouteOption = False,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Give an agent something to do, and wait until it is done. It survives a crash, and goes on with --resume.
+    """Give an agent a task, and wait until it is done. It survives a crash, and continues with --resume.
 
-    Its answer is printed, and what it does beside it. What needs no model is answered without one: halter route shows
-    which way a message takes. Leaves with 1 if it did not come to its end as it should.
+    The answer is printed to stdout, progress to stderr. What needs no model is answered without one: halter route shows
+    how a message is routed. Exits 1 if the run failed.
     """
-    text = _text(message)
+    text = sys.stdin.read() if message == "-" else message
     if not text.strip() and not resume:
-        fail('There is nothing to do: say it, as in halter run FOLDER "message".', EXIT_USAGE)
+        fail('There is no task: give one, as in halter run FOLDER "message".', EXIT_USAGE)
     screen = Screen(quiet=as_json)
 
     async def job(app: Runtime) -> Any:
         async with open_agent_context(app, resolve_agent_folder(agent)) as speaking:
             session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
             asked = bool(resume) and await _is_waiting_for_answer(app, session)
-            door = SessionDoor(speaking, screen, screen.waits, routes=not no_route)
-            done = await door.hear(session, text, "task", asked=asked) if text.strip() else None
-            if done is not None:
-                return done
+            if text.strip():
+                done = await pass_front_door(
+                    speaking, session, text, "task", screen, screen.waits, routes=not no_route, asked=asked
+                )
+                if done is not None:
+                    return done
             screen.beside(f"Session {session}")
             try:
                 return await _attend_session(speaking, session, screen)
             except asyncio.CancelledError:
                 screen.end_line()
-                warn(f"It can go on where it stands: halter run {quote(str(agent))} --resume {session}")
+                warn(f"Continue it with: halter run {quote(str(agent))} --resume {session}")
                 raise
 
-    again = f"It goes on with: halter run {quote(str(agent))} --resume SESSION (halter sessions names it)."
+    again = f"Continue with: halter run {quote(str(agent))} --resume SESSION (halter sessions names it)."
     result = run_with_app(store, job, new=True, acts=True, following=True, runs=again)
     _tell(result, agent, as_json=as_json)
     if not result.ok:
@@ -251,21 +228,21 @@ def chat(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Talk with an agent, line by line. It shows its calls, what they cost, and asks you where you have to decide.
+    """Talk with an agent, line by line. It shows its calls and their cost, and asks you where you have to decide.
 
-    What needs no model is answered without one. Ctrl-D or /quit leaves; the talk can be gone on with later.
+    What needs no model is answered without one. Ctrl-D or /quit leaves; --resume continues later.
     """
     folder = resolve_agent_folder(agent)
 
     async def job(app: Runtime) -> None:
         await _chat(app, folder, resume, routes=not no_route, as_json=as_json)
 
-    again = f"It goes on with: halter chat {quote(str(folder))} --resume SESSION (halter sessions names it)."
+    again = f"Continue with: halter chat {quote(str(folder))} --resume SESSION (halter sessions names it)."
     run_with_app(store, job, new=True, acts=True, following=True, runs=again)
 
 
 async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
-    """Talk line by line. A session begins with its first line: who says nothing leaves nothing behind."""
+    """Talk line by line. A session begins with the first line."""
     async with open_agent_context(app, folder) as speaking, LineReader(prompt="" if as_json else "you> ") as lines:
         session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
         talk = ChatState(begun=bool(resume), asked=bool(resume) and await _is_waiting_for_answer(app, session))
@@ -286,19 +263,18 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
             if lines.asking:
                 say("", at_once=True)
             if talk.begun and not as_json:
-                warn(f"You can go on with it: halter chat {quote(str(folder))} --resume {session}", "dim")
+                warn(f"Continue it with: halter chat {quote(str(folder))} --resume {session}", "dim")
 
 
 @dataclass(slots=True)
 class ChatState:
-    """Where a talk stands: whether its session has begun, whether the agent has asked something, whether it is over."""
+    """Whether the session has begun, whether the agent has asked something, whether it is over."""
 
     begun: bool = False
     asked: bool = False
     over: bool = False
 
     def begin(self) -> None:
-        """Take note that there is something to go on with."""
         self.begun = True
 
 
@@ -313,12 +289,21 @@ async def _answer_line(
     routes: bool,
     as_json: bool,
 ) -> None:
-    """Let one line be answered: at the door, or by the agent."""
     screen = Screen(quiet=as_json)
     asking = _DecisionPrompt(app, lines, screen)
     try:
-        door = SessionDoor(speaking, screen, asking.waits, talk.begin, routes=routes)
-        done = await door.hear(session, line, "chat", asked=talk.asked, ahead=lines.ahead)
+        done = await pass_front_door(
+            speaking,
+            session,
+            line,
+            "chat",
+            screen,
+            asking.waits,
+            talk.begin,
+            routes=routes,
+            asked=talk.asked,
+            ahead=lines.ahead,
+        )
         if done is not None:
             show_front_door_answer(done, as_json=as_json)
             return
@@ -334,7 +319,7 @@ async def _answer_line(
 async def _go_on_with_parts(
     app: Runtime, speaking: Any, session: SessionId, lines: LineReader, *, as_json: bool
 ) -> None:
-    """Take up what other agents were doing for the session when it was left."""
+    """Resume the sub-sessions that were under way."""
     from halter.runtime.sessions import resume_delegation
 
     screen = Screen(quiet=as_json)
@@ -356,7 +341,6 @@ async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:
 
 
 async def _tell_of_what_runs(app: Runtime, speaking: Any) -> None:
-    """Say whether the agent runs by itself beside this talk."""
     from halter.runtime.session_builder import find_autonomous_session
 
     beside = await find_autonomous_session(speaking)
@@ -364,7 +348,7 @@ async def _tell_of_what_runs(app: Runtime, speaking: Any) -> None:
         due = describe_next_due(beside, app.clock.now())
         rest = f", next turn {due}" if due else ""
         told = f"{beside.agent} also runs by itself, in {beside.session} ({beside.state}{rest})."
-        say(f"{told} What you say here reaches it; what it knows is shown here as it was kept last.", at_once=True)
+        say(f"{told} Your messages here reach it; this chat sees its hot state as last saved.", at_once=True)
 
 
 def _show(result: Any, *, as_json: bool) -> None:
@@ -377,7 +361,7 @@ def _show(result: Any, *, as_json: bool) -> None:
 
 
 class _DecisionPrompt:
-    """Puts decisions before whoever sits at the keyboard; they may as well be made elsewhere."""
+    """Asks the person at the keyboard for decisions; they may be made elsewhere, too."""
 
     def __init__(self, app: Runtime, lines: LineReader, screen: Screen) -> None:
         self._app = app
@@ -387,7 +371,7 @@ class _DecisionPrompt:
         self._turn = asyncio.Lock()
 
     def waits(self, asked: NeedsPerson, state: State) -> None:
-        """Ask here, if there is a person; a cap is not raised by a plain yes."""
+        """Ask here, if there is a person; a plain yes does not raise a cap."""
         if state == "WAITING_FOR_APPROVAL" and self._lines.by_hand and may_decide(self._app.settings.person):
             self._asking.append(asyncio.create_task(self._ask(asked)))
         else:
@@ -410,7 +394,6 @@ class _DecisionPrompt:
             await self._app.store.commit(answer_decision(found, TYPED_ANSWERS[word], person, self._app.ids.new()))
 
     async def end(self) -> None:
-        """Stop asking."""
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)
@@ -418,7 +401,6 @@ class _DecisionPrompt:
 
 @asynccontextmanager
 async def open_agent_context(app: Runtime, folder: Path) -> AsyncGenerator[Any]:
-    """Have an agent ready to talk."""
     from halter.operations import agents
 
     async with agents.speaking_with(app, folder, warn) as speaking:
@@ -430,7 +412,7 @@ async def _resume_session(app: Runtime, speaking: Any, beginning: str) -> Sessio
 
     row = await find_session_by_prefix(app, beginning)
     if row.ended_at is not None and not may_decide(app.settings.person):
-        raise ConfigError("Only a person lets a session go on that is over, and this was started by an agent.")
+        raise ConfigError("Only a person may reopen a session that is over, and this was started by an agent.")
     await reopen_agent_session(speaking, row.session)
     return SessionId(row.session)
 
@@ -485,21 +467,16 @@ def resolve_agent_folder(agent: Path) -> Path:
     return agent.parent if agent.is_file() else agent
 
 
-def _text(message: str) -> str:
-    return sys.stdin.read() if message == "-" else message
-
-
 def route(
     agent: AgentArgument,
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What would be said to it.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The message.")],
     *,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show which way a message to an agent would take, and why. Nothing is done, and nothing is written down.
+    """Show how a message to an agent would be routed, and why. Nothing is done or recorded.
 
-    What needs no model, such as sums, dates and commands, is answered without one: this tells which rule decides
-    it.
+    What needs no model, such as sums, dates and commands, is answered without one: this shows which rule applies.
     """
     folder = resolve_agent_folder(agent)
     name, found = report_errors(lambda: _route_text(folder, text, store))

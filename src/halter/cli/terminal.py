@@ -1,13 +1,7 @@
-"""Where a person types, and what of it counts: an answer is what was typed after its question was shown.
+"""The terminal: questions, typed lines, progress, and output that does not block agents.
 
-Lines that somebody types, read beside everything else that goes on.
-
-Telling a person at a terminal that something takes its time, and how far it is; nobody else is told.
-
-Writing to the standard output beside everything else that goes on.
-
-Whoever reads it may stall: a terminal that was stopped, a pipe into a pager. Then only those wait who want to know that
-something was written, and never an agent.
+An answer counts only if it was typed after its question was shown. A stalled reader of the output (a stopped terminal,
+a pager) delays those who wait for the output, and never an agent.
 """
 
 import asyncio
@@ -37,16 +31,16 @@ _CHUNK: Final = 4096
 
 
 class Keyboard(Protocol):
-    """Somewhere lines are typed. `by_hand` says that a person does that."""
+    """A source of lines; `by_hand` says that a person types them."""
 
     by_hand: bool
 
     def waits(self) -> bool:
-        """Tell whether a whole line was typed that nobody has read yet."""
+        """Return whether a whole line is typed and unread."""
         ...
 
     def drop(self) -> None:
-        """Forget whatever was typed and not read."""
+        """Discard unread input."""
         ...
 
     def line(self, prompt: str) -> str | None:
@@ -55,7 +49,7 @@ class Keyboard(Protocol):
 
 
 class StandardInput:
-    """The standard input: a terminal, whose lines may be corrected while they are typed, or a pipe."""
+    """Stdin: a terminal with line editing, or a pipe."""
 
     def __init__(self) -> None:
         self.by_hand = sys.stdin.isatty()
@@ -65,16 +59,13 @@ class StandardInput:
                 import_module("readline")
 
     def waits(self) -> bool:
-        """Tell whether a whole line was typed that nobody has read yet."""
         return self.by_hand and is_readable(sys.stdin.fileno())
 
     def drop(self) -> None:
-        """Forget whatever was typed and not read."""
         if self.by_hand:
             discard_typed(sys.stdin.fileno())
 
     def line(self, prompt: str) -> str | None:
-        """Show a prompt and read a line; None at the end of input."""
         try:
             if self.by_hand:
                 return input(prompt)
@@ -85,22 +76,19 @@ class StandardInput:
 
 
 class TerminalDevice:
-    """A terminal by its file number, as it is: nothing is edited but by the terminal itself."""
+    """A terminal by its file number, without line editing of our own."""
 
     def __init__(self, number: int) -> None:
         self.by_hand = os.isatty(number)
         self._number = number
 
     def waits(self) -> bool:
-        """Tell whether a whole line was typed that nobody has read yet."""
         return is_readable(self._number)
 
     def drop(self) -> None:
-        """Forget whatever was typed and not read."""
         discard_typed(self._number)
 
     def line(self, prompt: str) -> str | None:
-        """Show a prompt and read a line; None at the end of input."""
         os.write(self._number, prompt.encode())
         typed = b""
         while not typed.endswith(b"\n"):
@@ -112,7 +100,6 @@ class TerminalDevice:
 
 
 def is_readable(number: int) -> bool:
-    """Tell whether a read would not wait."""
     try:
         return bool(select.select([number], [], [], 0)[0])
     except (OSError, ValueError):
@@ -120,7 +107,6 @@ def is_readable(number: int) -> bool:
 
 
 def discard_typed(number: int) -> None:
-    """Empty the queue of a terminal: whole lines, and one that was only begun."""
     import termios
 
     with suppress(termios.error, OSError, ValueError):
@@ -128,17 +114,17 @@ def discard_typed(number: int) -> None:
 
 
 def ask_freshly(keyboard: Keyboard, question: str) -> str | None:
-    """Ask a question whose answer must be typed after it was shown; what was typed before is dropped, and that said."""
+    """Ask a question; earlier input is discarded, with a notice."""
     early = keyboard.waits()
     keyboard.drop()
     return keyboard.line(f"{EARLY_INPUT_NOTICE}\n{question}" if early else question)
 
 
 def confirm(question: str, make: Callable[[], Keyboard] = StandardInput) -> bool:
-    """Ask a person for a yes; nothing else is one. Where no person types, nobody is asked."""
+    """Ask for a yes. Without a terminal, fail."""
     keyboard = make()
     if not keyboard.by_hand:
-        fail("Nobody can be asked here: add --yes, if you have looked at it.", EXIT_USAGE)
+        fail("Not a terminal; pass --yes to confirm.", EXIT_USAGE)
     while (line := ask_freshly(keyboard, f"{question} [y/N]: ")) is not None:
         match line.strip().lower():
             case "y" | "yes":
@@ -151,21 +137,17 @@ def confirm(question: str, make: Callable[[], Keyboard] = StandardInput) -> bool
 
 
 class _ReadRequest(NamedTuple):
-    """What is to be read: a line after this prompt; `freshly`, only one that is typed after it was shown."""
-
     prompt: str
     freshly: bool
 
 
 class _TypedLine(NamedTuple):
-    """A line, and whether it was typed before its prompt was shown."""
-
     line: str | None
     ahead: bool
 
 
 class LineReader:
-    """Reads a keyboard line by line in a thread that ends with the process: a terminal cannot be let go of."""
+    """Reads lines in a thread that ends with the process: a read from a terminal cannot be cancelled."""
 
     def __init__(self, prompt: str, keyboard: Keyboard | None = None) -> None:
         self._prompt = prompt
@@ -178,10 +160,9 @@ class LineReader:
         self._terminal: list[Any] | None = None
         self.by_hand = self._keyboard.by_hand
         self.ahead = False
-        """Whether the line that was read last was typed before its prompt was shown."""
+        """Whether the last line was typed before its prompt was shown."""
 
     async def __aenter__(self) -> Self:
-        """Begin to read."""
         if self.by_hand:
             self._terminal = _read_terminal_settings()
         loop = asyncio.get_running_loop()
@@ -191,7 +172,7 @@ class LineReader:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the terminal as it was: the thread may wait on for a line that nobody asks for any more."""
+        """Restore the terminal: the thread may still wait for a line."""
         if self._terminal is not None:
             import termios
 
@@ -206,17 +187,17 @@ class LineReader:
             yield line
 
     async def ask(self, question: str) -> str | None:
-        """Ask a question; only what is typed from now on answers it. At the end of input there is no answer."""
+        """Ask a question; only what is typed from now on answers it. None at the end of input."""
         self.require_fresh()
         return await self._next(question)
 
     def require_fresh(self) -> None:
-        """Take for the next line only what is typed after its prompt is shown: it answers something."""
+        """Take for the next line only what is typed after its prompt."""
         self._freshly = True
 
     @property
     def asking(self) -> bool:
-        """Tell whether a prompt stands there that nobody has answered."""
+        """Whether a prompt is unanswered."""
         return self.by_hand and self._asking
 
     async def _next(self, prompt: str) -> str | None:
@@ -234,7 +215,7 @@ class LineReader:
 
     async def _take(self) -> str | None:
         typed = await self._lines.get()
-        # Whoever ends the input leaves the prompt where it stands.
+        # The end of input leaves the prompt unanswered.
         self._over = self._asking = typed.line is None
         self.ahead = typed.ahead
         return typed.line
@@ -243,7 +224,7 @@ class LineReader:
         while True:
             typed = self._typed(self._wishes.get())
             with suppress(RuntimeError):
-                # The loop may be closed by now, and then nobody wants to know.
+                # The loop may be closed by now.
                 loop.call_soon_threadsafe(self._lines.put_nowait, typed)
             if typed.line is None:
                 return
@@ -256,7 +237,6 @@ class LineReader:
 
 
 def _read_terminal_settings() -> list[Any] | None:
-    """Take down how the terminal is set."""
     import termios
 
     try:
@@ -266,18 +246,14 @@ def _read_terminal_settings() -> list[Any] | None:
 
 
 PROGRESS_DELAY_SECONDS: Final = 1.0
-"""After so many seconds people begin to wonder."""
+"""Shorter jobs show no progress."""
 
 ProgressListener = Callable[[str], None]
-"""Takes what is to be told now."""
 
 
 @contextmanager
 def patience(what: str, *, quiet: bool = False, a_while: float = PROGRESS_DELAY_SECONDS) -> Generator[ProgressListener]:
-    """Show beside the answer that something is being done, if it takes longer than a while.
-
-    A file, a pipe or a program is shown nothing: what is read there is the answer, and nothing that was wiped away.
-    """
+    """Show progress on stderr if a job takes longer than `a_while`; only at a terminal."""
     screen = make_console(stderr=True)
     if quiet or not screen.is_terminal:
         yield lambda _: None
@@ -295,7 +271,7 @@ def patience(what: str, *, quiet: bool = False, a_while: float = PROGRESS_DELAY_
 
 
 class _Waiting:
-    """A line that is shown from some moment on. A terminal that cannot wipe lines is told once, and no more."""
+    """A progress line that appears later. A dumb terminal gets one line only."""
 
     def __init__(self, screen: Console, what: str) -> None:
         self._screen = screen
@@ -318,16 +294,15 @@ class _Waiting:
 
 
 def share(done: int, total: int, noun: str = "events") -> str:
-    """Say how far something is."""
     return f"{done:,} of {total:,} {noun}"
 
 
 PRINTER_FLUSH_SECONDS: Final = 1.0
-"""For so many seconds it is tried, at the end, to write what is left."""
+"""Time limit for writing the rest at the end."""
 
 
 class Printer:
-    """Writes in a thread that ends with the process: a stalled terminal cannot be let go of."""
+    """Writes in a thread that ends with the process: a write to a stalled terminal cannot be cancelled."""
 
     def __init__(self) -> None:
         self._texts: SimpleQueue[tuple[bytes, asyncio.Future[None]]] = SimpleQueue()
@@ -335,7 +310,6 @@ class Printer:
         self._problem: OSError | None = None
 
     async def __aenter__(self) -> Self:
-        """Begin to write."""
         sys.stdout.flush()
         args = (sys.stdout.fileno(), asyncio.get_running_loop())
         threading.Thread(target=self._write, args=args, name="halter-printer", daemon=True).start()
@@ -344,17 +318,15 @@ class Printer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Write what is left, if somebody takes it."""
         if self._last is not None:
             await asyncio.wait([self._last], timeout=PRINTER_FLUSH_SECONDS)
 
     def put(self, text: str) -> None:
-        """Write a text when those before it are written."""
         self._last = asyncio.get_running_loop().create_future()
         self._texts.put((text.encode(sys.stdout.encoding, "backslashreplace"), self._last))
 
     async def written(self) -> None:
-        """Wait until all of it is written. Raises Unheard where it cannot be."""
+        """Wait until everything is written. Raises OutputLost if it cannot be."""
         if self._last is not None:
             await asyncio.wait([self._last])
         if self._problem is not None:
@@ -369,7 +341,7 @@ class Printer:
             except OSError as error:
                 self._problem = error
             with suppress(RuntimeError):
-                # The loop may be closed by now, and then nobody wants to know.
+                # The loop may be closed by now.
                 loop.call_soon_threadsafe(_finish, done)
 
 

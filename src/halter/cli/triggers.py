@@ -1,112 +1,49 @@
-"""`halter schedules`: what starts sessions, and a person's word about it."""
+"""`halter schedules`: the triggers that start sessions."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
-from halter.cli.command import JsonOption, ReasonOption, StoreOption, demand_person, fail, make_desk, run_with_app
-from halter.cli.commands import ListingGroup, PlainCommand
+from halter.cli.command import JsonOption, StoreOption, Typed, command, demand_person, fail, group, run_with_app
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_done, answer_json, answer_table, say
+from halter.cli.output import answer_json, say
 from halter.cli.talk import AGENT_FILE, open_agent_context
-from halter.core.clock import format_duration
 from halter.core.ports import Query
 from halter.core.rows import SessionRow
-from halter.present.events import format_relative_moment
+from halter.operations import fleet
+from halter.present.tables import build_triggers_sheet
 from halter.runtime.runtime import Runtime
 
-if TYPE_CHECKING:
-    from halter.operations.desk import Done
-
-DIGEST_PREFIX_LENGTH: Final = 16
-"""So much of a document's digest is shown, and names it."""
-
-TriggerArgument = Annotated[str, typer.Argument(metavar="TRIGGER", help="A trigger, as in desk/nightly.")]
+_TRIGGER: Final = typer.Argument(metavar="TRIGGER", help="A trigger, as in desk/nightly.")
 
 
-def build() -> typer.Typer:
-    """Make the group of commands."""
-    group = typer.Typer(
-        name="schedules",
-        cls=ListingGroup,
-        help="Show what starts sessions, run it now, or end it.",
-        no_args_is_help=False,
-    )
-    for name, command in (("list", show), ("run", run), ("cancel", cancel), ("retry", retry)):
-        group.command(name, cls=PlainCommand)(command)
-    return group
+def _split(trigger: str) -> dict[str, str]:
+    agent, _, name = trigger.partition("/")
+    return {"agent": agent, "name": name}
 
 
-def show(
-    agent: Annotated[str, typer.Argument(metavar="AGENT", help="Only those of this agent.")] = "",
-    *,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """List schedules, watches and webhooks: when they run next, what they last did, and what waits there.
-
-    Those of a file appear when `halter up` has read it; those that you agreed to in a chat stand here alone.
-    """
-    from halter.operations import fleet
-    from halter.operations.fleet import TriggerPlan
-
-    async def job(app: Runtime) -> tuple[Sequence[TriggerPlan], int]:
-        return await fleet.plans(make_desk(app), agent), app.clock.now()
-
-    found, now = run_with_app(store, job, despite_doubt=True)
-    if as_json:
-        answer_json(found)
-        return
-
-    def line(plan: TriggerPlan) -> list[str]:
-        due = "" if plan.next_at is None else f"in {format_duration(max(0, plan.next_at - now))}"
-        last = "" if plan.last_at is None else f"{format_relative_moment(plan.last_at, now)}, {plan.session}"
-        return [
-            plan.trigger,
-            plan.when,
-            due,
-            last,
-            _describe_waiting(plan.waiting, len(plan.quarantined), plan.delayed),
-            plan.made_by,
-        ]
-
-    columns = ["trigger", "when", "next", "last run", "waits", "made by"]
-    empty = "Nothing is planned. Say it to an agent, or write it into its agent.yaml."
-    answer_table("Schedules", columns, [line(plan) for plan in found], long="trigger when waits", empty=empty)
-    for plan in found:
-        for item in plan.quarantined:
-            say(
-                f"{plan.trigger}: {item.name} is left to you. Let it be tried anew: "
-                f"{_retry_command(plan.trigger, item.item)}"
-            )
-
-
-def _describe_waiting(waiting: int, quarantined: int, delayed: str) -> str:
-    parts = [f"{waiting} waiting" if waiting else "", f"{quarantined} left to you" if quarantined else "", delayed]
-    return ", ".join(part for part in parts if part)
-
-
-def _retry_command(trigger: str, item: str) -> str:
-    return f"halter schedules retry {trigger} {item[:DIGEST_PREFIX_LENGTH]}"
+_TYPED: Final = {"trigger": Typed(("agent", "name"), Annotated[str, _TRIGGER], _split)}
 
 
 def run(
-    trigger: TriggerArgument,
+    trigger: Annotated[str, _TRIGGER],
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="The document of a watch, or the delivery of a webhook.")
     ] = None,
     *,
     agent: Annotated[
-        Path, typer.Option("--agent", metavar="FOLDER", help="The agent's folder; the current one, or AGENT in it.")
+        Path,
+        typer.Option(
+            "--agent", metavar="FOLDER", help="The agent's folder (default: the current one, or AGENT in it)."
+        ),
     ] = Path(),
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a trigger now, here, on the same path that its time or a document takes. Leaves with 1 if it fails.
+    """Run a trigger now, on the same path as its schedule or a document. Exits 1 if it fails.
 
-    The agent's folder is looked for here: name it with --agent if it lies elsewhere.
+    The agent's folder is looked for in the current one: name it with --agent if it is elsewhere.
     """
     name, _, own = trigger.partition("/")
     folder = next((each for each in (agent, agent / name) if (each / AGENT_FILE).is_file()), None)
@@ -140,40 +77,35 @@ def run(
         raise typer.Exit(EXIT_FAILED)
 
 
-def cancel(
-    trigger: TriggerArgument, *, reason: ReasonOption = "", store: StoreOption = None, as_json: JsonOption = False
-) -> None:
-    """Let a trigger start nothing any more. One that stands in an agent's file is removed there.
+schedules = group(
+    "Show what starts sessions, run it now, or end it.",
+    {
+        "list": command(
+            fleet.plans,
+            """List schedules, watches and webhooks: their next and last run, and what waits.
 
-    What it has started goes on: `halter cancel SESSION` ends that.
-    """
+            Those in a file appear when `halter up` has read it; those that you agreed to in a chat are only here.
+            """,
+            build_triggers_sheet,
+            look=True,
+        ),
+        "run": run,
+        "cancel": command(
+            fleet.end_trigger,
+            """End a trigger: it starts nothing more. Remove one that is in an agent's file there instead.
 
-    async def job(app: Runtime) -> "Done":
-        from halter.operations import fleet
+            Sessions that it started continue: `halter cancel SESSION` ends one.
+            """,
+            typed=_TYPED,
+        ),
+        "retry": command(
+            fleet.retry_item,
+            """Try a quarantined document again.
 
-        return await fleet.end(make_desk(app), trigger, reason)
-
-    answer_done(run_with_app(store, job), as_json=as_json)
-
-
-def retry(
-    trigger: TriggerArgument,
-    item: Annotated[
-        str, typer.Argument(metavar="ITEM", help="A document, by its name or the beginning of its digest.")
-    ],
-    *,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Let a document be tried anew that was left to you.
-
-    A document is left to you when it cannot be read, or was tried too often. Its name, or the beginning of its
-    digest, will do.
-    """
-
-    async def job(app: Runtime) -> "Done":
-        from halter.operations import fleet
-
-        return await fleet.retry(make_desk(app), trigger, item)
-
-    answer_done(run_with_app(store, job), as_json=as_json)
+            A document is quarantined when it cannot be read, or failed too often. Give its name, or the beginning of
+            its digest.
+            """,
+            typed=_TYPED,
+        ),
+    },
+)

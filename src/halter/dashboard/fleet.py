@@ -280,14 +280,14 @@ def _build_quarantine_row(
 
 async def _retry(room: OpenPage, plan: TriggerPlan, item: WatchedDocument) -> None:
     async def do() -> str:
-        return (await desk_triggers.retry(room.desk, plan.trigger, item.item)).sentence
+        return (await desk_triggers.retry_item(room.desk, plan.agent, plan.name, item.item)).sentence
 
     await room.does(do())
 
 
 def _end(room: OpenPage, plan: TriggerPlan) -> None:
     async def do(given: FormValues) -> str:
-        await desk_triggers.end(room.desk, plan.trigger, given["reason"])
+        await desk_triggers.end_trigger(room.desk, plan.agent, plan.name, given["reason"])
         return f"{plan.trigger} starts nothing any more."
 
     open_dialog(room, f"End {plan.trigger}?", "It starts nothing any more.", (REASON,), "End it", do, "stop")

@@ -179,7 +179,7 @@ async def build_home_page(room: OpenPage) -> RefreshPage:
             await _show_night(room, night, seen)
             rows = await list_current_budgets(room)
             bars.show({(row.scope, row.window): row for row in rows if row.unit == "usd"})
-            news = await queries.told(room.desk, find_last_evening(room.now))
+            news = await queries.read_news(room.desk, find_last_evening(room.now))
             told.show({(one.queued_at, one.agent, one.subject): one for one in news})
 
     await refresh(FeedChanges(everything=True))

@@ -453,7 +453,7 @@ def ask_to_resume(room: OpenPage, scope: str) -> None:
     """Ask how a halted scope shall come back."""
 
     async def do(given: FormValues) -> str:
-        over = parse_duration(given["over"]) if given["over"].strip() else None
+        over = parse_duration(given["over"]) // SECOND if given["over"].strip() else None
         return (await control.resume(room.desk, scope, over, given["reason"])).sentence
 
     says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."

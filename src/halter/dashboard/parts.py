@@ -22,7 +22,7 @@ from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
-from halter.present.receipt import Facts, Listing, Sheet
+from halter.present.sheet import Facts, Listing, Sheet
 
 _STEERING: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
@@ -209,6 +209,8 @@ def add_sheet(parts: Sheet) -> None:
                 add_facts(one.facts)
             case Listing():
                 add_listing(one)
+            case str():
+                add_text(one)
 
 
 class KeyedList(Generic[T]):

@@ -206,8 +206,7 @@ def _row(room: OpenPage, row: Budget) -> Callable[[Budget], None]:
 
 def _change(room: OpenPage, row: Budget, direction: Direction) -> None:
     async def do(given: FormValues) -> str:
-        cap = money.amount_of(given["cap"].strip())
-        await money.change_cap(room.desk, direction, row.scope, cap, row.window, given["reason"])
+        await money.set_cap(room.desk, direction, row.scope, given["cap"].strip(), row.window, given["reason"])
         return f"The cap of {row.scope} was changed."
 
     says = (

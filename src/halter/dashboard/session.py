@@ -334,7 +334,7 @@ def _event(stored: Stored) -> Callable[[Stored], None]:
     with add_box("li"):
         add_text(format_hour(stored.at), "h-at")
         add_text(kind.replace("_", " "), "h-kind")
-        add_text(summarize_event(stored.event))
+        add_text(summarize_event(stored).text)
     return lambda _: None
 
 

@@ -1,7 +1,7 @@
-"""Agents whose folders are at hand: given something to do, their triggers run now, messages routed, proposals promoted.
+"""Agents whose folders the server was started with: messages, triggers, routes and promotions.
 
-A server knows the folders that it was started with. What it starts is attended here, in the background, under the name
-of the person who asked; after a crash it can be gone on with like any other session.
+Work started here runs in the background, under the name of the person who asked; after a crash it resumes like any
+other session.
 """
 
 import asyncio
@@ -31,15 +31,17 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext
 
 T = TypeVar("T")
-Message = Annotated[Words, Meta(min_length=1, description="What would be said to it.")]
-GoOn = Annotated[Name, Meta(description="A session that goes on with it; without one, another begins.")]
+Message = Annotated[Words, Meta(min_length=1, description="The message.")]
+GoOn = Annotated[Name, Meta(description="A session to continue; without one, another begins.")]
 Kind = Annotated[Literal["task", "chat"], Meta(description="A task ends when it is done; a chat waits for more.")]
-FrontDoor = Annotated[bool, Meta(description="Answer without a model what needs none; false goes straight to it.")]
+FrontDoor = Annotated[
+    bool, Meta(description="Answer without a model what needs none; false sends everything to the model.")
+]
 
 
 @dataclass(slots=True)
 class AgentFolders:
-    """The folders of agents by name, and what was started with them and is still under way."""
+    """The folders of agents by name, and the background work started with them."""
 
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
     tell: Callable[[str], None] = lambda _: None
@@ -49,13 +51,13 @@ class AgentFolders:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop what is under way; its sessions stay where they are."""
+        """Cancel the background work; its sessions stay where they are."""
         for task in self._running:
             task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def start(self, job: Coroutine[Any, Any, None], begun: asyncio.Future[T]) -> T:
-        """Let a job run in the background, and wait until it has begun. Why it failed later is told."""
+        """Run a job in the background and wait until it has begun. Later failures go to `tell`."""
         task = asyncio.create_task(job)
         self._running.add(task)
         task.add_done_callback(lambda task: self._ended(task, told=begun.done()))
@@ -71,7 +73,7 @@ class AgentFolders:
 
 
 class Route(msgspec.Struct, frozen=True):
-    """Which way a message takes, and why."""
+    """Which route a message takes, and why."""
 
     route: str
     strategy: str | None
@@ -89,7 +91,7 @@ class Heard(Done, frozen=True):
 
 @asynccontextmanager
 async def speaking_with(app: Runtime, folder: Path, tell: Callable[[str], None]) -> "AsyncGenerator[AgentContext]":
-    """Have an agent ready to work; `tell` hears what was left out of it."""
+    """Assemble an agent for a conversation; `tell` receives what was left out of it."""
     from halter.dispatch.heartbeat import keep_leases
     from halter.runtime.agent_context import AgentContext, models_of
     from halter.runtime.assemble import assemble_agent
@@ -108,7 +110,6 @@ async def speaking_with(app: Runtime, folder: Path, tell: Callable[[str], None])
 
 
 def folder_of(desk: Desk, agent: str) -> Path:
-    """Find the folder of an agent of theirs."""
     desk.demand_agent(agent)
     folder = None if desk.agents is None else desk.agents.folders.get(agent)
     if folder is None:
@@ -121,7 +122,7 @@ async def _started(
     agent: str,
     begin: "Callable[[AgentContext, Path], Awaitable[tuple[Heard, Callable[[], Awaitable[Any]]]]]",
 ) -> Heard:
-    """Begin something with an agent, and answer as soon as it has begun; it goes on in the background."""
+    """Begin something with an agent, and answer as soon as it has begun."""
     folder, agents = folder_of(desk, agent), desk.agents
     if agents is None or desk.app.policy is None or desk.app.doubt is not None:
         refused("Nothing may run here: this store was opened only to look at it, or lacks something.")
@@ -142,12 +143,12 @@ async def say(
 ) -> Heard:
     """Give an agent something to do: begin a session, or say the next thing to one.
 
-    Who sees only some agents speaks to the model alone: at the front door, words reach every agent.
+    A caller who sees only some agents bypasses the front door, whose answers cover every agent.
     """
     desk.demand("operator", "give an agent something to do")
     known = (await desk.session(session)).session if session else ""
     if not text.strip():
-        wrong("There is nothing to do: say something to the agent.")
+        wrong("There is no task: send a message to the agent.")
     at_door = front_door and not desk.who.agents
 
     async def begin(speaking: "AgentContext", _: Path) -> tuple[Heard, Callable[[], Awaitable[Any]]]:
@@ -175,18 +176,18 @@ async def say(
 
 
 async def asks(app: Runtime, session: SessionId) -> bool:
-    """Tell whether a session rests because its agent has asked something."""
+    """Return whether a session waits for an answer to its agent's question."""
     events = await all_events(app, session_stream(session))
     last = next((stored.event for stored in reversed(events) if isinstance(stored.event, TurnEnded)), None)
     return isinstance(last, TurnEnded) and last.why == "asked"
 
 
 async def _nothing() -> None:
-    """Nothing is left to do."""
+    pass
 
 
 async def run_trigger(desk: Desk, agent: Agent, name: TriggerName) -> Heard:
-    """Run a trigger now, on the same path that its time or a delivery takes."""
+    """Run a trigger now, on the same path as its schedule or a delivery."""
     desk.demand("operator", "run a trigger by hand")
 
     async def begin(speaking: "AgentContext", folder: Path) -> tuple[Heard, Callable[[], Awaitable[Any]]]:
@@ -200,7 +201,7 @@ async def run_trigger(desk: Desk, agent: Agent, name: TriggerName) -> Heard:
 
 
 async def route_message(desk: Desk, agent: Agent, text: Message) -> Route:
-    """Show which way a message to an agent would take, and why. Nothing is done."""
+    """Show which route a message to an agent would take, and why. Nothing is done."""
     from halter.config.agent_files import read_agent
     from halter.config.resolve import resolve_agent
     from halter.front_door.route import route_message
@@ -219,7 +220,7 @@ def _route(routed: "RoutingDecision") -> Route:
 
 
 async def promote(desk: Desk, proposal: LeftName, *, confirmed: Confirmed, reason: Reason = "") -> Settled:
-    """Write a proposal into the agent's own AGENTS.md, which all of its sessions read."""
+    """Write a proposal into the agent's AGENTS.md, which all of its sessions read."""
     desk.demand("admin", "promote anything")
     found = await left_meant(desk, proposal, "proposals")
     folder = folder_of(desk, found.agent)

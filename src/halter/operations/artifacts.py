@@ -1,13 +1,10 @@
-"""What sessions left behind, and what a person makes of it.
-
-What sessions left behind, and what people make of it: kept, dismissed, or taken into an agent's own context file.
-"""
+"""Findings and proposals, and a person's verdict on them: kept, dismissed, or promoted into AGENTS.md."""
 
 import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -32,7 +29,7 @@ HEADING: Final = "## Learned from earlier sessions"
 
 
 class Artifact(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a session left behind, with its words; `status` is what a person made of it, if one did."""
+    """A finding or a proposal with its text; `status` is a person's verdict, if there is one."""
 
     id: str
     about: ProposalKind
@@ -81,54 +78,40 @@ class _Finding(FindingBodyRow, frozen=True, kw_only=True):
 
 
 async def read_proposals(store: Store) -> Sequence[Artifact]:
-    """List what sessions propose to be kept, the newest first."""
-    found: list[Artifact] = []
-    for row in await store.ask(Query("memories_said", _Memory, {"limit": MAX_ARTIFACTS})):
-        text = await _read_words(store, row.body, row.blob)
-        found.append(
-            Artifact(
-                id=row.memory,
-                about="memory",
-                agent=row.agent,
-                session=row.session,
-                at=row.proposed_at,
-                text=text,
-                status=row.status,
-                by=row.by,
-            )
+    memories = await store.ask(Query("memories_said", _Memory, {"limit": MAX_ARTIFACTS}))
+    precedents = await store.ask(Query("precedents_said", _Precedent, {"limit": MAX_ARTIFACTS}))
+    found = [
+        _artifact(row, id=row.memory, about="memory", at=row.proposed_at, text=await _read_words(store, row))
+        for row in memories
+    ] + [
+        _artifact(
+            row,
+            id=row.precedent,
+            about="precedent",
+            at=row.last_at,
+            text=f"{row.kind}: {await _read_words(store, row)}",
+            observed_count=row.observed_count,
         )
-    for row in await store.ask(Query("precedents_said", _Precedent, {"limit": MAX_ARTIFACTS})):
-        text = f"{row.kind}: {await _read_words(store, row.body, row.blob)}"
-        found.append(
-            Artifact(
-                id=row.precedent,
-                about="precedent",
-                agent=row.agent,
-                session=row.session,
-                at=row.last_at,
-                text=text,
-                status=row.status,
-                by=row.by,
-                observed_count=row.observed_count,
-            )
-        )
+        for row in precedents
+    ]
     return sorted(found, key=lambda left: (-left.at, left.id))
 
 
+def _artifact(row: "_Memory | _Precedent | _Finding", **facts: Any) -> Artifact:
+    return Artifact(agent=row.agent, session=row.session, status=row.status, by=row.by, **facts)
+
+
 async def read_findings(store: Store, agent: str = "", limit: int = DEFAULT_ARTIFACT_LIMIT) -> Sequence[Artifact]:
-    """List what sessions of all agents, or of one, found: the newest first."""
     rows = await store.ask(Query("findings_said", _Finding, {"agent": agent, "limit": limit}))
     return [await _finding(store, row) for row in rows]
 
 
 async def read_session_findings(store: Store, session: str) -> Sequence[Artifact]:
-    """List what one session found, the newest first."""
     rows = await store.ask(Query("findings_of", _Finding, {"session": session}))
     return [await _finding(store, row) for row in reversed(rows)]
 
 
 async def find_findings_by_prefix(store: Store, beginning: str, limit: int) -> Sequence[Artifact]:
-    """List the findings whose id begins so."""
     params = {"from": beginning, "to": f"{beginning}{LAST_CHARACTER}", "limit": limit}
     return [await _finding(store, row) for row in await store.ask(Query("finding_named", _Finding, params))]
 
@@ -136,23 +119,12 @@ async def find_findings_by_prefix(store: Store, beginning: str, limit: int) -> S
 async def _finding(store: Store, row: _Finding) -> Artifact:
     if row.blob is not None:
         row = msgspec.structs.replace(row, body=await _bytes(store, row.body, row.blob), blob=None)
-    return Artifact(
-        id=row.finding,
-        about="finding",
-        agent=row.agent,
-        session=row.session,
-        at=row.emitted_at,
-        text=row.words(),
-        status=row.status,
-        by=row.by,
-        severity=row.severity,
-        support=row.support,
-        review=row.review,
-    )
+    facts = {"severity": row.severity, "support": row.support, "review": row.review}
+    return _artifact(row, id=row.finding, about="finding", at=row.emitted_at, text=row.words(), **facts)
 
 
-async def _read_words(store: Store, body: bytes | None, blob: Digest | None) -> str:
-    found = await _bytes(store, body, blob)
+async def _read_words(store: Store, row: _Memory | _Precedent) -> str:
+    found = await _bytes(store, row.body, row.blob)
     return "(erased)" if found is None else from_body(found)
 
 
@@ -168,7 +140,7 @@ async def _bytes(store: Store, body: bytes | None, blob: Digest | None) -> bytes
 async def settle_artifact(
     app: Runtime, left: Artifact, status: ProposalVerdict, reason: str = "", by: str = ""
 ) -> bool:
-    """Write down what a person makes of it. Where a question about it waits, this is the answer."""
+    """Record a person's verdict. It also answers an open question about the artifact."""
     by, key = by or app.settings.person, app.ids.new()
     for one in await approvals.list_pending_decisions(app.store):
         if one.decision == f"proposal/{left.id}" and one.expires_at > app.clock.now():
@@ -187,7 +159,7 @@ async def settle_artifact(
 
 
 def render_context_file(folder: Path, left: Artifact) -> str:
-    """Tell what the agent's context file says with it. One that holds it already stays as it is."""
+    """Render the agent's context file with the artifact added; one that holds it already is unchanged."""
     agent = read_agent(folder).spec.name
     if agent != left.agent:
         raise ConfigError(f"{left.id} is a {left.about} of {left.agent}, and {folder} is the folder of {agent}.")
@@ -202,7 +174,6 @@ def render_context_file(folder: Path, left: Artifact) -> str:
 
 
 def _insert_below_heading(before: str, line: str) -> str:
-    """Put a line at the end of what stands below the heading."""
     lines = before.splitlines()
     start = lines.index(HEADING) + 1
     end = next((at for at in range(start, len(lines)) if lines[at].startswith("#")), len(lines))
@@ -212,7 +183,7 @@ def _insert_below_heading(before: str, line: str) -> str:
 
 
 def write_context(folder: Path, text: str) -> None:
-    """Put the context file in its place, whole or not at all."""
+    """Replace the context file atomically."""
     file = folder / CONTEXT_FILE
     mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
     handle, name = tempfile.mkstemp(dir=folder, prefix=f".{CONTEXT_FILE}.")
@@ -229,13 +200,15 @@ def write_context(folder: Path, text: str) -> None:
 
 
 Among = Literal["findings", "proposals"]
-LeftName = Annotated[Name, Meta(description="Its id.", extra={"metavar": "ID"})]
+LeftName = Annotated[Name, Meta(description="Its id.", extra={"metavar": "ID", "typed": "Its id, or the beginning."})]
 Verdict = Annotated[Literal["kept", "dismissed"], Meta(description="What becomes of it.")]
-OfSession = Annotated[Name, Meta(description="Only those of this session.", extra={"metavar": "SESSION"})]
+OfSession = Annotated[
+    Name, Meta(description="Only those of this session.", extra={"metavar": "SESSION", "argument": True})
+]
 
 
 async def findings(desk: Desk, session: OfSession = "", limit: Limit = DEFAULT_ARTIFACT_LIMIT) -> Sequence[Artifact]:
-    """List what sessions found, the newest first."""
+    """List findings, the newest first."""
     store = desk.app.store
     if session and desk.short_ids:
         session = (await desk.session(session)).session
@@ -248,12 +221,12 @@ async def findings(desk: Desk, session: OfSession = "", limit: Limit = DEFAULT_A
 
 
 async def proposals(desk: Desk) -> Sequence[Artifact]:
-    """List what sessions propose to be kept, the newest first."""
+    """List proposed memories and precedents, the newest first."""
     return [left for left in await read_proposals(desk.app.store) if desk.who.sees(left.agent)]
 
 
 async def left_meant(desk: Desk, wanted: str, among: Among) -> Artifact:
-    """Find the finding or the proposal that an id names."""
+    """Find the finding or proposal that an id names."""
     if among == "findings":
         named = await find_findings_by_prefix(desk.app.store, readable(wanted, "an id"), MOST_NAMES + 1)
         found: Sequence[Artifact] = [left for left in named if desk.who.sees(left.agent)]
@@ -263,25 +236,24 @@ async def left_meant(desk: Desk, wanted: str, among: Among) -> Artifact:
 
 
 class Settled(Done, frozen=True):
-    """What became of a finding or a proposal."""
+    """The verdict on a finding or a proposal."""
 
     status: str
 
 
 async def settle(desk: Desk, wanted: str, status: ProposalVerdict, among: Among, reason: str = "") -> Settled:
-    """Decide what becomes of a finding or a proposal."""
     desk.demand("approver", "decide what is kept")
     left = await left_meant(desk, wanted, among)
     if not await settle_artifact(desk.app, left, status, reason, by=desk.who.name):
-        refused(f"{left.id} was decided by somebody else at this very moment.")
+        refused(f"{left.id} was decided by another person at this moment.")
     return Settled(left.id, f"{left.id} is {status}.", status)
 
 
 async def settle_finding(desk: Desk, finding: LeftName, status: Verdict, reason: Reason = "") -> Settled:
-    """Keep or dismiss what a session found."""
+    """Keep or dismiss a finding."""
     return await settle(desk, finding, status, "findings", reason)
 
 
 async def settle_proposal(desk: Desk, proposal: LeftName, status: Verdict, reason: Reason = "") -> Settled:
-    """Keep or dismiss what a session proposes."""
+    """Keep or dismiss a proposal."""
     return await settle(desk, proposal, status, "proposals", reason)

@@ -1,7 +1,4 @@
-"""What a person says to agents that run: stop, go on, end, run by yourself, and plain words.
-
-What a person says of a store that lacks what its checkpoints know.
-"""
+"""Control of running agents: halt, resume, cancel, switch, send a message; and accepting an older copy of a store."""
 
 from collections.abc import Sequence
 from typing import Annotated, Final, Literal
@@ -28,19 +25,18 @@ from halter.state import lifecycle
 from halter.state.session import InFlight, replay
 
 PATIENCE: Final = 5 * SECOND
-"""How long a person waits for the owner of a session to end it: it hears of a halt within a second."""
+"""How long to wait for the owner of a session to end it."""
 LOOK: Final = SECOND // 4
 LONGEST_WORDS: Final = 100_000
 
-Switch = Annotated[bool, Meta(description="Whether it runs by itself.")]
-Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_WORDS, description="What is said.", extra={CLEANED: True})]
+Switch = Annotated[bool, Meta(description="On or off.")]
+Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_WORDS, description="The message.", extra={CLEANED: True})]
 
 Came = Literal["ended", "in doubt", "under way"]
-"""What came of a cancelled session so far."""
 
 
 class Cancelled(msgspec.Struct, frozen=True):
-    """A session that nothing of starts again, and what came of it so far."""
+    """A cancelled session, and how far it has ended."""
 
     session: str
     came: Came
@@ -48,13 +44,13 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 class HaltDone(Done, frozen=True):
-    """A halted scope, and whether anything ever ran there."""
+    """A halted scope; `known` says whether anything ever ran there."""
 
     known: bool
 
 
 class Resumed(Done, frozen=True):
-    """A scope that acts again, and the time over which its sessions come back."""
+    """A resumed scope, and the time over which its sessions come back."""
 
     ramp: int
 
@@ -68,13 +64,11 @@ class Switched(Done, frozen=True):
 
 
 class NamedSession(msgspec.Struct, frozen=True):
-    """The id of a session."""
-
     session: str
 
 
 async def halts_now(desk: Desk) -> Sequence[HaltRow]:
-    """List what is halted.
+    """List halts.
 
     A halt of the whole fleet is shown to everyone.
     """
@@ -85,7 +79,7 @@ async def halts_now(desk: Desk) -> Sequence[HaltRow]:
 async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> HaltDone:
     """Stop everything in a scope, from this moment.
 
-    Even an agent may do that.
+    An agent may halt, too.
     """
     desk.demand_role("approver", "halt anything")
     await desk.demand_scope(scope, "halt the fleet")
@@ -93,24 +87,19 @@ async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> HaltDone:
     known = await _ran_here(desk, scope)
     sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}`."
     if not known:
-        sentence += f"\nNothing has run here as {scope} so far: check the name, if that surprises you."
+        sentence += f"\nNothing has run here as {scope} so far: check the name."
     return HaltDone(scope, sentence, known)
 
 
-async def resume(desk: Desk, scope: str, over: int | None = None, reason: str = "") -> Resumed:
-    """Let a halted scope act again, over the time that is usual, unless one is named."""
+async def resume(desk: Desk, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> Resumed:
+    """Resume a halted scope."""
     desk.demand("operator", "lift a halt")
     await desk.demand_scope(scope, "lift a halt of the fleet")
-    ramp = await halts.compute_ramp(desk.app.store, scope) if over is None else over
+    ramp = await halts.compute_ramp(desk.app.store, scope) if over_seconds is None else over_seconds * SECOND
     write = halts.resume(scope, desk.who.name, desk.app.ids.new(), ramp, clean(reason))
     if not (await desk.app.store.commit(write)).events:
         refused(f"{scope} is not halted.")
     return Resumed(scope, halts.describe_resume(scope, ramp), ramp)
-
-
-async def resume_over(desk: Desk, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> Resumed:
-    """Let a halted scope act again."""
-    return await resume(desk, scope, None if over_seconds is None else over_seconds * SECOND, reason)
 
 
 async def cancel(desk: Desk, session: Session, reason: Reason = "", patience: int = PATIENCE) -> Cancelled:
@@ -123,38 +112,31 @@ async def cancel(desk: Desk, session: Session, reason: Reason = "", patience: in
     return Cancelled(row.session, *await _ended(desk, SessionId(row.session), patience))
 
 
-async def switch(desk: Desk, agent: str, *, on: bool, reason: str = "") -> Switched:
-    """Let an agent run by itself, or stop it."""
+async def switch(desk: Desk, agent: Agent, *, on: Switch, reason: Reason = "") -> Switched:
+    """Switch an agent on or off."""
     desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
     desk.demand_agent(readable(agent, "an agent"))
     from halter.runtime.supervisor import turn_off, turn_on
 
     known = agent in await known_agents(desk)
+    if not known and not desk.short_ids:
+        raise NotDone(f"There is no agent {agent!r}.", "missing")
     if on:
         await turn_on(desk.app, agent, clean(reason), by=desk.who.name)
-        return Switched(agent, f"{agent} is on: it runs wherever `halter up` is given its folder.", on, known)
+        return Switched(agent, f"{agent} is on: it runs where `halter up` has its folder.", on, known)
     stopped = await turn_off(desk.app, agent, clean(reason), by=desk.who.name)
     what = f"{' and '.join(stopped)} is stopped" if stopped else "nothing of it was running"
     sentence = f"{agent} is off, and {what}. `halter on {agent}` begins a new session."
     return Switched(agent, sentence, on, known, stopped)
 
 
-async def switch_known(desk: Desk, agent: Agent, *, on: Switch, reason: Reason = "") -> Switched:
-    """Let an agent run by itself, or stop it."""
-    desk.demand("operator", f"switch an agent {'on' if on else 'off'}")
-    if agent not in await known_agents(desk):
-        raise NotDone(f"There is no agent {agent!r}.", "missing")
-    return await switch(desk, agent, on=on, reason=reason)
-
-
 async def known_agents(desk: Desk) -> frozenset[str]:
-    """Name the agents that were ever switched or had a session here."""
     switched = {row.agent for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
     return frozenset(name for name in switched | await agents_seen(desk.app.store) if desk.who.sees(name))
 
 
 async def tell(desk: Desk, session: Session, text: Text) -> Done:
-    """Say something to a session: it wakes, and sees it in its next turn."""
+    """Send a message to a session: it wakes, and sees it in its next turn."""
     desk.demand("operator", "speak to a session")
     row = await desk.session(session)
     if row.ended_at is not None:
@@ -170,7 +152,7 @@ async def tell(desk: Desk, session: Session, text: Text) -> Done:
 
 
 async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, str]:
-    """End a session that nobody works on; where somebody does, see whether they end it."""
+    """End a session that has no owner; otherwise wait for the owner to end it."""
     app = desk.app
     worker = make_worker_id("cancel", app.ids)
     deadline = app.clock.now() + patience
@@ -186,7 +168,7 @@ async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, s
 
 
 async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
-    """End a session in its owner's place. What is in doubt and holds money is left to whoever can tell about it."""
+    """End a session in its owner's place. Calls in doubt that hold money need a person's answer first."""
     app = desk.app
     state = replay(await all_events(app, session_stream(lease.session)))
     held = [flight for flight in state.in_flight.values() if flight.most().usd or flight.most().tokens]
@@ -201,22 +183,21 @@ async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
         await app.purse.settle_in_doubt(lease, free)
         await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent))
     except LeaseLost:
-        return "under way", "Somebody else took it at this moment, and will end it."
-    return "ended", "Nobody was working on it, so it was ended here: CANCELLED, cancelled."
+        return "under way", "Another process took it at this moment, and will end it."
+    return "ended", "No process had it, so it was ended here: CANCELLED, cancelled."
 
 
 def _doubtful(held: list[InFlight]) -> str:
     amount = sum(flight.most().usd for flight in held)
     names = ", ".join(f"{flight.name} ({flight.id})" for flight in held)
     return (
-        f"It is not over: {format_micros(amount)} is held for {names}, and nobody knows whether it was "
-        "done. Nothing of it "
-        "starts again; whoever takes it up (halter play --resume) asks you about that, and then ends it."
+        f"It is not over: {format_micros(amount)} is held for {names}, and it is unknown whether it was done. Nothing "
+        "of it starts again; halter play --resume asks you about that, and then ends it."
     )
 
 
 async def _ran_here(desk: Desk, scope: str) -> bool:
-    """Tell whether a scope has ever had a session. The halt stands by now, so a store that fails here is no matter."""
+    """Return whether a scope ever had a session. The halt is committed by now, so a failing store does not matter."""
     kind, _, name = scope.partition(":")
     names = {"agent": "", "trigger": "", "session": "", kind: name}
     query = "session" if kind == "session" else "ran_as"
@@ -227,7 +208,7 @@ async def _ran_here(desk: Desk, scope: str) -> bool:
 
 
 async def accept(desk: Desk, reason: str = "") -> OlderCopy:
-    """Go on with a store as it is. The journal says who did that and what is missing; so do the checkpoints."""
+    """Accept a store as it is. The journal and the checkpoints record who did it and what is missing."""
     app, doubt = desk.app, desk.app.doubt
     desk.demand("admin", "go on with a store that lacks something")
     desk.demand_all("go on with a store that lacks something")

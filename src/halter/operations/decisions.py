@@ -1,13 +1,7 @@
-"""What a person says to what waits for them: yes, no, yes to other arguments, always, or yes with more money.
+"""Open decisions and standing rules: how each kind is put to a person, and what an answer does.
 
-What waits for a person, and how each kind of it is put before them.
-
-How a person words an "always": which calls it is for, where, and for how long.
-
-A rule is made of the call that is shown. Every argument stays exactly as it is there, except where the person says
+A rule is made from the call that is shown. Every argument stays exactly as it is there, except where the person says
 otherwise of it, one condition a line.
-
-Where a person said "always", and taking it back.
 """
 
 import json
@@ -16,7 +10,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from posixpath import dirname
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, NamedTuple, get_args
 
 import msgspec
 from msgspec import Meta
@@ -59,21 +53,27 @@ from halter.guard.approvals import (
 from halter.guard.guard import REDACTION_MARK
 from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Words, refused, wrong
 from halter.operations.money import amount_of, refuse_beyond_carved, refuse_no_raise
+from halter.operations.queries import AgentNews, read_news
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.risk.commands import WRAPPER_NAMES as WRAPPERS
 from halter.risk.interpreters import is_interpreter
 from halter.risk.shell_syntax import PRIVILEGE_RAISERS, SHELLS, program_of
 
+DecisionName = Annotated[
+    Name,
+    Meta(description="A decision's id.", extra={"typed": "A decision's id, or its beginning, from halter inbox."}),
+]
+
 
 class WaitingDecision(PendingDecision, frozen=True):
-    """A decision that waits, with the facts of the question."""
+    """An open decision, with the facts of the question."""
 
     facts: bytes | None = None
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why the risk is what it is."""
+        """Why the risk is rated so."""
         return msgspec.json.decode(self.facts, type=_Asked).reasons if self.facts else ()
 
 
@@ -82,7 +82,7 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class Put(msgspec.Struct, frozen=True):
-    """How a decision is put before a person: what it is about, what they are shown, what a yes and a no do."""
+    """How a decision is put to a person: what it is about, what is shown, what a yes and a no do."""
 
     what: str
     shown: str
@@ -91,30 +91,16 @@ class Put(msgspec.Struct, frozen=True):
 
 
 async def waiting(desk: Desk) -> list[WaitingDecision]:
-    """List what a person can still decide, the longest waiting first."""
     now = desk.app.clock.now()
     rows = await desk.app.store.ask(Query("open_decisions", WaitingDecision, {"now": now}))
     return [one for one in rows if desk.who.sees(one.agent)]
 
 
 async def decision_meant(desk: Desk, decision: str) -> WaitingDecision:
-    """Find the open decision that an id names."""
     return desk.meant([(one.decision, one) for one in await waiting(desk)], decision, "open decision", "halter inbox")
 
 
-def as_object(one: WaitingDecision) -> dict[str, object]:
-    """Write a decision for programs."""
-    names = ("decision", "about", "session", "agent", "subject", "name", "level", "risk", "asked_at", "expires_at")
-    return {
-        **{name: getattr(one, name) for name in names},
-        "digest": one.digest,
-        "reasons": one.reasons,
-        "shown": one.shown,
-    }
-
-
 def put(one: WaitingDecision) -> Put:
-    """Put a decision before a person."""
     match one.about:
         case "unknown_call":
             what = f"{one.name} was begun, and then the process died: was it done?"
@@ -123,10 +109,10 @@ def put(one: WaitingDecision) -> Put:
             what = f"{one.name} needs more money than the cap of {one.subject} leaves."
             return Put(what, one.shown, "Set a higher cap, in dollars", "The session ends")
         case "changed_tool":
-            what = f"{one.name} is new or has changed since somebody agreed to it."
+            what = f"{one.name} is new, or has changed since it was approved."
             return Put(what, one.shown, "It may be used as it is now", "It stays out of use")
         case "changed_server":
-            what = f"The server {one.name} of {one.agent} offers tools that nobody has agreed to."
+            what = f"The server {one.name} of {one.agent} offers tools that were not approved yet."
             return Put(what, one.shown, "These may be used as they are now", "These stay out of use")
         case "schedule":
             what = f"May {one.agent} do this by itself, at these times?"
@@ -155,8 +141,18 @@ class RuleOffer(msgspec.Struct, frozen=True):
     sentence: str
 
 
+class RuleOffers(NamedTuple):
+    decision: str
+    offers: Sequence[RuleOffer]
+
+
+class OpenInbox(NamedTuple):
+    decisions: Sequence[WaitingDecision]
+    news: Sequence[AgentNews]
+
+
 def rule_for(asked: WaitingDecision, rule: str, match: str, scope: str, lasts: int) -> RuleWording:
-    """Read a rule as it was typed; one that would not answer the very call that is asked about is a slip."""
+    """Parse a rule; one that would not match the very call that is asked about is refused."""
     if asked.risk == "CRITICAL":
         refused("A call of CRITICAL risk is always asked about: approve it without --always.")
     if lasts <= 0:
@@ -249,22 +245,40 @@ def _shown(asked: WaitingDecision) -> dict[str, Any]:
 
 
 def offers(asked: WaitingDecision) -> Sequence[RuleOffer]:
-    """Make the rules that a person may choose for a call: the narrowest first, each no wider than it reads."""
+    """List the rules that a person may choose for a call: the narrowest first, each no wider than it reads."""
     if asked.about != "approval" or asked.risk == "CRITICAL":
         return ()
     keys = msgspec.json.decode(asked.keys or "[]", type=tuple[str, ...])
-    offered = [RuleOffer(SAME, told(SameArguments("")))]
+    offered = [RuleOffer(SAME, describe_matcher(SameArguments("")))]
     if asked.risk == "HIGH":
         return offered
     with suppress(NotDone):
         # What is hidden, erased or unreadable can be agreed to as it is, and not in any other way.
-        offered += [RuleOffer(match, told(_matcher(asked, match, keys))) for match in _wider(_shown(asked))]
+        offered += [RuleOffer(match, describe_matcher(_matcher(asked, match, keys))) for match in _wider(_shown(asked))]
     return offered
 
 
-def as_object_with_rules(asked: WaitingDecision) -> dict[str, object]:
+async def read_inbox(desk: Desk) -> OpenInbox:
+    """List open decisions, and the notices of the last day."""
+    return OpenInbox(await waiting(desk), await read_news(desk, desk.app.clock.now() - DAY))
+
+
+async def offer_rules(desk: Desk, decision: DecisionName) -> RuleOffers:
+    """List the rules that a yes to a decision could make."""
+    asked = await decision_meant(desk, decision)
+    return RuleOffers(asked.decision, offers(asked))
+
+
+async def open_decisions(desk: Desk) -> Sequence[dict[str, Any]]:
+    """List open decisions, the longest waiting first."""
+    return [as_object(one) for one in await waiting(desk)]
+
+
+def as_object(one: WaitingDecision) -> dict[str, object]:
     """Write a decision for programs, with the rules that a yes to it could make."""
-    return {**as_object(asked), "rules": [msgspec.structs.asdict(each) for each in offers(asked)]}
+    names = ("decision", "about", "session", "agent", "subject", "name", "level", "risk", "asked_at", "expires_at")
+    facts = {name: getattr(one, name) for name in (*names, "digest", "reasons", "shown")}
+    return {**facts, "rules": [msgspec.structs.asdict(each) for each in offers(one)]}
 
 
 def _wider(values: dict[str, Any]) -> Iterator[str]:
@@ -282,7 +296,7 @@ def _wider(values: dict[str, Any]) -> Iterator[str]:
 
 
 def _opened(words: tuple[str, ...]) -> tuple[str, ...]:
-    """Open the last word of a command, if it is an operand of a program that does not take operands for code."""
+    """Replace a command's last word by a wildcard, if it is an operand of a program that runs no code from operands."""
     program = program_of(words[0])
     runs_code = program in SHELLS | PRIVILEGE_RAISERS | WRAPPERS or is_interpreter(program)
     if len(words) == 1 or runs_code or not matches_word(STAR, words[-1]):
@@ -290,8 +304,7 @@ def _opened(words: tuple[str, ...]) -> tuple[str, ...]:
     return (*map(escape_wildcards, words[:-1]), STAR)
 
 
-def told(matcher: RuleMatcher) -> str:
-    """Say which calls a rule is for."""
+def describe_matcher(matcher: RuleMatcher) -> str:
     match matcher:
         case SameArguments():
             return "with exactly the same arguments"
@@ -326,15 +339,12 @@ def _condition_told(condition: Condition) -> str:
 
 
 def _quoted(word: str) -> str:
-    """Quote a word, but leave a wildcard to be seen."""
+    """Quote a word, but leave a wildcard visible."""
     return word if _PLAIN.fullmatch(word) else shlex.quote(word)
 
 
-DecisionName = Annotated[Name, Meta(description="A decision's id.")]
-
-
 class ApprovalTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What belongs to a yes. At most one of `edit`, `always` and `cap` makes it more than a plain one.
+    """The terms of an approval. At most one of `edit`, `always` and `cap` makes it more than a plain one.
 
     `cap` holds the new cap in micro-dollars, or None for none. A `digest` binds it to the decision as it was shown.
     """
@@ -350,7 +360,7 @@ class ApprovalTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecisionResult(msgspec.Struct, frozen=True):
-    """What was decided, in a sentence; and the rule that was made, if one was."""
+    """What was decided, in a sentence; and the rule that was made, if any."""
 
     decision: str
     sentence: str
@@ -358,7 +368,7 @@ class DecisionResult(msgspec.Struct, frozen=True):
 
 
 async def approve(desk: Desk, decision: str, answer: ApprovalTerms) -> DecisionResult:
-    """Say yes. What does not fit the question is not taken for an answer."""
+    """Approve a decision. An answer that does not fit the question is refused."""
     desk.demand("approver", "approve anything")
     asked = await decision_meant(desk, decision)
     if answer.digest is not None and answer.digest != asked.digest:
@@ -369,7 +379,7 @@ async def approve(desk: Desk, decision: str, answer: ApprovalTerms) -> DecisionR
 
 
 async def deny(desk: Desk, decision: DecisionName, reason: Reason = "") -> DecisionResult:
-    """Say no to a decision."""
+    """Deny a decision."""
     desk.demand("approver", "deny anything")
     asked = await decision_meant(desk, decision)
     await _commit(desk, asked, approvals.answer_decision(asked, "deny", desk.who.name, desk.app.ids.new(), reason))
@@ -377,7 +387,7 @@ async def deny(desk: Desk, decision: DecisionName, reason: Reason = "") -> Decis
 
 
 class AlwaysRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For which calls a yes is meant from now on, where, and for how many seconds."""
+    """Which calls a standing rule covers, where, and for how many seconds."""
 
     match: Words = "same"
     scope: RuleScope = "session"
@@ -388,13 +398,13 @@ async def approve_with(
     desk: Desk,
     decision: DecisionName,
     *,
-    edit: Annotated[dict[str, Any], Meta(description="Yes to these arguments instead.")] | None = None,
-    always: Annotated[AlwaysRule | None, Meta(description="Make a rule that says yes from now on.")] = None,
+    edit: Annotated[dict[str, Any], Meta(description="Approve these arguments instead.")] | None = None,
+    always: Annotated[AlwaysRule | None, Meta(description="Make a standing rule.")] = None,
     cap: Dollars | None = None,
-    digest: Annotated[Name, Meta(description="Binds the yes to the decision as it was shown.")] | None = None,
+    digest: Annotated[Name, Meta(description="Binds the approval to the decision as it was shown.")] | None = None,
     reason: Reason = "",
 ) -> DecisionResult:
-    """Say yes to a decision: as it is, to other arguments, always, or with a higher cap."""
+    """Approve a decision: as it is, with other arguments, always, or with a higher cap."""
     desk.demand("approver", "approve anything")
     rule = always or AlwaysRule()
     answer = ApprovalTerms(
@@ -418,7 +428,7 @@ def _json(value: dict[str, Any]) -> bytes:
 
 
 def arguments(data: bytes, where: str) -> bytes:
-    """Take arguments that a person puts in place of the model's: a JSON object, of a length that is kept in one row."""
+    """Check arguments that replace the model's: a JSON object that fits into one row."""
     if len(data) > BLOB_THRESHOLD:
         wrong(f"The arguments{where} are too long: {BLOB_THRESHOLD:,} bytes are the most.")
     try:
@@ -429,7 +439,6 @@ def arguments(data: bytes, where: str) -> bytes:
 
 
 async def _yes(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms) -> tuple[Write, DecisionResult]:
-    """Put a yes into the words of the guard; one that does not fit the question is a sentence."""
     by, key = desk.who.name, desk.app.ids.new()
     if answer.cap is not None or asked.about == "cap_raise":
         return await _with_more_money(desk, asked, answer, key)
@@ -452,8 +461,9 @@ def _always(desk: Desk, asked: WaitingDecision, answer: ApprovalTerms, key: str)
         desk.demand_all("say always for every agent")
     where = {"session": "in this session", "agent": f"of {asked.agent}", "fleet": "of every agent"}[rule.scope]
     sentence = (
-        f"Approved: {_call(asked)}. From now on {asked.name} {where} needs nobody's yes {told(rule.matcher)}, for "
-        f"{format_duration(rule.expires_in)}. Take it back with: halter rules end {rule.id}"
+        f"Approved: {_call(asked)}. From now on {asked.name} {where} is not asked about "
+        f"{describe_matcher(rule.matcher)}, for {format_duration(rule.expires_in)}. "
+        f"Take it back with: halter rules end {rule.id}"
     )
     return approvals.approve_always(asked, rule, desk.who.name, key, answer.reason), DecisionResult(
         asked.decision, sentence, rule.id
@@ -525,14 +535,16 @@ def _call(asked: WaitingDecision) -> str:
 
 async def _commit(desk: Desk, asked: WaitingDecision, write: Write) -> None:
     if not (await desk.app.store.commit(write)).events:
-        refused(f"{asked.decision} was decided by somebody else, or has expired, in the meantime.")
+        refused(f"{asked.decision} was decided by another person, or has expired, in the meantime.")
 
 
-RuleName = Annotated[Name, Meta(description="A rule's id.")]
+RuleName = Annotated[
+    Name, Meta(description="A rule's id.", extra={"typed": "A rule's id, or its beginning, from halter rules."})
+]
 
 
 async def rules(desk: Desk) -> Sequence[RuleRow]:
-    """List the rules by which a person said "always", also those that are over.
+    """List standing rules, including those that are over.
 
     A rule for every agent is shown to everyone.
     """
@@ -547,7 +559,7 @@ async def _agent(desk: Desk, row: RuleRow) -> str:
 
 
 async def end(desk: Desk, rule: RuleName, reason: Reason = "") -> Done:
-    """Take an "always" back: from now on such calls are asked about again."""
+    """End a standing rule: from now on such calls are asked about again."""
     desk.demand("operator", "end a rule")
     row = desk.meant([(row.rule, row) for row in await rules(desk)], rule, "rule", "halter rules")
     if row.scope == "fleet":

@@ -1,9 +1,7 @@
-"""Who sits before a face, and what they may see and do there.
+"""Who uses Halter and what they may do; the description of an operation, shared by CLI, HTTP API and reference.
 
-What can be seen and done in a store, described once for the command line, the HTTP API and the reference.
-
-An operation is a function of a desk. Its signature says what it takes: each parameter is annotated with a type that
-carries its bounds and its description. Its docstring says what it does, its return type what it answers.
+An operation is a function of a desk. The annotations of its parameters carry bounds and descriptions, its docstring
+says what it does, its return type what it answers.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from halter.operations.agents import AgentFolders
 
 Role = Literal["viewer", "approver", "operator", "admin"]
-"""Each may do what those before it may: look; decide and stop; steer and spend; all of it."""
+"""Each includes the ones before it: look; decide and stop; steer and spend; everything."""
 
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 SCOPES: Final = ("agent:", "trigger:", "session:")
@@ -36,27 +34,25 @@ T = TypeVar("T")
 
 
 class Who(msgspec.Struct, frozen=True):
-    """Somebody by name, who is written down with all that they do. They see all agents, or only those named here."""
+    """A person or program; the name is recorded with everything they do. They see all agents, or only those named."""
 
     name: str
     role: Role = "admin"
     agents: tuple[str, ...] = ()
 
     def may(self, role: Role) -> bool:
-        """Tell whether somebody has a role, or a higher one."""
         return ROLES.index(self.role) >= ROLES.index(role)
 
     def sees(self, agent: str) -> bool:
-        """Tell whether an agent exists for them."""
         return not self.agents or agent in self.agents
 
 
 @dataclass(frozen=True, slots=True)
 class Desk:
-    """A person or program at an opened store.
+    """A person or program at an open store.
 
-    `agents` are those that can be given something to do from here. A person who types may abbreviate ids to a beginning
-    that is unambiguous (`short_ids`); a program must send whole ones.
+    `agents` are those whose folders are at hand. A person who types may abbreviate ids to an unambiguous beginning
+    (`short_ids`) and name agents that have not run yet; a program must send whole, known ones.
     """
 
     app: Runtime
@@ -65,23 +61,23 @@ class Desk:
     agents: "AgentFolders | None" = None
 
     def demand_role(self, role: Role, what: str) -> None:
-        """Refuse what somebody has no role for."""
+        """Refuse a caller without the role."""
         if not self.who.may(role):
             raise NotDone(f"To {what} takes the role {role}, and {self.who.name} is {self.who.role}.", "forbidden")
 
     def demand(self, role: Role, what: str) -> None:
-        """Refuse what somebody has no role for, and what an agent may not do, nor a program that it started."""
+        """Refuse a caller without the role, an agent, and a program that an agent started."""
         if not may_decide(self.who.name):
             raise NotDone(f"Only a person may {what}, and this was started by an agent ({self.who.name}).", "refused")
         self.demand_role(role, what)
 
     def demand_all(self, what: str) -> None:
-        """Refuse what concerns all agents to somebody who sees only some."""
+        """Refuse a caller who sees only some agents."""
         if self.who.agents:
             raise NotDone(f"To {what} concerns every agent, and {self.who.name} sees only some.", "forbidden")
 
     async def demand_scope(self, scope: str, what: str) -> None:
-        """Refuse a scope that is none, is not theirs, or is the whole fleet to somebody who sees only a part of it."""
+        """Refuse a scope that is invalid or not theirs, and the whole fleet to a caller who sees only a part."""
         readable_scope(scope)
         kind, _, name = scope.partition(":")
         match kind:
@@ -94,12 +90,10 @@ class Desk:
                 self.demand_agent(name.partition("/")[0])
 
     def demand_agent(self, agent: str) -> None:
-        """Refuse an agent that is not there for them."""
         if not self.who.sees(agent):
             raise NotDone(f"There is no agent {agent!r}.", "missing")
 
     async def session(self, session: str) -> SessionRow:
-        """Find a session of theirs."""
         readable(session, "a session's id")
         if self.short_ids:
             return await self._session_from(session)
@@ -118,7 +112,7 @@ class Desk:
         return self.meant(found, beginning, "session", "halter sessions")
 
     def meant(self, found: Sequence[tuple[str, T]], wanted: str, what: str, listed_by: str) -> T:
-        """Find the one thing that an id names; say so if there is none, or if its beginning fits more than one.
+        """Find the one thing that an id names; refuse an id that is unknown or ambiguous.
 
         A whole id never names another that begins so: the one that was shown may be gone by now.
         """
@@ -134,7 +128,7 @@ class Desk:
         raise NotDone(f"{wanted!r} could be any of {shown}.", "wrong")
 
     async def agent_of(self, scope: str) -> str | None:
-        """Find the agent that a scope is of; None for the whole fleet, and for a session that nobody knows."""
+        """Find the agent of a scope; None for the fleet, and for an unknown session."""
         kind, _, name = scope.partition(":")
         if kind in ("agent", "trigger"):
             return name.partition("/")[0]
@@ -142,7 +136,7 @@ class Desk:
         return rows[0].agent if rows else None
 
     async def sees_stream(self, stream: StreamId) -> bool:
-        """Tell whether a stream is theirs to read. What is said of the whole fleet is for those who see all of it."""
+        """Return whether they may read a stream. Events of the fleet are for those who see all agents."""
         if not self.who.agents:
             return True
         if stream.startswith("trigger:"):
@@ -153,14 +147,13 @@ class Desk:
 
 
 def readable(text: str, what: str) -> str:
-    """Refuse a name that nothing in a store can have, because no store could keep it."""
+    """Refuse a name that no store can hold."""
     if clean(text) != text:
         raise NotDone(f"{text!r} cannot be {what}: it holds characters that are no text.", "wrong")
     return text
 
 
 def readable_scope(scope: str) -> str:
-    """Refuse what is no scope."""
     if scope != "fleet" and not any(scope.startswith(kind) and scope != kind for kind in SCOPES):
         raise NotDone(f"{scope!r} is no scope: write fleet, agent:NAME, trigger:NAME or session:ID.", "wrong")
     return readable(scope, "a scope")
@@ -170,32 +163,35 @@ MOST_NAMES: Final = 20
 
 
 def wrong(sentence: str) -> NoReturn:
-    """Say that something cannot be read as it was written."""
+    """Refuse input that cannot be parsed."""
     raise NotDone(sentence, "wrong")
 
 
 def refused(sentence: str) -> NoReturn:
-    """Say that something cannot be done as things stand."""
+    """Refuse what cannot be done as things stand."""
     raise NotDone(sentence, "refused")
 
 
 LATEST: Final = 1 << 53
-"""No moment and no sequence number is larger."""
+"""The largest moment and sequence number."""
 MOST: Final = 1000
 CLEANED: Final = "cleaned"
-"""Marks a text in which characters that no store keeps are replaced; in all others they are refused."""
+"""Marks a text whose unstorable characters are replaced; elsewhere they are refused."""
 
 Name = Annotated[str, Meta(max_length=300)]
 Words = Annotated[str, Meta(max_length=2000)]
-Reason = Annotated[Words, Meta(description="Why; it stands in the journal.", extra={"metavar": "TEXT"})]
+Reason = Annotated[Words, Meta(description="Why; recorded in the journal.", extra={"metavar": "TEXT"})]
 Scope = Annotated[Name, Meta(description="fleet, agent:NAME, trigger:NAME or session:ID")]
-Session = Annotated[Name, Meta(description="A session's id.")]
+Session = Annotated[
+    Name,
+    Meta(description="A session's id.", extra={"typed": "A session's id, or its beginning, from halter sessions."}),
+]
 Agent = Annotated[Name, Meta(description="An agent's name.")]
 Dollars = Annotated[str, Meta(max_length=40, description="The new cap in dollars, as in 2.50, or none.")]
 Moment = Annotated[int, Meta(ge=0, le=LATEST, description="Microseconds since 1970.")]
 Limit = Annotated[int, Meta(ge=1, le=MOST, description="How many of the newest.", extra={"metavar": "N"})]
 Count = Annotated[int, Meta(ge=1, le=MOST, description="How many at most.")]
-Seconds = Annotated[int, Meta(ge=0, le=DAY // SECOND, description="Over how many seconds it comes back.")]
+Seconds = Annotated[int, Meta(ge=0, le=DAY // SECOND, description="Over how many seconds sessions come back.")]
 
 
 class Done(msgspec.Struct, frozen=True):
@@ -209,10 +205,9 @@ class Done(msgspec.Struct, frozen=True):
 class Operation:
     """One thing that can be seen or done.
 
-    `run` takes a desk and the parameters by name. It checks who asks; `role` says before it which role it demands. Only
-    what `writes` changes the store, and is a POST. What answers in `lines` is an asynchronous iterator, offered as
-    a file of that name. A `command` of the command line does the same. Parameters in `hidden` are for callers in Python
-    alone; `takes` names them where a signature does not.
+    `run` takes a desk and the parameters by name, and checks the caller; `role` documents the role that it demands.
+    What `writes` changes the store, and is a POST. An answer in `lines` is an asynchronous iterator, offered as a file
+    of that name. `command` names the equivalent command. `takes` names the parameters where the signature does not.
     """
 
     name: str
@@ -222,37 +217,43 @@ class Operation:
     writes: bool = False
     lines: str = ""
     command: str = ""
-    hidden: tuple[str, ...] = ()
     takes: type[msgspec.Struct] | None = None
 
     @property
     def summary(self) -> str:
-        """What it does, in one sentence."""
         return (self.run.__doc__ or "").partition("\n")[0].rstrip(".")
 
     @cached_property
     def parameters(self) -> type[msgspec.Struct]:
-        """All that it takes by name. An unknown name is refused."""
-        return self.takes or parameters_of(self.run, self.hidden)
+        """Its parameters; unknown names are refused."""
+        return self.takes or parameters_of(self.run)
 
     @cached_property
     def result(self) -> Any:
-        """The type of what it answers, or of one line of it."""
+        """The type of its answer, or of one line of it."""
         told = get_type_hints(self.run, include_extras=True)["return"]
         return get_args(told)[0] if self.lines else told
 
     @property
     def in_path(self) -> frozenset[str]:
-        """The parameters that stand in its path."""
         return frozenset(part.strip("{}").partition(":")[0] for part in self.path.split("/") if part.startswith("{"))
 
 
-def parameters_of(run: Callable[..., Any], hidden: tuple[str, ...] = ()) -> type[msgspec.Struct]:
-    """Make a struct of what a function takes beside its desk."""
+def meta_of(hint: Any) -> Meta | None:
+    """Find the description of a parameter; one without is for callers in Python alone."""
+    for each in (hint, *get_args(hint)):
+        marks: tuple[Any, ...] = getattr(each, "__metadata__", ())
+        for mark in reversed(marks):
+            if isinstance(mark, Meta) and mark.description:
+                return mark
+    return None
+
+
+def parameters_of(run: Callable[..., Any]) -> type[msgspec.Struct]:
     hints = get_type_hints(run, include_extras=True)
     fields: list[Any] = []
     for parameter in list(signature(run).parameters.values())[1:]:
-        if parameter.name not in hidden:
+        if meta_of(hints[parameter.name]) is not None:
             default = () if parameter.default is Parameter.empty else (parameter.default,)
             fields.append((parameter.name, hints[parameter.name], *default))
     name = "".join(map(str.capitalize, run.__name__.split("_")))

@@ -1,9 +1,4 @@
-"""What starts sessions, and a person's word about it.
-
-All that starts sessions, as it stands: when it runs next, what it last did, and what waits there.
-
-The processes that run agents, as each of them last said it of itself.
-"""
+"""Triggers and workers: what starts sessions, and the processes that run them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
@@ -27,7 +22,7 @@ from halter.runtime.triggers import FILE_ACTOR
 
 
 class TriggerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One trigger. `waiting` documents have not been done yet, those in `quarantined` are left to a person."""
+    """A trigger. `waiting` documents are not done yet; those in `quarantined` need a person."""
 
     trigger: str
     agent: str
@@ -45,17 +40,16 @@ class TriggerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The name that its agent knows it by."""
         return self.trigger.partition("/")[2]
 
     @property
     def of_a_file(self) -> bool:
-        """Tell whether it stands in its agent's file, and so comes back if it is only ended here."""
+        """Whether it stands in its agent's file, and would come back if it were ended here."""
         return self.made_by == FILE_ACTOR
 
 
 async def plan_triggers(store: Store, now: int, agent: str = "") -> Sequence[TriggerPlan]:
-    """List the triggers of an agent, or of all of them, that are not over."""
+    """List the triggers of an agent, or of all agents, that are not over."""
     query = Query("triggers_of", TriggerRow, {"agent": agent}) if agent else Query("all_triggers", TriggerRow)
     return [await _plan(store, row, now) for row in await store.ask(query) if row.ended_at is None and row.made_seq]
 
@@ -93,48 +87,40 @@ async def _plan(store: Store, row: TriggerRow, now: int) -> TriggerPlan:
 
 
 SHORT: Final = 16
-"""So much of a document's digest is shown, and names it."""
+"""How much of a document's digest is shown; it is enough to name it."""
 
-OfAgent = Annotated[Name, Meta(description="Only those of this agent.", extra={"metavar": "AGENT"})]
-TriggerName = Annotated[Name, Meta(description="A trigger's name, which its agent knows it by.")]
-ItemName = Annotated[Name, Meta(min_length=1, description="A document, by its name or the beginning of its digest.")]
+OfAgent = Annotated[Name, Meta(description="Only those of this agent.", extra={"metavar": "AGENT", "argument": True})]
+TriggerName = Annotated[Name, Meta(description="A trigger's name within its agent.")]
+ItemName = Annotated[Name, Meta(min_length=1, description="A document's name, or the beginning of its digest.")]
 
 
 async def plans(desk: Desk, agent: OfAgent = "") -> Sequence[TriggerPlan]:
-    """List schedules, watches and webhooks: when they run next, what they last did, and what waits there."""
+    """List schedules, watches and webhooks: their next and last run, and what waits."""
     found = await plan_triggers(desk.app.store, desk.app.clock.now(), agent)
     return [plan for plan in found if desk.who.sees(plan.agent)]
 
 
-async def end(desk: Desk, trigger: str, reason: str = "") -> Done:
-    """Let a trigger start nothing any more. One that stands in an agent's file is removed there."""
+async def end_trigger(desk: Desk, agent: Agent, name: TriggerName, reason: Reason = "") -> Done:
+    """End a trigger: it starts nothing more."""
     desk.demand("operator", "end a trigger")
+    trigger = f"{agent}/{name}"
     row = await _trigger(desk, trigger)
     if row.made_by == triggers.FILE_ACTOR:
-        refused(f"{trigger} stands in agent.yaml, and would come back: remove it there.")
+        refused(f"{trigger} is in agent.yaml, and would come back: remove it there.")
     committed = await desk.app.store.commit(triggers.end_trigger_row(row, desk.who.name, reason))
     if row.ended_at is not None or not committed.events:
         refused(f"{trigger} is over already.")
     return Done(trigger, f"{trigger} is cancelled: it starts nothing any more.")
 
 
-async def retry(desk: Desk, trigger: str, item: str) -> Done:
-    """Let a document be tried anew that was left to people."""
-    desk.demand("operator", "let a document be tried anew")
+async def retry_item(desk: Desk, agent: Agent, name: TriggerName, item: ItemName) -> Done:
+    """Try a quarantined document again."""
+    desk.demand("operator", "try a document again")
+    trigger = f"{agent}/{name}"
     row = await _item(desk, trigger, item)
     event = ItemReleased(trigger=trigger, item=row.item, by=desk.who.name)
     await desk.app.store.commit(triggers.record_trigger_events(trigger, f"released/{desk.app.ids.new()}", event))
-    return Done(trigger, f"{row.name} is tried anew by {trigger}.")
-
-
-async def end_trigger(desk: Desk, agent: Agent, name: TriggerName, reason: Reason = "") -> Done:
-    """Let a trigger start nothing any more."""
-    return await end(desk, f"{agent}/{name}", reason)
-
-
-async def retry_item(desk: Desk, agent: Agent, name: TriggerName, item: ItemName) -> Done:
-    """Let a document be tried anew that was left to people."""
-    return await retry(desk, f"{agent}/{name}", item)
+    return Done(trigger, f"{trigger} tries {row.name} again.")
 
 
 async def _trigger(desk: Desk, trigger: str) -> TriggerRow:
@@ -156,26 +142,25 @@ async def _item(desk: Desk, trigger: str, item: str) -> ItemRow:
         return found[0]
     names = ", ".join(f"{row.name} ({row.item[:SHORT]})" for row in held) or "nothing"
     if not found:
-        raise NotDone(f"No document left to you is called {item!r}: {trigger} left you {names}.", "missing")
-    return wrong(f"Several documents left to you are called {item!r}: {trigger} left you {names}.")
+        raise NotDone(f"No quarantined document is called {item!r}. Quarantined by {trigger}: {names}.", "missing")
+    return wrong(f"Several quarantined documents are called {item!r}. Quarantined by {trigger}: {names}.")
 
 
 SHOWN: Final = HOUR
-"""For so long one that is gone is shown: what died at night is still seen, and what died last week is not."""
+"""How long a dead worker is listed."""
 SHORT_VERSION: Final = 12
-"""So much of a version is shown."""
 
-Everything = Annotated[bool, Meta(description="Also those that died longer than an hour ago.")]
+Everything = Annotated[bool, Meta(description="Include those that died more than an hour ago.")]
 
 Health = Literal["alive", "waits", "draining", "lapsed", "left"]
-"""It works; others have newer files of all its agents; it is about to end; it is gone without a word; it ended."""
+"""Working; others have newer files of all its agents; about to end; lost without notice; ended."""
 
 
 class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
     """A process that runs agents, or did. `agents` has the short version of each agent's files.
 
     `waiting` are agents of which another worker has a newer version; `residents` are sessions that stay here while they
-    sleep. One that ended in good order does not say when it was last heard.
+    sleep. A worker that ended in good order has no `heard_at`.
     """
 
     worker: str
@@ -197,7 +182,7 @@ class WorkerView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def workers(desk: Desk, *, everything: Everything = False) -> Sequence[WorkerView]:
-    """List the processes that run agents: those that are alive first, then those that died within the hour, or all."""
+    """List the processes that run agents: live ones first, then those that died within the hour, or all."""
     now = desk.app.clock.now()
     rows = await desk.app.store.ask(Query("all_workers", WorkerRow))
     found = [_worker(desk, row, now) for row in rows if _theirs(desk, row.told())]
@@ -206,7 +191,7 @@ async def workers(desk: Desk, *, everything: Everything = False) -> Sequence[Wor
 
 
 def _theirs(desk: Desk, about: WorkerInfo) -> bool:
-    """Tell whether somebody may know of a worker. A process that only has a conversation says nothing of itself."""
+    """Return whether they may see a worker. A process that only holds a conversation has no kind, and is not listed."""
     return about.kind != "" and (not desk.who.agents or any(desk.who.sees(agent) for agent in about.agents))
 
 
@@ -237,7 +222,6 @@ def _worker(desk: Desk, row: WorkerRow, now: int) -> WorkerView:
 
 
 def health_of(row: WorkerRow, now: int) -> Health:
-    """Tell how a worker is, in a word."""
     about = row.told()
     if not row.alive(now):
         return "lapsed" if row.alive_until else "left"

@@ -1,13 +1,4 @@
-"""Whether an agent's files, keys, prices and sensors are there. Nothing of it is run, and no model is asked.
-
-What a look at one thing came to.
-
-Whether this machine has what agents need: prices, a sandbox, a port, and files that only their owner reads.
-
-Whether the store is sound, can grow, and what waits in it.
-
-Whether those who run agents are there, have the same files, and leave nothing lying that is due.
-"""
+"""The checks of `halter doctor`: agents, the machine, workers, the store. Nothing is run, and no model is asked."""
 
 import asyncio
 import errno
@@ -56,7 +47,7 @@ CheckStatus = Literal["ok", "warning", "problem"]
 
 
 class Check(msgspec.Struct, frozen=True):
-    """One thing that was looked at, and a sentence about it that says what to do where something is to be done."""
+    """One check, and a sentence that says what to do where something is wrong."""
 
     name: str
     verdict: CheckStatus
@@ -64,22 +55,19 @@ class Check(msgspec.Struct, frozen=True):
 
 
 def pass_check(name: str, finding: str) -> Check:
-    """Say that all is well."""
     return Check(name, "ok", finding)
 
 
 def warn_check(name: str, finding: str) -> Check:
-    """Say that somebody should have a look before the night."""
     return Check(name, "warning", finding)
 
 
 def fail_check(name: str, finding: str) -> Check:
-    """Say that it will not work like this."""
     return Check(name, "problem", finding)
 
 
 def combine_checks(name: str, checks: list[Check]) -> Check:
-    """Make one of several about the same thing: all that is not well, or if all is, all of it."""
+    """Merge checks of one thing: all findings that are not ok, or all of them."""
     for verdict in ("problem", "warning"):
         if any(each.verdict == verdict for each in checks):
             told = " ".join(each.finding for each in checks if each.verdict != "ok")
@@ -88,9 +76,7 @@ def combine_checks(name: str, checks: list[Check]) -> Check:
 
 
 ADDRESS_TIMEOUT_SECONDS: Final = 3.0
-"""For so many seconds somebody waits for an address to answer."""
 TEXT_FILE_SUFFIXES: Final = frozenset({".yaml", ".yml", ".md", ".txt", ".json"})
-"""The endings of files in which an agent's own words stand."""
 MOST_FILES: Final = 200
 LARGEST_FILE: Final = 1_000_000
 MAX_SECRETS_SHOWN: Final = 5
@@ -100,7 +86,7 @@ PORTS: Final[Mapping[str, int]] = {"http": 80, "ws": 80, "https": 443, "wss": 44
 async def check_agent(
     folder: Path, settings: Settings, environ: Mapping[str, str], fleet: "FleetConfig | None" = None
 ) -> AsyncGenerator[Check]:
-    """Look at an agent as a start would, below what holds for the `fleet`; one that cannot be read is one finding."""
+    """Check an agent as a start would, under the policy of the `fleet`; an unreadable one is one finding."""
     from halter.config.agent_files import read_agent
     from halter.config.resolve import resolve_agent
     from halter.runtime.runtime import use_local_policy
@@ -132,7 +118,7 @@ def _place(folder: Path) -> Path:
 
 
 def _written_secrets(place: Path, environ: Mapping[str, str], name: str) -> Check | None:
-    """Look for secrets in an agent's own words: they are masked where Halter writes, but they lie in the folder."""
+    """Find secrets in an agent's own files. Halter masks them in its output, but they lie in the folder."""
     from halter.redaction.redact import Redactor
 
     redact = Redactor({}, environ).redact
@@ -186,7 +172,6 @@ def _check_trust(settings: Settings, folder: Path, name: str) -> Check | None:
 
 
 def _models(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
-    """Tell whether each model that the agent names can be had: its library, its key, its price."""
     found = [_model(name, agent, environ) for name in dict.fromkeys(agent.models())]
     return combine_checks(f"{agent.policy.name} models", found) if found else None
 
@@ -216,7 +201,7 @@ def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Che
 
 
 def _secrets(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
-    """Tell which secrets the agent may use that nobody has set; their values are nobody's business."""
+    """Check that the secrets which the agent may use are set, without showing a value."""
     wanted, there = agent.policy.secrets, read_environment_secrets(environ).names()
     missing = [name for name in wanted if name not in there]
     if not wanted:
@@ -224,12 +209,12 @@ def _secrets(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None
     name = f"{agent.policy.name} secrets"
     if missing:
         variables = ", ".join(SECRET_PREFIX + each for each in missing)
-        return fail_check(name, f"Nobody has set {variables}, which the agent names: set it, or take it off `secrets`.")
+        return fail_check(name, f"{variables} is not set, and the agent needs it: set it, or remove it from `secrets`.")
     return pass_check(name, f"All are set: {', '.join(wanted)}.")
 
 
 async def _sensor(sensor: SensorSpec, folder: Path) -> Check:
-    """Try a sensor as far as that does nothing: a file is looked at, and an address is called, but asked nothing."""
+    """Probe a sensor without side effects: stat a file, connect to an address."""
     source = sensor.source
     if source.tool is not UNSET:
         return pass_check(sensor.name, f"{sensor.name} calls {source.tool}, which was not tried.")
@@ -238,12 +223,10 @@ async def _sensor(sensor: SensorSpec, folder: Path) -> Check:
     path = folder / (source.path if isinstance(source.path, str) else ".")
     if not path.exists():
         return warn_check(
-            sensor.name, f"{sensor.name} watches {path}, which is not there: it waits until somebody makes it."
+            sensor.name, f"{sensor.name} watches {path}, which does not exist: it waits until the file is there."
         )
     if not os.access(path, os.R_OK):
-        return fail_check(
-            sensor.name, f"{sensor.name} watches {path}, which you may not read: give yourself the right."
-        )
+        return fail_check(sensor.name, f"{sensor.name} watches {path}, which you may not read: change its permissions.")
     return pass_check(sensor.name, f"{sensor.name} can read {path}.")
 
 
@@ -256,25 +239,23 @@ async def _address(name: str, url: str) -> Check:
         writer.close()
     except (OSError, TimeoutError) as error:
         why = "it does not answer" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return warn_check(name, f"{name} cannot reach {host}:{port} ({why}): look whether it runs, and at the network.")
+        return warn_check(name, f"{name} cannot reach {host}:{port} ({why}): check the service and the network.")
     return pass_check(name, f"{name} reaches {host}:{port}; nothing was asked there.")
 
 
 HOST: Final = "127.0.0.1"
 PORT: Final = 8765
 MAX_PRICES_AGE_DAYS: Final = 180
-"""After so many days somebody should look for a newer table."""
+"""An older table deserves an update."""
 MACHINE_ANSWERS: Final = 2.0
 OTHERS_MODE_MASK: Final = 0o077
 
 
 def check_program() -> Check:
-    """Tell what runs here."""
     return pass_check("program", f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}.")
 
 
 def check_fleet_file(settings: Settings) -> Check:
-    """Read the fleet's file."""
     from halter.config.merge import read_fleet
     from halter.core.errors import ConfigError
 
@@ -290,7 +271,7 @@ def check_fleet_file(settings: Settings) -> Check:
 
 
 def check_prices(now: int) -> Check:
-    """Tell for how long the bundled table of prices has been here: it says nothing of its own age."""
+    """Check how long the bundled price table has been installed: it does not state its own age."""
     table = distribution("genai-prices")
     since = Path(str(table.locate_file("genai_prices/data.py"))).stat().st_mtime
     days = max(0, now // SECOND - int(since)) // 86_400
@@ -303,14 +284,13 @@ def check_prices(now: int) -> Check:
 
 
 def check_postgresql() -> Check:
-    """Tell whether there is a driver for PostgreSQL."""
     if find_spec("psycopg") is None:
         return pass_check("postgresql", "No driver here; install halter[postgres] for more than one machine.")
     return pass_check("postgresql", "The driver is here.")
 
 
 async def check_sandbox() -> Check:
-    """Run a command in the sandbox once, which looks from inside whether its walls hold."""
+    """Run a command in the sandbox, which verifies its isolation from inside."""
     from halter.tools.shell import Sandbox
 
     with tempfile.TemporaryDirectory(prefix="halter-doctor-") as root:
@@ -322,7 +302,6 @@ async def check_sandbox() -> Check:
 
 
 async def check_port(host: str = HOST, number: int = PORT) -> Check:
-    """Tell whether the usual port is free, or who has it."""
     try:
         with socket.socket() as asked:
             asked.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -355,7 +334,6 @@ async def _is_halter(host: str, number: int) -> bool:
 
 
 def check_tokens(settings: Settings) -> Check | None:
-    """Tell whether others may read who may come in."""
     path = settings.tokens
     if path is None or not path.exists():
         return None
@@ -367,12 +345,12 @@ def check_tokens(settings: Settings) -> Check | None:
 STORE_CONNECTIONS: Final = 3
 """One writes, one reads, one listens."""
 MAX_ORPHANED_TICKETS: Final = 1000
-"""So many tickets that nobody takes any more are worth a look."""
+"""More tickets without a worker are worth a warning."""
 WORKER_KIND: Final = "worker"
 
 
 class UnclaimedSessions(msgspec.Struct, frozen=True):
-    """Sessions of an agent that nobody has although they are due, or that a dead worker left; and since when."""
+    """Due sessions of an agent that no worker has taken, and since when."""
 
     agent: str
     sessions: int
@@ -380,7 +358,6 @@ class UnclaimedSessions(msgspec.Struct, frozen=True):
 
 
 async def check_workers(app: Runtime) -> AsyncGenerator[Check]:
-    """Look at those who run agents on a store, and at what they leave lying."""
     now = app.clock.now()
     found = await workers(Desk(app, Who(app.settings.person)))
     late = await app.store.ask(Query("late", UnclaimedSessions, {"before": now - MINUTE}))
@@ -397,7 +374,7 @@ async def check_workers(app: Runtime) -> AsyncGenerator[Check]:
 
 
 def check_presence(found: Sequence[WorkerView], now: int) -> Check:
-    """Tell how many run agents and where, and who of them is not well or was lost within the hour."""
+    """Count the live workers by host; report those with a problem, and those lost within the hour."""
     alive = [one for one in found if one.alive]
     ill = [f"{name_worker(one)}: {one.problem}" for one in alive if one.problem]
     if ill:
@@ -408,8 +385,8 @@ def check_presence(found: Sequence[WorkerView], now: int) -> Check:
     if gone:
         return warn_check(
             "workers",
-            f"{told} Gone without a word within the hour: {', '.join(gone)}. What they had goes on wherever a worker "
-            "has their agents. Look at their machines, and start them again where nobody else did.",
+            f"{told} Lost within the hour: {', '.join(gone)}. Their sessions move to workers with the same agents. "
+            "Check their machines, and restart them.",
         )
     return pass_check("workers", told)
 
@@ -419,7 +396,6 @@ def _processes(count: int) -> str:
 
 
 def check_versions(found: Sequence[WorkerView]) -> Check | None:
-    """Tell if workers of several versions of this program work side by side."""
     known: dict[str, set[str]] = {}
     for one in found:
         if one.alive:
@@ -435,7 +411,6 @@ def check_versions(found: Sequence[WorkerView]) -> Check | None:
 
 
 def check_agent_files(found: Sequence[WorkerView]) -> Check | None:
-    """Tell which workers wait because others have newer files of their agents."""
     waiting = [
         f"{name_worker(one)}: {describe_outdated_agents(one)}"
         for one in found
@@ -445,46 +420,41 @@ def check_agent_files(found: Sequence[WorkerView]) -> Check | None:
 
 
 def check_due_sessions(late: Sequence[UnclaimedSessions], found: Sequence[WorkerView], now: int) -> Check:
-    """Tell what has been due for more than a minute and is taken by nobody, and why that is."""
+    """Report sessions that have been due for more than a minute without a worker, and why."""
     alive = [one for one in found if one.alive]
     checks = [check for each in late if (check := _check_unclaimed(each, alive, now)) is not None]
     if not checks:
-        return pass_check("due", "Nothing that is due is left lying.")
+        return pass_check("due", "No due session waits for a worker.")
     told = " ".join(check.finding for check in checks)
     return fail_check("due", told) if any(check.verdict == "problem" for check in checks) else warn_check("due", told)
 
 
 def _check_unclaimed(late: UnclaimedSessions, alive: Collection[WorkerView], now: int) -> Check | None:
     since = "" if late.since is None else f" for {format_duration(now - late.since)}"
-    what = f"{late.agent} has {format_count(late.sessions, 'session')} that {_has(late.sessions)} been due{since}, and"
+    have = "has" if late.sessions == 1 else "have"
+    what = f"{late.agent} has {format_count(late.sessions, 'session')} that {have} been due{since}, and"
     having = [one for one in alive if late.agent in one.agents]
     taking = [one for one in having if one.health == "alive" and late.agent not in one.waiting]
     if not having:
         told = (
-            f"{what} no process that is alive has its folder: give it to `halter up` or `halter worker`, or if nobody "
-            f"needs it any more, run halter off {late.agent}."
+            f"{what} no live process has its folder: give it to `halter up` or `halter worker`, or run "
+            f"halter off {late.agent}."
         )
         # Before a start nothing runs, and that is nothing wrong.
         return fail_check("due", told) if alive else warn_check("due", told)
     if not taking:
         told = (
-            f"{what} those who have its folder wait for newer files, or are about to end "
-            f"({', '.join(map(name_worker, having))}): bring its folder to the newest version there, and "
-            "start them again."
+            f"{what} the workers with its folder wait for newer files, or are about to end "
+            f"({', '.join(map(name_worker, having))}): update its folder there, and restart them."
         )
         return fail_check("due", told)
     if all(one.awake >= one.concurrency for one in taking):
-        told = f"{what} all who have its folder have their hands full: start another worker, or raise --concurrency."
+        told = f"{what} all workers with its folder are busy: start another worker, or raise --concurrency."
         return warn_check("due", told)
     return None
 
 
-def _has(count: int) -> str:
-    return "has" if count == 1 else "have"
-
-
 async def _pressure(app: Runtime, found: Sequence[WorkerView], now: int) -> AsyncGenerator[Check]:
-    """Look at what workers ask of PostgreSQL."""
     from halter.dispatch.ticket_queue import CONNECTIONS, name_queue
     from halter.journal.connection import measure_pressure
 
@@ -495,12 +465,11 @@ async def _pressure(app: Runtime, found: Sequence[WorkerView], now: int) -> Asyn
     # One more connection than it pools hears of new tickets.
     yield check_connections(pressed.most, pressed.used, kinds, STORE_CONNECTIONS + CONNECTIONS + 1)
     waiting = [each for each in pressed.queued if each.queue in served]
-    nobodys = sum(each.jobs for each in pressed.queued if each.queue not in served)
-    yield check_queue(sum(each.jobs for each in waiting), max((each.age for each in waiting), default=0), nobodys)
+    orphaned = sum(each.jobs for each in pressed.queued if each.queue not in served)
+    yield check_queue(sum(each.jobs for each in waiting), max((each.age for each in waiting), default=0), orphaned)
 
 
 def check_connections(most: int, used: int, kinds: Sequence[str], each: int) -> Check:
-    """Tell whether PostgreSQL has connections for all who run agents, and for one more."""
     needed = sum(each if kind == WORKER_KIND else STORE_CONNECTIONS for kind in kinds)
     told = (
         f"PostgreSQL has {most:,} connections for programs, of which {used:,} are in use; those who run agents here "
@@ -511,34 +480,29 @@ def check_connections(most: int, used: int, kinds: Sequence[str], each: int) -> 
     return pass_check("connections", f"{told}.")
 
 
-def check_queue(waiting: int, age: int, nobodys: int) -> Check:
-    """Tell whether tickets pile up: with those who should take them, or where nobody takes them any more."""
+def check_queue(waiting: int, age: int, orphaned: int) -> Check:
+    """Check whether tickets pile up, with or without a worker to take them."""
     if age > MINUTE:
         return warn_check(
             "queue",
-            f"{format_count(waiting, 'ticket')} wait in the queue, the oldest for {format_duration(age)}: "
-            "the workers have "
-            "their hands full, or do not reach PostgreSQL. Look at their logs; start another, or raise --concurrency.",
+            f"{format_count(waiting, 'ticket')} wait in the queue, the oldest for {format_duration(age)}: the workers "
+            "are busy, or cannot reach PostgreSQL. Check their logs; start another, or raise --concurrency.",
         )
-    if nobodys > MAX_ORPHANED_TICKETS:
+    if orphaned > MAX_ORPHANED_TICKETS:
         return warn_check(
             "queue",
-            f"{format_count(nobodys, 'ticket')} are left over from versions that nobody runs any more. "
-            "They do no harm, for "
-            "their sessions were offered anew; remove them from procrastinate_jobs when it suits you.",
+            f"{format_count(orphaned, 'ticket')} are left over from versions that no worker runs. They do no harm: "
+            "their sessions were offered again. Remove them from procrastinate_jobs at your leisure.",
         )
     return pass_check("queue", f"{format_count(waiting, 'ticket')} in the queue, none of them old.")
 
 
 MAX_HOLD_AGE: Final = HOUR
 WARN_DISK_BYTES: Final = 1 << 30
-"""With less room than this on the disk somebody should look."""
 MIN_DISK_BYTES: Final = 100 << 20
 
 
 class StoreCounts(msgspec.Struct, frozen=True):
-    """How much a store holds."""
-
     events: int
     streams: int
     sessions: int
@@ -547,14 +511,11 @@ class StoreCounts(msgspec.Struct, frozen=True):
 
 
 class StoreMeta(msgspec.Struct, frozen=True):
-    """What a store says of itself."""
-
     name: str
     value: str
 
 
 async def check_store(app: Runtime) -> AsyncGenerator[Check]:
-    """Look at an opened store."""
     from halter.journal.open import find_store_file
 
     yield await _counts(app)
@@ -579,11 +540,11 @@ async def _counts(app: Runtime) -> Check:
 
 
 def _file(path: Path) -> Check:
-    """Look at the file itself: whether it can be written, and whether SQLite finds its pages in order."""
+    """Check that the file is writable, and that SQLite finds its pages in order."""
     from halter.journal.sqlite import is_read_only, open_read_only
 
     if is_read_only(str(path)):
-        return fail_check("file", f"{path} may only be read: give yourself the right to write it and its folder.")
+        return fail_check("file", f"{path} is read-only: make it and its folder writable.")
     try:
         with closing(open_read_only(str(path))) as connection:
             (said,) = connection.execute("PRAGMA quick_check(1)").fetchone()
@@ -595,7 +556,6 @@ def _file(path: Path) -> Check:
 
 
 def check_disk(folder: Path) -> Check:
-    """Tell how much room is left where the journal grows."""
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -609,7 +569,7 @@ def check_disk(folder: Path) -> Check:
 
 
 async def _clock(app: Runtime) -> Check:
-    """Compare this machine's clock with a server's. A store that is a file has this machine's own."""
+    """Compare this machine's clock with the server's. A store that is a file uses this machine's."""
     if isinstance(app.clock, StoreClock):
         await sync_store_clock(app.store, app.clock)
         if refusal := app.clock.refusal():
@@ -627,7 +587,7 @@ def _checkpoints(app: Runtime) -> Check:
 
 
 async def read_local_policy(app: Runtime) -> "FleetConfig | None":
-    """Tell what holds for agents here; None where the store's policy, or the file here, cannot be read."""
+    """Read the policy in force here; None where it cannot be read."""
     from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     try:
@@ -637,7 +597,7 @@ async def read_local_policy(app: Runtime) -> "FleetConfig | None":
 
 
 async def _policy(app: Runtime) -> Check:
-    """Compare the store's policy with what is written here."""
+    """Compare the store's policy with the local file."""
     from halter.runtime.runtime import read_local_fleet, resolve_effective_policy
 
     try:
@@ -661,14 +621,13 @@ async def _holds(app: Runtime) -> Check:
         count = "1 hold" if len(old) == 1 else f"{len(old):,} holds"
         finding = (
             f"{count} older than an hour (the oldest {oldest}, session {old[0].session}): such a session waits for a "
-            "worker, or for somebody to say what became of it. No timer ever frees a hold."
+            "worker, or for a person to say what became of it. No timer frees a hold."
         )
         return warn_check("holds", finding)
     return pass_check("holds", f"{len(holds)} open, none of them old.")
 
 
 async def _switches(app: Runtime) -> Check:
-    """Tell which agents may run by themselves, and which of them wait for a person."""
     rows = await app.store.ask(Query("all_agents", AgentRow))
     told = [f"{row.agent} is {'on' if row.switched_on else 'off'}, by {row.by}" for row in rows]
     sessions = await app.store.ask(Query("sessions_under_way", SessionRow))

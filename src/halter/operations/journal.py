@@ -1,4 +1,4 @@
-"""The journal as a whole: verified, exported and erased."""
+"""The whole journal: verify, export, erase."""
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Hears how many streams are done, of how many."""
-Rebuild = Annotated[bool, Meta(description="Afterwards make all tables anew from the events, if those are sound.")]
-Children = Annotated[bool, Meta(description="With its sub-sessions, and theirs.")]
-Confirmed = Annotated[bool, Meta(description="true, if you know what is done: it cannot be undone.")]
-Age = Annotated[int, Meta(ge=0, le=36_500 * 86_400, description="Sessions that ended so many seconds ago.")]
+Rebuild = Annotated[bool, Meta(description="Then rebuild all tables from the events, if these are sound.")]
+Children = Annotated[bool, Meta(description="Include all sub-sessions.")]
+Confirmed = Annotated[bool, Meta(description="Must be true: this cannot be undone.")]
+Age = Annotated[int, Meta(ge=0, le=36_500 * 86_400, description="Sessions that ended that many seconds ago.")]
 Sessions = Annotated[Sequence[Name], Meta(max_length=1000, description="The sessions, by their ids.")]
-Messages = Annotated[bool, Meta(description="What was said outside of sessions, and questions that are answered.")]
+Messages = Annotated[bool, Meta(description="Messages outside of sessions, and answered questions.")]
 
 
 class Verified(IntegrityReport, frozen=True, kw_only=True):
-    """What verifying a journal found, and whether its tables were made anew."""
+    """What verifying found, and whether the tables were rebuilt."""
 
     rebuilt: bool = False
 
 
 async def verify(desk: Desk, *, rebuild: Rebuild = False, progress: Progress = lambda _, __: None) -> Verified:
-    """Look for any event that was edited, deleted, moved or repeated, and for tables that disagree with the events."""
+    """Find events that were edited, deleted, moved or repeated, and tables that disagree with the events."""
     desk.demand_role("admin", "verify the journal")
     desk.demand_all("verify the journal")
     app = desk.app
@@ -54,7 +54,7 @@ async def verify(desk: Desk, *, rebuild: Rebuild = False, progress: Progress = l
 
 
 def trusted_keys(app: Runtime) -> frozenset[str]:
-    """Trust the key beside the signing key; before the first checkpoint there is none."""
+    """Read the public key beside the signing key; before the first checkpoint there is none."""
     try:
         path = public_key_path(app.settings.signing_key)
         return read_public_keys(path) if path.exists() else frozenset()
@@ -66,20 +66,6 @@ def trusted_keys(app: Runtime) -> frozenset[str]:
 
 
 async def erase(
-    desk: Desk, *, sessions: Sequence[str] = (), older_than: int | None = None, messages: bool = False, reason: str = ""
-) -> Erasure:
-    """Erase what was said in sessions that have ended, for good. What happened, and its chain, stay."""
-    desk.demand_role("admin", "erase anything")
-    desk.demand_all("erase anything")
-    store, by = desk.app.store, desk.who.name
-    if older_than is not None:
-        return await retention.erase_older_than(store, older_than, by, reason or "retention")
-    if messages:
-        return await retention.erase_messages(store, by, reason)
-    return await retention.erase_session_bodies(store, sessions, by, reason)
-
-
-async def erase_confirmed(
     desk: Desk,
     *,
     confirmed: Confirmed,
@@ -88,26 +74,30 @@ async def erase_confirmed(
     messages: Messages = False,
     reason: Reason = "",
 ) -> Erasure:
-    """Erase what was said in sessions that have ended, for good."""
+    """Erase the bodies of sessions that have ended, for good. The facts and their chain stay."""
     desk.demand("admin", "erase anything")
     desk.demand_all("erase anything")
     if (bool(sessions), older_than_seconds is not None, messages).count(True) != 1:
         wrong("Name either sessions, an age (older_than_seconds) or messages.")
     if not confirmed:
         wrong("This cannot be undone: confirm it with `confirmed: true`.")
-    older_than = None if older_than_seconds is None else older_than_seconds * SECOND
-    return await erase(desk, sessions=sessions, older_than=older_than, messages=messages, reason=reason)
+    store, by = desk.app.store, desk.who.name
+    if older_than_seconds is not None:
+        return await retention.erase_older_than(store, older_than_seconds * SECOND, by, reason or "retention")
+    if messages:
+        return await retention.erase_messages(store, by, reason)
+    return await retention.erase_session_bodies(store, sessions, by, reason)
 
 
 async def sessions_below(desk: Desk, session: str) -> list[str]:
-    """Find all sub-sessions of a session that are theirs to see, and those below them."""
+    """Find all descendants of a session that they may see."""
     rows = await desk.app.store.ask(Query("children_of", SessionRow, {"session": session}))
     seen = [row.session for row in rows if desk.who.sees(row.agent)]
     return [name for each in seen for name in (each, *await sessions_below(desk, each))]
 
 
 async def export(desk: Desk, session: Session, *, children: Children = False) -> AsyncGenerator[Any]:
-    """Export a session's journal, with its inbox and its receipt, as JSON lines that anyone can check."""
+    """Export a session's journal, with its inbox and receipt, as JSON lines that anyone can check."""
     whole = (await desk.session(session)).session
     sessions = [whole, *(await sessions_below(desk, whole) if children else ())]
     now = desk.app.clock.now()

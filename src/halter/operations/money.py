@@ -1,13 +1,7 @@
-"""What stands against every cap, and a person's word to raise or lower one.
+"""Budgets, caps and the policy of the store.
 
-The budgets that count at a moment, found without a walk through those of all that ever was.
-
-The cap of a session as it was written, and what of it is kept for its last words.
-
-A hold carries the cap without what is kept, so a row of the store does not tell the two apart. What a session was begun
-with does.
-
-The policy of the store: what it says, how a file differs from it, and a person's word to change it.
+A hold carries a session's cap without what is kept for its wrap-up, so a row of the store does not tell the two apart;
+the session's definition does.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -51,18 +45,18 @@ from halter.core.ports import Query, Store
 from halter.core.rows import HoldRow, SessionRow
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
 from halter.guard.judge import adopt_policy
-from halter.guard.ledger import change_cap as changing
+from halter.guard.ledger import change_cap
 from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Scope, readable, refused, wrong
 from halter.runtime.runtime import DEFAULT_FLEET, make_adoption_event, read_stored_policy
 
 MAX_ENDED_SESSIONS: Final = 20
-"""So many sessions are shown that ended last."""
+"""How many of the sessions that ended last are shown."""
 
 
 async def read_current_budgets(store: Store, now: int, ended: int = MAX_ENDED_SESSIONS) -> list[BudgetRow]:
-    """List what stands against the caps that count now, and against whatever is still held for a window that is over.
+    """List the budgets of current windows, and of past ones that still hold something.
 
-    A day begins up to fourteen hours earlier in other zones, so windows are looked for from a day ago on.
+    A day begins up to fourteen hours earlier in other zones, so windows are searched from a day ago on.
     """
     earlier = now - DAY
     windows = {"hour": window_at("hour", now), "day": window_at("day", earlier), "month": window_at("month", earlier)}
@@ -80,11 +74,11 @@ def _key(row: BudgetRow) -> tuple[str, str, str]:
 
 
 MAX_SINGLE_LOOKUPS: Final = 50
-"""So many sessions are looked up by name; of more, all are listed."""
+"""Up to this many sessions are looked up one by one; beyond it, all are read."""
 
 
 class WrittenCap(msgspec.Struct, frozen=True):
-    """A session's cap as it was written, and how much of it is kept; None is no cap."""
+    """A session's configured cap, and how much of it is kept; None is no cap."""
 
     cap: int | None
     kept: int = 0
@@ -101,7 +95,7 @@ class _Definition(msgspec.Struct, frozen=True):
 
 
 async def read_written_caps(store: Store, rows: Sequence[BudgetRow]) -> Mapping[str, WrittenCap]:
-    """Find the written caps of the sessions among some budgets, by their scopes."""
+    """Find the configured caps of the sessions among some budgets, by scope."""
     names = {row.scope: session_of(StreamId(row.scope)) or "" for row in rows if _is_own(row)}
     sessions = await _sessions(store, set(names.values()))
     policies: dict[str, _Policy | None] = {}
@@ -126,7 +120,7 @@ def _is_own(row: BudgetRow) -> bool:
 
 
 def compute_written_cap(row: BudgetRow, session: SessionRow, policy: _Policy, trigger: AnyTrigger | None) -> WrittenCap:
-    """Work a session's cap out as its standing does; one that is over, or is played, keeps nothing."""
+    """Compute a session's cap as the guard does; one that is over, or plays a playbook, keeps nothing."""
     own = (policy.caps if trigger is None else inherit_trigger_caps(policy.caps, trigger)).session.max_cost_usd
     base = row.cap if row.cap_by == CARVED_CAP else own
     plays = trigger is not None and trigger.playbook is not UNSET
@@ -146,7 +140,7 @@ async def _sessions(store: Store, names: set[str]) -> Mapping[str, SessionRow]:
 
 
 async def _policy(store: Store, definition: str) -> _Policy | None:
-    """Read the policy of a definition; None where there is none, or only one of a program that keeps nothing."""
+    """Read the policy of a definition; None if there is none, or if it keeps nothing."""
     try:
         return msgspec.json.decode(await store.get(Digest(definition)), type=_Definition).policy if definition else None
     except (KeyError, ValueError, msgspec.MsgspecError):
@@ -154,7 +148,7 @@ async def _policy(store: Store, definition: str) -> _Policy | None:
 
 
 async def _trigger(store: Store, trigger: str) -> AnyTrigger | None:
-    # Most budgets are of no trigger, and a command that lists them should come at once.
+    # Imported late: most budgets belong to no trigger, and listing them should be fast.
     from halter.runtime.session_builder import find_trigger_row, read_trigger_record
 
     row = await find_trigger_row(store, trigger)
@@ -163,17 +157,17 @@ async def _trigger(store: Store, trigger: str) -> AnyTrigger | None:
 
 
 Direction = Literal["raise", "lower"]
-Way = Annotated[Direction, Meta(description="Which way it is changed; a slip in the amount is refused.")]
+Way = Annotated[Direction, Meta(description="raise or lower; an amount that does the opposite is refused.")]
 Window = Annotated[
     Name,
     Meta(description="Which window, as in day/2026-11-15, if there are several.", extra={"metavar": "WINDOW"}),
 ]
-Everything = Annotated[bool, Meta(description="Show windows that are over, too.")]
+Everything = Annotated[bool, Meta(description="Include windows that are over.")]
 LARGEST: Final = 10**12 * DOLLAR
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """What was spent on one thing, by one agent, for one purpose."""
+    """What one agent spent on one thing for one purpose."""
 
     agent: str
     purpose: str
@@ -186,8 +180,6 @@ class Spending(msgspec.Struct, frozen=True):
 
 
 class _Sum(msgspec.Struct, frozen=True):
-    """The same as the store has it: in micro-dollars."""
-
     agent: str
     purpose: str
     name: str
@@ -203,10 +195,10 @@ class _Sum(msgspec.Struct, frozen=True):
 
 
 class Budget(msgspec.Struct, frozen=True):
-    """What stands against one cap, in its unit: dollars for `usd`, counts for `tokens` and `requests`.
+    """One cap, in its unit: dollars for `usd`, counts for `tokens` and `requests`.
 
-    `cap` is the one that was written; `kept` is the part of it that a session keeps for its last words. `cap_by` is the
-    person who set the cap; where nobody did, the configuration says it.
+    `cap` is the configured one; `kept` is the part of it that a session keeps for its wrap-up. `cap_by` is the person
+    who set the cap; empty means the configuration.
     """
 
     scope: str
@@ -222,7 +214,6 @@ class Budget(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, row: BudgetRow, written: WrittenCap | None = None) -> "Budget":
-        """Show a row of the store, with its cap as it was `written` where that is known."""
         known = WrittenCap(row.cap) if written is None else written
         amounts = {name: to_unit_amount(getattr(row, name), row.unit) for name in ("spent", "held", "overrun")}
         cap = None if known.cap is None else to_unit_amount(known.cap, row.unit)
@@ -231,11 +222,10 @@ class Budget(msgspec.Struct, frozen=True):
 
     @property
     def left(self) -> Decimal | None:
-        """What may still be spent before its last words; None where there is no cap."""
+        """What may still be spent before the wrap-up; None without a cap."""
         return None if self.cap is None else self.cap - self.spent - self.held - self.kept
 
     def told(self) -> str:
-        """Say what is spent of a cap, and what of it is kept."""
         cap = "no cap" if self.cap is None else format_unit_amount(self.cap, self.unit)
         held = f" and {format_unit_amount(self.held, self.unit)} held" if self.held else ""
         kept = f" ({format_unit_amount(self.kept, self.unit)} kept for the last words)" if self.kept else ""
@@ -243,20 +233,19 @@ class Budget(msgspec.Struct, frozen=True):
 
 
 async def shown_budgets(store: Store, rows: Sequence[BudgetRow]) -> Sequence[Budget]:
-    """Show rows of the store with the caps of their sessions as they were written."""
     caps = await read_written_caps(store, rows)
     return [Budget.of(row, caps.get(row.scope) if row.unit == "usd" else None) for row in rows]
 
 
 class Budgets(msgspec.Struct, frozen=True):
-    """The caps that count, and what the last day was spent on."""
+    """Current caps, and what the last day was spent on."""
 
     budgets: Sequence[Budget]
     last_day: Sequence[Spending]
 
 
 async def budgets(desk: Desk, *, everything: Everything = False) -> Budgets:
-    """List every cap that counts now, or that ever did, with what is spent and held against it."""
+    """List current caps, or all that ever were, with what is spent and held against them."""
     now = desk.app.clock.now()
     rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
     spent = await desk.app.store.ask(Query("spent_by_purpose", _Sum, {"since": now - DAY}))
@@ -265,13 +254,13 @@ async def budgets(desk: Desk, *, everything: Everything = False) -> Budgets:
 
 
 def is_current(row: BudgetRow, now: int) -> bool:
-    """Tell whether a window is not over yet, or still holds something. A minute that is over holds nobody back."""
+    """Return whether a window is not over, or still holds something. A past minute does not count."""
     end = row.ends_at
     return end is None or end > now or (row.held > 0 and row.window != MINUTE_WINDOW)
 
 
 class CapSet(Done, frozen=True):
-    """A cap as a person has set it; what was spent and held beyond it by then is an overrun."""
+    """A cap as a person set it; what was spent and held beyond it by then is an overrun."""
 
     scope: str
     window: str
@@ -281,43 +270,36 @@ class CapSet(Done, frozen=True):
     reason: str = ""
 
 
-async def change_cap(
-    desk: Desk, direction: Direction, scope: str, cap: int | None, window: str = "", reason: str = ""
+async def set_cap(
+    desk: Desk, direction: Way, scope: Scope, cap: Dollars, window: Window = "", reason: Reason = ""
 ) -> CapSet:
-    """Raise or lower a cap, for one window or for a session's whole life. It is recorded with a name."""
+    """Raise or lower a cap, for one window or for a session's whole life."""
     desk.demand("operator", "change a cap")
+    amount = amount_of(cap)
     await desk.demand_scope(scope, "change the cap of the fleet")
     _refuse_no_window(window)
     now = desk.app.clock.now()
     waiting = await list_pending_decisions(desk.app.store, now)
     asking = [one for one in waiting if one.about == "cap_raise" and one.subject == scope]
     row = _chosen(await _with_asked(desk, scope, asking), scope, window, now)
-    _refuse_wrong_direction(direction, row, cap)
+    _refuse_wrong_direction(direction, row, amount)
     account = Account(row.scope, row.window, row.unit)
-    write = changing(account, cap, desk.who.name, desk.app.ids.new(), reason)
+    write = change_cap(account, amount, desk.who.name, desk.app.ids.new(), reason)
     events = (await desk.app.store.commit(write)).events
     if not events:
         refused(_carved(scope))
     for one in asking if direction == "raise" and not account.window else ():
-        # The session goes on by the raise itself; so nobody needs to be asked about it any more.
+        # The raise itself lets the session continue, so the question is answered.
         await desk.app.store.commit(answer_decision(one, "approve", desk.who.name, desk.app.ids.new(), reason))
     beyond = sum(stored.event.overrun for stored in events if isinstance(stored.event, CapChanged))
-    cap_usd = None if cap is None else micros_to_usd(cap)
-    limit = "no cap" if cap is None else f"a cap of {format_micros(cap)}"
-    sentence = f"{scope} has {limit} now; it stands in the journal with your name."
+    cap_usd = None if amount is None else micros_to_usd(amount)
+    limit = "no cap" if amount is None else f"a cap of {format_micros(amount)}"
+    sentence = f"{scope} has {limit} now; the journal records it with your name."
     return CapSet(scope, sentence, row.scope, row.window, cap_usd, desk.who.name, micros_to_usd(beyond), reason)
 
 
-async def set_cap(
-    desk: Desk, direction: Way, scope: Scope, cap: Dollars, window: Window = "", reason: Reason = ""
-) -> CapSet:
-    """Raise or lower a cap, for one window or for a session's whole life."""
-    desk.demand("operator", "change a cap")
-    return await change_cap(desk, direction, scope, amount_of(cap), window, reason)
-
-
 async def _seen(desk: Desk, *, everything: bool = False) -> Sequence[BudgetRow]:
-    """List the budgets that are theirs to see. Of all agents' money nobody is told who sees only some."""
+    """List the budgets that they may see. The fleet's is for those who see all agents."""
     store, now = desk.app.store, desk.app.clock.now()
     rows = await (store.ask(Query("budgets", BudgetRow)) if everything else read_current_budgets(store, now))
     return [row for row in rows if not desk.who.agents or await _is_theirs(desk, row.scope)]
@@ -329,16 +311,16 @@ async def _is_theirs(desk: Desk, scope: str) -> bool:
 
 
 async def _with_asked(desk: Desk, scope: str, asking: Sequence[PendingDecision]) -> Sequence[BudgetRow]:
-    """List the budgets of a scope; also that of a session which asks for more before anything was ever held for it.
+    """List the budgets of a scope; also that of a session which asks for more before anything was held for it.
 
-    Where there are none, the others tell what could have been meant.
+    If there are none, return all others, for the error message.
     """
     rows = await desk.app.store.ask(Query("budgets_of", BudgetRow, {"scope": scope}))
     return rows or [BudgetRow(one.subject, "", "usd") for one in asking[:1]] or await _seen(desk)
 
 
 def refuse_no_raise(asked: PendingDecision, cap: int | None) -> None:
-    """Refuse a cap that is no higher than the one that was asked about, which the question's digest names."""
+    """Refuse a cap that is no higher than the one in the question, which its digest names."""
     old = int(asked.digest.rpartition("=")[2])
     if cap is not None and cap <= old:
         wrong(f"The cap of {asked.subject} is {format_micros(old)} now: that would not raise it.")
@@ -352,7 +334,7 @@ def _carved(scope: str) -> str:
 
 
 async def refuse_beyond_carved(desk: Desk, scope: str, cap: int | None) -> None:
-    """Refuse to give a sub-session more than what was carved out for it."""
+    """Refuse to give a sub-session more than was carved out for it."""
     session = session_of(StreamId(scope)) or ""
     holds = await desk.app.store.ask(Query("holds_of", HoldRow, {"session": session}))
     carved = [leg.amount for hold in holds if hold.hold == session for leg in hold.taken() if leg.unit == "usd"]
@@ -361,7 +343,7 @@ async def refuse_beyond_carved(desk: Desk, scope: str, cap: int | None) -> None:
 
 
 def amount_of(text: str) -> int | None:
-    """Read a cap that was typed; none is no cap."""
+    """Parse a cap in dollars; `none` is no cap."""
     if text.lower() == "none":
         return None
     try:
@@ -384,7 +366,6 @@ def _refuse_no_window(window: str) -> None:
 
 
 def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> BudgetRow:
-    """Find the one budget that is meant; say which there are if it is not clear."""
     known = [row for row in rows if row.scope == scope and row.unit == "usd"]
     found = [row for row in known if (row.window == window if window else is_current(row, now))]
     if len(found) == 1:
@@ -401,7 +382,7 @@ def _chosen(rows: Sequence[BudgetRow], scope: str, window: str, now: int) -> Bud
 
 
 def _refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | None) -> None:
-    """Keep a slip of the finger from turning a raise into a cut, or a cut into a raise."""
+    """Keep a typo from turning a raise into a cut, or a cut into a raise."""
     if row.cap_at == 0:
         return
     new, old = (float("inf") if cap is None else cap for cap in (amount, row.cap))
@@ -412,11 +393,11 @@ def _refuse_wrong_direction(direction: Direction, row: BudgetRow, amount: int | 
 
 NONE_YET: Final = "This store has no policy yet: the first halter.yaml that is used on it becomes its policy."
 ORDER: Final[tuple[DifferenceKind, ...]] = ("looser", "fixed", "free", "stricter")
-"""What a person has to see first."""
+"""What a person must see comes first."""
 
 
 class StorePolicy(msgspec.Struct, frozen=True):
-    """The store's policy as it was written; without a digest, the store has none."""
+    """The store's policy; without a digest, the store has none."""
 
     policy: Mapping[str, Any]
     digest: str = ""
@@ -428,7 +409,7 @@ class StorePolicy(msgspec.Struct, frozen=True):
 async def show(desk: Desk) -> StorePolicy:
     """Show the policy that binds every process on the store, who adopted it, and when.
 
-    What it says is for those who see all agents. Without a digest there is none.
+    Its content is for those who see all agents. Without a digest there is none.
     """
     row = await read_stored_policy(desk.app.store)
     if row is None:
@@ -438,7 +419,7 @@ async def show(desk: Desk) -> StorePolicy:
 
 
 def lines_of(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Write a policy as one line for each value."""
+    """Flatten a policy to one line for each value."""
     if isinstance(value, dict) and value:
         for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]  It is JSON.
             yield from lines_of(item, f"{path}.{key}".removeprefix("."))
@@ -447,19 +428,19 @@ def lines_of(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def differences(policy: StorePolicy, written: FleetConfig) -> Sequence[PolicyDifference]:
-    """Tell what would change if a file became the store's policy, what it loosens first."""
+    """List what a file would change in the store's policy, looser keys first."""
     before = parse_stored_fleet(canonicalize_policy(policy.policy)) if policy.digest else DEFAULT_FLEET
     found = merge_with_policy(before, written).differences
     return sorted(found, key=lambda each: ORDER.index(each.how))
 
 
 async def apply(desk: Desk, policy: StorePolicy, written: FleetConfig, reason: str = "") -> FleetPolicyAdopted:
-    """Make a file the store's policy, in place of the one that was shown. It is recorded with a name."""
+    """Make a file the store's policy, in place of the one that was shown."""
     desk.demand("admin", "change the store's policy")
     desk.demand_all("change the store's policy")
     loosens = tuple(each.key for each in differences(policy, written) if each.how == "looser")
     event = make_adoption_event(written, desk.who.name, replaces=policy.digest, loosens=loosens, reason=reason)
     events = (await desk.app.store.commit(adopt_policy(event, desk.app.ids.new()))).events
     if not events:
-        refused("Somebody else has changed the store's policy meanwhile: look at it again, with halter policy.")
+        refused("The store's policy has changed meanwhile: look at it again with halter policy.")
     return event

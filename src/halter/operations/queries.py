@@ -1,7 +1,4 @@
-"""What a person can see: sessions and what happened in them, the fleet as it stands, what was spent.
-
-Who called which tool, with what outcome, and who agreed to it.
-"""
+"""What can be seen: sessions and their events, the fleet, spending, the audit."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -34,15 +31,15 @@ MOST: Final = 1_000_000
 MOST_PARTS: Final = 1000
 MOST_NEWS: Final = 20
 CHANGES: Final = 200
-"""So many changes of sensors are looked through for how each of them is."""
+"""How many sensor changes are searched for the latest of each sensor."""
 
 Parts = Annotated[int, Meta(ge=1, le=MOST_PARTS, description="How many parts.")]
 After = Annotated[int, Meta(ge=0, le=LATEST, description="Only events after this sequence number.")]
-Inbox = Annotated[bool, Meta(description="What came into its inbox instead.")]
+Inbox = Annotated[bool, Meta(description="Read its inbox instead.")]
 
 
 class AgentNews(msgspec.Struct, frozen=True):
-    """Something that an agent, or the runtime about it, told in the app."""
+    """A notice that an agent, or the runtime about it, sent to the app."""
 
     agent: str
     queued_at: int
@@ -50,13 +47,12 @@ class AgentNews(msgspec.Struct, frozen=True):
 
     @property
     def subject(self) -> str:
-        """What it is about, on one line."""
         telling = parse_notification(self.body or b"{}")
         return to_one_line(telling.subject or shorten(telling.text, 120)) or "(erased)"
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent as it stands. Without a session nothing of it is under way; `burn_usd` is what its last hour cost."""
+    """An agent now. Without a session nothing of it is under way; `burn_usd` is the cost of its last hour."""
 
     agent: str
     on: bool | None = None
@@ -74,7 +70,7 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FactView(msgspec.Struct, frozen=True):
-    """A value of hot state as it was last kept, when it was written, and by whom."""
+    """A value of hot state as last saved, when it was written, and by whom."""
 
     value: Any
     at: int
@@ -82,21 +78,21 @@ class FactView(msgspec.Struct, frozen=True):
 
 
 class HotStateView(msgspec.Struct, frozen=True):
-    """What a session knew when that was last kept; None for `at` where nothing was."""
+    """A session's hot state as last saved; `at` is None if it never was."""
 
     at: int | None = None
     facts: Mapping[str, FactView] = {}
 
 
 class Saw(msgspec.Struct, frozen=True):
-    """What a turn saw of the hot state."""
+    """The hot state that a turn saw."""
 
     at: int
     values: Mapping[str, Any]
 
 
 class SpendingPart(msgspec.Struct, frozen=True):
-    """What an agent spent in one part of a time."""
+    """What an agent spent in one part of a period."""
 
     part: int
     agent: str
@@ -104,8 +100,6 @@ class SpendingPart(msgspec.Struct, frozen=True):
 
 
 class _Sum(msgspec.Struct, frozen=True):
-    """The same as the store has it: in micro-dollars."""
-
     part: int
     agent: str
     usd: int
@@ -120,7 +114,7 @@ class _Kind(msgspec.Struct, frozen=True):
 
 
 async def session(desk: Desk, session: Session) -> SessionRow:
-    """Show where a session stands."""
+    """Show a session."""
     return await desk.session(session)
 
 
@@ -137,13 +131,11 @@ async def sessions(desk: Desk, agent: Agent = "", limit: Limit = 50) -> Sequence
 
 
 async def sessions_under_way(desk: Desk) -> Sequence[SessionRow]:
-    """List the sessions that are not over, the newest first."""
     rows = await desk.app.store.ask(Query("sessions_under_way", SessionRow))
     return [row for row in rows if desk.who.sees(row.agent)]
 
 
 async def agents_seen(store: Store) -> frozenset[str]:
-    """Name the agents that ever had a session here."""
     return frozenset(row.agent for row in await store.ask(Query("agents_seen", _Agent)))
 
 
@@ -154,21 +146,19 @@ class _Agent(msgspec.Struct, frozen=True):
 async def event_objects(
     desk: Desk, session: Session, *, after: After = 0, limit: Count = PAGE, inbox: Inbox = False
 ) -> Sequence[dict[str, Any]]:
-    """Read the events of a session in their order, or what came into its inbox; page on by the last `seq`."""
+    """Read the events of a session, or of its inbox, in order; page on by the last `seq`."""
     return [serialize_event(stored) for stored in await events(desk, session, after, limit, inbox=inbox)]
 
 
 async def events(
     desk: Desk, session: str, after: int = 0, limit: int = PAGE, *, inbox: bool = False
 ) -> Sequence[Stored]:
-    """Read events of a session in their order, or what came into its inbox."""
     row = await desk.session(session)
     stream = inbox_stream(row.session) if inbox else session_stream(row.session)
     return await desk.app.store.read(stream, after, limit)
 
 
 async def newest_events(desk: Desk, session: str, count: int = PAGE) -> Sequence[Stored]:
-    """Read the newest events of a session, in their order."""
     row = await desk.session(session)
     stream = session_stream(row.session)
     head = next(iter(await desk.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
@@ -185,7 +175,6 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 async def all_events(app: Runtime, stream: StreamId) -> list[Stored]:
-    """Read a whole stream."""
     found: list[Stored] = []
     while page := await app.store.read(stream, after=len(found), limit=PAGE):
         found += page
@@ -205,14 +194,14 @@ async def turns(desk: Desk, session: Session) -> Sequence[TurnLine]:
 
 
 async def report(desk: Desk, since: Moment = 0) -> Report:
-    """Report what happened since a moment (without one, in the last day), and what needs a person."""
+    """Report what happened since a moment (default: in the last day), and what needs a person."""
     now = desk.app.clock.now()
     found = await read_report_rows(desk.app.store, since or max(0, now - DAY), now)
     return report_of(found if not desk.who.agents else _theirs(desk, found))
 
 
 def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
-    """Leave out what is of agents that somebody does not see."""
+    """Leave out agents that they do not see."""
     sees = desk.who.sees
     return msgspec.structs.replace(
         found,
@@ -234,14 +223,13 @@ def _of(trigger: str) -> str:
     return trigger.partition("/")[0]
 
 
-async def told(desk: Desk, since: int, limit: int = MOST_NEWS) -> Sequence[AgentNews]:
-    """List what agents told in the app since a moment, the newest first."""
+async def read_news(desk: Desk, since: int, limit: int = MOST_NEWS) -> Sequence[AgentNews]:
     found = await desk.app.store.ask(Query("told_in_app", AgentNews, {"since": since, "limit": limit}))
     return [each for each in found if desk.who.sees(each.agent)]
 
 
 async def hot_state(desk: Desk, session: Session) -> HotStateView:
-    """Show what a session knew when that was last kept: at most a few seconds ago, where its worker lives."""
+    """Show a session's hot state as last saved: at most a few seconds ago while its worker lives."""
     row = await desk.session(session)
     for kept in await desk.app.store.ask(Query("snapshot", SavedHotState, {"session": row.session})):
         try:
@@ -252,7 +240,7 @@ async def hot_state(desk: Desk, session: Session) -> HotStateView:
 
 
 async def hot_state_history(desk: Desk, session: str, limit: int = CHANGES) -> Sequence[Saw]:
-    """Tell what the newest turns saw of the hot state, wherever that was not the same as before; the oldest first."""
+    """List the hot state that the newest turns saw, where it changed; the oldest first."""
     found = await _of_kind(desk, (await desk.session(session)).session, "hot_state_seen", limit)
     seen: list[Saw] = []
     for each in reversed(found):
@@ -264,7 +252,6 @@ async def hot_state_history(desk: Desk, session: str, limit: int = CHANGES) -> S
 
 
 async def sensors(desk: Desk, session: str) -> Mapping[str, SensorChanged]:
-    """Tell how each sensor of a session is, as far as that ever changed."""
     found: dict[str, SensorChanged] = {}
     for each in await _of_kind(desk, (await desk.session(session)).session, SensorChanged.KIND, CHANGES):
         event = decode(SensorChanged.KIND, each.version, each.facts)
@@ -279,16 +266,16 @@ async def _of_kind(desk: Desk, session: str, kind: str, limit: int) -> Sequence[
 
 
 async def spending(desk: Desk, since: Moment, until: Moment, parts: Parts = 48) -> Sequence[SpendingPart]:
-    """Show what each agent spent between two moments, in equal parts of that time; empty parts are left out."""
+    """Show what each agent spent between two moments, in equal parts; empty parts are left out."""
     if not 0 < parts <= MOST_PARTS or until <= since:
-        wrong(f"A time is told in 1 to {MOST_PARTS} parts, and ends after it begins.")
+        wrong(f"A period has 1 to {MOST_PARTS} parts, and ends after it begins.")
     params = {"since": since, "until": until, "part": max(1, -(-(until - since) // parts))}
     found = await desk.app.store.ask(Query("spent_in_parts", _Sum, params))
     return [SpendingPart(each.part, each.agent, micros_to_usd(each.usd)) for each in found if desk.who.sees(each.agent)]
 
 
 async def fleet(desk: Desk) -> Sequence[AgentLine]:
-    """Show how every agent stands that was ever switched on or had a session."""
+    """Show every agent that was ever switched on or had a session."""
     now = desk.app.clock.now()
     switches = {row.agent: row for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
     under_way: dict[str, list[SessionRow]] = {}
@@ -339,7 +326,7 @@ async def _line(
 
 
 AUDIT_PAGE: Final = 100
-"""So many rows are read at once: between pages others get on, so that a long search holds up nobody, nor a halt."""
+"""Rows per read. Between pages other work runs, so that a long search delays no halt."""
 
 
 class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -351,18 +338,16 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     tool: Annotated[Name, Meta(description="Only this tool.")] = ""
     outcome: Annotated[Name, Meta(description="Only this outcome.")] = ""
     session: Session = ""
-    text: Annotated[Words, Meta(description="Words in what was said, in any case.")] = ""
+    text: Annotated[Words, Meta(description="Words in arguments or results; case does not matter.")] = ""
 
     def fits(self, row: AuditRecord) -> bool:
-        """Tell whether a row is one of those that are asked for by name."""
         return all(wanted in ("", getattr(row, name)) for name, wanted in self.named().items())
 
     def named(self) -> dict[str, str]:
-        """What the store is asked for by name."""
+        """The columns that the store filters by."""
         return {"agent": self.agent, "tool": self.tool, "outcome": self.outcome, "session": self.session}
 
     def says(self, row: AuditEntry) -> bool:
-        """Tell whether the words are in it."""
         said = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
         return self.text.casefold() in said
 
@@ -385,14 +370,14 @@ async def audit_page(desk: Desk, limit: int = 100, **wanted: Any) -> Sequence[Au
 
 
 async def audit_lines(desk: Desk, **wanted: Any) -> AsyncGenerator[AuditEntry]:
-    """Export the audit, the oldest first: one JSON object to a line."""
+    """Export the audit, the oldest first, as JSON lines."""
     async with aclosing(audit(desk, AuditFilter(**wanted))) as rows:
         async for row in rows:
             yield make_audit_entry(row)
 
 
 async def audit(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
-    """Read the audit from a moment on, whether or not its calls have come to an outcome; the oldest first."""
+    """Read the audit from a moment on, the oldest first; calls under way are included."""
     cursor: dict[str, Any] = {**wanted.named(), "since": wanted.since, "call": "", "limit": AUDIT_PAGE}
     while page := await desk.app.store.ask(Query("audit_since", AuditRecord, cursor)):
         for row in page:
@@ -404,7 +389,6 @@ async def audit(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
 
 
 async def newest(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
-    """Read the audit back from a moment, the newest first."""
     until = desk.app.clock.now() if wanted.until is None else wanted.until
     cursor: dict[str, Any] = {**wanted.named(), "until": until, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
     while page := await desk.app.store.ask(Query("audit_until", AuditRecord, cursor)):

@@ -1,7 +1,7 @@
-"""All operations: what can be seen and done in a store, in the order in which the reference lists them.
+"""Every operation on a store, in the order of the reference.
 
-The HTTP API serves every one of them under `path`. The command line takes what its commands need from the functions
-themselves, so that one command does not load all of them.
+The HTTP API serves all of them under `path`. A command of the CLI is made of the function itself (`cli/command.py`), so
+that one command does not load all of them.
 """
 
 from collections.abc import Sequence
@@ -11,14 +11,12 @@ import msgspec
 
 from halter.core.rows import HaltRow
 from halter.operations import agents, artifacts, control, decisions, fleet, journal, money, queries
-from halter.operations import fleet as working
-from halter.operations.decisions import as_object_with_rules, waiting
 from halter.operations.desk import Desk, Operation, Role, Who
 from halter.operations.report import Report
 
 
 class Home(msgspec.Struct, frozen=True):
-    """What an operator wants to see first. `report` is about the last day."""
+    """What an operator sees first. `report` covers the last day."""
 
     who: Who
     needs_you: Sequence[dict[str, Any]]
@@ -29,15 +27,15 @@ class Home(msgspec.Struct, frozen=True):
 
 
 async def whoami(desk: Desk) -> Who:
-    """Show who you are here, what you may do, and which agents you see (all, where none is named)."""
+    """Show your name, role and the agents that you see (all, where none is named)."""
     return desk.who
 
 
 async def home(desk: Desk) -> Home:
-    """Show what needs you, what is halted, how the fleet stands, what was spent, and what the last day brought."""
+    """Show open decisions, halts, the fleet, budgets, and a report of the last day."""
     return Home(
         desk.who,
-        await open_decisions(desk),
+        await decisions.open_decisions(desk),
         await control.halts_now(desk),
         await queries.fleet(desk),
         await money.budgets(desk),
@@ -45,23 +43,18 @@ async def home(desk: Desk) -> Home:
     )
 
 
-async def open_decisions(desk: Desk) -> Sequence[dict[str, Any]]:
-    """List what waits for a person, the longest waiting first."""
-    return [as_object_with_rules(one) for one in await waiting(desk)]
-
-
 READS: Final = (
     Operation(name="whoami", path="/whoami", run=whoami),
     Operation(name="home", path="/home", run=home),
     Operation(name="fleet", path="/fleet", run=queries.fleet),
-    Operation(name="workers", path="/workers", run=working.workers),
+    Operation(name="workers", path="/workers", run=fleet.workers),
     Operation(name="sessions", command="sessions", path="/sessions", run=queries.sessions),
     Operation(name="session", path="/sessions/{session}", run=queries.session),
     Operation(name="events", command="show", path="/sessions/{session}/events", run=queries.event_objects),
     Operation(name="receipt", command="receipt", path="/sessions/{session}/receipt", run=queries.receipt),
     Operation(name="turns", path="/sessions/{session}/turns", run=queries.turns),
     Operation(name="hot-state", path="/sessions/{session}/hot-state", run=queries.hot_state),
-    Operation(name="decisions", command="inbox", path="/decisions", run=open_decisions),
+    Operation(name="decisions", command="inbox", path="/decisions", run=decisions.open_decisions),
     Operation(name="halts", path="/halts", run=control.halts_now),
     Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),
     Operation(name="policy", command="policy show", path="/policy", run=money.show),
@@ -90,18 +83,18 @@ READS: Final = (
 )
 
 
-def _write(name: str, path: str, run: Any, role: Role, command: str, *hidden: str) -> Operation:
-    return Operation(name=name, path=path, run=run, role=role, command=command, writes=True, hidden=hidden)
+def _write(name: str, path: str, run: Any, role: Role, command: str) -> Operation:
+    return Operation(name=name, path=path, run=run, role=role, command=command, writes=True)
 
 
 WRITES: Final = (
     _write("approve", "/decisions/{decision:path}/approve", decisions.approve_with, "approver", "approve"),
     _write("deny", "/decisions/{decision:path}/deny", decisions.deny, "approver", "deny"),
     _write("halt", "/halts", control.halt, "approver", "halt"),
-    _write("resume", "/halts/resume", control.resume_over, "operator", "resume"),
-    _write("cancel", "/sessions/{session}/cancel", control.cancel, "operator", "cancel", "patience"),
+    _write("resume", "/halts/resume", control.resume, "operator", "resume"),
+    _write("cancel", "/sessions/{session}/cancel", control.cancel, "operator", "cancel"),
     _write("tell", "/sessions/{session}/messages", control.tell, "operator", ""),
-    _write("switch", "/agents/{agent}/switch", control.switch_known, "operator", "on"),
+    _write("switch", "/agents/{agent}/switch", control.switch, "operator", "on"),
     _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
     _write("retry", "/triggers/{agent}/{name}/retry", fleet.retry_item, "operator", "schedules retry"),
     _write("end-trigger", "/triggers/{agent}/{name}/end", fleet.end_trigger, "operator", "schedules cancel"),
@@ -111,8 +104,8 @@ WRITES: Final = (
 )
 
 FLEET_WIDE: Final = (
-    _write("verify", "/journal/verify", journal.verify, "admin", "verify", "progress"),
-    _write("erase", "/journal/erase", journal.erase_confirmed, "admin", "erase"),
+    _write("verify", "/journal/verify", journal.verify, "admin", "verify"),
+    _write("erase", "/journal/erase", journal.erase, "admin", "erase"),
 )
 """Only for those who see every agent."""
 

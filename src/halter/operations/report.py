@@ -1,7 +1,4 @@
-"""What happened lately, in all agents together: a fold of rows, in which no model has a word.
-
-A report as a message: what needs somebody first, and never more than is read on the way.
-"""
+"""What happened lately in all agents: a fold of rows, without a model; and the same as a short message."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,16 +19,12 @@ from halter.operations.money import read_current_budgets
 from halter.tasks.task_tools import name_by_parts
 
 NEAR_CAP_PERCENT: Final = 80
-"""From so many percent of a cap on, a person is told."""
-
-
+"""From this share of a cap on, the report mentions it."""
 MAX_REPORT_LINES: Final = 50
-"""More lines than these are counted, not listed."""
+"""Further lines are counted, not listed."""
 
 
 class TriggerEventRow(msgspec.Struct, frozen=True):
-    """An event of a trigger."""
-
     stream: str
     at: int
     kind: str
@@ -40,7 +33,7 @@ class TriggerEventRow(msgspec.Struct, frozen=True):
 
 
 class ReportSpending(msgspec.Struct, frozen=True):
-    """What was spent on one thing, by one agent, for one purpose, in micro-dollars as the store has it."""
+    """What one agent spent on one thing for one purpose, in micro-dollars."""
 
     agent: str
     purpose: str
@@ -50,15 +43,13 @@ class ReportSpending(msgspec.Struct, frozen=True):
 
 
 class ProposalCounts(msgspec.Struct, frozen=True):
-    """How much waits to be kept or dismissed."""
-
     findings: int = 0
     memories: int = 0
     precedents: int = 0
 
 
 class ReportDecision(msgspec.Struct, frozen=True):
-    """A decision that waits for a person."""
+    """An open decision."""
 
     decision: str
     about: str
@@ -70,8 +61,6 @@ class ReportDecision(msgspec.Struct, frozen=True):
 
 
 class ReportRows(msgspec.Struct, frozen=True, kw_only=True):
-    """All the rows that a report is made of."""
-
     since: int
     until: int
     sessions: Sequence[SessionRow] = ()
@@ -88,10 +77,10 @@ class ReportRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What one agent did. Sessions that are over are counted by how they ended, the others by where they stand.
+    """What one agent did. Ended sessions are counted by how they ended, others by their state.
 
-    `skipped` counts times of schedules by the reason why nothing was started, `delayed` says what waits and why.
-    `findings` counts by severity, and there by what the review said.
+    `skipped` counts skipped runs by reason, `delayed` says what waits and why. `findings` counts by severity and
+    review.
     """
 
     agent: str
@@ -107,7 +96,7 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapLine(msgspec.Struct, frozen=True):
-    """What stands against a cap that counts now."""
+    """A current cap and what stands against it."""
 
     scope: str
     window: str
@@ -117,7 +106,6 @@ class CapLine(msgspec.Struct, frozen=True):
 
     @property
     def percent(self) -> int:
-        """Tell how much of the cap is spent or held."""
         return 0 if not self.cap_usd else int(100 * (self.spent_usd + self.held_usd) // self.cap_usd)
 
 
@@ -143,7 +131,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
-    """Ask for all that a report is made of."""
     params: Mapping[str, Any] = {"since": since}
     (proposals,) = await store.ask(Query("proposals_open", ProposalCounts))
     return ReportRows(
@@ -164,7 +151,7 @@ async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
 
 
 def build_report(found: ReportRows) -> Report:
-    """Make the report. The same rows make the same one."""
+    """Fold the rows; the same rows make the same report."""
     spent: Counter[str] = Counter()
     for line in found.spent:
         spent[line.purpose] += line.usd
@@ -212,7 +199,7 @@ def _agents(found: ReportRows) -> Iterable[AgentReport]:
 
 
 def _group_by_agent(found: ReportRows) -> Mapping[str, Sequence[SessionRow]]:
-    """Sort sessions by agent. A chat that somebody left open long ago is nothing that happened lately."""
+    """Group sessions by agent. A chat left open before the period is not part of it."""
     rows: dict[str, list[SessionRow]] = defaultdict(list)
     for row in found.sessions:
         if row.unattended or row.ended_at is not None or row.started_at >= found.since:
@@ -231,7 +218,6 @@ def _sessions(rows: Sequence[SessionRow], since: int) -> dict[str, Any]:
 
 
 def _runs(happened: Sequence[TriggerEventRow]) -> Mapping[str, AgentReport]:
-    """Tell what triggers did, by agent."""
     made: dict[str, AgentReport] = {}
     for each in happened:
         agent = each.stream.removeprefix("trigger:").partition("/")[0]
@@ -256,7 +242,7 @@ def _add_run(so_far: AgentReport, each: TriggerEventRow) -> AgentReport:
 
 
 def _caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
-    """List the caps that count now. Those of single sessions are told where these are."""
+    """List current caps, except those of single sessions."""
     for row in budgets:
         end = row.ends_at
         if row.unit == "usd" and not row.scope.startswith("session:") and (end is None or end > now):
@@ -271,7 +257,7 @@ def _list_failures(found: ReportRows) -> Iterable[str]:
 
 
 def _find_successor(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
-    """Name the session that went on where one had used up its cap."""
+    """Name the session that followed one which used up its cap."""
     if row.kind != "autonomous" or row.state != "BUDGET_EXCEEDED":
         return ""
     later = [one for one in sessions if (one.agent, one.kind) == (row.agent, row.kind)]
@@ -280,20 +266,19 @@ def _find_successor(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
 
 
 def _needs_you(found: ReportRows, waiting: Sequence[ReportDecision], caps: Sequence[CapLine]) -> Iterable[str]:
-    """Say what waits for a person, and how it goes on."""
     for one in waiting:
         more = " --cap AMOUNT" if one.about == "cap_raise" else ""
         yield f"{one.agent}: {one.about} of {one.name}: halter approve {one.decision}{more}"
     for row in found.sessions:
         yield from _session_needs(row)
     for item in found.left:
-        yield f"{item.trigger}: {item.name} is left to you after {item.attempts} attempts: {item.sentence}"
+        yield f"{item.trigger}: {item.name} is quarantined after {item.attempts} attempts: {item.sentence}"
     for halt in found.halts:
         if halt.halted and not halt.cancels:
             yield f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
     for told in found.undelivered:
         if told.gave_up:
-            yield f"{told.agent}: nobody could be told over {told.channel}: {told.error}"
+            yield f"{told.agent}: could not send over {told.channel}: {told.error}"
     for cap in caps:
         if cap.percent >= NEAR_CAP_PERCENT:
             yield f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
@@ -307,27 +292,23 @@ def _session_needs(row: SessionRow) -> Iterable[str]:
     if row.ended_at is not None or not row.unattended:
         return
     if row.state == "WAITING_FOR_INPUT":
-        yield f"{row.session} waits for a word: halter chat"
+        yield f"{row.session} waits for an answer: halter chat"
     elif row.state == "PAUSED":
-        yield f"{row.session} is paused: halter on {row.agent}, or a message, lets it go on."
+        yield f"{row.session} is paused: resume it with halter on {row.agent}, or a message."
 
 
 MAX_REPORT_MESSAGE: Final = 1500
-"""So many characters a message has at most."""
 MAX_REPORT_LINE: Final = 200
-"""So many characters a line has at most: one that is long must not crowd out the others."""
+"""A long line must not crowd out the others."""
 REPORT_TRUNCATED: Final = "…and more: halter report shows all of it."
 
 
 class ReportMessage(NamedTuple):
-    """What is sent."""
-
     subject: str
     text: str
 
 
 def render_report_message(made: Report) -> ReportMessage:
-    """Put a report into a few lines."""
     sessions = sum(agent.began for agent in made.agents)
     began = "1 session" if sessions == 1 else f"{sessions} sessions"
     needs = {0: "nothing needs you", 1: "1 thing needs you"}.get(
@@ -338,7 +319,7 @@ def render_report_message(made: Report) -> ReportMessage:
 
 
 def queue_report(agent: str, channel: str, message: ReportMessage, key: str) -> Write:
-    """Let a report be told over a channel of an agent: it is sent after this is committed, by who runs that agent."""
+    """Queue a report for a channel of an agent; the process that runs the agent sends it."""
     event = NotificationQueued(
         notification=name_by_parts("n", key, channel), channel=channel, agent=agent, about="report"
     )
@@ -351,7 +332,6 @@ def _line(text: str) -> str:
 
 
 def _fit_lines(lines: Iterable[str]) -> str:
-    """Keep as many whole lines as fit, and say so where there are more."""
     kept: list[str] = []
     room = MAX_REPORT_MESSAGE - len(REPORT_TRUNCATED) - 1
     for line in lines:

@@ -1,1 +1,1 @@
-"""How anything is put into words and tables, the same for every face."""
+"""Facts in words and tables, the same for CLI, dashboard, notices and reports."""

@@ -1,12 +1,8 @@
-"""An event in a few words: what matters in it for somebody who watches.
+"""Events in words: one sentence for each kind, wherever it is shown (`halter up`, `tail`, `show`, the dashboard)."""
 
-What events of triggers and tasks say, in a few words for a person.
-
-Moments as people read them, in their own time zone.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 import msgspec
 
@@ -76,23 +72,37 @@ from halter.core.events import (
     WakePosted,
     YieldRequest,
 )
+from halter.core.ids import session_of
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, format_micros
-from halter.core.text import from_body, shorten
+from halter.core.ports import Stored
+from halter.core.text import clean, format_count, from_body, shorten
+from halter.loop.decide import ASK_USER, YIELD
+
+MAX_EVENT_TEXT: Final = 200
+PLAIN: Final = ""
+WARNING_STYLE: Final = "yellow"
+URGENT_STYLE: Final = "bold yellow"
+URGENT_SEVERITIES: Final = frozenset(("high", "critical"))
+
+
+class StyledLine(msgspec.Struct, frozen=True):
+    """A line of text and its style; an urgent one needs a person."""
+
+    text: str
+    style: str = PLAIN
 
 
 def format_moment(at: int) -> str:
-    """Write a moment with its day."""
     return _to_local(at).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def format_hour(at: int) -> str:
-    """Write the time of a day."""
     return _to_local(at).strftime("%H:%M:%S")
 
 
 def format_relative_moment(at: int, now: int) -> str:
-    """Write a moment as seen from another one: with its day, where that is not the same."""
+    """Write a moment; with its day, if that is not today."""
     return format_hour(at) if _to_local(at).date() == _to_local(now).date() else format_moment(at)
 
 
@@ -100,235 +110,237 @@ def _to_local(at: int) -> datetime:
     return datetime.fromtimestamp(at / SECOND, UTC).astimezone()
 
 
-def summarize_task_event(event: PhaseEntered | ContextGiven | DocumentRead | JudgesChosen | MessageRouted) -> str:
-    """Tell of a task's walk."""
-    match event:
-        case PhaseEntered():
-            return event.phase
-        case ContextGiven():
-            return f"{len(event.memories)} memories and {len(event.precedents)} precedents"
-        case DocumentRead():
-            return f"{event.name} ({event.document[:16]})"
-        case JudgesChosen():
-            return f"{event.chosen} of {event.wanted} for {event.items} findings{_format_task_reason(event.sentence)}"
-        case MessageRouted():
-            return f"{event.strategy or event.route}{_format_task_reason(event.why)}"
+class EventContext(msgspec.Struct, frozen=True):
+    """What earlier events tell about one: names of documents, a turn's calls and cost, the model's open question."""
+
+    documents: Mapping[str, str] = {}
+    used: str = ""
+    question: str = ""
+
+    def document(self, item: str) -> str:
+        return self.documents.get(item, f"document {item[:12]}")
 
 
-def summarize_artifact_event(event: ArtifactEvent) -> str:
-    """Tell of findings, proposals and notifications."""
-    match event:
-        case FindingEmitted():
-            about = f" in {event.name}" if event.name else ""
-            return f"{event.finding}: {event.severity}, {event.support}{about}"
-        case FindingReviewed():
-            return f"{event.finding}: {event.verdict}"
-        case MemoryProposed():
-            return event.memory
-        case PrecedentProposed():
-            return f"{event.precedent}, {event.kind}"
-        case ProposalDecided():
-            return f"{event.about} {event.proposal}: {event.status}, by {event.by}{_format_task_reason(event.reason)}"
-        case NotificationQueued():
-            return f"{event.notification} over {event.channel}"
-        case NotificationSent():
-            return event.notification
-        case NotificationFailed():
-            again = f", again at {format_moment(event.next_at)}" if event.next_at is not None else ", and not again"
-            return f"{event.notification}, {event.attempts} times{again}: {event.error}"
+NO_CONTEXT: Final = EventContext()
 
 
-def summarize_trigger_event(event: TriggerEvent) -> str:
-    """Tell of what starts sessions."""
-    match event:
-        case TriggerMade():
-            return f"{event.trigger}, a {event.type}, by {event.by}"
-        case TriggerEnded():
-            return f"{event.trigger}, by {event.by}{_format_task_reason(event.reason)}"
-        case RunStarted():
-            attempt = f", attempt {event.attempt}" if event.attempt > 1 else ""
-            return f"{event.session} by {event.cause}{attempt}"
-        case RunSkipped():
-            times = (
-                f"{event.count} times up to {format_moment(event.due_at)}"
-                if event.count > 1
-                else format_moment(event.due_at)
-            )
-            return f"{times}, {event.why}{_format_task_reason(event.sentence)}"
-        case RunQueued():
-            return f"due {format_moment(event.due_at)}"
-        case RunsDelayed():
-            until = f" until {format_moment(event.until)}" if event.until is not None else ""
-            return f"{event.waiting} wait{until}{_format_task_reason(event.sentence)}"
-        case ItemSeen():
-            return f"{event.name} ({event.item[:16]}){', which does not count' if event.ignored else ''}"
-        case ItemQuarantined():
-            return f"{event.item[:16]} after {event.attempts} attempts{_format_task_reason(event.sentence)}"
-        case ItemReleased():
-            return f"{event.item[:16]}, by {event.by}"
+def summarize_event(stored: Stored, context: EventContext = NO_CONTEXT) -> StyledLine:
+    """Put an event into one line."""
+    line = _summarize(stored, context)
+    made = StyledLine(line) if isinstance(line, str) else line
+    return StyledLine(shorten(" ".join(clean(made.text).split()), MAX_EVENT_TEXT), made.style)
 
 
-class _Words(msgspec.Struct, frozen=True):
-    """What findings and notifications say, as far as a person is shown it."""
-
-    title: str = ""
-    subject: str = ""
-    text: str = ""
-    quote: str = ""
-
-
-def find_title(body: bytes) -> str:
-    """Find the title of a finding, or the subject of a notification; nothing where it cannot be read."""
-    words = _words(body)
-    return words.title or words.subject
-
-
-def describe_task_event(body: bytes) -> str:
-    """Say all that a finding or a notification says, each part on lines of its own."""
-    words = _words(body)
-    parts = (words.title or words.subject, words.text, f'"{words.quote}"' if words.quote else "")
-    return "\n".join(part for part in parts if part)
-
-
-def _words(body: bytes) -> _Words:
-    try:
-        return msgspec.json.decode(body, type=_Words)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return _Words()
-
-
-def _format_task_reason(reason: str) -> str:
-    return f": {reason}" if reason else ""
-
-
-MAX_EVENT_TEXT = 200
-
-
-def summarize_event(event: AnyEvent | Unknown) -> str:
-    """Say what an event is about."""
-    return shorten(" ".join(_summarize(event).split()), MAX_EVENT_TEXT)
-
-
-def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
-    """Say what was said with an event: of a message and of an answer its words, and the calls that it asks for."""
-    try:
-        match event:
-            case TurnStarted():
-                return _parts(msgspec.json.decode(body, type=Message).parts)
-            case RequestSettled(outcome="ok"):
-                return _parts(msgspec.json.decode(body, type=Reply).parts)
-            case RequestStarted():
-                return ""
-            case FindingEmitted() | NotificationQueued():
-                return describe_task_event(body) or from_body(body)
-            case _:
-                return from_body(body)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return from_body(body)
-
-
-def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
-    words = [f"{part.tool} {part.arguments}" if isinstance(part, ToolCall) else part.text for part in parts]
-    return "\n".join(word for word in words if word)
-
-
-def _summarize(event: AnyEvent | Unknown) -> str:
+def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
+    event, said = stored.event, from_body(stored.body or b"")
     if isinstance(event, ArtifactEvent):
-        return summarize_artifact_event(event)
+        return _summarize_artifact(event, stored.body or b"")
     if isinstance(event, TriggerEvent):
-        return summarize_trigger_event(event)
+        return _summarize_trigger(event, stored.at, context)
     match event:
-        case SessionStarted() | SessionWoken() | SessionParked() | SessionEnded() | WakePosted():
-            return _summarize_life(event)
-        case SessionResumed() | TurnStarted() | MessageAdded() | ContextCut() | TurnEnded():
-            return _summarize_turn(event)
+        case SessionStarted() | SessionWoken() | SessionParked() | SessionResumed() | SessionEnded() | WakePosted():
+            return _summarize_life(event, stored, said, context)
+        case TurnStarted() | TurnEnded() | TurnSkipped() | MessageAdded() | ContextCut() | HotStateSeen():
+            return _summarize_turn(event, context.used, task="." in (session_of(stored.stream) or ""))
         case CallStarted() | CallSettled() | CallRefused() | RequestStarted() | RequestSettled() | RequestRefused():
             return _summarize_work(event)
-        case HaltRequested() | HaltLifted() | DecisionAsked() | DecisionMade() | RuleMade() | RuleEnded():
-            return _summarize_people(event)
+        case DecisionAsked() | DecisionMade() | DecisionWithdrawn() | RuleMade() | RuleEnded() | ToolPinned():
+            return _summarize_decision(event)
         case CostCapReached() | OverrunIncurred() | CapChanged():
             return _summarize_money(event)
-        case HotStateSeen() | TurnSkipped() | GuardrailTriggered() | SensorChanged() | AttendingFailed():
-            return _summarize_autonomy(event)
+        case GuardrailTriggered() | SensorChanged() | AttendingFailed():
+            return _summarize_trouble(event, session_of(stored.stream) or "")
         case PhaseEntered() | ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
-            return summarize_task_event(event)
-        case AgentSwitched():
-            return f"{event.agent} {'on' if event.on else 'off'}, by {event.by}{_format_reason(event.reason)}"
-        case DecisionWithdrawn():
-            return f"{event.decision}{_format_reason(event.why)}"
-        case ToolPinned():
-            return f"{event.tool} of {event.agent}, by {event.by}"
-        case FleetPolicyAdopted():
-            looser = f", looser in {', '.join(event.loosens)}" if event.loosens else ""
-            return f"{event.digest[:12]}{looser}, by {event.by}{_format_reason(event.reason)}"
-        case BodiesErased():
-            return f"{event.stream} up to {event.through}, by {event.by}{_format_reason(event.reason)}"
-        case StoreAccepted():
-            return f"by {event.by}{_format_reason(event.reason)}. {event.lacks}"
+            return _summarize_task(event)
+        case HaltRequested() | HaltLifted() | AgentSwitched() | FleetPolicyAdopted() | BodiesErased() | StoreAccepted():
+            return _summarize_control(event)
         case Unknown():
             return from_body(event.facts)
 
 
-def _summarize_life(event: SessionStarted | SessionWoken | SessionParked | SessionEnded | WakePosted) -> str:
+def _summarize_task(
+    event: PhaseEntered | ContextGiven | DocumentRead | JudgesChosen | MessageRouted,
+) -> str | StyledLine:
+    match event:
+        case PhaseEntered():
+            return f"enters {event.phase}"
+        case ContextGiven():
+            memories = f"{len(event.memories)} {'memory' if len(event.memories) == 1 else 'memories'}"
+            return f"is given {memories} and {format_count(len(event.precedents), 'precedent')}"
+        case DocumentRead():
+            return f"reads {event.name} ({event.document[:12]})"
+        case JudgesChosen():
+            fewer = event.chosen < event.wanted
+            judges = format_count(event.wanted, "judge")
+            text = f"{f'{event.chosen} of ' if fewer else ''}{judges} for {format_count(event.items, 'finding')}"
+            return StyledLine(f"{text}{_because(event.sentence)}", WARNING_STYLE if fewer else PLAIN)
+        case MessageRouted():
+            return f"takes it as {event.strategy or event.route}{_because(event.why)}"
+
+
+def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
+    match event:
+        case FindingEmitted():
+            about = f" in {event.name}" if event.name else ""
+            doubt = "" if event.support == "supported" else f", {event.support}"
+            text = f"finds ({event.severity}{doubt}){about}: {_read_content(body).heading or event.finding}"
+            return StyledLine(text, WARNING_STYLE if event.severity in URGENT_SEVERITIES else PLAIN)
+        case FindingReviewed(verdict="released"):
+            return f"{event.finding} is released by its review"
+        case FindingReviewed(verdict="withheld"):
+            return StyledLine(f"{event.finding} is withheld by its review", WARNING_STYLE)
+        case FindingReviewed():
+            return StyledLine(f"{event.finding} was not reviewed", WARNING_STYLE)
+        case MemoryProposed():
+            return f"proposes the memory {event.memory}{_because(from_body(body))}"
+        case PrecedentProposed():
+            return f"proposes the precedent {event.precedent} ({event.kind}){_because(from_body(body))}"
+        case ProposalDecided():
+            return f"{event.by} {event.status} the {event.about} {event.proposal}{_because(event.reason)}"
+        case NotificationQueued():
+            return f"sends {event.notification} over {event.channel}{_because(_read_content(body).heading)}"
+        case NotificationSent():
+            return f"sent {event.notification}"
+        case NotificationFailed():
+            again = "will retry" if event.next_at is not None else "gave up"
+            times = format_count(event.attempts, "attempt")
+            text = f"could not send {event.notification} after {times}, {again}: {event.error}"
+            return StyledLine(text, WARNING_STYLE)
+
+
+def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> str | StyledLine:
+    match event:
+        case TriggerMade():
+            return f"is a {event.type} now, by {event.by}"
+        case TriggerEnded():
+            return f"starts nothing any more, by {event.by}{_because(event.reason)}"
+        case RunStarted():
+            item = f" for {context.document(event.item)}" if event.item else ""
+            again = f", attempt {event.attempt}" if event.attempt > 1 else ""
+            return f"starts {event.session}{item}, by {event.by or event.cause}{again}"
+        case RunSkipped():
+            times = f" {format_count(event.count, 'time')}" if event.count > 1 else ""
+            return StyledLine(f"does not run{times} ({event.why}){_because(event.sentence)}", WARNING_STYLE)
+        case RunQueued():
+            return "waits for the run before it"
+        case RunsDelayed():
+            until = f" until {format_relative_moment(event.until, now)}" if event.until is not None else ""
+            text = f"keeps {event.waiting} waiting{until} ({event.why}){_because(event.sentence)}"
+            return StyledLine(text, WARNING_STYLE)
+        case ItemSeen():
+            return f"finds {event.name}{', which does not count' if event.ignored else ''}"
+        case ItemQuarantined():
+            tried = f" after {format_count(event.attempts, 'attempt')}" if event.attempts else ""
+            text = f"{context.document(event.item)} is quarantined{tried}: {event.sentence}"
+            return StyledLine(text, URGENT_STYLE)
+        case ItemReleased():
+            return f"{context.document(event.item)} is tried again, by {event.by}"
+
+
+def _summarize_life(
+    event: SessionStarted | SessionWoken | SessionParked | SessionResumed | SessionEnded | WakePosted,
+    stored: Stored,
+    said: str,
+    context: EventContext,
+) -> str | StyledLine:
     match event:
         case SessionStarted():
             after = f", after {event.follows}: {event.because}" if event.follows else ""
             return f"{event.agent} ({event.kind}), by {event.started_by}{after}"
+        case SessionWoken(cause="takeover"):
+            return "continues on another worker"
         case SessionWoken():
-            return f"by {event.cause}"
+            return f"wakes, by {event.cause}"
         case SessionParked():
-            until = f" until {format_moment(event.wake_at)}" if event.wake_at is not None else ""
-            early = f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
-            return f"{event.state}{until}{early}"
-        case SessionEnded():
-            return f"{event.state}, {event.terminal_reason}"
-        case WakePosted():
-            alert = ", an alert" if event.notifies else ""
-            return f"{event.cause} {event.name} from {event.sender} ({event.origin}){alert}"
-
-
-def _summarize_turn(event: SessionResumed | TurnStarted | MessageAdded | ContextCut | TurnEnded) -> str:
-    match event:
+            return _summarize_rest(event, stored, context.question)
         case SessionResumed():
-            return f"by {event.by}"
+            return f"is resumed by {event.by}"
+        case SessionEnded():
+            return f"is over: {event.state}, {event.terminal_reason}"
+        case WakePosted(notifies=True, origin="person"):
+            return f"hears: {said or event.sender}"
+        case WakePosted(notifies=True):
+            return StyledLine(f"alert: {said or event.sender}", WARNING_STYLE)
+        case WakePosted(cause="signal"):
+            return f"{event.name} of {event.sender}" if event.name != event.sender else f"{event.name} has news"
+        case WakePosted(cause="message"):
+            return f"hears from {event.sender}"
+        case WakePosted():
+            return f"{event.cause} {event.name} from {event.sender} ({event.origin})"
+
+
+def _summarize_rest(event: SessionParked, stored: Stored, question: str) -> str | StyledLine:
+    now, early = stored.at, f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
+    until = "" if event.wake_at is None else format_relative_moment(event.wake_at, now)
+    match event.state:
+        case "PAUSED" if event.wake_at is not None:
+            agent = _agent(session_of(stored.stream) or "")
+            return StyledLine(f"it is paused, and ends at {until} without halter on {agent}", URGENT_STYLE)
+        case "PAUSED":
+            return "rests until a message comes"
+        case "SLEEPING" if event.wake_at is not None:
+            length = format_duration(max(SECOND, event.wake_at - now + SECOND // 2))
+            return f"sleeps {length}, until {until}{early}"
+        case "SLEEPING":
+            return f"sleeps until {', '.join(event.wake_on) or 'a message comes'}"
+        case "WAITING_FOR_INPUT":
+            return StyledLine(f"{question or 'it waits for an answer.'} Answer it with halter chat.", URGENT_STYLE)
+        case _:
+            return f"{event.state}{f' until {until}' if until else ''}{early}"
+
+
+def _agent(session: str) -> str:
+    """Name the agent of a session: `clerk` of `clerk-1` and of `clerk.papers-1`."""
+    return session.rpartition("-")[0].partition(".")[0]
+
+
+def _summarize_turn(
+    event: TurnStarted | TurnEnded | TurnSkipped | MessageAdded | ContextCut | HotStateSeen, used: str, *, task: bool
+) -> str | StyledLine:
+    match event:
         case TurnStarted():
             return f"turn {event.turn} begins"
+        case TurnEnded():
+            how = _describe_yield(event.yielded) if event.yielded else _describe_turn_end(event, task=task)
+            return StyledLine(
+                f"turn {event.turn} ends{used}{_because(how)}", WARNING_STYLE if event.sentence else PLAIN
+            )
+        case TurnSkipped():
+            in_a_row = f", {event.skips} in a row" if event.skips > 1 else ""
+            return f"skips a turn{in_a_row}{used}{_because(event.sentence)}"
         case MessageAdded():
             return f"to the model, because of {event.reason}"
         case ContextCut():
             return f"messages before {event.through} are left out ({event.strategy})"
-        case TurnEnded():
-            return f"turn {event.turn}, {event.why}{_yield(event.yielded)}{_format_reason(event.sentence)}"
-
-
-def _yield(yielded: YieldRequest | None) -> str:
-    if yielded is None:
-        return ""
-    sleep = f" {format_duration(yielded.sleep)}" if yielded.mode == "sleep" else ""
-    return f", {yielded.mode}{sleep}{_format_reason(yielded.reason)}"
-
-
-def _summarize_autonomy(
-    event: HotStateSeen | TurnSkipped | GuardrailTriggered | SensorChanged | AttendingFailed,
-) -> str:
-    match event:
         case HotStateSeen():
             return f"by turn {event.turn}"
-        case TurnSkipped():
-            return f"{event.stage}, {event.skips} in a row{_format_reason(event.sentence)}"
-        case GuardrailTriggered():
-            until = f" until {format_moment(event.until)}" if event.until is not None else ""
-            return f"{event.guardrail}{until}{_format_reason(event.sentence)}"
-        case SensorChanged():
-            return f"{event.sensor} is {event.health}{_format_reason(event.sentence)}"
-        case AttendingFailed():
-            left = ", so it is left to a person" if event.quarantined else ""
-            return f"{event.failures} in a row{left}: {event.error}"
+
+
+def _describe_yield(yielded: YieldRequest) -> str:
+    reason = f" ({yielded.reason})" if yielded.reason else ""
+    match yielded.mode:
+        case "continue":
+            return f"on at once{reason}"
+        case "sleep":
+            return f"sleep {format_duration(yielded.sleep)}{reason}"
+        case "shutdown":
+            return f"shut down{reason}"
+
+
+def _describe_turn_end(event: TurnEnded, *, task: bool) -> str:
+    """Say why a turn ended. A task proceeds to its next phase, which needs no mention."""
+    match event.why:
+        case "ended" | "yielded":
+            return event.sentence or ("" if task else "it did not say how to go on")
+        case "asked":
+            return "it asks you something"
+        case _:
+            return f"{event.why}. {event.sentence}".strip()
 
 
 def _summarize_work(
     event: CallStarted | CallSettled | CallRefused | RequestStarted | RequestSettled | RequestRefused,
-) -> str:
+) -> str | StyledLine:
     match event:
         case CallStarted():
             by = f", agreed to by {event.decided_by}" if event.decided_by else ""
@@ -337,32 +349,40 @@ def _summarize_work(
             took = format_duration(event.duration_ms * 1000)
             return f"{event.call} {event.outcome} in {took}{_cost(event.charge)} {event.error}"
         case CallRefused():
-            return f"{event.tool} {event.outcome}: {event.sentence}"
+            return StyledLine(f"{event.tool} was refused ({event.outcome}): {event.sentence}", WARNING_STYLE)
         case RequestStarted():
             return f"{event.model} for {event.purpose}{_format_holds(event.legs)}"
+        case RequestSettled(outcome="ok"):
+            return f"{event.request} ok{_cost(event.charge)}"
         case RequestSettled():
-            return f"{event.request} {event.outcome}{_cost(event.charge)} {event.error}"
+            cost = _cost(event.charge)
+            return StyledLine(f"the model gave no answer{cost}: {event.error or event.outcome}", WARNING_STYLE)
         case RequestRefused():
-            return f"{event.model} for {event.purpose} {event.outcome}: {event.sentence}"
+            text = f"{event.model} was not asked ({event.outcome}): {event.sentence}"
+            return StyledLine(text, WARNING_STYLE)
 
 
-def _summarize_people(event: HaltRequested | HaltLifted | DecisionAsked | DecisionMade | RuleMade | RuleEnded) -> str:
+def _summarize_decision(
+    event: DecisionAsked | DecisionMade | DecisionWithdrawn | RuleMade | RuleEnded | ToolPinned,
+) -> str | StyledLine:
     match event:
-        case HaltRequested():
-            return f"{event.scope}{' for good' if event.cancels else ''}, by {event.by}{_format_reason(event.reason)}"
-        case HaltLifted():
-            return f"{event.scope}, by {event.by}{_format_reason(event.reason)}"
         case DecisionAsked():
-            return f"{event.about} of {event.name}, as {event.decision}"
+            cap = " --cap AMOUNT" if event.about == "cap_raise" else ""
+            text = f"halter approve {event.decision}{cap} ({event.about} of {event.name})"
+            return StyledLine(text, URGENT_STYLE)
         case DecisionMade():
-            return f"{event.verdict} by {event.by} on {event.decision}{_format_reason(event.reason)}"
+            return f"{event.by} says {event.verdict} to {event.decision}{_because(event.reason)}"
+        case DecisionWithdrawn():
+            return f"{event.decision}{_because(event.why)}"
         case RuleMade():
             return f"{event.rule}: {event.tool} in {event.scope} {event.owner}, by {event.by}"
         case RuleEnded():
-            return f"{event.rule}, by {event.by}{_format_reason(event.reason)}"
+            return f"{event.rule}, by {event.by}{_because(event.reason)}"
+        case ToolPinned():
+            return f"{event.tool} of {event.agent}, by {event.by}"
 
 
-def _summarize_money(event: CostCapReached | OverrunIncurred | CapChanged) -> str:
+def _summarize_money(event: CostCapReached | OverrunIncurred | CapChanged) -> str | StyledLine:
     where = f"{event.scope} {event.window}".strip()
 
     def amount(number: int) -> str:
@@ -370,12 +390,51 @@ def _summarize_money(event: CostCapReached | OverrunIncurred | CapChanged) -> st
 
     match event:
         case CostCapReached():
-            return f"{event.name} may cost {amount(event.amount)}, {where} has {amount(event.cap)}"
+            text = f"{event.name} may cost {amount(event.amount)}; the cap of {where} is {amount(event.cap)}"
+            return StyledLine(text, WARNING_STYLE)
         case OverrunIncurred():
-            return f"{amount(event.amount)} beyond the cap of {where}"
+            return StyledLine(f"{amount(event.amount)} beyond the cap of {where}", WARNING_STYLE)
         case CapChanged():
             cap = "no cap" if event.cap is None else amount(event.cap)
-            return f"{where} has {cap}, by {event.by}{_format_reason(event.reason)}"
+            return f"{where} has {cap}, by {event.by}{_because(event.reason)}"
+
+
+def _summarize_trouble(event: GuardrailTriggered | SensorChanged | AttendingFailed, session: str) -> str | StyledLine:
+    match event:
+        case GuardrailTriggered(guardrail="model_rate"):
+            return event.sentence
+        case GuardrailTriggered():
+            until = f" until {format_moment(event.until)}" if event.until is not None else ""
+            return StyledLine(f"guardrail {event.guardrail}{until}: {event.sentence}", WARNING_STYLE)
+        case SensorChanged(health="failing"):
+            return StyledLine(f"sensor {event.sensor} fails: {event.sentence}", WARNING_STYLE)
+        case SensorChanged():
+            return f"sensor {event.sensor} reads"
+        case AttendingFailed(quarantined=True):
+            times = format_count(event.failures, "time")
+            text = f"it failed {times} and is stopped; restart it with halter on {_agent(session)}: {event.error}"
+            return StyledLine(text, URGENT_STYLE)
+        case AttendingFailed():
+            return StyledLine(f"failed, and is retried: {event.error}", WARNING_STYLE)
+
+
+def _summarize_control(
+    event: HaltRequested | HaltLifted | AgentSwitched | FleetPolicyAdopted | BodiesErased | StoreAccepted,
+) -> str:
+    match event:
+        case HaltRequested():
+            return f"{event.scope}{' for good' if event.cancels else ''}, by {event.by}{_because(event.reason)}"
+        case HaltLifted():
+            return f"{event.scope}, by {event.by}{_because(event.reason)}"
+        case AgentSwitched():
+            return f"{event.agent} {'on' if event.on else 'off'}, by {event.by}{_because(event.reason)}"
+        case FleetPolicyAdopted():
+            looser = f", looser in {', '.join(event.loosens)}" if event.loosens else ""
+            return f"{event.digest[:12]}{looser}, by {event.by}{_because(event.reason)}"
+        case BodiesErased():
+            return f"{event.stream} up to {event.through}, by {event.by}{_because(event.reason)}"
+        case StoreAccepted():
+            return f"by {event.by}{_because(event.reason)}. {event.lacks}"
 
 
 def _format_holds(legs: tuple[Leg, ...]) -> str:
@@ -387,5 +446,149 @@ def _cost(charge: Charge | None) -> str:
     return f", {format_micros(charge.usd)}" if charge and charge.usd else ""
 
 
-def _format_reason(reason: str) -> str:
+def _because(reason: str) -> str:
     return f": {reason}" if reason else ""
+
+
+class _Content(msgspec.Struct, frozen=True):
+    """The parts of a finding or notification that are shown."""
+
+    title: str = ""
+    subject: str = ""
+    text: str = ""
+    quote: str = ""
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.subject
+
+
+def _read_content(body: bytes) -> _Content:
+    try:
+        return msgspec.json.decode(body, type=_Content)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return _Content()
+
+
+def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
+    """Show the body of an event: of messages and replies the text and calls, of findings and notices each part."""
+    try:
+        match event:
+            case TurnStarted():
+                return _parts(msgspec.json.decode(body, type=Message).parts)
+            case RequestSettled(outcome="ok"):
+                return _parts(msgspec.json.decode(body, type=Reply).parts)
+            case RequestStarted():
+                return ""
+            case FindingEmitted() | NotificationQueued():
+                content = _read_content(body)
+                parts = (content.heading, content.text, f'"{content.quote}"' if content.quote else "")
+                return "\n".join(part for part in parts if part) or from_body(body)
+            case _:
+                return from_body(body)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return from_body(body)
+
+
+def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
+    words = [f"{part.tool} {part.arguments}" if isinstance(part, ToolCall) else part.text for part in parts]
+    return "\n".join(word for word in words if word)
+
+
+class EventLines:
+    """The lines of `halter up`: events worth one, in the context of those before them."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
+        self._questions: dict[str, str] = {}
+        self._documents: dict[str, str] = {}
+        self._widest = 0
+
+    def line(self, stored: Stored) -> StyledLine | None:
+        """Write an event on one line, if it is worth one."""
+        session = session_of(stored.stream) or ""
+        self._note(session, stored)
+        if not _is_news(stored.event):
+            return None
+        used, question = "", ""
+        if isinstance(stored.event, TurnEnded | TurnSkipped):
+            calls, spent = self._calls.pop(session, 0), self._spent.pop(session, 0)
+            made = [format_count(calls, "call")] if calls else []
+            used = "".join(f", {part}" for part in (*made, format_micros(spent)))
+        if isinstance(stored.event, SessionParked) and stored.event.state == "WAITING_FOR_INPUT":
+            question = self._questions.pop(session, "")
+        line = summarize_event(stored, EventContext(self._documents, used, question))
+        text = f"Needs you: {line.text}" if line.style == URGENT_STYLE else line.text
+        return StyledLine(self.placed(stored.at, session or stored.stream.removeprefix("trigger:"), text), line.style)
+
+    def placed(self, at: int, name: str, text: str) -> str:
+        self._widest = max(self._widest, len(name))
+        return f"{format_hour(at)} {name:<{self._widest}} {shorten(' '.join(clean(text).split()), MAX_EVENT_TEXT)}"
+
+    def _note(self, session: str, stored: Stored) -> None:
+        match stored.event:
+            case ItemSeen() as event:
+                self._documents[event.item] = event.name
+            case CallStarted() as event:
+                self._calls[session] = self._calls.get(session, 0) + (event.tool != YIELD)
+            case RequestSettled() | CallSettled() as event:
+                if event.charge:
+                    self._spent[session] = self._spent.get(session, 0) + event.charge.usd
+                if isinstance(event, RequestSettled) and event.outcome == "ok":
+                    self._questions[session] = _find_question(stored.body or b"")
+            case _:
+                pass
+
+
+def _is_news(event: AnyEvent | Unknown) -> bool:
+    match event:
+        case ItemSeen():
+            return not event.ignored
+        case RequestSettled():
+            return event.outcome != "ok"
+        case SessionParked():
+            return event.state in {"SLEEPING", "PAUSED", "WAITING_FOR_INPUT"}
+        case WakePosted():
+            return event.notifies or event.cause in {"signal", "message"}
+        case _:
+            return isinstance(event, _News)
+
+
+_News = (
+    ArtifactEvent
+    | TriggerEvent
+    | PhaseEntered
+    | ContextGiven
+    | DocumentRead
+    | JudgesChosen
+    | MessageRouted
+    | CallRefused
+    | RequestRefused
+    | TurnStarted
+    | TurnEnded
+    | TurnSkipped
+    | SessionWoken
+    | SessionEnded
+    | SessionResumed
+    | GuardrailTriggered
+    | SensorChanged
+    | AttendingFailed
+    | DecisionAsked
+    | DecisionMade
+    | CostCapReached
+    | OverrunIncurred
+)
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    question: str = ""
+
+
+def _find_question(body: bytes) -> str:
+    try:
+        parts = msgspec.json.decode(body, type=Reply).parts
+        asked = [part.arguments for part in parts if isinstance(part, ToolCall) and part.tool == ASK_USER]
+        return msgspec.json.decode(asked[-1], type=_Asked).question if asked else ""
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return ""

@@ -1,46 +1,16 @@
-"""A receipt in words, for people.
-
-What there is to show, apart from how: facts and tables, for a terminal or for a page.
-"""
+"""A receipt as facts and tables."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from halter.core.clock import format_duration
 from halter.core.money import format_unit_amount, format_usd
 from halter.core.text import format_count
 from halter.present.events import format_moment
+from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.receipt import Brake, Decision, FindingLine, PhaseLine, ProposalLine, Receipt, ReceiptLine, TurnLine
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """Facts below each other, each with its name; one that is empty is left out."""
-
-    title: str
-    facts: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """A table. `right` names the columns of numbers, `long` those whose words may be broken.
-
-    Without rows it says `empty`, and nothing where that is empty too.
-    """
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    right: str = ""
-    long: str = ""
-    empty: str = ""
-
-
-Sheet = Sequence[Facts | Listing]
-
-
 def build_receipt_sheet(made: Receipt) -> Sheet:
-    """Put all that a receipt says into facts and tables; what there is none of is left out."""
     return [
         Facts(f"Receipt of {made.session}", _summary(made)),
         _phases(made.phases),
@@ -81,7 +51,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
             for over in made.overruns
         ),
         *(("in doubt", call) for call in made.in_doubt),
-        *(("unknown", f"{call}: nobody knows whether it was done") for call in made.unknown_calls),
+        *(("unknown", f"{call}: it is unknown whether it was done") for call in made.unknown_calls),
         ("not read", format_count(made.unknown, "event") + " of a newer Halter" if made.unknown else ""),
         ("erased", f"the words of {format_count(made.erased, 'event')}" if made.erased else ""),
         ("agent's folder", made.folder),
@@ -95,7 +65,6 @@ def _trust(*, trusted: bool) -> str:
 
 
 def _by_purpose(made: Receipt) -> str:
-    """Tell the purposes apart where there are several; one alone has spent it all."""
     if len(made.spent_by_purpose_usd) <= 1:
         return ""
     return ": " + ", ".join(f"{purpose} {format_usd(usd)}" for purpose, usd in made.spent_by_purpose_usd.items())
@@ -106,7 +75,6 @@ def _describe_proposals(lines: Sequence[ProposalLine]) -> list[str]:
 
 
 def _describe_senders(made: Receipt) -> list[str]:
-    """Say from whom something came, and how often."""
     times: dict[str, int] = {}
     for one in made.heard:
         who = f"{one.cause} from {one.sender} ({one.origin}, {_trust(trusted=one.trusted)})"
@@ -154,7 +122,7 @@ def _work(made: Receipt) -> Listing:
 
 
 def _describe_exceptions(line: ReceiptLine) -> list[str]:
-    """Say what is not so with every call."""
+    """Say what is special about a call."""
     facts = [
         (line.effect == "write", "writes"),
         (line.egress, "sends data where it says"),

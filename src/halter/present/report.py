@@ -1,7 +1,4 @@
-"""What happened lately, in facts and tables.
-
-What is said of the processes that run agents, the same wherever they are shown.
-"""
+"""A report as facts and tables, and the condition of workers in words."""
 
 from collections.abc import Mapping
 from decimal import Decimal
@@ -12,16 +9,15 @@ from halter.core.money import format_usd
 from halter.operations.fleet import Health, WorkerView
 from halter.operations.report import AgentReport, Report
 from halter.present.events import format_moment
-from halter.present.receipt import Facts, Listing, Sheet
+from halter.present.sheet import Facts, Listing, Sheet
 
 
 def format_report_title(made: Report) -> str:
-    """Name the time that a report is about."""
     return f"From {format_moment(made.since)} to {format_moment(made.until)}"
 
 
 def build_report_sheet(made: Report) -> Sheet:
-    """Put a report into facts and tables; what needs somebody comes first."""
+    """Put a report into facts and tables; what needs a person comes first."""
     return [
         Listing("Needs you", ["what"], [[one] for one in made.needs_you], long="what", empty="Nothing needs you."),
         Facts(format_report_title(made), _summary(made)),
@@ -47,7 +43,6 @@ def _by_purpose(spent: Mapping[str, Decimal]) -> str:
 
 
 def build_agents_table(made: Report) -> Listing:
-    """Tell what each agent did."""
     columns = ["agent", "began", "ended", "under way", "runs", "not run", "findings", "spent"]
     rows = [_agent(agent) for agent in made.agents]
     long = "agent ended findings"
@@ -131,26 +126,21 @@ HEALTH_MOODS: Final[Mapping[Health, str]] = {
     "lapsed": "bad",
     "left": "dim",
 }
-"""How each health is coloured."""
 
 
 def name_worker(one: WorkerView) -> str:
-    """Name a process so that somebody finds it: what it is, its number, and its machine."""
     return f"halter {one.kind} {one.pid} on {one.host}"
 
 
 def describe_last_heartbeat(one: WorkerView, now: int) -> str:
-    """Say when it was last heard."""
     return "" if one.heard_at is None else f"{format_duration(max(0, now - one.heard_at))} ago"
 
 
 def agents_of_worker(one: WorkerView) -> str:
-    """Name the agents that it has, each with the version of its files."""
     return ", ".join(f"{name} {version}".strip() for name, version in one.agents.items())
 
 
 def describe_load(one: WorkerView) -> str:
-    """Say how many sessions are awake there, of how many, and how many stay there."""
     if not one.alive:
         return ""
     stay = f", {one.residents} stay" if one.residents else ""
@@ -158,13 +148,12 @@ def describe_load(one: WorkerView) -> str:
 
 
 def describe_worker_condition(one: WorkerView, now: int) -> str:
-    """Say what there is to know of it, and what to do; nothing where all is well."""
+    """Say what is wrong with a worker, and what to do; nothing if all is well."""
     match one.health:
         case "lapsed":
             return (
-                f"Gone without a word: last heard {describe_last_heartbeat(one, now)}. What it had goes "
-                "on wherever a worker has its "
-                "agents; start it again if there is none."
+                f"Lost: last heartbeat {describe_last_heartbeat(one, now)}. Its sessions move to another worker with "
+                "these agents; start it again if there is none."
             )
         case "left":
             return "It ended in good order."
@@ -173,14 +162,13 @@ def describe_worker_condition(one: WorkerView, now: int) -> str:
             return " ".join(each for each in said if each)
 
 
-_DRAINING: Final = "It takes nothing more, and ends when what runs there has come to its rest."
+_DRAINING: Final = "It takes no new sessions, and ends when its running turns have finished."
 
 
 def describe_outdated_agents(one: WorkerView) -> str:
-    """Say of which agents others have newer files."""
     if not one.waiting or one.closing:
         return ""
     return (
-        f"Another worker has newer files of {', '.join(one.waiting)}, whose sessions go on there: bring this folder to "
-        "the same version and start it again."
+        f"Another worker has newer files of {', '.join(one.waiting)}, and runs their sessions: update this folder to "
+        "the same version and restart it."
     )

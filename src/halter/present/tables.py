@@ -1,0 +1,221 @@
+"""Lists that the CLI shows, as facts and tables: sessions, budgets, decisions, rules, triggers, artifacts, audit."""
+
+from collections.abc import Iterator, Sequence
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+
+from halter.core.clock import format_duration
+from halter.core.money import format_unit_amount, format_usd
+from halter.core.rows import RuleRow, SessionRow
+from halter.core.text import format_count
+from halter.present.events import format_moment, format_relative_moment
+from halter.present.sheet import Facts, Listing, Sheet
+
+if TYPE_CHECKING:
+    from halter.operations.artifacts import Artifact
+    from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
+    from halter.operations.fleet import TriggerPlan
+    from halter.operations.money import Budget, Budgets
+    from halter.state.audit import AuditEntry
+
+DIGEST_PREFIX_LENGTH: Final = 16
+"""How much of a document's digest is shown; it is enough to name it."""
+
+
+def build_sessions_sheet(rows: Sequence[SessionRow], now: int) -> Sheet:
+    columns = ["session", "agent", "kind", "state", "why it ended", "began", "next due"]
+    cells = [
+        [
+            row.session,
+            row.agent,
+            row.kind,
+            row.state,
+            row.terminal_reason,
+            f"{format_duration(max(0, now - row.started_at))} ago",
+            describe_next_due(row, now),
+        ]
+        for row in rows
+    ]
+    return [Listing("Sessions", columns, cells, long="session", empty="There are no sessions yet.")]
+
+
+def describe_next_due(row: SessionRow, now: int) -> str:
+    """Say when a session's next turn is due, and what wakes it earlier."""
+    early = ", ".join(row.wake_on.split()) if row.ended_at is None else ""
+    if row.due_at is None:
+        return f"by {early}" if early else ""
+    if row.due_at <= now:
+        return "now"
+    due = f"in {format_duration(row.due_at - now)} ({format_relative_moment(row.due_at, now)})"
+    return f"{due}, or by {early}" if early else due
+
+
+def build_budgets_sheet(found: "Budgets", _: int) -> Sheet:
+    kept = any(row.kept for row in found.budgets)
+    columns = ["scope", "window", "cap", "spent", "held", *(["kept"] if kept else []), "left", "set by"]
+    rows = [_budget(row, kept=kept) for row in found.budgets]
+    spent = [
+        [line.agent, line.purpose, line.name, str(line.spends), format_usd(line.spent_usd)] for line in found.last_day
+    ]
+    return [
+        Listing(
+            "Budgets",
+            columns,
+            rows,
+            right="cap spent held kept left",
+            long="scope window",
+            empty="Nothing was spent or held yet.",
+        ),
+        Listing(
+            "Spent in the last 24 hours",
+            ["agent", "purpose", "on", "times", "cost"],
+            spent,
+            right="times cost",
+            empty="Nothing was spent in the last 24 hours.",
+        ),
+    ]
+
+
+def _budget(row: "Budget", *, kept: bool) -> list[str]:
+    cap = "none" if row.cap is None else format_unit_amount(row.cap, row.unit)
+    left = "" if row.left is None else format_unit_amount(row.left, row.unit)
+    spent, held = format_unit_amount(row.spent, row.unit), format_unit_amount(row.held, row.unit)
+    reserve = ([format_unit_amount(row.kept, row.unit)] if row.kept else [""]) if kept else []
+    return [row.scope, row.window or "its life", cap, spent, held, *reserve, left, row.cap_by or "config"]
+
+
+def build_inbox_sheet(found: "OpenInbox", now: int) -> Sheet:
+    return [*_inbox(found, now)]
+
+
+def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
+    open_count = len(found.decisions)
+    yield f"{format_count(open_count, 'decision')} for you:" if open_count else "Nothing needs you."
+    for one in found.decisions:
+        yield Facts("", _decision(one, now))
+    if found.news:
+        yield "Notices of the last day:"
+    for each in found.news:
+        agent = "" if each.subject.startswith(each.agent) else f"{each.agent}: "
+        yield f"{format_moment(each.queued_at)} {agent}{each.subject}"
+
+
+def _decision(one: "WaitingDecision", now: int) -> list[tuple[str, str]]:
+    from halter.operations.decisions import put
+
+    words, more = put(one), " --cap AMOUNT" if one.about == "cap_raise" else ""
+    waited, left = format_duration(max(0, now - one.asked_at)), format_duration(one.expires_at - now)
+    return [
+        ("decision", one.decision),
+        ("what", words.what),
+        ("why", "; ".join(one.reasons)),
+        ("shown", words.shown),
+        ("agent", f"{one.agent}, session {one.session}" if one.session else one.agent),
+        ("waits", f"{waited}, for at most {left} more"),
+        ("yes", f"{words.yes}: halter approve {one.decision}{more}"),
+        ("no", f"{words.no}: halter deny {one.decision}"),
+    ]
+
+
+def build_offers_sheet(found: "RuleOffers", _: int) -> Sheet:
+    if not found.offers:
+        return [f"No rule can answer {found.decision}: it is always asked about."]
+    return [
+        Facts("", [("always", each.sentence), ("choose", _choose(found.decision, each.match))]) for each in found.offers
+    ]
+
+
+def _choose(decision: str, match: str) -> str:
+    lines = () if match == "same" else match.splitlines()
+    return " ".join([f"halter approve {decision} --always", *(f"--match {quote(line)}" for line in lines)])
+
+
+def build_rules_sheet(rows: Sequence[RuleRow], now: int) -> Sheet:
+    return [_rule(row, now) for row in rows] or ["There are no rules."]
+
+
+def _rule(row: RuleRow, now: int) -> Facts:
+    from halter.guard.approvals import read_standing_rule
+    from halter.operations.decisions import describe_matcher
+
+    if row.ended_at is not None:
+        until = f"ended by {row.ended_by}, {format_moment(row.ended_at)}"
+    elif now >= row.expires_at:
+        until = f"over since {format_moment(row.expires_at)}"
+    else:
+        until = f"{format_moment(row.expires_at)}, {format_duration(row.expires_at - now)} from now"
+    return Facts(
+        "",
+        [
+            ("rule", row.rule),
+            ("always", f"{row.tool} {describe_matcher(read_standing_rule(row).matcher)}"),
+            ("where", f"{row.scope} {row.owner}".strip()),
+            ("by", f"{row.by}, {format_moment(row.made_at)}"),
+            ("until", until),
+        ],
+    )
+
+
+def build_triggers_sheet(found: "Sequence[TriggerPlan]", now: int) -> Sheet:
+    columns = ["trigger", "when", "next", "last run", "waits", "made by"]
+    empty = "Nothing is planned. Say it to an agent, or write it into its agent.yaml."
+    left = [
+        f"{plan.trigger}: {item.name} is quarantined. Try it again with: "
+        f"halter schedules retry {plan.trigger} {item.item[:DIGEST_PREFIX_LENGTH]}"
+        for plan in found
+        for item in plan.quarantined
+    ]
+    rows = [_trigger(plan, now) for plan in found]
+    return [Listing("Schedules", columns, rows, long="trigger when waits", empty=empty), *left]
+
+
+def _trigger(plan: "TriggerPlan", now: int) -> list[str]:
+    due = "" if plan.next_at is None else f"in {format_duration(max(0, plan.next_at - now))}"
+    last = "" if plan.last_at is None else f"{format_relative_moment(plan.last_at, now)}, {plan.session}"
+    quarantined = f"{len(plan.quarantined)} quarantined" if plan.quarantined else ""
+    waits = (f"{plan.waiting} waiting" if plan.waiting else "", quarantined, plan.delayed)
+    return [plan.trigger, plan.when, due, last, ", ".join(part for part in waits if part), plan.made_by]
+
+
+def build_artifacts_sheet(found: "Sequence[Artifact]", empty: str) -> Sheet:
+    return [Facts("", _artifact(one)) for one in found] or [empty]
+
+
+def _artifact(one: "Artifact") -> list[tuple[str, str]]:
+    return [
+        (one.about, one.id),
+        ("says", one.text),
+        ("from", f"{one.agent}, session {one.session}, {format_moment(one.at)}"),
+        ("seen", f"{one.observed_count} times" if one.observed_count > 1 else ""),
+        ("checked", ", ".join(part for part in (one.severity, one.support, one.review) if part)),
+        ("status", f"{one.status} by {one.by}" if one.status else "open"),
+    ]
+
+
+def build_audit_sheet(entries: "Sequence[AuditEntry]") -> Sheet:
+    columns = ["when", "agent", "tool", "level", "risk", "outcome", "decided by", "cost", "arguments", "result"]
+    rows = [
+        [
+            format_moment(each.created_at),
+            each.agent,
+            each.tool,
+            each.capability_level,
+            each.risk_level,
+            each.outcome or "under way",
+            each.decided_by,
+            format_usd(each.cost_usd),
+            each.input_summary,
+            each.output_summary,
+        ]
+        for each in entries
+    ]
+    empty = "No audited calls in that time."
+    return [Listing("Audit", columns, rows, right="cost", long="arguments result", empty=empty)]
+
+
+def describe_audit_entry(each: "AuditEntry") -> str:
+    by = f", agreed to by {each.decided_by}" if each.decided_by else ""
+    cost = f" {format_usd(each.cost_usd)}" if each.cost_usd else ""
+    level = f"{each.capability_level} {each.risk_level}".strip()
+    what = f"{each.agent} {each.tool} ({level}) {each.outcome}{cost}{by}"
+    return f"{format_moment(each.created_at)} {what}  {each.input_summary}"
