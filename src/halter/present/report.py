@@ -1,7 +1,6 @@
 """A report as facts and tables, and the condition of workers in words."""
 
 from collections.abc import Mapping
-from decimal import Decimal
 from typing import Final
 
 from halter.core.clock import format_duration
@@ -9,6 +8,7 @@ from halter.core.money import format_usd
 from halter.operations.fleet import Health, WorkerView
 from halter.operations.report import AgentReport, Report
 from halter.present.events import format_moment
+from halter.present.receipt import format_purposes
 from halter.present.sheet import Facts, Listing, Sheet
 
 
@@ -18,28 +18,18 @@ def format_report_title(made: Report) -> str:
 
 def build_report_sheet(made: Report) -> Sheet:
     """Put a report into facts and tables; what needs a person comes first."""
-    return [
-        Listing("Needs you", ["what"], [[one] for one in made.needs_you], long="what", empty="Nothing needs you."),
-        Facts(format_report_title(made), _summary(made)),
-        build_agents_table(made),
-        Listing("Did not end well", ["session"], [[one] for one in made.ended_badly], long="session"),
-        _caps(made),
-        _decisions_table(made),
-        _halts(made),
-        _undelivered_table(made),
-    ]
-
-
-def _summary(made: Report) -> list[tuple[str, str]]:
-    return [
-        ("spent", f"{format_usd(made.spent_usd)}{_by_purpose(made.spent_by_purpose_usd)}"),
+    summary = [
+        ("spent", f"{format_usd(made.spent_usd)}{format_purposes(made.spent_by_purpose_usd)}"),
         ("waiting", str(len(made.waiting)) if made.waiting else ""),
         ("decided", f"{made.decided_count:,}" if made.decided else ""),
     ]
-
-
-def _by_purpose(spent: Mapping[str, Decimal]) -> str:
-    return ": " + ", ".join(f"{purpose} {format_usd(usd)}" for purpose, usd in spent.items()) if spent else ""
+    return [
+        Listing("Needs you", ["what"], [[one] for one in made.needs_you], long="what", empty="Nothing needs you."),
+        Facts(format_report_title(made), summary),
+        build_agents_table(made),
+        Listing("Did not end well", ["session"], [[one] for one in made.ended_badly], long="session"),
+        *_details(made),
+    ]
 
 
 def build_agents_table(made: Report) -> Listing:
@@ -70,8 +60,8 @@ def _counts(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{name} × {number}" if number > 1 else name for name, number in counts.items())
 
 
-def _caps(made: Report) -> Listing:
-    rows = [
+def _details(made: Report) -> list[Listing]:
+    caps = [
         [
             cap.scope,
             cap.window or "its life",
@@ -82,40 +72,35 @@ def _caps(made: Report) -> Listing:
         ]
         for cap in made.caps
     ]
-    columns = ["scope", "window", "cap", "spent", "held", "used"]
-    return Listing("Against caps", columns, rows, right="cap spent held used", long="scope window")
-
-
-def _decisions_table(made: Report) -> Listing:
-    rows = [
+    decided = [
         [format_moment(one.decided_at or 0), one.agent, f"{one.about} of {one.name}", one.verdict, one.by]
         for one in made.decided
     ]
-    return Listing("Decided", ["when", "agent", "about", "answer", "by"], rows, long="about")
-
-
-def _halts(made: Report) -> Listing:
-    rows = [
+    halts = [
         [one.scope, "halted" if one.halted else "lifted", format_moment(one.at), one.by, one.reason]
         for one in made.halts
     ]
-    return Listing("Halts", ["scope", "state", "when", "by", "reason"], rows, long="scope reason")
-
-
-def _undelivered_table(made: Report) -> Listing:
-    rows = [
+    undelivered = [
         [
             one.notification,
             one.agent,
             one.channel,
             str(one.attempts),
-            "given up" if one.gave_up else "tried again",
+            "given up" if one.gave_up else "retrying",
             one.error,
         ]
         for one in made.undelivered
     ]
-    columns = ["notification", "agent", "channel", "attempts", "now", "error"]
-    return Listing("Could not be told", columns, rows, right="attempts", long="notification error")
+    against, lost = (
+        ["scope", "window", "cap", "spent", "held", "used"],
+        ["notification", "agent", "channel", "attempts"],
+    )
+    return [
+        Listing("Against caps", against, caps, right="cap spent held used", long="scope window"),
+        Listing("Decided", ["when", "agent", "about", "answer", "by"], decided, long="about"),
+        Listing("Halts", ["scope", "state", "when", "by", "reason"], halts, long="scope reason"),
+        Listing("Not delivered", [*lost, "now", "error"], undelivered, right="attempts", long="notification error"),
+    ]
 
 
 NO_WORKERS: Final = "No process runs agents here: start `halter up FOLDER`, or `halter worker` on a PostgreSQL store."
