@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 from rich.cells import cell_len
@@ -15,9 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from halter.core.public_json import encode_public_json
-
-if TYPE_CHECKING:
-    from halter.operations.desk import Done
 
 MIN_TABLE_WIDTH: Final = 60
 """Columns of a screen below which a table is never readable."""
@@ -83,14 +80,6 @@ def escape_text(text: str) -> Text:
 def answer_json(value: object) -> None:
     """Print JSON; amounts are dollars, times microseconds."""
     sys.stdout.write(msgspec.json.format(encode_public_json(value), indent=2).decode() + "\n")
-
-
-def answer_done(done: "Done", *, as_json: bool) -> None:
-    if as_json:
-        facts = {name: value for name, value in msgspec.structs.asdict(done).items() if name != "sentence"}
-        answer_json({"subject": done.subject, "done": True, **facts})
-    else:
-        say(done.sentence)
 
 
 def answer_line(value: object) -> None:
