@@ -1,17 +1,7 @@
-"""What a file says, as text. Whatever is wrong with it is an answer too, and never an error.
+"""The text of files: encodings, HTML and PDF; files that cannot be read are values with a sentence. Functions block.
 
-What has to be parsed is parsed by a process of its own, with little memory and a deadline: a hostile file can waste a
-minute of it, and nothing else. Its environment is empty, so that it holds no secrets either.
-
-Bytes as text, whoever wrote them: marks of byte order, wide letters, and the code pages of old.
-
-The text of an HTML page, as somebody would read it aloud: without scripts and styles, block by block.
-
-The text of a PDF. It may be anything, so this runs in a process that may be lost.
-
-Files on disk: which there are, what is in them, and the digest that names what is in them. All of this blocks.
-
-Cutting a text into pieces that a model can read one by one: at the end of a paragraph or a sentence, if it can.
+Parsing runs in a process with little memory, an empty environment and a deadline: a hostile file can waste a minute of
+it and nothing else. Texts are split into chunks that a model can read one by one.
 """
 
 import asyncio
@@ -40,7 +30,7 @@ from halter.core.text import clean
 if TYPE_CHECKING:
     from pypdf import PdfReader
 
-# The longer mark first: that of UTF-32 begins as that of UTF-16 does.
+# The longer mark first: the UTF-32 mark starts with the UTF-16 mark.
 _MARKS: Final = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -55,7 +45,7 @@ _ONE_IN: Final = 33
 
 
 def decode_text(data: bytes, declared: str = "") -> str | None:
-    """Read bytes as text that any store can keep; None where they are none. `declared` is what they say they are."""
+    """Decodes bytes as text that any store can keep; None if they are no text. `declared` is the declared charset."""
     for mark, encoding in _MARKS:
         if data.startswith(mark):
             return _demand_text(data[len(mark) :].decode(encoding, "replace"))
@@ -68,14 +58,14 @@ def decode_text(data: bytes, declared: str = "") -> str | None:
 
 
 def _demand_text(text: str) -> str | None:
-    """Refuse what is full of characters that no text has; the odd one is made visible."""
+    """Returns None for a text full of control characters; a few are made visible."""
     beginning = text[:_LOOKED_AT]
     strange = sum(1 for _ in _CONTROL.finditer(beginning))
     return None if strange > max(_FEW, len(beginning) // _ONE_IN) else clean(text)
 
 
 def _detect_utf16(data: bytes) -> str:
-    """Tell UTF-16 without a mark by its zeros: where letters are plain, nearly every other byte is one."""
+    """Detects UTF-16 without a mark: in plain text nearly every other byte is zero."""
     beginning = data[:_LOOKED_AT]
     first, second = beginning[::2].count(0), beginning[1::2].count(0)
     if len(data) % 2 or max(first, second) * 4 < len(beginning) or min(first, second) * 20 > len(beginning):
@@ -93,7 +83,7 @@ def _decode_legacy(data: bytes) -> str:
 EXTRACT_TIMEOUT_SECONDS: Final = 60.0
 MOST_MEMORY: Final = 1 << 30
 MOST_TEXT: Final = 10_000_000
-"""So many characters a document may have: some four thousand pages."""
+"""Most characters of a document: about four thousand pages."""
 
 _TEXT: Final = ".txt .text .log .csv .tsv .json .jsonl .yaml .yml .toml .ini .cfg .conf .xml .rst .tex .srt .eml .vtt"
 KINDS_BY_SUFFIX: Final[Mapping[str, DocumentKind]] = MappingProxyType(
@@ -108,7 +98,7 @@ _MAIN: Final = "from halter.documents import main; main()"
 
 
 class _Limits(msgspec.Struct, frozen=True):
-    """What the process is told before the bytes: how to read them, and what it may use."""
+    """Sent to the process before the bytes: the kind, and its limits."""
 
     kind: DocumentKind
     memory: int
@@ -117,7 +107,7 @@ class _Limits(msgspec.Struct, frozen=True):
 
 
 def detect_document_kind(name: str) -> DocumentKind | None:
-    """Tell what a file is by its name; None for what cannot be read."""
+    """Returns the kind of a file by its name; None if it cannot be read."""
     return KINDS_BY_SUFFIX.get(PurePosixPath(name).suffix.lower())
 
 
@@ -129,7 +119,7 @@ async def extract(
     memory: int = MOST_MEMORY,
     most: int = MOST_TEXT,
 ) -> Extracted | UnreadableFile:
-    """Read a file's bytes as what its name says that it is."""
+    """Extracts the text of a file, by the kind that its name says."""
     shown = clean(PurePosixPath(name).name) or "The file"
     kind = detect_document_kind(name)
     if kind is None:
@@ -161,7 +151,7 @@ def _make_extracted(text: str | None, kind: DocumentKind, most: int) -> Extracte
 
 
 async def _extract_in_process(limits: _Limits, data: bytes, seconds: float) -> Extracted | UnreadableFile:
-    """Let another process read; it is gone when this returns, however it does."""
+    """Extracts in another process, which has ended when this returns."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-c", _MAIN),
         stdin=asyncio.subprocess.PIPE,
@@ -188,7 +178,6 @@ async def _extract_in_process(limits: _Limits, data: bytes, seconds: float) -> E
 
 
 def _explain_lost(code: int, limits: _Limits) -> UnreadableFile:
-    """Say why a process left no answer."""
     if code == -signal.SIGXCPU:
         return UnreadableFile(f"takes more than {limits.seconds} seconds to read, and was given up: split it.")
     return _explain_too_large(limits)
@@ -202,9 +191,9 @@ def _explain_too_large(limits: _Limits) -> UnreadableFile:
 
 
 def main() -> None:
-    """Read one file from standard input, and answer on standard output; first of all, give up what is not needed."""
+    """Reads one file from stdin and answers on stdout, after dropping what it does not need."""
     limits = msgspec.json.decode(sys.stdin.buffer.readline(), type=_Limits)
-    # Before anything of the file is looked at: what is given up here cannot be had again.
+    # Before the file is read: these limits cannot be raised again.
     for what, most in (
         (resource.RLIMIT_AS, limits.memory),
         (resource.RLIMIT_CPU, limits.seconds),
@@ -231,39 +220,10 @@ def _parse_document(limits: _Limits, data: bytes) -> Extracted | UnreadableFile:
 _SILENT: Final = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})
 _BLOCKS: Final = frozenset(
     {
-        "address",
-        "article",
-        "aside",
-        "blockquote",
-        "dd",
-        "details",
-        "dialog",
-        "div",
-        "dl",
-        "dt",
-        "fieldset",
-        "figcaption",
-        "figure",
-        "footer",
-        "form",
-        "h1",
-        "h2",
-        "h3",
-        "h4",
-        "h5",
-        "h6",
-        "header",
-        "hr",
-        "main",
-        "nav",
-        "ol",
-        "p",
-        "pre",
-        "section",
-        "summary",
-        "table",
-        "title",
-        "ul",
+        *("address", "article", "aside", "blockquote", "dd", "details", "dialog", "div", "dl"),
+        *("dt", "fieldset", "figcaption", "figure", "footer", "form", "h1", "h2", "h3"),
+        *("h4", "h5", "h6", "header", "hr", "main", "nav", "ol", "p"),
+        *("pre", "section", "summary", "table", "title", "ul"),
     }
 )
 _LINES: Final = frozenset({"br", "li", "tr", "option", "caption"})
@@ -273,7 +233,7 @@ _SPACES: Final = re.compile(r"[ \t\f\r\n]+")
 
 
 def extract_html_text(data: bytes) -> str | None:
-    """Read a page; None where the bytes are no text."""
+    """Extracts the text of a page; None if the bytes are no text."""
     declared = _CHARSET.search(data[:4096])
     page = decode_text(data, declared[1].decode() if declared else "")
     if page is None:
@@ -285,7 +245,7 @@ def extract_html_text(data: bytes) -> str | None:
 
 
 class _Reader(HTMLParser):
-    """Collects what is said, and where a line or a paragraph ends."""
+    """Collects text, and where a line or a paragraph ends."""
 
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
@@ -315,7 +275,6 @@ class _Reader(HTMLParser):
             self._parts.append(data if self._as_written else _SPACES.sub(" ", data))
 
     def text(self) -> str:
-        """Put everything together, with no more room between the lines than a reader needs."""
         lines = (line.strip(" \t\r") for line in "".join(self._parts).split("\n"))
         kept: list[str] = []
         for line in lines:
@@ -341,13 +300,13 @@ PDF_TOO_LONG: Final = "holds more text than a document may have: split it, or le
 
 
 def extract_pdf_text(data: bytes, most: int) -> Extracted | UnreadableFile:
-    """Read all pages. The sentences follow the name of the file."""
+    """Extracts all pages. Sentences continue the name of the file."""
     from pypdf import PdfReader
     from pypdf.errors import DependencyError, FileNotDecryptedError
 
     try:
         reader = PdfReader(BytesIO(data))
-        # Many are protected against printing only, and are read without a password.
+        # Many are only protected against printing and have an empty password.
         if reader.is_encrypted and not reader.decrypt(""):
             return UnreadableFile(PDF_PROTECTED)
         return _pages(reader, most)
@@ -355,7 +314,7 @@ def extract_pdf_text(data: bytes, most: int) -> Extracted | UnreadableFile:
         return UnreadableFile(PDF_PROTECTED)
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001  A parser of hostile files fails in every way there is; all of them mean this.
+    except Exception:  # noqa: BLE001  A parser of hostile files may raise anything.
         return UnreadableFile(PDF_DAMAGED)
 
 
@@ -379,18 +338,18 @@ _PORTION: Final = 1 << 20
 
 
 class DocumentBytes(msgspec.Struct, frozen=True):
-    """The bytes of a file, and their digest, by which the document is known from now on."""
+    """The bytes of a file and their digest, which identifies the document."""
 
     data: bytes
     digest: str
 
 
 class _FileProblem(Exception):
-    """What is wrong with a file, on the way to being an answer."""
+    """A problem with a file; becomes a value."""
 
 
 def scan_documents(folder: Path, pattern: str) -> FileEntries | UnreadableFile:
-    """List the files of a folder that a pattern names, by their paths in it, without those that links lead out to."""
+    """Lists the files of a folder that match a pattern, without links that lead out of it."""
     found = scan_folder(folder, pattern)
     return found if isinstance(found, UnreadableFile) else found.files
 
@@ -398,7 +357,7 @@ def scan_documents(folder: Path, pattern: str) -> FileEntries | UnreadableFile:
 def read_document(
     path: Path, most: int = MOST_BYTES, refuses: FileRefusal = refuse_nothing
 ) -> DocumentBytes | UnreadableFile:
-    """Read a whole file, unless it is too large, is being written to meanwhile, or somebody refuses it."""
+    """Reads a whole file, unless it is too large, changes meanwhile, or is refused."""
     try:
         with _open_regular_file(path, refuses) as (file, size):
             if size > most:
@@ -414,7 +373,6 @@ def read_document(
 
 
 def digest_file(path: Path, refuses: FileRefusal = refuse_nothing) -> str | UnreadableFile:
-    """Work out the digest of a file of any size, in little memory."""
     try:
         with _open_regular_file(path, refuses) as (file, size):
             digest = _digest(file, size + 1)
@@ -426,9 +384,9 @@ def digest_file(path: Path, refuses: FileRefusal = refuse_nothing) -> str | Unre
 
 @contextmanager
 def _open_regular_file(path: Path, refuses: FileRefusal) -> Generator[tuple[int, int]]:
-    """Open a plain file for one reading of all of it. What changes until it is closed was not read as it is."""
+    """Opens a regular file for reading. Raises if it changes until it is closed."""
     try:
-        # A pipe that nobody writes to would be waited for.
+        # Without O_NONBLOCK, opening a pipe would block.
         file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if refuses(path, file):
@@ -456,7 +414,7 @@ def _refuse_other(path: Path, mode: int) -> None:
 
 
 def _refuse_other_bytes(path: Path, first: str, second: str) -> None:
-    """Refuse a file that reads otherwise the second time: its time of change is too coarse to tell of every change."""
+    """Refuses a file that differs on a second read: its modification time is too coarse."""
     if first != second:
         raise _changed_error(path)
 
@@ -473,7 +431,7 @@ def _digest(file: int, most: int) -> str:
 
 
 def _portions(file: int, most: int) -> Generator[bytes]:
-    """Read from the beginning to the end; of a file that grows while it is read, no more than this."""
+    """Reads from the beginning; of a growing file no more than `most`."""
     os.lseek(file, 0, os.SEEK_SET)
     while most > 0 and (portion := os.read(file, min(_PORTION, most))):
         most -= len(portion)
@@ -493,10 +451,7 @@ _SPACE: Final = re.compile(r"\s")
 
 
 def split_into_chunks(text: str, size: int = CHUNK_SIZE, overlap: int = CHUNK_OVERLAP) -> tuple[tuple[int, int], ...]:
-    """Cut a text into pieces of at most `size` characters, each of which begins a little before the last one's end.
-
-    Together they cover all of the text, and none is empty.
-    """
+    """Splits a text into spans of at most `size` characters that overlap, cover all of it, and are not empty."""
     back = min(overlap, (size - 1) // 3)
     found: list[tuple[int, int]] = []
     start = 0
@@ -508,7 +463,7 @@ def split_into_chunks(text: str, size: int = CHUNK_SIZE, overlap: int = CHUNK_OV
 
 
 def _find_end(text: str, start: int, size: int) -> int:
-    """Find where a piece ends, in the second half of what it may hold."""
+    """Finds the end of a chunk, in the second half of its size: after a paragraph, a sentence or a word."""
     most = start + size
     if most >= len(text):
         return len(text)
@@ -521,7 +476,7 @@ def _find_end(text: str, start: int, size: int) -> int:
 
 
 def _find_start(text: str, least: int, end: int) -> int:
-    """Find where the next piece begins: with a sentence, or else with a word, of those that it repeats."""
+    """Finds the start of the next chunk within the overlap: at a sentence, or else a word."""
     for sign in (_SENTENCE, _SPACE):
         match = sign.search(text, least, end)
         if match and match.end() < end:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def reveal_secrets(value: Any, reveal: Callable[[str], str], channel: str) -> Any:
-    """Put secrets in their places. One that is missing may be there when it is tried again."""
+    """Fills in secrets. A missing one may be set by the next attempt."""
     try:
         return substitute_secrets(value, reveal)
     except KeyError as missing:
@@ -39,7 +39,7 @@ def reveal_secrets(value: Any, reveal: Callable[[str], str], channel: str) -> An
 
 
 WEBHOOK_TIMEOUT: Final = 30
-"""Seconds until an answer has begun."""
+"""Seconds until the response starts."""
 DELIVERY_HEADER: Final = "Halter-Delivery"
 
 _OK: Final = range(200, 300)
@@ -49,7 +49,7 @@ _ELSEWHERE: Final = range(300, 400)
 
 
 class WebhookSender:
-    """An address that letters are posted to. One of this network is as good as any: a person wrote it."""
+    """Posts notifications to a URL. Addresses of this network are allowed: a person configured it."""
 
     def __init__(self, channel: Channel, reveal: Callable[[str], str], tls: ssl.SSLContext | None = None) -> None:
         self._channel = channel
@@ -58,7 +58,6 @@ class WebhookSender:
         self._tls = tls
 
     async def send(self, letter: OutgoingNotification) -> None:
-        """Post a letter."""
         from httpx2 import InvalidURL, LocalProtocolError, TransportError
 
         headers = self._headers(letter)
@@ -68,7 +67,7 @@ class WebhookSender:
         except TimeoutError:
             raise self._undelivered("gave no answer in time", may_retry=True) from None
         except (LocalProtocolError, InvalidURL, UnicodeEncodeError):
-            # The library quotes what it refuses, and that may hold a key.
+            # The library's message quotes its input, which may hold a key.
             raise self._undelivered("cannot be asked: look at the address and its headers", may_retry=False) from None
         except TransportError as error:
             raise self._undelivered(f"cannot be reached: {type(error).__name__}", may_retry=True) from None
@@ -79,7 +78,7 @@ class WebhookSender:
             raise self._undelivered(f"answered {status}", may_retry=status in _LATER or status >= _BROKEN)
 
     async def _posted(self, body: bytes, headers: Mapping[str, str]) -> int:
-        """Post something, and tell the status of the answer, whose body nobody reads."""
+        """Posts a body and returns the status; the response body is not read."""
         from httpx2 import AsyncClient, AsyncHTTPTransport
 
         self._tls = self._tls or await asyncio.to_thread(_make_tls_context)
@@ -91,7 +90,7 @@ class WebhookSender:
             return response.status_code
 
     def _headers(self, letter: OutgoingNotification) -> Mapping[str, str]:
-        """Put our headers over those of the file, whose secrets go to this address alone."""
+        """Our headers override those of the file, whose secrets go to this URL alone."""
         theirs: Mapping[str, Any] = reveal_secrets(dict(self._channel.headers), self._reveal, self._channel.name)
         ours = {"content-type": "application/json", DELIVERY_HEADER.lower(): letter.id}
         usual = {"user-agent": f"halter/{version('halter')}"}
@@ -112,20 +111,20 @@ SERVICE_TIMEOUT: Final = 60
 
 
 class AppriseSender:
-    """A service, known by its address."""
+    """Sends notifications through a service of Apprise."""
 
     def __init__(self, channel: Channel, reveal: Callable[[str], str]) -> None:
         self._channel = channel
         self._reveal = reveal
 
     async def send(self, letter: OutgoingNotification) -> None:
-        """Send a letter from a thread, since the library waits. One that is left alone ends by its own deadline."""
+        """Sends from a thread, since the library blocks. An abandoned thread ends by its own deadline."""
         address: str = reveal_secrets(self._channel.service or "", self._reveal, self._channel.name)
         await asyncio.to_thread(self._sent, address, letter)
 
     def _sent(self, address: str, letter: OutgoingNotification) -> None:
         services = self._opened()
-        # The library tells what went wrong only in words that may hold the address.
+        # The library's messages may hold the address, so they are not used.
         if not services.add(address):
             sentence = "has an address that apprise does not know: look at its secret"
             raise self._undelivered(sentence, may_retry=False)
@@ -146,18 +145,17 @@ class AppriseSender:
 
 
 RevealSecret = Callable[[str], str]
-"""Tells the value of a secret; KeyError if there is none."""
+"""Returns the value of a secret; raises KeyError if there is none."""
 
 
 class InAppSender:
-    """Whoever opens the app sees it there: nothing has to be sent."""
+    """Sends nothing: the app shows the notification."""
 
-    async def send(self, letter: OutgoingNotification) -> None:
-        """Be content."""
+    async def send(self, letter: OutgoingNotification) -> None: ...
 
 
 def make_sender(channel: Channel, reveal: RevealSecret, tls: ssl.SSLContext | None = None) -> Sender:
-    """Make the sender of a channel. With `tls`, other authorities are trusted than the usual ones."""
+    """Makes the sender of a channel; `tls` replaces the default certificate authorities."""
     match channel.type:
         case "in_app":
             return InAppSender()
@@ -170,7 +168,7 @@ def make_sender(channel: Channel, reveal: RevealSecret, tls: ssl.SSLContext | No
 
 
 MAIL_TIMEOUT: Final = 60
-"""Seconds for one letter, from the first packet to the last answer."""
+"""Seconds for one message, from connect to the last reply."""
 QUIT_TIMEOUT: Final = 5
 CANCEL_INTERVAL: Final = 0.05
 PERMANENT_SMTP_ERROR: Final = 500
@@ -181,7 +179,7 @@ _SAID: Final = 200
 
 
 class MailSender:
-    """A mailbox, or several, behind one mail server."""
+    """Sends e-mail through one mail server."""
 
     def __init__(self, channel: Channel, reveal: Callable[[str], str], tls: ssl.SSLContext | None = None) -> None:
         self._channel = channel
@@ -189,7 +187,6 @@ class MailSender:
         self._tls = tls
 
     async def send(self, letter: OutgoingNotification) -> None:
-        """Hand a letter to the mail server."""
         from aiosmtplib import SMTPException
 
         client = self._client()
@@ -203,7 +200,7 @@ class MailSender:
             raise self._told(error) from None
         finally:
             await _stop_task(handing)
-            # Closed rather than left politely: whoever was told to stop does not wait for a server.
+            # Close without QUIT: a cancelled task does not wait for a server.
             client.close()
 
     async def _handed_over(self, client: "SMTP", message: EmailMessage) -> None:
@@ -237,13 +234,13 @@ class MailSender:
         return DeliveryFailed(f"The mail server {self._channel.host} {said}.", may_retry=may_retry)
 
     def _some_refused(self, refused: Sequence[tuple[str, int]]) -> DeliveryFailed:
-        """The others have got it by now; they know a second copy by its Message-ID."""
+        """The other recipients have the mail; they recognise a second copy by its Message-ID."""
         names = ", ".join(f"{name} ({code})" for name, code in refused)
         may_retry = any(code < PERMANENT_SMTP_ERROR for _, code in refused)
         return self._undelivered(f"does not take letters for {shorten(clean(names), _SAID)}", may_retry=may_retry)
 
     def _told(self, error: Exception) -> DeliveryFailed:
-        """Put an error into a sentence. What was said at the login may repeat a password: it is left out."""
+        """Describes an error. Server replies to a login may repeat the password, so they are left out."""
         import aiosmtplib as smtp
 
         match error:
@@ -274,7 +271,7 @@ class MailSender:
 
 
 async def _stop_task(task: asyncio.Task[None]) -> None:
-    """End a task that may be told so more than once: the library's own waits can swallow the first word."""
+    """Cancels a task until it ends: the library's own waits can swallow a cancellation."""
     while not task.done():
         task.cancel()
         await asyncio.wait({task}, timeout=CANCEL_INTERVAL)
@@ -283,7 +280,7 @@ async def _stop_task(task: asyncio.Task[None]) -> None:
 
 
 async def _quit(client: "SMTP") -> None:
-    """Take leave politely. The letter is in the server's hands by now, so nothing that goes wrong here matters."""
+    """Sends QUIT. The server has the mail by now, so failures do not matter."""
     from aiosmtplib import SMTPException
 
     with suppress(SMTPException, OSError, TimeoutError):
@@ -292,7 +289,7 @@ async def _quit(client: "SMTP") -> None:
 
 
 def compose_mail(letter: OutgoingNotification, channel: Channel) -> EmailMessage:
-    """Write a letter as an e-mail. A subject is one line, whatever it holds: no header can be smuggled in."""
+    """Writes a notification as an e-mail. The subject is one line, so that it cannot inject a header."""
     sender = channel.sender or ""
     message = EmailMessage(policy=WIRE)
     message["From"] = sender
@@ -306,14 +303,13 @@ def compose_mail(letter: OutgoingNotification, channel: Channel) -> EmailMessage
 
 
 def make_message_id(delivery: str, sender: str) -> str:
-    """Make the name of a letter, the same for every copy of it."""
+    """Makes the Message-ID, the same for every copy."""
     name = delivery if _PLAIN.fullmatch(delivery) else hashlib.sha256(delivery.encode("utf-8", "replace")).hexdigest()
     domain = sender.rpartition("@")[2]
     return f"<halter.{name}@{domain if _PLAIN.fullmatch(domain) else 'halter.invalid'}>"
 
 
 def _add_footer(letter: OutgoingNotification) -> str:
-    """Say at the end who sends it and why."""
     words = [f"From: {letter.agent}"]
     words += [f"Session: {letter.session}"] if letter.session else []
     words += [f"About: {letter.about}"] if letter.about else []

@@ -1,31 +1,18 @@
-"""The sessions that are attended in this process, each in a task of its own, and watched over.
+"""Runs the sessions of this process, each in a task of its own, with one of two dispatchers.
 
-Whatever breaks down over a session is that session's own affair: it is tried again, more slowly each time, and then
-left to a person.
+A session that fails is retried, more slowly each time, and then left to a person. A sleeping session without sensors is
+only a row. `EmbeddedDispatcher` claims what is due. `DistributedDispatcher` offers what is due, and what a dead worker
+left, as tickets in a queue that all workers share; the worker that takes a ticket claims its session. The lease alone
+decides who runs: a ticket that comes twice, late or not at all does no harm.
 
-Sessions that this process claims for itself when they are due.
-
-A session that sleeps without sensors is only a row: nothing here knows of it until it is due.
-
-Sessions of many processes on many machines, over one store.
-
-Whoever looks finds what is due and what a dead worker left, and offers it: in one transaction, a ticket for each goes
-into a queue that all workers share. Whoever takes a ticket out claims its session with it. The lease alone decides who
-runs: a ticket that comes twice, late or not at all does no harm.
-
-When to look for sessions that are due.
-
-Which version of an agent is in force where workers have several: the newest that some worker brought.
-
-While a fleet is brought from one version to the next, both are there for a while. A session goes on under one of them,
-not under whichever comes first: those who have the older one wait. If all who have the newer one are gone, it moves
-back.
+Where workers have several versions of an agent, the newest one is in force: workers with an older one wait, and take
+over again when all workers with the newer one are gone.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -41,7 +28,6 @@ from halter.core.ports import (
     Change,
     Draft,
     Lease,
-    Offer,
     Query,
     Rows,
     Store,
@@ -62,10 +48,10 @@ from halter.loop.session_runtime import raise_if_cancelled, run_together, run_un
 from halter.state import lifecycle
 
 DUE_POLLING_INTERVAL: Final = 5 * SECOND
-"""How often it is looked without a hint: for sessions whose owner died, and because hints may be lost."""
+"""Polling interval for due sessions: their owner may have died, and hints may be lost."""
 
 CLOCK_UNCERTAINTY: Final = SECOND // 50
-"""How far off the store's time may be as it is told here."""
+"""How far off the store's time may be as it is known here."""
 
 
 class _Due(msgspec.Struct, frozen=True):
@@ -73,9 +59,9 @@ class _Due(msgspec.Struct, frozen=True):
 
 
 async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, at_most: int = DUE_POLLING_INTERVAL) -> int:
-    """Tell for how long nothing is due, and nobody's lease runs out.
+    """Returns for how long nothing is due and no lease expires.
 
-    Whoever only believes to know the store's time may come a little early, and so looks again a little later.
+    A process that only estimates the store's time may come a little early, so it looks again a little later.
     """
     now, unsure = clock.now(), CLOCK_UNCERTAINTY if isinstance(clock, StoreClock) else 0
     (due,) = await store.ask(Query("next_due", _Due, {"now": now - unsure}))
@@ -84,27 +70,20 @@ async def compute_next_look(store: Store, clock: Clock, worker: WorkerId, at_mos
     return min([at_most, *(max(unsure // 4, at - now) for at in moments)])
 
 
-@asynccontextmanager
-async def watch_for_due(store: Store, news: asyncio.Event) -> AsyncGenerator[None]:
-    """Set an event whenever somebody writes something by which a session may have become due."""
-    async with watch_changes(store, _may_be_due, news):
-        yield
-
-
 def _may_be_due(change: Change) -> bool:
-    """An inbox grew, a session began, or nobody knows."""
+    """Whether an inbox grew, a session began, or the change is unknown."""
     return change.stream == EVERY_STREAM or change.stream.endswith("/in") or change.head == 1
 
 
 ORPHAN_SEARCH_INTERVAL: Final = 60 * SECOND
-"""How often it is made sure that nothing is owned here that nobody attends."""
+"""Interval of the search for sessions that are owned here but not running."""
 MAX_ERROR_LENGTH: Final = 300
 SESSION_RETRY_DELAY: Final = SECOND // 4
 WATCHDOG_INTERVAL: Final = 60 * SECOND
-"""How often it is looked whether somebody runs and does nothing; and how long one is waited for that is to stop."""
+"""Interval of the search for idle sessions, and how long one may take to stop."""
 
 AttendLease = Callable[[Lease], Awaitable[None]]
-"""Takes a session from where it stands to its next rest or its end."""
+"""Runs a session until it rests or ends."""
 Redact = Callable[[str], str]
 
 
@@ -114,7 +93,7 @@ class _Owned(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """What is attended here. Sessions that stay here while they sleep do not count as busy."""
+    """The sessions that run here. Residents, which stay while they sleep, do not count as busy."""
 
     def __init__(
         self,
@@ -128,13 +107,13 @@ class Sessions:
         self.clock = clock
         self.worker = worker
         self.news = asyncio.Event()
-        """Set when one is no longer attended, and when somebody wants to be looked for at once."""
+        """Set when a session has left, and when something may be due."""
         self.closing = asyncio.Event()
-        """Set when nothing more is to be taken."""
+        """Set when nothing more is claimed."""
         self.polling_interval = DUE_POLLING_INTERVAL
-        """How often due sessions are looked for without a hint."""
+        """Polling interval for due sessions."""
         self.patience: IdleLimits = NO_IDLE_LIMITS
-        """How long a session may run here and do nothing."""
+        """How long a session may be idle."""
         self._attend = attend
         self._redact = redact
         self._awake: dict[Lease, asyncio.Task[None]] = {}
@@ -148,20 +127,19 @@ class Sessions:
 
     @property
     def awake(self) -> int:
-        """How many are attended, but for those that stay."""
+        """How many sessions run, without residents."""
         return len(self._awake) - len(self._resident)
 
     @property
     def residents(self) -> int:
-        """How many stay here."""
         return len(self._resident)
 
     def room(self, together: int) -> int:
-        """Tell how many more may be taken; none when this process is about to end."""
+        """How many more may be claimed; 0 when this process is about to end."""
         return 0 if self.closing.is_set() else together - self.awake
 
     async def fetch(self, only: SessionId | Ticket) -> Lease | None:
-        """Claim the session that is named, if it is to be had, and attend it; who is about to end takes nothing."""
+        """Claims the named session, if possible, and runs it. A closing process claims nothing."""
         if self.closing.is_set():
             return None
         session = only.session if isinstance(only, Ticket) else only
@@ -177,42 +155,39 @@ class Sessions:
         return None
 
     def take(self, lease: Lease) -> None:
-        """Attend a session that was claimed."""
         task = asyncio.create_task(self._attended(lease), name=f"halter-session {lease.session}")
         self._awake[lease], self._placed[lease] = task, asyncio.Event()
         task.add_done_callback(lambda _: self._left(lease))
 
     async def placed(self, lease: Lease) -> None:
-        """Wait until a session that was taken rests, is over, or stays here. It goes on whoever waits for it."""
+        """Waits until a session rests, ends or became a resident. Cancelling the wait does not stop the session."""
         if lease in self._placed:
             await self._placed[lease].wait()
 
     def look(self) -> None:
-        """Look at once what is due, whatever hints come."""
         self.news.set()
 
     def stays(self, session: SessionId) -> None:
-        """Know that a session stays here while it sleeps."""
+        """Marks a session as resident."""
         for lease in [lease for lease in self._awake if lease.session == session]:
             self._resident.add(lease)
             self._placed[lease].set()
 
     def leases(self) -> frozenset[Lease]:
-        """Name the sessions that are attended here."""
         return frozenset(self._awake)
 
     def lost(self, leases: frozenset[Lease]) -> None:
-        """Stop attending what another process has by now."""
+        """Stops the sessions that another process has now."""
         for lease in leases & self._awake.keys():
             self._awake[lease].cancel()
 
     async def watch(self) -> None:
-        """Make sure that all that is owned here is attended, and pause what does nothing."""
+        """Runs what is owned here but not running, and pauses what is idle."""
         await self._find_forgotten()
         await self._find_idle()
 
     async def rested(self, at_most: int) -> None:
-        """Wait until nothing that is attended here is in the middle of a turn, or for so long."""
+        """Waits, at most this long, until no session here is in the middle of a turn."""
         with suppress(TimeoutError):
             async with asyncio.timeout(at_most / SECOND):
                 while await self._running():
@@ -226,39 +201,38 @@ class Sessions:
         return False
 
     async def stop(self) -> None:
-        """Stop whatever is under way, in good order."""
+        """Cancels all tasks and waits for them."""
         running = (*self._pausing.values(), *self._awake.values())
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
     def _left(self, lease: Lease) -> None:
-        """Forget one that is no longer attended. The same session may already be attended anew."""
+        """Forgets a session that left. It may already run here again."""
         self._awake.pop(lease, None)
         self._resident.discard(lease)
         self._placed.pop(lease).set()
         self.news.set()
 
     async def _find_forgotten(self) -> None:
-        """Attend what is owned here and was never heard of: the answer to a claim may have been lost on its way."""
+        """Runs what is owned here but unknown: the answer to a claim may have been lost."""
         now = self.clock.now()
         if now < self._searched + ORPHAN_SEARCH_INTERVAL:
             return
         self._searched = now
         before = self._at_hand()
         owned = await self.store.ask(Query("owned_by", _Owned, {"worker": self.worker}))
-        # Whatever came or went while the question was on its way needs nobody.
+        # Sessions that came or went during the query are known.
         known = before | self._at_hand()
         for row in owned:
             if SessionId(row.session) not in known:
                 self.take(Lease(SessionId(row.session), self.worker, row.generation))
 
     def _at_hand(self) -> set[SessionId]:
-        """Name what is attended here, is being paused, or is claimed at this very moment."""
+        """The sessions that run here, are being paused, or are being claimed."""
         return {lease.session for lease in self._awake} | self._pausing.keys() | self._coming.keys()
 
     async def _find_idle(self) -> None:
-        """Pause what runs here and does nothing."""
         now = self.clock.now()
         if now < self._watched + WATCHDOG_INTERVAL:
             return
@@ -272,7 +246,7 @@ class Sessions:
                 task.add_done_callback(lambda _, session=lease.session: self._pausing.pop(session, None))
 
     async def _paused(self, lease: Lease, since: int) -> None:
-        """Stop whoever works on a session, which settles what it holds, and let it rest. What cannot is tried again."""
+        """Stops a session, which settles what it holds, and parks it. On failure it is tried again later."""
         working = self._awake[lease]
         working.cancel()
         await asyncio.wait([working], timeout=WATCHDOG_INTERVAL / SECOND)
@@ -284,11 +258,11 @@ class Sessions:
         rest = pause_session(row, lease, since, self.patience.idle_halt(row.agent), self.clock.now())
         with suppress(LeaseLost):
             if not (await self.store.commit(rest)).events:
-                # Somebody has written to it at this very moment.
+                # A message arrived at this very moment.
                 self.take(lease)
 
     async def _attended(self, lease: Lease) -> None:
-        """Attend a session, again after a breakdown, until it rests or is left to a person."""
+        """Runs a session, again after a failure, until it rests or is quarantined."""
         session = lease.session
         while True:
             try:
@@ -297,7 +271,7 @@ class Sessions:
             except LeaseLost:
                 self._failures.pop(session, None)
                 return
-            except Exception as error:  # noqa: BLE001  whatever it is, no other session may suffer from it
+            except Exception as error:  # noqa: BLE001  no failure here may stop another session
                 raise_if_cancelled()
                 now = self.clock.now()
                 self._failures[session] = failures = (*self._failures.get(session, ()), now)
@@ -307,7 +281,7 @@ class Sessions:
                         await self._record(lease, len(failures), told)
                         await self.clock.sleep(after)
                     case _:
-                        # Whoever lets it go on after that has looked at it.
+                        # A person resumes it: count from zero.
                         self._failures.pop(session, None)
                         if await self._left_alone(lease, len(failures), told, now):
                             return
@@ -316,16 +290,25 @@ class Sessions:
                 return
 
     async def _outwaited(self, lease: Lease) -> bool:
-        """End a session that was paused for doing nothing, if nobody has written to it since."""
+        """Ends a session that was paused for being idle and got no message since."""
         (row,) = await self.store.ask(Query("session", SessionRow, {"session": lease.session}))
         return await halt_idle_session(self.store, self.clock, row, lease)
 
     async def _left_alone(self, lease: Lease, failures: int, error: str, now: int) -> bool:
-        """Leave a session to a person; not where somebody has written to it at this very moment."""
+        """Quarantines a session; returns whether this worker is done with it."""
         try:
             return await quarantine_session(self.store, lease, failures, error, now)
         except LeaseLost:
             return True
+
+    async def poll_due(self, step: Callable[[], Awaitable[bool]]) -> None:
+        """Call `step` whenever something may be due; it returns whether there may be more at once."""
+        async with watch_changes(self.store, _may_be_due, self.news):
+            while True:
+                more = await step()
+                await self.watch()
+                look = await compute_next_look(self.store, self.clock, self.worker, self.polling_interval)
+                await wait_for_news(self.news, min(look, OFFER_RETRY_DELAY) if more else look)
 
     async def _record(self, lease: Lease, failures: int, error: str) -> None:
         event = AttendingFailed(failures=failures, error=shorten(error, MAX_ERROR_LENGTH))
@@ -335,9 +318,9 @@ class Sessions:
 
 
 async def quarantine_session(store: Store, lease: Lease, failures: int, error: str, now: int) -> bool:
-    """Leave a session to a person over which its workers broke down too often: it rests until somebody writes.
+    """Parks a session that failed too often until a person writes to it.
 
-    Tell whether it rests: not if somebody has just written.
+    Returns whether it rests: not if a message has just arrived.
     """
     (row,) = await store.ask(Query("session", SessionRow, {"session": lease.session}))
     event = AttendingFailed(failures=failures, error=shorten(error, MAX_ERROR_LENGTH), quarantined=True)
@@ -352,7 +335,7 @@ async def quarantine_session(store: Store, lease: Lease, failures: int, error: s
 
 
 EMBEDDED_CONCURRENCY: Final = 200
-"""How many sessions are awake at once. Those that stay here while they sleep are not counted."""
+"""How many sessions are awake at once, without residents."""
 
 
 class EmbeddedDispatcher:
@@ -366,39 +349,36 @@ class EmbeddedDispatcher:
         self._together = together
 
     async def run(self) -> None:
-        """Claim what is due until cancelled; whatever is under way is then stopped in good order."""
-        sessions = self._sessions
+        """Claims what is due until cancelled; then stops what runs."""
         try:
-            async with watch_for_due(sessions.store, sessions.news):
-                while True:
-                    room, agents = sessions.room(self._together), self._agents()
-                    for lease in await sessions.store.claim(sessions.worker, room, agents=agents) if room > 0 else ():
-                        sessions.take(lease)
-                    await sessions.watch()
-                    polling = sessions.polling_interval
-                    look = await compute_next_look(sessions.store, sessions.clock, sessions.worker, polling)
-                    await wait_for_news(sessions.news, look)
+            await self._sessions.poll_due(self._claim)
         finally:
-            await sessions.stop()
+            await self._sessions.stop()
+
+    async def _claim(self) -> bool:
+        sessions, room = self._sessions, self._sessions.room(self._together)
+        for lease in await sessions.store.claim(sessions.worker, room, agents=self._agents()) if room > 0 else ():
+            sessions.take(lease)
+        return False
 
 
 DEFAULT_CONCURRENCY: Final = 100
-"""How many sessions are awake at once in one worker. Those that stay there while they sleep are not counted."""
+"""How many sessions are awake at once in one worker, without residents."""
 OFFER_RETRY_DELAY: Final = SECOND // 20
-"""How soon it is looked again when there may be more to offer, or another process was offering."""
+"""Delay before the next offer when there may be more, or another process was offering."""
 
 ServeTicket = Callable[[Ticket], Awaitable[None]]
 
 
 class TicketQueue(Protocol):
-    """What all workers share. One contract suite holds for all that implement it."""
+    """The queue that all workers share. One contract suite holds for every implementation."""
 
     def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
-        """Put tickets in, in the transaction of a connection: they are there if it is committed, and not before."""
+        """Puts tickets in within the transaction of a connection: they exist once it commits."""
         ...
 
     async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
-        """Serve tickets of this worker's agents as they come, so many at once, until cancelled."""
+        """Serves tickets of this worker's agents, so many at once, until cancelled."""
         ...
 
 
@@ -418,35 +398,27 @@ class DistributedDispatcher:
         self._concurrency = concurrency
 
     async def run(self) -> None:
-        """Offer what is due and serve what is offered until cancelled; what is under way is then stopped."""
+        """Offers what is due and serves tickets until cancelled; then stops what runs."""
         try:
-            await run_together([self._offer, self._hand_out])
+            await run_together([lambda: self._sessions.poll_due(self._offer), self._hand_out])
         finally:
             await self._sessions.stop()
 
     async def _hand_out(self) -> None:
-        """Serve tickets until nothing more is to be taken."""
+        """Serves tickets until the worker is closing."""
         closing = self._sessions.closing
         await run_until_first([self._queue.hand_out(self._serve, self._concurrency), _set_event(closing)])
 
-    async def _offer(self) -> None:
-        """Offer as much as there is room for here. Others may take it, who have offered or will offer as much."""
-        sessions = self._sessions
-        async with watch_for_due(sessions.store, sessions.news):
-            while True:
-                room, agents = sessions.room(self._concurrency), self._agents()
-                wanted = room > 0 and agents
-                offered = await sessions.store.offer(room, agents, self._queue.put) if wanted else Offer()
-                await sessions.watch()
-                polling = sessions.polling_interval
-                look = await compute_next_look(sessions.store, sessions.clock, sessions.worker, polling)
-                await wait_for_news(sessions.news, min(look, OFFER_RETRY_DELAY) if offered.more else look)
+    async def _offer(self) -> bool:
+        """Offers as much as there is room for here; other workers may take it, and offer as much in turn."""
+        room, agents = self._sessions.room(self._concurrency), self._agents()
+        return bool(room > 0 and agents and (await self._sessions.store.offer(room, agents, self._queue.put)).more)
 
     async def _serve(self, ticket: Ticket) -> None:
-        """Take the session of a ticket, if nobody else has, and wait until there is room for another."""
+        """Claims the session of a ticket, if it is free, and waits until there is room for another."""
         sessions = self._sessions
         if sessions.closing.is_set():
-            # Nothing is claimed, but the ticket is used up: so it is offered anew, to somebody who stays.
+            # Claim nothing but use the ticket up, so that it is offered to another worker.
             await sessions.store.claim(sessions.worker, 0, ticket)
             return
         lease = await sessions.fetch(ticket)
@@ -459,9 +431,9 @@ async def _set_event(event: asyncio.Event) -> None:
 
 
 def find_version_in_force(workers: Iterable[WorkerRow], agent: str, now: int) -> str:
-    """Name the version of an agent that was brought last, by workers that are alive; nothing where nobody has it.
+    """Returns the version of an agent that living workers brought last; "" if none has it.
 
-    A version is as old as the oldest worker that has it: one that is only started again brings nothing new.
+    A version is as old as the oldest worker that has it: a restarted worker brings nothing new.
     """
     brought: dict[str, int] = {}
     for row in workers:

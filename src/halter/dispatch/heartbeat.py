@@ -1,11 +1,7 @@
-"""Keeping the leases of one process alive, for as long as it works on anything.
+"""Heartbeats keep the leases of a process, clocks follow the store's time, and idle sessions are paused, then halted.
 
-The store's time: all workers follow it, and one whose own clock tells another time works on nothing.
-
-Sessions that run and do nothing: a while later they are paused, and after as long again, halted.
-
-Nothing of a session may take for ever: a call has its tool's time, a request its own. What hangs outside of both shows
-no sign of life in the journal. Whoever writes to a session that was paused lets it go on; it is halted otherwise.
+A call has its tool's timeout, a request its own. A session that hangs outside of both writes no events: after a while
+it is paused, and halted after as long again, unless a message arrives.
 """
 
 import asyncio
@@ -21,7 +17,7 @@ from halter.core.clock import MINUTE, SECOND, Clock, format_duration
 from halter.core.errors import StoreUnavailable
 from halter.core.events import GuardrailTriggered, SessionParked
 from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.ports import Draft, HeartbeatReply, Lease, Query, Rows, Store, Stored, Write
+from halter.core.ports import Draft, HeartbeatReply, Lease, Query, Rows, Store, Stored, Write, read_stream
 from halter.core.processes import LivenessWriter
 from halter.core.rows import SessionRow, StreamRow
 from halter.guard.ledger import Ledger
@@ -34,26 +30,24 @@ FAREWELL_SECONDS: Final = 5
 
 
 class LeaseHolder(Protocol):
-    """Whoever works on the sessions of a worker."""
+    """The sessions of a worker, as its heartbeat sees them."""
 
-    def leases(self) -> frozenset[Lease]:
-        """Name what is in these hands."""
-        ...
+    def leases(self) -> frozenset[Lease]: ...
 
     def lost(self, leases: frozenset[Lease]) -> None:
-        """Let go of what somebody else has by now."""
+        """Stop the sessions that another process has now."""
         ...
 
     def snapshots(self) -> Mapping[SessionId, bytes]:
-        """Tell the hot state of the sessions that stay in this process."""
+        """Return the hot state of the resident sessions."""
         ...
 
     def about(self) -> str:
-        """Say what others should know of this worker."""
+        """Return the worker's description for the others."""
         ...
 
     async def beaten(self, beat: HeartbeatReply) -> None:
-        """Hear the answer to a heartbeat."""
+        """Handle the store's reply to a heartbeat."""
         ...
 
 
@@ -66,12 +60,11 @@ async def keep_leases(
     hands: LeaseHolder | None = None,
     pulse: LivenessWriter | None = None,
 ) -> AsyncGenerator[None]:
-    """Send heartbeats while the block runs, and let go of all leases after it.
+    """Sends heartbeats while the block runs, and releases all leases after it.
 
-    A lease that is lost all the same is noticed at the next write, or told by the next beat to the `hands` that have
-    it: one that only sleeps here might not write for a day. With each beat goes the hot state that has changed, and
-    what there is to say about the worker, if that has changed. A sentinel outside learns the worker's name by the
-    `pulse`.
+    A lost lease is noticed at the next write, or reported to `hands` by the next heartbeat: a sleeping session might
+    not write for a day. Each heartbeat carries changed hot state and a changed description. `pulse` shows the worker's
+    name to a sentinel.
     """
     with (pulse or LivenessWriter()).works_as(worker):
         async with _keep_leases(store, clock, worker, every, hands):
@@ -90,7 +83,7 @@ async def _keep_leases(
         with suppress(asyncio.CancelledError):
             await beating
         with suppress(StoreUnavailable, TimeoutError):
-            # Where the store is away, the leases run out by themselves.
+            # While the store is unavailable, the leases expire.
             async with asyncio.timeout(FAREWELL_SECONDS):
                 await store.leave(worker)
 
@@ -110,9 +103,9 @@ async def _send_heartbeats(store: Store, clock: Clock, worker: WorkerId, every: 
 async def _send_heartbeat(
     store: Store, worker: WorkerId, hands: LeaseHolder, kept: Mapping[SessionId, bytes], said: str
 ) -> tuple[Mapping[SessionId, bytes], str]:
-    """Beat once, with whatever has changed since the last time; return what the store knows then."""
+    """Sends one heartbeat with what has changed; returns what the store knows then."""
     now, about = hands.snapshots(), hands.about()
-    # What is claimed while the beat is on its way is not lost.
+    # Leases claimed during the heartbeat are not lost.
     leases = hands.leases()
     changed = {session: data for session, data in now.items() if kept.get(session) != data}
     beat = await store.beat(worker, changed, about if about != said else "")
@@ -123,7 +116,7 @@ async def _send_heartbeat(
 
 
 async def take_lease(store: Store, clock: Clock, worker: WorkerId, session: SessionId, patience: int) -> Lease | None:
-    """Take one session, waiting for an owner that may have died: its lease has to run out first."""
+    """Claims one session, waiting for the lease of an owner that may have died."""
     deadline = clock.now() + patience
     while True:
         leases = await store.claim(worker, 1, session)
@@ -139,19 +132,18 @@ MAX_CLOCK_SKEW = 2 * SECOND
 
 
 def read_steady_clock() -> int:
-    """Tell a time that goes on while the machine sleeps, and that nobody can set."""
+    """A clock that runs while the machine sleeps and that cannot be set."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
 
 
 def read_wall_clock() -> int:
-    """Tell the time that this machine's clock shows."""
     return time.time_ns() // 1000
 
 
 class StoreClock:
-    """A clock that shows the store's time: what it last told, and what has passed since.
+    """Shows the store's time: its last answer, plus what has passed since.
 
-    Until it has told anything, this machine's clock is believed.
+    Until the first answer, it shows this machine's time.
     """
 
     def __init__(self) -> None:
@@ -159,20 +151,18 @@ class StoreClock:
         self._unsure = 0
 
     def now(self) -> int:
-        """Return the store's time in microseconds."""
         return read_steady_clock() + self._ahead
 
     async def sleep(self, duration: int) -> None:
-        """Let that many microseconds pass."""
         await asyncio.sleep(duration / SECOND)
 
     def heard(self, before: int, at: int, after: int) -> None:
-        """Learn the store's time, which it told between two moments of the steady clock."""
+        """Sets the store's time, which was read between two moments of the steady clock."""
         self._unsure = (after - before) // 2
         self._ahead = at - before - self._unsure
 
     def refusal(self) -> str:
-        """Say why nothing may run on this machine, or nothing if all is well. A slow answer proves nothing."""
+        """Says why nothing may run on this machine; "" if all is well. A slow answer proves nothing."""
         ahead = read_wall_clock() - self.now()
         if abs(ahead) <= MAX_CLOCK_SKEW + self._unsure:
             return ""
@@ -184,17 +174,12 @@ class StoreClock:
 
 
 SETTLE_GRACE: Final = MINUTE // 2
-"""How much longer than it may something takes until it is stopped and settled."""
-
-PAGE: Final = 1000
+"""Added to a timeout until the effect is stopped and settled."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleLimits:
-    """How long a session of an agent may run without a sign of life, and how long what it has under way may take.
-
-    With no time at all it may run for ever.
-    """
+    """How long a session of an agent may be idle, and how long its calls and requests may take; 0 is no limit."""
 
     idle_halt: Callable[[str], int]
     allowed: Callable[[str, InFlight], int]
@@ -204,17 +189,16 @@ NO_IDLE_LIMITS: Final = IdleLimits(lambda _: 0, lambda _, __: 0)
 
 
 def is_idle_too_long(since: int, idle_halt: int, now: int) -> bool:
-    """Tell whether a session was still for too long, if it was for so long."""
     return 0 < idle_halt <= now - since
 
 
 def is_under_way(flights: Iterable[InFlight], allowed: Callable[[InFlight], int], now: int) -> bool:
-    """Tell whether something that was begun is still within its own time."""
+    """Whether something in flight is still within its timeout."""
     return any(now < flight.since + allowed(flight) + SETTLE_GRACE for flight in flights)
 
 
 def is_pause_over(row: SessionRow, newest: Sequence[Stored], now: int) -> bool:
-    """Tell whether a session was paused for being still, and its time is up without anybody having written to it."""
+    """Whether a session was paused for being idle, its time is up, and no message came."""
     alone = row.inbox_wake <= row.inbox_seen and row.wake_at is not None and row.wake_at <= now
     if row.state != "PAUSED" or not alone:
         return False
@@ -226,7 +210,7 @@ def is_pause_over(row: SessionRow, newest: Sequence[Stored], now: int) -> bool:
 
 
 def add_guardrail_event(rest: Write, event: GuardrailTriggered) -> Write:
-    """Let a session rest and say why, in one commit: without the rest, not a word."""
+    """Adds a guardrail event to a park write; neither is written without the other."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
         drafts = rest.decide(rows)
@@ -236,9 +220,9 @@ def add_guardrail_event(rest: Write, event: GuardrailTriggered) -> Write:
 
 
 def pause_session(row: SessionRow, lease: Lease, since: int, idle_halt: int, now: int) -> Write:
-    """Let a session rest that ran and did nothing. What came meanwhile woke nobody, and is read when it goes on."""
+    """Parks an idle session. Messages that came meanwhile are read when it resumes."""
     still, wait = format_duration(now - since), format_duration(idle_halt)
-    sentence = f"For {still} it ran and did nothing, so it is paused. Unless somebody writes to it, it ends in {wait}."
+    sentence = f"For {still} it ran and did nothing, so it is paused. Unless a message arrives, it ends in {wait}."
     until = now + idle_halt
     parked = SessionParked(state="PAUSED", inbox_seen=row.inbox_head, wake_at=until)
     rest = lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/idle/{now}", parked)
@@ -246,34 +230,27 @@ def pause_session(row: SessionRow, lease: Lease, since: int, idle_halt: int, now
 
 
 async def find_idle_since(store: Store, row: SessionRow, patience: IdleLimits, now: int) -> int | None:
-    """Tell since when a session that runs does nothing; None for one that works, or rests."""
+    """Returns since when a running session is idle; None for one that works or rests."""
     idle_halt = patience.idle_halt(row.agent)
     if row.state != "RUNNING" or not idle_halt:
         return None
     (head,) = await store.ask(Query("head", StreamRow, {"stream": session_stream(row.session)}))
     if not is_idle_too_long(head.at, idle_halt, now):
         return None
-    flights = replay(await _events(store, row.session)).in_flight.values()
+    flights = replay(await read_stream(store, session_stream(row.session))).in_flight.values()
     return None if is_under_way(flights, lambda flight: patience.allowed(row.agent, flight), now) else head.at
 
 
 async def halt_idle_session(store: Store, clock: Clock, row: SessionRow, lease: Lease) -> bool:
-    """End a session for good that was paused and that nobody wrote to; tell whether it is over.
+    """Ends a paused session that got no message; returns whether it has ended.
 
-    What it still held is settled first, at its most: no hold may keep a session from its end.
+    What it still holds is settled at its maximum first: no hold may keep a session from ending.
     """
     if row.state != "PAUSED":
         return False
-    events = await _events(store, row.session)
+    events = await read_stream(store, session_stream(row.session))
     if not is_pause_over(row, events, clock.now()):
         return False
     await Ledger(store, clock).settle_in_doubt(lease, tuple(replay(events).in_flight.values()))
     end = lifecycle.end_session(lease, "HALTED", "idle_timeout", row.parent, row.inbox_seen)
     return bool((await store.commit(end)).events)
-
-
-async def _events(store: Store, session: str) -> list[Stored]:
-    found: list[Stored] = []
-    while page := await store.read(session_stream(session), len(found), PAGE):
-        found += page
-    return found

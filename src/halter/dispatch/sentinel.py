@@ -1,8 +1,8 @@
-"""A sentinel outside of a process that runs sessions: it ends the process if that is blocked while it has to stop.
+"""A sentinel process kills this one if its event loop is blocked while it has to stop.
 
-Halts, deadlines and heartbeats are looked after by the event loop. An async tool that computes or waits without an
-`await` stops the loop, and with it everything that could stop the tool. So another process looks whether this one is
-alive. What it ends, goes on elsewhere or at the next start, as after any crash.
+Halts, deadlines and heartbeats run on the event loop. An async tool that computes or waits without an `await` blocks
+the loop, and with it everything that could stop the tool. So another process checks whether this one is alive. Killed
+sessions resume elsewhere or at the next start, as after any crash.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ _QUESTION: Final = "halted_of_worker"
 
 @asynccontextmanager
 async def run_sentinel(store: str, remedy: str) -> AsyncGenerator[LivenessWriter]:
-    """Have this process watched while the block runs; the pulse is how it shows that it is alive.
+    """Watches this process while the block runs; the pulse shows that it is alive.
 
-    Somebody watches from the moment on when it owns sessions. `remedy` tells the operator how what was ended goes on.
-    What is kept in memory only cannot be halted from outside, and needs nobody.
+    The sentinel starts when the process owns sessions. `remedy` tells the operator how killed sessions resume. A store
+    in memory cannot be halted from outside and needs no sentinel.
     """
     place = _describe_store(store)
     if place is None:
@@ -55,7 +55,7 @@ async def run_sentinel(store: str, remedy: str) -> AsyncGenerator[LivenessWriter
 
 
 async def _beat(pulse: LivenessWriter, watching: "_SentinelProcess") -> None:
-    """Be alive several times a second, and keep somebody there to see it."""
+    """Beats several times a second, and restarts a lost sentinel."""
     while True:
         pulse.beat()
         watching.keep()
@@ -63,7 +63,7 @@ async def _beat(pulse: LivenessWriter, watching: "_SentinelProcess") -> None:
 
 
 class _SentinelProcess:
-    """The program that watches this process: started once there is something to watch, and again if it was lost."""
+    """The sentinel program: started once there is something to watch, and again if it was lost."""
 
     def __init__(self, descriptor: int, told: Mapping[str, Any]) -> None:
         self._descriptor = descriptor
@@ -72,27 +72,25 @@ class _SentinelProcess:
         self._started: float | None = None
 
     def begin(self) -> None:
-        """Start it, unless it was started before."""
         if self._started is None:
             self._started = time.monotonic()
             self._process = _start(self._descriptor, self._told)
 
     def keep(self) -> None:
-        """Start it again if it is gone, though not too often."""
+        """Restarts it if it is gone, though not too often."""
         lost = self._process is None or self._process.poll() is not None
         if self._started is not None and lost and time.monotonic() - self._started > RESTART_SECONDS:
             self._started = None
             self.begin()
 
     def end(self) -> None:
-        """Be rid of it."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
 def _start(descriptor: int, told: Mapping[str, Any]) -> "subprocess.Popen[bytes] | None":
-    """Start the program that watches. Where there is no room for another process, this one goes on without it."""
+    """Starts the sentinel. If no process can be started, this one runs without it."""
     try:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", _PROGRAM],
@@ -110,7 +108,7 @@ def _start(descriptor: int, told: Mapping[str, Any]) -> "subprocess.Popen[bytes]
 
 
 def _describe_store(store: str) -> Mapping[str, Any] | None:
-    """Say how another process asks this store for halts; None if no other can."""
+    """Returns how another process queries this store for halts; None if none can."""
     question = load_queries("queries.sql")[_QUESTION]
     if store.lower().startswith(("postgresql:", "postgres:")):
         address = postgres_address(store)

@@ -1,8 +1,8 @@
-"""The program that watches one process from outside, and ends it if it is blocked while it would have to stop.
+"""Watches one process from outside, and kills it if it is blocked while it has to stop.
 
-It looks at the signs of life that the process leaves in shared memory. While they come, it asks nobody anything. When
-they stay away, it asks the store itself whether sessions of that process are halted, and looks whether a deadline has
-passed. It ends with the process that it watches.
+It reads the signs of life that the process leaves in shared memory. Only when they are missing it asks the store
+whether sessions of that process are halted, and checks whether a deadline has passed. It ends with the process that it
+watches.
 """
 
 import fcntl
@@ -24,22 +24,21 @@ from halter.core.processes import LIVENESS_BYTES, LivenessReading, read_liveness
 
 TICK_SECONDS: Final = 0.1
 MAX_SILENCE_SECONDS: Final = 1.2
-"""Seconds without a sign of life after which an event loop counts as blocked; it gives one five times a second."""
+"""Seconds without a sign of life after which an event loop counts as blocked; it beats five times a second."""
 MAX_SILENT_CPU_SECONDS: Final = 0.5
-"""Seconds of processor time within which a loop that is not blocked has given a sign of life, however long they take
-on a machine that has little to give."""
+"""Seconds of CPU time within which a loop that is not blocked gives a sign of life, also on a busy machine."""
 MAX_AWAKE_SECONDS: Final = 0.6
 """Seconds after the last sign of life by which a loop that is not blocked has woken up to give the next."""
 MAX_OVERDUE_SECONDS: Final = 1.0
 """Seconds after a deadline within which the process itself would have stopped the call."""
 MAX_TICK_SECONDS: Final = 1.0
-"""Seconds: if a tick takes so long, this program itself was held up, and knows nothing about the other."""
+"""Seconds: if a tick takes longer, this program itself was held up and knows nothing."""
 MAX_LOCK_SECONDS: Final = 1.0
-"""Seconds for which a process that gives no sign of life may keep the store locked for all others."""
+"""Seconds for which a silent process may keep the store locked."""
 MAX_ASLEEP_LOCK_SECONDS: Final = 10.0
-"""The same for a process that computes nothing: on a busy machine it may wait for its own turn that long."""
+"""The same for a process that uses no CPU: on a busy machine it may wait that long for its turn."""
 STOPPED_STATES: Final = "Tt"
-"""The states of a process that a signal or a debugger has stopped: it does nothing, and is left alone."""
+"""States of a process that a signal or a debugger has stopped: it is left alone."""
 UNENDABLE_NOTICE: Final = (
     "It cannot be ended, as it is the first process of its container: run it under an init (docker --init)."
 )
@@ -48,9 +47,9 @@ _NANO: Final = 1_000_000_000
 
 
 class ProcessSample(NamedTuple):
-    """What one look at the process showed: the time, its signs, the state and the processor time of its main thread.
+    """One sample of the process: time, signs of life, state and CPU time of its main thread.
 
-    `locked` says that no other process could write to the store, since this one had begun to.
+    `locked` says that it holds the write lock of the store.
     """
 
     at: float
@@ -61,7 +60,7 @@ class ProcessSample(NamedTuple):
 
 
 class Silence(NamedTuple):
-    """Since when there was no sign of life, what the main thread had computed by then, and whether it sleeps now."""
+    """Since when there was no sign of life, the CPU time at that moment, and whether the main thread sleeps."""
 
     since: float
     cpu: float
@@ -72,12 +71,11 @@ class Silence(NamedTuple):
 
 
 def begin_silence(look: ProcessSample) -> Silence:
-    """Begin to count anew."""
     return Silence(look.at, look.cpu, look.signs.alive_at, looked_at=look.at)
 
 
 def begin_first_silence(look: ProcessSample) -> Silence:
-    """Begin with the first look: this program takes a while to start, and the process may be blocked by then."""
+    """Starts with the first sample: the process may have been blocked before this program was up."""
     silence = begin_silence(look)
     if look.state in STOPPED_STATES or not look.signs.alive_at:
         return silence
@@ -85,7 +83,7 @@ def begin_first_silence(look: ProcessSample) -> Silence:
 
 
 def update_silence(silence: Silence, look: ProcessSample) -> Silence:
-    """Count on, or anew if there was a sign of life, if it was stopped, or if this program was held up itself."""
+    """Continues the count, or restarts it after a sign of life, a stop signal, or a hold-up of this program."""
     alive = look.signs.alive_at != silence.alive_at
     if alive or look.state in STOPPED_STATES or look.at - silence.looked_at > MAX_TICK_SECONDS:
         return begin_silence(look)
@@ -95,29 +93,28 @@ def update_silence(silence: Silence, look: ProcessSample) -> Silence:
 
 
 def is_blocked(silence: Silence, look: ProcessSample) -> bool:
-    """Tell a process that is blocked from one that merely gets no processor: that one wants to run, and cannot."""
+    """Tells a blocked process from one that merely gets no CPU."""
     if look.at - silence.since < MAX_SILENCE_SECONDS:
         return False
     return silence.slept or look.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS
 
 
 def is_overdue(look: ProcessSample) -> bool:
-    """Tell whether something in flight should have been stopped by now."""
     return 0 < look.signs.deadline < (look.at - MAX_OVERDUE_SECONDS) * _NANO
 
 
 AskForHalts = Callable[[str], str]
-"""Names a halt that stands over the sessions of a worker, or nothing."""
+"""Returns a halted scope of a worker's sessions, or ""."""
 
 
 def find_reason_to_end(silence: Silence, look: ProcessSample, ask: AskForHalts) -> str:
-    """Say why the process has to be ended, or nothing."""
+    """Returns why the process has to be killed, or ""."""
     if not is_blocked(silence, look):
         return ""
     if is_overdue(look):
         return "a call was out of time"
     if silence.locked_since is not None:
-        # Not even a halt can be written down then, and SQLite may keep waiting who asks for one.
+        # Then no halt can be written, and a query for one may wait.
         patience = MAX_LOCK_SECONDS if look.cpu - silence.cpu >= MAX_SILENT_CPU_SECONDS else MAX_ASLEEP_LOCK_SECONDS
         return "it kept the store locked" if look.at - silence.locked_since >= patience else ""
     return next((f"{scope} is halted" for worker in look.signs.workers if (scope := ask(worker))), "")
@@ -125,11 +122,11 @@ def find_reason_to_end(silence: Silence, look: ProcessSample, ask: AskForHalts) 
 
 _FLOCK: Final = struct.Struct("hhqqi4x")
 _WRITE_LOCK_AT: Final = 120
-"""The byte of SQLite's file of shared memory that a writer locks, by the format of the WAL index."""
+"""The byte of SQLite's shared memory file that a writer locks, by the WAL index format."""
 
 
 class SentinelStore:
-    """Asks the store for halts, over a connection that is opened when it is first needed."""
+    """Queries the store for halts, over a connection that is opened on first use."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self._told = told
@@ -137,10 +134,10 @@ class SentinelStore:
         self._locks: int | None = None
 
     def is_locked_by(self, process: int) -> bool:
-        """Tell whether a process keeps all others from writing; PostgreSQL itself ends what does so for too long.
+        """Whether a process blocks all other writers. PostgreSQL itself ends one that does so for too long.
 
-        A thread inside a transaction needs the interpreter to come to its end, and whoever holds that may never let go.
-        The file that is asked about stays open: to close it would give up the locks of this program's connection.
+        A thread inside a transaction needs the interpreter to finish, and a blocked thread may never release it. The
+        file stays open: closing it would release the locks of this program's connection.
         """
         if "locks" not in self._told:
             return False
@@ -154,11 +151,11 @@ class SentinelStore:
         return found[0] != fcntl.F_UNLCK and found[-1] == process
 
     def halted(self, worker: str) -> str:
-        """Name a halt that stands over the sessions of a worker. A store that does not answer is asked again."""
+        """Returns a halted scope of a worker's sessions. A store that does not answer is asked again."""
         try:
             self._connection = self._connection or self._connected()
             row = self._connection.execute(self._told["sql"], {"worker": worker}).fetchone()
-        except Exception:  # noqa: BLE001 Whatever a driver raises: without an answer nothing is ended, and it is asked again.
+        except Exception:  # noqa: BLE001 Any driver error: without an answer nothing is killed, and it is asked again.
             self._connection = None
             return ""
         return str(row[0]) if row else ""
@@ -176,8 +173,6 @@ class SentinelStore:
 
 
 class ProcessStatus(NamedTuple):
-    """What the system knows of a process."""
-
     state: str
     parent: int
     session: int
@@ -185,7 +180,7 @@ class ProcessStatus(NamedTuple):
 
 
 def read_process_status(place: str) -> ProcessStatus | None:
-    """Read the state of a process or a thread; its name stands in brackets and may contain anything."""
+    """Reads the state of a process or a thread; its name stands in brackets and may contain anything."""
     try:
         with open(f"/proc/{place}/stat", encoding="utf-8", errors="replace") as file:  # noqa: PTH123 Slow to load.
             fields = file.read().rpartition(")")[2].split()
@@ -196,10 +191,10 @@ def read_process_status(place: str) -> ProcessStatus | None:
 
 
 def end_process_tree(process: int, opened: int, groups: Iterable[int]) -> bool:
-    """End a process with all that it has started; tell whether it is gone.
+    """Kills a process with all that it has started; returns whether it is gone.
 
-    It is stopped first, so that it starts nothing more while its descendants are looked for. Signals go to the process
-    that was `opened`, whose number cannot be another's meanwhile.
+    It is stopped first, so that it starts nothing more while its descendants are found. Signals go to the `opened`
+    pidfd, which cannot be reused by another process.
     """
     with suppress(ProcessLookupError):
         signal.pidfd_send_signal(opened, signal.SIGSTOP)
@@ -211,7 +206,6 @@ def end_process_tree(process: int, opened: int, groups: Iterable[int]) -> bool:
 
 
 def find_descendants(process: int) -> set[int]:
-    """Find what a process has started, and what that has started."""
     parents = {pid: found.parent for pid, found in _processes().items()}
     family, newest = set[int](), {process}
     while newest:
@@ -221,7 +215,7 @@ def find_descendants(process: int) -> set[int]:
 
 
 def end_groups(leaders: Iterable[int]) -> None:
-    """Kill processes, and all others of the sessions that they lead."""
+    """Kills processes, and all others of the sessions that they lead."""
     wanted = set(leaders)
     for pid, found in _processes().items() if wanted else ():
         if pid in wanted or found.session in wanted:
@@ -235,7 +229,7 @@ def _processes() -> dict[int, ProcessStatus]:
 
 
 def is_gone(process: int, patience: float = 2.0) -> bool:
-    """Wait until a process is over. The first one of a container cannot be ended from inside."""
+    """Waits until a process has ended. The init of a container cannot be killed from inside."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         found = read_process_status(str(process))
@@ -246,7 +240,7 @@ def is_gone(process: int, patience: float = 2.0) -> bool:
 
 
 def watch_process(told: dict[str, Any]) -> None:
-    """Look again and again, until the process is over, by itself or not."""
+    """Samples the process until it ends or is killed."""
     process, store = int(told["process"]), SentinelStore(told)
     memory = mmap.mmap(int(told["memory"]), LIVENESS_BYTES, access=mmap.ACCESS_READ)
     over = os.pidfd_open(process)
@@ -279,12 +273,12 @@ def _tell(told: dict[str, Any], silent: float, call: str, why: str, *, gone: boo
 
 
 def main() -> None:
-    """Read what to watch from standard input, and watch it."""
+    """Reads what to watch from stdin, and watches it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     told = json.loads(sys.stdin.readline())
     if "conninfo" in told:
-        # It takes a moment to load: there is none to lose later, nor before the first look.
+        # Slow to import: not later, and not before the first sample.
         threading.Thread(target=importlib.import_module, args=("psycopg",), daemon=True).start()
     watch_process(told)
 

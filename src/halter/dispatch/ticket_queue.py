@@ -1,7 +1,7 @@
-"""The queue of tickets that all workers share, kept by Procrastinate in the store's own PostgreSQL.
+"""The ticket queue that all workers share, kept by Procrastinate in the store's own PostgreSQL.
 
-It is given only what is due: a sleeper is a row of ours, not a job of its. A job whose worker was killed is not handed
-out again by it, and need not be: its session is offered anew when the ticket or the lease has run out.
+It holds only what is due: a sleeping session is a row of ours, not a job. Jobs of a killed worker are not retried by
+it: their sessions are offered again when the ticket or the lease has expired.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ from halter.loop.session_runtime import raise_if_cancelled
 
 SERVE_TASK: Final = "halter.serve"
 POLL_SECONDS: Final = 5.0
-"""How often it looks by itself: jobs are heard of by NOTIFY."""
+"""Polling interval; NOTIFY announces jobs."""
 HEARTBEAT_SECONDS: Final = 5.0
 STALLED_SECONDS: Final = 30.0
-"""After how long without a heartbeat a worker of the queue is taken for dead, and its jobs are dropped."""
+"""After so long without a heartbeat the jobs of a worker are dropped."""
 SHORTEST_PAUSE: Final = SECOND // 10
 LONGEST_PAUSE: Final = SECOND
 CONNECTIONS: Final = 4
@@ -44,24 +44,23 @@ _AWAY: Final = (AppNotOpen, ConnectorException, psycopg.Error, psycopg_pool.Pool
 
 
 class ProcrastinateQueue:
-    """Tickets as jobs. Each version of each agent has a queue of its own, which only those fetch from that have it.
+    """Tickets as jobs. Each version of each agent has its own queue.
 
-    `versions` are the agents of this worker. While PostgreSQL is away, nothing is handed out, and what runs goes on.
+    `versions` are the agents of this worker. While PostgreSQL is unavailable no ticket is served, and sessions go on.
     """
 
     def __init__(self, url: str, clock: Clock, versions: Mapping[str, str]) -> None:
         self._address = PostgresAddress(url)
         self._clock = clock
         self._versions = versions
-        # Tickets are put in over the store's own connection: this one is never opened.
+        # Tickets go over the store's own connection: this one is never opened.
         self._putting = JobManager(SyncPsycopgConnector())
 
     def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
-        """Put tickets in, in the transaction of a connection."""
         try:
             self._putting.batch_defer_jobs([self._job(ticket) for ticket in tickets], connection)
         except ConnectorException as error:
-            # Whoever has the transaction knows what an error of PostgreSQL means.
+            # The owner of the transaction handles PostgreSQL errors.
             raise error.__cause__ or error from error
 
     def _job(self, ticket: Ticket) -> Job:
@@ -70,7 +69,7 @@ class ProcrastinateQueue:
         return Job(queue=queue, lock=None, queueing_lock=None, task_name=SERVE_TASK, task_kwargs=kept)
 
     async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
-        """Serve tickets as they come, until cancelled; a connection that is lost is made anew."""
+        """Serves tickets until cancelled; reconnects when the connection is lost."""
         with _silence_libraries():
             pause = SHORTEST_PAUSE
             while True:
@@ -79,7 +78,7 @@ class ProcrastinateQueue:
                     async with _open_procrastinate(self._address) as app:
                         pause = SHORTEST_PAUSE
                         await self._work(app, serve, concurrency)
-                # Its worker answers with what went wrong last, also to whoever told it to stop.
+                # The worker raises its last error even when it was cancelled.
                 raise_if_cancelled()
                 await self._clock.sleep(pause)
                 pause = min(2 * pause, LONGEST_PAUSE)
@@ -97,7 +96,7 @@ class ProcrastinateQueue:
             fetch_job_polling_interval=POLL_SECONDS,
             update_heartbeat_interval=HEARTBEAT_SECONDS,
             stalled_worker_timeout=STALLED_SECONDS,
-            # Sessions go on without the job that brought them.
+            # Sessions go on without their job.
             shutdown_graceful_timeout=0,
             delete_jobs="always",
             install_signal_handlers=False,
@@ -106,10 +105,10 @@ class ProcrastinateQueue:
 
 
 class _Worker(Worker):
-    """Procrastinate's worker, which stops when it can no longer hear or be heard, so that it is started anew.
+    """Procrastinate's worker, which stops when its connection is lost, so that it is restarted.
 
-    It watches over its side tasks until the first of them is done, and without periodic tasks that one is done at once.
-    So that one forgets, again and again, what the dead have left.
+    It stops when the first of its side tasks ends. Without periodic tasks the deferrer would end at once, so here it
+    drops the jobs of dead workers in a loop.
     """
 
     async def _periodic_deferrer(self) -> None:
@@ -120,53 +119,52 @@ class _Worker(Worker):
 
     async def _monitor_side_tasks(self, side_tasks: list[asyncio.Task[Any]]) -> None:
         await super()._monitor_side_tasks(side_tasks)
-        # Whoever waits for a connection waits for the pool to look again, and it takes its time.
+        # Closing wakes tasks that wait for the pool.
         await self.app.connector.close_async()
 
     async def _process_job(self, context: JobContext) -> None:
         try:
             await super()._process_job(context)
         except _AWAY:
-            # What could not be ticked off belongs to nobody once this has stopped, and is dropped then.
+            # The unfinished job is dropped once this worker has stopped.
             self.stop()
 
 
 def name_queue(agent: str, version: str) -> str:
-    """Name the queue of an agent's version, so short that PostgreSQL can have a channel of that name.
+    """Names the queue of an agent's version, short enough for a PostgreSQL channel.
 
-    Programs that write another format have other queues: an older one could not claim what a newer one offers.
+    Programs of another session format have other queues: an older one could not claim what a newer one offers.
     """
     digest = sha256(f"{SESSION_FORMAT} {version} {agent}".encode()).hexdigest()
     return f"{re.sub(r'[^a-z0-9-]', '', agent.lower())[:20]}.{digest[:16]}"
 
 
-_NOBODYS: Final = """
+_DROP_UNCLAIMED: Final = """
 DELETE FROM procrastinate_jobs WHERE status = 'todo'
 AND id IN (SELECT job_id FROM procrastinate_events WHERE type = 'deferred' AND at < now() - interval '1 hour')
 """
 
 
 async def _drop_stalled(app: App) -> None:
-    """Forget the jobs of workers that died, and of versions that nobody has. What they were about is offered anew."""
+    """Drops the jobs of dead workers and of versions that no worker has. Their sessions are offered again."""
     jobs = app.job_manager
-    await app.connector.execute_query_async(_NOBODYS)
+    await app.connector.execute_query_async(_DROP_UNCLAIMED)
     for job in await jobs.get_stalled_jobs(seconds_since_heartbeat=STALLED_SECONDS):
-        # Somebody else may have dropped it at the same time.
+        # Another worker may have dropped it at the same time.
         with suppress(ConnectorException):
             await jobs.finish_job(job, Status.FAILED, delete_job=True)
 
 
 async def _demand_reachable(address: PostgresAddress) -> None:
-    """See whether the server is there: the library would wait for it, and longer each time."""
+    """Checks that the server is up: the library would wait for it, longer each time."""
     async with await psycopg.AsyncConnection.connect(address.conninfo):
         pass
 
 
 def _open_procrastinate(address: PostgresAddress) -> Any:
-    """Open Procrastinate in the schema of the store.
+    """Opens Procrastinate in the schema of the store.
 
-    Each of its statements stands alone, and a connection that is lost is noticed when it is used: so nothing is sent
-    but the statement itself.
+    Each statement stands alone, and a lost connection is noticed on use, so connections are not checked first.
     """
     connector = PsycopgConnector(
         pool_factory=_make_unchecked_pool,
@@ -191,7 +189,7 @@ def _make_unchecked_pool(*, check: object, **options: Any) -> psycopg_pool.Async
 
 
 def prepare_queue_tables(url: str) -> None:
-    """Make Procrastinate's tables beside ours, once; of several processes that start together, one does it."""
+    """Creates Procrastinate's tables beside ours once; of several processes that start together, one does it."""
     address = PostgresAddress(url)
     try:
         with open_greeted_connection(address, lambda _: None) as connection, connection.transaction():
@@ -209,7 +207,7 @@ def prepare_queue_tables(url: str) -> None:
 
 @contextmanager
 def _silence_libraries() -> Generator[None]:
-    """Keep the libraries from writing tracebacks to the terminal: what is wrong is told by the store, in sentences."""
+    """Keeps the libraries from logging tracebacks to the terminal: the store reports problems in sentences."""
     loggers = [logging.getLogger(name) for name in ("procrastinate", "psycopg.pool")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
