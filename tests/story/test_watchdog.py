@@ -350,7 +350,7 @@ async def test_requests_and_tools_have_the_time_that_is_theirs(world: World, tmp
         InFlight("f", name, "turn", (), 0, is_call=name != "m") for name in ("m", "ponder", "price", "run_skill")
     ]
     assert [living.allowed(flight) for flight in flights] == [MODEL_REQUEST_TIMEOUT, 10 * MINUTE, MINUTE, MINUTE]
-    assert living.idle_halt == IDLE
+    assert living.context.agent.tasks.idle_halt == IDLE
 
 
 @pytest.mark.parametrize(("still", "idle_halt", "is_idle"), [(299, 300, False), (300, 300, True), (10**9, 0, False)])
