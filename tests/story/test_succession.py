@@ -143,7 +143,7 @@ async def test_who_asks_at_its_cap_is_not_begun_anew_when_nobody_agrees(world: W
     await world.advance(2 * DAY)
     (row,) = await rows(fleet)
     assert row.state == "BUDGET_EXCEEDED"
-    assert any("nobody agreed to more" in sentence for _, sentence in fleet.told)
+    assert any("no person agreed to more" in sentence for _, sentence in fleet.told)
 
 
 @pytest.mark.parametrize("stops", ["off", "halt"])

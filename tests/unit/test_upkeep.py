@@ -171,7 +171,7 @@ def test_after_its_cap_the_next_session_begins_by_itself_and_says_why(*, startin
     [
         ({"turns": 0}, "before a single turn was done, so it is not begun anew: raise `max_cost_usd`."),
         ({"bounded": False}, "no cap of an hour, a day or a month bounds what the next sessions would spend"),
-        ({"asks": True}, "and nobody agreed to more."),
+        ({"asks": True}, "and no person agreed to more."),
         ({"tokens": True}, "which no cap on money bounds."),
     ],
 )

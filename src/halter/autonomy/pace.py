@@ -1,21 +1,14 @@
 """The pace of an agent that runs by itself.
 
-    before a turn   a halt ends it; outside of its hours it sleeps on
-                    stale facts that ask for it are refreshed
-                    the gate: has anything changed that is worth a turn?
-    the turn        as every turn: think, act, think again, yield
-    after it        the guardrails, whatever the model said
+before a turn a halt ends it; outside of its hours it sleeps on stale facts that ask for it are refreshed the gate: has
+anything changed that is worth a turn? the turn as every turn: think, act, think again, yield after it the guardrails
 
 What it decides by is in the journal, so it survives a crash like everything else.
 
-The hours in which an agent may be awake, by the clock on the wall of its zone.
+Active hours are local: each day has one period from `start` to `end`. A change to or from daylight saving time moves
+its ends and never splits it: a repeated time counts the first time, a skipped one is the first moment after it.
 
-Each day has one stretch from `start` to `end`. A wall clock that is put forward or back moves the stretch's ends, and
-never cuts it in two: what comes twice counts the first time, and what is skipped is the first moment after the skip.
-
-The gate: the cheap check before a full turn. It can only say that a turn is not worth it; in doubt it is open.
-
-What is different between two JSON values, as a short list of places: what a gate's model is shown.
+The gate is the cheap check before a full turn. It can only say that a turn is not worth it; on failure it is open.
 """
 
 import re
@@ -51,7 +44,7 @@ _CLOCK: Final = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])")
 
 
 class Hours(msgspec.Struct, frozen=True):
-    """From when to when, and in which zone. An end before the start is on the next day."""
+    """A daily period in a time zone. An end before the start is on the next day."""
 
     start: time
     end: time
@@ -59,7 +52,6 @@ class Hours(msgspec.Struct, frozen=True):
 
 
 def parse_active_hours(spec: ActiveHours) -> Hours:
-    """Read what the file says, or raise a ConfigError."""
     start, end = _clock("start", spec.start), _clock("end", spec.end)
     if start == end:
         raise ConfigError(
@@ -83,7 +75,7 @@ def _clock(key: str, text: str) -> time:
 
 
 def find_wake_time(hours: Hours, now: int) -> int | None:
-    """Tell when the next stretch begins, or None if the agent may be awake now."""
+    """Returns when the next period begins; None if the agent may be awake now."""
     upcoming: list[int] = []
     for begin, end in _stretches(hours, now):
         if begin <= now < end:
@@ -94,7 +86,7 @@ def find_wake_time(hours: Hours, now: int) -> int | None:
 
 
 def _stretches(hours: Hours, now: int) -> Iterator[tuple[int, int]]:
-    """List the stretches around a moment. On a day that skips all of it, a stretch ends where it begins."""
+    """Returns the periods around a moment. One that a day skips entirely has no length."""
     zone = ZoneInfo(hours.zone)
     today = to_local_time(now, zone).date()
     overnight = timedelta(days=1 if hours.end < hours.start else 0)
@@ -104,18 +96,18 @@ def _stretches(hours: Hours, now: int) -> Iterator[tuple[int, int]]:
 
 
 _FURTHEST: Final = 100
-"""So many of the oldest items of a list may have made room for new ones, and it is still told as that."""
+"""Most dropped items at the start of a list that a difference recognises."""
 
 
 class FieldDifference(msgspec.Struct, frozen=True):
-    """One place, and what stood and stands there; UNSET for nothing."""
+    """A place with its value before and after; UNSET for none."""
 
     path: str
     before: Any | UnsetType
     after: Any | UnsetType
 
     def shown(self, most: int) -> Mapping[str, Any]:
-        """Show it as JSON. What is longer than so many characters is cut, and then a text."""
+        """Shows it as JSON, cut to so many characters."""
         sides = {"before": self.before, "after": self.after}
         kept = {side: _shorten(value, most) for side, value in sides.items() if value is not UNSET}
         return {"at": cut_text(self.path, most), **kept}
@@ -127,7 +119,7 @@ def _shorten(value: Any, most: int) -> Any:
 
 
 def diff_json(path: str, before: Any, after: Any) -> Iterator[FieldDifference]:
-    """Find the places where two values differ. Numbers are compared as numbers, and nothing equal is named."""
+    """Yields the places where two values differ. Numbers are compared as numbers."""
     match before, after:
         case dict(), dict():
             yield from _diff_objects(path, cast("dict[str, Any]", before), cast("dict[str, Any]", after))
@@ -145,7 +137,7 @@ def _diff_objects(path: str, before: dict[str, Any], after: dict[str, Any]) -> I
 
 
 def _diff_lists(path: str, before: list[Any], after: list[Any]) -> Iterator[FieldDifference]:
-    """Tell items that were added at the end, or else what differs place by place."""
+    """Reports appended items, or else differences by place."""
     old, new = [encode_canonical(item) for item in before], [encode_canonical(item) for item in after]
     dropped = _count_dropped(old, new)
     if dropped is not None:
@@ -157,7 +149,7 @@ def _diff_lists(path: str, before: list[Any], after: list[Any]) -> Iterator[Fiel
 
 
 def _count_dropped(old: Sequence[bytes], new: Sequence[bytes]) -> int | None:
-    """Tell how many of the oldest items are gone, if that and new ones at the end is all that happened."""
+    """Returns how many of the oldest items were dropped, if that and new ones at the end is all that happened."""
     for dropped in range(min(len(old), _FURTHEST)):
         rest = len(old) - dropped
         if rest <= len(new) and old[dropped:] == new[:rest]:
@@ -170,9 +162,9 @@ def _item_or_unset(items: Sequence[Any], place: int) -> Any:
 
 
 MOST_DIFFERENCES: Final = 40
-"""So many differences a model is shown, of each field as many as of any other: no field can hide another."""
+"""Most differences shown to a model, shared evenly among fields: none can hide another."""
 LONGEST_SIDE: Final = 500
-"""So many characters it is shown of what was, and of what is."""
+"""Most characters shown of each side of a difference."""
 
 _LONGEST_REASON: Final = 300
 
@@ -183,20 +175,20 @@ _QUESTION: Final = (
 
 
 class GateOpen(msgspec.Struct, frozen=True):
-    """Take the turn. The sentence is not empty where the gate failed and was left open."""
+    """Take the turn. The sentence says that the gate failed, if it did."""
 
     sentence: str = ""
 
 
 class GateSkip(msgspec.Struct, frozen=True):
-    """Sleep on, and what of the gate said so."""
+    """Sleep on, with the part of the gate that said so."""
 
     stage: GateStage
     sentence: str
 
 
 class AskGateModel(msgspec.Struct, frozen=True):
-    """Nothing speaks against the turn so far: the gate's model has the last word."""
+    """The gate's model decides."""
 
 
 def open_gate(
@@ -209,7 +201,7 @@ def open_gate(
     before: Mapping[str, Any] | None,
     hot: Mapping[str, Any],
 ) -> GateOpen | GateSkip | AskGateModel:
-    """Decide whether a turn is taken. `before` is what the last full turn saw, or None if there was none yet."""
+    """Decides whether to take a turn. `before` is what the last full turn saw, or None."""
     if gate is None or pending or before is None or 0 < gate.max_skips <= skips:
         return GateOpen()
     if gate.on == "change" and not changed:
@@ -224,7 +216,7 @@ def open_gate(
 
 
 def _decide_by_value(expression: Expression, value: Any) -> GateOpen | GateSkip | None:
-    """Tell what an expression's value decides; None if it lets the turn pass."""
+    """Returns what an expression's value decides; None if it lets the turn pass."""
     match value:
         case True:
             return None
@@ -237,7 +229,7 @@ def _decide_by_value(expression: Expression, value: Any) -> GateOpen | GateSkip 
 
 
 def build_gate_prompt(gate: Gate, changed: Sequence[FieldChange]) -> Prompt:
-    """Ask the gate's model whether a turn is worth it. It is shown what differs, and nothing else."""
+    """Asks the gate's model whether a turn is worth it; shows it only the differences."""
     each = max(1, MOST_DIFFERENCES // max(1, len(changed)))
     found = [list(diff_json(change.name, change.before, change.after)) for change in changed]
     shown = [difference for field in found for difference in field[:each]][:MOST_DIFFERENCES]
@@ -247,7 +239,7 @@ def build_gate_prompt(gate: Gate, changed: Sequence[FieldChange]) -> Prompt:
 
 
 def parse_gate_answer(reply: Reply) -> GateOpen | GateSkip:
-    """Take a model's answer. Whatever is not a clear no opens the gate."""
+    """Parses the model's answer. Anything but a clear no opens the gate."""
     match read_form_answer(reply, Worth):
         case None:
             return GateOpen("The gate is left open: its model gave no answer in the form that it was asked for.")
@@ -263,7 +255,7 @@ GATE_TIMEOUT: Final = 30 * SECOND
 
 
 class PaceTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent's file says of its pace, made ready: compiled, parsed, with the gate's model at hand."""
+    """An agent's pacing, compiled and parsed, with the gate's model."""
 
     pacing: Pacing
     hours: Hours | None = None
@@ -272,12 +264,11 @@ class PaceTerms(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gate(self) -> Gate | None:
-        """The gate, if there is one."""
         return None if self.pacing.autonomy.gate is UNSET else self.pacing.autonomy.gate
 
 
 class AutonomousPace:
-    """Decides when a session that runs by itself takes its turns."""
+    """Decides when an autonomous session takes its turns."""
 
     def __init__(
         self, running: SessionRuntime, loop: TurnLoop, clock: Clock, terms: PaceTerms, aware: Awareness
@@ -290,16 +281,14 @@ class AutonomousPace:
         self._aware = aware
 
     def show(self, notes: Sequence[Text]) -> None:
-        """Let the turn see these alerts."""
         self._aware.show(notes)
 
     async def go_on(self, notes: Sequence[Text]) -> None:
-        """Go on with a turn of an earlier owner: what it knew may be old by now, and is refreshed before it acts."""
+        """Continues a turn of an earlier owner; stale facts are refreshed before it acts."""
         self._aware.show(notes)
         await self._refresh()
 
     async def before(self, news: Inbox) -> OpenTurn | Park | End:
-        """Decide whether this wake is worth a turn."""
         stopped = await self._stopped(news)
         if stopped is not None:
             return stopped
@@ -314,14 +303,13 @@ class AutonomousPace:
             await self._loop.skip(skip.stage, skip.sentence)
             return await self._kept(self._sleep_on())
         own = (Text(self._limits.prompt or decide.OBSERVE_TURN, "config", reason="observe"),)
-        # What the session before it left does not stand in for what the agent is there for.
+        # A handover does not replace the agent's own purpose.
         follows = self._running.state.follows and not self._loop.turn.number
         opening = (*news.said, *own) if follows else news.said or own
         hot = HotStateCapture(seen.to_bytes(), seen.digest) if self._terms.pacing.fields else None
         return OpenTurn((*self._trouble(), *opening), hot, quiet=not (news.pending or changed))
 
     async def after(self, then: SessionStep) -> SessionStep:
-        """Hold an agent back that never sleeps."""
         turns, most = self._loop.turn.brisk, self._limits.max_consecutive_turns
         if isinstance(then, End):
             return then
@@ -333,7 +321,7 @@ class AutonomousPace:
         return await self._kept(Park("SLEEPING", sleep))
 
     async def _stopped(self, news: Inbox) -> Park | End | None:
-        """A halt and a cap that was passed end the session. Outside of its hours only a person gives it a turn."""
+        """A halt or a passed cap ends the session. Outside of its hours only a person gives it a turn."""
         halt = await self._running.halted()
         if halt is not None:
             return End("CANCELLED", "cancelled") if halt.cancels else End("HALTED", "external_halt")
@@ -357,7 +345,7 @@ class AutonomousPace:
         return End("COMPLETED", "idle_timeout")
 
     def _trouble(self) -> tuple[Text, ...]:
-        """An agent that nobody watches is told what stopped its last turn. The words may be a provider's."""
+        """Tells an unattended agent what stopped its last turn. The text may be a provider's."""
         turn = self._loop.turn
         if turn.why not in TROUBLED_ENDS:
             return ()
@@ -366,7 +354,7 @@ class AutonomousPace:
     async def _gate(
         self, news: Inbox, changed: Sequence[FieldChange], before: HotStateSnapshot | None, seen: HotStateSnapshot
     ) -> GateSkip | None:
-        """Ask the gate; None is a turn. The first turn, one that was asked for, and one after trouble are worth it."""
+        """Asks the gate; None is a turn. The first turn, a requested one, and one after trouble pass."""
         turn, gate = self._loop.turn, self._terms.gate
         goes_on = turn.yielded is not None and turn.yielded.mode == "continue"
         verdict = open_gate(
@@ -383,7 +371,7 @@ class AutonomousPace:
         return verdict if isinstance(verdict, GateSkip) else None
 
     async def _asked(self, gate: Gate, model: Model, changed: Sequence[FieldChange]) -> GateOpen | GateSkip:
-        """Let a small model look at what changed; one that fails is open."""
+        """Asks the gate's model; on failure the gate is open."""
         request = ModelRequest(
             id=f"{self._running.lease.session}.g{self._loop.turn.number}_{self._clock.now()}",
             prompt=build_gate_prompt(gate, changed),
@@ -395,7 +383,7 @@ class AutonomousPace:
         return parse_gate_answer(answer.reply) if isinstance(answer, AnsweredRequest) else GateOpen()
 
     def _sleep_on(self) -> Park:
-        """Sleep once more as the agent chose; if it did not, a little longer each time."""
+        """Sleeps again as long as the agent chose; if it did not choose, a little longer each time."""
         rules, turn = self._loop.rules, self._loop.turn
         if turn.yielded is not None and turn.yielded.mode == "sleep":
             sleep = min(max(turn.yielded.sleep, rules.min_sleep), rules.max_sleep)
@@ -404,13 +392,13 @@ class AutonomousPace:
         return Park("SLEEPING", min(rules.max_sleep, longer))
 
     async def _kept(self, park: Park) -> Park:
-        """Keep what is known before the session is let go: whoever takes it up next begins with that."""
+        """Saves the hot state before the session is released: the next owner starts with it."""
         if self._terms.pacing.fields and not self._terms.pacing.sensors:
             await self._running.keep(self._aware.hot.snapshot())
         return park
 
     async def _refresh(self) -> None:
-        """Refresh what is stale and asks for it. What fails leaves what was known, which is told as stale."""
+        """Refreshes stale fields. On failure the old value stays, marked stale."""
         now = self._clock.now()
         for name in self._aware.hot.due(now):
             field = self._terms.pacing.fields[name]
@@ -420,7 +408,7 @@ class AutonomousPace:
             self._aware.hear(report)
 
     async def _refreshed(self, name: str, field: HotField, now: int) -> str:
-        """Ask a field's tool for its value; return what is wrong with that, if something is."""
+        """Calls a field's tool for its value; returns what went wrong, if anything."""
         tool = str(field.refresh_tool)
         arguments = msgspec.json.encode(dict(field.refresh_params))
         session, turn = self._running.lease.session, self._loop.turn.number
@@ -434,7 +422,7 @@ class AutonomousPace:
 
 
 def parse_source_text(text: str) -> Any:
-    """Read what a tool or a source said: JSON, if it is that, and otherwise its words."""
+    """Parses JSON, or returns the text as it is."""
     try:
         return msgspec.json.decode(to_body(text))
     except (msgspec.DecodeError, ValueError, RecursionError):

@@ -1,11 +1,8 @@
-"""A session whose sensors run in this process: they read while it sleeps, and wake it.
+"""A resident session: its sensors run in this process while it sleeps, and wake it.
 
-What a sensor finds is in memory; that it matters is in the journal. A signal becomes an event in the session's inbox
-before anybody acts on it, so an alert outlives the process that saw it.
-
-Keeps one sensor running, whatever its source does, and says how it does.
-
-After a failure it waits, each time longer; what comes faster than it is taken in is dropped, and counted.
+Readings are in memory; what matters is in the journal. A signal becomes an event in the session's inbox before anything
+acts on it, so an alert survives the process that saw it. A failing sensor is retried, more slowly each time; readings
+that come too fast are dropped and counted.
 """
 
 import asyncio
@@ -34,12 +31,12 @@ from halter.tasks.conversation import Conclusion, Conversation
 MIN_BACKOFF: Final = SECOND
 MAX_BACKOFF: Final = 5 * MINUTE
 HEALTH_REPORT_INTERVAL: Final = 10 * SECOND
-"""After a change of health was told, the next is told so much later: one that flaps floods no journal."""
+"""Minimum time between two health reports: a flapping sensor must not flood the journal."""
 MOST_READINGS: Final = 100
 MOST_BYTES: Final = 4 * LARGEST_READING
-"""What may wait to be looked at."""
+"""Most bytes of readings that wait."""
 _LONGEST_SENTENCE: Final = 10_000
-"""Whoever is told of it shortens it further, once no secret can be cut in two any more."""
+"""Listeners shorten it further, after secrets are redacted."""
 
 P = ParamSpec("P")
 TakeReading = Callable[[Reading], Awaitable[None]]
@@ -47,19 +44,19 @@ HealthListener = Callable[[HealthReport], Awaitable[None]]
 
 
 def compute_sensor_backoff(failures: int, chance: random.Random) -> int:
-    """Say how long a source is left alone after so many failures in a row; after none, that is the floor."""
+    """Returns how long to wait after so many failures in a row; after none, the minimum."""
     longest = min(MAX_BACKOFF, MIN_BACKOFF << min(failures, 20))
     shortest = max(MIN_BACKOFF, longest // 2)
     return shortest + round(chance.random() * (longest - shortest))
 
 
 def compute_sensor_pause(failures: int, retry_after: int | None, chance: random.Random) -> int:
-    """Say how long to wait, for a source that may itself have asked for some time."""
+    """Returns how long to wait, for a source that may have asked for a delay."""
     return max(compute_sensor_backoff(failures, chance), min(retry_after or 0, MAX_BACKOFF))
 
 
 class ReadingBuffer:
-    """Readings that wait to be looked at. Where there are too many the oldest go, and are counted."""
+    """Readings that wait. When there are too many, the oldest are dropped and counted."""
 
     def __init__(self) -> None:
         self.dropped = 0
@@ -68,7 +65,6 @@ class ReadingBuffer:
         self._news = asyncio.Event()
 
     def put(self, reading: Reading) -> None:
-        """Add the newest one."""
         self._waiting.append(reading)
         self._bytes += reading.size
         while len(self._waiting) > MOST_READINGS or (self._bytes > MOST_BYTES and len(self._waiting) > 1):
@@ -77,7 +73,6 @@ class ReadingBuffer:
         self._news.set()
 
     async def get(self) -> Reading:
-        """Wait for the oldest one."""
         while not self._waiting:
             self._news.clear()
             await self._news.wait()
@@ -90,10 +85,10 @@ class ReadingBuffer:
 
 
 class SupervisedSensor:
-    """Runs one sensor. `report` says how it does now.
+    """Runs one sensor. `report` is its health.
 
-    `take` is given the readings, one after the other; `changed` is told when the health is another than was told last.
-    A failure of either, or of the sensor, is waited out.
+    `take` gets the readings one after the other; `changed` is called when the health changes. A failure of either, or
+    of the sensor, is retried.
     """
 
     def __init__(
@@ -111,7 +106,7 @@ class SupervisedSensor:
         self._not_taken = 0
 
     async def run(self) -> None:
-        """Run until cancelled; nothing else ends it."""
+        """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._read())
             tasks.create_task(self._hand_on())
@@ -132,7 +127,7 @@ class SupervisedSensor:
                 self.report = replace(self.report, read_at=reading.at, dropped=self._buffer.dropped)
                 self._not_read = 0
                 self._recover()
-                # A source that always has more would let nobody else run.
+                # A source that always has more would starve other tasks.
                 await asyncio.sleep(0)
 
     async def _hand_on(self) -> None:
@@ -154,7 +149,7 @@ class SupervisedSensor:
                 self._turned.clear()
                 await self._turned.wait()
             report = self.report
-            # What could not be told is told when this time is over, if it is still so.
+            # What was not reported is reported after the interval, if it still holds.
             if not await _run_and_explain(self._changed, report):
                 told = report.health
             await self._clock.sleep(HEALTH_REPORT_INTERVAL)
@@ -163,7 +158,7 @@ class SupervisedSensor:
         self._turn("failing", self.report.failures + 1, shorten(clean(sentence), _LONGEST_SENTENCE))
 
     def _recover(self) -> None:
-        """Be well again, once the source is read and its readings are taken in."""
+        """Marks the sensor healthy, once the source is read and its readings are taken."""
         if self.report.health != "ok" and not self._not_read and not self._not_taken:
             self._turn("ok", 0, "")
 
@@ -174,7 +169,7 @@ class SupervisedSensor:
 
 
 async def _run_and_explain(act: Callable[P, Awaitable[None]], *args: P.args, **named: P.kwargs) -> str:
-    """Do something, and say what went wrong with it. A cancellation that nobody asked for is trouble like any other."""
+    """Runs something and returns what went wrong. A cancellation from inside counts as a failure."""
     trouble = ""
     try:
         await act(*args, **named)
@@ -182,7 +177,7 @@ async def _run_and_explain(act: Callable[P, Awaitable[None]], *args: P.args, **n
         trouble = "It was cancelled from within."
     except HalterError as error:
         trouble = str(error) or type(error).__name__
-    except Exception as error:  # noqa: BLE001, whatever a source or a taker does, the sensor goes on.
+    except Exception as error:  # noqa: BLE001, no failure of a source or a taker may stop the sensor.
         trouble = f"It failed unexpectedly: {type(error).__name__}: {error}"
     raise_if_cancelled()
     return trouble
@@ -190,7 +185,7 @@ async def _run_and_explain(act: Callable[P, Awaitable[None]], *args: P.args, **n
 
 @asynccontextmanager
 async def _closing(readings: AsyncIterator[Reading]) -> AsyncGenerator[AsyncIterator[Reading]]:
-    """Let go of a source at once, and not when somebody gets around to it."""
+    """Closes a source at once."""
     try:
         yield readings
     finally:
@@ -199,20 +194,20 @@ async def _closing(readings: AsyncIterator[Reading]) -> AsyncGenerator[AsyncIter
 
 
 LONGEST_SENTENCE: Final = 500
-"""So much is kept of what a sensor has to say about its failure."""
+"""Most characters kept of a sensor's error."""
 
 SessionPulseListener = Callable[[str, Mapping[str, Any]], None]
-"""Somebody who wants to know what happens at this moment, and is told a name and some values."""
+"""Called with a name and values of something that happens now."""
 
 
 class SensorRunner(Protocol):
-    """Makes whatever keeps a sensor running, given who takes its readings and who hears how it does."""
+    """Makes the supervisor of a sensor, given the callbacks for readings and health."""
 
     def __call__(self, sensor: SensorSpec, take: Any, changed: Any) -> SupervisedSensor: ...
 
 
 class WatchedSensor(msgspec.Struct, frozen=True):
-    """A sensor, and the signals on what it reads."""
+    """A sensor and its signals."""
 
     sensor: SensorSpec
     signals: Signals
@@ -245,7 +240,7 @@ class ResidentSession:
         running.ending = self._still
 
     async def live(self, resting: Conclusion | None = None) -> Conclusion:
-        """Run the sensors, and give the session its turns, until it is over. It may be found asleep."""
+        """Runs the sensors and gives the session its turns, until it ends. It may start asleep."""
         self._lost = asyncio.get_running_loop().create_future()
         living = asyncio.create_task(self._living(resting), name="halter-resident")
         self._sense()
@@ -260,12 +255,11 @@ class ResidentSession:
             await self._still()
 
     def _sense(self) -> None:
-        """Let the sensors read, if they do not."""
         if not self._tasks:
             self._tasks = [asyncio.create_task(self._reads(each), name="halter-sensor") for each in self._watched]
 
     async def _reads(self, watched: WatchedSensor) -> None:
-        """Run a sensor. What it has under way must not be taken for something that an earlier owner left in doubt."""
+        """Runs a sensor. Its calls in flight must not be taken for an earlier owner's."""
         await self._running.looked_back.wait()
         try:
             sensing = self._sensing(watched)
@@ -276,7 +270,7 @@ class ResidentSession:
             await sensing.run()
 
     async def _still(self) -> None:
-        """Stop the sensors, and let them settle what they have under way: no session ends while it holds something."""
+        """Stops the sensors and lets them settle their calls: no session ends while it holds something."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -304,7 +298,7 @@ class ResidentSession:
         return self._runs(watched.sensor, take, changed)
 
     async def _unless_lost(self, act: Awaitable[None]) -> None:
-        """Do something; if the session has another owner by now, let it go."""
+        """Runs something; releases the session if it has another owner."""
         try:
             await act
         except LeaseLost as lost:
@@ -312,7 +306,7 @@ class ResidentSession:
                 self._lost.set_result(lost)
 
     async def _take(self, watched: WatchedSensor, reading: Reading) -> None:
-        """Take a reading in: score it, keep what of it is wanted, and tell what fired."""
+        """Handles a reading: scores it, keeps what is wanted, and reports what fired."""
         reading = Reading(redact_json(reading.value, self._running.redacted), reading.at)
         looked = await watched.signals.look(reading, self._aware.hot.values())
         self._fits(f"{watched.sensor.name} (signals)", " ".join(looked.sentences))
@@ -326,7 +320,7 @@ class ResidentSession:
         await self._wake(watched.sensor.name, moved, reading.at)
 
     def _kept(self, sensor: SensorSpec, reading: Reading) -> frozenset[str]:
-        """Write a reading into its fields; tell which changed. What does not fit is told with the sensor's health."""
+        """Writes a reading into its fields; returns the changed ones. Misfits go to the sensor's health."""
         moved: set[str] = set()
         for update in sensor.written():
             problem = self._written(sensor.name, update, reading, moved)
@@ -334,7 +328,7 @@ class ResidentSession:
         return frozenset(moved)
 
     def _fits(self, name: str, problem: str) -> None:
-        """Let the model know what is wrong with a reading, for as long as something is."""
+        """Shows the model what is wrong with a reading, while it is."""
         if problem or name in self._unfit:
             self._aware.hear(HealthReport(sensor=name, health="failing" if problem else "ok", sentence=problem))
             (self._unfit.add if problem else self._unfit.discard)(name)
@@ -349,14 +343,14 @@ class ResidentSession:
         return put.sentence if isinstance(put, RejectedValue) else ""
 
     async def _tell(self, sensor: str, scored: ScoredSignal, reading: Reading) -> None:
-        """Put a signal that fired into the session's inbox: as an alert, if it is to be one."""
+        """Puts a fired signal into the session's inbox; as an alert, if configured."""
         signal = scored.signal
         text = describe_signal(sensor, scored, reading) if signal.notify else ""
         event = WakePosted(cause="signal", origin="sensor", sender=sensor, name=signal.name, notifies=signal.notify)
         await self._running.post(f"{self._running.lease.session}/{sensor}/{signal.name}/{reading.at}", event, text)
 
     async def _wake(self, sensor: str, moved: frozenset[str], at: int) -> None:
-        """Wake a sleeper that waits for one of these fields, or for anything that this sensor finds."""
+        """Wakes a session that waits for one of these fields, or for this sensor."""
         found = moved | {sensor} if moved else moved
         names = sorted(found & self._waits_for)
         for name in names[:1]:
@@ -365,7 +359,7 @@ class ResidentSession:
             await self._running.post(f"{self._running.lease.session}/{sensor}/{name}/{at}", event, "")
 
     async def _missed(self) -> None:
-        """Wake a sleeper that fell asleep waiting for what had just changed, or for a signal that had just fired."""
+        """Wakes a session that fell asleep waiting for what had just changed or fired."""
         before = HotStateSnapshot.from_bytes(self._loop.hot) if self._loop.hot else None
         moved = frozenset(change.name for change in list_changed_fields(before, self._aware.hot.seen()))
         for name in sorted((moved | await self._fired()) & self._waits_for)[:1]:
@@ -374,13 +368,13 @@ class ResidentSession:
             await self._running.post(key, event, "")
 
     async def _fired(self) -> frozenset[str]:
-        """Name the signals that fired since the last turn began, and found nobody asleep."""
+        """Returns the signals that fired since the last turn began, while the session was awake."""
         inbox = await self._running.inbox(self._loop.turn.heard) if self._waits_for else ()
         posted = [stored.event for stored in inbox if isinstance(stored.event, WakePosted)]
         return frozenset(event.name for event in posted if event.cause == "signal" and not event.wakes)
 
     async def _changed(self, report: HealthReport) -> None:
-        """Write down that a sensor fails, or no longer does."""
+        """Records that a sensor fails, or recovered."""
         sentence = shorten(self._running.redacted(report.sentence), LONGEST_SENTENCE)
         report = msgspec.structs.replace(report, sentence=sentence)
         self._aware.hear(report)
@@ -394,12 +388,12 @@ class ResidentSession:
 
 
 def redact_json(value: Any, redact: Callable[[str], str]) -> Any:
-    """Take secrets out of every text of a JSON value. Most hold none, which one look at all of it tells."""
+    """Redacts every text in a JSON value. Most hold no secret, which one check of the whole shows."""
     try:
         whole = msgspec.json.encode(value).decode()
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return _redact_texts(value, redact)
-    # A secret that JSON spells otherwise is known by its backslash.
+    # A secret that JSON escapes contains a backslash.
     return value if "\\" not in whole and redact(whole) == whole else _redact_texts(value, redact)
 
 

@@ -1,9 +1,7 @@
 """Signals: scores on the readings of one sensor, by an expression, a small model or a detector.
 
-Finds numbers that are far from what they usually are, while they come in.
-
-What is usual is a mean and a variance in which older readings count less and less. The score of a reading is how many
-deviations it is away from the mean.
+The detector learns a mean and a variance in which older readings count less and less; a score is the distance from the
+mean in deviations.
 """
 
 import math
@@ -21,24 +19,24 @@ from halter.core.tools import Reading
 from halter.loop.text_calls import MissingPath, NotJson, copy_json_value, cut_text, look_up_path, to_json_line
 
 MAX_SCORE: Final = 1_000_000.0
-"""No score is higher: for a number that never moved, any step is far away."""
+"""Highest score: for a constant number, any step is far away."""
 
 _LEARNED: Final = 3.0
-"""What is further away than so many deviations is learned as if it were only that far away."""
+"""Larger deviations are learned as this many."""
 _LARGEST: Final = 1e150
-"""Larger numbers count as this one, so that no square of them overflows."""
+"""Larger numbers are clamped, so that no square overflows."""
 _FINEST: Final = 1e-9
-"""The part of the mean, or of 1 if that is larger, that counts as a deviation at least."""
+"""Smallest deviation, relative to the mean or to 1."""
 
 
 class UnusableSample(msgspec.Struct, frozen=True):
-    """Not a number that anything can be learned from, and a sentence that says what it is instead."""
+    """Not a finite number, with a sentence that says what it is."""
 
     sentence: str
 
 
 class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
-    """What was learned so far: a mean, a variance, of how many readings; `strange` counts outliers in a row."""
+    """What was learned: mean, variance, number of readings; `strange` counts outliers in a row."""
 
     half_life: float = 20
     warmup: int = 20
@@ -49,13 +47,12 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deviation(self) -> float:
-        """How far a reading usually is from the mean."""
         return max(math.sqrt(self.variance), _FINEST * max(1.0, abs(self.mean)))
 
     def learn(self, x: float) -> tuple["DetectorState", float]:
-        """Score a number by what was learned before it, and learn from it; what is not finite is passed over.
+        """Scores a number by what was learned before, then learns from it; a non-finite one is skipped.
 
-        An outlier barely moves what is usual. When as many as a warm-up has come in a row, they are the new usual.
+        An outlier barely moves the mean. As many in a row as a warm-up become the new normal.
         """
         if not math.isfinite(x):
             return self, 0.0
@@ -71,7 +68,7 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
         return self._with(math.copysign(_LEARNED * self.deviation, away), strange=self.strange + 1), score
 
     def _with(self, away: float, *, strange: int) -> "DetectorState":
-        """Learn from a number so far from the mean. The first ones count alike, for nothing is usual yet."""
+        """Learns a number at this distance from the mean. The first ones count equally."""
         weight = max(1 - 0.5 ** (1 / self.half_life), 1 / (self.seen + 1))
         return msgspec.structs.replace(
             self,
@@ -83,7 +80,6 @@ class DetectorState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_sample(value: Any) -> float | UnusableSample:
-    """Take a value for a number, if it is one that can be learned from."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return UnusableSample(f"a detector takes a number, and this is {describe_value(value)}")
     try:
@@ -96,31 +92,29 @@ def parse_sample(value: Any) -> float | UnusableSample:
 DEFAULT_THRESHOLD: Final = 0.5
 DETECTOR_THRESHOLD: Final = 4.0
 SHORTEST_COOLDOWN: Final = SECOND
-"""What fires is written down: no source, however fast, may fill a journal."""
+"""Fired signals are journaled: a fast source must not fill the journal."""
 
 _LONGEST_READING: Final = 200
 _LONGEST_REASON: Final = 200
 
 
 class Score(msgspec.Struct, frozen=True):
-    """A score, and why."""
-
     score: float
     reason: str = ""
 
 
 class ScoringFailure(msgspec.Struct, frozen=True):
-    """There is no score, and a sentence for whoever looks at the sensor's health."""
+    """No score, and a sentence for the sensor's health."""
 
     sentence: str
 
 
 ScoreByModel = Callable[[Signal, Any], Awaitable[Score | ScoringFailure]]
-"""Asks a signal's model about a value."""
+"""Asks a signal's model to score a value."""
 
 
 class ScoredSignal(msgspec.Struct, frozen=True):
-    """What a signal makes of a reading. It is `told` when it fires and has been quiet for long enough."""
+    """A signal's score of a reading. It is `told` when it fires and its cooldown is over."""
 
     signal: Signal
     score: float | None = None
@@ -130,7 +124,7 @@ class ScoredSignal(msgspec.Struct, frozen=True):
 
 
 class SignalResults(msgspec.Struct, frozen=True):
-    """What all signals make of a reading, whether it is written into its fields, and what could not be scored."""
+    """All signals' scores of a reading, whether it is written into its fields, and what could not be scored."""
 
     scored: tuple[ScoredSignal, ...]
     writes: bool
@@ -138,7 +132,7 @@ class SignalResults(msgspec.Struct, frozen=True):
 
 
 class Signals:
-    """The signals of one sensor, with what they have learned and when they were last told."""
+    """The signals of one sensor, with what they learned and when they last fired."""
 
     def __init__(self, signals: Sequence[Signal], expressions: Mapping[str, Expression], judge: ScoreByModel) -> None:
         self._signals = tuple(signals)
@@ -148,7 +142,7 @@ class Signals:
         self._told: dict[str, int] = {}
 
     async def look(self, reading: Reading, hot: Mapping[str, Any]) -> SignalResults:
-        """Score a reading; `hot` is hot state's own values. What cannot be scored does not fire, and is said why."""
+        """Scores a reading; `hot` are the hot state's values. What cannot be scored does not fire."""
         read = copy_json_value(reading.value)
         if isinstance(read, NotJson):
             unscored = tuple(ScoredSignal(signal) for signal in self._signals)
@@ -165,7 +159,7 @@ class Signals:
     async def _score(
         self, signal: Signal, value: Any, hot: Mapping[str, Any], now: int
     ) -> Score | ScoringFailure | None:
-        """Score a value; None if it is not looked at."""
+        """Scores a value; None if the signal does not apply."""
         if signal.detector is not UNSET:
             return self._detected(signal.name, signal.detector, value)
         if signal.expression is not UNSET:
@@ -221,13 +215,12 @@ class Signals:
         return ScoredSignal(signal, score.score, fires, told, score.reason)
 
     def _is_quiet(self, signal: Signal, now: int) -> bool:
-        """Tell whether a signal was told a short while ago. A clock that was set back makes nobody quiet."""
+        """Whether a signal is in its cooldown. A clock that was set back does not extend it."""
         told = self._told.get(signal.name)
         return told is not None and 0 <= now - told < max(signal.cooldown, SHORTEST_COOLDOWN)
 
 
 def resolve_threshold(signal: Signal) -> float:
-    """Tell from which score on a signal fires."""
     if signal.threshold is not UNSET:
         return signal.threshold
     return DEFAULT_THRESHOLD if signal.detector is UNSET else DETECTOR_THRESHOLD
@@ -239,7 +232,7 @@ def _is_written(scored: Sequence[ScoredSignal]) -> bool:
 
 
 def describe_signal(sensor: str, scored: ScoredSignal, reading: Reading) -> str:
-    """Say that a signal fired, for the agent's next turn. What the sensor read is quoted, and cut."""
+    """Describes a fired signal for the agent's next turn, with the reading quoted and cut."""
     reason = f": {shorten(clean(scored.reason), _LONGEST_REASON)}" if scored.reason else ""
     score = "" if scored.score is None else f" with {scored.score:.4g}"
     return (

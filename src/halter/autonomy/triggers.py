@@ -1,12 +1,10 @@
-"""What a trigger does now: a decision without I/O, looked at again and again.
+"""What a trigger does now, and what an agent can spend within a span: decisions without I/O.
 
-A schedule's times are dealt with one after the other, and each that starts nothing says why. A document of a watch is
-done only when a session about it came to a good end; one that fails too often is left to a person.
+The due times of a schedule are handled in order, and each that starts nothing says why. A document of a watch is done
+when a session about it completed; one that fails too often is left to a person.
 
-The most that an agent can spend within a span: by the clock alone, and whatever happens. A decision without I/O.
-
-The clock alone causes the agent's own turns, the runs of its schedules, and what is under way. A model chooses how long
-it sleeps and how much it does in a turn, so no pace bounds the cost of its turns: the caps do.
+The clock alone causes autonomous turns, scheduled runs, and what is under way. A model chooses how long it sleeps and
+how much it does in a turn, so only caps bound the cost of its turns.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,21 +23,21 @@ from halter.core.schedules import TickCount, Timing, count_ticks, next_tick_afte
 from halter.core.vocabulary import State
 
 LATENESS_TOLERANCE: Final = MINUTE
-"""A time that was dealt with within so long was not missed."""
+"""A due time handled within this time was not missed."""
 MIN_INTERVAL_SLACK: Final = 5 * SECOND
-"""A run may begin so much before its `min_interval` is over: the one before it was never quite punctual."""
+"""A run may start this much before its `min_interval` is over: the one before it was a little late."""
 FIRST_RETRY_DELAY: Final = 5 * SECOND
-"""How long a document rests after its first failure; each further rest is four times as long."""
+"""Delay after a document's first failure; each further one is four times as long."""
 
 
 class RunNow(msgspec.Struct, frozen=True):
-    """Start the run of that time."""
+    """Start the run of that due time."""
 
     due_at: int
 
 
 class SkipRuns(msgspec.Struct, frozen=True):
-    """Start nothing for these times, the last of them `due_at`."""
+    """Start nothing for these due times; the last is `due_at`."""
 
     why: SkipReason
     due_at: int
@@ -48,13 +46,13 @@ class SkipRuns(msgspec.Struct, frozen=True):
 
 
 class QueueRun(msgspec.Struct, frozen=True):
-    """Start the run of that time when the one before it is over."""
+    """Start the run of that due time when the one before it ends."""
 
     due_at: int
 
 
 class CapExhausted(msgspec.Struct, frozen=True):
-    """Why no money is left, and until when."""
+    """Which cap leaves nothing, and until when."""
 
     sentence: str
     until: int | None = None
@@ -63,7 +61,7 @@ class CapExhausted(msgspec.Struct, frozen=True):
 class TriggerConditions(msgspec.Struct, frozen=True, kw_only=True):
     """What a trigger's decision depends on beside itself.
 
-    `on_since` is when its agent was switched on; `halted` and `empty` say what stands against it, if something does.
+    `on_since` is when its agent was switched on; `halted` and `empty` say what prevents a run.
     """
 
     now: int
@@ -76,7 +74,7 @@ class TriggerConditions(msgspec.Struct, frozen=True, kw_only=True):
 def decide_schedule(
     schedule: Schedule, timing: Timing, row: TriggerRow, around: TriggerConditions, hours: Hours | None = None
 ) -> Sequence[RunNow | SkipRuns | QueueRun]:
-    """Decide what becomes of the times that have come since the last look."""
+    """Decides about the due times since the last check."""
     if row.queued_at is not None and not around.running and not around.halted:
         return [_decide_queued(schedule, row.queued_at, row, around, hours)]
     found = count_ticks(timing, row.ticked_at, around.now)
@@ -93,7 +91,7 @@ def decide_schedule(
 def _decide_queued(
     schedule: Schedule, due: int, row: TriggerRow, around: TriggerConditions, hours: Hours | None
 ) -> RunNow | SkipRuns:
-    """Start a run that waited for the one before it, unless there is something against it by now."""
+    """Starts a queued run, unless something prevents it now."""
     if due <= around.on_since:
         return SkipRuns("off", due, 1, "The agent was switched off.")
     against = _find_objection(schedule, row, around, hours)
@@ -101,7 +99,7 @@ def _decide_queued(
 
 
 def _skip_past(found: TickCount, while_off: TickCount) -> Iterator[SkipRuns]:
-    """Skip what came while the agent was off, and all but the last of what came while nothing looked."""
+    """Skips due times while the agent was off, and all but the last while no process ran."""
     if while_off.latest is not None:
         yield SkipRuns("off", while_off.latest, while_off.count, "The agent was switched off.")
     missed = found.count - while_off.count - 1
@@ -141,14 +139,13 @@ def _find_objection(
 
 
 def _jitter(schedule: Schedule, trigger: str, due: int) -> int:
-    """Delay a run by chance, but by the same every time that it is looked at."""
+    """Delays a run by a random time that is the same at every check."""
     if not schedule.jitter:
         return 0
     return int.from_bytes(sha256(f"{trigger} {due}".encode()).digest()[:8]) % (schedule.jitter + 1)
 
 
 def find_next_schedule_look(schedule: Schedule, timing: Timing, row: TriggerRow, now: int) -> int | None:
-    """Tell when to look again."""
     due = next_tick_after(timing, row.ticked_at)
     if due is None:
         return None
@@ -156,7 +153,7 @@ def find_next_schedule_look(schedule: Schedule, timing: Timing, row: TriggerRow,
 
 
 class WatchedDocument(msgspec.Struct, frozen=True):
-    """A document of a watch, and how its newest session stands."""
+    """A document of a watch, and the state of its newest session."""
 
     item: str
     name: str
@@ -170,37 +167,29 @@ class WatchedDocument(msgspec.Struct, frozen=True):
 
     @property
     def done(self) -> bool:
-        """Tell whether nothing is left to be done about it."""
         return bool(self.ignored) or self.quarantined_at is not None or self.state == "COMPLETED"
 
     @property
     def open(self) -> bool:
-        """Tell whether a session is at work on it."""
         return self.session != "" and self.ended_at is None
 
     @property
     def blameless(self) -> bool:
-        """Tell whether its last session ended by somebody's word, not by a failure, nor for doing nothing."""
+        """Whether a person ended its last session, not a failure or idling."""
         return self.state == "HALTED" and self.terminal_reason != "idle_timeout"
 
 
 class StartRun(msgspec.Struct, frozen=True):
-    """Start a session about a document."""
-
     item: WatchedDocument
     attempt: int
 
 
 class QuarantineDocument(msgspec.Struct, frozen=True):
-    """Leave a document to a person."""
-
     item: WatchedDocument
     sentence: str
 
 
 class DelayDocuments(msgspec.Struct, frozen=True):
-    """Let the rest wait."""
-
     why: SkipReason
     waiting: int
     sentence: str
@@ -208,7 +197,7 @@ class DelayDocuments(msgspec.Struct, frozen=True):
 
 
 class WatchPlan(msgspec.Struct, frozen=True):
-    """What to do about the documents of a watch, and when to look again by itself."""
+    """What to do about the documents of a watch, and when to check again."""
 
     acts: tuple[StartRun | QuarantineDocument | DelayDocuments, ...] = ()
     until: int | None = None
@@ -217,9 +206,9 @@ class WatchPlan(msgspec.Struct, frozen=True):
 def decide_watch(
     watch: Watch, items: Sequence[WatchedDocument], around: TriggerConditions, room: int | None = None
 ) -> WatchPlan:
-    """Decide which documents are begun, which are left to a person, and why the rest waits.
+    """Decides which documents start, which are left to a person, and why the rest waits.
 
-    `room` is for how many sessions money is left; None for as many as there may be.
+    `room` is for how many sessions money is left; None is unlimited.
     """
     waiting = [item for item in items if not item.done and not item.open]
     given_up = [item for item in waiting if _is_hopeless(item, watch)]
@@ -267,7 +256,6 @@ def _make_delay(left: int, around: TriggerConditions, room: int | None) -> Delay
 
 
 def check_cap_exhausted(left: int, cap: int, scope: str, until: int | None) -> CapExhausted | None:
-    """Say that a cap leaves nothing to begin with."""
     if left > 0:
         return None
     return CapExhausted(f"{format_micros(cap)}, the cap of {scope}, is spent or held.", until)
@@ -276,12 +264,12 @@ def check_cap_exhausted(left: int, cap: int, scope: str, until: int | None) -> C
 COARSEST_FIRST: Final[tuple[WindowLength, ...]] = ("", "month", "day", "hour", "minute")
 
 Balances = Mapping[tuple[str, str], BudgetRow]
-"""What stands against caps in dollars, by scope and window. Where no row is known, nothing is spent yet."""
+"""Budget rows in dollars by scope and window. Without a row nothing is spent."""
 ScopedCap = tuple[str, Cap]
 
 
 class ScheduledRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of one schedule. `caps` include the schedule's own; `pending` counts runs that are due already."""
+    """The runs of one schedule. `caps` include its own; `pending` counts runs that are due already."""
 
     trigger: str
     timing: Timing
@@ -293,9 +281,8 @@ class ScheduledRuns(msgspec.Struct, frozen=True, kw_only=True):
 class Clockwork(msgspec.Struct, frozen=True, kw_only=True):
     """What the clock alone makes an agent do.
 
-    `sessions` lists what each session may still spend that is under way or begins by itself; None is any amount. If the
-    agent `renews`, a session that has used up its cap is followed by the next. `free` says that nothing it uses has a
-    price.
+    `sessions` is what each open or starting session may still spend; None is unbounded. If the agent `renews`, an
+    exhausted session is followed by the next. `free` says that nothing it uses has a price.
     """
 
     agent: str
@@ -307,14 +294,14 @@ class Clockwork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """The most that can be spent within a span, in micro-dollars, by the clock alone and in all. None is any amount."""
+    """The most that can be spent in a span, in micro-dollars, by the clock alone and in all. None is unbounded."""
 
     clock: int | None
     most: int | None
 
 
 def forecast_bounds(work: Clockwork, balances: Balances, since: int, until: int) -> Forecast:
-    """Bound what an agent spends from `since` until `until` by what the clock causes and by every cap that applies."""
+    """Bounds what an agent spends from `since` until `until`, by what the clock causes and by every cap."""
     if work.free:
         return Forecast(0, 0)
     own: list[ScopedCap] = [(f"agent:{work.agent}", cap) for cap in work.caps.agent]
@@ -326,10 +313,10 @@ def forecast_bounds(work: Clockwork, balances: Balances, since: int, until: int)
 
 
 def bound_by_windows(caps: Sequence[ScopedCap], zone: str, balances: Balances, since: int, until: int) -> int | None:
-    """Add up what caps leave in all windows that a span touches; None where nothing bounds it.
+    """Sums what caps leave in all windows that a span touches; None where nothing bounds it.
 
-    In each window the tightest cap counts: its own, or what the finer windows within it leave together. An hour that
-    a local day cuts in two counts in both, so that the bound holds.
+    In each window the tightest cap counts: its own, or what the finer windows in it leave together. An hour that a
+    local day cuts in two counts in both, so the bound holds.
     """
     if not caps:
         return None
@@ -349,14 +336,14 @@ def bound_by_windows(caps: Sequence[ScopedCap], zone: str, balances: Balances, s
 
 
 def _remaining_in_window(scope: str, cap: Cap, window: str, balances: Balances) -> int | None:
-    """Tell what a cap leaves in a window. What is held there is about to be spent, so it is part of what is left."""
+    """Returns what a cap leaves in a window. Held money counts as left, since it may be spent."""
     row = balances.get((scope, window)) or BudgetRow(scope, window, "usd")
     binding = row.binding(cap.max_cost_usd)
     return None if binding is None else max(0, binding - row.spent)
 
 
 def _bound_runs(each: ScheduledRuns, balances: Balances, since: int, until: int, most: int | None) -> int | None:
-    """Bound the runs of a schedule by their number and their cap, and by the caps of all its runs together."""
+    """Bounds the runs of a schedule by their number and cap, and by the caps of all its runs together."""
     own: list[ScopedCap] = [(f"trigger:{each.trigger}", cap) for cap in each.caps.trigger]
     together = bound_by_windows(own, each.caps.zone, balances, since, until)
     cap = each.caps.session.max_cost_usd
@@ -365,14 +352,14 @@ def _bound_runs(each: ScheduledRuns, balances: Balances, since: int, until: int,
 
 
 def _count_enough_runs(cap: int | None, tightest: int | None) -> int | None:
-    """Tell how many runs are worth counting: more than reach the tightest cap change nothing."""
+    """Returns how many runs are worth counting: more than reach the tightest cap change nothing."""
     if not cap:
         return 1
     return None if tightest is None else tightest // cap + 1
 
 
 def _count_runs(each: ScheduledRuns, since: int, until: int, enough: int | None) -> int:
-    """Count the runs that begin within a span, up to `enough`. Those that others hold back are counted as well."""
+    """Counts the runs that start within a span, up to `enough`, including delayed ones."""
     spaced = (until - since) // max(SECOND, each.min_interval - MIN_INTERVAL_SLACK) + 1
     counted = spaced if enough is None else min(spaced, enough)
     every, anchor = each.timing.every, each.timing.anchor
@@ -384,7 +371,6 @@ def _count_runs(each: ScheduledRuns, since: int, until: int, enough: int | None)
 
 
 def find_tightest(amounts: Sequence[int | None]) -> int | None:
-    """Find the tightest bound; None where there is none."""
     return min((amount for amount in amounts if amount is not None), default=None)
 
 

@@ -17,11 +17,11 @@ from halter.core.vocabulary import State
 from halter.guard.judge import compute_ramp_delay
 
 REST_STATES: frozenset[State] = frozenset(("SLEEPING", "WAITING_FOR_INPUT", "PAUSED"))
-"""The rests between turns. One inside of a turn looks for itself what it waits for."""
+"""Rests between turns; a rest inside of a turn is handled by its loop."""
 
 
 class BeginSession(msgspec.Struct, frozen=True):
-    """Begin the agent's session of this number. If it begins by itself it `follows` another one, and `because` why."""
+    """Start the agent's session of this number; `follows` and `because` are set if it continues another."""
 
     number: int
     follows: str = ""
@@ -29,30 +29,30 @@ class BeginSession(msgspec.Struct, frozen=True):
 
 
 class ReopenSession(msgspec.Struct, frozen=True):
-    """Let a session go on that a halt ended, because that person lifted it."""
+    """Reopen a session that a halt ended, because that person lifted it."""
 
     session: str
     by: str
 
 
 class AttendSession(msgspec.Struct, frozen=True):
-    """Attend a session that rests though it was halted, so that it ends."""
+    """Run a resting session that was halted, so that it ends."""
 
     session: str
 
 
 class StopSession(msgspec.Struct, frozen=True):
-    """Stop a session that came to run while its agent was being switched off, as that person wished."""
+    """Stop a session that started while its agent was switched off by that person."""
 
     session: str
     by: str
 
 
 class ExhaustedSession(msgspec.Struct, frozen=True):
-    """What is known of a session that its cap has ended.
+    """A session that its cap ended.
 
-    `cap` names the cap that it came to as a key of the configuration, with its amount. `turns` counts those that came
-    to their own end. `bounded` says that some cap of an hour, a day or a month applies to the agent now.
+    `cap` names the cap and its amount, as in the configuration. `turns` counts finished ones. `bounded` says that an
+    hourly, daily or monthly cap applies to the agent now.
     """
 
     cap: str
@@ -64,7 +64,7 @@ class ExhaustedSession(msgspec.Struct, frozen=True):
 
 
 class LeaveAlone(msgspec.Struct, frozen=True):
-    """Let it be. The sentence says why the agent does not run, if it does not; `until` when that may change."""
+    """Do nothing. The sentence says why the agent does not run, if so; `until` when that may change."""
 
     sentence: str = ""
     until: int | None = None
@@ -83,9 +83,9 @@ def decide_upkeep(
     starting: bool = False,
     used_up: ExhaustedSession | None = None,
 ) -> UpkeepStep:
-    """Decide by the agent's switch, its newest session and the halts.
+    """Decides by the agent's switch, its newest session and the halts.
 
-    `starting` is the first look of a process. `used_up` is given where the newest session was ended by its cap.
+    `starting` is the first check of a process. `used_up` is set where a cap ended the newest session.
     """
     if last is not None and (newer := explain_newer_format(last)):
         return LeaveAlone(newer)
@@ -108,14 +108,14 @@ def decide_upkeep(
 
 
 def _decide_after_cap(agent: str, last: SessionRow, used_up: ExhaustedSession) -> UpkeepStep:
-    """Begin the next session where other caps bound the agent; else a person must say so, and is told what to change.
+    """Starts the next session where other caps bound the agent; else a person must agree.
 
-    A session cap that renews itself with no other cap beside it would be no cap at all. One that does not last for a
-    single turn would end one session after the other.
+    A session cap that renews itself without another cap would be no cap. One that does not last a single turn would end
+    one session after the other.
     """
     again = f"`halter on {agent}` begins the next session."
     if used_up.asks:
-        return LeaveAlone(f"{last.session} has used up {used_up.cap}, and nobody agreed to more. {again}")
+        return LeaveAlone(f"{last.session} has used up {used_up.cap}, and no person agreed to more. {again}")
     if used_up.tokens:
         return LeaveAlone(f"{last.session} has used up {used_up.cap}, which no cap on money bounds. {again}")
     if not used_up.turns:
@@ -180,7 +180,7 @@ def _parse_number(agent: str, last: SessionRow) -> int:
 
 RESTART_WINDOW: Final = 10 * MINUTE
 MAX_RESTARTS: Final = 5
-"""So many breakdowns within that time are too many."""
+"""Most restarts within the window."""
 
 
 class RestartAfter(msgspec.Struct, frozen=True):

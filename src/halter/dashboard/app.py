@@ -1,13 +1,9 @@
-"""The dashboard in its place: the pages, under the same roof as the API, and who may join an open one.
+"""Mounts the dashboard beside the API, and guards its WebSocket.
 
-Who may speak for an open page: only the browser that joined it, and only for the very person who opened it.
+NiceGUI identifies a page by a random id and trusts every client that knows it. Here the connection must also have been
+authorized for the same person who opened the page, and may only act on the page that it joined.
 
-NiceGUI knows a page by a long random name, and takes whoever knows it for its browser. Here that is not enough: the
-connection must have been let in by the door for the same person, and what it says is about the page that it joined.
-
-What the dashboard's libraries log: told in a sentence to whoever runs the server, and written to no terminal.
-
-A browser has a hand in what they log: addresses, and words of its own. A traceback is of no use to anybody here.
+What the dashboard's libraries log may contain text of a browser. It is reported in one sentence, without a traceback.
 """
 
 import logging
@@ -34,11 +30,11 @@ from halter.server.server import PAGES
 
 CLIENT_EVENTS: Final = ("event", "javascript_response", "ack")
 MALFORMED_ERRORS: Final = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What comes of a message that is not of the form that a page of ours would send: it is not heard."""
+"""Errors of a malformed message, which is dropped."""
 
 
 def guard_sockets() -> None:
-    """Put a guard before everything that a browser says over its connection."""
+    """Guards every event that a browser sends over its connection."""
     sio: Any = core.sio
     handlers: dict[str, Callable[..., Any]] = sio.handlers["/"]
     for name in CLIENT_EVENTS:
@@ -46,12 +42,12 @@ def guard_sockets() -> None:
     sio.on("handshake", _guard_join(handlers["handshake"], sio))
     sio.on("connect", _guard_connect(handlers["connect"]))
     sio.on("log", _discard_log)
-    # Each other way to be connected passes by the bounds on how many may be.
+    # Other transports would bypass the limit on open streams.
     sio.eio.transports = ["websocket"]
 
 
 def _discard_log(*_: Any) -> None:
-    """Write nothing that a browser says to where people read what the server says."""
+    """Keeps a browser's text out of the terminal."""
 
 
 def _guard_event(inner: Callable[..., Any], sio: Any) -> Callable[..., Any]:
@@ -87,7 +83,7 @@ def _guard_connect(inner: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_same_person(page: Any, environ: Any) -> bool:
-    """Tell whether a connection was let in for the person who opened a page."""
+    """Whether a connection was authorized for the person who opened a page."""
     client = Client.instances.get(page)
     if client is None or not environ:
         return False
@@ -97,25 +93,25 @@ def is_same_person(page: Any, environ: Any) -> bool:
 
 PAGES_LOGGER: Final = "nicegui"
 WIRE_LOGGERS: Final = ("engineio.server", "socketio.server")
-"""What breaks there is what a browser sent, and nothing of ours."""
+"""Errors there come from what a browser sent."""
 
 
 class LogCapture(logging.Handler):
-    """Hands on that something broke. Warnings are about what a browser asked for, and it has its answer."""
+    """Reports errors. Warnings are about a browser's request, which has its answer."""
 
     def __init__(self, tell: Callable[[str], None]) -> None:
         super().__init__(logging.ERROR)
         self._tell = tell
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell what broke, and of which kind it is."""
+        """Reports the kind of an error."""
         error = record.exc_info[1] if record.exc_info else None
         kind = f"{type(error).__name__}: " if error is not None else ""
         self._tell(f"A page broke: {kind}{record.getMessage()}")
 
 
 def capture_logs(tell: Callable[[str], None]) -> None:
-    """Take over what is logged, in place of whatever would have written it to the terminal."""
+    """Captures what is logged, instead of writing it to the terminal."""
     _set_only_handler(PAGES_LOGGER, LogCapture(tell))
     for name in WIRE_LOGGERS:
         _set_only_handler(name, logging.NullHandler())
@@ -128,15 +124,15 @@ def _set_only_handler(name: str, handler: logging.Handler) -> None:
 
 
 RECONNECT_TIMEOUT_SECONDS: Final = 15.0
-"""So many seconds a browser may be away before what it had open is let go of."""
+"""How long a browser may be away before its page is closed."""
 
 AnyPageBuilder = Callable[..., Awaitable[RefreshPage]]
 
 
 def mount_dashboard(api: FastAPI, app: Runtime, bus: Bus, tell: Callable[[str], None] = lambda _: None) -> LiveFeed:
-    """Put the dashboard under `/`. Whoever comes here was let in by the door, which left a `Who` in the scope.
+    """Mounts the dashboard at `/`, behind the middleware, which put a `Who` into the scope.
 
-    What is returned listens to the bus for as long as a page is open. What breaks is told to whoever runs the server.
+    The returned feed listens to the bus while a page is open. Failures are reported to `tell`.
     """
     capture_logs(tell)
     live = LiveFeed(bus, app.clock)
@@ -178,7 +174,7 @@ async def _build_named_page(shows: AnyPageBuilder, name: str, room: OpenPage) ->
 
 
 def _reset_nicegui() -> None:
-    """Forget what was put around the pages before: there is one NiceGUI in a process, and it may be served again."""
+    """Resets NiceGUI: there is one in a process, and it may be served again."""
     pages: Any = core.app
     pages.user_middleware.clear()
     pages.middleware_stack = None

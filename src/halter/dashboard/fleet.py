@@ -1,11 +1,4 @@
-"""The fleet: every agent, whether it runs by itself, what its session does, what it burns, and who runs it.
-
-The processes that run the agents: on which machine each is, how it is, and what it has.
-
-Triggers: schedules, watches and webhooks; when each runs next, what waits there, and what was left to people.
-
-Findings, and what sessions propose to be kept for later ones.
-"""
+"""Pages of the fleet: agents, workers, triggers, findings and proposals."""
 
 from collections.abc import Awaitable, Callable
 from typing import Literal
@@ -53,14 +46,14 @@ WORKER_COLUMNS = ("process", "is", "awake", "agents", "last heard", "since", "ve
 
 
 def build_workers_section(room: OpenPage) -> Callable[[], Awaitable[None]]:
-    """Begin the part of a page that shows them, and return what keeps it up to date."""
+    """Adds the section of the workers, and returns its refresh function."""
     with add_section("Workers", card=True):
         lines = KeyedList[WorkerView](add_table("Workers", WORKER_COLUMNS), lambda one: _worker_row(room, one))
         none = add_text("", "h-none")
 
     async def refresh() -> None:
         found = await known(room.desk)
-        # How it is comes with its key: the word and its colour are then put there together.
+        # The state is part of the key: word and colour change together.
         lines.show({(one.worker, one.health): one for one in found})
         none.say("" if any(one.alive for one in found) else NO_WORKERS)
 
@@ -93,7 +86,6 @@ FLEET_COLUMNS = ("agent", "runs by itself", "session", "state", "burns", "spent 
 
 
 async def build_fleet_page(room: OpenPage) -> RefreshPage:
-    """Put the page together."""
     with add_section("Agents", card=True):
         lines = KeyedList[AgentLine](add_table("Agents", FLEET_COLUMNS, ("burns",)), lambda line: _row(room, line))
         none = add_text("", "h-none")
@@ -150,7 +142,7 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
 
 
 def _switch(room: OpenPage, line: AgentLine, is_on: Callable[[], bool]) -> ui.button:
-    """A switch that shows only what is written down. What a person wants is the other of what they saw."""
+    """A switch that shows the stored state; a click asks for the opposite of what was shown."""
 
     async def turn() -> None:
         await room.does(_switch_agent(room, line.agent, on=not is_on()))
@@ -178,7 +170,7 @@ def _halt(room: OpenPage, agent: str) -> None:
         await control.halt(room.desk, f"agent:{agent}", given["reason"])
         return f"{agent} is halted."
 
-    says = "Its sessions stop within a second, and nothing of it starts until somebody resumes it."
+    says = "Its sessions stop within a second, and nothing of it starts until it is resumed."
     open_dialog(room, f"Halt {agent}?", says, (REASON,), "Halt it", do, "stop")
 
 
@@ -189,7 +181,7 @@ def _state(line: AgentLine) -> str:
 
 
 def _show_spent(spent: TextLabel, line: AgentLine) -> None:
-    """A cap stands in the store from the first cent on that is held against it."""
+    """A budget row exists from the first held cent on."""
     cap = "" if line.cap_today_usd is None else f" of {format_usd(line.cap_today_usd)}"
     spent.say(f"{format_usd(line.spent_today_usd)}{cap}")
 
@@ -212,7 +204,6 @@ QUARANTINE_COLUMNS = ("document", "trigger", "attempts", "why", "again")
 
 
 async def build_triggers_page(room: OpenPage) -> RefreshPage:
-    """Put the page together."""
     with add_section("Triggers", card=True):
         lines = KeyedList[TriggerPlan](
             add_table("Triggers", TRIGGER_COLUMNS, ("runs",)), lambda plan: _trigger_row(room, plan)
@@ -299,7 +290,6 @@ MAX_FINDINGS = 100
 
 
 async def build_findings_page(room: OpenPage) -> RefreshPage:
-    """Put the page together."""
     with add_section("Findings"):
         found = KeyedList[Artifact](
             add_box("div", "h-cards"), lambda one: _card(room, one, "findings"), "There are no findings."

@@ -1,7 +1,4 @@
-"""Home: what needs a person, what happened in the night, what was spent against caps, and what was told.
-
-What needs a person, as cards that can be answered in their place.
-"""
+"""Home: what needs a person, what happened overnight, what was spent against caps, and what was sent."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +36,7 @@ DANGEROUS_LEVELS = ("HIGH", "CRITICAL")
 
 
 def build_decision_card(room: OpenPage, one: WaitingDecision) -> Callable[[WaitingDecision], None]:
-    """Show a decision. Only its age changes later; whatever else did would be another decision."""
+    """Shows a decision. Only its age changes later."""
     asked = put(one)
     danger = one.risk in DANGEROUS_LEVELS
     with add_box("article", f"h-card h-ask {'h-danger' if danger else ''}", asked.what):
@@ -76,7 +73,7 @@ def _kind(one: WaitingDecision) -> str:
 
 
 def indent_json(text: str) -> str:
-    """Write JSON so that it can be read; anything else as it is."""
+    """Indents JSON; returns other text as it is."""
     try:
         return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
@@ -139,7 +136,7 @@ def _ask_always(room: OpenPage, one: WaitingDecision) -> None:
     )
     each = "\n".join(f"- {sentence}" for sentence in offered)
     says = (
-        f"This call is approved, and from now on such calls need nobody's yes. You may choose:\n{each}\n"
+        f"This call is approved, and from now on such calls need no approval. You may choose:\n{each}\n"
         "Or write which arguments may differ, and how: words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST, any:KEY."
     )
     open_dialog(room, f"Always allow {one.name}?", says, fields, "Approve, and always", do)
@@ -158,7 +155,6 @@ EVENING_HOUR = 18
 
 
 async def build_home_page(room: OpenPage) -> RefreshPage:
-    """Put the page together."""
     with add_section("Needs you"):
         cards = KeyedList[WaitingDecision](
             add_box("div", "h-cards"), lambda one: build_decision_card(room, one), "Nothing needs you."
@@ -187,7 +183,7 @@ async def build_home_page(room: OpenPage) -> RefreshPage:
 
 
 def find_last_evening(now: int) -> int:
-    """Find the evening before: whoever comes in the morning wants to know of the night."""
+    """Returns the evening before, so that a morning shows the night."""
     local = datetime.fromtimestamp(now / SECOND, UTC).astimezone()
     evening = datetime.combine(local.date() - timedelta(days=1), time(EVENING_HOUR), local.tzinfo)
     return int(evening.timestamp() * SECOND)

@@ -1,15 +1,7 @@
-"""Somebody before a page: who they are, what they may do, and how the page follows what happens.
+"""A page: its person and rights, its frame with the halt button, dialogs, and live refresh.
 
-What stands on every page: the way to the others, whether the fleet is halted, and the button that halts it.
-
-How the dashboard looks: calm, dense, in the fonts of the machine, light or dark as the system says.
-
-Dialogs: what is about to be done is said, the words for it are asked for, and a no of the runtime stays in sight.
-
-What has changed, for pages that show it: one listener for all of them, and nobody who is waited for.
-
-A page is told which streams grew since it last looked, never what happened there: it asks for what it shows. So a
-browser that lags costs a set of names, and the agents nothing at all.
+One listener on the bus serves all pages. A page is told which streams grew, and queries what it shows. So a slow
+browser costs a set of names, and the agents nothing.
 """
 
 import asyncio
@@ -45,16 +37,16 @@ from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
 from halter.runtime.runtime import Runtime
 
 MAX_NAMED_STREAMS: Final = 200
-"""So many streams are named; where more have grown, everything may have."""
+"""Most streams that are named; beyond that, everything counts as changed."""
 MIN_REFRESH_INTERVAL: Final = SECOND // 4
-"""A page is told no more often than this."""
+"""Shortest time between two refreshes."""
 MAX_REFRESH_INTERVAL: Final = 5 * SECOND
-"""A page is told after this time in any case: what it shows has grown older."""
+"""Longest time between two refreshes: ages on the page change."""
 LIVE_RETRY_DELAY: Final = SECOND
 
 
 class FeedChanges(msgspec.Struct, frozen=True):
-    """What has changed since the last time: streams, sessions with something live, or everything there is."""
+    """What has changed since the last refresh: streams, sessions with live updates, or everything."""
 
     streams: frozenset[StreamId] = frozenset()
     pulses: frozenset[str] = frozenset()
@@ -62,21 +54,20 @@ class FeedChanges(msgspec.Struct, frozen=True):
 
     @property
     def anything(self) -> bool:
-        """Tell whether there was any news, and not only time that passed."""
+        """Whether there was any news, and not only time that passed."""
         return self.written or bool(self.pulses)
 
     @property
     def written(self) -> bool:
-        """Tell whether anything was written down, and not only read by a sensor or said."""
+        """Whether anything was committed, and not only a live update."""
         return self.everything or bool(self.streams)
 
     def of(self, stream: StreamId) -> bool:
-        """Tell whether a stream may have grown."""
         return self.everything or stream in self.streams
 
 
 class PageListener:
-    """The news for one page, until it takes them."""
+    """Collects the changes for one page."""
 
     def __init__(self) -> None:
         self.news = asyncio.Event()
@@ -85,7 +76,7 @@ class PageListener:
         self._everything = False
 
     def hear(self, item: FeedEvent | LiveUpdate | FeedGap) -> None:
-        """Note what an item is about. It never waits, and keeps little."""
+        """Notes what an item is about. Never blocks."""
         match item:
             case FeedEvent():
                 self._streams.add(item.stored.stream)
@@ -98,14 +89,12 @@ class PageListener:
         self.news.set()
 
     def hear_everything(self) -> None:
-        """Note that anything may have changed."""
         self._streams.clear()
         self._pulses.clear()
         self._everything = True
         self.news.set()
 
     def take(self) -> FeedChanges:
-        """Take what there is."""
         grown = FeedChanges(frozenset(self._streams), frozenset(self._pulses), self._everything)
         self._streams.clear()
         self._pulses.clear()
@@ -115,7 +104,7 @@ class PageListener:
 
 
 class LiveFeed:
-    """Listens to the bus for as long as there is a page that wants to know."""
+    """Listens to the bus while a page is open."""
 
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
@@ -125,12 +114,11 @@ class LiveFeed:
 
     @property
     def pages(self) -> int:
-        """How many pages listen."""
         return len(self._ears)
 
     @contextmanager
     def ear(self) -> Generator[PageListener]:
-        """Listen for one page. The first one begins to listen to the bus, and the last one ends it."""
+        """Listens for one page. The first page starts the listener on the bus, and the last one ends it."""
         ear = PageListener()
         self._ears.add(ear)
         if self._listening is None:
@@ -142,13 +130,12 @@ class LiveFeed:
             self._rest()
 
     def _rest(self) -> None:
-        """Stop listening where nobody is left who wants to know."""
         if self._listening is not None and not self._ears:
             self._listening.cancel()
             self._listening = None
 
     async def grown(self) -> AsyncGenerator[FeedChanges]:
-        """Tell a page what changed: at once, then at most every `PACE`, and at least every `AGING`."""
+        """Yields changes to a page: at once, then within the two refresh intervals."""
         with self.ear() as ear:
             ear.news.set()
             while True:
@@ -157,7 +144,7 @@ class LiveFeed:
                 await self._clock.sleep(MIN_REFRESH_INTERVAL)
 
     async def _news(self, ear: PageListener) -> None:
-        """Wait for news, or until what is shown has grown old."""
+        """Waits for news, or for the longest interval."""
         aging = asyncio.ensure_future(self._clock.sleep(MAX_REFRESH_INTERVAL))
         heard = asyncio.ensure_future(ear.news.wait())
         try:
@@ -169,7 +156,7 @@ class LiveFeed:
                     await waiting
 
     async def _listen(self) -> None:
-        """Hand on what the bus tells. While the store is away it is tried again, and then anything may be new."""
+        """Passes on what the bus yields. While the store is unavailable it retries; then everything may be new."""
         while True:
             try:
                 async with aclosing(self._bus.listen()) as items:
@@ -197,20 +184,17 @@ class OpenPage:
 
     @property
     def desk(self) -> Desk:
-        """A desk for one thing that somebody looks at or does: what they may is decided there, each time anew."""
+        """Makes a desk for one query or action: rights are checked there each time."""
         return Desk(self.app, self.who)
 
     @property
     def now(self) -> int:
-        """The time."""
         return self.app.clock.now()
 
     def may(self, role: Role) -> bool:
-        """Tell whether there is any use in showing a button."""
         return self.who.may(role)
 
     def say(self, sentence: str, *, bad: bool = False) -> None:
-        """Tell the person something, as text."""
         if not self.client.is_deleted:
             with self.client:
                 ui.notify(
@@ -222,7 +206,7 @@ class OpenPage:
                 )
 
     async def does(self, doing: Awaitable[str]) -> bool:
-        """Do what the person asked for, and tell them what came of it."""
+        """Does what the person asked for, and shows the result."""
         try:
             self.say(await doing)
         except HalterError as error:
@@ -231,9 +215,9 @@ class OpenPage:
         return True
 
     def follow(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
-        """Refresh the page when something has changed, from when its browser is there until it is gone.
+        """Refreshes the page on changes, while its browser is connected.
 
-        `lost` is told the sentence while that fails, and nothing when it works again.
+        `lost` gets the sentence while that fails, and "" when it works again.
         """
         running: list[asyncio.Task[None]] = []
         client: Any = self.client
@@ -251,7 +235,7 @@ class OpenPage:
         client.on_delete(end)
 
     async def _following(self, refresh: RefreshPage, lost: Callable[[str], None]) -> None:
-        # What happened before the browser was there, or while it was away, was shown by nobody.
+        # Changes before the browser connected, or while it was away, are not shown yet.
         missed = True
         async with aclosing(self.live.grown()) as grown:
             async for each in grown:
@@ -270,36 +254,35 @@ class OpenPage:
 
 
 THEME_STORAGE_KEY: Final = "halter-theme"
-"""Under this name a browser keeps which theme its person wants, if not that of the system."""
+"""The browser's storage key of the chosen theme."""
 
 THEME_SCRIPT: Final = f"""
 const halterTheme = localStorage.getItem("{THEME_STORAGE_KEY}");
 if (halterTheme) setDark(halterTheme === "dark");
 """
-"""What a browser does before it shows anything: take the theme that its person chose."""
+"""Applies the chosen theme before the page is shown."""
 
 THEME_TOGGLE: Final = f"""() => {{
   const dark = !document.body.classList.contains("body--dark");
   localStorage.setItem("{THEME_STORAGE_KEY}", dark ? "dark" : "light");
   setDark(dark);
 }}"""
-"""Change to the other theme, and keep that."""
+"""Switches the theme and stores it."""
 
 
 def read_style_sheet() -> str:
-    """Read the style sheet that stands beside this file."""
     return Path(__file__).with_name("style.css").read_text()
 
 
 FormValues = Mapping[str, str]
-"""What a person wrote into the fields."""
+"""The values of a form's fields."""
 SubmitForm = Callable[[FormValues], Awaitable[str]]
-"""Does what was asked for, and says what came of it."""
+"""Performs the action and returns its result in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """Something to write into: a line, a text of several lines, or one of some choices."""
+    """A field of a form: a line, a text of several lines, or a choice."""
 
     name: str
     label: str
@@ -314,7 +297,7 @@ REASON = FormField("reason", "Reason")
 def open_dialog(
     room: OpenPage, title: str, says: str, fields: Sequence[FormField], yes: str, do: SubmitForm, kind: str = "yes"
 ) -> None:
-    """Open a dialog. It closes when what it is for was done, or when the person leaves it."""
+    """Opens a dialog. It closes when the action succeeded, or when the person leaves it."""
     with room.client.content, ui.dialog() as dialog, add_box("div"), add_box("form", "h-dialog", title) as form:
         add_text(title, "", "h2")
         add_text(says).style("white-space: pre-wrap")
@@ -363,11 +346,10 @@ NAVIGATION = (
 )
 
 PageBuilder = Callable[[OpenPage], Awaitable[RefreshPage]]
-"""Puts a page together inside of the frame, and returns what keeps it up to date."""
+"""Builds a page inside the frame, and returns its refresh function."""
 
 
 async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder) -> None:
-    """Put a page into its frame."""
     _navigation(room, here)
     banner = add_box("div", role="status")
     halts = KeyedList(banner, lambda row: _build_halt_row(room, row))
@@ -419,7 +401,6 @@ async def _show_halts(room: OpenPage, halts: KeyedList[HaltRow]) -> None:
 
 
 def _list_all_scopes(room: OpenPage) -> tuple[str, ...]:
-    """Name the scopes that are everything for somebody."""
     return tuple(f"agent:{name}" for name in room.who.agents) or ("fleet",)
 
 
@@ -444,14 +425,12 @@ async def _halt_all(room: OpenPage) -> None:
 
     says = (
         f"This stops {format_count(len(under_way), 'session')} under way, {working} of them at work at this moment. "
-        "What is in flight is stopped within a second; nothing starts again until somebody resumes."
+        "What is in flight is stopped within a second; nothing starts again until it is resumed."
     )
     open_dialog(room, "Halt everything?", says, (REASON,), "Halt everything", do, "stop")
 
 
 def ask_to_resume(room: OpenPage, scope: str) -> None:
-    """Ask how a halted scope shall come back."""
-
     async def do(given: FormValues) -> str:
         over = parse_duration(given["over"]) // SECOND if given["over"].strip() else None
         return (await control.resume(room.desk, scope, over, given["reason"])).sentence

@@ -1,16 +1,8 @@
-"""The pieces that pages are made of. All text goes through here, and none of it is ever taken for HTML.
+"""The elements of pages and charts. All text goes through here, and none of it is ever HTML.
 
-Foreign text is never a name of a property nor a part of one: NiceGUI runs what stands under names that begin with a
-colon, and reads properties out of strings. It is only ever the value of one, or the text of an element.
-
-Foreign words on a page: what a model, a tool or a file says is text, and cannot pass for something else.
-
-A chart on a page, drawn anew only where it has changed.
-
-Charts: rows become what ECharts draws. Pure, and the same in both themes, because colours are names of the page's.
-
-Text in a chart is drawn and never taken for HTML: tooltips are rich text. No foreign text is a key in here, since
-NiceGUI runs what stands under some keys.
+Foreign text is never a property name or part of one: NiceGUI evaluates properties whose names begin with a colon, and
+parses properties from strings. It is only ever a value, or the text of an element. Text in a chart is drawn, and
+tooltips are rich text. Charts are pure functions of rows; colours are names of the page's theme.
 """
 
 import re
@@ -27,27 +19,27 @@ from halter.present.sheet import Facts, Listing, Sheet
 _STEERING: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
 )
-"""What is not seen, or turns the order of letters around: people decide about what they read."""
+"""Invisible characters, and those that change the direction of text: people decide by what they read."""
 
 _HALF: Final = re.compile("[\ud800-\udfff]")
 
 MAX_SHOWN_LENGTH: Final = 20_000
-"""So many characters of one thing are shown at most: a browser has to stay quick."""
+"""Most characters shown of one text, so that the browser stays quick."""
 
 
 def make_legible(text: str, most: int = MAX_SHOWN_LENGTH) -> str:
-    """Make text fit to be shown: what cannot be seen becomes visible, and what is too long is cut with a word of it."""
+    """Makes text safe to show: invisible characters become visible, and long text is cut."""
     cut = text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} characters more)"
     return _STEERING.sub(_name_character, _HALF.sub("\ufffd", cut))
 
 
 def make_single_line(text: str, most: int = 200) -> str:
-    """Make text fit for a single line, such as a name in a chart."""
+    """Makes text fit for a single line, such as a name in a chart."""
     return make_legible(" ".join(text.split()), most)
 
 
 def make_file_name(text: str) -> str:
-    """Make a name for a file that is downloaded: letters, digits and a few signs, and nothing else."""
+    """Makes a file name for a download: letters, digits and a few signs."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.")[:80] or "halter"
 
 
@@ -60,7 +52,7 @@ T = TypeVar("T")
 
 
 def add_box(tag: str = "div", style: str = "", label: str = "", **marks: str) -> Element:
-    """Make an element that holds others. `marks` are attributes, with `_` for `-`."""
+    """Adds a container. `marks` are attributes, with `_` for `-`."""
     made = ui.element(tag).classes(style)
     named = {"aria-label": label} if label else {}
     for name, value in {**{mark.replace("_", "-"): value for mark, value in marks.items()}, **named}.items():
@@ -69,34 +61,30 @@ def add_box(tag: str = "div", style: str = "", label: str = "", **marks: str) ->
 
 
 class TextLabel(TextElement):
-    """An element with text in it, which can be changed."""
-
     def __init__(self, tag: str, text: str) -> None:
         super().__init__(tag=tag, text=make_legible(text))
 
     def say(self, text: str) -> None:
-        """Change the text, if it is another one."""
+        """Changes the text, if it differs."""
         shown = make_legible(text)
         if self.text != shown:
             self.text = shown
 
 
 def add_text(text: str, style: str = "h-text", tag: str = "div") -> TextLabel:
-    """Show text."""
     made = TextLabel(tag, text)
     made.classes(style)
     return made
 
 
 def add_preformatted(text: str) -> TextLabel:
-    """Show text as it is written, such as arguments."""
     made = add_text(text, "h-pre", "pre")
     made.props["tabindex"] = "0"
     return made
 
 
 def add_section(title: str, *, card: bool = False) -> Element:
-    """Begin a part of a page, under its own heading."""
+    """Starts a section with a heading."""
     section = add_box("section", "h-part", title)
     with section:
         add_text(title, "", "h2")
@@ -104,14 +92,14 @@ def add_section(title: str, *, card: bool = False) -> Element:
 
 
 def add_link(text: str, to: str, style: str = "h-link") -> TextLabel:
-    """Lead to another page of the dashboard; `to` is a path that was made here, never a foreign address."""
+    """Adds a link to another page of the dashboard; `to` is a path made here, never a foreign address."""
     made = add_text(text, style, "a")
     made.props["href"] = to
     return made
 
 
 def set_link(made: TextLabel, text: str, to: str) -> None:
-    """Let a link lead elsewhere, if it does not lead there already."""
+    """Changes a link, if it differs."""
     made.say(text)
     props: dict[str, Any] = made.props
     if props["href"] != to:
@@ -120,7 +108,7 @@ def set_link(made: TextLabel, text: str, to: str) -> None:
 
 
 def add_button(text: str, on_click: Click, kind: str = "plain", label: str = "") -> ui.button:
-    """Make a button: `plain`, `yes` or `stop`."""
+    """Adds a button: `plain`, `yes` or `stop`."""
     made = ui.button(make_legible(text), on_click=on_click, color=None).props("no-caps unelevated")
     made.classes(f"h-{kind}")
     if label:
@@ -129,18 +117,18 @@ def add_button(text: str, on_click: Click, kind: str = "plain", label: str = "")
 
 
 def add_submit(text: str, kind: str) -> ui.button:
-    """Make the button that sends a form, as the Enter key does."""
+    """Adds the button that submits a form, like the Enter key."""
     made = ui.button(make_legible(text), color=None).props("no-caps unelevated type=submit")
     return made.classes(f"h-{kind}")
 
 
 def add_chip(text: str, mood: str = "dim") -> TextLabel:
-    """Show a word that stands out: by its frame and its colour, and always by the word itself."""
+    """Adds a word that stands out by frame and colour."""
     return add_text(text, f"h-chip h-{mood}", "span")
 
 
 def add_meter(label: str, share: float) -> Element:
-    """Show how full something is. The figures stand beside it, so that nobody needs the colour."""
+    """Adds a bar. The figures stand beside it, so the colour is not needed."""
     percent = max(0.0, min(100.0, 100 * share))
     made = add_box("div", "h-meter", label, role="meter", aria_valuemin="0", aria_valuemax="100")
     made.props["aria-valuenow"] = f"{percent:.0f}"
@@ -149,7 +137,6 @@ def add_meter(label: str, share: float) -> Element:
 
 
 def set_meter(made: Element, share: float) -> None:
-    """Fill a meter anew."""
     percent = max(0.0, min(100.0, 100 * share))
     made.clear()
     made.classes(remove="h-near h-full", add="h-full" if share >= 1 else "h-near" if share >= NEARLY_FULL else "")
@@ -161,7 +148,7 @@ NEARLY_FULL = 0.8
 
 
 def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
-    """Show facts below each other; one that is empty is left out."""
+    """Shows facts below each other; empty ones are left out."""
     with add_box("dl", "h-facts") as made:
         for name, value in rows:
             if value:
@@ -171,7 +158,6 @@ def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
 
 
 def add_table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> Element:
-    """Begin a table; what is put into it are its rows."""
     with add_box("div", "h-scroll"), add_box("table", "h-table", title):
         with add_box("thead"), add_box("tr"):
             for name in columns:
@@ -180,12 +166,11 @@ def add_table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> 
 
 
 def add_cell(text: str = "", style: str = "") -> TextLabel:
-    """Put a text into a row."""
     return add_text(text, style, "td")
 
 
 def add_listing(one: Listing) -> None:
-    """Show a whole table. A column in which nothing stands is left out: people look for what is there."""
+    """Shows a whole table. Empty columns are left out."""
     if not one.rows:
         if one.empty:
             add_text(one.empty, "h-none")
@@ -202,7 +187,6 @@ def add_listing(one: Listing) -> None:
 
 
 def add_sheet(parts: Sheet) -> None:
-    """Show facts and tables, as a terminal would."""
     for one in parts:
         match one:
             case Facts():
@@ -214,13 +198,13 @@ def add_sheet(parts: Sheet) -> None:
 
 
 class KeyedList(Generic[T]):
-    """Things that are shown one after the other, each under its key: what stays is changed in its place.
+    """A list whose items have keys: an item that stays is updated in place.
 
-    So nobody loses what they are typing, or the button that they are about to press, because something else is new.
+    So typed text and the button under the pointer survive a refresh.
     """
 
     def __init__(self, inside: Element, make: Callable[[T], Callable[[T], None]], empty: str = "") -> None:
-        """`make` shows a new thing, and returns what shows it as it is later."""
+        """`make` shows a new item, and returns its update function."""
         self._inside = inside
         self._make = make
         self._shown: dict[Hashable, tuple[Element, Callable[[T], None]]] = {}
@@ -228,7 +212,7 @@ class KeyedList(Generic[T]):
         self._nothing = empty
 
     def show(self, things: Mapping[Any, T]) -> None:
-        """Show exactly these, in this order."""
+        """Shows exactly these items, in this order."""
         for key in [key for key in self._shown if key not in things]:
             self._shown.pop(key)[0].delete()
         for place, (key, thing) in enumerate(things.items()):
@@ -268,18 +252,18 @@ BAD: Final = "var(--bad)"
 MARK: Final = "var(--mark)"
 
 MOST_BARS: Final = 500
-"""So many points are drawn of one thing: a browser has to stay quick."""
+"""Most points of one series, so that the browser stays quick."""
 MAX_MARKED_POINTS: Final = 40
-"""So many points are marked, each by itself."""
+"""Most points that are marked."""
 SHADES: Final = (MARK, LOOK, GOOD, BAD, DIM)
 SHAPES: Final = ("circle", "rect", "triangle", "diamond", "roundRect")
 
 Point = tuple[int, float]
-"""A moment in microseconds, and a value."""
+"""A time in microseconds, and a value."""
 
 
 class ChartSpan(msgspec.Struct, frozen=True):
-    """Something that lasted, or happened at one moment where it has no end."""
+    """Something that lasted; without an end, a moment."""
 
     lane: str
     name: str
@@ -289,7 +273,7 @@ class ChartSpan(msgspec.Struct, frozen=True):
 
 
 def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> ChartOptions:
-    """Draw what was spent so far, as steps in dollars, against the cap."""
+    """Charts what was spent, as steps in dollars, against the cap."""
     total = 0.0
     steps: list[list[float]] = []
     for at, usd in points:
@@ -312,7 +296,7 @@ def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> Ch
 
 
 def chart_timeline(spans: Sequence[ChartSpan], lanes: Sequence[str]) -> ChartOptions:
-    """Draw what lasted as bars and what happened as points, each in its lane."""
+    """Charts spans as bars and moments as points, by lane."""
     series = [each for mood in dict.fromkeys(span.mood for span in spans) for each in _series_of_mood(spans, mood)]
     return {
         **_base_options(left=84),
@@ -328,7 +312,7 @@ def chart_timeline(spans: Sequence[ChartSpan], lanes: Sequence[str]) -> ChartOpt
 
 
 def _series_of_mood(spans: Sequence[ChartSpan], mood: str) -> list[ChartOptions]:
-    """Lasting things of one colour are one line with holes in it; moments are points, of another shape by colour."""
+    """Spans of one colour are one line with gaps; moments are points, shaped by colour."""
     found = [span for span in spans if span.mood == mood][-MOST_BARS:]
     bars: list[Any] = []
     for span in found:
@@ -351,12 +335,12 @@ def _series_of_mood(spans: Sequence[ChartSpan], mood: str) -> list[ChartOptions]
 
 
 def _marks(shape: str) -> ChartOptions:
-    """Mark both ends: what took no time is seen as well, and a pointer finds it."""
+    """Marks both ends, so that a span without duration is visible."""
     return {"connectNulls": False, "showSymbol": True, "symbol": shape, "symbolSize": 9}
 
 
 def chart_history(values: Mapping[str, Sequence[Point]]) -> ChartOptions:
-    """Draw how numbers went, each as a line of its own with its name."""
+    """Charts numbers over time, one line each."""
     series = [
         _line(
             make_single_line(name, 60),
@@ -371,7 +355,7 @@ def chart_history(values: Mapping[str, Sequence[Point]]) -> ChartOptions:
 
 
 def thin_points(points: Sequence[Any], most: int = MOST_BARS) -> list[Any]:
-    """Leave out points where there are too many, but never the last."""
+    """Thins out points, but never the last."""
     if len(points) <= most:
         return list(points)
     stride = -(-len(points) // most)
@@ -434,7 +418,6 @@ class Plot:
         self._seen: ChartOptions | None = None
 
     def show(self, options: ChartOptions, *, empty: bool, lanes: int = 0) -> None:
-        """Draw it: as high as others, or as its lanes need."""
         self._nothing.set_visibility(empty)
         self._slot.set_visibility(not empty)
         if empty or options == self._seen:

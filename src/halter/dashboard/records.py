@@ -1,11 +1,4 @@
-"""Budgets: every cap with what is spent, held and left, how that came about, and a person's word to change it.
-
-Money on a page: what is spent and held, of which cap.
-
-The audit: who called which tool, with what outcome; searched, paged, and taken along.
-
-What can be taken along: the audit as JSON lines, and a session with its journal and its receipt.
-"""
+"""Pages of records: budgets with caps, and the audit with search and downloads."""
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
@@ -58,11 +51,11 @@ from halter.server.middleware import WHO_KEY
 from halter.state.audit import AuditEntry, make_audit_entry
 
 MAX_SESSIONS_SEARCHED = 500
-"""Among so many sessions it is looked which are under way."""
+"""How many sessions are searched for open ones."""
 
 
 async def list_current_budgets(room: OpenPage) -> Sequence[Budget]:
-    """List the caps that count: of the fleet, of agents and triggers, and of sessions that are under way."""
+    """Lists the budgets of the fleet, agents, triggers, and open sessions."""
     rows = (await money.budgets(room.desk)).budgets
     sessions = await queries.sessions(room.desk, limit=MAX_SESSIONS_SEARCHED)
     under_way = {f"session:{row.session}" for row in sessions if row.ended_at is None}
@@ -70,17 +63,16 @@ async def list_current_budgets(room: OpenPage) -> Sequence[Budget]:
 
 
 def format_amount(row: Budget, number: Decimal) -> str:
-    """Write an amount in the unit that a budget is kept in."""
+    """Formats an amount in the unit of its budget."""
     return format_unit_amount(number, row.unit)
 
 
 def format_budget_cap(row: Budget) -> str:
-    """Write a cap."""
     return "no cap" if row.cap is None else format_amount(row, row.cap)
 
 
 def compute_spent_share(row: Budget) -> float:
-    """Tell how much of a cap is spent or held: 1 is all of it, and also what is left of a cap of nothing."""
+    """Returns how much of a cap is spent or held, up to 1; a cap of 0 is fully spent."""
     used = row.spent + row.held
     if row.cap is None:
         return 0.0
@@ -88,12 +80,10 @@ def compute_spent_share(row: Budget) -> float:
 
 
 def format_budget_figures(row: Budget) -> str:
-    """Say what a bar shows."""
     return row.told()
 
 
 def add_budget_bar(row: Budget) -> Callable[[Budget], None]:
-    """Show a budget as a bar with its figures."""
     with add_box("div").style("margin-bottom: 0.7rem"):
         with add_box("div", "h-row"):
             add_text(row.scope, "h-what")
@@ -115,7 +105,6 @@ SPENDING_PARTS = 288
 
 
 async def build_budgets_page(room: OpenPage) -> RefreshPage:
-    """Put the page together."""
     with add_section("Spent today against the cap", card=True):
         whose: Any = ui.select(["fleet"], label="Whose", value="fleet").props("outlined dense")
         whose.style("max-width: 20rem")
@@ -147,14 +136,14 @@ async def build_budgets_page(room: OpenPage) -> RefreshPage:
 
 
 async def _show_policy(room: OpenPage, adopted: TextLabel, says: TextLabel) -> None:
-    """Show what binds every process on the store, and who adopted it."""
+    """Shows the store's policy, and who adopted it."""
     found = await money.show(room.desk)
     adopted.say(f"Adopted by {found.by} on {format_moment(found.at)}." if found.digest else money.NONE_YET)
     says.say("\n".join(f"{key}: {value}" for key, value in money.lines_of(found.policy)))
 
 
 async def _draw(room: OpenPage, plot: Plot, scope: str, rows: Sequence[Budget]) -> None:
-    """Draw what one scope spent today. A budget's day begins at midnight in UTC, as its window says."""
+    """Charts what one scope spent today. A budget's day is UTC, as its window says."""
     now = room.now
     since = now - now % DAY
     today = window_at("day", now)
@@ -237,7 +226,6 @@ DEFAULT_SEARCH_AGE = "7d"
 
 
 def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
-    """Read what somebody is looking for."""
     since = now - parse_duration(given.get("since", "").strip() or DEFAULT_SEARCH_AGE)
 
     def said(name: str) -> str:
@@ -254,7 +242,6 @@ def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
 
 
 async def build_audit_page(room: OpenPage) -> RefreshPage:
-    """Put the page together."""
     with add_section("Search", card=True), add_box("form", "h-form", "Search the audit", role="search") as form:
         inputs: dict[str, Any] = {
             name: _input(label, DEFAULT_SEARCH_AGE if name == "since" else "") for name, label in FIELDS
@@ -284,7 +271,7 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
     await go()
 
     async def refresh(_: FeedChanges) -> None:
-        """What was searched for stays as it was found, until somebody searches again."""
+        """Search results stay as they are until the next search."""
 
     return refresh
 
@@ -294,7 +281,7 @@ def _input(label: str, value: str) -> Any:
 
 
 class _Search:
-    """What was found so far."""
+    """The results so far."""
 
     def __init__(self, room: OpenPage, rows: Element) -> None:
         self._room = room
@@ -304,7 +291,7 @@ class _Search:
         self.count = 0
 
     async def page(self, given: Mapping[str, str], *, on: bool) -> bool:
-        """Show a page more, or the first one; tell whether there are more."""
+        """Shows the next page, or the first one; returns whether there are more."""
         wanted = parse_audit_filter(given, self._room.now)
         if not on:
             self._rows.clear()
@@ -327,7 +314,7 @@ class _Search:
         return found
 
     def _go_on_after(self, found: list[AuditEntry]) -> None:
-        """Several calls may have begun at the same moment: they are known by their names."""
+        """Several calls may have started at the same time: their ids tell them apart."""
         self.count += len(found)
         if found:
             before = self._last if found[-1].created_at == self._until else set[str]()
@@ -355,8 +342,6 @@ STATUS = {"wrong": 422, "missing": 404, "refused": 409, "forbidden": 403}
 
 
 def add_downloads(api: FastAPI, app: Runtime) -> None:
-    """Add the two ways to take something along."""
-
     async def audit(request: Request) -> Response:
         desk = Desk(app, request.scope[WHO_KEY])
         try:

@@ -1,15 +1,4 @@
-"""A session: its turns, calls and brakes over time, what happens, what it knows, what was said, what it may be told.
-
-Sessions: all of them, the newest first.
-
-What a session knows: its hot state with ages, how that went, and how its sensors are.
-
-What was said in a session: to the model, by it, and by tools. All of it is text and nothing but text.
-
-What happened in a session as things on a timeline, and its numbers as lines. Pure.
-
-A receipt, as `halter receipt` shows it.
-"""
+"""Pages of sessions: the list, one session with timeline, hot state and transcript, and its receipt."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -75,7 +64,7 @@ MAX_SERIES: Final = 5
 
 
 def find_spans(events: Sequence[Stored], now: int) -> list[ChartSpan]:
-    """Find turns, requests and calls with their beginning and end, and what stopped any of them."""
+    """Returns turns, requests and calls with start and end, and what stopped any of them."""
     made: list[ChartSpan] = []
     begun: dict[str, ChartSpan] = {}
     for stored in events:
@@ -116,7 +105,7 @@ def _end_span(span: ChartSpan, at: int, how: str, *, fine: bool) -> ChartSpan:
 
 
 def find_health_spans(events: Sequence[Stored], now: int) -> list[ChartSpan]:
-    """Tell how each sensor was, from each change to the next."""
+    """Returns each sensor's health, from each change to the next."""
     made: list[ChartSpan] = []
     last: dict[str, ChartSpan] = {}
     for stored in events:
@@ -130,7 +119,7 @@ def find_health_spans(events: Sequence[Stored], now: int) -> list[ChartSpan]:
 
 
 def find_number_series(seen: Sequence[Saw]) -> Mapping[str, Sequence[Point]]:
-    """Find the facts that are numbers and were seen more than once; where many are, those that changed most often."""
+    """Returns numeric facts that were seen more than once; of many, those that changed most often."""
     found: dict[str, list[Point]] = {}
     for saw in seen:
         for name, value in saw.values.items():
@@ -146,11 +135,11 @@ def _is_number(value: Any) -> bool:
 
 
 MAX_CHARTED_NUMBER: Final = 1e15
-"""Larger numbers are names rather than amounts, or no numbers at all."""
+"""Larger numbers are ids rather than amounts."""
 
 
 class HotStatePanel:
-    """The part of a session's page that shows it."""
+    """The hot state of a session's page."""
 
     def __init__(self, room: OpenPage, session: str) -> None:
         self._room = room
@@ -164,13 +153,11 @@ class HotStatePanel:
         self._sensors = KeyedList[SensorChanged](add_box("ul", "h-list", "Sensors"), _sensor)
 
     async def show(self) -> None:
-        """Show what it knows now."""
         state = await queries.hot_state(self._room.desk, self._session)
         self._none.say("" if state.facts else "It has no hot state.")
         self._facts.show({name: (name, fact) for name, fact in state.facts.items()})
 
     async def show_history(self, events: Sequence[Stored]) -> None:
-        """Show how that went."""
         numbers = find_number_series(await queries.hot_state_history(self._room.desk, self._session))
         self._history.show(chart_history(numbers), empty=not numbers)
         found = await queries.sensors(self._room.desk, self._session)
@@ -207,7 +194,7 @@ def _sensor(event: SensorChanged) -> Callable[[SensorChanged], None]:
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """Some words, and whose they are."""
+    """A text and its speaker."""
 
     at: int
     by: str
@@ -215,7 +202,7 @@ class Utterance:
 
 
 class TranscriptPanel:
-    """The part of a session's page that shows it. What was read once is not read again."""
+    """The transcript of a session's page. Bodies are read once."""
 
     def __init__(self, room: OpenPage) -> None:
         self._room = room
@@ -223,7 +210,7 @@ class TranscriptPanel:
         self._shown = KeyedList[Utterance](add_box("div"), _build_utterance, "Nothing was said yet.")
 
     async def show(self, events: Sequence[Stored]) -> None:
-        """Show what these events say, the newest last."""
+        """Shows what these events say, the newest last."""
         tools = {stored.event.call: stored.event.tool for stored in events if isinstance(stored.event, CallStarted)}
         for stored in events:
             if stored.seq not in self._known:
@@ -243,7 +230,7 @@ class TranscriptPanel:
 
 
 def _speaker(stored: Stored, tools: dict[str, str]) -> str:
-    """Name whose words an event holds, if they are part of what was said."""
+    """Returns the speaker of an event's text, if it is part of the transcript."""
     match stored.event:
         case SessionStarted():
             return "task"
@@ -273,13 +260,12 @@ def _build_utterance(one: Utterance) -> Callable[[Utterance], None]:
 
 
 MAX_EVENTS_DRAWN = 400
-"""So many of the newest events are drawn and searched for words; the receipt and the export tell of all of them."""
+"""How many of the newest events are charted and searched; receipt and export have all of them."""
 MAX_EVENTS_LISTED = 100
-"""So many of them stand in the list: each line takes its time to make, in which no agent gets on."""
+"""How many of them are listed: each line takes time on the agents' event loop."""
 
 
 async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
-    """Put the page together."""
     row = await room.desk.session(name)
     with add_section("Session", card=True):
         head = add_box("div")
@@ -370,7 +356,6 @@ PAGE = 50
 
 
 async def build_sessions_page(room: OpenPage) -> RefreshPage:
-    """Put the page together."""
     shown = [PAGE]
     with add_section("Sessions", card=True):
         lines = KeyedList[SessionRow](add_table("Sessions", SESSION_COLUMNS), lambda row: _row(room, row))
@@ -413,7 +398,7 @@ def _row(room: OpenPage, row: SessionRow) -> Callable[[SessionRow], None]:
 
 
 async def build_receipt_page(room: OpenPage, name: str) -> RefreshPage:
-    """Put the page together. It shows the receipt as it was when the page was opened."""
+    """Shows the receipt as it was when the page was opened."""
     made = await queries.receipt(room.desk, name)
     with add_section(f"Receipt of {made.session}", card=True):
         with add_box("div", "h-row"):

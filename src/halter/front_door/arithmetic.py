@@ -1,4 +1,4 @@
-"""Sums without a model: an own tokenizer and parser over exact fractions, with bounds on all that can grow."""
+"""Sums without a model: a tokenizer and a parser over exact fractions, with bounds on everything that can grow."""
 
 import re
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ import msgspec
 from halter.front_door.time_text import NUMBERS
 
 LONGEST_SUM: Final = 300
-"""How many characters a sum may have."""
+"""Most characters of a sum."""
 DEEPEST_SUM: Final = 30
-"""How deep parentheses and signs may be nested."""
+"""Deepest nesting of parentheses and signs."""
 MOST_BITS: Final = 3000
-"""How large a number may grow: about 900 digits."""
+"""Largest number: about 900 digits."""
 DECIMAL_PLACES: Final = 15
-"""How many digits are shown of a fraction that has no end."""
+"""Digits shown of a repeating decimal."""
 
 NUMBER_TOO_LARGE: Final = "That number is too large to be worked out here."
 DIVISION_BY_ZERO: Final = "Nothing can be divided by zero."
@@ -49,16 +49,14 @@ _TOKEN: Final = re.compile(
 _NO_SUM: Final = re.compile(r"24/7|50/50|\d+([-/.])\d+\1\d+|0\d+[-/]\d+|\+?\d[\d -]*-\d{3,}", re.ASCII)
 
 
-class _NoSum(ValueError):
-    """Something that is no sum of the kind that is read here."""
+class _NoSum(ValueError): ...
 
 
-class _TooLarge(ValueError):
-    """Something whose result has more digits than anybody reads."""
+class _TooLarge(ValueError): ...
 
 
 class _Place(msgspec.Struct):
-    """How far the tokens of a sum are read."""
+    """The position in the tokens of a sum."""
 
     tokens: Sequence[str]
     at: int = 0
@@ -73,7 +71,7 @@ class _Place(msgspec.Struct):
 
 
 def evaluate_sum(sentence: str) -> str | None:
-    """Work out a sum as a person writes it; None if the whole sentence is not one.
+    """Evaluates a sum as a person writes it; None if the sentence is not one.
 
     The answer is exact, or a sentence why there is none.
     """
@@ -97,7 +95,7 @@ def evaluate_sum(sentence: str) -> str | None:
 
 
 def _words_to_signs(written: str) -> str:
-    """Write words as signs and digits; words of which no sum is made stay, and make it none."""
+    """Writes words as signs and digits; other words stay, and make it no sum."""
     for words, sign in _WORDS:
         written = re.sub(rf"\b(?:{words})\b", f" {sign} ", written)
     return re.sub(r"[a-z-]*[a-z]", _digits, written)
@@ -184,7 +182,7 @@ def _parse_power(place: _Place, depth: int) -> Fraction:
 
 
 def _parse_percent(place: _Place, depth: int) -> Fraction:
-    """Read a value, or a percentage: `15%`, `15% of 80`. Between two numbers, % is what a division leaves."""
+    """Parses a value, or a percentage: `15%`, `15% of 80`. Between two numbers, % is the remainder."""
     value = _parse_value(place, depth)
     if place.peek() != "%":
         return value
@@ -219,7 +217,7 @@ def _check_size(value: Fraction) -> Fraction:
 
 
 def _format_result(value: Fraction) -> str:
-    """Write a result exactly; a fraction without end also as the decimal that comes near."""
+    """Writes a result exactly; a repeating decimal also as its approximation."""
     if value.denominator == 1:
         return str(value.numerator)
     rest, places = value.denominator, 0

@@ -1,11 +1,10 @@
-"""Messages that are answered without a model: each is one whole sentence of an exact grammar, never a part of one.
+"""Fast paths: messages that are answered without a model. Each is a whole sentence of an exact grammar.
 
-A sentence is compared after what says nothing is taken away: capital letters, the punctuation at its end, greetings and
-courtesies. What is almost one of these sentences is none, and goes to the model.
+Case, final punctuation, greetings and courtesies are removed before a sentence is compared. What is almost one of these
+sentences goes to the model.
 
-The sentences of the fast paths, one a line. A whole sentence must be one of them: nothing is looked for inside.
-
-`(a|b)` is one of the words, `[a|b]` one of them or none, `{name}` any words, which are taken under that name.
+The grammar has one sentence per line: `(a|b)` is one of the words, `[a|b]` one of them or none, `{name}` any words,
+which are captured under that name.
 """
 
 import re
@@ -24,7 +23,7 @@ _PIECE: Final = re.compile(r"\[([^\]]+)\]|\(([^)]+)\)|\{(\w+)\}|(\S+)")
 
 
 def compile_grammar(lines: str) -> re.Pattern[str]:
-    """Make one pattern of sentences; it is matched with a space behind each word."""
+    """Compiles sentences to one pattern, which is matched with a space after each word."""
     made = [_compile_line(line) for line in lines.strip().splitlines()]
     names = [name for line in made for name in re.findall(r"\?P<(\w+)>", line)]
     for name in {name for name in names if names.count(name) > 1}:
@@ -45,7 +44,7 @@ def _compile_piece(optional: str | None, one_of: str | None, name: str | None, w
 
 
 def _join_longest_first(words: str) -> str:
-    """Write alternatives, the longest first, so that `show me` is not read as `show` and a rest."""
+    """Joins alternatives, the longest first, so that `show me` is not read as `show` and a rest."""
     return "|".join(re.escape(each) for each in sorted(words.split("|"), key=len, reverse=True))
 
 
@@ -219,9 +218,9 @@ Period = Literal["today", "week", "month"]
 Verdict = Literal["approve", "deny"]
 
 LONGEST_FAST_PATH: Final = 500
-"""A longer message is never a fast path."""
+"""Longer messages are no fast path."""
 LONGEST_GREETING: Final = 200
-"""How far into a message the agent's own name may stand."""
+"""How far into a message the agent's own name is looked for."""
 
 HELP_ANSWER: Final = """\
 I answer these at once, without a model and without cost:
@@ -243,25 +242,21 @@ the report". Say "@agent …" or "have a separate agent …" to hand a task on, 
 
 
 class Plain(msgspec.Struct, frozen=True, tag=True):
-    """The route says it all."""
+    """A route without details."""
 
 
 class ClockQuestion(msgspec.Struct, frozen=True, tag="Asked"):
-    """A question about the clock: what is asked for, and of which zone."""
-
     what: Literal["time", "date"]
     zone: str
 
 
 class SumResult(msgspec.Struct, frozen=True, tag="Result"):
-    """What a sum comes to, or why it comes to nothing."""
+    """The result of a sum, or why there is none."""
 
     text: str
 
 
 class SpendingQuestion(msgspec.Struct, frozen=True, tag="Spent"):
-    """The time whose spending is asked for."""
-
     period: Period
 
 
@@ -272,9 +267,9 @@ class Scope(msgspec.Struct, frozen=True, tag=True):
 
 
 class Decided(msgspec.Struct, frozen=True, tag=True):
-    """What a person says to a decision: its id, or an empty one where none is waiting or more than one may be meant.
+    """A verdict on a decision; the id is empty where none waits or several may be meant.
 
-    Where they named none, it is `implied`: the only one that waits.
+    Without an id in the message it is `implied`: the only one that waits.
     """
 
     verdict: Verdict
@@ -284,7 +279,7 @@ class Decided(msgspec.Struct, frozen=True, tag=True):
 
 
 class ScheduleName(msgspec.Struct, frozen=True, tag="Named"):
-    """The schedule that is meant, by its exact name if it is known; empty if none was named."""
+    """A schedule, by its exact name if it is known; empty if none was named."""
 
     name: str
     known: bool
@@ -301,7 +296,7 @@ FastPathMatch = tuple[FastPath, Detail] | None
 
 
 class RoutingContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known where a message arrives: only names that exist are understood."""
+    """The names that exist where a message arrives: only they are understood."""
 
     agent: str
     now: int
@@ -354,12 +349,12 @@ _CONTRACTIONS: Final = (
 )
 _SESSION_ID: Final = re.compile(r"[a-z0-9][a-z0-9._-]{3,63}")
 _BEGINNING: Final = 4
-"""How many characters of an id name it at least."""
+"""Shortest prefix that identifies an id."""
 _ID: Final = re.compile(r"(?=.*\d)[a-z0-9][a-z0-9._:-]{5,}")
 
 
 def find_fast_path(text: str, surroundings: RoutingContext) -> FastPathMatch:
-    """Find the fast path that a whole message is; None if it is none of them."""
+    """Returns the fast path that a whole message is; None if it is none."""
     if len(text) > LONGEST_FAST_PATH or any(sign in text for sign in ("\n", "\r", '"', "`", "\u201c", "\u201e")):
         return None
     said = normalize_message(text, surroundings.agent)
@@ -378,9 +373,9 @@ def find_fast_path(text: str, surroundings: RoutingContext) -> FastPathMatch:
 
 
 def normalize_message(text: str, agent: str) -> str:
-    """Take away what says nothing: capitals, courtesies, the name of who is spoken to, punctuation at the end.
+    """Removes case, courtesies, the agent's name, and final punctuation.
 
-    Letters of other widths are the same letters, and what stands between stars is only said louder.
+    Full-width letters are the same letters, and emphasis by stars is dropped.
     """
     plain = unicodedata.normalize("NFKC", text).lower().replace("\u2019", "'")
     plain = _strip_endings(" ".join(plain.split()).removeprefix("/"))
@@ -395,7 +390,7 @@ def normalize_message(text: str, agent: str) -> str:
 
 
 def strip_agent_address(text: str, agent: str) -> str:
-    """Take away that this agent is spoken to: `hey halter,`, `@scout`, `scout:`."""
+    """Removes the address of this agent: `hey halter,`, `@scout`, `scout:`."""
     name = re.escape(agent) if agent else "halter"
     hello = r"\s*(?:hey|hi|hello|ok|okay|yo|dear)\s+"
     form = (
@@ -419,7 +414,6 @@ def _match_sentence(form: re.Pattern[str], said: str) -> re.Match[str] | None:
 
 
 def _taken_words(found: re.Match[str]) -> str:
-    """Tell the words that a sentence was asked to take."""
     return next((each for each in found.groupdict().values() if each), "")
 
 
@@ -456,7 +450,7 @@ def _find_clock_question(said: str, surroundings: RoutingContext) -> FastPathMat
 
 
 def describe_time(now: int, zone: str) -> str:
-    """Tell the time and the date, both of which are asked for by either question."""
+    """Says the time and the date; both questions get both."""
     shown = to_local_time(now, ZoneInfo(zone))
     return f"It is {shown:%H:%M} on {shown:%A}, {shown.day} {shown:%B %Y} ({zone})."
 
@@ -473,7 +467,7 @@ def _find_spending_question(said: str) -> FastPathMatch:
 
 
 def _is_request_or_question(text: str) -> bool:
-    """Tell whether it is a question, or a request to the agent: neither is a person's own yes or no."""
+    """Whether it is a question or a request to the agent: neither is a verdict."""
     said = " ".join(text.lower().split())
     return said.endswith("?") or _REQUEST.search(said) is not None
 
@@ -488,7 +482,7 @@ def _find_decision(said: str, surroundings: RoutingContext) -> FastPathMatch:
 
 
 def _match_decision(verdict: Verdict, said: str, waiting: Sequence[str]) -> Decided | None:
-    """Find the decision that is meant: by its id or the beginning of it, or the only one that waits."""
+    """Returns the decision that is meant: by its id or a prefix of it, or the only one that waits."""
     if not said:
         only = waiting[0] if len(waiting) == 1 else ""
         return Decided(verdict, only, ambiguous=len(waiting) > 1, implied=bool(only))
@@ -501,7 +495,7 @@ def _match_decision(verdict: Verdict, said: str, waiting: Sequence[str]) -> Deci
 
 
 def _find_cancel(said: str, surroundings: RoutingContext) -> FastPathMatch:
-    """Find the schedule that is to end, by its exact name, or by one word after `schedule` even if nobody knows it."""
+    """Returns the schedule to cancel, by its exact name, or by one word after `schedule` even if it is unknown."""
     if _match_sentence(CANCEL_UNNAMED_SENTENCES, said):
         return "cancel_schedule", ScheduleName("", known=False)
     found = _match_sentence(CANCEL_SENTENCES, said)
@@ -534,13 +528,13 @@ def _find_arithmetic(text: str, said: str) -> FastPathMatch:
 
 
 def _match_exact_name(said: str, names: Sequence[str]) -> str:
-    """Find a name however its words are joined; empty if there is none, or if two look the same."""
+    """Returns a name however its words are joined; empty if there is none or two are alike."""
     meant = [name for name in names if is_same_name(name, said)]
     return meant[0] if len(set(meant)) == 1 else ""
 
 
 def is_same_name(name: str, said: str) -> bool:
-    """Tell whether a name is what was said: capitals do not count, nor whether words are joined by -, _ or a space."""
+    """Compares names without case, with -, _ and spaces as equal."""
     return bool(said) and _join_name(name) == _join_name(said)
 
 

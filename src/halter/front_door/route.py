@@ -1,4 +1,4 @@
-"""Where a message goes: to one of thirteen fast paths or one of five strategies, by exact grammars, without a guess.
+"""Routes a message to one of thirteen fast paths or five strategies, by exact grammars.
 
 What no grammar reads goes to the model: with tools as a goal, without any as one answer.
 """
@@ -34,9 +34,9 @@ from halter.front_door.schedule_text import (
 Strategy = Literal["DIRECT_RESPONSE", "GOAL", "SCHEDULED_TASK", "SUB_AGENT", "SCRIPT"]
 
 LONGEST_QUOTE: Final = 80
-"""How many characters of a message a reason quotes."""
+"""Most characters of a message that a reason quotes."""
 LONGEST_AGENT_LEAD: Final = 300
-"""How far into a message the one who is to do it may be named."""
+"""How far into a message the other agent may be named."""
 
 _MENTION: Final = re.compile(r"@(?P<name>[A-Za-z0-9_.-]{1,64})[,:]?\s+(?P<task>\S)")
 _OTHER: Final = re.compile(
@@ -57,7 +57,7 @@ _REST: Final = re.compile(r"(?:with|for|on|using|over|against|in|from|to|and|the
 
 
 class Scheduled(msgspec.Struct, frozen=True, tag=True):
-    """What is to be done when: nothing of it happens before a person has said yes."""
+    """A task and its timing; nothing happens before a person agrees."""
 
     timing: Timing
     prompt: str
@@ -66,7 +66,7 @@ class Scheduled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Delegated(msgspec.Struct, frozen=True, tag=True):
-    """A task for another agent; an empty name is one like this agent itself."""
+    """A task for another agent; an empty name is one like this agent."""
 
     agent: str
     task: str
@@ -83,7 +83,7 @@ Details = Detail | Scheduled | Unclear | Delegated | Script
 
 
 class RoutingDecision(msgspec.Struct, frozen=True):
-    """Where a message goes, why, and all that whoever does it needs to know."""
+    """Where a message goes, why, and its details."""
 
     route: FastPath | Literal["strategy"]
     strategy: Strategy | None
@@ -92,7 +92,7 @@ class RoutingDecision(msgspec.Struct, frozen=True):
 
 
 def route_message(text: str, surroundings: RoutingContext) -> RoutingDecision:
-    """Decide where a message goes; any text will do, and the same text always goes the same way."""
+    """Decides where a message goes; the same text always goes the same way."""
     short, text = len(text) <= LONGEST_FAST_PATH, trim_message(text)
     found = find_fast_path(text, surroundings) if short else None
     if found is not None:
@@ -108,7 +108,7 @@ def route_message(text: str, surroundings: RoutingContext) -> RoutingDecision:
 
 
 def _names_something(rest: str, words: str, surroundings: RoutingContext) -> bool:
-    """Tell whether a time is a name in truth: `run nightly`, where something is called nightly."""
+    """Whether a time is a name: `run nightly`, where something is called nightly."""
     return len(rest.split()) == 1 and bool(_match_agent_name(words, (*surroundings.schedules, *surroundings.playbooks)))
 
 
@@ -161,7 +161,7 @@ def _match_agent_name(said: str, names: Sequence[str]) -> str:
 
 
 def _extract_task(found: re.Match[str], text: str) -> str:
-    """Tell the task: all that follows, or what stands between, where the agent is named at the end."""
+    """Returns the task: all that follows, or what stands between, where the agent is named at the end."""
     groups = found.groupdict()
     inner = groups.get("task3") or (groups.get("task2") if groups.get("name2") else None)
     if inner:
@@ -171,7 +171,7 @@ def _extract_task(found: re.Match[str], text: str) -> str:
 
 
 def _has_task(found: re.Match[str], text: str) -> bool:
-    """Tell whether a task follows: an imperative, as in `ask scout to check the mail`."""
+    """Whether a task follows: an imperative, as in `ask scout to check the mail`."""
     return bool(found["name2"]) or is_imperative(
         text[found.start("task") : found.start("task") + LONGEST_AGENT_LEAD].lower().split()
     )
@@ -190,7 +190,7 @@ def _route_playbook(text: str, surroundings: RoutingContext) -> RoutingDecision 
 
 
 def _after_name(said: str, playbook: str) -> str | None:
-    """Tell what follows a playbook's name; None if it is not named, or if what follows makes it another thing."""
+    """Returns what follows a playbook's name; None if it is not named, or if what follows changes the meaning."""
     name = r"[\s_-]+".join(map(re.escape, re.split(r"[\s_-]+", playbook)))
     form = (
         rf"(?:the\s+|my\s+|our\s+)?(?P<before>playbook\s+)?['\"`]?{name}['\"`]?(?P<after>\s+playbook)?(?=$|[\s.,:;!?(])"

@@ -1,20 +1,15 @@
-"""A recurrence or a moment in plain English, read by an exact grammar: nothing recurring is made of a guess.
+"""Schedules in plain English, read by exact grammars: a recurrence or a moment, and an imperative.
 
-The phrase stands at the beginning or the end of the sentence, or after `remind me`. What is left is the imperative.
-Phrases that name a recurrence without saying when (`every now and then`) are answered with a sentence.
-
-What repeats, as people say it: `every 2 days at 9`, `on mondays`, `every month on the 1st`. One form, one reader.
-
-Whether a sentence tells somebody to do something, by lists of words: what is not listed is no imperative.
-
-A schedule is made of an imperative and a time. Where the time may belong to a clause inside of the sentence ("write a
-script that checks the site every minute"), it is not taken for the schedule's.
+The phrase stands at the beginning or the end of the sentence, or after `remind me`; what is left must be an imperative.
+Phrases that name a recurrence without saying when (`every now and then`) are answered with a sentence. A time that may
+belong to a clause inside ("write a script that checks the site every minute") is not taken for the schedule's.
 """
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import time
 from fractions import Fraction
+from functools import partial
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -103,6 +98,7 @@ _ONE_CRON: Final = "Times with different minutes need a schedule each: say them 
 _WITH_TIME: Final = (
     "Something that repeats within the day has no time of day: say only how often, like every 15 minutes."
 )
+_ONE_OF_THEM: Final = "It is not clear whether that repeats: say `every monday and thursday`, or say one of the days."
 _SECOND_DAY: Final = (
     "That can mean every two weeks or the second one of each month: say `every other monday`, or `every second monday "
     "of the month`."
@@ -112,7 +108,7 @@ _Reader = Callable[[re.Match[str], "_RecurrenceContext"], Timing | str | None]
 
 
 class _RecurrenceContext(msgspec.Struct, frozen=True):
-    """The phrase, from when it counts, and where its clock hangs."""
+    """The phrase, the time from which it counts, and the zone."""
 
     said: TimePhrase
     now: int
@@ -126,7 +122,7 @@ class _RecurrenceContext(msgspec.Struct, frozen=True):
 
 
 def read_recurrence(said: TimePhrase, now: int, zone: str) -> Timing | str | None:
-    """Read a recurrence: a timing, a sentence where one is named that cannot be read exactly, or None."""
+    """Returns a timing, a sentence where a recurrence is not exact, or None."""
     asked = _RecurrenceContext(said, now, said.zone or zone)
     for form, reader in _FORMS:
         found = form.fullmatch(said.core)
@@ -141,14 +137,10 @@ def read_recurrence(said: TimePhrase, now: int, zone: str) -> Timing | str | Non
 
 
 def _read_subdaily(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    """Read what repeats within the day: it is counted from now."""
+    """Reads what repeats within the day, counted from now."""
     units = {"s": clock.SECOND, "m": clock.MINUTE, "h": clock.HOUR}
     every = _read_count(found["n"]) * units[found["unit"][0]]
     return _make_interval(int(every), asked) if every.denominator == 1 else NOT_EXACT
-
-
-def _read_odd_interval(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_interval(_ODD[found[0]] * clock.MINUTE, asked)
 
 
 def _read_on_the_hour(_found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
@@ -163,38 +155,18 @@ def _make_interval(every: int, asked: _RecurrenceContext) -> Timing | str:
     return Timing(every=every, timezone=asked.zone, anchor=asked.now) if every > 0 else NOT_EXACT
 
 
-def _read_daily(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_day_interval(_read_count(found["n"]), asked, asked.clocks(), asked.now)
-
-
-def _read_day_part(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_cron_timing(asked, asked.clocks(found["part"] or "night"))
-
-
-def _read_weekdays(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday="1-5")
-
-
-def _read_weekends(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday="0,6")
+def _read_day_group(weekday: str, found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
+    return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday=weekday)
 
 
 def _read_days(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str | None:
-    """Read days of the week. Without `every`, only their plural says that they repeat."""
+    """Reads days of the week. Without `every`, only their plural repeats."""
     if not found["every"] and not all(word.endswith("s") for word in re.findall(rf"{DAY_PATTERN}s?", found["days"])):
         return None
     if not found["every"] and re.search(r"\b(?:tues|weds|thurs)\b", found["days"]):
         return None
     days = parse_weekdays(found["days"])
     return _make_cron_timing(asked, asked.clocks(found["part"] or ""), weekday=_join_numbers(days)) if days else None
-
-
-def _reject_one_of(_found: re.Match[str], _asked: _RecurrenceContext) -> str:
-    return "It is not clear whether that repeats: say `every monday and thursday`, or say one of the days."
-
-
-def _read_other_day(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_week_interval(Fraction(2), found["days"], asked)
 
 
 def _read_weeks(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
@@ -208,12 +180,8 @@ def _read_months(found: re.Match[str], asked: _RecurrenceContext) -> Timing | st
     return _make_month_interval(Fraction(3) if quarter else _read_count(found["n"]), found, asked, quarter=quarter)
 
 
-def _read_day_of_month(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str:
-    return _make_month_interval(Fraction(1), found, asked)
-
-
 def _read_each_nth(found: re.Match[str], asked: _RecurrenceContext) -> Timing | str | None:
-    """Read `every 1st` and `every last friday`; `every second monday` can mean two things, and a `second` is short."""
+    """Reads `every 1st` and `every last friday`; `every second monday` is ambiguous, and a `second` is short."""
     if found["dom"] == "second":
         return None
     if found["nth"] in {"second", "third", "fourth", "2nd", "3rd", "4th"}:
@@ -228,12 +196,8 @@ def _read_yearly(found: re.Match[str], asked: _RecurrenceContext) -> Timing | st
     return _make_cron_timing(asked, asked.clocks(), day=str(read[2]), month=str(read[1]))
 
 
-def _reject_inexact(_found: re.Match[str], _asked: _RecurrenceContext) -> str:
-    return NOT_EXACT
-
-
 def _read_count(said: str | None) -> Fraction:
-    """Read how many: nothing is one, `other` is two."""
+    """Parses a count: none is one, `other` is two."""
     if said is None or said == "single":
         return Fraction(1)
     if said == "other":
@@ -265,7 +229,7 @@ def _make_day_interval(count: Fraction, asked: _RecurrenceContext, clocks: Seque
 
 
 def _make_week_interval(count: Fraction, days: str, asked: _RecurrenceContext) -> Timing | str:
-    """Read weeks: one is a cron; more are counted from the next day of that name."""
+    """Makes weeks: one is a cron; more are counted from the next day of that name."""
     named = parse_weekdays(days)
     clocks = asked.clocks()
     if not named or not all(clocks):
@@ -282,7 +246,7 @@ def _make_week_interval(count: Fraction, days: str, asked: _RecurrenceContext) -
 def _make_month_interval(
     count: Fraction, found: re.Match[str], asked: _RecurrenceContext, *, quarter: bool = False
 ) -> Timing | str:
-    """Read months: their number must go into a year, since a cron knows no other; they are counted from the next."""
+    """Makes months: their number must divide a year, for a cron; they are counted from the next."""
     if count.denominator != 1 or count not in {1, 2, 3, 4, 6, 12}:
         return NOT_EXACT
     day, weekday = _read_nth(found)
@@ -295,7 +259,7 @@ def _make_month_interval(
 
 
 def _read_nth(found: re.Match[str]) -> tuple[str, str]:
-    """Tell the day of the month and the day of the week as a cron writes them."""
+    """Returns the day of the month and the day of the week, as a cron writes them."""
     if found["name"]:
         weekday = DAYS[found["name"]]
         return "*", f"{weekday}L" if found["nth"] == "last" else f"{weekday}#{parse_number(found['nth'])}"
@@ -305,32 +269,33 @@ def _read_nth(found: re.Match[str]) -> tuple[str, str]:
     return _join_numbers([parse_number(word) for word in said]), "*"
 
 
-_FORMS: Final[Sequence[tuple[re.Pattern[str], _Reader]]] = tuple(
-    (re.compile(form), reader)
-    for form, reader in (
-        ("|".join(map(re.escape, _ODD)), _read_odd_interval),
-        (_NO_COUNT, _reject_inexact),
-        (r"(?:hourly|every hour) on the hour", _read_on_the_hour),
-        (_SHORT, _read_subdaily),
-        (_LONG, _read_subdaily),
-        (_DAILY, _read_daily),
-        (_PARTLY, _read_day_part),
-        (_WEEKDAYS, _read_weekdays),
-        (_WEEKENDS, _read_weekends),
-        (_ON_ONE_OF, _reject_one_of),
-        (_ON_DAYS, _read_days),
-        (_OTHER_DAY, _read_other_day),
-        (_ON_WEEKS, _read_weeks),
-        (_ON_MONTHS, _read_months),
-        (_OF_MONTH, _read_day_of_month),
-        (_EACH_NTH, _read_each_nth),
-        (_YEARLY, _read_yearly),
-        (_WEEKS, _reject_inexact),
-        (_MONTHS, _reject_inexact),
-        (rf"{_EVERY} year", _reject_inexact),
-        (_HOW_OFTEN, _reject_inexact),
-    )
+_READERS: Final[Sequence[tuple[str, _Reader]]] = (
+    ("|".join(map(re.escape, _ODD)), lambda found, asked: _make_interval(_ODD[found[0]] * clock.MINUTE, asked)),
+    (_NO_COUNT, lambda _, __: NOT_EXACT),
+    (r"(?:hourly|every hour) on the hour", _read_on_the_hour),
+    (_SHORT, _read_subdaily),
+    (_LONG, _read_subdaily),
+    (
+        _DAILY,
+        lambda found, asked: _make_day_interval(_read_count(found["n"]), asked, asked.clocks(), asked.now),
+    ),
+    (_PARTLY, lambda found, asked: _make_cron_timing(asked, asked.clocks(found["part"] or "night"))),
+    (_WEEKDAYS, partial(_read_day_group, "1-5")),
+    (_WEEKENDS, partial(_read_day_group, "0,6")),
+    (_ON_ONE_OF, lambda _, __: _ONE_OF_THEM),
+    (_ON_DAYS, _read_days),
+    (_OTHER_DAY, lambda found, asked: _make_week_interval(Fraction(2), found["days"], asked)),
+    (_ON_WEEKS, _read_weeks),
+    (_ON_MONTHS, _read_months),
+    (_OF_MONTH, lambda found, asked: _make_month_interval(Fraction(1), found, asked)),
+    (_EACH_NTH, _read_each_nth),
+    (_YEARLY, _read_yearly),
+    (_WEEKS, lambda _, __: NOT_EXACT),
+    (_MONTHS, lambda _, __: NOT_EXACT),
+    (rf"{_EVERY} year", lambda _, __: NOT_EXACT),
+    (_HOW_OFTEN, lambda _, __: NOT_EXACT),
 )
+_FORMS: Final = tuple((re.compile(form), reader) for form, reader in _READERS)
 
 
 def _imperative_words(text: str) -> frozenset[str]:
@@ -373,7 +338,7 @@ _NEGATIONS: Final = _imperative_words(
     nobody nothing
     """
 )
-"""Words that turn an imperative into something that nobody is told to do."""
+"""Words that negate an imperative."""
 _PAST: Final = _imperative_words(
     "yesterday ago earlier previously formerly was were had did happened occurred failed crashed last past previous"
 )
@@ -384,7 +349,7 @@ _DESCRIBING: Final = _imperative_words(
     tabulate transcribe translate
     """
 )
-"""Verbs that look back as often as not: `summarise the outage at 14:00` names the outage, not the hour of the work."""
+"""Verbs whose time may belong to their object: `summarise the outage at 14:00`."""
 _SPEAKING: Final = _imperative_words(
     "say repeat spell pronounce translate define type echo quote print read write explain describe"
 )
@@ -396,7 +361,7 @@ _MENTIONED: Final = _imperative_words(
 )
 """Words after which a time is only mentioned: `write the word hourly`."""
 _SUBJECTS: Final = _imperative_words("you i we they he she")
-"""Who stands behind a verb in a question: `do you check the mail every day`."""
+"""Subjects after the verb of a question: `do you check the mail every day`."""
 _CLAUSES: Final = _imperative_words(
     """
     that which who whom whose why how what where when while because since if whether although unless until saying
@@ -407,7 +372,7 @@ _CLAUSES: Final = _imperative_words(
 _LOOKING: Final = _imperative_words(
     "check verify ensure confirm monitor see watch tell let show remind report look make"
 )
-"""What begins a sentence whose clause is looked into at the time that is said: `check if the site is up every hour`."""
+"""Beginnings whose clause is checked at the time: `check if the site is up every hour`."""
 _LEADING: Final = _imperative_words(
     "for from until till by before after since of about to than between around with in on at not the a an"
 )
@@ -421,7 +386,7 @@ _ARRANGING: Final = _imperative_words(
     arrange book schedule reserve plan organise organize put add move find search invite set explain describe
     """
 )
-"""Verbs that arrange or word something for a moment, rather than at it."""
+"""Verbs that prepare something for a moment, rather than act at it."""
 _EVENTS: Final = _imperative_words(
     """
     meeting appointment call flight dinner lunch breakfast party event session interview deadline conference class
@@ -467,21 +432,19 @@ _UNSEEN: Final = "".join(
     )
 )
 _FAR: Final = 200
-"""How many characters of politeness are taken away at most."""
+"""Most characters of politeness that are removed."""
 
 
 def trim_message(text: str) -> str:
-    """Take away what stands around a message without being one: line ends, spaces, signs that nobody sees."""
+    """Removes line ends, spaces and invisible characters around a message."""
     return text.strip(_UNSEEN)
 
 
 def is_negated(words: Sequence[str]) -> bool:
-    """Tell whether somebody is told not to do something."""
     return any(word in _NEGATIONS or word.endswith("n't") for word in words)
 
 
 def strip_politeness(text: str) -> str:
-    """Take away greetings and requests before the imperative."""
     place = 0
     while place < _FAR and (found := _POLITE.match(text, place)):
         place = found.end()
@@ -489,20 +452,19 @@ def strip_politeness(text: str) -> str:
 
 
 def strip_thanks(text: str) -> str:
-    """Take away punctuation and thanks at the end."""
     tail = text[-_FAR:]
     return text[: len(text) - len(tail)] + _THANKS.sub("", tail)
 
 
 def is_question(text: str) -> bool:
-    """Tell whether it is a question, and no request in the form of one; `would you … if I asked?` is none."""
+    """Whether it is a question, and not a request in the form of one; `would you … if I asked?` is none."""
     if _QUESTION.search(text[-_FAR:]) is None:
         return False
     return _REQUEST.search(text[:_FAR]) is None or _SUPPOSED.search(text[: 2 * _FAR]) is not None
 
 
 def is_imperative(words: Sequence[str]) -> bool:
-    """Tell whether words begin as an imperative does: a verb that is no subject of another."""
+    """Whether words begin with an imperative: a verb without a subject."""
     if words and words[0].startswith("@"):
         words = words[1:]
     if not words or words[0] not in _VERBS:
@@ -511,7 +473,7 @@ def is_imperative(words: Sequence[str]) -> bool:
 
 
 def verb_owns_time(words: list[str], *, once: bool) -> bool:
-    """Tell whether a time at the end belongs to the verb at the beginning, and to nothing in between."""
+    """Whether a time at the end belongs to the verb at the beginning."""
     if not words:
         return False
     if words[-1] in _LEADING | _FINITE or any(word.endswith(":") for word in words) or is_negated(words):
@@ -531,12 +493,12 @@ def verb_owns_time(words: list[str], *, once: bool) -> bool:
 
 
 MOST_CHARACTERS: Final = 500
-"""How many characters are looked at, from the beginning or from the end."""
+"""How many characters are read from either end."""
 MOST_WORDS: Final = 16
-"""How many words a phrase has at most."""
+"""Most words of a phrase."""
 
 _IMPERATIVE: Final = 4
-"""How many words of a prompt are looked at for a negation: what follows may well say what not to do."""
+"""How many words of a prompt are checked for a negation: later ones may say what not to do."""
 _WORD: Final = re.compile(r"\S+")
 _SINGLE: Final = re.compile(r"(?:^|\s)'[^']*$")
 _QUOTES: Final = (("\u201c", "\u201d"), ("\u201e", "\u201c"), ("\u00ab", "\u00bb"), ("\u2039", "\u203a"), ("(", ")"))
@@ -557,7 +519,7 @@ _QUALIFIER: Final = (
 
 
 class ScheduleRequest(msgspec.Struct, frozen=True):
-    """What was read: when it fires, the imperative that is left, and the words that said when."""
+    """When it fires, the imperative that is left, and the words that said when."""
 
     timing: Timing
     rest: str
@@ -565,13 +527,13 @@ class ScheduleRequest(msgspec.Struct, frozen=True):
 
 
 class Unclear(msgspec.Struct, frozen=True, tag=True):
-    """A recurrence or a moment was named that cannot be read exactly; the sentence says what to say instead."""
+    """A recurrence or moment that is not exact; the sentence says what to say instead."""
 
     sentence: str
 
 
 class _TimeOfOther(msgspec.Struct, frozen=True):
-    """A time was read that belongs to something inside of the sentence: no shorter one is looked for in it."""
+    """The time belongs to something inside of the sentence: no shorter one is looked for in it."""
 
 
 class _Word(msgspec.Struct, frozen=True):
@@ -581,7 +543,7 @@ class _Word(msgspec.Struct, frozen=True):
 
 
 class _Cut(msgspec.Struct, frozen=True):
-    """A phrase within a sentence and what is left without it; `tail` says that words stand before it: those."""
+    """A phrase within a sentence and what is left; `tail` says that words stand before it."""
 
     phrase: str
     words: str
@@ -591,7 +553,7 @@ class _Cut(msgspec.Struct, frozen=True):
 
 
 def read_schedule_request(text: str, now: int, timezone: str) -> ScheduleRequest | Unclear | None:
-    """Read when something is to be done, and what; None if no such thing is said, or nobody is told to do it."""
+    """Returns when something is to be done, and what; None if the message does not say both."""
     if is_question(text):
         return None
     text = strip_thanks(strip_politeness(text.strip()))
@@ -603,7 +565,7 @@ def read_schedule_request(text: str, now: int, timezone: str) -> ScheduleRequest
 
 
 def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear | _TimeOfOther | None":
-    """Read one phrase, if what is left beside it is an imperative that it can belong to."""
+    """Reads one phrase, if what is left is an imperative that it can belong to."""
     rest = strip_thanks(strip_politeness(cut.rest.strip(" \t\r\n,;:-\u2013\u2014")))
     words = [word.text for word in _split_phrase_words(rest[:MOST_CHARACTERS])]
     if not is_imperative(words) or is_negated(words[:_IMPERATIVE]):
@@ -625,7 +587,7 @@ def _read_cut(cut: _Cut, now: int, timezone: str) -> "ScheduleRequest | Unclear 
 
 
 def _read_timing(phrase: str, now: int, timezone: str, *, dated: bool) -> tuple[Timing | str | None, bool]:
-    """Read a phrase into a timing or a sentence, and tell whether it names a recurrence."""
+    """Reads a phrase into a timing or a sentence, and whether it recurs."""
     for way in parse_time_phrase(phrase):
         found = read_recurrence(way, now, timezone)
         if found is not None:
@@ -638,7 +600,7 @@ def _read_timing(phrase: str, now: int, timezone: str, *, dated: bool) -> tuple[
 
 
 def _find_doubt(words: Sequence[str], now: int, timezone: str, *, recurring: bool) -> str:
-    """Say what is doubtful about a time, seen from the words before it."""
+    """Says what is doubtful about a time, given the words before it."""
     before = " ".join(words)
     if words[-1] in {"and", "or"}:
         return _BOTH
@@ -652,7 +614,7 @@ def _find_doubt(words: Sequence[str], now: int, timezone: str, *, recurring: boo
 
 
 def _split_phrase_words(text: str) -> list[_Word]:
-    """Cut text into words as the grammar knows them: small letters, plain apostrophes, no comma behind."""
+    """Splits text into words of the grammar: lower case, plain apostrophes, no trailing comma."""
     return [
         _Word(found[0].lower().replace("\u2019", "'").rstrip(",;!?\u2026").rstrip("."), found.start(), found.end())
         for found in _WORD.finditer(text)
@@ -660,7 +622,7 @@ def _split_phrase_words(text: str) -> list[_Word]:
 
 
 def _list_cuts(text: str) -> Iterator[_Cut]:
-    """List the phrases that could say when, the longest first, at each place where one may stand."""
+    """Lists the phrases that could say when, the longest first, at each place where one may stand."""
     words = _split_phrase_words(text[:MOST_CHARACTERS])
     yield from _heads(text, words, 0)
     if len(words) > 2 and words[1].text in {"me", "us"} and is_imperative([words[0].text]):  # noqa: PLR2004
@@ -681,7 +643,7 @@ def _heads(text: str, words: Sequence[_Word], first: int) -> Iterator[_Cut]:
 
 
 def _behind_a_limit(text: str, words: Sequence[_Word], last: int) -> Iterator[_Cut]:
-    """Look for the imperative behind a limit: `every hour between 9 and 17 check the mail`."""
+    """Looks for the imperative after a limit: `every hour between 9 and 17 check the mail`."""
     for index in range(last + 1, min(len(words), last + 8)):
         if is_imperative([word.text for word in words[index:]]):
             start, end = words[0].start, words[last - 1].end
@@ -702,7 +664,6 @@ def _tails(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
 
 
 def _is_quoted(text: str, place: int) -> bool:
-    """Tell whether a quotation is open at a place."""
     before = text[:place]
     if any(before.count(sign) % 2 for sign in ('"', "`", "''")) or _SINGLE.search(before):
         return True
@@ -710,7 +671,10 @@ def _is_quoted(text: str, place: int) -> bool:
 
 
 def _middles(text: str, words: Sequence[_Word]) -> Iterator[_Cut]:
-    """List phrases between an imperative and what goes on: `check it every hour and tell me`, `send it at 9 to Bob`."""
+    """Lists phrases between an imperative and what follows.
+
+    `check it every hour and tell me`, `send it at 9 to Bob`.
+    """
     said = [word.text for word in words]
     for last in range(2, len(words) - 1):
         goes_on = said[last] in {"and", "then"} and is_imperative(said[last + 1 :])

@@ -1,6 +1,6 @@
-"""Times of day, days and numbers as people say them, each form written out: what is not listed is not read.
+"""Times of day, days, numbers and moments in plain English (`tomorrow at 9`).
 
-One moment as people say it: `tomorrow at 9`, `in 20 minutes`, `on 24 december at 9`.
+Each form is listed, others are not read.
 """
 
 import re
@@ -18,7 +18,7 @@ from halter.core.schedules import Timing, find_first_moment, find_zone, to_local
 
 
 def _number_words(text: str, first: int) -> dict[str, int]:
-    """Number words in their order; those with a comma between them are the same."""
+    """Number words in order; words separated by a comma are equal."""
     return {name: number for number, names in enumerate(text.split(), first) for name in names.split(",")}
 
 
@@ -35,7 +35,7 @@ DAYS: Final[Mapping[str, int]] = MappingProxyType(
         "sunday,sun monday,mon tuesday,tue,tues wednesday,wed,weds thursday,thu,thur,thurs friday,fri saturday,sat", 0
     )
 )
-"""The days of a week as a cron counts them."""
+"""Days of the week as a cron counts them."""
 MONTHS: Final[Mapping[str, int]] = MappingProxyType(
     _number_words(
         "january,jan february,feb march,mar april,apr may june,jun july,jul august,aug september,sep,sept october,oct "
@@ -57,9 +57,9 @@ DAY_PARTS: Final[Mapping[str, str]] = MappingProxyType(
         "midnight": "00:00",
     }
 )
-"""The hour that is taken for a part of the day, and shown to the person before anything is made of it."""
+"""The hour of a part of the day; the person sees it before anything is planned."""
 DEFAULT_TIME: Final = "09:00"
-"""The hour that is taken for a day without one."""
+"""The hour of a day without one."""
 DAY_PART_PATTERN: Final = "morning|afternoon|evening|night|noon|midday|midnight"
 
 
@@ -105,7 +105,7 @@ _LATE: Final[Mapping[str, range]] = MappingProxyType(
 
 
 class TimePhrase(msgspec.Struct, frozen=True):
-    """A phrase taken apart: its days, its times of day (as said), the part of the day, and its zone."""
+    """A parsed phrase: days, times of day, part of the day, and zone."""
 
     core: str
     times: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ class TimePhrase(msgspec.Struct, frozen=True):
 
 
 def parse_time_phrase(phrase: str) -> tuple[TimePhrase, ...]:
-    """Take a phrase apart, in each way in which it can be: with its time at its end, at its beginning, or without."""
+    """Parses a phrase in each possible way: with its time at the end, at the beginning, or without."""
     zone = ""
     if (found := _ZONE.fullmatch(phrase)) and (named := _find_written_zone(found["zone"])):
         phrase, zone = found["rest"], named
@@ -129,13 +129,13 @@ def _make_time_phrase(groups: Mapping[str, str | None], zone: str) -> TimePhrase
 
 
 def _find_written_zone(said: str) -> str:
-    """Find a zone by its whole name, however its letters are written; empty if there is none."""
+    """Returns a zone by its whole name, without regard to case; empty if there is none."""
     name = re.sub(r"[a-z]+", lambda found: found[0].capitalize(), said)
     return "UTC" if said in {"utc", "gmt"} else name if find_zone(name) is not None else ""
 
 
 def find_named_zone(said: str) -> str:
-    """Find a zone by its name, or by that of its city, however it is written; empty if there is none."""
+    """Returns a zone by its name or its city; empty if there is none."""
     wanted = said.strip().replace(" ", "_")
     if wanted in {"utc", "gmt"}:
         return "UTC"
@@ -146,7 +146,7 @@ def find_named_zone(said: str) -> str:
 
 
 def parse_clock_time(said: str, part: str = "") -> str:
-    """Read a time of day into `09:00`; empty if there is no such time, or not in that part of the day."""
+    """Parses a time of day into `09:00`; empty if there is none, or not in that part of the day."""
     if said in DAY_PARTS:
         return DAY_PARTS[said]
     if found := _PAST.fullmatch(said):
@@ -169,7 +169,7 @@ def parse_clock_time(said: str, part: str = "") -> str:
 
 
 def _format_clock_time(minutes: int, part: str) -> str:
-    """Move an hour of the evening to where it belongs; a morning that begins in the afternoon is no time."""
+    """Moves an evening hour to the evening; empty where hour and part of the day contradict."""
     hour, minute = divmod(minutes, MINUTES_PER_HOUR)
     if hour in _LATE.get(part, ()):
         hour += NOON_HOUR
@@ -180,7 +180,7 @@ def _format_clock_time(minutes: int, part: str) -> str:
 
 
 def parse_number(said: str) -> int:
-    """Read a number or a place in a row: `2`, `two`, `2nd`, `second`; -1 if it is neither."""
+    """Parses a number or an ordinal: `2`, `two`, `2nd`, `second`; -1 if it is neither."""
     digits = re.fullmatch(r"(\d{1,9})(?:st|nd|rd|th)?", said)
     return int(digits[1]) if digits else ORDINALS.get(said, _parse_number_word(said))
 
@@ -190,7 +190,7 @@ def _parse_number_word(said: str) -> int:
 
 
 def parse_date(said: str) -> tuple[int, int, int] | None:
-    """Read a date into its year (0 if none is said), month and day; the day need not exist."""
+    """Parses a date into year (0 if none), month and day; the day need not exist."""
     if found := re.fullmatch(r"(\d{4})-(\d\d)-(\d\d)", said):
         return int(found[1]), int(found[2]), int(found[3])
     if found := re.fullmatch(r"(\d{1,2})\.(\d{1,2})\.(\d{4})", said):
@@ -204,19 +204,19 @@ def parse_date(said: str) -> tuple[int, int, int] | None:
 
 
 def days_in_month(month: int, year: int) -> int:
-    """Tell how many days a month has; 0 if there is no such month."""
+    """Returns the days of a month; 0 if there is no such month."""
     return monthrange(year, month)[1] if 1 <= month <= 12 else 0  # noqa: PLR2004
 
 
 def parse_weekdays(said: str) -> tuple[int, ...]:
-    """Read a list of days of the week, singular or plural, as a cron counts them."""
+    """Parses a list of weekdays, singular or plural, as a cron counts them."""
     words = [word for word in re.split(r" and | or |[ ,/]+", said) if word]
     found = [DAYS.get(word, DAYS.get(word.removesuffix("s"), -1)) for word in words]
     return tuple(dict.fromkeys(found)) if found and -1 not in found else ()
 
 
 def next_weekday(weekday: int, clock: time, now: datetime) -> date:
-    """Tell the next day of that name on which the time of day is still ahead."""
+    """Returns the next day of that name on which the time of day is still ahead."""
     ahead = (weekday - now.isoweekday()) % 7
     if ahead == 0 and clock <= now.time():
         ahead = 7
@@ -224,14 +224,13 @@ def next_weekday(weekday: int, clock: time, now: datetime) -> date:
 
 
 def make_cron(clocks: Sequence[str], day: str = "*", month: str = "*", weekday: str = "*") -> str:
-    """Write times of day as one cron; empty if their minutes differ, which one cron cannot say."""
+    """Writes times of day as one cron; empty if their minutes differ."""
     minutes = {clock[3:] for clock in clocks}
     hours = ",".join(str(hour) for hour in sorted({int(clock[:2]) for clock in clocks}))
     return f"{int(minutes.pop())} {hours} {day} {month} {weekday}" if len(minutes) == 1 else ""
 
 
 def to_zone_time(moment: int, zone: str) -> datetime:
-    """Tell what the wall clock of a zone shows."""
     return to_local_time(moment, ZoneInfo(zone))
 
 
@@ -255,9 +254,9 @@ NO_SUCH_TIME: Final = "There is no such time of day: say it like 09:00, 9am or 1
 
 
 def read_moment(said: TimePhrase, now: int, zone: str, *, dated: bool) -> Timing | str | None:
-    """Read one moment: a timing, a sentence where it names one that cannot be read exactly, or None.
+    """Returns a timing, a sentence where a moment is not exact, or None.
 
-    A day without a time is read only where `dated` says so: it may as well be what the sentence is about.
+    A day without a time is read only if `dated`: it may as well be what the sentence is about.
     """
     zone = said.zone or zone
     if not said.times and not said.part:
@@ -311,7 +310,7 @@ def _read_day(found: re.Match[str], said: TimePhrase, now: int, zone: str, *, da
     if named in DAYS and clocks and clocks[0]:
         return _make_timing(next_weekday(DAYS[named], time.fromisoformat(clocks[0]), today), clocks, now, zone)
     later = 2 if found["day"].startswith("the day after") else int(named == "tomorrow")
-    # Midnight of tonight is when tomorrow begins.
+    # Tonight's midnight is the start of tomorrow.
     later += int(named == "tonight" and clocks[0] < "05:00")
     return _make_timing(today.date() + timedelta(days=later), clocks, now, zone)
 

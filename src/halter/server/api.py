@@ -1,7 +1,4 @@
-"""The HTTP API: every operation of the registry, for programs. Its description is at `/api/openapi.json`.
-
-Webhooks over HTTP: a small server that takes deliveries and starts sessions. It needs the extra `server`.
-"""
+"""The HTTP API: every operation of the registry, for programs. Its description is at `/api/openapi.json`."""
 
 import asyncio
 import json
@@ -35,7 +32,7 @@ _BOOLS: Final = {"yes": "true", "on": "true", "y": "true", "t": "true", "no": "f
 
 
 def new_api() -> FastAPI:
-    """Make the API: all routes, the streams, and how errors are answered."""
+    """Makes the API: routes, streams and error responses."""
     api = FastAPI(title="Halter", version=__version__, docs_url=None, redoc_url=None, openapi_url="/api/openapi.json")
     add_errors(api)
     _add_routes(api)
@@ -44,7 +41,7 @@ def new_api() -> FastAPI:
 
 
 def description() -> dict[str, Any]:
-    """Describe the API as `/api/openapi.json` does, without a server."""
+    """Returns the OpenAPI description without a server."""
     return new_api().openapi()
 
 
@@ -77,14 +74,13 @@ def _add_routes(api: FastAPI) -> None:
 
 
 def _with_types(schema: dict[str, Any]) -> dict[str, Any]:
-    """Say of a choice of words that each is a string."""
     fields = schema.get("properties", {})
     typed = {name: {"type": "string", **field} if "enum" in field else field for name, field in fields.items()}
     return {**schema, "properties": typed}
 
 
 def _taken(operation: Operation, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe parameters: those in the path, and the rest in the query or, for a write, in the body."""
+    """Describes parameters: those in the path, and the rest in the query or, for a write, in the body."""
     fields, needed = schema.get("properties", {}), schema.get("required", ())
     named = [
         {"name": name, "in": "path" if name in operation.in_path else "query", "required": name in needed}
@@ -124,7 +120,7 @@ def _handler(operation: Operation) -> Callable[[Request], Awaitable[Response]]:
 
 
 async def _lines(first: object, rest: AsyncGenerator[object]) -> AsyncGenerator[bytes]:
-    """Write what was asked for before the answer began, so that an error had its status, and then the rest."""
+    """Yields the first row, read before the response began so that an error has its status, then the rest."""
     async with aclosing(rest) as rows:
         if first is not None:
             yield encode_answer(first) + b"\n"
@@ -133,7 +129,7 @@ async def _lines(first: object, rest: AsyncGenerator[object]) -> AsyncGenerator[
 
 
 async def _parameters(operation: Operation, request: Request) -> msgspec.Struct:
-    """Read what an operation takes. A body may not say what stands in the path."""
+    """Parses the parameters of an operation. A body may not repeat what stands in the path."""
     names = operation.parameters.__struct_fields__
     if operation.writes:
         given = await _body(request)
@@ -170,7 +166,7 @@ async def _body(request: Request) -> dict[str, Any]:
 
 
 def _demand_text(given: msgspec.Struct) -> None:
-    """Refuse characters that no store keeps, except where they are replaced later."""
+    """Rejects characters that no store keeps, except where they are replaced later."""
     for field in msgspec.structs.fields(given):
         value = getattr(given, field.name)
         if isinstance(value, msgspec.Struct):
@@ -202,11 +198,11 @@ PORT: Final = 8765
 BEARER_PREFIX: Final = "bearer "
 DELIVERY_HEADER: Final = "halter-delivery"
 UPLOAD_TIMEOUT: Final = 30 * SECOND
-"""How long a body may be in coming."""
+"""How long a body may take to arrive."""
 
 
 def make_hooks_api(hooks: WebhookReceiver, clock: Clock) -> "FastAPI":
-    """Make a server for deliveries and nothing else."""
+    """Makes a server for webhook deliveries only."""
     from fastapi import FastAPI
 
     api = FastAPI(title="Halter webhooks", docs_url=None, redoc_url=None, openapi_url=None)
@@ -215,10 +211,7 @@ def make_hooks_api(hooks: WebhookReceiver, clock: Clock) -> "FastAPI":
 
 
 def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock, tried: Attempts) -> None:
-    """Add the door for deliveries: `POST /hooks/AGENT/NAME`, with a token and the name of the delivery.
-
-    Wrong tokens are counted in `tried`.
-    """
+    """Adds `POST /hooks/AGENT/NAME`, with a token and the delivery's id. Counts wrong tokens in `tried`."""
     from fastapi import Request
     from fastapi.responses import JSONResponse
 
@@ -247,13 +240,13 @@ def add_hooks(api: "FastAPI", find: Callable[[], WebhookReceiver], clock: Clock,
         wait = None if answer.retry_after is None else {"Retry-After": str(max(1, answer.retry_after // SECOND))}
         return JSONResponse({"error": answer.sentence}, answer.status, wait)
 
-    # Annotations of a function inside of another cannot be looked up by name.
+    # FastAPI cannot resolve the annotations of a nested function by name.
     receive.__annotations__ = {"agent": str, "name": str, "request": Request, "return": JSONResponse}
     api.post("/hooks/{agent}/{name}", response_model=None, include_in_schema=False)(receive)
 
 
 async def _hook_body(request: Any, most: int) -> bytes:
-    """Read a body, and of one that is too long no more than it takes to know that."""
+    """Reads a body; of one that is too long, no more than shows that."""
     body = b""
     async for part in request.stream():
         body += part
@@ -263,7 +256,7 @@ async def _hook_body(request: Any, most: int) -> bytes:
 
 
 async def serve_hooks(hooks: WebhookReceiver, host: str = HOST, port: int = PORT) -> None:
-    """Take deliveries until cancelled. Raises ConfigError where the server cannot be had, or the port is taken."""
+    """Serves deliveries until cancelled. Raises ConfigError without the extra `server`, or if the port is taken."""
     try:
         api = make_hooks_api(hooks, SystemClock())
     except ImportError:

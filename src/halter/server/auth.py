@@ -1,20 +1,11 @@
-"""Who is let in: one pure decision for every request and every WebSocket, before anything else looks at it.
+"""Authorization: one pure decision for every request and every WebSocket, before anything else handles it.
 
-A page that a browser shows may ask for anything on this machine, and the browser adds our cookie to it. So who asks is
-not enough: a request must be meant for us (Host), and come from a page of ours or from no page at all (Origin).
+A page in a browser may send requests to this machine, and the browser adds our cookie. So a valid caller is not enough:
+a request must be meant for us (Host), and come from a page of ours or from no page at all (Origin).
 
-Tokens: who may come through the server's door, under which name, and what they may do and see.
-
-A token is shown once, when it is made; kept is only its digest, in a file that nobody else may read. A copy of that
-file opens nothing: tokens are random, and what browsers are given has keys of its own (`logins`).
-
-Who is logged in: a browser holds a random key, the server knows its digest, whose it is, and when it ends.
-
-The list is kept in a file beside the tokens, so a login outlives a restart and its end does too. Neither that file nor
-the tokens' own gives a key away. A login is bound to the whole record of its token: a token that is removed, or given
-another role or other agents, ends its logins.
-
-A small JSON file that only its owner may read, replaced as a whole by one writer at a time.
+A token is shown once; only its digest is kept, in a file that only its owner may read. A browser gets a random login
+key, of which the server keeps the digest, the token and the end, in a file beside the tokens: logins survive a restart.
+A login is bound to the whole record of its token, so a removed or changed token ends its logins.
 """
 
 import asyncio
@@ -46,13 +37,13 @@ _OTHERS_MAY: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 class PrivateFile:
-    """One file. Every method but `state` raises ConfigError where the file cannot be had."""
+    """A small JSON file that only its owner may read. Every method but `state` raises ConfigError on failure."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> bytes | None:
-        """Return what is in it; None where there is no file."""
+        """Returns the content; None if there is no file."""
         try:
             if self.path.stat().st_mode & _OTHERS_MAY:
                 raise ConfigError(f"Others may read {self.path}: run chmod 600 on it, and make new tokens.")
@@ -63,7 +54,7 @@ class PrivateFile:
             raise ConfigError(f"{self.path} cannot be read: {error.strerror or error}.") from error
 
     def write(self, content: object) -> None:
-        """Replace the file; a temporary file is its owner's alone from the first moment."""
+        """Replaces the file atomically; the temporary file is private from the start."""
         try:
             with tempfile.NamedTemporaryFile(dir=self.path.parent, prefix=f".{self.path.name}-", delete=False) as file:
                 _fill(Path(file.name), file.fileno(), msgspec.json.format(msgspec.json.encode(content)), self.path)
@@ -72,7 +63,7 @@ class PrivateFile:
 
     @contextmanager
     def alone(self) -> Generator[None]:
-        """Keep others from changing the file meanwhile: of two changes, neither is lost."""
+        """Locks the file's folder, so that of two concurrent changes none is lost."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -85,7 +76,7 @@ class PrivateFile:
             os.close(folder)
 
     def state(self) -> tuple[int, ...]:
-        """Return what changes whenever the file does."""
+        """Returns a value that changes whenever the file does."""
         try:
             about = self.path.stat()
         except OSError:
@@ -112,7 +103,7 @@ LOST_TOKEN_ADVICE: Final = "A token is shown once. If it is lost: `halter tokens
 
 
 class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of a token. Without agents, its owner sees all of them."""
+    """A token as it is kept. Without agents it sees all of them."""
 
     name: str
     role: Role
@@ -122,22 +113,19 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def who(self) -> Who:
-        """Whoever has it."""
         return Who(self.name, self.role, self.agents)
 
 
 def new_secret(randomly: Callable[[int], bytes] = secrets.token_bytes) -> str:
-    """Make a token that nobody can guess."""
     return PREFIX + base64.urlsafe_b64encode(randomly(_BYTES)).decode().rstrip("=")
 
 
 def digest_token_secret(secret: str) -> str:
-    """Name a token without giving it away."""
     return hashlib.sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
 def describe_token(secret: str, name: str, role: str, made_at: int, agents: Sequence[str] = ()) -> Token:
-    """Describe a token, to be kept. Raises ConfigError for a name or a role that there cannot be."""
+    """Makes a token's record. Raises ConfigError for an invalid name or role."""
     if not NAME.fullmatch(name) or not may_decide(name):
         raise ConfigError(
             f"{name!r} cannot be the name of a token: write small letters, digits, dots, dashes or underscores, "
@@ -150,13 +138,12 @@ def describe_token(secret: str, name: str, role: str, made_at: int, agents: Sequ
 
 
 def suggest_token_name(person: str) -> str:
-    """Make a name for a token out of a person's."""
     name = re.sub(r"[^a-z0-9._-]+", "-", person.lower()).strip("._-")[:64]
     return name or "owner"
 
 
 def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
-    """Find whose token this is. All are compared, each in constant time, so the answer's delay tells nothing."""
+    """Returns the token of a secret. Compares all in constant time, so that timing reveals nothing."""
     if not _TOKEN.fullmatch(secret):
         return None
     digest = digest_token_secret(secret)
@@ -165,14 +152,12 @@ def find_token(tokens: Sequence[Token], secret: str) -> Token | None:
 
 
 class TokenFile:
-    """The file that tokens are kept in."""
-
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = PrivateFile(path)
 
     def tokens(self) -> tuple[Token, ...]:
-        """Read all of them. Raises ConfigError where the file cannot be trusted or read."""
+        """Reads all tokens. Raises ConfigError where the file cannot be trusted or read."""
         data = self._file.read()
         try:
             return () if data is None else _decode_tokens(data)
@@ -180,7 +165,7 @@ class TokenFile:
             raise ConfigError(f"{self.path} is damaged ({error}): remove it, and make new tokens.") from None
 
     def add(self, token: Token) -> None:
-        """Keep one more. Raises ConfigError where the name is taken."""
+        """Adds a token. Raises ConfigError if the name is taken."""
         with self._file.alone():
             tokens = self.tokens()
             if any(each.name == token.name for each in tokens):
@@ -190,14 +175,13 @@ class TokenFile:
             self._file.write({"tokens": (*tokens, token)})
 
     def remove(self, name: str) -> bool:
-        """Forget one, from this moment on; tell whether it was there."""
+        """Removes a token at once; returns whether it was there."""
         with self._file.alone():
             tokens = self.tokens()
             self._file.write({"tokens": [token for token in tokens if token.name != name]})
             return any(token.name == name for token in tokens)
 
     def state(self) -> tuple[int, ...]:
-        """Tell by which it is known whether the file was changed."""
         return self._file.state()
 
 
@@ -214,9 +198,9 @@ def _decode_tokens(data: bytes) -> tuple[Token, ...]:
 
 
 class Keyring:
-    """The tokens that count at this moment: those of a file, read again when it changes, and some kept nowhere.
+    """The valid tokens: those of a file, read again when it changes, and `extra` ones.
 
-    While the file cannot be read or trusted, nobody comes in by it; `problem` says why.
+    While the file cannot be read or trusted, its tokens are invalid; `problem` says why.
     """
 
     def __init__(self, file: TokenFile | None = None, extra: Sequence[Token] = ()) -> None:
@@ -228,18 +212,16 @@ class Keyring:
 
     @property
     def logins_file(self) -> Path | None:
-        """Where the logins of these tokens are kept: beside them, if they are in a file."""
+        """The logins file beside the tokens file, if there is one."""
         return None if self._file is None else find_logins_file(self._file.path)
 
     def tokens(self) -> tuple[Token, ...]:
-        """List those that count."""
         if self._file is not None and (state := self._file.state()) != self._state:
             self._kept, self.problem = _read(self._file)
             self._state = state
         return (*self._extra, *self._kept)
 
     def counts(self, token: Token) -> bool:
-        """Tell whether a token still is what it was."""
         return token in self.tokens()
 
 
@@ -251,19 +233,17 @@ def _read(file: TokenFile) -> tuple[tuple[Token, ...], str]:
 
 
 def render_token(token: Token) -> Mapping[str, object]:
-    """Show a token to those who look after them, without what it is recognised by."""
+    """Returns a token for display, without its digest."""
     return {"name": token.name, "role": token.role, "agents": token.agents, "made_at": token.made_at}
 
 
 LOGIN_LIFETIME: Final = 12 * HOUR
 MAX_LOGINS_PER_TOKEN: Final = 50
-"""So many logins a token may have at once; the oldest ends first."""
+"""Most logins of a token at once; the oldest ends first."""
 _KEY: Final = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is kept of a login."""
-
     digest: str
     token: str
     bound_to: str
@@ -271,17 +251,15 @@ class Login(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def digest_login_key(key: str) -> str:
-    """Name the key in a browser's cookie without giving it away."""
     return hashlib.sha256(b"halter login\n" + key.encode("utf-8", "replace")).hexdigest()
 
 
 def digest_token_fields(token: Token) -> str:
-    """Name a token with everything that is said of it."""
     return hashlib.sha256(msgspec.json.encode(token)).hexdigest()
 
 
 def find_login(key: str, logins: Mapping[str, Login], tokens: Sequence[Token], now: int) -> tuple[Token, Login] | None:
-    """Find out whose login a key stands for, if it has not ended."""
+    """Returns the token and login of a key, if the login has not ended."""
     login = logins.get(digest_login_key(key)) if _KEY.fullmatch(key) else None
     if login is None or login.until <= now:
         return None
@@ -292,7 +270,7 @@ def find_login(key: str, logins: Mapping[str, Login], tokens: Sequence[Token], n
 
 
 class Logins:
-    """The logins of one tokens file, shared by all servers that read it. Without a file they live in this process."""
+    """The logins of one tokens file, shared by all servers that read it. Without a file they are kept in memory."""
 
     def __init__(self, path: Path | None = None, randomly: Callable[[int], bytes] = secrets.token_bytes) -> None:
         self._file = None if path is None else PrivateFile(path)
@@ -302,23 +280,23 @@ class Logins:
         self._ended: dict[str, int] = {}
         self._writing = asyncio.Lock()
         self.changed = asyncio.Event()
-        """Set, and replaced, whenever a login ends here: open streams look again."""
+        """Set, and replaced, whenever a login ends here: open streams check again."""
 
     def current(self) -> Mapping[str, Login]:
-        """Return all logins by their digests; those in a file that cannot be read or trusted do not count."""
+        """Returns the logins by digest; a file that cannot be read or trusted counts as empty."""
         if self._file is not None and (state := self._file.state()) != self._state:
             self._kept, self._state = self._without_ended(_read_logins(self._file)), state
         return self._kept
 
     async def begin(self, token: Token, now: int) -> str:
-        """Log somebody in; return the key for the browser. Raises ConfigError where it cannot be kept."""
+        """Starts a login and returns the key for the browser. Raises ConfigError where it cannot be saved."""
         key = base64.urlsafe_b64encode(self._randomly(_BYTES)).decode().rstrip("=")
         login = Login(digest_login_key(key), token.name, digest_token_fields(token), now + LOGIN_LIFETIME)
         await self._change(lambda logins: append_login(logins, login, now))
         return key
 
     async def end(self, key: str, now: int) -> None:
-        """Log somebody out, at once. Raises ConfigError where that would not outlive a restart."""
+        """Ends a login at once. Raises ConfigError where that would not survive a restart."""
         gone = self.current().get(digest_login_key(key))
         if gone is None:
             return
@@ -337,12 +315,12 @@ class Logins:
             if self._file is None:
                 self._kept = _by_digest(change(tuple(self._kept.values())))
             else:
-                # A disk may take its time, and agents must not wait for it.
+                # Disks are slow, and agents must not wait for them.
                 await asyncio.to_thread(_rewrite, self._file, change)
 
 
 def append_login(logins: Sequence[Login], login: Login, now: int) -> Sequence[Login]:
-    """Add a login, without those that have ended and the oldest ones of a token that has too many."""
+    """Adds a login; drops those that have ended, and the oldest ones of a token with too many."""
     others = [each for each in logins if each.until > now]
     own = sorted((each for each in others if each.token == login.token), key=lambda each: each.until)
     too_many = {each.digest for each in own[: max(0, len(own) - MAX_LOGINS_PER_TOKEN + 1)]}
@@ -359,7 +337,7 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _read_logins(file: PrivateFile) -> Mapping[str, Login]:
-    """Read the list. One that is damaged or open to others is as good as none: all log in again."""
+    """Reads the list. A damaged or exposed one counts as empty: everyone logs in again."""
     try:
         data = file.read()
         return {} if data is None else _by_digest(msgspec.json.decode(data, type=_Content).logins)
@@ -390,11 +368,11 @@ LOGIN_ENDED: Final = "This login has ended: log in again at /login."
 UNKNOWN_SERVER_NAME: Final = (
     "This server does not go by that name: use the address that it showed, or start it with --host NAME."
 )
-FOREIGN_ORIGIN: Final = "This came from a page of somebody else, and is not done."
+FOREIGN_ORIGIN: Final = "This request came from a foreign page, and was refused."
 
 
 class IncomingRequest(msgspec.Struct, frozen=True):
-    """A request as it came in, before anything is believed of it."""
+    """A request as it came in; nothing in it is trusted."""
 
     kind: Literal["http", "websocket"]
     method: str
@@ -403,33 +381,33 @@ class IncomingRequest(msgspec.Struct, frozen=True):
     headers: Sequence[tuple[bytes, bytes]] = ()
 
     def all(self, name: str) -> list[str]:
-        """Return every value of a header."""
+        """Returns every value of a header."""
         wanted = name.encode()
         return [value.decode("latin-1").strip() for key, value in self.headers if key.lower() == wanted]
 
     def first(self, name: str) -> str:
-        """Return a header that decides nothing by itself."""
+        """Returns the first value of a header; for headers that decide nothing by themselves."""
         return next(iter(self.all(name)), "")
 
 
 class ServerNames(msgspec.Struct, frozen=True):
-    """Under which names this server may be asked, and what its cookie is called."""
+    """The host names of this server, and the name of its cookie."""
 
     hosts: frozenset[str]
     cookie: str
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """Let in: with a token, or without one where none is needed; `login` is the one that a cookie stands for."""
+    """Let in, with a token unless none is needed; `login` is set where a cookie was used."""
 
     token: Token | None = None
     login: Login | None = None
 
 
 class AuthRejected(msgspec.Struct, frozen=True):
-    """Not let in: the status of HTTP that says why, and a sentence. A person may be shown the way to the login.
+    """Rejected, with an HTTP status and a sentence. `to_login` redirects a browser to the login page.
 
-    `wrong` is what was shown and is known to nobody.
+    `wrong` says which of token and cookie is unknown.
     """
 
     status: int
@@ -439,9 +417,9 @@ class AuthRejected(msgspec.Struct, frozen=True):
 
 
 def make_server_names(host: str, port: int, names: Sequence[str] = ()) -> ServerNames:
-    """Make the list of names: where it listens, this machine's own names with that port, and those that were given.
+    """Makes the allowed host names: the listening address, this machine's own names, and the given ones.
 
-    The address that stands for all addresses is no name by which anybody should ask.
+    The unspecified address is not a name for requests.
     """
     own = [*_LOOPBACK, *([] if _is_everywhere(host) else [_bracket_host(host)])]
     hosts = {f"{name}:{port}" for name in own} | {name for name in own if port in _WEB_PORTS}
@@ -468,7 +446,7 @@ def _has_port(name: str) -> bool:
 def authorize_request(
     asked: IncomingRequest, door: ServerNames, tokens: Sequence[Token], logins: Mapping[str, Login], now: int
 ) -> Allowed | AuthRejected:
-    """Decide whether a request is let in, and as whom."""
+    """Decides whether a request is let in, and as whom."""
     against = _check_address(asked, door)
     if against is not None:
         return against
@@ -485,7 +463,7 @@ def authorize_request(
 
 
 def is_free(asked: IncomingRequest) -> bool:
-    """Tell whether nobody has to say who they are: to log in, to see that it lives, to deliver (with other tokens)."""
+    """Whether a request needs no token: login, health check, and deliveries, which have tokens of their own."""
     if asked.kind != "http":
         return False
     if asked.method == "POST":
@@ -514,9 +492,9 @@ def _is_allowed(origin: str, door: ServerNames) -> bool:
 
 
 def _is_ours_or_a_visit(asked: IncomingRequest) -> bool:
-    """Tell whether a browser says that a page of ours asks, or that a person goes to a page; programs say nothing.
+    """Whether a browser says that our page asks, or that a person opens a page; programs say nothing.
 
-    To a browser, other ports of this machine are the same site: their pages are sent our cookie.
+    To a browser, other ports of this machine are the same site: their pages get our cookie.
     """
     sites = asked.all("sec-fetch-site")
     if len(sites) > 1:
@@ -532,14 +510,14 @@ def _is_under(root: str, path: str) -> bool:
 
 
 def _needs_origin(asked: IncomingRequest, *, by_cookie: bool) -> bool:
-    """Tell whether it must be shown that a page of ours asks: wherever a browser would speak for a person unasked."""
+    """Whether the request must prove that our page sent it: wherever a browser adds credentials by itself."""
     if asked.kind == "websocket":
         return by_cookie
     return asked.method not in _READS and (by_cookie or asked.path in {LOGIN, LOGOUT})
 
 
 def _is_ours(asked: IncomingRequest) -> bool:
-    """Tell whether a page of ours asks; an Origin that is there was found good before."""
+    """Whether our page sent the request; a present Origin was checked before."""
     return bool(asked.all("origin")) or (asked.kind == "http" and asked.first("sec-fetch-site") == "same-origin")
 
 
@@ -548,7 +526,7 @@ def _identify_caller(
 ) -> Allowed | AuthRejected:
     said, cookies = asked.all("authorization"), find_cookies(asked.all("cookie"), door.cookie)
     if is_free(asked) and _HOOK.fullmatch(asked.path):
-        # A delivery brings a token of its own, which is looked at where it is delivered.
+        # A delivery has a token of its own, which the webhook checks.
         return Allowed()
     if len(said) > 1 or len(cookies) > 1:
         return AuthRejected(400, "Say once who you are.")
@@ -573,22 +551,21 @@ def _explain_no_token(asked: IncomingRequest) -> str:
 
 
 def _redirect_to_login(asked: IncomingRequest, rejected: AuthRejected) -> AuthRejected:
-    """Show people the way; programs are told what is wrong."""
+    """Redirects people to the login page; programs get the error."""
     page = asked.kind == "http" and asked.method == "GET" and "text/html" in asked.first("accept")
     return msgspec.structs.replace(rejected, to_login=page and not _is_under(API, asked.path))
 
 
 def find_cookies(headers: Sequence[str], name: str) -> list[str]:
-    """Find all values of a cookie: more than one means that somebody else set one as well."""
+    """Returns all values of a cookie: more than one means that another site set one."""
     pairs = [pair.strip().partition("=") for header in headers for pair in header.split(";")]
     return [value for key, _, value in pairs if key == name]
 
 
 def find_shown_token(asked: IncomingRequest) -> str:
-    """Return what is shown as a token in a header; nothing where none is, or the path takes tokens of its own."""
+    """Returns the Authorization header; "" without one, or where the path takes tokens of its own."""
     return "" if is_free(asked) else asked.first("authorization")
 
 
 def find_shown_cookie(asked: IncomingRequest, door: ServerNames) -> str:
-    """Return what is shown as our cookie."""
     return "" if is_free(asked) else next(iter(find_cookies(asked.all("cookie"), door.cookie)), "")

@@ -1,12 +1,8 @@
-"""The one way into the server: everything that speaks HTTP or WebSocket passes here, whatever lies behind it.
+"""The middleware around the whole server: authorization, rate limits, body limits and response headers.
 
-How much may be asked of the server: sizes, rates, and how many may listen at once.
-
-Wrong tokens are limited by where they come from, and nobody is locked out by a neighbour.
-
-From one place so many wrong tokens may come in a minute. Then what comes from there is not looked at, unless it was
-right there before: a person who works behind the same proxy as an attacker goes on working, and an attacker learns
-nothing by going on.
+Wrong tokens are limited by origin: after so many in a minute, requests from there are not checked, unless their token
+was valid there before. So a user behind the same proxy as an attacker is not locked out, and the attacker learns
+nothing.
 """
 
 import asyncio
@@ -36,43 +32,43 @@ from halter.server.auth import (
 )
 
 MAX_BUCKETS: Final = 10_000
-"""So many buckets are kept; full ones are forgotten first, since a new one is full as well."""
+"""Most buckets kept; full ones are dropped first, since a new one is full as well."""
 
 
 class ServerLimits(msgspec.Struct, frozen=True):
-    """What one server takes."""
+    """The limits of one server."""
 
     body: int = 1024 * 1024
     requests: int = 1200
-    """So many requests a token may make in a minute."""
+    """Requests per minute and token."""
     pages: int = 120
-    """So many of them may be pages and downloads: each takes a hundred times as long, and agents may wait for it."""
+    """Pages and downloads per minute and token: each costs a hundred times as much as an API request."""
     failures: int = 10
-    """So many wrong tokens may be tried in a minute, from one place: to log in, as bearer, at a webhook."""
+    """Wrong tokens per minute and origin: at the login, as bearer, at a webhook."""
     stale: int = 120
-    """So many cookies that have ended may be shown in a minute, from one place: pages that were left open do that."""
+    """Expired cookies per minute and origin: pages that were left open send them."""
     streams: int = 20
-    """So many streams and sockets a token may have open."""
+    """Open streams and sockets per token."""
     all_streams: int = 500
     upload: int = 30 * SECOND
-    """How long a body may be in coming."""
+    """How long a body may take to arrive."""
     head: int = 10 * SECOND
-    """How long somebody may be connected without having asked for anything."""
+    """How long a connection may be open without a request."""
     stall: int = 30 * SECOND
-    """How long somebody may take nothing of what they are sent."""
+    """How long a client may read nothing of a response."""
     check: int = 2 * SECOND
-    """How often it is looked whether who listens may still do so."""
+    """How often the authorization of an open stream is checked."""
 
 
 class Bucket(msgspec.Struct, frozen=True):
-    """What is left of an allowance, and when that was."""
+    """A token bucket: what is left, and when that was."""
 
     left: float
     at: int
 
 
 def take_from_bucket(bucket: Bucket | None, most: int, now: int) -> tuple[Bucket, int]:
-    """Take one from what a minute allows; tell how long to wait where nothing is left (0: it was taken)."""
+    """Takes one from a bucket; returns how long to wait where none is left, or 0."""
     left = float(most) if bucket is None else compute_bucket_level(bucket, most, now)
     if left < 1:
         return Bucket(left, now), max(1, round((1 - left) * MINUTE / most))
@@ -80,31 +76,30 @@ def take_from_bucket(bucket: Bucket | None, most: int, now: int) -> tuple[Bucket
 
 
 def compute_bucket_level(bucket: Bucket, most: int, now: int) -> float:
-    """Tell how much is left by now. A clock that was put back takes nothing away."""
+    """Returns how much is left by now. A clock that was set back takes nothing away."""
     return min(float(most), bucket.left + max(0, now - bucket.at) * most / MINUTE)
 
 
 class RateLimiters:
-    """Allowances by name, each of so many a minute."""
+    """Token buckets by name."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._buckets: dict[str, Bucket] = {}
 
     def wait(self, name: str, now: int) -> int:
-        """Take one; tell how long to wait if none was left."""
+        """Takes one; returns how long to wait if none was left."""
         self._buckets[name], wait = take_from_bucket(self._buckets.get(name), self._most, now)
         if len(self._buckets) > MAX_BUCKETS:
             self._buckets = dict(self._kept(now))
         return wait
 
     def is_spent(self, name: str, now: int) -> int:
-        """Tell how long to wait, without taking one."""
+        """Returns how long to wait, without taking one."""
         bucket = self._buckets.get(name)
         return 0 if bucket is None else take_from_bucket(bucket, self._most, now)[1]
 
     def remembered(self) -> int:
-        """Tell how many names are kept."""
         return len(self._buckets)
 
     def _kept(self, now: int) -> Mapping[str, Bucket]:
@@ -117,7 +112,7 @@ class RateLimiters:
 
 
 class OpenStreams:
-    """How many streams are open, by whom."""
+    """Counts open streams by token."""
 
     def __init__(self, each: int, together: int) -> None:
         self._each = each
@@ -125,40 +120,38 @@ class OpenStreams:
         self._counts: dict[str, int] = {}
 
     def enter(self, name: str) -> bool:
-        """Count one more, if there may be one."""
+        """Counts one more, if the limits allow it."""
         if self._counts.get(name, 0) >= self._each or sum(self._counts.values()) >= self._together:
             return False
         self._counts[name] = self._counts.get(name, 0) + 1
         return True
 
     def leave(self, name: str) -> None:
-        """Count one less."""
         self._counts[name] -= 1
         if not self._counts[name]:
             del self._counts[name]
 
     def count(self) -> int:
-        """Tell how many there are."""
         return sum(self._counts.values())
 
 
 MAX_PROVEN_TOKENS: Final = 10_000
 PROXY_FACTOR: Final = 10
-"""So many times as much may come through a proxy on this machine, or from all IPv6 networks of one site."""
+"""Factor for a proxy on this machine, and for all IPv6 networks of one site."""
 IPV6_SITE_BITS: Final = 48
-"""The bits by which an IPv6 site is known: many providers give a single customer all networks of one."""
+"""The prefix of an IPv6 site: many providers assign one to a single customer."""
 FORWARDED_HEADER: Final = b"x-forwarded-for"
 
 
 class ClientOrigin(msgspec.Struct, frozen=True):
-    """Where a request came from: who is connected, and whom a proxy on this machine says it speaks for."""
+    """Where a request came from: the connected peer, and the client that a local proxy names."""
 
     peer: str
     origin: str
 
 
 def locate_client(peer: str, headers: Sequence[tuple[bytes, bytes]] = ()) -> ClientOrigin:
-    """Name a place. Only what this machine's own proxy added last is believed; an IPv6 network is one place."""
+    """Returns the origin. Only the last entry of a local proxy is trusted; an IPv6 network is one origin."""
     address = _address(peer)
     if address is None or not address.is_loopback:
         return ClientOrigin(_network(peer), _network(peer))
@@ -183,17 +176,16 @@ def _network(text: str) -> str:
 
 
 def _find_ipv6_site(origin: str) -> str:
-    """Name the site that an IPv6 network belongs to; other places belong to none."""
+    """Returns the site of an IPv6 network; "" for other origins."""
     return str(ip_network(origin).supernet(new_prefix=IPV6_SITE_BITS)) if origin.endswith("/64") else ""
 
 
 def digest_shown(shown: str) -> str:
-    """Name what was shown, without keeping it."""
     return hashlib.sha256(shown.encode("utf-8", "replace")).hexdigest()
 
 
 class Attempts:
-    """How many wrong ones came from where, and what was right there."""
+    """Counts wrong tokens by origin, and remembers valid ones."""
 
     def __init__(self, most: int) -> None:
         self._origins = RateLimiters(most)
@@ -202,7 +194,7 @@ class Attempts:
         self._proven: dict[tuple[str, str], None] = {}
 
     def wait(self, place: ClientOrigin, shown: str, now: int) -> int:
-        """Return how long it is until something is looked at; 0 where that is now."""
+        """Returns how long until a token is checked; 0 is now."""
         if (place.origin, digest_shown(shown)) in self._proven:
             return 0
         through_proxy = 0 if place.origin == place.peer else self._peers.is_spent(place.peer, now)
@@ -211,7 +203,7 @@ class Attempts:
         return self._origins.is_spent(place.origin, now) or through_proxy or from_site
 
     def wrong(self, place: ClientOrigin, shown: str, now: int) -> None:
-        """Count one that was wrong, also where it was right before."""
+        """Counts a wrong token, also where it was valid before."""
         self._proven.pop((place.origin, digest_shown(shown)), None)
         self._origins.wait(place.origin, now)
         if place.origin != place.peer:
@@ -220,7 +212,7 @@ class Attempts:
             self._sites.wait(site, now)
 
     def right(self, place: ClientOrigin, shown: str) -> None:
-        """Remember one that was right; the newest are kept."""
+        """Remembers a valid token; the newest are kept."""
         key = (place.origin, digest_shown(shown))
         self._proven.pop(key, None)
         self._proven[key] = None
@@ -228,7 +220,6 @@ class Attempts:
             del self._proven[next(iter(self._proven))]
 
     def remembered(self) -> int:
-        """Tell how much is kept."""
         return sum(each.remembered() for each in (self._origins, self._peers, self._sites)) + len(self._proven)
 
 
@@ -239,15 +230,15 @@ AsgiSend = Callable[[AsgiMessage], Awaitable[None]]
 AsgiApp = Callable[[AsgiScope, AsgiReceive, AsgiSend], Awaitable[None]]
 
 WHO_KEY: Final = "halter.who"
-"""Under this key stands who asks, in the scope of everything that was let in."""
+"""The key of the caller in the scope of an authorized request."""
 STREAM_PATH: Final = f"{API}/stream"
 TOO_MANY_REQUESTS: Final = "That was too much for a minute: wait a little."
-INTERNAL_ERROR: Final = "Something broke here, which is a mistake of Halter's own: whoever runs it is told more."
+INTERNAL_ERROR: Final = "Internal error; see the server's output."
 WS_POLICY_VIOLATION: Final = 1008
-"""With this code a WebSocket is closed to whom it is not open any more; with the next one, to all."""
+"""Closes a WebSocket whose authorization ended; the next code says that the server ends."""
 WS_GOING_AWAY: Final = 1001
 MAX_DRAIN_FACTOR: Final = 8
-"""A body that is so many times too long is not even read to its end."""
+"""A body that exceeds the limit by this factor is not read to its end."""
 
 STRICT_CSP: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -258,11 +249,11 @@ PAGES_CSP: Final = (
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self'; object-src 'none'; "
     "form-action 'self'; base-uri 'self'; frame-ancestors 'none'"
 )
-"""What the dashboard's pages need: its library puts scripts and styles of its own into them. All comes from here."""
+"""For the dashboard's pages: its library adds inline scripts and styles. Everything is served from here."""
 _ALWAYS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    # Not none at all: a browser would then hide from us, too, which page a form was sent from.
+    # Not `no-referrer`: then a browser would not send us the Origin of a form.
     (b"referrer-policy", b"same-origin"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -270,7 +261,7 @@ _ALWAYS: Final = (
 
 
 class AuthState:
-    """What a request is compared with: the tokens, the logins, and how many wrong ones of each came from where."""
+    """The tokens, the logins, and the wrong attempts by origin."""
 
     def __init__(self, keys: Keyring, logins: Logins, limits: ServerLimits) -> None:
         self.keys = keys
@@ -281,7 +272,7 @@ class AuthState:
     def judge(
         self, asked: IncomingRequest, door: ServerNames, place: ClientOrigin, now: int
     ) -> Allowed | AuthRejected | int:
-        """Decide about a request; return how long to wait where too much that was wrong came from its place."""
+        """Decides about a request; returns how long to wait where its origin made too many wrong attempts."""
         verdict = authorize_request(asked, door, self.keys.tokens(), self.logins.current(), now)
         if isinstance(verdict, AuthRejected) and not verdict.wrong:
             return verdict
@@ -296,14 +287,14 @@ class AuthState:
         return verdict
 
     def count(self, who: Allowed, now: int) -> bool:
-        """Tell whether somebody who was let in still would be."""
+        """Whether an authorized caller would still be let in."""
         login = who.login
         logged_in = login is None or (now < login.until and self.logins.current().get(login.digest) == login)
         return logged_in and who.token is not None and self.keys.counts(who.token)
 
 
 class ServerMiddleware:
-    """Stands around the whole server. What is behind it finds in the scope who asks."""
+    """Wraps the whole server. Puts the caller into the scope."""
 
     def __init__(
         self,
@@ -324,10 +315,10 @@ class ServerMiddleware:
         self._pages = RateLimiters(self._limits.pages)
         self.open = OpenStreams(self._limits.streams, self._limits.all_streams)
         self.closing = asyncio.Event()
-        """Set when the server is about to end: whoever listens is told."""
+        """Set when the server is about to end: streams are closed."""
 
     async def __call__(self, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Let in, or refuse. Whatever breaks behind this door, the server goes on."""
+        """Lets a request in or rejects it. A failure behind it does not stop the server."""
         if scope["type"] not in {"http", "websocket"}:
             await self._inner(scope, receive, send)
             return
@@ -364,7 +355,7 @@ class ServerMiddleware:
     async def _let_in(
         self, asked: IncomingRequest, who: Allowed, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend
     ) -> None:
-        """Give it to what lies behind, with its body, if it has one, read to the end."""
+        """Passes the request on, its body read to the end."""
         if who.token is not None and (asked.kind == "websocket" or asked.path == STREAM_PATH):
             await self._stream(who, who.token.name, scope, receive, send)
             return
@@ -377,7 +368,6 @@ class ServerMiddleware:
         await self._inner(scope, receive, send)
 
     async def _stream(self, who: Allowed, name: str, scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
-        """Let somebody listen for as long as they may."""
         if not self.open.enter(name):
             await send_refusal(
                 scope, send, AuthRejected(429, "Too many streams are open: close one of them."), 10 * SECOND
@@ -411,11 +401,11 @@ class ServerMiddleware:
                 else (WS_POLICY_VIOLATION, "Your token has ended.")
             )
             with suppress(RuntimeError, OSError, TimeoutError):
-                # Whoever has gone meanwhile cannot be told.
+                # The client may be gone.
                 await send({"type": "websocket.close", "code": code, "reason": reason})
 
     def _heard_while_it_counts(self, who: Allowed, receive: AsgiReceive) -> AsgiReceive:
-        """Hand on what somebody sends only if they may still send it: what a page was open for may have ended."""
+        """Passes on messages only while the caller is authorized."""
 
         async def heard() -> AsgiMessage:
             message = await receive()
@@ -428,7 +418,7 @@ class ServerMiddleware:
         return self._checks.count(who, self._clock.now())
 
     async def _body(self, receive: AsgiReceive) -> bytes | AuthRejected:
-        """Read a body, of whatever length it says to be, and keep no more of it than is taken."""
+        """Reads a body up to the limit."""
         try:
             async with asyncio.timeout(self._limits.upload / SECOND):
                 body = await _read_body(receive, self._limits.body)
@@ -440,13 +430,11 @@ class ServerMiddleware:
 
 
 def locate_scope(scope: AsgiScope) -> ClientOrigin:
-    """Take out of a scope where it came from."""
     client = scope.get("client")
     return locate_client(client[0] if client else "", scope["headers"])
 
 
 def parse_scope(scope: AsgiScope) -> IncomingRequest:
-    """Take what is judged out of a scope."""
     kind = "websocket" if scope["type"] == "websocket" else "http"
     return IncomingRequest(
         kind, scope.get("method", "GET"), scope["path"], scope.get("query_string", b""), scope["headers"]
@@ -454,7 +442,7 @@ def parse_scope(scope: AsgiScope) -> IncomingRequest:
 
 
 def _is_page(asked: IncomingRequest) -> bool:
-    """Tell whether somebody wants a page of the dashboard, and not one of the files that it is made of."""
+    """Whether a request is for a page of the dashboard, not for one of its files."""
     made_of = (API, LOGIN, "/_nicegui")
     return asked.kind == "http" and asked.method == "GET" and not asked.path.startswith(made_of)
 
@@ -465,7 +453,7 @@ def _has_body(asked: IncomingRequest) -> bool:
 
 
 async def _read_body(receive: AsgiReceive, most: int) -> bytes | None:
-    """Read a body; of one that is too long a little more, since who is still sending does not hear an answer."""
+    """Reads a body; of one that is too long a little more, since a client that still sends reads no response."""
     body, length = bytearray(), 0
     while length <= MAX_DRAIN_FACTOR * most:
         message = await receive()
@@ -479,7 +467,7 @@ async def _read_body(receive: AsgiReceive, most: int) -> bytes | None:
 
 
 def _replay_body(body: bytes, receive: AsgiReceive) -> AsgiReceive:
-    """Give what was read to whoever reads it next."""
+    """Returns a receive function that yields the body again."""
     waiting = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> AsgiMessage:
@@ -489,7 +477,7 @@ def _replay_body(body: bytes, receive: AsgiReceive) -> AsgiReceive:
 
 
 class ResponseFilter:
-    """What goes out: with what keeps browsers from doing more with it, and not to somebody who takes nothing of it."""
+    """Adds security headers to responses, and drops clients that read nothing."""
 
     def __init__(self, asked: IncomingRequest, send: AsgiSend, stall: int) -> None:
         self.started = False
@@ -499,7 +487,6 @@ class ResponseFilter:
         self._stall = stall
 
     async def __call__(self, message: AsgiMessage) -> None:
-        """Send something."""
         if message["type"] in {"http.response.start", "websocket.http.response.start"}:
             message = {**message, "headers": _headers(self._asked, message.get("headers", ()))}
         self.started = True
@@ -512,7 +499,7 @@ class ResponseFilter:
 
 
 def _headers(asked: IncomingRequest, given: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Add ours, and leave out what would let pages of others read along, whoever put it there."""
+    """Adds our headers, and removes CORS headers."""
     own = is_free(asked) or asked.path == API or asked.path.startswith(f"{API}/")
     ours = [*_ALWAYS, (b"content-security-policy", (STRICT_CSP if own else PAGES_CSP).encode())]
     if own:
@@ -523,7 +510,7 @@ def _headers(asked: IncomingRequest, given: Iterable[tuple[bytes, bytes]]) -> li
 
 
 async def send_refusal(scope: AsgiScope, send: AsgiSend, rejected: AuthRejected, wait: int = 0) -> None:
-    """Say no: to a program in JSON, to a person by showing the way in, to a WebSocket before it is open."""
+    """Rejects: a program gets JSON, a browser a redirect to the login, a WebSocket is not opened."""
     status, headers = rejected.status, [(b"content-type", b"application/json")]
     body = msgspec.json.encode({"error": rejected.sentence})
     if rejected.to_login:
@@ -531,7 +518,7 @@ async def send_refusal(scope: AsgiScope, send: AsgiSend, rejected: AuthRejected,
     if wait:
         headers.append((b"retry-after", str(max(1, -(-wait // SECOND))).encode()))
     if status in {408, 413}:
-        # What is left of the body is not waited for.
+        # The rest of the body is not read.
         headers.append((b"connection", b"close"))
     if status == 401:  # noqa: PLR2004 The status of HTTP for this.
         headers.append((b"www-authenticate", b"Bearer"))

@@ -1,9 +1,7 @@
-"""What the API's routes share: who asks, of which store, how answers are written, and how a no is.
+"""Shared by the API's routes: the caller's desk, encoding, error responses, and the feed.
 
-The news of a fleet for many at once: read once, written once, and kept for a while for whoever is slower.
-
-Each who listens has a place in one row of news, and nothing else: somebody who stalls costs nothing and slows nobody.
-Whoever comes back to find that the row has gone on without them is told of a gap, and goes on with what is there.
+The feed reads and encodes news once for all listeners and keeps it for a while. A listener is a position in it, so a
+slow one costs nothing and slows no other; one that fell behind gets a gap, and continues with what is there.
 """
 
 import asyncio
@@ -48,16 +46,16 @@ from halter.server.middleware import INTERNAL_ERROR, WHO_KEY
 MAX_FEED_ITEMS: Final = 5000
 MAX_FEED_BYTES: Final = 32 * 1024 * 1024
 MAX_TRAIL: Final = 20_000
-"""Of so many older ones it is still known where they stand in the journal."""
+"""How many dropped items are still known by their place in the journal."""
 PAGE: Final = 100
 FEED_RETRY_DELAY: Final = SECOND
 AGENTS_KEPT: Final = 10_000
 OUTSIDE_FEED: Final = -1
-"""The number of what was read again, and has no place in the row."""
+"""The number of an item that was read again and has no place in the feed."""
 
 
 class FeedMessage(msgspec.Struct, frozen=True):
-    """A piece of news, ready to be sent; `seq` is 0 where it is no event; `number` is its place in the row."""
+    """An encoded item; `seq` is 0 for live updates; `number` is its place in the feed."""
 
     number: int
     name: str
@@ -73,7 +71,7 @@ FeedFilter = Callable[[FeedMessage], bool]
 
 
 class Feed:
-    """The row of news of one process."""
+    """The feed of one process."""
 
     def __init__(
         self, store: JournalStore, clock: Clock, ids: Ids, bus: Bus, most: int = MAX_FEED_ITEMS, trail: int = MAX_TRAIL
@@ -94,11 +92,10 @@ class Feed:
 
     @property
     def next(self) -> int:
-        """The number that the next piece of news will have."""
         return self._next
 
     async def run(self) -> None:
-        """Read on until cancelled. While the store cannot be used nothing is heard; afterwards nothing was missed."""
+        """Reads until cancelled. While the store is unavailable nothing arrives; nothing is missed afterwards."""
         while True:
             try:
                 if not self.ready.is_set():
@@ -111,7 +108,7 @@ class Feed:
                 await self._clock.sleep(FEED_RETRY_DELAY)
 
     async def _take(self, item: FeedItem) -> None:
-        """Add a piece of news; what came too fast even for this reader is read again."""
+        """Adds an item; what was too fast even for this reader is read again."""
         if not isinstance(item, FeedGap):
             self._add(await self.told(item))
             return
@@ -119,7 +116,7 @@ class Feed:
             self._add(await self.told(news))
 
     async def told(self, item: FeedEvent | LiveUpdate) -> FeedMessage:
-        """Write a piece of news, with whose it is."""
+        """Encodes an item, with its agent."""
         match item:
             case FeedEvent(name, stored):
                 kind, stream, seq = stored.kind, stored.stream, stored.seq
@@ -130,7 +127,7 @@ class Feed:
         return FeedMessage(OUTSIDE_FEED, name, kind, stream, seq, session, await self._agent(stream, session), text)
 
     async def _agent(self, stream: str, session: str) -> str:
-        """Tell whose a stream is. An inbox may have been written to before its session began."""
+        """Returns the agent of a stream. An inbox may exist before its session starts."""
         if stream.startswith("trigger:"):
             return stream.removeprefix("trigger:").partition("/")[0]
         if not session or session in self._agents:
@@ -158,13 +155,13 @@ class Feed:
         self._more = asyncio.Event()
 
     async def follow(self, number: int, wants: FeedFilter) -> AsyncGenerator[FeedMessage | FeedGap]:
-        """Give what is wanted from a place on, as it comes; and say what was passed over."""
+        """Yields the wanted items from a number on, and gaps."""
         while True:
             first = self._row[0].number if self._row else self._next
             if number < first:
                 yield self._gap(number, wants)
                 number = first
-            # What comes while somebody takes this is looked for anew: the row may have gone on without them.
+            # The feed may have moved on while a slow consumer took an item.
             for told in self._some(number, first):
                 if self._row and told.number < self._row[0].number:
                     break
@@ -179,14 +176,14 @@ class Feed:
         return list(islice(self._row, number - first, number - first + PAGE))
 
     def _gap(self, number: int, wants: FeedFilter) -> FeedGap:
-        """Say what was passed over, as far as that is still known."""
+        """Returns what was missed, as far as it is still known."""
         gone = [told for told in self._trail if told.number >= number and wants(told)]
         events = [told for told in gone if told.seq]
         return FeedGap(len(events), len(gone) - len(events), slice_streams(events))
 
 
 def slice_streams(events: Iterable[FeedMessage]) -> Mapping[StreamId, StreamSlice]:
-    """Say where events stand in the journal: of each stream, what follows a number, up to another."""
+    """Returns where events stand in the journal, by stream."""
     found: dict[StreamId, StreamSlice] = {}
     for told in events:
         stream = StreamId(told.stream)
@@ -198,7 +195,7 @@ def slice_streams(events: Iterable[FeedMessage]) -> Mapping[StreamId, StreamSlic
 
 JSON: Final = "application/json"
 RETRY_AFTER_SECONDS: Final = "2"
-"""After so many seconds a store that was away may be asked again."""
+"""Retry-After while the store is unavailable."""
 
 STATUS: Final[Mapping[NotDoneWhy, int]] = {"wrong": 422, "missing": 404, "refused": 409, "forbidden": 403}
 
@@ -214,7 +211,7 @@ Name = Annotated[str, StringConstraints(max_length=300), AfterValidator(_storabl
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is behind the door."""
+    """The state that the routes share."""
 
     app: Runtime
     feed: Feed
@@ -222,35 +219,32 @@ class Site:
 
 
 def find_site(asking: HTTPConnection) -> Site:
-    """Find what a request is about."""
     return asking.app.state.site
 
 
 def make_request_desk(asking: HTTPConnection) -> Desk:
-    """Sit whoever asks at a desk; the door has found out who that is."""
+    """Makes the desk of the caller, whom the middleware has identified."""
     site = find_site(asking)
     return Desk(site.app, asking.scope[WHO_KEY], agents=site.agents)
 
 
 class Error(msgspec.Struct, frozen=True):
-    """Why something was not done, in a sentence."""
-
     error: str
 
 
 _MEANINGS: Final[Mapping[int, str]] = {
     400: "The request is broken",
-    401: "Nobody is known by this token",
+    401: "The token is unknown",
     403: "It takes a higher role, or comes from a foreign page",
     404: "It is not there, or not yours to see",
     405: "It is not asked for in this way",
-    408: "The body was too long in coming",
+    408: "The body took too long to arrive",
     409: "It cannot be done as things stand",
     413: "The body is too long",
     421: "The server does not go by that name",
     422: "It cannot be read as it was written",
     429: "That was too much for a minute",
-    500: "A mistake of Halter's own",
+    500: "An internal error",
     503: "The store cannot be reached",
 }
 ERRORS: Final[dict[int | str, dict[str, Any]]] = {
@@ -260,11 +254,11 @@ ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def encode_answer(value: object) -> bytes:
-    """Write an answer; amounts are dollars, times integers of microseconds."""
+    """Encodes a response; amounts are dollars, times are integers of microseconds."""
     try:
         return encode_public_json(value)
     except UnicodeEncodeError:
-        # Somebody's text holds half a character, which JSON has no way to say.
+        # A text holds a lone surrogate, which JSON cannot encode.
         return encode_public_json(_clean_texts(to_public_builtins(value)))
 
 
@@ -281,7 +275,7 @@ def _clean_texts(value: Any) -> Any:
 
 
 def add_errors(api: FastAPI) -> None:
-    """Let every no be a sentence with a status."""
+    """Turns every error into a sentence with a status."""
     handlers: Sequence[tuple[Any, Callable[[Any], Response]]] = (
         (NotDone, lambda error: _error_response(STATUS[error.why], str(error))),
         (StoreUnavailable, lambda error: _error_response(503, str(error), {"Retry-After": RETRY_AFTER_SECONDS})),
@@ -307,7 +301,6 @@ def _error_response(status: int, sentence: str, headers: Mapping[str, str] | Non
 
 
 def _explain_unread(error: RequestValidationError) -> str:
-    """Say which part cannot be read, and why."""
     found: list[str] = []
     for each in error.errors():
         place = ".".join(str(part) for part in each["loc"])

@@ -1,9 +1,4 @@
-"""The whole server put together: API, streams, webhooks, login and the dashboard, behind one door.
-
-Listening on an address, and serving there until told to stop. Signals are left to whoever runs it.
-
-Logging in and out: a token is exchanged for a cookie, by a page of our own that needs nothing from elsewhere.
-"""
+"""The whole server: API, streams, webhooks, login and dashboard behind one middleware."""
 
 import asyncio
 import errno
@@ -45,27 +40,27 @@ if TYPE_CHECKING:
     from halter.server.responses import Feed
 
 LISTEN_BACKLOG: Final = 100
-"""So many may wait to be let in."""
+"""Connections that may wait to be accepted."""
 TCP_USER_TIMEOUT_MS: Final = 60_000
-"""After so many milliseconds the system gives up a connection that takes nothing of what was sent."""
+"""After so long the system drops a connection whose peer acknowledges nothing."""
 SHUTDOWN_GRACE_SECONDS: Final = 2
-"""For so many seconds requests that are under way may come to their end."""
+"""How long open requests may take when the server ends."""
 LONGEST_MESSAGE: Final = 1024 * 1024
 LONGEST_HEAD: Final = 64 * 1024
-"""So many bytes an address and the headers may have together."""
+"""Most bytes of a URL and headers together."""
 HEAD_TIMEOUT: Final = 10 * SECOND
-"""So long somebody may be connected without having asked for anything."""
+"""How long a connection may be open without a request."""
 _QUIET: Final[dict[str, Any]] = {
     "version": 1,
     "disable_existing_loggers": False,
     "handlers": {"nowhere": {"class": "logging.NullHandler"}},
     "loggers": {"uvicorn": {"handlers": ["nowhere"], "propagate": False}},
 }
-"""The library's own log would put tracebacks between the lines that people read; what they must know they are told."""
+"""Silences uvicorn's log: problems are reported in sentences."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take a port, any free one for 0. Raises ConfigError where that cannot be."""
+    """Binds a port, or any free one for 0. Raises ConfigError."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
@@ -84,11 +79,11 @@ def _explain_bind_error(host: str, port: int, error: OSError) -> str:
 
 
 def _protocol(head: int) -> type[asyncio.Protocol]:
-    """Make what speaks HTTP, to people who have no token yet: of what they send, little is kept, and not for long."""
+    """Makes the HTTP protocol: it keeps little of what unauthenticated clients send, and not for long."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        """Lets go of who is connected, and asks for nothing."""
+        """Closes connections without a request."""
 
         late: asyncio.TimerHandle | None = None
 
@@ -113,7 +108,7 @@ def _protocol(head: int) -> type[asyncio.Protocol]:
                 self.late.cancel()
 
         def _look(self) -> None:
-            # A connection that became a WebSocket is none of these any more.
+            # A connection that became a WebSocket is no longer among these.
             asks = self.cycle is not None and not self.cycle.response_complete  # pyright: ignore[reportUnnecessaryComparison]
             if self in self.connections and not asks:
                 self.transport.close()
@@ -124,11 +119,11 @@ def _protocol(head: int) -> type[asyncio.Protocol]:
 async def serve_asgi(
     asgi: Any, listening: socket.socket, closing: Callable[[], None] = lambda: None, head: int = HEAD_TIMEOUT
 ) -> None:
-    """Serve until cancelled; then `closing` tells those who listen, and who is being answered is answered."""
+    """Serves until cancelled; then calls `closing`, and finishes open requests."""
     import uvicorn
 
     class Quiet(uvicorn.Server):
-        """Leaves signals to whoever runs it."""
+        """Leaves signals to the caller."""
 
         @contextmanager
         def capture_signals(self) -> Generator[None]:
@@ -172,7 +167,7 @@ class WebhookEndpoint:
         self.hooks = WebhookReceiver({}, {})
 
     async def serve(self, hooks: WebhookReceiver) -> None:
-        """Take deliveries for these from now on, until cancelled."""
+        """Serves deliveries for these until cancelled."""
         self.hooks = hooks
         try:
             await asyncio.Event().wait()
@@ -181,7 +176,7 @@ class WebhookEndpoint:
 
 
 def demand_server() -> None:
-    """Say what is missing where the extra is not installed."""
+    """Raises ConfigError if the extra is not installed."""
     try:
         import fastapi
         import uvicorn
@@ -191,7 +186,7 @@ def demand_server() -> None:
 
 
 def bind(host: str = HOST, port: int = PORT, *, beyond: bool = False) -> socket.socket:
-    """Take a port. Who wants to be reached from other machines has to say so. Raises ConfigError."""
+    """Binds a port. Raises ConfigError for one that other machines can reach, unless `beyond`."""
     if not beyond and not _is_loopback(host):
         raise ConfigError(
             f"{host} can be reached from other machines, and what goes over the wire there is not encrypted: put a "
@@ -208,31 +203,27 @@ def _is_loopback(host: str) -> bool:
 
 
 def format_address(listening: socket.socket) -> str:
-    """Write where a server is found, for a browser on this machine."""
+    """Returns the URL of a server, for a browser on this machine."""
     host, port = listening.getsockname()[:2]
     if ip_address(host).is_unspecified:
         host = HOST
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
-def _ignore_message(_: str) -> None:
-    """Tell nobody."""
-
-
 @dataclass(frozen=True, slots=True)
 class ServerExtras:
-    """What is not said of every server: names it goes by, webhooks, other limits, and who is told what breaks.
+    """Options of a server: host names, webhooks, limits, and a listener for problems.
 
-    Without `pages` there is only the API: the dashboard's library serves one server in a process, and once.
+    Without `pages` there is only the API: the dashboard's library serves one server per process, once.
     """
 
     names: Sequence[str] = ()
     deliveries: WebhookEndpoint = field(default_factory=WebhookEndpoint)
     limits: ServerLimits = field(default_factory=ServerLimits)
-    tell: Callable[[str], None] = _ignore_message
+    tell: Callable[[str], None] = lambda _: None
     pages: bool = True
     folders: Mapping[str, Path] = field(default_factory=dict[str, Path])
-    """The folders of agents that can be given something to do through the API, by name."""
+    """The folders of agents that can be given tasks through the API, by name."""
 
 
 def build_server(
@@ -243,7 +234,6 @@ def build_server(
     extras: ServerExtras,
     agents: AgentFolders | None = None,
 ) -> ServerMiddleware:
-    """Put it together: all that can be asked for, behind the one door."""
     from halter.server.api import add_hooks, new_api
     from halter.server.responses import Site
 
@@ -263,7 +253,7 @@ def build_server(
 
 
 def _add_rest(api: "FastAPI") -> None:
-    """Add the sign of life, and an end to what is the API's."""
+    """Adds the health check, and 404 for unknown API paths."""
     from starlette.exceptions import HTTPException
     from starlette.responses import PlainTextResponse
 
@@ -279,7 +269,7 @@ def _add_rest(api: "FastAPI") -> None:
 
 
 def _add_plain(api: "FastAPI") -> None:
-    """Say what is here, where there are no pages."""
+    """Adds a plain page where there is no dashboard."""
     from starlette.responses import PlainTextResponse
 
     async def plain() -> PlainTextResponse:
@@ -289,7 +279,7 @@ def _add_plain(api: "FastAPI") -> None:
 
 
 def _mount_dashboard(api: "FastAPI", app: Runtime, bus: Bus, tell: Callable[[str], None]) -> bool:
-    """Put the pages in their place, if they are there."""
+    """Mounts the dashboard, if its library is installed."""
     from importlib.util import find_spec
 
     if find_spec("nicegui") is None:
@@ -303,7 +293,7 @@ def _mount_dashboard(api: "FastAPI", app: Runtime, bus: Bus, tell: Callable[[str
 async def serve_web(
     app: Runtime, listening: socket.socket, keys: Keyring, bus: Bus, extras: ServerExtras | None = None
 ) -> None:
-    """Serve until cancelled, on a port that was taken with `bind`."""
+    """Serves until cancelled, on a port bound with `bind`."""
     demand_server()
     from halter.server.responses import Feed
 
@@ -326,12 +316,12 @@ LONGEST_FORM: Final = 1000
 
 
 def make_login_url(base: str, secret: str) -> str:
-    """Write the address that logs somebody in. The token stands where no browser sends it, and no server logs it."""
+    """Returns the URL that logs in. The token is in the fragment, which no browser sends and no server logs."""
     return f"{base}{LOGIN}#token={secret}"
 
 
 def add_login(api: FastAPI, door: ServerNames, checks: AuthState, clock: Clock) -> None:
-    """Add the page, what it needs, and what it asks for."""
+    """Adds the login page, its files, and its routes."""
     page = (PAGES / "login.html").read_text("utf-8")
 
     def shown(problem: str, status: int, wait: int = 0) -> Response:
@@ -398,6 +388,6 @@ def _token_in(body: bytes) -> str:
 
 
 def _attributes(request: Request) -> str:
-    """Say who may see the cookie: no script, no other site, and where a browser came by TLS, nothing but TLS."""
+    """Returns the cookie's attributes: no scripts, no other site, and only TLS where the browser used TLS."""
     secure = "; Secure" if request.headers.get("origin", "").startswith("https:") else ""
     return f"Path=/; HttpOnly; SameSite=Strict{secure}"

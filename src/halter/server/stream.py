@@ -1,8 +1,7 @@
-"""News as they come, over SSE and WebSocket: from now on, or from where somebody was.
+"""The feed over SSE and WebSocket: from now on, or from a known position.
 
-Whoever was cut off goes on by stream and sequence number. The first thing that they are told is where all streams are
-(`here`); with what they have seen since, that is their place. A stream that they do not name is one that they have
-seen nothing of. What was passed over because they were too slow is told as a `gap`, with its places in the journal.
+The first item (`here`) has the position of all streams; a client resumes with it and what it has seen since. A stream
+that it does not name is sent from its beginning. What a slow client missed is a `gap`, with its places in the journal.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ FEED_GONE_NOTICE: Final = (
 
 
 class FeedSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What somebody wants to hear, and from where on: `after` says how far they have seen each stream."""
+    """What a client wants to receive; `after` is how far it has seen each stream."""
 
     session: Annotated[str, msgspec.Meta(max_length=200)] = ""
     agent: Annotated[str, msgspec.Meta(max_length=200)] = ""
@@ -48,7 +47,7 @@ class FeedSubscription(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Here(msgspec.Struct, frozen=True):
-    """Where the streams are that somebody listens to, and the last place in the feed that they need not hear."""
+    """The position of the streams, and the last number in the feed that the client need not receive."""
 
     position: Mapping[str, int]
     number: int
@@ -60,7 +59,7 @@ StreamItem = Here | FeedMessage | FeedGap
 async def listen_to_feed(
     desk: Desk, feed: Feed, listening: FeedSubscription, number: int | None = None
 ) -> AsyncGenerator[StreamItem]:
-    """Give what is wanted: first what came since, then what comes. With a number, from that place in the feed on."""
+    """Yields what is wanted: first what came since, then what comes. With a number, from there in the feed on."""
     await feed.ready.wait()
     start = feed.next
     fits = _make_filter(desk, listening)
@@ -90,7 +89,7 @@ def _make_filter(desk: Desk, listening: FeedSubscription) -> Any:
 
 
 async def _position(desk: Desk, feed: Feed, listening: FeedSubscription) -> Mapping[str, int]:
-    """Tell how long the streams are that somebody wants and may see."""
+    """Returns the length of the streams that the client wants and may see."""
     found = await read_stream_heads(feed.store)
     if listening.session:
         own = {session_stream(listening.session), inbox_stream(listening.session)}
@@ -128,7 +127,6 @@ async def _read_since(
 
 
 def encode_stream_item(item: StreamItem) -> str:
-    """Write what is heard as JSON."""
     match item:
         case FeedMessage():
             return item.text
@@ -139,7 +137,7 @@ def encode_stream_item(item: StreamItem) -> str:
 
 
 def read_cursor(text: str) -> Mapping[str, int]:
-    """Read a place as it stands in an address: STREAM=SEQ, with commas between them. Raises NotDone."""
+    """Parses a position in a URL: STREAM=SEQ, separated by commas. Raises NotDone."""
     pairs = [_PAIR.fullmatch(part) for part in text.split(",")]
     if len(text) > LONGEST_CURSOR or not all(pairs):
         raise NotDone(f"{text[:80]!r} is no place to go on from: write it like session:desk-1=12.", "wrong")
@@ -147,12 +145,11 @@ def read_cursor(text: str) -> Mapping[str, int]:
 
 
 def write_cursor(position: Mapping[str, int]) -> str:
-    """Write a place so that it can stand in an address."""
     return ",".join(f"{stream}={seq}" for stream, seq in sorted(position.items()))
 
 
 class StreamStart(msgspec.Struct, frozen=True):
-    """From where on a stream is given: a place in the feed, or what was seen of the streams."""
+    """Where a stream starts: a number in the feed, or positions in the streams."""
 
     listening: FeedSubscription
     number: int | None = None
@@ -160,7 +157,7 @@ class StreamStart(msgspec.Struct, frozen=True):
 
 
 def resolve_stream_start(listening: FeedSubscription, after: str, feed: str) -> StreamStart:
-    """Decide where to go on. A place in a feed that is gone is no place any more."""
+    """Decides where to resume. A number in a feed of an earlier server is unknown."""
     name, dot, number = after.rpartition(".")
     if not after:
         return StreamStart(listening)
@@ -171,7 +168,6 @@ def resolve_stream_start(listening: FeedSubscription, after: str, feed: str) -> 
 
 
 async def demand_visible(desk: Desk, listening: FeedSubscription) -> None:
-    """Refuse what is not there to be heard."""
     if listening.session:
         await desk.session(listening.session)
     if listening.agent:
@@ -219,7 +215,7 @@ def _name(item: StreamItem) -> str:
 
 
 def _id(feed: Feed, start: StreamStart, seen: dict[str, int], item: StreamItem) -> str | None:
-    """Name a place: of one session by its streams, which outlives the server; else by the feed."""
+    """Returns an SSE id: of one session its stream positions, which survive a restart; else a number in the feed."""
     if start.listening.session:
         if isinstance(item, FeedMessage) and item.seq:
             seen[item.stream] = item.seq
@@ -235,7 +231,7 @@ def _id(feed: Feed, start: StreamStart, seen: dict[str, int], item: StreamItem) 
 
 
 async def _socket(socket: WebSocket) -> None:
-    """Give the news over a WebSocket, to whoever says first what they want: `{}` for all, from now on."""
+    """Sends the feed over a WebSocket, after the client's subscription: `{}` for all, from now on."""
     await socket.accept()
     desk, feed = make_request_desk(socket), find_site(socket).feed
     try:
@@ -254,7 +250,7 @@ async def _socket(socket: WebSocket) -> None:
 
 
 async def _send_until_gone(socket: WebSocket, items: AsyncGenerator[StreamItem]) -> None:
-    """Tell, and hear at once when whoever listened has gone."""
+    """Sends items until the client has gone."""
 
     async def tell() -> None:
         async with aclosing(items):
@@ -274,7 +270,7 @@ async def _send_until_gone(socket: WebSocket, items: AsyncGenerator[StreamItem])
 
 
 async def _wait_until_gone(socket: WebSocket) -> None:
-    """Wait until somebody has gone. What they say meanwhile is nothing that was asked for."""
+    """Waits until the client has gone; its messages are ignored."""
     while (await socket.receive())["type"] != "websocket.disconnect":
         pass
 
@@ -285,7 +281,6 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
 
 
 def add_streams(api: FastAPI) -> None:
-    """Add both ways to listen."""
     api.get(STREAM_PATH, response_class=EventSourceResponse, summary="Hear the news as they come", responses=ERRORS)(
         _stream
     )

@@ -1,12 +1,10 @@
 """A session and its turns: what opens one, and what becomes of the session after it.
 
 A chat waits for the next message, a task ends, an autonomous session sleeps and wakes: that is its pace, and is decided
-elsewhere. Everything that decides it is in the journal, so whoever takes the session up next goes on where it stands.
+elsewhere. Everything that decides it is in the journal, so the next owner of the session goes on where it stands.
 
-The walk of a task session: one phase after the other, never back, each with the tools that are granted there.
-
-Inside a phase the model works as it likes. When it ends its turn, the runtime moves the session on: to the next phase,
-or to its end. Where others have to look at what was found, no turn is taken: they are asked instead.
+A task with phases takes one after the other, never back, each with the tools granted there. When the model ends its
+turn, the session moves to the next phase or to its end. In the review phase judges are asked instead of a turn.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -40,7 +38,6 @@ class Conclusion(msgspec.Struct, frozen=True):
 
     @property
     def over(self) -> bool:
-        """Tell whether the session is over."""
         return self.state in END_STATES
 
 
@@ -57,22 +54,20 @@ class Inbox(msgspec.Struct, frozen=True):
 
     @property
     def pending(self) -> bool:
-        """Tell whether there is anything."""
         return bool(self.said or self.notes) or self.called
 
     @property
     def spoken(self) -> bool:
-        """Tell whether somebody spoke to the session, be it in a chat beside it."""
+        """Whether a person wrote to the session, or in a chat beside it."""
         return bool(self.said) or self.personal
 
     @property
     def personal(self) -> bool:
-        """Tell whether a person is among those who said something."""
         return any(part.origin == "person" for part in (*self.said, *self.notes))
 
 
 class StillInDoubt(HalterError):
-    """A session that was to end holds something whose outcome nobody knows: whoever takes it up anew clears that."""
+    """A session that should end holds something in doubt: the next owner settles it."""
 
     def __init__(self, session: str) -> None:
         super().__init__(f"Session {session} cannot end: something of it is still under way, or in doubt.")
@@ -93,9 +88,7 @@ class Pace(Protocol):
         """Decide whether a session that has nothing under way takes a turn."""
         ...
 
-    def show(self, notes: Sequence[Text]) -> None:
-        """Let the turn that is open see these alerts."""
-        ...
+    def show(self, notes: Sequence[Text]) -> None: ...
 
     async def go_on(self, notes: Sequence[Text]) -> None:
         """Let a turn that an earlier owner had opened see these alerts, and what is true by now."""
@@ -107,7 +100,7 @@ class Pace(Protocol):
 
 
 class AttendedPace:
-    """The pace of a session that somebody sits before: it takes a turn when there is something to say to it."""
+    """The pace of a chat: a turn for each message."""
 
     def __init__(self, loop: TurnLoop) -> None:
         self._loop = loop
@@ -128,12 +121,11 @@ class AttendedPace:
         """There is nothing that could have changed."""
 
     async def after(self, then: SessionStep) -> SessionStep:
-        """Leave it at that."""
         return then
 
 
 class Conversation:
-    """One session in somebody's hands, from where it stands to its next rest or its end.
+    """One session, from where it stands to its next rest or its end.
 
     A session that is resident rests in the same hands, and is gone on with by attending it again.
     """
@@ -150,7 +142,7 @@ class Conversation:
         self._seen = 0
 
     async def attend(self) -> Conclusion:
-        """Give the session its turns until it rests or ends; whatever stops it, what was done is written down."""
+        """Gives the session its turns until it rests or ends; what was done is recorded even if it is stopped."""
         await self._take_up()
         try:
             while True:
@@ -162,7 +154,7 @@ class Conversation:
             await self._running.settle_up()
 
     async def _take_up(self) -> None:
-        """Know all that happened: from the journal, or still from before the rest."""
+        """Loads the session's events from the journal, or keeps those from before the rest."""
         if self._task is not None:
             await self._running.wake()
             self._loop.wake()
@@ -174,7 +166,7 @@ class Conversation:
             await self._pace.go_on((await self._news(self._loop.turn.heard)).notes)
 
     async def _next_turn(self) -> Conclusion | None:
-        """Open the next turn, if it is time for one. Before others look around for it, the last one is written down."""
+        """Opens the next turn, if it is time; the last one is recorded first."""
         await self._running.settle_up()
         news = await self._news()
         match await self._pace.before(news):
@@ -190,7 +182,7 @@ class Conversation:
                 return await self._ended(end)
 
     async def _turn(self) -> Conclusion | None:
-        """Finish the turn that is open, and do what follows from its end."""
+        """Finishes the open turn and does what follows from its end."""
         turn = await self._loop.go_on()
         match await self._pace.after(decide_after_turn(turn, self._loop.rules)):
             case End("COMPLETED") if (await self._news()).spoken:
@@ -203,7 +195,7 @@ class Conversation:
                 return await self._next_turn()
 
     async def _ended(self, end: End) -> Conclusion | None:
-        """End the session. Of its own accord it does not while somebody speaks to it, at this very moment."""
+        """Ends the session, unless a message arrives at this very moment."""
         said = find_last_words(self._loop.messages)
         while not await self._running.end(
             end.state, end.terminal_reason, self._seen if end.state == "COMPLETED" else None, said
@@ -216,7 +208,6 @@ class Conversation:
         return Conclusion(end.state, end.terminal_reason, self._loop.turn.sentence)
 
     async def _cancelled(self) -> Conclusion | None:
-        """End a session that was cancelled while it had nothing to do."""
         halt = await self._running.halted()
         if halt is None or not halt.cancels:
             return None
@@ -224,14 +215,14 @@ class Conversation:
         return Conclusion("CANCELLED", "cancelled", f"{halt.scope} was halted.")
 
     async def _rested_after(self, park: Park) -> Conclusion | None:
-        """Let the session rest after a turn, unless what it waits for has come while the turn was under way."""
+        """Parks the session after a turn, unless what it waits for came during the turn."""
         news = await self._news()
         if news.said or news.called or news.names & frozenset(park.wake_on):
             return await self._next_turn()
         return await self._rested(park)
 
     async def _rested(self, park: Park) -> Conclusion | None:
-        """Let the session rest, unless something has come at this very moment."""
+        """Parks the session, unless something arrived at this very moment."""
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
         if not await self._running.park(park.state, self._seen, wake_at, park.wake_on, resident=self._resident):
             return None
@@ -239,7 +230,7 @@ class Conversation:
         return Conclusion(park.state, "", self._loop.turn.sentence, wake_at, park.wake_on)
 
     async def _news(self, through: int | None = None) -> Inbox:
-        """Read what has reached the session: words since its last turn, alerts since the last that came to its end."""
+        """Reads the messages since the last turn, and the alerts since the last finished one."""
         turn = self._loop.turn
         inbox = await self._running.inbox(turn.cleared)
         if through is None:
@@ -263,7 +254,6 @@ class Conversation:
         return Inbox(tuple(said), tuple(notes), called, frozenset(names))
 
     async def _given(self) -> Sequence[Text]:
-        """The task opens the first turn."""
         if self._loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
             return []
         text = from_body(await self._running.said(self._task))
@@ -275,17 +265,17 @@ class Conversation:
 
 
 REVIEW_PHASE: Final = "ethics_review"
-"""The phase in which somebody else than the author looks at what was found."""
+"""The phase in which judges review the findings."""
 
 OfferTools = Callable[[Phase], tuple[ToolSpec, ...]]
-"""Tells which tools a model is told of in a phase."""
+"""Returns the tools that are offered in a phase."""
 
 ReviewPhase = Callable[[], Awaitable[End | None]]
-"""Lets others look at what was found; tells if the session has to end over it."""
+"""Reviews the findings; returns the end of the session, if it ends over it."""
 
 
 class PhaseWalk:
-    """The pace of a task: a turn for each phase, as far as it gets."""
+    """The pace of a task: a turn for each phase."""
 
     def __init__(
         self, running: SessionRuntime, loop: TurnLoop, phases: Sequence[Phase], offered: OfferTools, review: ReviewPhase
@@ -297,7 +287,7 @@ class PhaseWalk:
         self._review = review
 
     async def before(self, news: Inbox) -> OpenTurn | Park | End:
-        """Open a turn with what was said, with the phase that begins, or with a word to go on; not during a halt."""
+        """Opens a turn with a message, with the phase that begins, or with a word to go on; not during a halt."""
         self._stand()
         halt = await self._running.halted()
         if halt is not None:
@@ -314,14 +304,13 @@ class PhaseWalk:
         return Park("WAITING_FOR_INPUT")
 
     def show(self, notes: Sequence[Text]) -> None:
-        """There are none."""
+        """A task has no alerts."""
 
     async def go_on(self, notes: Sequence[Text]) -> None:
-        """Stand in the phase that the turn was opened in."""
         self._stand()
 
     async def after(self, then: SessionStep) -> SessionStep:
-        """Move on when a phase has had its turn; the last one ends the session."""
+        """Moves on when a phase has had its turn; the last one ends the session."""
         if not isinstance(then, End) or then.state != "COMPLETED":
             return then
         self._stand()
@@ -330,7 +319,7 @@ class PhaseWalk:
         return await self._moved_on() or NextTurn()
 
     async def _moved_on(self) -> End | None:
-        """Let others look at what was found where it is time for that; whoever was stopped meanwhile begins it anew."""
+        """Runs the review in its phase; after an interruption it starts again."""
         while self._begins() and self._here().name == REVIEW_PHASE:
             stopped = await self._review()
             if stopped is not None:
@@ -340,7 +329,6 @@ class PhaseWalk:
         return None
 
     async def _entered(self) -> bool:
-        """Enter the next phase, if there is one."""
         number = self._number() + 1
         if number >= len(self._phases):
             return False
@@ -355,18 +343,16 @@ class PhaseWalk:
         return self._phases[min(self._number(), len(self._phases) - 1)]
 
     def _begins(self) -> bool:
-        """Tell whether the phase has had no turn yet."""
         entered = self._loop.phase
         return (0 if entered is None else entered.turn) == self._loop.turn.number
 
     def _stand(self) -> None:
-        """Let the guard and the model know which phase it is."""
         phase = self._here()
         self._running.standing = msgspec.structs.replace(self._running.standing, phase=phase)
         self._loop.offer(self._offered(phase))
 
     def _announced(self) -> tuple[Text, ...]:
-        """Say which phase begins; a walk of a single phase needs no words."""
+        """Announces the phase; a task with a single phase needs no words."""
         if len(self._phases) == 1:
             return ()
         phase, number = self._here(), self._number() + 1

@@ -1,11 +1,8 @@
-"""Walking a playbook through the guard, call by call, as a task session.
+"""Playbooks and skills.
 
-Where it stands is read off the journal, so it goes on after a crash exactly where it was: a step that has its outcome
-is not called again, and one that was begun and has none is recovered first.
-
-`run_playbook`: a model lets a list of steps be done, each through the guard as if it had asked for it itself.
-
-`run_skill`: a folder with a SKILL.md, used as instructions over some input, by one request of its own.
+A playbook's session runs its steps through the guard, call by call. Its position is in the journal, so it resumes after
+a crash: a step with an outcome is not repeated, and one without is recovered first. `run_playbook` is the same as a
+verb of the model; `run_skill` applies a SKILL.md to some input with one request.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -38,17 +35,15 @@ class Task(msgspec.Struct, frozen=True):
 
 
 def encode_task(task: Task) -> bytes:
-    """Write a task down as the body of its session's first event."""
     return msgspec.json.encode(task)
 
 
 def decode_task(body: bytes) -> Task:
-    """Read a task again."""
     return msgspec.json.decode(body, type=Task)
 
 
 class PlaybookOutcome(msgspec.Struct, frozen=True):
-    """How a playbook came out; `sentence` says what went wrong, if something did."""
+    """The result of a playbook; `sentence` says what went wrong."""
 
     state: State
     terminal_reason: TerminalReason
@@ -56,7 +51,7 @@ class PlaybookOutcome(msgspec.Struct, frozen=True):
 
 
 StepListener = Callable[[Step, Answer], None]
-"""Somebody who wants to see each step as it is done."""
+"""Called with each step and its answer."""
 
 PLAYBOOK_COMPLETED: Final = PlaybookOutcome("COMPLETED", "completed")
 
@@ -64,10 +59,10 @@ PLAYBOOK_COMPLETED: Final = PlaybookOutcome("COMPLETED", "completed")
 async def walk_playbook(
     running: SessionRuntime, store: Store, task: Task, tell: StepListener = lambda _, __: None
 ) -> PlaybookOutcome:
-    """Take all steps that are left; the first one that does not come out `ok` ends the walk."""
+    """Runs all steps that are left; the first one that is not `ok` ends the playbook."""
     done = await _read_outcomes(store, await running.take_up())
     if task.playbook.max_cost_usd is not None:
-        # It has no last words, for which something would have to be kept back.
+        # A playbook has no last words, so it needs no reserve.
         standing = msgspec.structs.replace(running.standing, kept_usd=0, kept_tokens=0)
         running.standing = standing.within(task.playbook.max_cost_usd, 0)
     results = Results(task.inputs)
@@ -89,7 +84,7 @@ async def walk_playbook(
 async def _step(
     running: SessionRuntime, step: Step, number: int, results: Results, done: Mapping[str, Answer]
 ) -> Answer | PlaybookOutcome:
-    """Take a step that has no outcome yet. One that a person says was not done is asked for anew, as another call."""
+    """Runs a step without an outcome. One that a person says was not done is repeated as another call."""
     call = f"{running.lease.session}.{number}"
     again = 0
     while call in done:
@@ -104,7 +99,6 @@ async def _step(
 
 
 async def _read_outcomes(store: Store, events: Sequence[Stored]) -> Mapping[str, Answer]:
-    """Read what became of the calls that are settled."""
     found: dict[str, Answer] = {}
     for stored in events:
         event = stored.event
@@ -121,7 +115,7 @@ async def _end_playbook(running: SessionRuntime, ended: PlaybookOutcome) -> Play
 
 RUN_PLAYBOOK: Final = "run_playbook"
 MAX_PLAYBOOK_DURATION: Final = 7 * DAY
-"""A step may wait for a person, and they have a day to answer."""
+"""A step may wait for a person's answer."""
 
 
 class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -130,13 +124,13 @@ class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 MakeCall = Callable[[Call, int | None], Awaitable[Answer]]
-"""Takes a call to the guard, with what it may spend at most, and waits for whatever it has to wait for."""
+"""Makes a call through the guard with a spending limit, and waits for it."""
 ReadSpent = Callable[[str], Awaitable[int]]
-"""Tells what all that was done inside of a call has cost so far, whichever process did it."""
+"""Returns what everything inside of a call has cost so far, in any process."""
 
 
 def run_playbook(playbooks: Mapping[str, Playbook], make: MakeCall, spent: ReadSpent) -> Verb:
-    """Make the verb that plays a playbook. The steps carry the cost; together they stay below the playbook's cap."""
+    """Makes the verb that runs a playbook. The steps carry the cost, together below the playbook's cap."""
     under_way: dict[str, str] = {}
 
     async def act(asked: _Asked, call: str) -> str:
@@ -199,17 +193,17 @@ class _SkillArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 AskForSkill = Callable[[ModelRequest, int], Awaitable[AnsweredRequest | RefusedRequest | FailedRequest]]
-"""Takes a request to the guard, with the number of its attempt."""
+"""Makes a request through the guard, with its attempt number."""
 
 
 def run_skill(skills: Mapping[str, Skill], ask: AskForSkill, max_output_tokens: int) -> Verb:
-    """Make the verb that lets a model work by a skill's instructions. What it costs is that request's cost."""
+    """Makes the verb that applies a skill's instructions with a request of its own."""
 
     async def act(asked: _SkillArguments, call: str) -> str:
         skill = skills[asked.skill]
         prompt = Prompt(
             system=skill.instructions,
-            # It is a model that put this together, from whatever it has read.
+            # A model wrote this, from content that is not trusted.
             messages=(Message("user", (Text(asked.input, "model", trusted=False),)),),
             max_output_tokens=max_output_tokens,
         )

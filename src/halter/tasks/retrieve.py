@@ -1,6 +1,6 @@
-"""The verb by which a model reads documents: by name, all of a collection since a time, or by the words in them.
+"""The verb with which a model reads documents: by name, a collection since a time, or by words in them.
 
-It sees the documents that its session may see, and no others: whatever it names is looked for among those.
+It finds only the documents that its session may see.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +19,7 @@ from halter.tasks.task_tools import Verb
 
 RETRIEVE_CHUNKS: Final = "retrieve_chunks"
 MOST_SHOWN: Final = 8_000
-"""So many characters of documents one call gives."""
+"""Most characters that one call returns."""
 
 LEAST_SHOWN: Final = 400
 MOST_PLACES: Final = 40
@@ -29,9 +29,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class DocumentRef(msgspec.Struct, frozen=True):
-    """A document on a session's shelf: the name of its file, the digest of what is in it, and when it came.
+    """A document of a session: file name, content digest, and when it came.
 
-    `problem` says why it cannot be read, where it cannot.
+    `problem` says why it cannot be read.
     """
 
     name: str
@@ -45,28 +45,22 @@ class DocumentRef(msgspec.Struct, frozen=True):
 class DocumentSource(Protocol):
     """The documents that one session may see."""
 
-    async def documents(self) -> Sequence[DocumentRef]:
-        """List all of them, as they are now."""
-        ...
+    async def documents(self) -> Sequence[DocumentRef]: ...
 
-    async def chunks(self, document: str) -> Sequence[Chunk]:
-        """Return a document's text in pieces, in order."""
-        ...
+    async def chunks(self, document: str) -> Sequence[Chunk]: ...
 
-    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        """Find pieces of these documents, the best first."""
-        ...
+    async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]: ...
 
 
 class RetrievedText(msgspec.Struct, frozen=True):
-    """What a call gives: text for the model, and the documents of which it holds something."""
+    """The text for the model, and the documents it contains parts of."""
 
     text: str
     read: tuple[DocumentRef, ...] = ()
 
 
 class RetrieveArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a model asks for. `collection` and `since` narrow whatever else it asks for."""
+    """The model's arguments. `collection` and `since` narrow the others."""
 
     file: str = ""
     collection: str = ""
@@ -76,7 +70,7 @@ class RetrieveArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 class _Passage(msgspec.Struct, frozen=True):
-    """A part of a document's text, and how long all of it is."""
+    """A part of a document's text, and the length of all of it."""
 
     start: int
     text: str
@@ -88,7 +82,7 @@ class _Passage(msgspec.Struct, frozen=True):
 
 
 def retrieve_chunks(shelves: DocumentSource, now: Callable[[], int]) -> Verb:
-    """Make the verb. Which documents it read is written down with what it gave."""
+    """Makes the verb. The documents it read are recorded with its result."""
 
     async def act(wanted: RetrieveArguments, _: str) -> Output:
         found = await retrieve_documents(shelves, wanted, now())
@@ -104,7 +98,6 @@ def retrieve_chunks(shelves: DocumentSource, now: Callable[[], int]) -> Verb:
 
 
 def find_arguments_flaw(wanted: RetrieveArguments) -> str:
-    """Say what is wrong with a question that cannot be understood."""
     if not (wanted.file or wanted.query or wanted.collection or wanted.since):
         return "Say what to read: a `file`, a `collection`, or a `query`."
     if wanted.file and wanted.query:
@@ -119,7 +112,7 @@ def find_arguments_flaw(wanted: RetrieveArguments) -> str:
 
 
 def _moment(since: str, now: int) -> int | None:
-    """Read a time, or how long ago it was; a time without a zone is UTC."""
+    """Parses a time, or an age; a time without a zone is UTC."""
     try:
         moment = datetime.fromisoformat(since.strip())
     except ValueError:
@@ -134,7 +127,7 @@ def _moment(since: str, now: int) -> int | None:
 
 
 async def retrieve_documents(shelves: DocumentSource, wanted: RetrieveArguments, now: int) -> RetrievedText:
-    """Read what is wanted. Raises Failed, with a sentence for the model, where it is not there or cannot be read."""
+    """Returns what is asked for. Raises Failed, with a sentence for the model, where it is missing or unreadable."""
     everything = await shelves.documents()
     narrowed = _filter_documents(everything, wanted, now)
     if wanted.file:
@@ -157,7 +150,6 @@ def _filter_documents(documents: Sequence[DocumentRef], wanted: RetrieveArgument
 
 
 def _find_by_name(narrowed: Sequence[DocumentRef], everything: Sequence[DocumentRef], name: str) -> DocumentRef:
-    """Find the one document of a name."""
     found = [each for each in narrowed if each.name == name]
     if not found:
         those = _list_alternatives(each.name for each in narrowed or everything)
@@ -182,7 +174,7 @@ async def _file(shelves: DocumentSource, document: DocumentRef, offset: int) -> 
 
 
 async def _collection(shelves: DocumentSource, documents: Sequence[DocumentRef], offset: int) -> RetrievedText:
-    """Read documents one after another, as many as one call can give."""
+    """Reads documents one after another, as many as fit one call."""
     if not documents:
         return RetrievedText("There are no such documents.")
     ordered = sorted(documents, key=lambda each: (each.taken_at, each.name, each.collection))
@@ -202,7 +194,7 @@ async def _collection(shelves: DocumentSource, documents: Sequence[DocumentRef],
 
 
 async def _query(shelves: DocumentSource, documents: Sequence[DocumentRef], words: str) -> RetrievedText:
-    """Show the places where words occur, the best first. Files with the same contents are one document."""
+    """Shows the places where words occur, the best first. Files with equal content are one document."""
     readable = {each.document: each for each in reversed(documents) if not each.problem}
     found = await shelves.search(list(readable), words, MOST_PLACES)
     parts: list[str] = []
@@ -220,7 +212,7 @@ async def _query(shelves: DocumentSource, documents: Sequence[DocumentRef], word
 
 
 def _explain_rest(found: Sequence[FoundChunk], shown: int, documents: Sequence[DocumentRef]) -> Iterable[str]:
-    """Say what a search did not show, and where it could not look."""
+    """Says what a search did not show, and where it could not look."""
     if not found:
         yield "These words occur in none of your documents."
     elif shown < len(found):
@@ -233,7 +225,7 @@ def _explain_rest(found: Sequence[FoundChunk], shown: int, documents: Sequence[D
 
 
 def _passage(chunks: Sequence[Chunk], offset: int, most: int) -> _Passage:
-    """Put pieces, which share a little with each other, together again, from an offset on."""
+    """Joins overlapping chunks, from an offset on."""
     parts: list[str] = []
     place, left = offset, most
     for chunk in chunks:
@@ -264,7 +256,7 @@ def _header(document: DocumentRef, start: int, end: int) -> str:
 
 
 def _to_one_line(name: str) -> str:
-    """Write a name on one line, whatever somebody called a file."""
+    """File names may contain anything."""
     return clean(" ".join(name.split())) or "(nothing)"
 
 
@@ -273,7 +265,6 @@ def _names(names: Iterable[str]) -> list[str]:
 
 
 def _list_alternatives(names: Iterable[str]) -> str:
-    """List what there is instead."""
     known = sorted({_to_one_line(name) for name in names if name})
     if not known:
         return "there are none"

@@ -1,16 +1,9 @@
-"""The verbs by which a session leaves something behind: findings, proposals and notifications.
+"""The verbs that sessions have.
 
-They only record. What they record is committed with the outcome of the call, so a crash before it is harmless, and a
-person decides what becomes of it. Where a notification goes was written by a person too.
-
-Telling people something: the writes around it, and how long a channel that fails is waited for.
-
-What is to be told is committed first, in whatever stream it comes from, and sent by the outbox afterwards. That it was
-sent is written after that. So it is told at least once, and never for something that did not happen.
-
-Tools that every agent may have without anybody writing them: to ask a person, to read on, to answer, to yield.
-
-They only look or record, so they are free, and safe to repeat.
+To ask a person, read on, answer, yield, and to record findings, proposals, notifications. They only read or record, so
+they are free and safe to repeat. What they record is committed with the outcome of the call, and a person decides about
+it. A notification is committed first and sent by the outbox afterwards, so it is sent at least once, and never for
+something that did not happen.
 """
 
 import re
@@ -64,9 +57,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 class Verb:
-    """A tool whose arguments are a struct. It fulfils the port `Tool`.
+    """A tool whose arguments are a struct; implements the port `Tool`.
 
-    What it does is told which call it is. It gives text, or also what is to be written down with it.
+    Its function is given the call's id, and returns text or also events to record with it.
     """
 
     def __init__(
@@ -97,11 +90,9 @@ class Verb:
 
     @property
     def spec(self) -> ToolSpec:
-        """What is known of it."""
         return self._spec
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Check arguments as a model wrote them."""
         try:
             read = msgspec.json.decode(arguments or b"{}", type=self._takes)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -113,19 +104,18 @@ class Verb:
         return Valid(values, msgspec.json.encode(read, order="sorted"))
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        """Do it."""
         act = self._act.open(permit)
         made = await act(self._takes(**arguments.values), permit.id)
         return Output(made) if isinstance(made, str) else made
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """Nothing outside is changed, so nobody has to know."""
+        """Nothing outside is changed, so there is nothing to check."""
         return "unknown"
 
 
 @cache
 def _schema(takes: type[msgspec.Struct]) -> bytes:
-    """Write down what a struct looks like: once, since every session makes its verbs anew."""
+    """Makes a struct's JSON Schema, cached: every session makes its verbs anew."""
     (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
     return msgspec.json.encode(components[described["$ref"]])
 
@@ -135,7 +125,7 @@ class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ask_user() -> Verb:
-    """Make the tool by which a model asks the person that it works for; its turn ends with it."""
+    """Makes the tool with which a model asks its user; it ends the turn."""
 
     async def act(_: _Question, __: str) -> str:
         return "The question was put to the person. Their answer comes as their next message."
@@ -152,7 +142,7 @@ class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_output(output: Callable[[str], Awaitable[str | None]]) -> Verb:
-    """Make the tool by which a model reads on in a result that was too long to be shown at once."""
+    """Makes the tool that reads on in a result that was too long to show."""
 
     async def act(place: _Place, _: str) -> str:
         text = await output(place.call)
@@ -168,7 +158,7 @@ def read_output(output: Callable[[str], Awaitable[str | None]]) -> Verb:
 
 
 async def find_call_output(store: Store, session: str, call: str) -> str | None:
-    """Find what a call gave, by the name that its model knows it by."""
+    """Returns the output of a call, by the id that the model knows."""
     stream, wanted, after = session_stream(session), f"{session}.{call}", 0
     while page := await store.read(stream, after, PAGE):
         for stored in page:
@@ -190,9 +180,9 @@ class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def make_yield_verb(names: Sequence[str] | None = None) -> Verb:
-    """Make the tool by which an autonomous agent says how it goes on after its turn.
+    """Makes the tool with which an autonomous agent says how it goes on after its turn.
 
-    It may wait for those names; without them, for whatever it says.
+    `names` are what it may wait for; without them, anything.
     """
 
     async def act(_: _Yield, __: str) -> str:
@@ -215,7 +205,7 @@ def make_yield_verb(names: Sequence[str] | None = None) -> Verb:
 def make_verbs(
     store: Store, session: str, kind: SessionKind, wake_names: Sequence[str] | None = None
 ) -> Sequence[Verb]:
-    """Make the verbs of one session; one that runs by itself may wait for those names."""
+    """Makes the verbs of one session; an autonomous one may wait for those names."""
     common = (ask_user(), read_output(partial(find_call_output, store, session)))
     return (*common, make_yield_verb(wake_names)) if kind == "autonomous" else common
 
@@ -225,7 +215,7 @@ async def _read_nothing(_: str) -> str | None:
 
 
 def list_verb_specs() -> tuple[ToolSpec, ...]:
-    """List what an agent's file may name beside the agent's own tools."""
+    """Lists the verbs that an agent's file may name."""
     return tuple(verb.spec for verb in (ask_user(), read_output(_read_nothing), make_yield_verb()))
 
 
@@ -237,17 +227,17 @@ NOTIFY: Final = "notify"
 UNREVIEWED: Final = "(not reviewed)"
 
 PROPOSAL_LIFETIME: Final = 365 * DAY
-"""How long a proposal waits for somebody to look at it."""
+"""How long a proposal waits for a person."""
 
 ShortText = Annotated[str, Meta(min_length=1, max_length=200)]
 LongText = Annotated[str, Meta(min_length=1, max_length=8000)]
 
 CheckSupport = Callable[[str, str], Awaitable[Support]]
-"""Tells whether a quote stands in a document that the session may read. Raises Failed for one that it may not."""
+"""Returns whether a quote stands in a document. Raises Failed for one that the session may not read."""
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was found, and on what grounds."""
+    """A finding and its grounds."""
 
     title: ShortText
     severity: Severity
@@ -257,7 +247,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuotedDocument(msgspec.Struct, frozen=True):
-    """A finding's document, as it was when its quote was looked for there."""
+    """A finding's document, as it was when its quote was checked."""
 
     support: Support
     document: str = ""
@@ -265,7 +255,7 @@ class QuotedDocument(msgspec.Struct, frozen=True):
 
 
 def emit_finding(agent: str, check: Callable[[Finding], Awaitable[QuotedDocument]], by: str = "") -> Verb:
-    """Make the verb that records a finding. Its quote is looked for in the document itself."""
+    """Makes the verb that records a finding. Its quote is looked for in the document itself."""
 
     async def act(finding: Finding, call: str) -> Output:
         checked = await check(finding)
@@ -302,7 +292,7 @@ class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def propose_memory(agent: str, clock: Clock) -> Verb:
-    """Make the verb that proposes something to be remembered; a person keeps or dismisses it."""
+    """Makes the verb that proposes a memory; a person keeps or dismisses it."""
 
     async def act(asked: _Memory, _: str) -> Output:
         memory = name_by_parts("m", agent, normalise_text(asked.text))
@@ -324,7 +314,7 @@ class _Precedent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def propose_precedent(agent: str, clock: Clock) -> Verb:
-    """Make the verb that tells of a case which may be met again; one that is met again counts up."""
+    """Makes the verb that reports a case that may recur; a repeated one is counted."""
 
     async def act(asked: _Precedent, _: str) -> Output:
         kind = normalise_text(asked.kind)
@@ -339,7 +329,7 @@ def propose_precedent(agent: str, clock: Clock) -> Verb:
 
 
 def _question(agent: str, proposal: str, what: str, text: str, now: int) -> JournalEffect:
-    """Put a proposal before a person, once. Its words stand in the session's own stream, and are erased with them."""
+    """Asks a person about a proposal, once. Its text stands in the session's own stream and is erased with it."""
     decision = f"proposal/{proposal}"
     event = DecisionAsked(
         decision=decision,
@@ -354,7 +344,7 @@ def _question(agent: str, proposal: str, what: str, text: str, now: int) -> Jour
 
 
 class NoticeArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What somebody is to be told."""
+    """The arguments of a notification."""
 
     text: LongText
     subject: Annotated[str, Meta(max_length=200)] = ""
@@ -363,11 +353,11 @@ class NoticeArguments(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 ReadReleasedFindings = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
-"""Tells what the session found, by name: what a reviewer said of it, and it in words."""
+"""Returns the session's findings by id: the review, and the text."""
 
 
 def notify(agent: str, session: str, channels: Sequence[str], released: ReadReleasedFindings) -> Verb:
-    """Make the verb that tells people something, over the channels that a person named."""
+    """Makes the verb that notifies people, over the channels that a person configured."""
 
     async def act(notice: NoticeArguments, call: str) -> Output:
         found = await released()
@@ -395,7 +385,7 @@ def _queue_notification(notification: str, channel: str, agent: str, session: st
 
 
 def _render_finding(finding: str, found: Mapping[str, tuple[str, str]]) -> str:
-    """Put a finding into words, and say if nobody could review it; not one that a reviewer withheld."""
+    """Puts a finding into words, and says if it was not reviewed; not one that a reviewer withheld."""
     if finding not in found:
         raise Failed(
             "NoSuchFinding", f"there is no finding {shorten(finding)!r}; there is {join_names(found) or 'none'}"
@@ -407,41 +397,40 @@ def _render_finding(finding: str, found: Mapping[str, tuple[str, str]]) -> str:
 
 
 def name_by_parts(kind: str, *parts: str) -> str:
-    """Name something by what it is made of: the same again has the same name."""
+    """Makes an id from its parts: equal parts give equal ids."""
     digest = sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
     return f"{kind}-{digest[:16]}"
 
 
 def normalise_text(text: str) -> str:
-    """Write a text in the one way that equal ones have in common: case, blanks and punctuation at its ends aside."""
+    """Normalises case, blanks, and punctuation at the ends."""
     plain = unicodedata.normalize("NFKC", text).casefold()
     return re.sub(r"\s+", " ", plain).strip(" .,;:!?\"'")
 
 
 RETRY_PAUSES: Final = (MINUTE, 5 * MINUTE, 15 * MINUTE, HOUR, 4 * HOUR, *(7 * (DAY,)))
-"""How long is waited after each failure; after one more it is given up."""
+"""Delay after each failure; after one more it is given up."""
 
 
 def compute_notification_backoff(attempts: int) -> int | None:
-    """Tell how long to wait after so many failures, in microseconds; None when it is time to give up."""
+    """Returns how long to wait after so many failures; None to give up."""
     return RETRY_PAUSES[attempts - 1] if attempts <= len(RETRY_PAUSES) else None
 
 
 def queue_notification(
     notification: str, channel: str, agent: str, telling: NotificationContent, about: str = ""
 ) -> Draft:
-    """Have something told over a channel, as soon as this is committed."""
+    """Queues a notification; it is sent once this is committed."""
     event = NotificationQueued(notification=notification, channel=channel, agent=agent, about=about)
     return Draft(event, telling.body())
 
 
 def make_notification_key(notification: str) -> RowKey:
-    """Name the row that a write about a notification must declare."""
     return (NotificationRow, (notification,))
 
 
 def record_sent(notification: str, attempts: int) -> Write:
-    """Write down that it was told. Of two who told it, the second adds nothing."""
+    """Records that it was sent. Of two processes that sent it, the second adds nothing."""
 
     def decide(rows: Rows) -> list[Draft]:
         if not _is_waiting(rows.get(NotificationRow, notification)):
@@ -452,7 +441,7 @@ def record_sent(notification: str, attempts: int) -> Write:
 
 
 def record_send_failure(notification: str, attempts: int, error: str, *, may_retry: bool) -> Write:
-    """Write down that it could not be told, and when it is tried again. Of two who tried at once, one counts."""
+    """Records a failure and the next attempt. Of two processes that tried at once, one counts."""
     pause = compute_notification_backoff(attempts) if may_retry else None
 
     def decide(rows: Rows) -> list[Draft]:
