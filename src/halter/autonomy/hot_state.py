@@ -57,16 +57,13 @@ class HotStateLine(msgspec.Struct, frozen=True):
     stale: bool = False
 
     def written(self, most: int) -> str:
-        about = f" - {_format_description(self.description)}" if self.description else ""
+        described = cut_text(" ".join(self.description.split()), _LONGEST_DESCRIPTION)
+        about = f" - {described}" if self.description else ""
         if self.value is UNSET:
             return f"{self.name}: not yet loaded{about}"
         ago = f"{format_duration(self.age) if self.age >= SECOND else '0s'} ago"
         shown = cut_text(to_json_line(self.value), most)
         return f"{self.name}: {shown} ({f'stale: {ago}' if self.stale else ago}){about}"
-
-
-def _format_description(description: str) -> str:
-    return cut_text(" ".join(description.split()), _LONGEST_DESCRIPTION)
 
 
 def render_hot_state(lines: Sequence[HotStateLine], notes: Sequence[str], health: Sequence[HealthReport]) -> str:

@@ -296,7 +296,8 @@ class AutonomousPace:
         seen = self._aware.hot.seen()
         before = HotStateSnapshot.from_bytes(self._loop.hot) if self._loop.hot else None
         changed = list_changed_fields(before, seen)
-        if self._idles() and not (news.pending or changed):
+        idles = 0 < self._limits.idle_timeout <= self._loop.turn.idle
+        if idles and not (news.pending or changed):
             return await self._idle()
         skip = await self._gate(news, changed, before, seen)
         if skip is not None:
@@ -334,9 +335,6 @@ class AutonomousPace:
         sentence = f"It is outside of its active hours, and sleeps for {format_duration(until - now)}."
         await self._loop.hold_back("active_hours", sentence, until)
         return await self._kept(Park("SLEEPING", until - now))
-
-    def _idles(self) -> bool:
-        return 0 < self._limits.idle_timeout <= self._loop.turn.idle
 
     async def _idle(self) -> End:
         awake = format_duration(self._loop.turn.idle)

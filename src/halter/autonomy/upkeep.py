@@ -132,7 +132,7 @@ def _decide_after_cap(agent: str, last: SessionRow, used_up: ExhaustedSession) -
 
 
 def _stopped_at(last: SessionRow, halts: Mapping[str, HaltRow]) -> int:
-    """Tell when it was decided that a session is over: by a halt of its own, it took a moment longer until it was."""
+    """Returns when a session was told to end: by its own halt, it ended a moment later."""
     halted = halts.get(f"session:{last.session}")
     ended = (last.ended_at or 0) + 1
     return min(ended, halted.at) if halted is not None and halted.halted else ended

@@ -502,16 +502,17 @@ def _find_cancel(said: str, surroundings: RoutingContext) -> FastPathMatch:
     if found is None:
         return None
     known = next(
-        (name for each in found.groupdict().values() if each and (name := _match_schedule(each, surroundings))), ""
+        (
+            name
+            for each in found.groupdict().values()
+            if each and (name := _match_exact_name(each, surroundings.schedules))
+        ),
+        "",
     )
     if known:
         return "cancel_schedule", ScheduleName(known, known=True)
     unknown = found["after"] or found["un"] or ""
     return ("cancel_schedule", ScheduleName(unknown, known=False)) if len(unknown.split()) == 1 else None
-
-
-def _match_schedule(said: str, surroundings: RoutingContext) -> str:
-    return _match_exact_name(said, surroundings.schedules)
 
 
 def _find_field(said: str, surroundings: RoutingContext) -> FastPathMatch:
