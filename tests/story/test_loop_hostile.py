@@ -182,7 +182,7 @@ async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, I
     await world.start("other", agent="desk")
     lease = await take_lease(store, world.clock, make_worker_id("other", world.ids), SessionId("other"), SECOND)
     assert lease is not None
-    where = make_legs(story.standing().caps(), Spender("other", "desk", ""), world.now, usd=usd)
+    where = make_legs(story.standing().caps, Spender("other", "desk", ""), world.now, usd=usd)
     intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)
     held = await hold(world.purse, lease, intent)
     assert isinstance(held, HoldTaken)

@@ -64,7 +64,7 @@ class GuardRuntime:
         self._halts.pulse = pulse
 
     async def pause(self, standing: SessionContext, duration: int) -> bool:
-        with self._halts.listening(standing.scopes()) as halted:
+        with self._halts.listening(standing.scopes) as halted:
             done, _ = await asyncio.wait((halted,), timeout=duration / SECOND)
         return bool(done)
 

@@ -9,7 +9,7 @@ import msgspec
 
 from halter.core.clock import MINUTE, SECOND, Clock, format_duration
 from halter.core.errors import StoreUnavailable
-from halter.core.events import AgentSwitched, AnyEvent, CallSettled, HaltLifted, HaltRequested, RequestSettled, Unknown
+from halter.core.events import AgentSwitched, CallSettled, HaltLifted, HaltRequested, RequestSettled
 from halter.core.ids import FLEET, StreamId, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Stored, Write
 from halter.core.processes import LivenessWriter
@@ -154,28 +154,24 @@ async def wait_unless_halted(
 ) -> T:
     """Wait until it is done, timed out or halted."""
     with halts.pulse.in_flight(name, allowed):
-        return await _race_with_halt(halts, scopes, acting, allowed)
-
-
-async def _race_with_halt(halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int) -> T:
-    try:
-        await asyncio.sleep(0)
-        if acting.done():
-            # Done at once: there is nothing to watch.
-            return acting.result()
-        with halts.listening(scopes) as halted:
-            first = asyncio.FIRST_COMPLETED
-            await asyncio.wait((acting, halted), timeout=allowed / SECOND, return_when=first)
-        # What is done just as its time is up counts as done: it may have been paid for.
-        if acting.done():
-            return acting.result()
-        if halted.done():
-            raise Halted(f"{halted.result()} was halted.")
-        raise TimeoutError
-    finally:
-        if not acting.done():
-            acting.cancel()
-            await asyncio.wait((acting,))
+        try:
+            await asyncio.sleep(0)
+            if acting.done():
+                # Done at once: there is nothing to watch.
+                return acting.result()
+            with halts.listening(scopes) as halted:
+                first = asyncio.FIRST_COMPLETED
+                await asyncio.wait((acting, halted), timeout=allowed / SECOND, return_when=first)
+            # What is done just as its time is up counts as done: it may have been paid for.
+            if acting.done():
+                return acting.result()
+            if halted.done():
+                raise Halted(f"{halted.result()} was halted.")
+            raise TimeoutError
+        finally:
+            if not acting.done():
+                acting.cancel()
+                await asyncio.wait((acting,))
 
 
 async def run_shielded(act: Coroutine[Any, Any, T]) -> T:
@@ -193,18 +189,13 @@ async def find_outcome(store: Store, stream: StreamId, flight: InFlight) -> Stor
     after = flight.seq
     while page := await store.read(stream, after):
         for stored in page:
-            if _settled_id(stored.event) == flight.id:
-                return stored
+            match stored.event:
+                case CallSettled(call=settled) | RequestSettled(request=settled) if settled == flight.id:
+                    return stored
+                case _:
+                    pass
         after = page[-1].seq
     return None
-
-
-def _settled_id(event: AnyEvent | Unknown) -> str | None:
-    match event:
-        case CallSettled(call=settled) | RequestSettled(request=settled):
-            return settled
-        case _:
-            return None
 
 
 def switch_on(agent: str, by: str, key: str, reason: str = "") -> Write:

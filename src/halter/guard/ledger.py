@@ -65,7 +65,7 @@ def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence
     return [
         Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob),
         *incidents,
-        *_draft_effects(truth, rows),
+        *(_draft_effects(truth, rows) if truth.happened else ()),
     ]
 
 
@@ -97,8 +97,9 @@ def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge
 
 def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int, int]:
     """Dollars and tokens to charge: as reported, or as held where no plausible figure was reported."""
-    usd = truth.usd if truth.usd is not None and is_plausible_amount(truth.usd) else flight.most().usd
-    tokens = truth.tokens if truth.tokens is not None and is_plausible_amount(truth.tokens) else flight.most().tokens
+    held = flight.most()
+    usd = truth.usd if truth.usd is not None and is_plausible_amount(truth.usd) else held.usd
+    tokens = truth.tokens if truth.tokens is not None and is_plausible_amount(truth.tokens) else held.tokens
     return usd, tokens
 
 
@@ -246,7 +247,7 @@ class Ledger:
             session_stream(lease.session),
             f"{flight.id}/settled/{flight.seq}",
             lambda rows: settle_flight(flight, truth, rows),
-            [*reads, *_list_effect_rows(truth.happened)],
+            [*reads, *_list_effect_rows(truth.happened)] if truth.happened else reads,
             lease,
             tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream)),
         )

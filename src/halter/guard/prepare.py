@@ -69,29 +69,17 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
     anonymize: AnonymizationPolicy | None = None
     rates: Mapping[str, RateLimit] = {}
 
-    def kept(self) -> Reserve:
-        return self._kept
-
-    def caps(self) -> Caps:
-        return self._caps
-
-    def spender(self) -> Spender:
-        return self._spender
-
-    def scopes(self) -> tuple[str, ...]:
-        return self._scopes
-
     # It stands like this for many steps: what follows from it is worked out once.
     @cached_property
-    def _kept(self) -> Reserve:
+    def kept(self) -> Reserve:
         return Reserve(self.session, self.kept_usd, self.kept_tokens)
 
     @cached_property
-    def _spender(self) -> Spender:
+    def spender(self) -> Spender:
         return Spender(self.session, self.agent, self.trigger)
 
     @cached_property
-    def _caps(self) -> Caps:
+    def caps(self) -> Caps:
         caps = self.policy.caps.less(self.kept_usd, self.kept_tokens)
         if self.tokens_per_hour is None:
             return caps
@@ -106,7 +94,7 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, policy=policy)
 
     @cached_property
-    def _scopes(self) -> tuple[str, ...]:
+    def scopes(self) -> tuple[str, ...]:
         trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
         return (f"session:{self.session}", *trigger, f"agent:{self.agent}", "fleet")
 
@@ -138,7 +126,7 @@ def prepare_call(
         or _find_missing_secret(standing, arguments)
         or _find_unknown_placeholder(standing, arguments)
     )
-    spender, level, approval = standing.spender(), risk.level if risk else None, None
+    spender, level, approval = standing.spender, risk.level if risk else None, None
     if needs_approval(rule, policy.mode, level):
         agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, spec, arguments, now)
         approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
@@ -153,9 +141,9 @@ def prepare_call(
         risk=level,
         audit=audit_of_policy(rule),
         rate=find_attempt_rate(rule),
-        legs=make_legs(standing.caps(), spender, now, usd=usd),
+        legs=make_legs(standing.caps, spender, now, usd=usd),
         accounts=list_accounts(policy.caps, spender, now),
-        kept=standing.kept(),
+        kept=standing.kept,
         approval=approval,
     )
     return PreparedCall(asked, tool, arguments, rule)
@@ -216,7 +204,7 @@ def _make_call_request(
         agent=standing.agent,
         now=now,
         flaw=flaw,
-        scopes=standing.scopes(),
+        scopes=standing.scopes,
         purpose=call.purpose,
         phase=standing.phase.name,
         parallel_group=call.parallel_group,

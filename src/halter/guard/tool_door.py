@@ -11,7 +11,7 @@ the model. It is no security control: the call passes the same brakes with or wi
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from hashlib import sha256
@@ -289,9 +289,14 @@ class ToolDoor:
         if call.tool not in tools:
             call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
         prepared = await self._prepared(standing, call, tools.get(call.tool))
-        simulation = "" if attempt else await self._foreseen(lease, standing, prepared)
-        if simulation:
-            prepared = _add_simulation(prepared, simulation)
+        simulation = ""
+        if self._simulator is not None and not attempt and should_simulate(prepared):
+            predicted = await self._simulator.simulate(lease, standing, prepared)
+            simulation = predicted.text if isinstance(predicted, Simulated) else ""
+        if simulation and (need := prepared.asked.approval) is not None:
+            # No digest covers a prediction: the person who decides does not agree to it.
+            need = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(simulation))
+            prepared = msgspec.structs.replace(prepared, asked=msgspec.structs.replace(prepared.asked, approval=need))
         act = self.act(standing, prepared.tool, prepared.arguments, call.at_most, goes_on=call.goes_on)
         answer = await self.guarded_tool_call(lease, prepared.asked, act, attempt)
         if not simulation or isinstance(answer, StillHeld):
@@ -336,7 +341,9 @@ class ToolDoor:
 
         Without an `act` the call is flawed, and the judge refuses it.
         """
-        asked = now_asked = await self._kept(self._masked_call(asked))
+        asked = self._masked_call(asked)
+        _, blob = await offload_body(self._store, asked.arguments)
+        asked = now_asked = asked if blob is None else msgspec.structs.replace(asked, blob=blob)
 
         def intent(now: int) -> Write:
             nonlocal now_asked
@@ -369,7 +376,9 @@ class ToolDoor:
             return Answer(asked.call, draft.event.outcome, self._redact(draft.event.sentence))
         if act is None or not isinstance(draft.event, CallStarted):
             raise AssertionError(f"{asked.call} needs more than a look: a tool, a person, money.")
-        truth = await self._truth(self._begun(asked.call, act), asked.tool, act)
+        timeout = act.timeout
+        acting = asyncio.create_task(self._run(act, Permit(asked.call, self._clock.now() + timeout, act.secrets)))
+        truth = await self._wait(acting, asked.tool, act.scopes, timeout)
         return Answer(asked.call, truth.outcome, truth.error or from_body(truth.body or b""))
 
     async def decision(self, decision: str) -> DecisionRow | None:
@@ -377,7 +386,7 @@ class ToolDoor:
 
     async def halted(self, standing: SessionContext) -> HaltRow | None:
         rows = {row.scope: row for row in await self._store.ask(Query("all_halts", HaltRow)) if row.halted}
-        return next((rows[scope] for scope in standing.scopes() if scope in rows), None)
+        return next((rows[scope] for scope in standing.scopes if scope in rows), None)
 
     async def again(self, lease: Lease, flight: InFlight, act: ToolAction) -> Answer:
         """Repeat a call whose intent is committed and whose answer was lost in a crash: only where that is harmless."""
@@ -400,22 +409,15 @@ class ToolDoor:
             return "unknown"
 
     async def _prepared(self, standing: SessionContext, call: Call, tool: Tool | None) -> PreparedCall:
-        now, usd = self._clock.now(), await self._bound(tool)
+        now, usd = self._clock.now(), 0
+        if tool is not None:
+            cost = tool.spec.cost
+            usd = (await self._purse.forecast(tool.spec.name)).bound if cost == "learned" else cost
         prepared = prepare_call(standing, call, tool, now, usd)
         if prepared.asked.approval is None:
             return prepared
-        rules = [row for row in await self._rules() if row.tool == call.tool]
+        rules = [row for row in await self._store.ask(Query("all_rules", RuleRow)) if row.tool == call.tool]
         return prepare_call(standing, call, tool, now, usd, rules) if rules else prepared
-
-    async def _bound(self, tool: Tool | None) -> int:
-        """The amount to hold: what the tool declares, or a forecast from its past calls."""
-        if tool is None:
-            return 0
-        cost = tool.spec.cost
-        return (await self._purse.forecast(tool.spec.name)).bound if cost == "learned" else cost
-
-    async def _rules(self) -> Sequence[RuleRow]:
-        return await self._store.ask(Query("all_rules", RuleRow))
 
     async def _waits(self, asked: DecisionRow, standing: SessionContext) -> bool:
         """Whether a decision is still pending: not once expired, nor under a halt, which takes precedence."""
@@ -428,12 +430,6 @@ class ToolDoor:
             return None
         (stored,) = await self._store.read(inbox_stream(standing.session), asked.decided_seq - 1, 1)
         return await read_body(self._store, stored)
-
-    async def _foreseen(self, lease: Lease, standing: SessionContext, prepared: PreparedCall) -> str:
-        if self._simulator is None:
-            return ""
-        foreseen = await self._simulator.simulate(lease, standing, prepared)
-        return foreseen.text if isinstance(foreseen, Simulated) else ""
 
     def act(
         self,
@@ -449,7 +445,7 @@ class ToolDoor:
         if tool is None or arguments is None or not names <= standing.secrets:
             return None
         secrets = {name: self._secrets.value(name) for name in names}
-        return ToolAction(tool, arguments, secrets, standing.scopes(), at_most, goes_on)
+        return ToolAction(tool, arguments, secrets, standing.scopes, at_most, goes_on)
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """The outcome of a call admitted before; None if only the answer to that commit was lost just now."""
@@ -465,37 +461,35 @@ class ToolDoor:
         return None
 
     async def _act(self, lease: Lease, flight: InFlight, act: ToolAction) -> Answer:
-        """Run the tool; a second request for the same call waits for this one's outcome."""
+        """Run the tool and settle, also when halted, timed out or cancelled.
+
+        A second request for the same call waits for this one's outcome.
+        """
         ended = self._acting[flight.id] = asyncio.Event()
+        began, timeout = self._clock.now(), act.timeout
+        acting = asyncio.create_task(self._run(act, Permit(flight.id, began + timeout, act.secrets)))
         try:
-            return await self._run(lease, flight, act)
+            try:
+                truth = await self._wait(acting, flight.name, act.scopes, timeout)
+            except asyncio.CancelledError:
+                stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
+                await run_shielded(self._settle(lease, flight, _result_after_stop(acting, stopped), began))
+                raise
+            return await self._settle(lease, flight, truth, began, goes_on=act.goes_on)
         finally:
             del self._acting[flight.id]
             ended.set()
 
-    async def _run(self, lease: Lease, flight: InFlight, act: ToolAction) -> Answer:
-        """Run the tool and settle, also when halted, timed out or cancelled."""
-        began, acting = self._clock.now(), self._begun(flight.id, act)
-        try:
-            truth = await self._truth(acting, flight.name, act)
-        except asyncio.CancelledError:
-            stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
-            await run_shielded(self._settle(lease, flight, _result_after_stop(acting, stopped), began))
-            raise
-        return await self._settle(lease, flight, truth, began, goes_on=act.goes_on)
-
-    def _begun(self, call: str, act: ToolAction) -> asyncio.Future[Output]:
-        permit = Permit(call, self._clock.now() + act.timeout, act.secrets)
-        return asyncio.create_task(self._ran(act, permit))
-
-    async def _ran(self, act: ToolAction, permit: Permit) -> Output:
+    async def _run(self, act: ToolAction, permit: Permit) -> Output:
         """Run a tool in a task of its own, in whose context its prints are masked."""
         with self._prints():
             return await act.tool.run(act.arguments, permit)
 
-    async def _truth(self, acting: asyncio.Future[Output], name: str, act: ToolAction) -> ActualResult:
+    async def _wait(
+        self, acting: asyncio.Future[Output], name: str, scopes: Iterable[str], allowed: int
+    ) -> ActualResult:
         try:
-            output = await wait_unless_halted(self._halts, act.scopes, acting, act.timeout, name)
+            output = await wait_unless_halted(self._halts, scopes, acting, allowed, name)
         except TimeoutError:
             return _result_after_stop(acting, self._failed("timeout", f"TimeoutError: {name} took longer than it may"))
         except Halted as word:
@@ -530,11 +524,6 @@ class ToolDoor:
             overrun=any(isinstance(stored.event, OverrunIncurred) for stored in settled.events),
             partial=said if truth.error else "",
         )
-
-    async def _kept(self, asked: CallRequest) -> CallRequest:
-        """Store large arguments before the event that names them."""
-        _, blob = await offload_body(self._store, asked.arguments)
-        return asked if blob is None else msgspec.structs.replace(asked, blob=blob)
 
     def _masked_call(self, asked: CallRequest) -> CallRequest:
         """Mask what will be written or shown; digests were made from the original."""
@@ -586,16 +575,6 @@ def read_call_admission(committed: Committed) -> InFlight | Answer | NeedsPerson
             case _:
                 pass
     raise AssertionError("A call was decided, and what was written does not say how.")
-
-
-def _add_simulation(prepared: PreparedCall, simulation: str) -> PreparedCall:
-    """Show a prediction to the person who decides. No digest covers it: they do not agree to it."""
-    need = prepared.asked.approval
-    if need is None:
-        return prepared
-    shown = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(simulation))
-    asked = msgspec.structs.replace(prepared.asked, approval=shown)
-    return msgspec.structs.replace(prepared, asked=asked)
 
 
 DOUBT_EXPIRY: Final = 365 * DAY

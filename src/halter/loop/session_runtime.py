@@ -426,7 +426,7 @@ class SessionRuntime:
         self._cap = next(((row.cap,) for row in rows if row.cap_by), None)
 
     def left(self) -> tuple[int | None, int | None]:
-        caps = self.standing.caps()
+        caps = self.standing.caps
         cap, budget = caps.session.max_cost_usd, caps.token_budget
         if self._cap is not None:
             cap = None if self._cap[0] is None else self._cap[0] - self.standing.kept_usd
