@@ -157,7 +157,9 @@ TOOLS_PREAMBLE: Final = 512
 
 
 def bound_prompt_tokens(prompt: Prompt) -> int:
-    tools = TOOLS_PREAMBLE + sum(map(_bound_tool_tokens, prompt.tools)) if prompt.tools else 0
+    tools = TOOLS_PREAMBLE if prompt.tools else 0
+    for spec in prompt.tools:
+        tools += MESSAGE_OVERHEAD + _count_bytes(spec.name) + _count_bytes(spec.description) + len(spec.schema)
     return MESSAGE_OVERHEAD + _count_bytes(prompt.system) + sum(map(bound_message_tokens, prompt.messages)) + tools
 
 
@@ -171,10 +173,6 @@ def _bound_part_tokens(part: Part) -> int:
             return MESSAGE_OVERHEAD + _count_bytes(text)
         case ToolCall(id=name, tool=tool, arguments=said) | ToolResult(id=name, tool=tool, text=said):
             return MESSAGE_OVERHEAD + _count_bytes(name) + _count_bytes(tool) + _count_bytes(said)
-
-
-def _bound_tool_tokens(spec: ToolSpec) -> int:
-    return MESSAGE_OVERHEAD + _count_bytes(spec.name) + _count_bytes(spec.description) + len(spec.schema)
 
 
 def _count_bytes(text: str) -> int:

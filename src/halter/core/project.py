@@ -269,12 +269,6 @@ def project_decision_made(event: ev.DecisionMade, place: EventPlace, known: Rows
     )
 
 
-def project_decision_withdrawn(event: ev.DecisionWithdrawn, place: EventPlace, known: RowsBefore) -> DecisionRow:
-    """Withdrawn: the missing time shows that no person decided it."""
-    row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-    return msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq)
-
-
 def _encode_words(words: tuple[str, ...]) -> str:
     return msgspec.json.encode(words).decode()
 
@@ -400,7 +394,9 @@ def _project_statement(event: _Statement, place: EventPlace, known: RowsBefore) 
             if session_of(place.stream):
                 yield _change_session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
         case ev.DecisionWithdrawn():
-            yield project_decision_withdrawn(event, place, known)
+            # The missing time shows that no person decided it.
+            row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
+            yield msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq)
         case ev.RuleMade():
             yield project_rule_made(event, place)
         case ev.RuleEnded():

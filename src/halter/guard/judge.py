@@ -283,14 +283,12 @@ def _check_approval(asked: CallRequest, rows: Rows) -> tuple[str, str] | Draft |
         return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
     if row.verdict == "deny":
         return _make_call_refusal(asked, "approval_denied", f"{row.by} said no.", row.decision, row.by)
-    if need.digest != row.digest or row.decided_digest != _agreed_digest(row, need.edited):
+    if need.digest != row.digest or row.decided_digest != (
+        digest_edit(row.digest, need.edited) if row.verdict == "edit" or need.edited else row.digest
+    ):
         sentence = "What was approved is not what is asked now: the arguments or the policy have changed."
         return _make_call_refusal(asked, "approval_denied", sentence, row.decision, row.by)
     return (row.decision, row.by)
-
-
-def _agreed_digest(row: DecisionRow, edited: str) -> str:
-    return digest_edit(row.digest, edited) if row.verdict == "edit" or edited else row.digest
 
 
 def digest_edit(asked: str, edited: str) -> str:

@@ -15,7 +15,6 @@ import msgspec
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
 from halter.core.ids import Digest
 from halter.core.money import (
-    BudgetRow,
     CapReached,
     Caps,
     Leg,
@@ -135,7 +134,8 @@ def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
 
 
 def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
-    asking = _apply_store_policy(asking, rows)
+    caps = lower_caps_to_store(asking.caps, rows)
+    asking = asking if caps is asking.caps else msgspec.structs.replace(asking, caps=caps)
     halt = explain_halt(asking.scopes, asking.spender.session, rows)
     if halt is not None:
         return [_make_request_refusal(asking, "external_halt", halt)]
@@ -160,11 +160,6 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
             return _refuse_at_cap(asking, verdict)
         case MustWait():
             return []
-
-
-def _apply_store_policy(asking: RequestAttempt, rows: Rows) -> RequestAttempt:
-    caps = lower_caps_to_store(asking.caps, rows)
-    return asking if caps is asking.caps else msgspec.structs.replace(asking, caps=caps)
 
 
 def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
@@ -195,15 +190,10 @@ def _find_refusals(asking: RequestAttempt, rows: Rows) -> Iterable[tuple[Outcome
 
 
 def _least_unspent(asking: RequestAttempt, rows: Rows, unit: Unit) -> int | None:
-    unspent = [
-        _unspent(leg, find_spendable_budget(rows, asking.kept, leg)) for leg in asking.everywhere if leg.unit == unit
-    ]
-    return min([amount for amount in unspent if amount is not None], default=None)
-
-
-def _unspent(leg: Leg, budget: BudgetRow) -> int | None:
-    cap = budget.binding(leg.cap)
-    return None if cap is None else cap - budget.spent
+    legs = [leg for leg in asking.everywhere if leg.unit == unit]
+    budgets = [(leg, find_spendable_budget(rows, asking.kept, leg)) for leg in legs]
+    caps = [(budget.binding(leg.cap), budget.spent) for leg, budget in budgets]
+    return min([cap - spent for cap, spent in caps if cap is not None], default=None)
 
 
 def _fit_output(asking: RequestAttempt, rows: Rows) -> Estimate:

@@ -299,7 +299,10 @@ class ModelDoor:
             caps=standing.caps,
             now=self._clock.now(),
             rates=self._prices.find(model.name, model.base_url),
-            input_tokens=bound_input_tokens(request, hidden, model),
+            # Placeholders may be longer than their values.
+            input_tokens=(
+                model.count(hidden.prompt) if request.input_tokens is None else request.input_tokens + hidden.growth
+            ),
             max_output_tokens=prompt.max_output_tokens,
             min_output_tokens=policy.min_output_tokens,
             scopes=standing.scopes,
@@ -374,7 +377,10 @@ class ModelDoor:
             return await self._failed(flying, self._cut(flying, acting, "external_halt", str(word)))
         except ModelError as error:
             return await self._failed(flying, self._refused(flying, error))
-        meant = rehydrate_reply(drop_implausible_usage(reply), flying.values, flying.nonce)
+        if not _is_plausible_usage(reply.usage):
+            # No store could keep such a report.
+            reply = msgspec.structs.replace(reply, usage=None)
+        meant = rehydrate_reply(reply, flying.values, flying.nonce)
         return await self._answered(flying, mask_reply(meant, self._redact))
 
     async def _answered(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
@@ -419,11 +425,6 @@ def anonymize_for_model(standing: SessionContext, prompt: Prompt, model: Model) 
     return anonymize_prompt(prompt, standing.anonymize.salt or standing.session, standing.anonymize.names)
 
 
-def bound_input_tokens(request: ModelRequest, hidden: AnonymizedPrompt, model: Model) -> int:
-    """Bound the input tokens: placeholders may be longer than their values."""
-    return model.count(hidden.prompt) if request.input_tokens is None else request.input_tokens + hidden.growth
-
-
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
     policy = standing.policy
     if policy.allows_model(model):
@@ -442,11 +443,6 @@ def read_usage_report(acting: asyncio.Future[Reply]) -> UsageReport:
     return UsageReport(failure.usage, final=failure.final) if isinstance(failure, ModelError) else UsageReport(None)
 
 
-def drop_implausible_usage(reply: Reply) -> Reply:
-    """Drop a report with an impossible token count: no store could keep it."""
-    return reply if _is_plausible_usage(reply.usage) else msgspec.structs.replace(reply, usage=None)
-
-
 def _is_plausible_usage(usage: Usage | None) -> bool:
     return usage is not None and is_plausible_amount(usage.input_tokens + usage.output_tokens)
 
@@ -457,15 +453,12 @@ def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualRes
     if usage is None or not _is_plausible_usage(usage):
         return truth
     if not report.final:
-        usage = _assume_longest_answer(usage, flying.admitted.max_output_tokens)
+        # A cut-off answer counts as the longest possible: hidden reasoning is billed, and reported only at the end.
+        most = max(usage.output_tokens, flying.admitted.max_output_tokens)
+        usage = msgspec.structs.replace(usage, output_tokens=most)
     rates = flying.rates
     usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
     return msgspec.structs.replace(truth, usd=usd, tokens=usage.uncached, usage=usage)
-
-
-def _assume_longest_answer(usage: Usage, max_output_tokens: int) -> Usage:
-    """Count a cut-off answer as the longest possible: hidden reasoning is billed, and reported only at the end."""
-    return msgspec.structs.replace(usage, output_tokens=max(usage.output_tokens, max_output_tokens))
 
 
 def _with_accounts(admitted: AdmittedRequest, asking: RequestAttempt) -> AdmittedRequest:

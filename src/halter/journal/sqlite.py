@@ -361,7 +361,7 @@ class SqliteEngine:
             raise StoreUnusable(message)
         with self._in_words:
             self._connection = self._reader = self._connect(path)
-        self._known = RowCache(self._row, lambda: self._data_version(self._connection))
+        self._known = RowCache(self._row, lambda: self._connection.execute("PRAGMA data_version").fetchone()[0])
         try:
             self._make_ready(new_id)
         except BaseException:
@@ -427,10 +427,11 @@ class SqliteEngine:
 
     def save(self, changes: Changes) -> None:
         """Write all changes into the open transaction, if the blobs that they name exist."""
-        with self._in_words:
-            for digest in list_named_blobs(changes.events):
-                if self._connection.execute(self._sql["has_blob"], {"digest": digest}).fetchone() == (0,):
-                    raise BlobMissing(describe_missing_blob(digest, self._path))
+        if named := list_named_blobs(changes.events):
+            with self._in_words:
+                for digest in named:
+                    if self._connection.execute(self._sql["has_blob"], {"digest": digest}).fetchone() == (0,):
+                        raise BlobMissing(describe_missing_blob(digest, self._path))
         self.write(changes)
 
     def write(self, changes: Changes) -> None:

@@ -556,29 +556,18 @@ def _commit_one(
     first = None if write.first is None else _commit_one(write.first, earlier, rows, apply, salt)
     if isinstance(first, LeaseLost):
         return first
-    known = filter_own_events(write, earlier.get(write.key, ()))
+    # In another stream the same key is another write.
+    known = tuple(each for each in earlier.get(write.key, ()) if each.stream in {write.stream, *write.others})
     try:
-        answer = _repeat_answer(write, known, rows) if known else apply(write, rows, salt)
+        if known and write.lease is not None and write.lease.generation != known[0].generation:
+            # An owner that lost its lease must not take its successor's write for its own.
+            fence(write.lease, rows)
+        answer = Committed(known, repeated=True) if known else apply(write, rows, salt)
     except LeaseLost as lost:
         return lost
     if not answer.repeated:
         earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
     return answer if first is None else Committed(answer.events, answer.repeated, first)
-
-
-def filter_own_events(write: Write, known: tuple[Stored, ...]) -> tuple[Stored, ...]:
-    """Events under a write's key in its own streams: in another stream the same key is another write."""
-    if not known:
-        return known
-    streams = {write.stream, *write.others}
-    return tuple(stored for stored in known if stored.stream in streams)
-
-
-def _repeat_answer(write: Write, known: tuple[Stored, ...], rows: WorkingSet) -> Committed:
-    """Answer as the first time; but an owner that lost its lease must not take its successor's write for its own."""
-    if write.lease is not None and write.lease.generation != known[0].generation:
-        fence(write.lease, rows)
-    return Committed(known, repeated=True)
 
 
 def _clean_write_keys(write: Write) -> Write:

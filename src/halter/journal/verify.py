@@ -468,7 +468,8 @@ class _Examination:
             if seq == covered + 1:
                 self._never_covered(event)
             if seq <= last:
-                self._misnumbered(event)
+                what = f"Another event ({event.kind!r}) stands at number {seq} of {stream}."
+                self._found("duplicated" if seq > 0 else "inserted", stream, seq, what)
                 continue
             gap = seq != last + 1
             if gap:
@@ -494,11 +495,6 @@ class _Examination:
             )
             self._found("checkpoint_missing", event.stream, event.seq, what)
 
-    def _misnumbered(self, event: Stored) -> None:
-        kind: FindingKind = "duplicated" if event.seq > 0 else "inserted"
-        what = f"Another event ({event.kind!r}) stands at number {event.seq} of {event.stream}."
-        self._found(kind, event.stream, event.seq, what)
-
     def _broken(self, broken: ChainBreak) -> None:
         if len(self._breaks) < MOST_FINDINGS:
             self._breaks.append(broken)
@@ -514,7 +510,7 @@ class _Examination:
             self._erased += 1
         if event.blob is not None:
             self._blob(event, event.blob, erased=erased)
-        if isinstance(event.event, SessionStarted) and _is_digest(event.event.definition):
+        if isinstance(event.event, SessionStarted) and _DIGEST.fullmatch(event.event.definition):
             self._blob(event, event.event.definition, erased=False)
 
     def _blob(self, event: Stored, digest: str, *, erased: bool) -> None:
@@ -604,7 +600,3 @@ def _find_blob_flaw(view: StoreView, digest: str) -> FindingKind | None:
     if data is None:
         return "blob_missing"
     return None if sha256(data).hexdigest() == digest else "blob_altered"
-
-
-def _is_digest(text: str) -> bool:
-    return _DIGEST.fullmatch(text) is not None

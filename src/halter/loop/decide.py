@@ -50,9 +50,11 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
     given: dict[str, list[bytes]] = {}
     for result in results:
         given.setdefault(result.id, []).append(_join_fields((result.outcome.encode(), to_body(result.text))))
-    return hashlib.sha256(
-        _join_fields(sorted([_encode_call(call, given.get(call.id, ())) for call in calls]))
-    ).hexdigest()
+    steps = [
+        _join_fields((to_body(call.tool), _canonical(call.arguments), *sorted(given.get(call.id, ()))))
+        for call in calls
+    ]
+    return hashlib.sha256(_join_fields(sorted(steps))).hexdigest()
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:
@@ -75,10 +77,6 @@ def _repeats(steps: Sequence[str], period: int, repeated: int) -> bool:
     if end < period + repeated:
         return False
     return all(steps[place] == steps[place - period] for place in range(end - 1, end - 1 - repeated, -1))
-
-
-def _encode_call(call: ToolCall, results: Iterable[bytes]) -> bytes:
-    return _join_fields((to_body(call.tool), _canonical(call.arguments), *sorted(results)))
 
 
 def _canonical(arguments: str) -> bytes:
@@ -394,10 +392,6 @@ def describe_last_stop(sentence: str) -> str:
     return f"Your last turn was stopped: {sentence}"
 
 
-def describe_repetition(sentence: str) -> str:
-    return f"{sentence} Nothing new comes of it. Do something else, or say what stops you."
-
-
 def describe_remaining_budget(usd: int | None, tokens: int | None) -> str:
     known = [
         *([] if usd is None else [f"{format_micros(max(usd, 0))}"]),
@@ -577,18 +571,13 @@ def _after_words(turn: Turn, rules: TurnLimits) -> Step | None:
 def _continue_turn(turn: Turn, rules: TurnLimits, *, near_budget: bool, chance: float) -> Step:
     loop = find_repetition(turn.prints, rules.max_repeated_tool_steps)
     if loop is not None and len(turn.prints) > turn.hinted_at:
-        return _answer_repetition(turn, loop)
+        hint = f"{loop.sentence} Nothing new comes of it. Do something else, or say what stops you."
+        return Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", hint)
     if turn.failures:
         return _after_failure(turn, rules, chance)
     if near_budget and not turn.warned:
         return Say("near_budget", NEAR_BUDGET)
     return Think()
-
-
-def _answer_repetition(turn: Turn, loop: RepeatedSteps) -> Step:
-    return (
-        Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", describe_repetition(loop.sentence))
-    )
 
 
 def _after_failure(turn: Turn, rules: TurnLimits, chance: float) -> Step:

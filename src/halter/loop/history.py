@@ -435,7 +435,7 @@ class SessionHistory:
         self.actions = [*(each for each in self.actions if abs(at - each) < MINUTE), at]
 
     def add(self, reason: MessageReason, text: str, at: int) -> None:
-        self.transcript.add(make_internal_message(reason, text))
+        self.transcript.add(make_user_message(text, "config", reason=reason))
         self.turn = self.turn.told(reason, at)
 
     def thought(self, reply: Reply, nonce: str, at: int) -> None:
@@ -460,13 +460,16 @@ class SessionHistory:
         """Take in events of another process, or of an earlier life of this one."""
         for stored in events:
             await self._take_in(stored, read)
-        self._reconsider()
+        # A request refused by a cap may be retried; all other outcomes are final.
+        if self.turn.capped and not self.turn.over:
+            self.turn = self.turn.uncapped()
+        self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
 
     async def _take_in(self, stored: Stored, read: ReadBody) -> None:
         at, event = stored.at, stored.event
         match event:
             case CallStarted():
-                self.done.pop(self._short(event.call), None)
+                self.done.pop(event.call.removeprefix(f"{self.session}."), None)
                 if event.effect == "write":
                     self.acts(at)
             case CallSettled():
@@ -567,9 +570,6 @@ class SessionHistory:
                 foreseen = self.foreseen.get(call, "")
                 self.done[each.id] = describe_call_result(each, outcome, text, partial, foreseen)
 
-    def _short(self, call: str) -> str:
-        return call.removeprefix(f"{self.session}.")
-
     def _is_turns(self, request: str) -> bool:
         """Whether the turn loop made the request. Other writers use other ids."""
         return re.fullmatch(rf"{re.escape(self.session)}\.t\d+_\d+/\d+", request) is not None
@@ -579,16 +579,6 @@ class SessionHistory:
         if self.turn.calls and all(call.id in self.done for call in self.turn.calls):
             self.acted(at)
 
-    def _reconsider(self) -> None:
-        """A request refused by a cap may be retried; all other outcomes are final."""
-        if self.turn.capped and not self.turn.over:
-            self.turn = self.turn.uncapped()
-        self.done = {call: result for call, result in self.done.items() if result.outcome != "cost_cap_reached"}
-
 
 def parse_attempt(request: str) -> int:
     return int(request.rpartition("/")[2])
-
-
-def make_internal_message(reason: MessageReason, text: str) -> Message:
-    return make_user_message(text, "config", reason=reason)

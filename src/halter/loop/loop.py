@@ -22,7 +22,7 @@ from halter.core.events import (
     TurnSkipped,
     TurnStarted,
 )
-from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall, ToolResult
+from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall
 from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
@@ -71,11 +71,6 @@ class LoopObserver(msgspec.Struct, frozen=True):
     said: Callable[[str, int], None] = _ignore_words
     did: Callable[[ToolCall, Answer], None] = _ignore_answer
 
-    @property
-    def away(self) -> bool:
-        """Whether no callback receives outcomes. Otherwise these must be durable first."""
-        return self.said is _ignore_words and self.did is _ignore_answer
-
 
 class LiveContext(msgspec.Struct, frozen=True):
     """What a session knows right now: as text for a model, and as facts for a rule-based one."""
@@ -113,6 +108,8 @@ class TurnLoop:
         self._chance = chance
         self._senses = senses
         self._watching = watching
+        # No callback receives outcomes. Otherwise these must be durable first.
+        self._away = watching.said is _ignore_words and watching.did is _ignore_answer
         self._offered = thinking.offered
         self._session = running.lease.session
         self._recalled = SessionHistory(self._session, thinking.rules.min_sleep)
@@ -145,7 +142,7 @@ class TurnLoop:
     def _begin_with(self, offered: tuple[ToolSpec, ...]) -> None:
         self._offered = offered
         self._start = build_stable_prefix(self._mind, offered, self._recalled.given)
-        self._window.begins_with(self._start.size)
+        self._window.fixed = self._start.size
 
     @property
     def phase(self) -> PhaseEntered | None:
@@ -279,7 +276,7 @@ class TurnLoop:
             listen=listen,
             discards=bool(self.turn.failures),
             nonce=nonce,
-            goes_on=self._watching.away and listen is None,
+            goes_on=self._away and listen is None,
         )
 
     def _heard(
@@ -304,7 +301,8 @@ class TurnLoop:
 
     async def _act(self, calls: Sequence[ToolCall]) -> None:
         """Make the calls without a result: each group concurrently, one group after the other."""
-        for group, together in groupby(self._missing(calls), key=lambda call: call.group):
+        missing = [call for call in calls if call.id not in self._recalled.done]
+        for group, together in groupby(missing, key=lambda call: call.group):
             if self.rules.timeout and self.turn.time_worked(self._clock.now()) >= self.rules.timeout:
                 return
             members = await self._allowed(list(together))
@@ -312,7 +310,7 @@ class TurnLoop:
                 continue
             alone = sum(call.group == group for call in calls) == 1
             name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
-            goes_on = len(members) == 1 and self._watching.away
+            goes_on = len(members) == 1 and self._away
             asked = [self._call(call, name, goes_on=goes_on) for call in members]
             answers = await self._running.calls(asked)
             self._keep(members, answers)
@@ -339,21 +337,21 @@ class TurnLoop:
 
     async def _refuse(self, calls: Sequence[ToolCall], outcome: Outcome, sentence: str) -> None:
         """Answer calls that are not made. Those done before the deadline, or before a crash, stay done."""
-        missing = self._missing(calls)
+        missing = [call for call in calls if call.id not in self._recalled.done]
         if missing:
             answers = await self._running.refuse([self._call(call) for call in missing], outcome, sentence)
             self._keep(missing, answers)
         self._recalled.acted(self._clock.now())
 
-    def _missing(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
-        return [call for call in calls if call.id not in self._recalled.done]
-
     def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
         for call, answer in zip(calls, answers, strict=True):
-            self._recalled.done[call.id] = make_tool_result(call, answer)
+            self._recalled.done[call.id] = describe_call_result(
+                call, answer.outcome, answer.text, answer.partial, answer.simulation
+            )
             if answer.overrun:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
-            self._watching.did(call, answer)
+            if not self._away:
+                self._watching.did(call, answer)
 
     def _call(self, call: ToolCall, group: str = "", *, goes_on: bool = False) -> Call:
         return Call(
@@ -386,7 +384,3 @@ class TurnLoop:
         event = TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
         await self._running.write_all(f"{self._session}/turn/{self.turn.number}/ended", [(event, None)], goes_on=True)
         self._recalled.end(why, sentence, chosen, self._clock.now())
-
-
-def make_tool_result(call: ToolCall, answer: Answer) -> ToolResult:
-    return describe_call_result(call, answer.outcome, answer.text, answer.partial, answer.simulation)

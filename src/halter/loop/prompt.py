@@ -150,13 +150,10 @@ class ContextWindow:
         self._thinking = thinking
         self._mind = thinking.mind
         self._session = running.lease.session
-        self._fixed = fixed
+        self.fixed = fixed
         self._meter = TokenMeter()
         self._most: int | None = None
         self._ending = 0
-
-    def begins_with(self, fixed: int) -> None:
-        self._fixed = fixed
 
     def bound(self, model: Model, sent: PromptSize) -> int:
         return self._meter.bound(str(model.name), sent)
@@ -196,7 +193,7 @@ class ContextWindow:
 
     def _room(self, model: Model) -> int:
         room = self._thinking.window - self._mind.max_output_tokens
-        room -= self._meter.estimate(str(model.name), self._fixed + self._ending) + MARKER_TOKENS
+        room -= self._meter.estimate(str(model.name), self.fixed + self._ending) + MARKER_TOKENS
         return room if self._most is None else min(room, self._most)
 
     async def _cut(self, cut: Cut) -> None:
@@ -223,7 +220,12 @@ class ContextWindow:
         """Summarize what is dropped with a model; without an answer, only state that it is dropped."""
         model = self._thinking.summarizer or self._thinking.models[0]
         before = self._recalled.transcript.marker
-        text = "\n".join([*([before.text] if before else []), *map(_message_to_lines, dropped)])
+        text = "\n".join(
+            [
+                *([before.text] if before else []),
+                *(_part_to_line(part) for message in dropped for part in message.parts),
+            ]
+        )
         most = max(1000, self._thinking.window - 4 * SUMMARY_TOKENS)
         prompt = Prompt(
             system=decide.SUMMARIZE,
@@ -251,10 +253,6 @@ def _explain_too_large(found: TooLarge) -> str:
         f"TooLarge: what the model has to be told has about {found.least:,} tokens, and there is room for "
         f"{max(found.window, 0):,}. Say it in fewer words, or give the agent a model with a larger context_window."
     )
-
-
-def _message_to_lines(message: Message) -> str:
-    return "\n".join(_part_to_line(part) for part in message.parts)
 
 
 def _part_to_line(part: Text | ToolCall | ToolResult) -> str:

@@ -90,13 +90,9 @@ def raise_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-def _matters_always(_: Change) -> bool:
-    return True
-
-
 @asynccontextmanager
 async def watch_changes(
-    store: Store, matters: Callable[[Change], bool] = _matters_always, news: asyncio.Event | None = None
+    store: Store, matters: Callable[[Change], bool] = lambda _: True, news: asyncio.Event | None = None
 ) -> AsyncGenerator[asyncio.Event]:
     """Set an event whenever a relevant change is written, by any process, from the start of the block on."""
     news, listens = news or asyncio.Event(), asyncio.Event()
@@ -405,20 +401,22 @@ class SessionRuntime:
         end = window_end(cap.window)
         if end is not None and cap.amount <= cap.cap:
             if cap.unit == "tokens":
-                await self._tokens_used_up(refused, cap, end)
+                sentence = (
+                    f"It may use {cap.cap:,} tokens in an hour, and they are used up; it goes on when the hour is over."
+                )
+                event = GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=end)
+                await self.write(f"{refused}/{cap.window}/used_up", event)
             await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
             return True
         if self.standing.policy.on_cap != "ask":
             return False
-        asked = await self._ask_for_more(refused, name, cap)
+        # Asked once for each cap that a call or a request meets.
+        question = make_cap_question(refused, name, cap, self.standing.policy.approval_expiry)
+        await self.commit(ask_question(question, self.lease))
+        asked = NeedsPerson(refused, question.decision)
         row = await self._decided(asked, "WAITING_FOR_BUDGET", lambda: self._is_raised(cap))
         await self._look_at_cap()
         return row.verdict == "approve" or await self._is_raised(cap)
-
-    async def _tokens_used_up(self, refused: str, cap: CostCapReached, until: int) -> None:
-        sentence = f"It may use {cap.cap:,} tokens in an hour, and they are used up; it goes on when the hour is over."
-        event = GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=until)
-        await self.write(f"{refused}/{cap.window}/used_up", event)
 
     async def _look_at_cap(self) -> None:
         params = {"scope": session_stream(self.lease.session), "window": "", "unit": "usd"}
@@ -439,12 +437,6 @@ class SessionRuntime:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
-
-    async def _ask_for_more(self, refused: str, name: str, cap: CostCapReached) -> NeedsPerson:
-        """Ask a person about a cap, once for each cap that a call or a request meets."""
-        question = make_cap_question(refused, name, cap, self.standing.policy.approval_expiry)
-        await self.commit(ask_question(question, self.lease))
-        return NeedsPerson(refused, question.decision)
 
     async def wake(self) -> None:
         """Resume a session that rested in this process."""
@@ -506,7 +498,9 @@ class SessionRuntime:
 
         Also returns for an inbox message, a halt, or `or_when`.
         """
-        async with watch_changes(self._store, self._matters) as news:
+        # Messages and decisions are in the inbox; halts and caps in the stream of the fleet.
+        streams = (inbox_stream(self.lease.session), FLEET, EVERY_STREAM)
+        async with watch_changes(self._store, lambda change: change.stream in streams) as news:
             while wake_at is None or self._clock.now() < wake_at:
                 if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
                     return False
@@ -517,14 +511,6 @@ class SessionRuntime:
                     REST_POLL_INTERVAL if wake_at is None else min(REST_POLL_INTERVAL, wake_at - self._clock.now()),
                 )
         return True
-
-    def _matters(self, change: Change) -> bool:
-        """Whether a change can end a rest.
-
-        Messages and decisions are in the inbox; halts and caps in the stream of the fleet. Nothing else is read,
-        however many sessions rest.
-        """
-        return change.stream in (inbox_stream(self.lease.session), FLEET, EVERY_STREAM)
 
     async def _woken(self, cause: WakeCause | None) -> None:
         """Record that the session resumes, with its inbox read up to now."""

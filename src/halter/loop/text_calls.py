@@ -13,7 +13,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, TypeVar, cast
 
@@ -296,15 +296,11 @@ def _blocks(
     """
     opened, closed = text.rfind(_BLOCK, start, end), text.find(_BLOCK_END, start, end)
     if block is not None and closed >= 0:
-        calls = [*calls[:block], *(_set_group(call, calls[block].group) for call in calls[block:])]
+        calls = [*calls[:block], *(msgspec.structs.replace(call, group=calls[block].group) for call in calls[block:])]
         block = None
     if opened >= 0 and text.find(_BLOCK_END, opened, end) < 0:
         block = len(calls)
     return calls, block
-
-
-def _set_group(call: ToolCall, group: int) -> ToolCall:
-    return msgspec.structs.replace(call, group=group)
 
 
 def _make_call(tokens: list[Token] | None, raw: str, before: Sequence[ToolCall]) -> ToolCall:
@@ -512,7 +508,8 @@ def look_up_path(value: Any, path: str) -> PathValue | MissingPath:
         return PathValue(value)
     if _PATH.fullmatch(path) is None:
         return MissingPath(f"`{shorten(clean(path))}` is no path: write it like quotes.AAPL or items[0].price.")
-    for name, place in _split_path(path):
+    for step in _STEP.finditer(path):
+        name, place = step[1] or "", int(step[2]) if step[2] else None
         match value:
             case Mapping() if name and name in value:
                 value = cast("Mapping[str, Any]", value)[name]
@@ -521,11 +518,6 @@ def look_up_path(value: Any, path: str) -> PathValue | MissingPath:
             case _:
                 return MissingPath(f"There is no `{name or f'[{place}]'}` where `{shorten(path)}` looks for it.")
     return PathValue(value)
-
-
-def _split_path(path: str) -> Iterator[tuple[str, int | None]]:
-    for step in _STEP.finditer(path):
-        yield step[1] or "", int(step[2]) if step[2] else None
 
 
 def to_json_line(value: Any) -> str:
