@@ -176,4 +176,4 @@ def _bound_part_tokens(part: Part) -> int:
 
 
 def _count_bytes(text: str) -> int:
-    return len(to_body(text))
+    return len(text) if text.isascii() else len(to_body(text))

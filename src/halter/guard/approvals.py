@@ -19,18 +19,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec.structs import replace
 
+from halter.core import events as ev
 from halter.core.effect_events import ProposalKind, TriggerKind
-from halter.core.events import (
-    CostCapReached,
-    DecisionAsked,
-    DecisionMade,
-    DecisionWithdrawn,
-    ProposalDecided,
-    RuleEnded,
-    RuleMade,
-    ToolPinned,
-    TriggerMade,
-)
 from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_stream, trigger_stream
 from halter.core.money import Account, format_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
@@ -454,7 +444,7 @@ def withdraw_question(decision: str, why: str) -> Write:
     def decided(rows: Rows) -> Sequence[Draft]:
         row = rows.get(DecisionRow, decision)
         waits = row is not None and not row.verdict and not row.session
-        return [Draft(DecisionWithdrawn(decision=decision, why=why))] if waits else []
+        return [Draft(ev.DecisionWithdrawn(decision=decision, why=why))] if waits else []
 
     return Write(FLEET, f"withdrawn/{decision}", decided, [(DecisionRow, (decision,))])
 
@@ -465,7 +455,7 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
     def decide(rows: Rows) -> Sequence[Draft]:
         if rows.get(DecisionRow, question.decision) is not None:
             return []
-        event = DecisionAsked(
+        event = ev.DecisionAsked(
             decision=question.decision,
             about=question.about,
             subject=question.subject,
@@ -480,7 +470,7 @@ def ask_question(question: Question, lease: Lease | None = None) -> Write:
     return Write(stream, f"asked/{question.decision}", decide, [(DecisionRow, (question.decision,))], lease)
 
 
-def make_cap_question(refused: str, name: str, cap: CostCapReached, expires_in: int) -> Question:
+def make_cap_question(refused: str, name: str, cap: ev.CostCapReached, expires_in: int) -> Question:
     return Question(
         decision=f"{refused}/cap/{cap.cap}",
         about="cap_raise",
@@ -520,7 +510,7 @@ def _find_effects(asked: PendingDecision, verdict: Verdict, by: str, reason: str
     if asked.about == "proposal":
         return _decide_proposal(asked, verdict, by, reason)
     if verdict == "approve" and asked.about == "changed_tool":
-        pinned = ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
+        pinned = ev.ToolPinned(agent=asked.agent, tool=asked.name, digest=asked.digest, by=by)
         return DecisionEffects(lambda _: [Draft(pinned)], [(PinRow, (asked.agent, asked.name))])
     if verdict == "approve" and asked.about == "changed_server":
         return _pin_server(asked, by)
@@ -534,7 +524,7 @@ def _pin_server(asked: PendingDecision, by: str) -> DecisionEffects:
     change = asked.server_change()
     if change is None:
         return DecisionEffects(lambda _: None)
-    events = [ToolPinned(agent=asked.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
+    events = [ev.ToolPinned(agent=asked.agent, tool=pin.tool, digest=pin.digest, by=by) for pin in change.pins]
     drafts = [Draft(event) for event in events]
     return DecisionEffects(lambda _: drafts, [(PinRow, (asked.agent, pin.tool)) for pin in change.pins])
 
@@ -544,7 +534,7 @@ def _make_trigger(asked: PendingDecision, by: str) -> DecisionEffects:
     planned = asked.planned()
     if planned is None:
         return DecisionEffects(lambda _: None)
-    event = TriggerMade(trigger=planned.trigger, agent=asked.agent, type=planned.type, by=by, digest=planned.digest)
+    event = ev.TriggerMade(trigger=planned.trigger, agent=asked.agent, type=planned.type, by=by, digest=planned.digest)
     stream = trigger_stream(planned.trigger)
 
     def made(rows: Rows) -> Sequence[Draft] | None:
@@ -559,7 +549,7 @@ def _make_trigger(asked: PendingDecision, by: str) -> DecisionEffects:
 def _decide_proposal(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionEffects:
     about = msgspec.convert(asked.name, type=ProposalKind)
     status = "kept" if verdict == "approve" else "dismissed"
-    event = ProposalDecided(proposal=asked.subject, about=about, status=status, by=by, reason=reason)
+    event = ev.ProposalDecided(proposal=asked.subject, about=about, status=status, by=by, reason=reason)
     return DecisionEffects(lambda _: [Draft(event)], rows_of_event(event))
 
 
@@ -582,7 +572,7 @@ def approve_always(asked: PendingDecision, rule: RuleWording, by: str, key: str,
     owner = {"session": asked.session, "agent": asked.agent, "fleet": ""}[rule.scope]
 
     def made(rows: Rows) -> Sequence[Draft]:
-        event = RuleMade(
+        event = ev.RuleMade(
             rule=rule.id,
             tool=asked.name,
             scope=rule.scope,
@@ -604,7 +594,7 @@ def end_rule(rule: str, by: str, key: str, reason: str = "") -> Write:
     def decided(rows: Rows) -> Sequence[Draft]:
         row = rows.get(RuleRow, rule)
         ends = row is not None and row.live(rows.now) and may_decide(by)
-        return [Draft(RuleEnded(rule=rule, by=by, reason=reason))] if ends else []
+        return [Draft(ev.RuleEnded(rule=rule, by=by, reason=reason))] if ends else []
 
     return Write(FLEET, key, decided, [(RuleRow, (rule,))])
 
@@ -617,12 +607,16 @@ def raise_cap(asked: PendingDecision, account: Account, cap: int | None, by: str
     )
 
 
-def _make_decision_event(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> DecisionMade:
-    return DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=asked.digest, reason=reason)
+def _make_decision_event(asked: PendingDecision, verdict: Verdict, by: str, reason: str) -> ev.DecisionMade:
+    return ev.DecisionMade(decision=asked.decision, verdict=verdict, by=by, digest=asked.digest, reason=reason)
 
 
 def _write_answer(
-    asked: PendingDecision, made: DecisionMade, key: str, then: DecisionEffects = NO_EFFECTS, body: bytes | None = None
+    asked: PendingDecision,
+    made: ev.DecisionMade,
+    key: str,
+    then: DecisionEffects = NO_EFFECTS,
+    body: bytes | None = None,
 ) -> Write:
     """Answer once, before expiry, exactly what was asked; from an agent, or too late, nothing is written."""
 

@@ -11,9 +11,9 @@ from typing import Final, cast
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core.clock import DAY, SECOND, Clock
 from halter.core.effect_events import UnheldCost
-from halter.core.events import AnyEvent, CallSettled, CapChanged, DecisionAsked, OverrunIncurred, RequestSettled
 from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of, session_stream
 from halter.core.money import (
     COLD_START_COST,
@@ -61,7 +61,7 @@ def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence
     if flight.legs and rows.get(HoldRow, flight.id) is None:
         return []
     charge = _compute_charge(flight, truth, rows)
-    incidents = [Draft(OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
+    incidents = [Draft(ev.OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
     return [
         Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob),
         *incidents,
@@ -73,7 +73,7 @@ def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
     """The rows that the effects change, and those that suppress them."""
     for each in happened:
         yield from rows_of_event(each.event)
-        if isinstance(each.event, DecisionAsked):
+        if isinstance(each.event, ev.DecisionAsked):
             yield (DecisionRow, (each.event.decision,))
         if each.unless is not None:
             yield each.unless
@@ -82,7 +82,9 @@ def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
 def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
     for each in truth.happened:
         if each.unless is None or rows.get(each.unless[0], *each.unless[1]) is None:
-            yield Draft(cast("AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None)
+            yield Draft(
+                cast("ev.AnyEvent", each.event), each.body, stream=StreamId(each.stream) if each.stream else None
+            )
 
 
 def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge | None:
@@ -113,10 +115,10 @@ def settles_within_hold(flight: InFlight, truth: ActualResult) -> bool:
     return all((usd if leg.unit == "usd" else tokens) <= leg.amount for leg in flight.legs)
 
 
-def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | None) -> AnyEvent:
+def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | None) -> ev.AnyEvent:
     unheld = UnheldCost(flight.name, flight.purpose, flight.accounts) if charge and not flight.legs else None
     if flight.is_call:
-        return CallSettled(
+        return ev.CallSettled(
             call=flight.id,
             outcome=truth.outcome,
             charge=charge,
@@ -125,7 +127,7 @@ def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | 
             audited=truth.audited,
             unheld=unheld,
         )
-    return RequestSettled(
+    return ev.RequestSettled(
         request=flight.id,
         outcome=truth.outcome,
         usage=truth.usage,
@@ -153,7 +155,7 @@ def change_cap(account: Account, cap: int | None, by: str, key: str, reason: str
         overrun = compute_cap_overrun(budget_row(rows, account), cap)
         return [
             Draft(
-                CapChanged(
+                ev.CapChanged(
                     scope=account.scope,
                     window=account.window,
                     unit=account.unit,

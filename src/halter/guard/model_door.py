@@ -17,16 +17,9 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable
-from halter.core.events import (
-    CostCapReached,
-    GuardrailTriggered,
-    OverrunIncurred,
-    RequestRefused,
-    RequestSettled,
-    RequestStarted,
-)
 from halter.core.ids import StreamId, session_stream
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, TextListener
 from halter.core.money import Charge, find_rate_limits, is_plausible_amount, list_accounts
@@ -169,7 +162,7 @@ class RefusedRequest(msgspec.Struct, frozen=True):
     request: str
     outcome: Outcome
     sentence: str
-    cap: CostCapReached | None = None
+    cap: ev.CostCapReached | None = None
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
@@ -334,7 +327,7 @@ class ModelDoor:
             if committed is None:
                 return StillHeld(asking.request)
             answer = read_request_admission(committed)
-            if isinstance(answer, GuardrailTriggered):
+            if isinstance(answer, ev.GuardrailTriggered):
                 until = answer.until or 0
                 if not committed.repeated or until > self._clock.now():
                     return RateUsedUp(asking.request, until, waited)
@@ -350,7 +343,7 @@ class ModelDoor:
     ) -> AnsweredRequest | FailedRequest | None:
         """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
         stored = await find_outcome(self._store, stream, admitted.flight)
-        if stored is not None and isinstance(stored.event, RequestSettled):
+        if stored is not None and isinstance(stored.event, ev.RequestSettled):
             return restore_request_outcome(
                 stored.event, await read_body(self._store, stored), admitted.max_output_tokens
             )
@@ -387,7 +380,7 @@ class ModelDoor:
         truth = _price_usage(flying, UsageReport(reply.usage), ActualResult("ok", body=msgspec.json.encode(reply)))
         flight = flying.admitted.flight
         settled = await self._purse.settle(flying.lease, flight, truth, goes_on=flying.goes_on)
-        overrun = any(isinstance(stored.event, OverrunIncurred) for stored in settled.events)
+        overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in settled.events)
         usd, tokens = compute_charged_amounts(flight, truth)
         return AnsweredRequest(flight.id, reply, usd, flying.admitted.max_output_tokens, overrun, tokens)
 
@@ -467,7 +460,7 @@ def _with_accounts(admitted: AdmittedRequest, asking: RequestAttempt) -> Admitte
 
 
 def restore_request_outcome(
-    settled: RequestSettled, body: bytes, max_output_tokens: int
+    settled: ev.RequestSettled, body: bytes, max_output_tokens: int
 ) -> AnsweredRequest | FailedRequest:
     charge = settled.charge or Charge()
     cost, tokens = charge.usd, charge.tokens
@@ -482,17 +475,17 @@ def restore_request_outcome(
     return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)
 
 
-def read_request_admission(committed: Committed) -> AdmittedRequest | RefusedRequest | GuardrailTriggered:
-    cap: CostCapReached | None = None
+def read_request_admission(committed: Committed) -> AdmittedRequest | RefusedRequest | ev.GuardrailTriggered:
+    cap: ev.CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
-            case RequestStarted() as started:
+            case ev.RequestStarted() as started:
                 return AdmittedRequest(track_request(started, stored), started.max_output_tokens)
-            case CostCapReached() as reached:
+            case ev.CostCapReached() as reached:
                 cap = reached
-            case GuardrailTriggered() as waits:
+            case ev.GuardrailTriggered() as waits:
                 return waits
-            case RequestRefused() as refused:
+            case ev.RequestRefused() as refused:
                 return RefusedRequest(refused.request, refused.outcome, refused.sentence, cap)
             case _:
                 pass

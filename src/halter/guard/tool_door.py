@@ -19,9 +19,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
 from halter.core.errors import ToolError
-from halter.core.events import CallRefused, CallSettled, CallStarted, CostCapReached, DecisionAsked, OverrunIncurred
 from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
@@ -205,7 +205,7 @@ class Answer(msgspec.Struct, frozen=True):
     text: str
     cost_micros: int = 0
     duration_ms: int = 0
-    cap: CostCapReached | None = None
+    cap: ev.CostCapReached | None = None
     overrun: bool = False
     simulation: str = ""
     partial: str = ""
@@ -323,7 +323,7 @@ class ToolDoor:
         sentence = self._redact(sentence)
         drafts = [
             Draft(
-                CallRefused(
+                ev.CallRefused(
                     call=call.id, tool=self._redact(clean(call.tool))[:200], outcome=outcome, sentence=sentence
                 ),
                 to_body(self._redact(from_body(call.arguments[:BLOB_THRESHOLD]))),
@@ -372,9 +372,9 @@ class ToolDoor:
         A sensor reads forever; what it saw is recorded where it matters.
         """
         (draft,) = judge_call(asked, await self._halts.rows())
-        if isinstance(draft.event, CallRefused):
+        if isinstance(draft.event, ev.CallRefused):
             return Answer(asked.call, draft.event.outcome, self._redact(draft.event.sentence))
-        if act is None or not isinstance(draft.event, CallStarted):
+        if act is None or not isinstance(draft.event, ev.CallStarted):
             raise AssertionError(f"{asked.call} needs more than a look: a tool, a person, money.")
         timeout = act.timeout
         acting = asyncio.create_task(self._run(act, Permit(asked.call, self._clock.now() + timeout, act.secrets)))
@@ -454,7 +454,7 @@ class ToolDoor:
         if stored is None and acting is not None:
             await acting.wait()
             stored = await find_outcome(self._store, session_stream(lease.session), flight)
-        if stored is not None and isinstance(stored.event, CallSettled):
+        if stored is not None and isinstance(stored.event, ev.CallSettled):
             return restore_call_answer(stored.event, await read_body(self._store, stored))
         if committed.events[0].generation != lease.generation:
             return Answer(flight.id, "unknown", "An earlier owner of this session began it; its outcome is unknown.")
@@ -521,7 +521,7 @@ class ToolDoor:
             text=truth.error or said,
             cost_micros=compute_charged_amounts(flight, truth)[0],
             duration_ms=took,
-            overrun=any(isinstance(stored.event, OverrunIncurred) for stored in settled.events),
+            overrun=any(isinstance(stored.event, ev.OverrunIncurred) for stored in settled.events),
             partial=said if truth.error else "",
         )
 
@@ -553,7 +553,7 @@ def _result_after_stop(acting: asyncio.Future[Output], stopped: ActualResult) ->
     return msgspec.structs.replace(stopped, outcome="unknown") if unknown else stopped
 
 
-def restore_call_answer(settled: CallSettled, body: bytes) -> Answer:
+def restore_call_answer(settled: ev.CallSettled, body: bytes) -> Answer:
     cost, text = settled.charge.usd if settled.charge else 0, from_body(body)
     partial = text if settled.error else ""
     took = settled.duration_ms
@@ -561,16 +561,16 @@ def restore_call_answer(settled: CallSettled, body: bytes) -> Answer:
 
 
 def read_call_admission(committed: Committed) -> InFlight | Answer | NeedsPerson:
-    cap: CostCapReached | None = None
+    cap: ev.CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
-            case CallStarted() as started:
+            case ev.CallStarted() as started:
                 return track_call(started, stored)
-            case CostCapReached() as reached:
+            case ev.CostCapReached() as reached:
                 cap = reached
-            case CallRefused() as refused:
+            case ev.CallRefused() as refused:
                 return Answer(refused.call, refused.outcome, refused.sentence, cap=cap)
-            case DecisionAsked() as asked:
+            case ev.DecisionAsked() as asked:
                 return NeedsPerson(asked.subject, asked.decision)
             case _:
                 pass

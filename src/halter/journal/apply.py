@@ -13,7 +13,6 @@ import msgspec
 
 from halter.core.codec import encode
 from halter.core.errors import LeaseLost, UndeclaredRow
-from halter.core.events import AnyEvent
 from halter.core.ids import StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Draft, Lease, Stored, Write
@@ -165,23 +164,6 @@ def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
 
 def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:
     event, facts = encode(draft.event)
-    stored = _make_stored_event(event, facts, draft, write, rows, salt)
-    rows.events.append(stored)
-    rows.put(StreamRow(stored.stream, stored.seq, stored.hash, stored.at))
-    for effect in project_event(event, stored, rows):
-        match effect:
-            case Row():
-                rows.put(effect)
-            case RowDeleted():
-                rows.drop(effect.key)
-            case EraseBodies():
-                rows.erasures.append(effect)
-    return stored
-
-
-def _make_stored_event(
-    event: AnyEvent, facts: bytes, draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]
-) -> Stored:
     stream = draft.stream or write.stream
     head = rows.get(StreamRow, stream)
     seq, previous = (head.head + 1, head.hash) if head else (1, CHAIN_START)
@@ -191,4 +173,15 @@ def _make_stored_event(
     digest = NO_BODY if body_salt is None or draft.body is None else digest_body(body_salt, draft.body)
     header = (stream, seq, event.KIND, event.VERSION, rows.now, generation, write.key, draft.blob)
     chained = hash_event(previous, header, facts, digest)
-    return Stored(*header, facts, draft.body, body_salt, digest, chained, event)
+    stored = Stored(*header, facts, draft.body, body_salt, digest, chained, event)
+    rows.events.append(stored)
+    rows.put(StreamRow(stream, seq, chained, rows.now))
+    for effect in project_event(event, stored, rows):
+        match effect:
+            case Row():
+                rows.put(effect)
+            case RowDeleted():
+                rows.drop(effect.key)
+            case EraseBodies():
+                rows.erasures.append(effect)
+    return stored

@@ -21,21 +21,8 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core.clock import SECOND
-from halter.core.events import (
-    AgentSwitched,
-    CallSettled,
-    CapChanged,
-    DecisionMade,
-    FleetPolicyAdopted,
-    HaltLifted,
-    HaltRequested,
-    RequestSettled,
-    RuleEnded,
-    RuleMade,
-    SessionEnded,
-    StoreAccepted,
-)
 from halter.core.ports import Stored
 
 if TYPE_CHECKING:
@@ -131,8 +118,8 @@ LOCK_PAUSES_AT_REST: Final = 50
 IMMEDIATE_KINDS: Final = frozenset(
     kind.KIND
     for kind in (
-        *(SessionEnded, HaltRequested, HaltLifted, DecisionMade, RuleMade, RuleEnded),
-        *(CapChanged, AgentSwitched, FleetPolicyAdopted, StoreAccepted),
+        *(ev.SessionEnded, ev.HaltRequested, ev.HaltLifted, ev.DecisionMade, ev.RuleMade, ev.RuleEnded),
+        *(ev.CapChanged, ev.AgentSwitched, ev.FleetPolicyAdopted, ev.StoreAccepted),
     )
 )
 """Checkpointed with their own commit: a person's decision must not be undone by an older copy of the store."""
@@ -364,11 +351,11 @@ class Checkpointer:
 
 def _tally(event: Stored) -> Mapping[str, int]:
     match event.event:
-        case CallSettled(charge=charge) | RequestSettled(charge=charge) if charge is not None and charge.usd:
+        case ev.CallSettled(charge=charge) | ev.RequestSettled(charge=charge) if charge is not None and charge.usd:
             return {USD: charge.usd}
-        case HaltRequested():
+        case ev.HaltRequested():
             return {HALTS: 1}
-        case DecisionMade(verdict="deny"):
+        case ev.DecisionMade(verdict="deny"):
             return {DENIALS: 1}
         case _:
             return {}

@@ -674,18 +674,5 @@ def _encode_values(values: Iterable[str | int]) -> str:
 
 
 def to_event_columns(event: Stored) -> tuple[Any, ...]:
-    return (
-        event.stream,
-        event.seq,
-        event.kind,
-        event.version,
-        event.at,
-        event.generation,
-        event.key,
-        event.blob,
-        event.facts,
-        event.body,
-        event.salt,
-        event.digest,
-        event.hash,
-    )
+    """All fields but the decoded event, in the order of the columns."""
+    return msgspec.structs.astuple(event)[:-1]

@@ -16,30 +16,9 @@ from typing import Final
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core.agent_spec import ContextStrategy
 from halter.core.clock import MINUTE, SECOND
-from halter.core.events import (
-    CallRefused,
-    CallSettled,
-    CallStarted,
-    ContextCut,
-    ContextGiven,
-    GuardrailTriggered,
-    HotStateSeen,
-    MessageAdded,
-    OverrunIncurred,
-    PhaseEntered,
-    RequestRefused,
-    RequestSettled,
-    RequestStarted,
-    SessionParked,
-    SessionResumed,
-    SessionWoken,
-    TurnEnded,
-    TurnSkipped,
-    TurnStarted,
-    YieldRequest,
-)
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
 from halter.core.ports import Stored
 from halter.core.text import from_body
@@ -420,7 +399,7 @@ class SessionHistory:
         self.foreseen: dict[str, str] = {}
         self.hot = b""
         self.given = ""
-        self.phase: PhaseEntered | None = None
+        self.phase: ev.PhaseEntered | None = None
         self.actions: list[int] = []
         """Start times, in the last minute, of calls that change something."""
 
@@ -428,7 +407,7 @@ class SessionHistory:
         self.transcript.opened(message)
         self.turn = self.turn.opened(number, heard, at, quiet=quiet)
 
-    def end(self, why: TurnEnd, sentence: str, chosen: YieldRequest | None, at: int) -> None:
+    def end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None, at: int) -> None:
         self.turn = self.turn.ended(why, sentence, chosen, at, self._min_sleep)
 
     def acts(self, at: int) -> None:
@@ -468,36 +447,36 @@ class SessionHistory:
     async def _take_in(self, stored: Stored, read: ReadBody) -> None:
         at, event = stored.at, stored.event
         match event:
-            case CallStarted():
+            case ev.CallStarted():
                 self.done.pop(event.call.removeprefix(f"{self.session}."), None)
                 if event.effect == "write":
                     self.acts(at)
-            case CallSettled():
+            case ev.CallSettled():
                 answer = restore_call_answer(event, await read(stored))
                 self._keep(event.call, answer.outcome, answer.text, answer.partial)
-            case CallRefused():
+            case ev.CallRefused():
                 self._keep(event.call, event.outcome, event.sentence)
-            case RequestStarted(purpose="turn") if self._is_turns(event.request):
+            case ev.RequestStarted(purpose="turn") if self._is_turns(event.request):
                 self._flush(at)
                 self.turn = self.turn.uncapped()
                 record = msgspec.json.decode(await read(stored) or b"{}", type=RequestRecord)
                 self._nonces[event.request] = record.nonce
-            case RequestSettled():
+            case ev.RequestSettled():
                 await self._settled(event, stored, read)
-            case RequestRefused(purpose="turn") if self._is_turns(event.request):
+            case ev.RequestRefused(purpose="turn") if self._is_turns(event.request):
                 self._flush(at)
                 self.turn = self.turn.uncapped().refused(
                     parse_attempt(event.request), event.outcome, event.sentence, at
                 )
-            case TurnStarted():
+            case ev.TurnStarted():
                 message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
-            case HotStateSeen() | GuardrailTriggered() | TurnSkipped() | PhaseEntered() | ContextGiven():
+            case ev.HotStateSeen() | ev.GuardrailTriggered() | ev.TurnSkipped() | ev.PhaseEntered() | ev.ContextGiven():
                 await self._paced(event, stored, read)
-            case MessageAdded():
+            case ev.MessageAdded():
                 self._flush(at)
                 self.add(event.reason, from_body(await read(stored)), at)
-            case ContextCut():
+            case ev.ContextCut():
                 self._flush(at)
                 body = await read(stored)
                 if body:
@@ -506,41 +485,41 @@ class SessionHistory:
                         Cut(event.through, event.pinned), msgspec.json.decode(body, type=Text | None)
                     )
                 self.turn = self.turn.shrunk(at)
-            case OverrunIncurred():
+            case ev.OverrunIncurred():
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
-            case TurnEnded():
+            case ev.TurnEnded():
                 self._flush(at)
                 self.end(event.why, event.sentence, event.yielded, at)
-            case SessionParked():
+            case ev.SessionParked():
                 self.turn = self.turn.rested(at)
-            case SessionWoken():
+            case ev.SessionWoken():
                 self.turn = self.turn.woken(at, takeover=event.cause == "takeover")
-            case SessionResumed():
+            case ev.SessionResumed():
                 self.turn = self.turn.reopened(at)
             case _:
                 pass
 
     async def _paced(
         self,
-        event: HotStateSeen | GuardrailTriggered | TurnSkipped | PhaseEntered | ContextGiven,
+        event: ev.HotStateSeen | ev.GuardrailTriggered | ev.TurnSkipped | ev.PhaseEntered | ev.ContextGiven,
         stored: Stored,
         read: ReadBody,
     ) -> None:
         match event:
-            case PhaseEntered():
+            case ev.PhaseEntered():
                 self.phase = event
-            case ContextGiven():
+            case ev.ContextGiven():
                 self.given = from_body(await read(stored))
-            case HotStateSeen():
+            case ev.HotStateSeen():
                 self.hot = await read(stored)
-            case GuardrailTriggered(until=int(), guardrail=name) if self.turn.over and name != "model_rate":
+            case ev.GuardrailTriggered(until=int(), guardrail=name) if self.turn.over and name != "model_rate":
                 self.turn = self.turn.held_back(stored.at)
-            case TurnSkipped():
+            case ev.TurnSkipped():
                 self.turn = self.turn.skipped(event.skips, stored.at)
             case _:
                 pass
 
-    async def _settled(self, event: RequestSettled, stored: Stored, read: ReadBody) -> None:
+    async def _settled(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
         if event.request not in self._nonces:
             await self._foresee(event, stored, read)
             return
@@ -557,7 +536,7 @@ class SessionHistory:
             failure = FailedAttempt(event.error, event.may_retry, event.retry_after)
             self.turn = self.turn.failed(attempt, failure, stored.at)
 
-    async def _foresee(self, event: RequestSettled, stored: Stored, read: ReadBody) -> None:
+    async def _foresee(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
         call, _, rest = event.request.rpartition("/simulation/")
         if call and rest and event.outcome == "ok" and (body := await read(stored)):
             reply = msgspec.json.decode(body, type=Reply)

@@ -11,17 +11,8 @@ from typing import Any, Final
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core.clock import Clock
-from halter.core.events import (
-    AnyEvent,
-    GuardrailTriggered,
-    HotStateSeen,
-    MessageAdded,
-    PhaseEntered,
-    TurnEnded,
-    TurnSkipped,
-    TurnStarted,
-)
 from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall
 from halter.core.money import Charge
 from halter.core.ports import Stored
@@ -145,11 +136,11 @@ class TurnLoop:
         self._window.fixed = self._start.size
 
     @property
-    def phase(self) -> PhaseEntered | None:
+    def phase(self) -> ev.PhaseEntered | None:
         return self._recalled.phase
 
     async def enter(self, phase: str, number: int) -> None:
-        event = PhaseEntered(phase=phase, number=number, turn=self.turn.number)
+        event = ev.PhaseEntered(phase=phase, number=number, turn=self.turn.number)
         await self._running.write(f"{self._session}/phase/{number}", event)
         self._recalled.phase = event
 
@@ -166,10 +157,10 @@ class TurnLoop:
         """
         message = mask_message(message, self._running.redacted)
         number = self.turn.number + 1
-        event = TurnStarted(turn=number, inbox_seen=heard, quiet=quiet)
-        happened: list[tuple[AnyEvent, bytes | None]] = [(event, msgspec.json.encode(message))]
+        event = ev.TurnStarted(turn=number, inbox_seen=heard, quiet=quiet)
+        happened: list[tuple[ev.AnyEvent, bytes | None]] = [(event, msgspec.json.encode(message))]
         if hot is not None and hot.body != self._recalled.hot:
-            happened.append((HotStateSeen(turn=number, digest=hot.digest), hot.body))
+            happened.append((ev.HotStateSeen(turn=number, digest=hot.digest), hot.body))
             self._recalled.hot = hot.body
         await self._running.write_all(f"{self._session}/turn/{number}", happened, goes_on=True)
         self._recalled.open(number, heard, message, self._clock.now(), quiet=quiet)
@@ -185,7 +176,7 @@ class TurnLoop:
         self.turn = self.turn.woken(self._clock.now(), takeover=False)
 
     async def skip(self, stage: GateStage, sentence: str) -> None:
-        event = TurnSkipped(stage=stage, skips=self.turn.skips + 1, sentence=self._running.redacted(sentence))
+        event = ev.TurnSkipped(stage=stage, skips=self.turn.skips + 1, sentence=self._running.redacted(sentence))
         key = f"{self._session}/skip/{self.turn.number}_{event.skips}_{self._clock.now()}"
         await self._running.write(key, event)
         self.turn = self.turn.skipped(event.skips, self._clock.now())
@@ -193,7 +184,7 @@ class TurnLoop:
     async def hold_back(self, guardrail: Guardrail, sentence: str, until: int | None = None) -> None:
         """Record that a guardrail ends the session, or makes it sleep until then."""
         now = self._clock.now()
-        event = GuardrailTriggered(guardrail=guardrail, turn=self.turn.number, sentence=sentence, until=until)
+        event = ev.GuardrailTriggered(guardrail=guardrail, turn=self.turn.number, sentence=sentence, until=until)
         await self._running.write(f"{self._session}/guardrail/{guardrail}/{self.turn.number}_{now}", event)
         if until is not None:
             self.turn = self.turn.held_back(now)
@@ -328,7 +319,7 @@ class TurnLoop:
         if len(acting) <= room:
             return calls
         sentence = decide.describe_too_many_actions(most)
-        event = GuardrailTriggered(guardrail="max_actions_per_minute", turn=self.turn.number, sentence=sentence)
+        event = ev.GuardrailTriggered(guardrail="max_actions_per_minute", turn=self.turn.number, sentence=sentence)
         key = f"{self._session}/brisk/{self.turn.number}_{self.turn.steps}_{calls[0].group}"
         await self._running.write(key, event)
         answers = await self._running.refuse([self._call(call) for call in acting[room:]], "rate_limited", sentence)
@@ -370,7 +361,7 @@ class TurnLoop:
 
     async def _say(self, reason: MessageReason, text: str) -> None:
         """Tell the model something, once per step. After an erasure there is no other count."""
-        event = MessageAdded(turn=self.turn.number, reason=reason)
+        event = ev.MessageAdded(turn=self.turn.number, reason=reason)
         key = f"{self._session}/message/{self.turn.number}_{self.turn.steps}_{reason}"
         await self._running.write(key, event, to_body(text))
         self._recalled.add(reason, text, self._clock.now())
@@ -381,6 +372,6 @@ class TurnLoop:
         if halt is not None:
             why, sentence = ("cancelled" if halt.cancels else "external_halt"), sentence or f"{halt.scope} was halted."
         chosen = self.turn.yielded if why == "yielded" else None
-        event = TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
+        event = ev.TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
         await self._running.write_all(f"{self._session}/turn/{self.turn.number}/ended", [(event, None)], goes_on=True)
         self._recalled.end(why, sentence, chosen, self._clock.now())

@@ -11,19 +11,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
+from halter.core import events as ev
 from halter.core.clock import SECOND, Clock, window_end
-from halter.core.events import (
-    AnyEvent,
-    CallStarted,
-    CostCapReached,
-    DecisionMade,
-    GuardrailTriggered,
-    OverrunIncurred,
-    SessionParked,
-    SessionResumed,
-    Unknown,
-    WakePosted,
-)
 from halter.core.ids import FLEET, inbox_stream, session_stream
 from halter.core.messages import Message, Model, Text
 from halter.core.money import BudgetRow, Charge
@@ -336,7 +325,7 @@ class SessionRuntime:
                     return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
-                case RefusedRequest(cap=CostCapReached() as cap) if await self._more_money(
+                case RefusedRequest(cap=ev.CostCapReached() as cap) if await self._more_money(
                     request.id, str(model.name), cap
                 ):
                     attempt, waited = attempt + 1, 0
@@ -396,7 +385,7 @@ class SessionRuntime:
             return ("BUDGET_EXCEEDED", "overrun")
         return None
 
-    async def _more_money(self, refused: str, name: str, cap: CostCapReached) -> bool:
+    async def _more_money(self, refused: str, name: str, cap: ev.CostCapReached) -> bool:
         """Wait for a window to roll or a person to raise the cap; return whether there may be money now."""
         end = window_end(cap.window)
         if end is not None and cap.amount <= cap.cap:
@@ -404,7 +393,7 @@ class SessionRuntime:
                 sentence = (
                     f"It may use {cap.cap:,} tokens in an hour, and they are used up; it goes on when the hour is over."
                 )
-                event = GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=end)
+                event = ev.GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=end)
                 await self.write(f"{refused}/{cap.window}/used_up", event)
             await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
             return True
@@ -433,7 +422,7 @@ class SessionRuntime:
             None if budget is None else budget - self.spent.tokens,
         )
 
-    async def _is_raised(self, cap: CostCapReached) -> bool:
+    async def _is_raised(self, cap: ev.CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         return any(row.cap_by and (row.cap is None or row.cap > cap.cap) for row in rows)
@@ -451,9 +440,9 @@ class SessionRuntime:
             return None
         for stored in await self.inbox(self._seen):
             match stored.event:
-                case WakePosted(wakes=True, cause=cause):
+                case ev.WakePosted(wakes=True, cause=cause):
                     return cause
-                case DecisionMade():
+                case ev.DecisionMade():
                     return "decision"
                 case _:
                     pass
@@ -473,7 +462,9 @@ class SessionRuntime:
         A resident session keeps its lease; any other is released.
         """
         self._rests += 1
-        parked = SessionParked(state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident)
+        parked = ev.SessionParked(
+            state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident
+        )
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         rests = bool((await self.commit(lifecycle.park_session(self.lease, key, parked))).events)
         if rests:
@@ -485,7 +476,7 @@ class SessionRuntime:
         """Rest until a message, the wake time, a halt or another condition."""
         self._rests += 1
         began = self._clock.now()
-        parked = SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
+        parked = ev.SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         committed = await self.commit(lifecycle.park_session(self.lease, key, parked))
         due = bool(committed.events) and await self.until_woken(wake_at, or_when)
@@ -563,11 +554,11 @@ class SessionRuntime:
         """Commit a write of the session, and just before it its deferred writes."""
         return await self._gatehouse.purse.commit(write)
 
-    async def write(self, key: str, event: AnyEvent, body: bytes | None = None) -> None:
+    async def write(self, key: str, event: ev.AnyEvent, body: bytes | None = None) -> None:
         await self.write_all(key, [(event, body)])
 
     async def write_all(
-        self, key: str, happened: Sequence[tuple[AnyEvent, bytes | None]], *, goes_on: bool = False
+        self, key: str, happened: Sequence[tuple[ev.AnyEvent, bytes | None]], *, goes_on: bool = False
     ) -> None:
         """Record several events at once; where the session `goes_on`, with what follows."""
         drafts = [Draft(event, *await offload_body(self._store, body)) for event, body in happened]
@@ -578,13 +569,13 @@ class SessionRuntime:
         else:
             await self.commit(write)
 
-    async def post(self, key: str, event: WakePosted, text: str) -> bool:
+    async def post(self, key: str, event: ev.WakePosted, text: str) -> bool:
         """Post to the session's own inbox; return whether that wakes it."""
         body, blob = await offload_body(self._store, to_body(self.redacted(text)))
         committed = await self._store.commit(
             lifecycle.post_wake(self.lease.session, key, event, body, blob, self.lease)
         )
-        return any(isinstance(stored.event, WakePosted) and stored.event.wakes for stored in committed.events)
+        return any(isinstance(stored.event, ev.WakePosted) and stored.event.wakes for stored in committed.events)
 
     async def keep(self, snapshot: bytes) -> None:
         """Keep the hot state for the next owner, and for dashboards elsewhere."""
@@ -601,7 +592,7 @@ class SessionRuntime:
         """
         found = await read_stream(self._store, inbox_stream(self.lease.session), after)
         for stored in found:
-            if isinstance(stored.event, Unknown):
+            if isinstance(stored.event, ev.Unknown):
                 raise make_unknown_event_error(stored)
         return found
 
@@ -614,7 +605,7 @@ class SessionRuntime:
 
     async def _arguments(self, events: Sequence[Stored], call: str) -> bytes:
         for stored in events:
-            if isinstance(stored.event, CallStarted) and stored.event.call == call:
+            if isinstance(stored.event, ev.CallStarted) and stored.event.call == call:
                 return await read_body(self._store, stored)
         return b""
 
@@ -624,8 +615,8 @@ class SessionRuntime:
 
 def has_overrun(events: Sequence[Stored]) -> bool:
     """Whether a cap was passed since a person last let the session continue."""
-    said = (each.event for each in reversed(events) if isinstance(each.event, OverrunIncurred | SessionResumed))
-    return isinstance(next(said, None), OverrunIncurred)
+    said = (each.event for each in reversed(events) if isinstance(each.event, ev.OverrunIncurred | ev.SessionResumed))
+    return isinstance(next(said, None), ev.OverrunIncurred)
 
 
 async def _do_nothing() -> None: ...

@@ -4,17 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from halter.core.events import (
-    SESSION_FORMAT,
-    CostCapReached,
-    OverrunIncurred,
-    SessionEnded,
-    SessionParked,
-    SessionResumed,
-    SessionStarted,
-    SessionWoken,
-    WakePosted,
-)
+from halter.core import events as ev
 from halter.core.ids import Digest, inbox_stream, may_decide, session_stream
 from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Rows, Write
@@ -28,16 +18,16 @@ ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "
 
 
 def start_session(
-    event: SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
+    event: ev.SessionStarted, task: bytes | None = None, blob: Digest | None = None, more: Sequence[Draft] = ()
 ) -> Write:
     """Begin an independent session; a large task is stored as a blob first. `more` is written with the start."""
-    event = msgspec.structs.replace(event, format=max(event.format, SESSION_FORMAT))
+    event = msgspec.structs.replace(event, format=max(event.format, ev.SESSION_FORMAT))
     drafts = [Draft(event, task, blob), *more]
     return Write(session_stream(event.session), f"{event.session}/start", lambda _: drafts)
 
 
 def start_child(
-    event: SessionStarted,
+    event: ev.SessionStarted,
     parent: Lease | None = None,
     task: bytes | None = None,
     more: Sequence[Draft] = (),
@@ -47,7 +37,7 @@ def start_child(
 
     A person may start one under a parent that no worker runs: that needs no lease.
     """
-    event = msgspec.structs.replace(event, format=max(event.format, SESSION_FORMAT), bound=True)
+    event = msgspec.structs.replace(event, format=max(event.format, ev.SESSION_FORMAT), bound=True)
     stream = session_stream(event.session)
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -57,7 +47,7 @@ def start_child(
                 beginning = [Draft(event, task, blob), *more]
                 return [msgspec.structs.replace(draft, stream=stream) for draft in beginning]
             case CapReached() if parent is not None:
-                return [Draft(CostCapReached.refusing(event.session, event.agent, verdict))]
+                return [Draft(ev.CostCapReached.refusing(event.session, event.agent, verdict))]
             case _:
                 return []
 
@@ -77,7 +67,7 @@ def start_child(
 def post_wake(
     session: str,
     key: str,
-    event: WakePosted,
+    event: ev.WakePosted,
     body: bytes | None = None,
     blob: Digest | None = None,
     lease: Lease | None = None,
@@ -98,8 +88,8 @@ def post_wake(
     return Write(inbox_stream(session), key, decide, lease=lease)
 
 
-def make_message_event(sender: str, origin: Origin = "person") -> WakePosted:
-    return WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
+def make_message_event(sender: str, origin: Origin = "person") -> ev.WakePosted:
+    return ev.WakePosted(cause="message", origin=origin, sender=sender, trusted=True)
 
 
 def post_message(session: str, key: str, text: bytes, sender: str, origin: Origin = "person") -> Write:
@@ -108,7 +98,7 @@ def post_message(session: str, key: str, text: bytes, sender: str, origin: Origi
 
 def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: int) -> Write:
     """Resume a session; no cause means takeover from an owner that died."""
-    event = SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=SESSION_FORMAT)
+    event = ev.SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=ev.SESSION_FORMAT)
 
     def decide(rows: Rows) -> Sequence[Draft]:
         _check_state(rows, lease.session, "RUNNING")
@@ -127,12 +117,12 @@ def reopen_session(session: str, key: str, by: str) -> Write:
         row = rows.get(SessionRow, session)
         if row is None or row.ended_at is None or row.state == "CANCELLED" or row.parent or not may_decide(by):
             return []
-        return [Draft(SessionResumed(by=by, format=SESSION_FORMAT))]
+        return [Draft(ev.SessionResumed(by=by, format=ev.SESSION_FORMAT))]
 
     return Write(session_stream(session), key, decide)
 
 
-def park_session(lease: Lease, key: str, event: SessionParked) -> Write:
+def park_session(lease: Lease, key: str, event: ev.SessionParked) -> Write:
     """Park a session, unless a waking message arrived that it has not seen: then nothing is written."""
 
     def decide(rows: Rows) -> Sequence[Draft]:
@@ -172,8 +162,8 @@ def end_session(
         hold = rows.get(HoldRow, lease.session)
         carved = hold.taken() if hold is not None else ()
         charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
-        ended = Draft(SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
-        over = [Draft(OverrunIncurred.by(lease.session, over)) for over in (charge.overruns if charge else ())]
+        ended = Draft(ev.SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
+        over = [Draft(ev.OverrunIncurred.by(lease.session, over)) for over in (charge.overruns if charge else ())]
         return [*over, ended, *_notify_parent(rows, parent, lease.session, last_words)]
 
     reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents)]
@@ -186,7 +176,7 @@ def _notify_parent(rows: Rows, parent: str, child: str, words: bytes | None) -> 
     row = rows.get(SessionRow, parent) if parent else None
     if row is None or row.ended_at is not None:
         return []
-    event = WakePosted(cause="child", origin="agent", sender=child, name=child)
+    event = ev.WakePosted(cause="child", origin="agent", sender=child, name=child)
     return [Draft(event, words, stream=inbox_stream(parent))]
 
 
