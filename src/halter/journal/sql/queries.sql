@@ -151,7 +151,7 @@ SELECT * FROM decisions
 WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_server') ORDER BY asked_at, decision;
 
 -- name: open_decisions
--- What needs somebody, the longest waiting first. A session that is over needs nobody. The words of a proposal are
+-- What waits for a person, oldest first. A session that is over waits for none. The words of a proposal are
 -- those of the session that made it, and go with them.
 SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind FROM decisions d
 LEFT JOIN events e
@@ -168,7 +168,7 @@ WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS
 SELECT * FROM budgets WHERE scope = :scope AND "window" = :window AND unit = :unit;
 
 -- name: decision
--- One decision, whatever became of it.
+-- One decision, in any state.
 SELECT * FROM decisions WHERE decision = :decision;
 
 -- name: all_rules
@@ -192,7 +192,7 @@ SELECT * FROM fleet_policy ORDER BY scope;
 SELECT at, data FROM snapshots WHERE session = :session;
 
 -- name: next_due
--- When the next session is due that nobody owns.
+-- When the next session without an owner is due.
 SELECT MIN(due_at) AS due_at FROM sessions WHERE owner = '' AND due_at > :now;
 
 -- name: next_lapse
@@ -209,7 +209,7 @@ SELECT session, generation FROM sessions WHERE owner = :worker AND owner <> '' O
 SELECT worker, alive_until, about FROM workers ORDER BY worker;
 
 -- name: late
--- What nobody has although it was due before, or its owner was gone before: how much of each agent, and since when.
+-- What has no owner although it was due before, or its owner was gone before: how much of each agent, and since when.
 SELECT s.agent, COUNT(*) AS sessions, MIN(CASE s.owner WHEN '' THEN s.due_at ELSE NULLIF(w.alive_until, 0) END) AS since
 FROM sessions s LEFT JOIN workers w ON w.worker = s.owner
 WHERE s.ended_at IS NULL AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
@@ -282,7 +282,7 @@ SELECT * FROM sessions WHERE agent = :agent AND trigger <> '' AND ended_at IS NU
 ORDER BY started_at, session;
 
 -- name: untold_ends
--- Sessions that nobody sat before and that came to no good end, of which nobody was told.
+-- Unattended sessions that ended badly and were not reported yet.
 SELECT session, agent, state, terminal_reason, ended_at FROM sessions s
 WHERE ended_at >= :since AND state NOT IN ('COMPLETED', 'CANCELLED')
     AND (kind = 'autonomous' OR trigger <> '' OR parent <> '')
@@ -292,7 +292,7 @@ WHERE ended_at >= :since AND state NOT IN ('COMPLETED', 'CANCELLED')
 ORDER BY ended_at, session;
 
 -- name: untold_waits
--- What sessions that nobody sits before wait for, of which nobody was told.
+-- What unattended sessions wait for, not reported yet.
 SELECT 'waiting:' || d.decision AS about, d.session, d.agent, d.about AS what, d.name FROM decisions d
 LEFT JOIN sessions s ON s.session = d.session
 WHERE d.verdict = '' AND d.about NOT IN ('', 'proposal') AND d.expires_at > :now AND s.ended_at IS NULL
@@ -308,7 +308,7 @@ WHERE state IN ('WAITING_FOR_INPUT', 'PAUSED') AND ended_at IS NULL AND owner = 
 ORDER BY about;
 
 -- name: untold_items
--- Documents that are left to people, of which nobody was told.
+-- Documents that are left to people, not reported yet.
 SELECT i.trigger, i.item, t.agent, i.name, i.sentence, i.quarantined_at FROM items i JOIN triggers t ON t.trigger = i.trigger
 WHERE i.quarantined_at >= :since AND i.ignored = 0
     AND NOT EXISTS (
@@ -493,7 +493,7 @@ SELECT * FROM items WHERE quarantined_at IS NOT NULL ORDER BY quarantined_at, "t
 SELECT * FROM findings WHERE emitted_at >= :since ORDER BY emitted_at, finding;
 
 -- name: proposals_open
--- How much of what sessions left behind nobody has decided about.
+-- How much of what sessions left behind is undecided.
 SELECT (SELECT COUNT(*) FROM findings WHERE +emitted_at > 0 AND status = '' AND review <> 'withheld') AS findings,
        (SELECT COUNT(*) FROM memories WHERE proposed_at > 0 AND status = '') AS memories,
        (SELECT COUNT(*) FROM precedents WHERE first_at > 0 AND status = '') AS precedents;

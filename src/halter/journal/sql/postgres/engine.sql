@@ -31,7 +31,7 @@ COMMIT;
 ROLLBACK;
 
 -- name: now
--- The store's time. All workers follow it, whatever their own clocks say.
+-- The store's time. All workers follow it, not their own clocks.
 SELECT microseconds();
 
 -- name: encoding
@@ -59,7 +59,7 @@ SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = :schema AND tablename IN
 INSERT INTO meta (name, value) VALUES (:name, :value) ON CONFLICT (name) DO UPDATE SET value = excluded.value;
 
 -- name: claim_orphans
--- Sessions whose owner's lease ran out go to whoever asks first. An owner that renews at this very moment keeps them:
+-- Sessions whose owner's lease ran out go to the first worker that asks. An owner that renews at this very moment keeps them:
 -- its row is locked and so passed over.
 WITH orphans AS MATERIALIZED (
     SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
@@ -73,7 +73,7 @@ FROM orphans WHERE s.session = orphans.session
 RETURNING s.session, s.generation;
 
 -- name: claim_due
--- Sessions that nobody owns and whose time has come, the longest due first; of agents that have a limit, only those
+-- Sessions without an owner whose time has come, the longest due first; of agents that have a limit, only those
 -- that it does not count.
 WITH due AS MATERIALIZED (
     SELECT session FROM sessions
@@ -101,7 +101,7 @@ FROM due WHERE s.session = due.session
 RETURNING s.session, s.generation;
 
 -- name: claim_one
--- A session that somebody asks for by name, whether it is due or not, unless it has an owner or is over. An owner that
+-- A session that is claimed by name, whether it is due or not, unless it has an owner or is over. An owner that
 -- renews at this very moment keeps it. Who has a ticket gets it only as it was when it was offered.
 WITH dead AS MATERIALIZED (
     SELECT worker FROM workers WHERE alive_until < :now AND worker <> :worker
@@ -114,7 +114,7 @@ WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at I
 RETURNING session, generation;
 
 -- name: one_at_a_time
--- Whoever counts before taking counts alone.
+-- Counting before taking is done by one at a time.
 SELECT pg_advisory_xact_lock(hashtextextended('halter claims ' || :schema, 0));
 
 -- name: unless_another
@@ -139,7 +139,7 @@ WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format AND s.agent
 LIMIT :limit;
 
 -- name: offer_due
--- Sessions that nobody owns, whose time has come and that are not on offer, the longest due first.
+-- Sessions without an owner whose time has come and that are not on offer, the longest due first.
 SELECT s.session, s.generation, s.agent FROM sessions s
 WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format
     AND (s.kind = 'autonomous' AND s.agent = ANY(:limited::text[])
@@ -162,7 +162,7 @@ SELECT v.session, v.generation, :at FROM unnest(:sessions, :generations) AS v (s
 ON CONFLICT (session) DO UPDATE SET generation = excluded.generation, at = excluded.at;
 
 -- name: drop_tickets
--- What nobody took for as long as a lease lasts is offered anew: its ticket may be lost.
+-- What was not taken for as long as a lease lasts is offered again: its ticket may be lost.
 DELETE FROM tickets WHERE at < :before;
 
 -- name: count_tickets
@@ -220,7 +220,7 @@ FROM events WHERE key = ANY(:keys) ORDER BY position;
 UPDATE events SET body = NULL, salt = NULL WHERE stream = :stream AND seq <= :through;
 
 -- name: keep_blobs
--- Whoever names a blob that is there waits here for whoever removes some, and the other way round.
+-- A writer that names an existing blob waits here for one that removes blobs, and the other way round.
 LOCK TABLE blobs IN EXCLUSIVE MODE;
 
 -- name: erase_blobs
@@ -238,7 +238,7 @@ DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
 ) AND digest NOT IN (SELECT definition FROM sessions);
 
 -- name: sweep_blobs
--- Blobs that nobody has put for a while and that nothing names: no session as its definition, and no event unless it
+-- Blobs that were not put for a while and that nothing names: no session as its definition, and no event unless it
 -- is erased.
 WITH erased AS (
     SELECT convert_from(facts, 'UTF8')::json ->> 'stream' AS stream,
@@ -281,7 +281,7 @@ LOCK TABLE streams, sessions, budgets, holds, spends, events IN EXCLUSIVE MODE;
 BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY;
 
 -- name: hide_document
--- A document is there no more, whatever is left of it.
+-- A document is gone, even if some of its chunks are left.
 DELETE FROM library WHERE document = :document;
 
 -- name: drop_chunks
@@ -290,7 +290,7 @@ DELETE FROM chunks WHERE document = :document
 AND number IN (SELECT number FROM chunks WHERE document = :document ORDER BY number LIMIT :limit);
 
 -- name: add_chunks
--- Pieces of a document, unless somebody else has just written them.
+-- Pieces of a document, unless another process has just written them.
 INSERT INTO chunks (document, number, start, "end", text, words)
 SELECT :document, v.number, v.start, v.stop, v.text, v.words::tsvector
 FROM unnest(:numbers, :starts, :ends, :texts, :words) AS v (number, start, stop, text, words) ORDER BY v.number

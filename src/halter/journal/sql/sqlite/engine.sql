@@ -1,6 +1,6 @@
 -- name: claim_orphans
--- Sessions whose owner's lease ran out go to whoever asks first; where agents are named, only those of theirs that
--- nobody sits before.
+-- Sessions whose owner's lease ran out go to the first worker that asks; where agents are named, only their
+-- unattended ones.
 UPDATE sessions SET owner = :worker, generation = generation + 1
 WHERE session IN (
     SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
@@ -11,7 +11,7 @@ WHERE session IN (
 RETURNING session, generation;
 
 -- name: claim_due
--- Sessions that nobody owns and whose time has come, the longest due first; of agents that have a limit, only those
+-- Sessions without an owner whose time has come, the longest due first; of agents that have a limit, only those
 -- that it does not count.
 UPDATE sessions SET owner = :worker, generation = generation + 1
 WHERE session IN (
@@ -35,7 +35,7 @@ WHERE session IN (
 RETURNING session, generation;
 
 -- name: claim_one
--- A session that somebody asks for by name, whether it is due or not, unless it has an owner or is over. Who has a
+-- A session that is claimed by name, whether it is due or not, unless it has an owner or is over. Who has a
 -- ticket gets it only as it was when it was offered.
 UPDATE sessions SET owner = :worker, generation = generation + 1
 WHERE session = :session AND format <= :format AND started_at > 0 AND ended_at IS NULL AND :limit > 0
@@ -62,7 +62,7 @@ WHERE s.owner <> '' AND w.alive_until < :now AND s.format <= :format
 LIMIT :limit;
 
 -- name: offer_due
--- Sessions that nobody owns, whose time has come and that are not on offer, the longest due first.
+-- Sessions without an owner whose time has come and that are not on offer, the longest due first.
 SELECT s.session, s.generation, s.agent FROM sessions s
 WHERE s.owner = '' AND s.due_at <= :now AND s.format <= :format
     AND (s.kind = 'autonomous' AND s.agent IN (SELECT value FROM json_each(:limited))
@@ -85,7 +85,7 @@ SELECT s.value, g.value, :at FROM json_each(:sessions) s JOIN json_each(:generat
 ON CONFLICT (session) DO UPDATE SET generation = excluded.generation, at = excluded.at;
 
 -- name: drop_tickets
--- What nobody took for as long as a lease lasts is offered anew: its ticket may be lost.
+-- What was not taken for as long as a lease lasts is offered again: its ticket may be lost.
 DELETE FROM tickets WHERE at < :before;
 
 -- name: count_tickets
@@ -161,7 +161,7 @@ DELETE FROM blobs WHERE digest IN (SELECT blob FROM named) AND digest NOT IN (
 ) AND digest NOT IN (SELECT definition FROM sessions);
 
 -- name: sweep_blobs
--- Blobs that nobody has put for a while and that nothing names: no session as its definition, and no event unless it
+-- Blobs that were not put for a while and that nothing names: no session as its definition, and no event unless it
 -- is erased.
 WITH erased AS (
     SELECT json_extract(CAST(facts AS TEXT), '$.stream') AS stream,
@@ -195,7 +195,7 @@ SELECT data FROM blobs WHERE digest = :digest;
 SELECT stream, MAX(seq) AS head, MAX(position) AS position FROM events WHERE position > :position GROUP BY stream;
 
 -- name: hide_document
--- A document is there no more, whatever is left of it.
+-- A document is gone, even if some of its chunks are left.
 DELETE FROM library WHERE document = :document;
 
 -- name: drop_words
@@ -207,7 +207,7 @@ DELETE FROM chunk_words WHERE rowid IN (SELECT id FROM chunks WHERE document = :
 DELETE FROM chunks WHERE id IN (SELECT id FROM chunks WHERE document = :document ORDER BY number LIMIT :limit);
 
 -- name: add_chunk
--- One piece of a document, unless somebody else has just written it.
+-- One piece of a document, unless another process has just written it.
 INSERT INTO chunks (document, number, start, "end", text) VALUES (:document, :number, :start, :end, :text)
 ON CONFLICT (document, number) DO NOTHING;
 

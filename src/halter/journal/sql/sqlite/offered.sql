@@ -17,16 +17,16 @@ WHERE verdict = '' AND decision GLOB :like ORDER BY asked_at DESC LIMIT :limit;
 SELECT trigger, type FROM triggers WHERE ended_at IS NULL AND trigger GLOB :like ORDER BY trigger LIMIT :limit;
 
 -- name: rules
--- Rules by which somebody said "always", and that nobody ended.
+-- Rules by which a person said "always", and that have not ended.
 SELECT rule, tool FROM rules WHERE ended_at IS NULL AND rule GLOB :like ORDER BY made_at DESC LIMIT :limit;
 
 -- name: findings
--- Findings that nobody kept or dismissed.
+-- Findings not yet kept or dismissed.
 SELECT finding, severity || ', ' || agent FROM findings
 WHERE status = '' AND finding GLOB :like ORDER BY emitted_at DESC LIMIT :limit;
 
 -- name: proposals
--- What agents want remembered, and nobody kept or dismissed.
+-- What agents want remembered, not yet kept or dismissed.
 SELECT id, agent FROM (
     SELECT memory AS id, agent, proposed_at AS at FROM memories WHERE status = ''
     UNION ALL SELECT precedent, agent, last_at FROM precedents WHERE status = ''
