@@ -224,7 +224,7 @@ def _find_unknown_placeholder(standing: SessionContext, arguments: Valid) -> tup
     left = find_placeholders(arguments.canonical.decode()) if standing.anonymize is not None else ()
     if not left:
         return None
-    return ("invalid_arguments", f"The value of {left[0]} is no longer known: ask for it again.")
+    return ("invalid_arguments", f"The value of {left[0]} is no longer known: ask again for the value.")
 
 
 def _make_required_approval(
