@@ -464,13 +464,7 @@ class Anonymize(Spec, frozen=True):
 
 
 VerbName = Literal[
-    "retrieve_chunks",
-    "run_skill",
-    "run_playbook",
-    "emit_finding",
-    "propose_memory",
-    "propose_precedent",
-    "notify",
+    "retrieve_chunks", "run_skill", "run_playbook", "emit_finding", "propose_memory", "propose_precedent", "notify"
 ]
 Verbs = tuple[VerbName, ...]
 VERBS: Final[Verbs] = get_args(VerbName)

@@ -1,7 +1,7 @@
 """Events as bytes and back: hostile characters never make it fail, and unreadable facts stay as they are."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeGuard
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, cast
 
 import msgspec
 
@@ -32,21 +32,16 @@ def encode(event: AnyEvent) -> tuple[AnyEvent, bytes]:
 
 
 def _clean_value(value: object) -> object:
-    if isinstance(value, str):
-        return clean(value)
-    if _is_mapping(value):
-        return {_clean_value(key): _clean_value(item) for key, item in value.items()}
-    if _is_sequence(value):
-        return [_clean_value(item) for item in value]
-    return value
-
-
-def _is_mapping(value: object) -> TypeGuard[dict[object, object]]:
-    return isinstance(value, dict)
-
-
-def _is_sequence(value: object) -> TypeGuard[list[object] | tuple[object, ...]]:
-    return isinstance(value, (list, tuple))
+    match value:
+        case str():
+            return clean(value)
+        case dict():
+            facts = cast("dict[object, object]", value)
+            return {_clean_value(key): _clean_value(item) for key, item in facts.items()}
+        case list() | tuple():
+            return [_clean_value(item) for item in cast("Sequence[object]", value)]
+        case _:
+            return value
 
 
 def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
@@ -57,12 +52,9 @@ def decode(kind: str, version: int, facts: bytes) -> AnyEvent | Unknown:
     try:
         if version == known.VERSION:
             return _DECODERS[kind].decode(facts)
-        return msgspec.convert(_upcast(kind, version, known.VERSION, msgspec.json.decode(facts)), known)
+        raised = msgspec.json.decode(facts)
+        for old in range(version, known.VERSION):
+            raised = UPCASTERS[kind, old](raised)
+        return msgspec.convert(raised, known)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return Unknown(kind, version, facts)
-
-
-def _upcast(kind: str, version: int, target: int, facts: dict[str, Any]) -> dict[str, Any]:
-    for old in range(version, target):
-        facts = UPCASTERS[kind, old](facts)
-    return facts

@@ -260,12 +260,7 @@ def project_decision_made(event: ev.DecisionMade, place: EventPlace, known: Rows
     """Order-independent with the question."""
     row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
     return msgspec.structs.replace(
-        row,
-        verdict=event.verdict,
-        by=event.by,
-        decided_digest=event.digest,
-        decided_at=place.at,
-        decided_seq=place.seq,
+        row, verdict=event.verdict, by=event.by, decided_digest=event.digest, decided_at=place.at, decided_seq=place.seq
     )
 
 

@@ -190,12 +190,7 @@ def _make_call_request(
     **known: Any,
 ) -> CallRequest:
     if spec is not None and rule is not None:
-        known |= {
-            "level": rule.level,
-            "effect": spec.effect,
-            "idempotent": spec.idempotent,
-            "egress": spec.egress,
-        }
+        known |= {"level": rule.level, "effect": spec.effect, "idempotent": spec.idempotent, "egress": spec.egress}
     return CallRequest(
         call=call.id,
         tool=clean(call.tool)[:200],

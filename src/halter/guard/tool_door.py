@@ -32,7 +32,6 @@ from halter.core.text import clean, from_body, to_body
 from halter.core.tools import (
     EffectStatus,
     Failed,
-    JournalEffect,
     Output,
     Permit,
     Tool,
@@ -498,11 +497,11 @@ class ToolDoor:
             return self._failed("unknown", str(lost))
         except Failed as failure:
             return self._failed("error", str(failure), failure.partial)
-        happened = tuple(self._masked_happening(each) for each in output.happened)
+        happened = tuple(
+            each if each.body is None else msgspec.structs.replace(each, body=self._masked(each.body))
+            for each in output.happened
+        )
         return ActualResult("ok", usd=output.cost_micros, body=self._masked(to_body(output.text)), happened=happened)
-
-    def _masked_happening(self, each: JournalEffect) -> JournalEffect:
-        return each if each.body is None else msgspec.structs.replace(each, body=self._masked(each.body))
 
     def _failed(self, outcome: Outcome, error: str, partial: str = "") -> ActualResult:
         body = to_body(self._redact(partial)) if partial else None

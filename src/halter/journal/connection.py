@@ -231,11 +231,7 @@ _CASES_WITHOUT_CODE: Final = (
 )
 _CASES_WITH_CODE: Final = (
     _ErrorCase(("40", "23505"), Conflict, "Another process wrote the same rows to {place} first ({text})."),
-    _ErrorCase(
-        ("22", "23", "54"),
-        RowRefused,
-        f"The database {{place}} refused a row ({{text}}). {CONSTRAINT_ADVICE}",
-    ),
+    _ErrorCase(("22", "23", "54"), RowRefused, f"The database {{place}} refused a row ({{text}}). {CONSTRAINT_ADVICE}"),
     _ErrorCase(("53300",), StoreUnavailable, _TOO_MANY_CONNECTIONS),
     _ErrorCase(
         ("53100",),

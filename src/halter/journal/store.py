@@ -317,9 +317,7 @@ class _Journal:
         self._flushed()
 
     def _answer(
-        self,
-        batch: list[tuple[Write, asyncio.Future[Committed]]],
-        answers: Sequence[WriteAnswer | BaseException],
+        self, batch: list[tuple[Write, asyncio.Future[Committed]]], answers: Sequence[WriteAnswer | BaseException]
     ) -> None:
         for (_, future), answer in zip(batch, answers, strict=True):
             if future.done():
@@ -546,11 +544,7 @@ def list_write_chain(write: Write) -> Sequence[Write]:
 
 
 def _commit_one(
-    write: Write,
-    earlier: dict[str, tuple[Stored, ...]],
-    rows: WorkingSet,
-    apply: Applier,
-    salt: Callable[[int], bytes],
+    write: Write, earlier: dict[str, tuple[Stored, ...]], rows: WorkingSet, apply: Applier, salt: Callable[[int], bytes]
 ) -> WriteAnswer:
     """Do one write after its `first`; if that is refused, so is this one."""
     first = None if write.first is None else _commit_one(write.first, earlier, rows, apply, salt)

@@ -417,10 +417,7 @@ class SessionRuntime:
         cap, budget = caps.session.max_cost_usd, caps.token_budget
         if self._cap is not None:
             cap = None if self._cap[0] is None else self._cap[0] - self.standing.kept_usd
-        return (
-            None if cap is None else cap - self.spent.usd,
-            None if budget is None else budget - self.spent.tokens,
-        )
+        return (None if cap is None else cap - self.spent.usd, None if budget is None else budget - self.spent.tokens)
 
     async def _is_raised(self, cap: ev.CostCapReached) -> bool:
         params = {"scope": cap.scope, "window": cap.window, "unit": cap.unit}

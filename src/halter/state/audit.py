@@ -4,7 +4,7 @@ A row is delivered when its call has an outcome. A call that was refused and the
 as refused, and with its final outcome.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -108,22 +108,13 @@ async def _read_blob(store: Store, digest: Digest | None) -> bytes | None:
 
 
 def make_audit_entry(found: AuditRecord) -> AuditEntry:
-    return AuditEntry(
-        tool=found.tool,
-        input_summary=summarize_body(found.input),
-        output_summary=summarize_body(found.output) if found.shows_result else "",
-        capability_level=found.capability_level,
-        risk_level=found.risk_level,
-        decision=found.decision,
-        decided_by=found.decided_by,
-        outcome=found.outcome,
-        cost_usd=micros_to_usd(found.cost_usd),
-        duration_ms=found.duration_ms,
-        session=found.session,
-        call=found.call,
-        agent=found.agent,
-        created_at=found.created_at,
-    )
+    shared = set(AuditEntry.__struct_fields__).intersection(AuditRecord.__struct_fields__)
+    facts: dict[str, Any] = {name: getattr(found, name) for name in shared} | {
+        "input_summary": summarize_body(found.input),
+        "output_summary": summarize_body(found.output) if found.shows_result else "",
+        "cost_usd": micros_to_usd(found.cost_usd),
+    }
+    return AuditEntry(**facts)
 
 
 def summarize_body(body: bytes | None) -> str:
