@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
-from halter.core.events import RuleEnded, RuleMade, SessionStarted
+from halter.core.events import RuleEnded, RuleMade, SessionParked, SessionStarted
 from halter.core.ids import FLEET, WorkerId, session_stream
 from halter.core.money import BudgetRow, Cap, Caps, Spender, list_accounts, make_legs, usd_to_micros
 from halter.core.ports import Draft, Lease, Query, Store, Write
@@ -291,7 +291,7 @@ async def test_nobody_is_woken_for_what_the_budget_would_refuse(world: World) ->
 async def test_a_decision_wakes_its_session(world: World) -> None:
     desk, tool = await desk_in(world), Deed()
     await desk.calls(tool, asks_for_approval(desk))
-    parked = lifecycle.SessionParked(state="WAITING_FOR_APPROVAL")
+    parked = SessionParked(state="WAITING_FOR_APPROVAL")
     assert (await world.store.commit(lifecycle.park_session(desk.lease, "park", parked))).events
     assert await world.store.claim(WorkerId("w2"), 1) == []
     assert await approved(world)
