@@ -49,7 +49,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: `import halter` itself costs next to nothing."""
+    """Import lazily, so that `import halter` itself is fast."""
     if name not in _HOMES:
         raise AttributeError(f"module 'halter' has no attribute {name!r}")
     from importlib import import_module

@@ -1,4 +1,4 @@
-"""Where things are, as the environment says. It is read once, at the outermost door, and passed on."""
+"""Paths and names from the environment, read once at startup."""
 
 import os
 import pwd
@@ -17,10 +17,10 @@ _CONFIG: Final = ("XDG_CONFIG_HOME", ".config")
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The places that Halter uses, and the name of whoever uses it.
+    """The paths that Halter uses, and the name of its user.
 
-    `trust` is where it is kept whose code may run; `fleet` is the fleet's file, or None where all is at its default;
-    `fleets` is where one is looked for; `tokens` is where it is kept who may come in through the server.
+    `trust` lists the folders whose code may run; `fleet` is the fleet's file, or None for the defaults; `fleets` is
+    where it is searched; `tokens` has the access tokens of the server.
     """
 
     store: str
@@ -34,7 +34,7 @@ class Settings(msgspec.Struct, frozen=True):
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None, store: str | None = None) -> Settings:
-    """Take what is given, else what the environment says, else the usual places under the home folder."""
+    """Use the arguments, else the environment, else the default paths under the home folder."""
 
     def place(variable: str, xdg: str, usual: str, name: str) -> Path | None:
         if environ.get(variable):
@@ -46,7 +46,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
     def needed(variable: str, xdg: str, usual: str, name: str) -> Path:
         found = place(variable, xdg, usual, name)
         if found is None:
-            raise ConfigError(f"You have no home folder, and {variable} is not set: set it, or HOME.")
+            raise ConfigError(f"There is no home folder, and {variable} is not set: set it, or HOME.")
         return found
 
     usual = place("", *_CONFIG, "halter.yaml")
@@ -65,19 +65,18 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
 
 
 def find_logins_file(tokens: Path) -> Path:
-    """Name the file of the logins that belong to a file of tokens."""
     return tokens.with_suffix(".logins.json")
 
 
 def name_person(environ: Mapping[str, str]) -> str:
-    """Name whoever speaks. What an agent started is told by a variable of its own, and is no person."""
+    """Name the user. A process that an agent started has a variable of its own, and is not a person."""
     if environ.get(AGENT_VARIABLE):
         return f"{AGENT_PREFIX}{environ[AGENT_VARIABLE]}"
     return environ.get("HALTER_PERSON") or environ.get("LOGNAME") or environ.get("USER") or name_user(os.getuid())
 
 
 def name_user(number: int) -> str:
-    """Name a user; one without an entry in the system's list, as in many containers, by the number alone."""
+    """Name a user; without an entry in the user database, as in many containers, by number."""
     try:
         return pwd.getpwuid(number).pw_name
     except KeyError:

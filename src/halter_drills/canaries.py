@@ -1,7 +1,7 @@
-"""Canaries: secrets that are made up for one drill, in every spelling, and what to look for afterwards.
+"""Canaries: made-up secrets in every encoding, and the fragments to search for afterwards.
 
-Nothing here is shared with the code that hides secrets: the spellings are made by the standard library, and the keys
-after what their issuers write about them.
+Nothing here is shared with the code that redacts secrets: the standard library makes the encodings, and the keys follow
+their issuers' documentation.
 """
 
 import base64
@@ -26,10 +26,10 @@ ALPHABETS: Final[Mapping[str, str]] = {
     "l": string.ascii_lowercase + string.digits,
     "w": ALNUM + "_-",
 }
-"""Letters and digits, capitals, digits, lower-case hex, small letters, and what a word may have in an URL."""
+"""Alphanumeric, upper case, digits, hex, lower case, and URL-safe."""
 
 WIDTH: Final = 12
-"""So many characters in a row of a secret are a leak; fewer could have come there by chance."""
+"""This many consecutive characters of a secret are a leak; fewer could be chance."""
 
 _PIECE: Final = re.compile(r"\{(~?)([AUdhlmw])(\d+)\}")
 _RUN: Final = re.compile(rf"[A-Za-z0-9]{{{WIDTH},}}")
@@ -193,10 +193,10 @@ KEYS: Final[Sequence[tuple[str, str]]] = (
     ("password", "api_key: {A24}"),
     ("password", '{{"client_secret": "{A30}"}}'),
 )
-"""One made-up key of every family, and more than one where it comes in several forms.
+"""At least one made-up key of every family.
 
-`{A20}` stands for twenty letters or digits drawn by lot, and so on, `{m12}` for twelve words; with `~` it is no
-secret, such as a number of an account.
+`{A20}` stands for twenty random letters or digits, and so on, `{m12}` for twelve words; with `~` it is not secret,
+such as an account number.
 """
 
 Spell = Callable[[str], str]
@@ -204,14 +204,14 @@ Spell = Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A text that holds a secret, and the pieces of it that must be seen nowhere."""
+    """A text with a secret in it, and the parts of it that must not appear anywhere."""
 
     name: str
     text: str
     secrets: tuple[str, ...]
 
     def fragments(self) -> frozenset[bytes]:
-        """List what to look for: any few characters in a row of a secret, in every spelling."""
+        """List what to search for: any WIDTH consecutive characters of a secret, in every encoding."""
         return frozenset(
             data[at : at + WIDTH]
             for secret in self.secrets
@@ -221,14 +221,13 @@ class Canary:
 
 
 def drawn(chance: random.Random, alphabet: str, length: int) -> str:
-    """Draw a text by lot; `m` is so many words."""
     if alphabet == "m":
         return " ".join("".join(chance.choices(string.ascii_lowercase, k=6)) for _ in range(length))
     return "".join(chance.choices(ALPHABETS[alphabet], k=length))
 
 
 def values(chance: random.Random) -> dict[str, str]:
-    """Make up the secrets of an agent: a plain one, one full of signs, and one of several lines."""
+    """Make up an agent's secrets: a plain one, one with special characters, and one with several lines."""
     signs = ['"', "\\", "/", "+", " ", "&", "é", "<", "'", "🔑"]
     odd = "".join(f"{sign}{drawn(chance, 'A', WIDTH)}" for sign in signs)
     lines = "\n".join(drawn(chance, "A", 40) for _ in range(3))
@@ -284,14 +283,14 @@ _WHOLE: Final = (
     *("hex", "HEX", "hex in pairs", "URL-encoded", "URL-encoded twice", "percent signs only", "numbered entities"),
     *("escapes", "octal", "capitals", "small letters", "reversed", "UTF-16", "JSON-escaped", "plain"),
 )
-"""The spellings of which every part is a part of the secret."""
+"""The encodings of which every part encodes a part of the secret."""
 
 
 def _spelled(secret: str) -> Iterator[bytes]:
     for name in _WHOLE:
         yield SPELLINGS[name](secret).encode()
     data, wide = secret.encode(), secret.encode("utf-16-le")
-    # The characters at both ends share their bits with what stands beside them.
+    # The characters at both ends share bits with their neighbours.
     for shift in range(3):
         for encode in (base64.b64encode, base64.urlsafe_b64encode):
             yield encode(b"\0" * shift + data)[4 if shift else 0 : (shift + len(data)) // 3 * 4]

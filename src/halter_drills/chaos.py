@@ -1,42 +1,40 @@
-"""Workers are killed, stopped and continued, PostgreSQL is stopped hard, a clock is wrong: and every session goes on.
+"""Workers are killed, stopped and continued, PostgreSQL is stopped hard, a clock is wrong: and every session continues.
 
-Real `halter worker` processes share the sessions of one PostgreSQL, by the real command line. What befalls them follows
-from a plan; what they did is judged afterwards by plain SQL, by what each of them said, and by the outside world's own
-count of what was paid. A person answers what nobody knows, by that count.
+Real `halter worker` processes share the sessions of one PostgreSQL. A seeded plan says what happens to them. The drill
+judges by plain SQL, by the events that each worker printed, and by an outside count of payments; calls in doubt are
+answered as a person would, by that count.
 """
 
 import asyncio
+import json
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
+import msgspec
+
+from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import SECOND, SystemClock
-from halter.core.ports import Query, Store
+from halter.core.events import SessionStarted
+from halter.core.ports import Query, Store, Write
 from halter.core.rows import SessionRow
 from halter.dispatch.heartbeat import HEARTBEAT_INTERVAL
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
+from halter.state.lifecycle import start_session
 from halter.testing.postgres import Cluster, throwaway_cluster
 from halter_drills import checker
-from halter_drills.chaos_workers import (
-    PLAIN,
-    SKEWED,
-    UNFENCED,
-    WorkerProcess,
-    Workers,
-    begun,
-    expected_end,
-    made,
-    paid,
-    sessions,
-    workers,
-)
 from halter_drills.checker import RecordedEvent, check, found_at
+from halter_drills.children import PATIENCE, ChildStuck, wait_until_stopped
 from halter_drills.drill import (
     Drill,
     DrillBroken,
@@ -50,7 +48,239 @@ from halter_drills.drill import (
 )
 from halter_drills.workload import PERSON
 
-# What befalls the workers of the chaos drill, and when: a plan that follows from its seed.
+# The agent: its sessions sleep, work, or spend up to their cap, and a file counts what they do.
+
+Errand = Literal["sleeps", "works", "spends"]
+
+AGENT: Final = "courier"
+TRIGGER: Final = f"{AGENT}/errands"
+CONFIG: Final = "config"
+EFFECTS: Final = "effects"
+
+_ERRANDS: Final[tuple[Errand, ...]] = ("sleeps", "works", "sleeps", "works", "spends")
+ENDS: Final[Mapping[Errand, str]] = {"sleeps": "COMPLETED", "works": "COMPLETED", "spends": "BUDGET_EXCEEDED"}
+"""The state in which each session must end."""
+
+_AGENT_YAML: Final = f"""\
+name: {AGENT}
+model: scripted
+script: script.yaml
+autonomy: {{enabled: false, token_budget_per_hour: 0, max_actions_per_minute: 0, idle_timeout: 0}}
+limits: {{max_cost_usd: 0.40, max_cost_usd_per_day: 10000, max_output_tokens: 300, on_cap: stop}}
+schedules:
+  - {{name: errands, cron: "0 0 1 1 *", prompt: Happy new year.}}
+"""
+_FLEET_YAML: Final = """\
+models:
+  "scripted:script": {price: {input: 1, output: 1}}
+limits: {max_cost_usd_per_day: 10000}
+"""
+_USED: Final = "usage: {input_tokens: 100, output_tokens: 50}, repeat: true"
+_SCRIPT_YAML: Final = f"""\
+- {{finds: Spend all, calls: [{{tool: pay, arguments: {{part: more}}}}], {_USED}}}
+- {{finds: Work through, unless: part-1, calls: [{{tool: pay, arguments: {{part: part-1}}}}], {_USED}}}
+- {{finds: Work through, unless: part-2, calls: [{{tool: pay, arguments: {{part: part-2}}}}], {_USED}}}
+- {{finds: Work through, text: That is done., {_USED}}}
+- unless: part-1
+  calls: [{{tool: pay, arguments: {{part: part-1}}}}, {{tool: yield, arguments: {{mode: sleep, sleep: 1s}}}}]
+  repeat: true
+- unless: part-2
+  calls: [{{tool: pay, arguments: {{part: part-2}}}}, {{tool: yield, arguments: {{mode: sleep, sleep: 2s}}}}]
+  repeat: true
+- unless: part-3
+  calls: [{{tool: pay, arguments: {{part: part-3}}}}, {{tool: yield, arguments: {{mode: shutdown}}}}]
+  repeat: true
+- {{calls: [{{tool: yield, arguments: {{mode: shutdown}}}}], {_USED}}}
+"""
+_TOOLS_PY: Final = '''\
+import asyncio
+import os
+
+from halter import CallKey, tool
+
+
+@tool(level="CONTROLLED", effect="write", cost=0.05)
+async def pay(part: str, key: CallKey) -> str:
+    """Pay for a part."""
+    await asyncio.sleep(0.3)
+    file = os.open({effects!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(file, key.encode() + b"\\n")
+    finally:
+        os.close(file)
+    await asyncio.sleep(0.2)
+    return f"Paid as {{key}}."
+'''
+
+
+def made(home: Path) -> Path:
+    """Write the agent's folder, the fleet's file and a trust file."""
+    folder = home / AGENT
+    folder.mkdir()
+    (home / EFFECTS).touch()
+    (home / "halter.yaml").write_text(_FLEET_YAML)
+    (folder / "agent.yaml").write_text(_AGENT_YAML)
+    (folder / "script.yaml").write_text(_SCRIPT_YAML)
+    (folder / "tools.py").write_text(_TOOLS_PY.format(effects=str(home / EFFECTS)))
+    trusted = home / CONFIG / "halter"
+    trusted.mkdir(parents=True)
+    TrustFile(trusted / "trust.json").trust(folder, digest_folder(folder), PERSON, 0)
+    return folder
+
+
+def sessions(count: int) -> Iterator[tuple[str, Errand]]:
+    for number in range(count):
+        errand = _ERRANDS[number % len(_ERRANDS)]
+        yield f"{AGENT}.{errand}-{number + 1}", errand
+
+
+def begun(session: str, errand: Errand) -> Write:
+    """Start a session: one that sleeps is autonomous, the others are tasks of a trigger."""
+    own = errand == "sleeps"
+    event = SessionStarted(
+        session=session,
+        agent=AGENT,
+        kind="autonomous" if own else "task",
+        started_by=PERSON if own else f"trigger:{TRIGGER}",
+        trigger="" if own else TRIGGER,
+    )
+    return start_session(
+        event, None if own else {"works": b"Work through it.", "spends": b"Spend all you have."}[errand]
+    )
+
+
+def paid(home: Path) -> Counter[str]:
+    """Read how often each call had its effect outside."""
+    return Counter((home / EFFECTS).read_text().split("\n")[:-1])
+
+
+# A second shell waits for the end of the worker's input, and kills the worker then: so no worker outlives the drill,
+# even if the drill is killed.
+_KEEPER: Final = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL $$) >/dev/null 2>&1 & exec "$@" 3<&-'
+
+_ENTER: Final = """
+sys.argv[0] = "halter"
+from halter.cli import main
+main()
+"""
+_SKEWED: Final = f"""
+import sys, time
+seconds, nanoseconds = time.time, time.time_ns
+time.time = lambda: seconds() + 7200
+time.time_ns = lambda: nanoseconds() + 7200 * 10**9
+{_ENTER}"""
+_UNFENCED: Final = f"""
+import sys
+from halter.dispatch.dispatcher import Sessions
+from halter_drills.zombie import unfenced
+from halter.journal import engine
+from halter.journal.store import JournalStore
+engine.fence = lambda lease, rows: None
+JournalStore.__init__.__kwdefaults__["applier"] = unfenced
+Sessions.lost = lambda self, leases: None
+{_ENTER}"""
+
+PLAIN: Final = ("-m", "halter")
+SKEWED: Final = ("-c", _SKEWED)
+"""A machine whose clock is two hours ahead."""
+UNFENCED: Final = ("-c", _UNFENCED)
+"""The teeth: a worker that continues after it has lost its lease."""
+
+
+class LoggedLine(NamedTuple):
+    """One event that was acknowledged to a worker."""
+
+    stream: str
+    seq: int
+    generation: int
+    hash: str
+
+
+class WorkerProcess(msgspec.Struct, frozen=True):
+    """One process. It prints each event on its output when that is durable."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    output: Path
+    errors: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def kill(self) -> None:
+        self.process.kill()
+        if self.process.stdin is not None:
+            # Its keeper ends now, while the process id cannot belong to another process.
+            self.process.stdin.close()
+        self.process.wait(PATIENCE)
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        wait_until_stopped(self.pid)
+
+    def ended(self, patience: float = PATIENCE) -> int:
+        try:
+            return self.process.wait(patience)
+        except subprocess.TimeoutExpired:
+            raise ChildStuck(f"A worker of the drill did not end within {patience:.0f} s.") from None
+
+    def acknowledged(self) -> Iterator[LoggedLine]:
+        """Read the events that were acknowledged to it; the last line of a killed worker may be cut off."""
+        for line in self.output.read_bytes().split(b"\n")[:-1]:
+            logged = json.loads(line)
+            if "hash" in logged:
+                yield LoggedLine(logged["stream"], logged["seq"], logged["generation"], logged["hash"])
+
+    def complaints(self) -> str:
+        return self.errors.read_text("utf-8", "replace").strip()
+
+
+class Workers:
+    """Starts workers; `workers` makes it, and kills those that are left."""
+
+    def __init__(self, home: Path, folder: Path, url: str) -> None:
+        self._home = home
+        self._command = ["worker", str(folder), "--store", url, "--json"]
+        self.started: list[WorkerProcess] = []
+
+    def start(self, how: Sequence[str] = PLAIN) -> WorkerProcess:
+        name = f"worker-{len(self.started) + 1}"
+        output, errors = self._home / f"{name}.out", self._home / f"{name}.err"
+        with output.open("wb") as out, errors.open("wb") as err:
+            process = subprocess.Popen(
+                ["/bin/sh", "-c", _KEEPER, "keeper", sys.executable, *how, *self._command],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=err,
+                cwd=self._home,
+                env=environ(self._home),
+                start_new_session=True,
+            )
+        self.started.append(WorkerProcess(name, process, output, errors))
+        return self.started[-1]
+
+
+def environ(home: Path) -> Mapping[str, str]:
+    """Give a worker its own home, without the user's HALTER_ variables."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HALTER_")}
+    own = {"HOME": home, "XDG_CONFIG_HOME": home / CONFIG, "XDG_STATE_HOME": home / "state"}
+    own["HALTER_FLEET"] = home / "halter.yaml"
+    return kept | {name: str(place) for name, place in own.items()} | {"HALTER_PERSON": PERSON}
+
+
+@contextmanager
+def workers(home: Path, folder: Path, url: str) -> Generator[Workers]:
+    """Start workers inside this block; all are killed when it ends."""
+    started = Workers(home, folder, url)
+    try:
+        yield started
+    finally:
+        for worker in started.started:
+            worker.kill()
+
+
+# What happens to the workers, and when: a plan drawn from a seed.
 
 What = Literal["kill", "stop", "go on", "restart", "skew"]
 
@@ -58,15 +288,14 @@ WORKERS: Final = 3
 ROUND: Final = 27.0
 """Seconds in which everything happens once."""
 STOPPED: Final = 20.0
-"""Seconds for which a worker stands still: longer than its lease, and than others may take to act on that."""
+"""Seconds for which a worker is stopped: longer than its lease and the takeover."""
 FIRST: Final = 3.0
 BURST: Final = 0.5
 SESSIONS_PER_ROUND: Final = 60
-"""How many sessions there are to a round."""
 
 
 class Blow(NamedTuple):
-    """Something that happens at a moment, in seconds from the beginning, to one of the workers' places."""
+    """One event of the plan, in seconds from the start, for one of the workers' places."""
 
     at: float
     what: What
@@ -78,9 +307,9 @@ def rounds(sessions: int) -> int:
 
 
 def planned(seed: int, count: int) -> Sequence[Blow]:
-    """Plan so many rounds. In each, one worker stands still, another one is killed, and the server is stopped hard.
+    """Plan `count` rounds. In each, one worker is stopped, another is killed, and the server is stopped hard.
 
-    Between rounds the third one is killed. There is always one whom nothing happens to, or who has just been started.
+    Between rounds the third one is killed. There is always one that is untouched or has just been started.
     """
     chance = random.Random(seed)
     return sorted(blow for number in range(count) for blow in _round(chance, number, last=number == count - 1))
@@ -101,29 +330,29 @@ def _round(chance: random.Random, number: int, *, last: bool) -> Iterator[Blow]:
 
 
 def beginnings(sessions: int, count: int) -> Sequence[float]:
-    """Tell when each session begins: half of them right before the first blow of a round, the others one by one."""
-    return sorted(_beginning(number, sessions, count) for number in range(sessions))
-
-
-def _beginning(number: int, sessions: int, count: int) -> float:
+    """List when each session starts: half of them right before the first blow of a round, the others one by one."""
     share = -(-sessions // count)
-    begin, place = FIRST + number // share * ROUND, number % share / share
-    return begin - 0.5 if place < BURST else begin + (place - BURST) / (1 - BURST) * STOPPED
+
+    def moment(number: int) -> float:
+        begin, place = FIRST + number // share * ROUND, number % share / share
+        return begin - 0.5 if place < BURST else begin + (place - BURST) / (1 - BURST) * STOPPED
+
+    return sorted(map(moment, range(sessions)))
 
 
-# What became of the sessions of the chaos drill: judged by plain SQL, by what each worker said, and by the world.
+# What must hold afterwards.
 
 PRICE: Final = 50_000
 WITHIN: Final = 2 * SECOND
-"""How long after the end of its lease an orphan may be without anybody."""
+"""How long after the end of its lease an orphan may wait for a new owner."""
 REFUSES: Final = 3
 TOLD: Final = 3000
-"""So much is repeated of what a worker complained of."""
+"""Characters of a worker's error output in a violation."""
 REFUSAL: Final = "ahead of the database's"
 
 
 class Orphan(NamedTuple):
-    """A session whose owner was killed or stopped, and until when the owner's lease holds."""
+    """A session whose owner was killed or stopped, and the end of the owner's lease."""
 
     session: str
     generation: int
@@ -132,7 +361,7 @@ class Orphan(NamedTuple):
 
 @dataclass(slots=True)
 class ChaosSeen:
-    """What the drill saw: what happened when, from when to when; whose sessions had nobody; and a wrong clock."""
+    """What the drill saw: blows with their start and end, orphans, and the worker with the wrong clock."""
 
     blows: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
     orphans: list[Orphan] = field(default_factory=list[Orphan])
@@ -145,6 +374,10 @@ class ChaosSeen:
 def judged(
     ground: Ground, all_workers: Sequence[WorkerProcess], living: Sequence[WorkerProcess], seen: ChaosSeen, total: int
 ) -> tuple[list[str], dict[str, Any]]:
+    async def verified() -> list[str]:
+        async with ground.opened() as store:
+            return await examined(store)
+
     ended = [*refused(seen.skewed), *drained(living)]
     found = found_at(ground.url)
     effects = paid(ground.folder)
@@ -153,7 +386,7 @@ def judged(
         *shared(all_workers),
         *check(found),
         *unended(found.events, total),
-        *asyncio.run(_examined(ground)),
+        *asyncio.run(verified()),
         *lost(ground, all_workers),
         *checker.paid(found.events, {call: [PRICE] * times for call, times in effects.items()}),
         *unpaid(found.events, effects),
@@ -176,41 +409,33 @@ def judged(
     return wrong, counts
 
 
-async def _examined(ground: Ground) -> list[str]:
-    store = ground.open()
-    try:
-        return await examined(store)
-    finally:
-        await store.close()
-
-
 def unended(events: Sequence[RecordedEvent], total: int) -> Iterator[str]:
-    """Check that each session came to the end that it had to come to, once."""
+    """Check that each session ended once, in the expected state."""
     ends: dict[str, list[str]] = defaultdict(list)
     for event in events:
         if event.kind == "session_ended":
             ends[event.stream].append(event.facts["state"])
     for session, errand in sessions(total):
-        if ends[f"session:{session}"] != [expected_end(errand)]:
-            yield f"The session {session} ended {ends[f'session:{session}']} instead of {expected_end(errand)}."
+        if ends[f"session:{session}"] != [ENDS[errand]]:
+            yield f"The session {session} ended {ends[f'session:{session}']} instead of {ENDS[errand]}."
 
 
 def lost(ground: Ground, all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
-    """Check that whatever a worker was told is durable is there, just so."""
+    """Check that every event that was acknowledged to a worker is there."""
     with closing(connection(ground.url)) as database:
         rows = database.execute("SELECT stream, seq, hash FROM events").fetchall()
     kept = {(stream, seq): bytes(value).hex() for stream, seq, value in rows}
     for worker in all_workers:
-        for line in worker.told():
+        for line in worker.acknowledged():
             if kept.get((line.stream, line.seq)) != line.hash:
                 yield f"Event {line.seq} of {line.stream} was acknowledged to {worker.name} and is lost."
 
 
 def shared(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
-    """Check that each generation of a session was one worker's alone."""
+    """Check that each generation of a session has one worker."""
     owners: dict[tuple[str, int], set[str]] = defaultdict(set)
     for worker in all_workers:
-        for line in worker.told():
+        for line in worker.acknowledged():
             if line.stream.startswith("session:") and not line.stream.endswith("/in") and line.generation:
                 owners[line.stream, line.generation].add(worker.name)
     for (stream, generation), names in owners.items():
@@ -219,19 +444,19 @@ def shared(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
 
 
 def unpaid(events: Sequence[RecordedEvent], effects: Mapping[str, int]) -> Iterator[str]:
-    """Check that what is taken for paid was paid, and that nobody paid without having said so before."""
+    """Check that every settled payment had its effect, and every effect its intent."""
     begun = {event.facts["call"] for event in events if event.kind == "call_started" and event.facts["tool"] == "pay"}
     for event in events:
         if event.kind == "call_settled" and event.facts["outcome"] == "ok" and event.facts["call"] in begun:
             call = event.facts["call"]
             if call not in effects:
-                yield f"The call {call} is taken for done and had no effect."
+                yield f"The call {call} is settled as done and had no effect."
     for call in effects.keys() - begun:
-        yield f"The call {call} had its effect, and there is no intent of it."
+        yield f"The call {call} had its effect, and has no intent."
 
 
 def lateness(events: Sequence[RecordedEvent], seen: ChaosSeen) -> tuple[list[str], int]:
-    """Check how soon somebody went on with each orphan; tell the longest time after its lease that counts."""
+    """Check how soon each orphan got a new owner; return the longest time after its lease."""
     moments: dict[tuple[str, int], int] = {}
     ended: set[str] = set()
     for event in events:
@@ -245,20 +470,20 @@ def lateness(events: Sequence[RecordedEvent], seen: ChaosSeen) -> tuple[list[str
         later = [at for (name, generation), at in moments.items() if name == stream and generation > orphan.generation]
         if not later:
             if stream not in ended:
-                wrong.append(f"Nobody went on with {orphan.session} after its owner was gone.")
+                wrong.append(f"{orphan.session} got no new owner.")
             continue
         after = min(later) - since(orphan.alive_until, min(later), seen)
         longest = max(longest, after)
         if after > WITHIN + seen.stalled:
-            wrong.append(f"Somebody went on with {orphan.session} {after / SECOND:.1f} s after its lease had run out.")
+            wrong.append(f"{orphan.session} got a new owner {after / SECOND:.1f} s after its lease had expired.")
     return wrong, longest
 
 
 def since(alive_until: int, resumed: int, seen: ChaosSeen) -> int:
-    """Tell from when on somebody could go on with an orphan.
+    """Compute from when on an orphan could get a new owner.
 
-    Not while the server was away. And a worker that was killed or stopped meanwhile may have been about to do so: then
-    it counts from the end of that one's lease.
+    Not while the server was down. If another worker was killed or stopped meanwhile, it may have been the new owner:
+    then the time counts from the end of that worker's lease.
     """
     moment = alive_until
     for what, begin, end in seen.blows:
@@ -270,28 +495,28 @@ def since(alive_until: int, resumed: int, seen: ChaosSeen) -> int:
 
 
 def refused(skewed: WorkerProcess | None) -> Iterator[str]:
-    """Check that a worker whose clock is wrong said so, and did nothing."""
+    """Check that a worker with a wrong clock reported it, and did nothing."""
     if skewed is None:
         return
-    code, said = skewed.ended(), skewed.complaints()
-    if code != REFUSES or REFUSAL not in said:
-        yield f"A worker whose clock was two hours ahead ended with {code} and said: {said}"
-    if any(line.generation for line in skewed.told()):
+    code, output = skewed.ended(), skewed.complaints()
+    if code != REFUSES or REFUSAL not in output:
+        yield f"A worker whose clock was two hours ahead ended with {code}: {output}"
+    if any(line.generation for line in skewed.acknowledged()):
         yield "A worker whose clock was two hours ahead took a session."
 
 
 def drained(living: Sequence[WorkerProcess]) -> Iterator[str]:
-    """End those that are left as an operator would, and check that they end well."""
+    """End the remaining workers with SIGTERM, and check that they exit with 0."""
     for worker in living:
         worker.process.send_signal(signal.SIGTERM)
     for worker in living:
         code = worker.ended()
         if code != 0:
-            yield f"{worker.name} was asked to end and left with {code}: {worker.complaints()}"
+            yield f"{worker.name} exited with {code} after SIGTERM: {worker.complaints()}"
 
 
 def untidy(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
-    """Check that nobody was shown a traceback."""
+    """Check that no worker wrote a traceback."""
     for worker in all_workers:
         if "Traceback" in worker.complaints():
             yield f"{worker.name} wrote a traceback: {worker.complaints()[-TOLD:]}"
@@ -300,9 +525,9 @@ def untidy(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
 SESSIONS: Final = 300
 LOOK: Final = SECOND // 4
 LOOKS: Final = 40
-PATIENCE: Final = 120 * SECOND
-"""How long the sessions may take to come to their end after everything has happened."""
-LEFT_OUT: Final = "The server is not the drill's own, so it was not stopped."
+SESSIONS_END_WITHIN: Final = 120 * SECOND
+"""How long the sessions may take to end after the last blow."""
+LEFT_OUT: Final = "The server was not stopped, since --store names it."
 
 OWNED: Final = """
 SELECT s.session, s.generation, w.alive_until FROM workers w JOIN sessions s ON s.owner = w.worker
@@ -313,7 +538,7 @@ BEATEN: Final = "SELECT MAX(alive_until) FROM workers WHERE about <> '' AND abou
 
 @dataclass(slots=True)
 class ChaosScene:
-    """The drill at work: its workers, each at its place, and what was seen so far."""
+    """The running drill: its workers, each at its place, and what was seen so far."""
 
     ground: Ground
     cluster: Cluster | None
@@ -327,15 +552,15 @@ class ChaosScene:
 
     def open(self) -> None:
         self.places = [self.started.start(self.how) for _ in range(WORKERS)]
-        deadline = time.monotonic() + PATIENCE / SECOND
+        deadline = time.monotonic() + SESSIONS_END_WITHIN / SECOND
         while not all(self._beaten(worker.pid) for worker in self.places):
             if time.monotonic() > deadline or any(worker.process.poll() is not None for worker in self.places):
-                said = " ".join(worker.complaints() for worker in self.places)
-                raise DrillBroken(f"The workers of the drill did not come to work. {said}")
+                output = " ".join(worker.complaints() for worker in self.places)
+                raise DrillBroken(f"The workers of the drill did not start. {output}")
             time.sleep(LOOK / SECOND)
 
     def revive(self) -> None:
-        """Start those again that ended because the server was away, as whoever keeps services alive would."""
+        """Restart workers that ended while the server was down, as a service manager does."""
         for place, worker in enumerate(self.places):
             if worker.process.poll() is not None:
                 self.places[place] = self.started.start(self.how)
@@ -348,14 +573,14 @@ class ChaosScene:
         match blow.what:
             case "kill":
                 worker.kill()
-                self._orphan(worker)
+                self.seen.orphans += self._owned(worker)
                 self.places[blow.place] = self.started.start(self.how)
             case "stop":
                 worker.stop()
                 self.stopped.add(worker.pid)
-                self._orphan(worker)
+                self.seen.orphans += self._owned(worker)
             case "go on":
-                worker.go_on()
+                worker.process.send_signal(signal.SIGCONT)
                 self.stopped.discard(worker.pid)
                 self.resumed[worker.pid] = at
             case "restart" if self.cluster is not None:
@@ -368,22 +593,18 @@ class ChaosScene:
         self.seen.blows.append((blow.what, at, self.clock.now()))
 
     async def _busy(self, worker: WorkerProcess) -> None:
-        """Wait a little for a worker to have sessions: what befalls an idle one proves nothing."""
+        """Wait until a worker has sessions: a blow to an idle one proves nothing."""
         for _ in range(LOOKS):
             if self._owned(worker):
                 return
             await self.clock.sleep(SECOND // 20)
-
-    def _orphan(self, worker: WorkerProcess) -> None:
-        """Know whose sessions have nobody now, and until when their lease holds."""
-        self.seen.orphans += self._owned(worker)
 
     def _owned(self, worker: WorkerProcess) -> list[Orphan]:
         with closing(connection(self.ground.url)) as database:
             return [Orphan(*row) for row in database.execute(OWNED, (str(worker.pid),)).fetchall()]
 
     def unsettled(self) -> bool:
-        """Tell whether somebody may still act who has lost its sessions and does not know it yet."""
+        """Whether a worker may still act that has lost its sessions and does not know it yet."""
         if self.stopped:
             return True
         for pid, at in list(self.resumed.items()):
@@ -397,15 +618,15 @@ class ChaosScene:
 
 
 async def _lived(scene: ChaosScene, setting: Setting, total: int) -> None:
-    """Begin sessions and let everything happen; return when all is over, or when that takes too long."""
+    """Start sessions and strike all blows; return when all have ended, or after a deadline."""
     count = rounds(total)
     plan, moments = planned(1, count), beginnings(total, count)
     store = scene.ground.open().patient(scene.clock)
     began = scene.clock.now()
     try:
         async with asyncio.TaskGroup() as group:
-            person = group.create_task(_answering(scene, store))
-            more = [group.create_task(_stalls(scene)), group.create_task(_reviving(scene))]
+            person = group.create_task(_answer(scene, store))
+            more = [group.create_task(_measure_stalls(scene)), group.create_task(_revive(scene))]
             beginning = group.create_task(_begin(scene, store, began, moments, total))
             for number, blow in enumerate(plan):
                 await _until(scene.clock, began, blow.at)
@@ -430,7 +651,7 @@ async def _begin(scene: ChaosScene, store: Store, began: int, moments: Sequence[
 
 
 async def _over(scene: ChaosScene, store: Store) -> None:
-    deadline = scene.clock.now() + PATIENCE
+    deadline = scene.clock.now() + SESSIONS_END_WITHIN
     while scene.clock.now() < deadline:
         rows = await store.ask(Query("all_sessions", SessionRow))
         if all(row.ended_at is not None for row in rows):
@@ -438,8 +659,8 @@ async def _over(scene: ChaosScene, store: Store) -> None:
         await scene.clock.sleep(LOOK)
 
 
-async def _answering(scene: ChaosScene, store: Store) -> None:
-    """Answer as a person who looks first whether it was paid; not while somebody may still pay without being asked."""
+async def _answer(scene: ChaosScene, store: Store) -> None:
+    """Answer as a person who checks the payments first; not while a worker without its lease may still pay."""
     while True:
         await scene.clock.sleep(2 * LOOK)
         for one in await list_pending_decisions(store):
@@ -449,14 +670,14 @@ async def _answering(scene: ChaosScene, store: Store) -> None:
                 scene.seen.answered += 1
 
 
-async def _reviving(scene: ChaosScene) -> None:
+async def _revive(scene: ChaosScene) -> None:
     while True:
         await scene.clock.sleep(SECOND)
         scene.revive()
 
 
-async def _stalls(scene: ChaosScene) -> None:
-    """Measure for how long the machine keeps even those waiting who want nothing but to look at the clock."""
+async def _measure_stalls(scene: ChaosScene) -> None:
+    """Measure how late the machine wakes a task that only sleeps."""
     while True:
         at = scene.clock.now()
         await scene.clock.sleep(SECOND // 20)
@@ -492,7 +713,7 @@ def run(setting: Setting) -> DrillResult:
 
 DRILL: Final = Drill(
     "chaos",
-    "Workers that are killed or stopped lose no session and no event, and nothing is done twice or by two at once.",
+    "Killed and stopped workers lose no session and no event, and nothing is done twice or by two workers.",
     run,
     ("postgresql",),
 )

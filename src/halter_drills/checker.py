@@ -1,8 +1,7 @@
-"""The independent checker: it reads a store with plain SQL and does its own sums.
+"""The independent checker: it reads a store with plain SQL and does its own arithmetic.
 
-Nothing here is shared with the code that it checks: no event types, no projections, no money rules. It knows
-only the tables, the JSON of the facts, and what was promised. A metronome beside it tells lateness that is a
-violation from a machine that was too busy to tell.
+It shares nothing with the code that it checks: no event types, projections or money rules. It knows only the tables,
+the JSON of the facts, and the promises. A metronome tells late events from a machine that is too busy to judge.
 """
 
 import json
@@ -22,7 +21,7 @@ Account = tuple[str, str, str]
 
 
 class RecordedEvent(NamedTuple):
-    """One event, as the table has it."""
+    """One row of the table of events."""
 
     stream: str
     seq: int
@@ -36,7 +35,7 @@ class RecordedEvent(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What the table of budgets says of one account."""
+    """One row of the table of budgets."""
 
     spent: int
     held: int
@@ -48,7 +47,7 @@ class Sums(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoreContents:
-    """All that a store holds, in the order in which it was written."""
+    """The contents of a store, in the order of writing."""
 
     events: Sequence[RecordedEvent]
     budgets: Mapping[Account, Sums]
@@ -83,10 +82,9 @@ def fact(stream: str, seq: int, kind: str, at: int, generation: int, facts: byte
 def check(
     found: StoreContents, planned: Mapping[Account, int | None] | None = None, *, finished: bool = True
 ) -> list[str]:
-    """Say in sentences what is wrong with the order, the owners and the money of a store.
+    """List what is wrong with the order, the owners and the money of a store, as sentences.
 
-    `planned` are the caps that whoever made the events was to keep, where they are known better than from the
-    events. With `finished`, every hold must have been settled by now.
+    `planned` are the caps in force, where the events do not say. With `finished`, every hold must be settled.
     """
     books = Books(planned or {})
     for event in found.events:
@@ -95,14 +93,14 @@ def check(
 
 
 def order(found: StoreContents) -> list[str]:
-    """Check that each stream counts without a gap, forward in time, up to the head that the store names."""
+    """Check that each stream is numbered without a gap, forward in time, up to its recorded head."""
     wrong: list[str] = []
     last: dict[str, RecordedEvent] = {}
     for event in found.events:
         before = last.get(event.stream)
         expected = before.seq + 1 if before else 1
         if event.seq != expected:
-            wrong.append(f"The {event} stands where number {expected} of its stream belongs.")
+            wrong.append(f"The {event} stands in place of number {expected}.")
         if before and event.at < before.at:
             wrong.append(f"The {event} is older than the one before it.")
         last[event.stream] = event
@@ -115,7 +113,7 @@ def order(found: StoreContents) -> list[str]:
 
 
 def owners(events: Iterable[RecordedEvent]) -> list[str]:
-    """Check that after a new owner of a session no former one wrote again."""
+    """Check that no former owner of a session wrote after a new one."""
     wrong: list[str] = []
     newest: dict[str, int] = defaultdict(int)
     for event in events:
@@ -129,7 +127,7 @@ def owners(events: Iterable[RecordedEvent]) -> list[str]:
 
 
 def paid(events: Iterable[RecordedEvent], bills: Mapping[str, Sequence[int]]) -> list[str]:
-    """Check the events against what the outside world asked for: each call once, and no less than it cost."""
+    """Check the events against the bills of the outside world: each call once, and no less than it cost."""
     settled = [event.facts for event in events if event.kind == "call_settled" and "charge" in event.facts]
     charges: dict[str, int] = {facts["call"]: facts["charge"].get("usd", 0) for facts in settled}
     wrong = [f"The call {call} ran {len(asked)} times." for call, asked in bills.items() if len(asked) > 1]
@@ -143,8 +141,6 @@ def paid(events: Iterable[RecordedEvent], bills: Mapping[str, Sequence[int]]) ->
 
 @dataclass(slots=True)
 class Balance:
-    """One account in the checker's own books."""
-
     cap: int | None = None
     by_person: bool = False
     spent: int = 0
@@ -158,7 +154,7 @@ class Balance:
 
 @dataclass(slots=True)
 class Books:
-    """The checker's own bookkeeping: it looks at every account that an event moves, at that event."""
+    """The checker's own bookkeeping: it checks every account at each event that changes it."""
 
     planned: Mapping[Account, int | None]
     violations: list[str] = field(default_factory=list[str])
@@ -196,17 +192,17 @@ class Books:
         self._within(event, account)
 
     def _cost_cap_reached(self, event: RecordedEvent) -> None:
-        """A refusal is right only if the amount does not fit what is unspent, whatever is held."""
+        """A refusal is right only if the amount exceeds what is unspent, regardless of holds."""
         account = _account(event.facts)
         cap, amount = event.facts["cap"], event.facts["amount"]
-        binding = self._binding(account, cap)
-        spent = self.accounts[account].spent
+        balance = self.accounts[account]
+        binding, spent = balance.cap if balance.by_person else self.planned.get(account, cap), balance.spent
         if binding is None or amount <= binding - spent:
             left = "no cap there" if binding is None else f"{binding - spent} left of {binding}"
             self._say(event, f"refuses {amount} on {_name(account)}, though there was {left}")
         if (cap, event.facts["spent"]) != (binding, spent):
-            told = event.facts["spent"]
-            self._say(event, f"tells of {told} spent of {cap} on {_name(account)}, where it was {spent} of {binding}")
+            claimed = event.facts["spent"]
+            self._say(event, f"says {claimed} of {cap} spent on {_name(account)}, where it was {spent} of {binding}")
 
     def _hold(self, event: RecordedEvent, hold: str, legs: list[list[Any]]) -> None:
         self.started[hold] += 1
@@ -256,15 +252,11 @@ class Books:
             beyond = f"{balance.total} of {balance.cap} with {balance.overrun} recorded as overrun"
             self._say(event, f"leaves {_name(account)} at {beyond}")
 
-    def _binding(self, account: Account, told: int | None) -> int | None:
-        balance = self.accounts[account]
-        return balance.cap if balance.by_person else self.planned.get(account, told)
-
     def _say(self, event: RecordedEvent, wrong: str) -> None:
         self.violations.append(f"The {event} {wrong}.")
 
     def compared(self, found: StoreContents, *, finished: bool) -> list[str]:
-        """Compare these books with the tables that the store keeps beside the events."""
+        """Compare these books with the store's projected tables."""
         wrong = [f"The hold {hold} was never settled." for hold in self.open] if finished else []
         own = {account: Sums(book.spent, book.held, book.overrun) for account, book in self.accounts.items()}
         for account in sorted({*own, *found.budgets}):
@@ -293,18 +285,18 @@ def _name(account: Account) -> str:
     return f"{scope} {window} ({unit})" if window else f"{scope} ({unit})"
 
 
-# How busy the machine was while a drill measured: a process that only wants to wake up in time, and often cannot.
+# How busy the machine is: a process that measures how late it wakes up.
 
 BEAT_SECONDS: Final = 0.01
 NOTED: Final = SECOND // 100
-"""A stall shorter than this is no stall."""
+"""Shorter stalls do not count."""
 HOPS: Final = 4
-"""Between a halt and its end several processes and threads have to be woken, one after the other; each may wait."""
+"""A halt wakes several processes and threads in turn; each may stall."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A time in which the metronome wanted to run and did not, in microseconds by the clock of this machine."""
+    """A time in which the metronome could not run, in microseconds of this machine's clock."""
 
     since: int
     until: int
@@ -312,7 +304,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True)
 class LateFinding:
-    """Something that was found too late: from when on it could have been done, by how much, and what was allowed."""
+    """Something that was late: since when it could have happened, by how much, and what was allowed."""
 
     sentence: str
     since: int = 0
@@ -321,7 +313,7 @@ class LateFinding:
 
 
 def metronome(pipe: Pipe) -> None:
-    """Wake up again and again until told to end, and then tell the stalls."""
+    """Wake up regularly until told to end, then send the stalls."""
     stalls: list[Stall] = []
     while not pipe.poll(0):
         before = time.monotonic_ns()
@@ -334,15 +326,12 @@ def metronome(pipe: Pipe) -> None:
     pipe.send(stalls)
 
 
-def stalled(stalls: Sequence[Stall], since: int, until: int) -> int:
-    return sum(max(0, min(each.until, until) - max(each.since, since)) for each in stalls)
-
-
 def told_apart(found: Sequence[LateFinding], stalls: Sequence[Stall]) -> tuple[list[str], list[str]]:
-    """Part what was late into violations, and what a machine that was too busy cannot tell."""
+    """Split lateness into violations, and what a busy machine may have caused."""
     violations: list[str] = []
     unsure: list[str] = []
     for each in found:
-        busy = stalled(stalls, each.since, each.since + each.allowed + each.by)
+        end = each.since + each.allowed + each.by
+        busy = sum(max(0, min(stall.until, end) - max(stall.since, each.since)) for stall in stalls)
         (unsure if 0 < each.by <= busy * HOPS else violations).append(each.sentence)
     return violations, unsure

@@ -1,8 +1,7 @@
-"""What a disk may hold if the power goes while SQLite works on a database.
+"""What a disk may contain if the power fails while SQLite works on a database.
 
-From the log of what SQLite asked of the disk follow the images: for each point in it, contents that the disk
-may be left with. What was synced is certain; what came after may be there, be missing, be cut off, or have
-overtaken what came before. Nothing here touches a disk, but for `write_out`.
+From the log of SQLite's writes and syncs follow the images: for each point in it, contents that the disk may be left
+with. What was synced is certain; later writes may be there, missing, torn, or reordered.
 """
 
 import ctypes
@@ -21,7 +20,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypeGuard
 
-# What a correct recovery must find in the files of a SQLite database, worked out without SQLite.
+# What a correct recovery must find in the files of a SQLite database, computed without SQLite.
 
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 WAL_MAGIC = 0x377F0682
@@ -30,7 +29,7 @@ WAL_HEADER = struct.Struct(">8I")
 FRAME_HEADER = struct.Struct(">6I")
 JOURNAL_HEADER = struct.Struct(">8s5I")
 UNCOUNTED = 0xFFFFFFFF
-"""Stands for as many records as a journal holds, where it was written without syncs."""
+"""The record count of a journal that was written without syncs."""
 PAGE_SIZES = tuple(512 << shift for shift in range(8))
 
 Sums = tuple[int, int]
@@ -48,7 +47,7 @@ class WalFrame:
 class Wal:
     page_size: int
     frames: tuple[WalFrame, ...]
-    """The valid ones: from the first frame on, while salts and cumulative checksums agree."""
+    """The valid ones: while salts and cumulative checksums agree."""
 
     @property
     def commits(self) -> int:
@@ -62,7 +61,7 @@ class Wal:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a reader of the database sees: its size in pages, and each page by its number."""
+    """What a reader sees: the size in pages, and each page by its number."""
 
     size: int
     pages: Mapping[int, bytes]
@@ -73,10 +72,7 @@ class Content:
 
 
 def committed(found: Content, states: Sequence[bytes]) -> int | None:
-    """The number of the one state that was found, from the digests of all states in their order.
-
-    None means that the content is no state or could be several, and either is a violation.
-    """
+    """The index of this content among the digests of all states; None, a violation, if there is not exactly one."""
     digest = found.digest
     return states.index(digest) if states.count(digest) == 1 else None
 
@@ -106,7 +102,7 @@ def parse(wal: bytes) -> Wal:
 
 
 def ends_commit(wal: bytes | bytearray, offset: int) -> bool:
-    """Whether the frame around an offset says that it ends a commit; its checksum is not looked at."""
+    """Whether the frame around an offset ends a commit; its checksum is not checked."""
     if offset < WAL_HEADER.size or len(wal) < WAL_HEADER.size:
         return False
     step = FRAME_HEADER.size + WAL_HEADER.unpack_from(wal)[2]
@@ -141,8 +137,8 @@ def _frames(wal: bytes, page_size: int, salts: Sums, sums: Sums, *, big_endian: 
         yield WalFrame(page, size, data)
 
 
-# Thousands of images of one disk share almost all their frames, and plain Python takes a tenth of a
-# millisecond for each. 4096 frames are more than a WAL grows to with default checkpoints, and take 16 MiB.
+# Thousands of images share almost all their frames. 4096 frames are more than a WAL has with default checkpoints, and
+# take 16 MiB.
 @lru_cache(maxsize=4096)
 def _checksum(sums: Sums, data: bytes, *, big_endian: bool) -> Sums:
     first, second = sums
@@ -154,7 +150,7 @@ def _checksum(sums: Sums, data: bytes, *, big_endian: bool) -> Sums:
 
 
 def _originals(journal: bytes, sector: int, step: int) -> Iterator[tuple[int, bytes]]:
-    """The pages as they were, from each header on, until a record is cut off or its checksum is wrong."""
+    """The original pages, until a record is cut off or its checksum is wrong."""
     start = 0
     while start + sector <= len(journal) and journal.startswith(JOURNAL_MAGIC, start):
         _, count, nonce, *_ = JOURNAL_HEADER.unpack_from(journal, start)
@@ -172,13 +168,13 @@ def _originals(journal: bytes, sector: int, step: int) -> Iterator[tuple[int, by
 
 
 def _page_size(db: bytes) -> int:
-    """As the header of the file says. A header that is no header becomes a content that equals no state."""
+    """The page size in the header. An invalid header leads to a content that equals no state."""
     (size,) = struct.unpack_from(">H", db.ljust(18, b"\0"), 16)
     return {1: 65536}.get(size, size if size in PAGE_SIZES else 4096)
 
 
 def _size(db: bytes, step: int) -> int:
-    """The pages that the header counts, if it vouches for a possible number, else those that the file has."""
+    """The page count in the header, if it is valid, else that of the file."""
     header = db[:100].ljust(100, b"\0")
     held, counted = -(-len(db) // step), int.from_bytes(header[28:32])
     return counted if 0 < counted <= held and header[24:28] == header[92:96] else held
@@ -190,7 +186,7 @@ Kind = Literal["all", "none", "torn", "subset", "prefix"]
 SUFFIXES: Mapping[File, str] = {"db": "", "wal": "-wal", "journal": "-journal"}
 ACKNOWLEDGED = "acknowledged"
 SECTOR = 512
-"""The bytes that a disk writes wholly or not at all."""
+"""The bytes that a disk writes atomically."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,14 +209,14 @@ class Deleted:
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """Of a file, all of it is certain from here on; of the folder, all deletions are."""
+    """From here on, all of this file is certain; of the folder, all deletions."""
 
     file: File | Literal["folder"]
 
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A note of the drill itself; one that begins with "acknowledged" vouches for all commits before it."""
+    """A note of the drill; a label that begins with "acknowledged" covers all commits before it."""
 
     label: str
 
@@ -234,41 +230,41 @@ Seen = set[tuple[bool, tuple[int, ...]]]
 @dataclass(frozen=True, slots=True)
 class Log:
     base: Mapping[File, bytes]
-    """The files when the recorder was put in front of them; they count as synced."""
+    """The files when recording began; they count as synced."""
     operations: tuple[Operation, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
     point: int
-    """The number of operations after which the commit was written, though perhaps not synced."""
+    """The number of operations after which the commit was written, synced or not."""
     digest: bytes
     label: str = ""
-    """The acknowledgment that came right after it, if any did before the next commit."""
+    """The acknowledgment before the next commit, if any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Image:
     point: int
-    """The number of operations that had happened when the power went."""
+    """The number of operations before the power cut."""
     moment: str
     kind: Kind
-    """Which of the changes that were not synced have reached the disk."""
+    """Which of the unsynced changes have reached the disk."""
     files: Mapping[File, bytes]
-    """All three; a file that does not exist is empty, which is the same to SQLite."""
+    """All three; a missing file is empty, which is the same to SQLite."""
     acknowledged: int
-    """The commits that somebody has been promised: the image must hold at least these."""
+    """The number of acknowledged commits: the image must contain at least these."""
     written: int
-    """The commits that SQLite had written, synced or not: the image cannot hold more."""
+    """The number of written commits, synced or not: the image cannot contain more."""
 
     @property
     def blank(self) -> bool:
-        """Nothing had been committed yet, so that the image proves nothing."""
+        """No commit yet, so the image proves nothing."""
         return self.written == 0
 
 
 def write_out(files: Mapping[File, bytes], path: Path) -> None:
-    """Leaves the files of an image, and no others, at a path where SQLite can open them."""
+    """Write the files of an image, and no others, to a path where SQLite can open them."""
     Path(f"{path}-shm").unlink(missing_ok=True)
     for file, suffix in SUFFIXES.items():
         place = Path(f"{path}{suffix}")
@@ -278,7 +274,7 @@ def write_out(files: Mapping[File, bytes], path: Path) -> None:
 
 
 def commits(log: Log) -> tuple[Commit, ...]:
-    """The states of the database in their order: the one it started with, and then one for each commit."""
+    """The states of the database in order: the first one, and one for each commit."""
     held: dict[File, bytearray] = {file: bytearray(log.base[file]) for file in SUFFIXES}
     states = [Commit(0, _digest(held))]
     for point, operation in enumerate(log.operations, 1):
@@ -292,10 +288,10 @@ def commits(log: Log) -> tuple[Commit, ...]:
 
 
 def images(log: Log, seed: int, per_point: int = 4) -> Iterator[Image]:
-    """At every point of the log, up to so many contents of the disk, and the same ones for the same seed.
+    """At every point of the log, up to `per_point` contents of the disk, the same ones for the same seed.
 
-    The points lie before and after each operation, and so within every commit and every checkpoint. What has
-    been told already, with as many acknowledgments and since the same sync, is not told again.
+    The points lie before and after each operation, and so within every commit and checkpoint. Duplicates since the
+    same sync and acknowledgment are left out.
     """
     chance, disk = random.Random(seed), _Disk(log.base)
     points = [commit.point for commit in commits(log)[1:]]
@@ -313,7 +309,7 @@ def images(log: Log, seed: int, per_point: int = 4) -> Iterator[Image]:
 
 
 class _Disk:
-    """The files on the way through a log: what is certain of each, and the numbered changes since then."""
+    """The files at a point of a log: the certain content of each, and the numbered changes since."""
 
     def __init__(self, base: Mapping[File, bytes]) -> None:
         self.certain = dict(base)
@@ -350,7 +346,7 @@ class _Disk:
 
 
 def _survivors(unsynced: Mapping[int, Change], chance: random.Random, draws: int) -> Iterator[Drawn]:
-    """Ways in which changes reach the disk or not, the telling ones first."""
+    """Sets of changes that may have reached the disk, the most telling first."""
     yield "all", dict(unsynced)
     if not unsynced:
         return
@@ -364,7 +360,7 @@ def _survivors(unsynced: Mapping[int, Change], chance: random.Random, draws: int
 
 
 def _torn(change: Change, chance: random.Random) -> Wrote | None:
-    """The write cut off where a sector of the disk ends, if one ends within it."""
+    """The write, torn at a sector boundary, if it has one."""
     if not isinstance(change, Wrote):
         return None
     cuts = range(SECTOR - change.offset % SECTOR, len(change.data), SECTOR)
@@ -372,7 +368,7 @@ def _torn(change: Change, chance: random.Random) -> Wrote | None:
 
 
 def _reached(pending: Mapping[int, Change], kept: Mapping[int, Change]) -> Iterator[Change]:
-    """The changes that one file shows. Where a deletion is missing, the folder still has the old file."""
+    """The visible changes of one file. Without its deletion, the folder still has the old file."""
     for number, change in pending.items():
         if number in kept:
             yield kept[number]
@@ -412,7 +408,7 @@ def _digest(held: Mapping[File, bytearray]) -> bytes:
 
 
 def _may_commit(change: Change, wal: bytearray) -> bool:
-    """Whether the change may have made a commit whole; told roughly, since looking closely is slow."""
+    """Whether the change may have completed a commit; a fast approximation."""
     match change:
         case Wrote("wal", offset, data):
             return ends_commit(wal, offset + len(data) - 1)
@@ -446,19 +442,19 @@ def _moment(before: Operation | None, after: Operation | None, old_wal: int) -> 
             return "at the start"
 
 
-# A recorder of what SQLite asks of the disk.
+# A recorder of SQLite's writes and syncs, as a VFS.
 
 
 class RecorderUnusable(RuntimeError):
-    """The recorder cannot be put before SQLite, or not be taken away again."""
+    """The recorder cannot be registered or unregistered."""
 
 
 def _addresses(names: str) -> tuple[tuple[str, type[c_void_p]], ...]:
     return tuple((name, c_void_p) for name in names.split())
 
 
-# The beginnings of SQLite's own structures, up to their second version. What is not replaced here is copied
-# as it is. Without the third version of the file methods nothing is mapped into memory and no write is missed.
+# SQLite's own structures, up to their second version: without the third version of the file methods nothing is mapped
+# into memory, and no write is missed.
 class _Methods(ctypes.Structure):
     _fields_ = (
         ("version", c_int),
@@ -489,10 +485,10 @@ _OPEN_CREATE = 0x4
 
 
 class Recorder:
-    """Records one database while it is entered. Every connection has to be opened by its `uri`, and closed.
+    """Records one database inside its block. Every connection has to be opened by its `uri`, and closed.
 
-    Nothing may have the database open when the recorder is made, since it reads the files as they are then.
-    Threads may write at the same time, each with its own connection; sharing one could block both for ever.
+    The database must not be open when the recorder is made. Threads may write at the same time, each with its own
+    connection; a shared one could deadlock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -514,7 +510,7 @@ class Recorder:
         self.uri = f"{Path(place).as_uri()}?vfs={self._name}"
 
     def __enter__(self) -> Self:
-        # SQLite now points into this object, so it must outlive every reference that Python knows of.
+        # SQLite now points into this object, so it must outlive every Python reference.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
         self._library.sqlite3_vfs_register(ctypes.byref(self._vfs), 0)
         return self
@@ -529,7 +525,7 @@ class Recorder:
         ctypes.pythonapi.Py_DecRef(ctypes.py_object(self))
 
     def mark(self, label: str) -> None:
-        """Notes something between two operations; an acknowledgment, before the next commit may begin."""
+        """Add a note between two operations."""
         with self._lock:
             self._operations.append(Marked(label))
 
@@ -538,7 +534,7 @@ class Recorder:
             return Log(self._base, tuple(self._operations))
 
     def _hook(self, kind: Callable[..., Any], original: int, note: Callable[..., Iterable[Operation]]) -> int:
-        """The address of a function that lets SQLite's own do the work, and notes it if it succeeded."""
+        """The address of a function that calls SQLite's own, and records it if it succeeded."""
         do = kind(original)
 
         def callback(*arguments: int) -> int:
@@ -563,7 +559,7 @@ class Recorder:
         return ()
 
     def _hooked(self, original: int) -> _Methods:
-        """SQLite's methods of a file, with the few replaced that change what is on the disk."""
+        """SQLite's file methods, with those replaced that change the disk."""
         if original not in self._methods:
             methods = _Methods.from_buffer_copy(_Methods.from_address(original))
             methods.version = min(methods.version, 2)
@@ -586,7 +582,7 @@ class Recorder:
         return (Truncated(self._open[handle], size),)
 
     def _synced(self, handle: int, _flags: int) -> Iterable[Operation]:
-        """Of a journal or a WAL, the first sync after it was opened goes on to the folder that lists it."""
+        """The first sync of a new journal or WAL also syncs its folder."""
         yield Synced(self._open[handle])
         if handle in self._unlisted:
             self._unlisted.discard(handle)
@@ -609,13 +605,13 @@ def _content(path: Path) -> bytes:
 
 
 def sqlite_library(origin: str | None) -> ctypes.CDLL:
-    """The library behind a file of Python's sqlite3 module, or the one that is built into Python."""
+    """Load the library behind Python's sqlite3 module, or the one built into Python."""
     try:
         library = ctypes.CDLL(origin)
         library.sqlite3_vfs_find.restype = c_void_p
     except (OSError, AttributeError) as error:
         raise RecorderUnusable(
-            f"The SQLite library of this Python ({origin or 'built in'}) cannot be reached, so that writes "
+            f"The SQLite library of this Python ({origin or 'built in'}) cannot be loaded, so writes "
             "cannot be recorded. Use a Python whose sqlite3 module is linked to a shared libsqlite3."
         ) from error
     return library

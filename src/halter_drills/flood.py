@@ -1,8 +1,8 @@
-"""A runaway model, for a day: it cannot take more turns, tokens, money or actions than it may.
+"""A runaway model cannot take more turns, tokens, money or actions than its limits.
 
-Each case is a day in virtual time, of an agent that runs by itself on a store of its own. Its model never yields, calls
-without end, sleeps for no time or for a year, or listens to nothing. Afterwards the store is read with plain SQL, and
-held against what the world outside has counted.
+Each case is a day in virtual time of an autonomous agent. Its model never yields, calls without end, sleeps for no time
+or for a year, or ignores every refusal. Afterwards the store is read with plain SQL and compared with what the outside
+world counted.
 """
 
 import asyncio
@@ -45,31 +45,29 @@ from halter_drills.children import Pipe, children
 from halter_drills.drill import Drill, DrillResult, Ground, Setting, connection, in_memory, own_store, result, unseen
 from halter_drills.workload import PERSON, policy_of, standing_of
 
-# Models that run away, each in its own way, and the world outside that counts what they do.
-
 NAME: Final = ModelName("scripted", "runaway")
 TAKES: Final = SECOND
-"""How long an answer takes."""
+"""The duration of an answer."""
 WRITES: Final = 300
-"""How many tokens an answer has, if it may have so many."""
+"""Tokens of an answer, if its limit allows them."""
 ENDLESS: Final = 1_000_000
 READS: Final = 1200
-"""How many tokens its prompt is said to have, which is less than it could have."""
+"""Input tokens that the model reports: fewer than the bound of the prompt."""
 YEAR: Final = 365 * 24 * 3600
 FLOOD: Final = 60
-"""More calls than one step may ask for."""
+"""More calls than one step may make."""
 
 
 @dataclass(slots=True)
 class Outside:
-    """What really happened: when something was sent, and when a model was asked and how many tokens that took."""
+    """What really happened: when something was sent, when a model was asked, and its usage."""
 
     clock: Clock
     sent: list[int] = field(default_factory=list[int])
     asked: list[tuple[int, Usage]] = field(default_factory=list[tuple[int, Usage]])
 
     def tools(self) -> Mapping[str, Tool]:
-        """Make the tools of an agent that floods: one that anybody may use, and one that a person must allow."""
+        """Make two tools: one without approval, and one that needs a person."""
         made = (tool(self.send, level="SAFE"), tool(self.wipe, level="RESTRICTED"))
         return {each.spec.name: each for each in made}
 
@@ -79,16 +77,16 @@ class Outside:
         return f"sent {text}"
 
     async def wipe(self) -> str:
-        """Wipe everything, which nobody ever allows."""
-        raise AssertionError("A call ran that nobody had allowed.")
+        """Wipe everything, which is never approved."""
+        raise AssertionError("A call ran without approval.")
 
 
 Behaves = Callable[[int, random.Random], Reply]
-"""Answers, given how many answers there were, whatever it is told."""
+"""Answers by the number of earlier answers alone, not by the prompt."""
 
 
 class Runaway:
-    """A model that does not listen."""
+    """A model that ignores its prompt."""
 
     base_url: None = None
 
@@ -128,7 +126,7 @@ def _yields(mode: str, sleep: float = 0) -> tuple[str, Any]:
 
 
 def _deaf(number: int, chance: random.Random) -> Reply:
-    """Do one wrong thing after the other, whatever was refused before."""
+    """Do one wrong thing after another, and ignore every refusal."""
     sends = [("send", {"text": f"{number}.{each}"}) for each in range(chance.randrange(1, 15))]
     return chance.choice(
         (
@@ -159,17 +157,17 @@ BEHAVIOURS: Final[Mapping[str, Behaves]] = {
     "sleeps for a year": lambda _, __: _calls(_yields("sleep", YEAR)),
     "does not listen": _deaf,
 }
-"""Every way to run away, by what it is called in a sentence."""
+"""Every way to run away, as part of a sentence."""
 
 WORDY: Final = frozenset(("acts and goes on at once",))
-"""Those that write as much as they may."""
+"""Those that write as much as their limit allows."""
 
 
-# What a runaway model must not pass: checked by plain SQL and by what the world outside has counted.
+# The limits, checked by plain SQL and by what the outside world counted.
 
 
 class Promised(msgspec.Struct, frozen=True):
-    """The limits of a flood; caps in micro-dollars, a price in micro-dollars for each token."""
+    """The limits of a case; caps in micro-dollars, price in micro-dollars per token."""
 
     limits: Autonomy
     session_cap: int
@@ -178,7 +176,7 @@ class Promised(msgspec.Struct, frozen=True):
 
 
 class SessionRemains(msgspec.Struct, frozen=True):
-    """What a flood has left behind: its session's events and row, and what was spent by it."""
+    """What a case left in the store: its session's events and row, and what it spent."""
 
     events: Sequence[RecordedEvent]
     state: str
@@ -199,7 +197,7 @@ def passed(promised: Promised, left: SessionRemains, outside: Outside) -> Iterat
 
 
 def too_many_turns(events: Sequence[RecordedEvent], limits: Autonomy) -> Iterator[str]:
-    """Check that in no hour there were more turns than it may take without a sleep."""
+    """Check that no hour has more turns than the limit without a sleep."""
     began = [event.at for event in events if event.kind == "turn_started"]
     most = most_within(began, HOUR)
     if most > limits.max_consecutive_turns:
@@ -207,7 +205,7 @@ def too_many_turns(events: Sequence[RecordedEvent], limits: Autonomy) -> Iterato
 
 
 def too_many_tokens(outside: Outside, budget: int) -> Iterator[str]:
-    """Check hour by hour how many tokens the model was really asked for."""
+    """Check the real token usage hour by hour."""
     used: Counter[int] = Counter()
     for at, usage in outside.asked:
         used[at // HOUR] += usage.input_tokens + usage.output_tokens
@@ -217,7 +215,7 @@ def too_many_tokens(outside: Outside, budget: int) -> Iterator[str]:
 
 
 def too_much_money(promised: Promised, left: SessionRemains, outside: Outside) -> Iterator[str]:
-    """Check what was spent against the caps, and against what the model really asked for."""
+    """Check what was spent against the caps and against the real usage."""
     if left.spent > promised.session_cap:
         yield f"spent {left.spent} of {promised.session_cap} micro-dollars."
     if left.spent_in_a_day > promised.day_cap:
@@ -226,7 +224,7 @@ def too_much_money(promised: Promised, left: SessionRemains, outside: Outside) -
 
 
 def wrong_charges(price: float, events: Sequence[RecordedEvent], outside: Outside) -> Iterator[str]:
-    """Check what each answer was charged against what its model really used, rounded up to a micro-dollar."""
+    """Check the charge of each answer against its real usage, rounded up to a micro-dollar."""
     requests = [event.facts["request"] for event in events if event.kind == "request_started"]
     used = dict(zip(requests, (usage for _, usage in outside.asked), strict=False))
     for event in events:
@@ -239,18 +237,18 @@ def wrong_charges(price: float, events: Sequence[RecordedEvent], outside: Outsid
 
 
 def too_many_actions(sent: Sequence[int], most: int) -> Iterator[str]:
-    """Check that in no minute more was really done than may be."""
+    """Check that no minute has more real actions than the limit."""
     found = most_within(sent, MINUTE)
     if found > most:
         yield f"acted {found} times within a minute, and may do so {most} times."
 
 
 def wrong_sleeps(events: Sequence[RecordedEvent], limits: Autonomy) -> Iterator[str]:
-    """Check every sleep between turns; one in the middle of a turn, for money or a person, has its own end."""
+    """Check every sleep between turns; a wait inside a turn, for money or a person, has other limits."""
     wrong = [slept for slept in _sleeps(events) if not limits.min_sleep <= slept <= limits.max_sleep]
     if wrong:
         shown = f"{min(wrong) / SECOND:g} to {max(wrong) / SECOND:g} s"
-        yield f"was let sleep for too short or too long a time {len(wrong)} times: {shown}."
+        yield f"was allowed {len(wrong)} sleeps that are too short or too long: {shown}."
 
 
 def _sleeps(events: Sequence[RecordedEvent]) -> Iterator[int]:
@@ -266,16 +264,16 @@ def _sleeps(events: Sequence[RecordedEvent]) -> Iterator[int]:
 
 
 def not_at_rest(left: SessionRemains, now: int) -> Iterator[str]:
-    """Check that it is over, with its reason, or waits for a moment that is to come."""
+    """Check that the session has ended with a reason, or waits for a later time."""
     ends = [event.facts for event in left.events if event.kind == "session_ended"]
     if left.over and not (len(ends) == 1 and ends[0]["terminal_reason"]):
-        yield "is over, and nobody knows why."
+        yield "has ended without a reason."
     if not left.over and (left.wake_at is None or left.wake_at < now):
         yield f"is {left.state} at the end of the day, and nothing will wake it."
 
 
 def most_within(moments: Sequence[int], span: int) -> int:
-    """Tell how many of these moments, which are in order, lie within one span of time at most."""
+    """Count the most of these moments, which are in order, within one span of time."""
     first = most = 0
     for last, moment in enumerate(moments):
         while moments[first] <= moment - span:
@@ -290,7 +288,7 @@ WINDOW: Final = 20_000
 SESSION_CAP: Final = DOLLAR
 DAY_CAP: Final = DOLLAR // 2
 PRICES: Final = ("0.2", "10")
-"""Dollars for a million tokens: cheap enough to go on all day, and dear enough to come to a cap."""
+"""Dollars per million tokens: cheap enough to run all day, and dear enough to reach a cap."""
 
 LIMITS: Final = Autonomy(enabled=True)
 NONE: Final = Autonomy(
@@ -302,9 +300,9 @@ NONE: Final = Autonomy(
     max_actions_per_minute=0,
     idle_timeout=0,
 )
-"""What holds with teeth: nothing."""
+"""The teeth: no limits."""
 SHORT: Final = 10 * MINUTE
-"""With teeth a day would have no end."""
+"""With teeth a day would never end."""
 
 EXPECTED: Final = {
     "never yields": "idle_timeout",
@@ -312,11 +310,11 @@ EXPECTED: Final = {
     "acts and goes on at once": "token_budget_per_hour",
     "sleeps for no time": "max_consecutive_turns",
 }
-"""The guardrail that each must have come to, if it costs little enough; others come to an end by themselves."""
+"""The guardrail that each cheap model must trigger; the others end by themselves."""
 
 
 class FloodCase(msgspec.Struct, frozen=True):
-    """One runaway: how it behaves, what its tokens cost, and the seed of its chance."""
+    """One runaway model: its behaviour, its price and its seed."""
 
     behaviour: str
     price: str
@@ -332,14 +330,14 @@ class FloodCase(msgspec.Struct, frozen=True):
 
 
 def cases(seeds: int | None, *, teeth: bool) -> list[FloodCase]:
-    """List every behaviour at every price, or as many as are wanted, each with a number of its own."""
+    """List every behaviour at every price, or as many cases as wanted, each with its own seed."""
     every = [(behaviour, price) for price in PRICES for behaviour in BEHAVIOURS]
     wanted = len(every) if seeds is None else seeds
     return [FloodCase(*every[number % len(every)], number, teeth) for number in range(wanted)]
 
 
 class FloodAgent:
-    """An agent whose model runs away, as any process would run it."""
+    """An agent with a runaway model."""
 
     def __init__(self, case: FloodCase, store: Store, clock: SeedLoop) -> None:
         self._store = store
@@ -355,7 +353,7 @@ class FloodAgent:
         self._doors = GuardRuntime(store, clock, redact=str, secrets=GivenSecrets({}), prices=prices)
 
     async def live(self, lease: Lease) -> None:
-        """Give the session its turns until it is over, and let it sleep between them in the same hands."""
+        """Give the session its turns until it ends; it sleeps between them in this process."""
         verbs_of = {verb.spec.name: verb for verb in make_verbs(self._store, SESSION, "autonomous")}
         tools = {**self.outside.tools(), **verbs_of}
         hourly = self._limits.token_budget_per_hour or None
@@ -395,7 +393,7 @@ async def lived(agent: FloodAgent, store: Store, span: int) -> None:
 
 
 def flooded(ground: Ground, case: FloodCase) -> tuple[list[str], Counter[str]]:
-    """Let one model run away for a day, and say what it passed."""
+    """Let one model run away for a day, and list the limits that it exceeded."""
     ground.fresh()
     clock = SeedLoop(case.seed, VIRTUAL_START)
     span = SHORT if case.teeth else DAY
@@ -419,7 +417,7 @@ COUNTED: Final = ("turn_started", "request_started", "call_started", "call_refus
 
 
 def unguarded(case: FloodCase, triggered: Sequence[dict[str, str]]) -> Iterator[str]:
-    """Check that what held a cheap model back is in the journal; a dear one may have come to its cap before."""
+    """Check that the guardrail of a cheap model is in the journal; a dear one may reach its cap first."""
     expected = EXPECTED.get(case.behaviour)
     names = {facts["guardrail"] for facts in triggered}
     if expected is not None and case.price == PRICES[0] and expected not in names:
@@ -464,7 +462,7 @@ def _lane(pipe: Pipe, setting: Setting, planned: Sequence[FloodCase]) -> None:
 
 DRILL: Final = Drill(
     "flood",
-    "A runaway model is held back: it takes no more turns, tokens, money and actions than it may.",
+    "A runaway model takes no more turns, tokens, money and actions than its limits allow.",
     run,
     stores=("sqlite",),  # PostgreSQL keeps its own time, and a day there takes a day.
 )

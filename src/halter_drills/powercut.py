@@ -1,8 +1,8 @@
-"""The power goes, at any moment: what was acknowledged is there when it comes back, and nothing that was half done.
+"""A power cut at any moment leaves every acknowledged commit, and no partial one.
 
-The session of the drills runs once on a store whose every write and sync is recorded. From the record follow the
-contents that a disk may be left with, and each is opened for real. An oracle that knows the file formats says
-beforehand which commits must be in it.
+The session of the drills runs once on a store whose every write and sync is recorded. The drill computes the contents
+that a disk may be left with, and opens each with SQLite. An oracle that knows the file formats says which commits must
+be in it.
 """
 
 import asyncio
@@ -26,7 +26,8 @@ from halter.core.ids import SortableIds
 from halter.journal.sqlite import SqliteEngine, open_connection
 from halter.journal.store import JournalStore
 from halter_drills.disk import ACKNOWLEDGED, Commit, Image, Log, Recorder, commits, committed, images, pages, write_out
-from halter_drills.drill import IN_MEMORY, Drill, DrillResult, Ground, Setting, examined, own_store, result, sqlite_file
+from halter_drills.drill import IN_MEMORY, Drill, DrillResult, Setting, examined, own_store, result, sqlite_file
+from halter_drills.faults import TABLES
 from halter_drills.workload import Step, Told, Workload, plan
 
 SESSION: Final = "drill"
@@ -34,35 +35,22 @@ STEPS_WITH_TEETH: Final = 20
 PER_POINT: Final = 4
 FEWEST_PER_POINT: Final = 3
 CHECKPOINT_PAGES: Final = 40
-"""So few that the WAL is carried into the database, and begun anew, many times in one short session."""
+"""So few that the WAL is checkpointed and restarted many times in one short session."""
 
 MOST_BLANK: Final = 0.02
-"""The share of images that may prove nothing because they were cut before the first commit."""
+"""The share of images that may be cut before the first commit, and so prove nothing."""
 
 SHOWN_EVERY: Final = 100
 
 EVENTS: Final = "SELECT stream, seq, hash FROM events"
-EVERYTHING: Final = (
-    "SELECT * FROM events",
-    "SELECT * FROM streams",
-    "SELECT * FROM sessions",
-    "SELECT * FROM budgets",
-    "SELECT * FROM holds",
-    "SELECT * FROM spends",
-    "SELECT * FROM audit",
-    "SELECT * FROM blobs",
-    "SELECT * FROM workers",
-    "SELECT * FROM snapshots",
-    "SELECT * FROM meta",
-    "SELECT * FROM sqlite_master",
-)
+EVERYTHING: Final = tuple(f"SELECT * FROM {table}" for table in (*TABLES, "meta", "sqlite_master"))  # noqa: S608  names are constants
 
 Event = tuple[str, int, bytes]
 """Stream, sequence number and hash."""
 
 
 class Promise(msgspec.Struct, frozen=True):
-    """What a reader saw when a commit was acknowledged: all events so far, and a digest of every row there was."""
+    """What a reader saw when a commit was acknowledged: all events, and a digest of every row."""
 
     events: frozenset[Event]
     content: bytes
@@ -70,7 +58,7 @@ class Promise(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Notes:
-    """Takes down every acknowledgment while the session runs."""
+    """Records every acknowledgment while the session runs."""
 
     recorder: Recorder
     reader: sqlite3.Connection
@@ -92,7 +80,7 @@ def promise(connection: sqlite3.Connection) -> Promise:
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """One session on a recorded disk: its operations, the states it went through, and what was promised when."""
+    """One session on a recorded disk: its operations, its states, and what was promised when."""
 
     log: Log
     states: tuple[Commit, ...]
@@ -100,9 +88,9 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 def record(path: Path, *, teeth: bool = False) -> Recording:
-    """Run the session on a store that exists already, so that only its own commits are recorded.
+    """Run the session on an existing store, so that only its own commits are recorded.
 
-    Teeth leave out all syncs. Nothing is certain then from the first write on, so that a part of the session will do.
+    The teeth leave out all syncs: then nothing is certain from the first write on, and a part of the session suffices.
     """
     steps = plan(SESSION)[:STEPS_WITH_TEETH] if teeth else plan(SESSION)
     clock = SystemClock()
@@ -130,18 +118,18 @@ async def _session(store: JournalStore, notes: Notes, steps: Sequence[Step]) -> 
 
 
 def drawn(log: Log, wanted: int | None) -> Iterator[Image]:
-    """Draw images at every point of the log; or as many as are wanted, spread over the log, as often as it takes."""
+    """Draw images at every point of the log, or as many as wanted, spread over the log."""
     if wanted is None:
         yield from images(log, seed=1, per_point=PER_POINT)
         return
-    # An odd stride does not fall into step with the kinds of images, which come in the same order at each point.
+    # An odd stride: the kinds of images come in the same order at each point.
     stride = len(log.operations) * FEWEST_PER_POINT // wanted | 1
     passes = (islice(images(log, seed, PER_POINT), stride // 2, None, stride) for seed in count(1))
     yield from islice((image for each in passes for image in each), wanted)
 
 
 class ImageExaminer:
-    """Opens images for real, and compares what SQLite finds in them with what must be there."""
+    """Opens images with SQLite, and compares what it finds with what must be there."""
 
     def __init__(self, recording: Recording, folder: Path) -> None:
         self._states = recording.states
@@ -149,7 +137,7 @@ class ImageExaminer:
         self._promises = recording.promises
         self._path = folder / "image.db"
         self.recovered: set[int] = set()
-        """The commits that some image was recovered to. The first of each is looked into closely."""
+        """The commits that images were recovered to. The first image of each is verified."""
 
     def examine(self, image: Image) -> list[str]:
         where = f"The image {image.moment} ({image.kind}, after {image.point} operations)"
@@ -179,7 +167,7 @@ class ImageExaminer:
             yield f"does not hold what was there after commit {number}."
         elif number not in self.recovered:
             self.recovered.add(number)
-            yield from asyncio.run(_looked_into(self._path))
+            yield from asyncio.run(_verified(self._path))
 
     def _promised(self, number: int) -> Promise:
         return self._promises[self._states[number].label]
@@ -192,8 +180,7 @@ def _recovered(path: Path) -> tuple[Promise, str]:
         return promise(connection), integrity
 
 
-async def _looked_into(path: Path) -> list[str]:
-    """Verify the chains of a recovered store, and compare its rows with what its events make of them."""
+async def _verified(path: Path) -> list[str]:
     clock = SystemClock()
     store = JournalStore(SqliteEngine(str(path), now=clock.now, new_id=SortableIds(clock.now).new), inline=True)
     try:
@@ -204,7 +191,7 @@ async def _looked_into(path: Path) -> list[str]:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts images by when they were cut and by what of them had reached the disk."""
+    """Counts images by when they were cut and by what had reached the disk."""
 
     moments: Counter[str] = field(default_factory=Counter[str])
     kinds: Counter[str] = field(default_factory=Counter[str])
@@ -217,7 +204,8 @@ class Tally:
 
 
 def run(setting: Setting) -> DrillResult:
-    with own_store(setting) as ground, tempfile.TemporaryDirectory(dir=_quick_folder(ground)) as folder:
+    fast = IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else None  # Thousands of images, which need no disk.
+    with own_store(setting) as ground, tempfile.TemporaryDirectory(dir=fast or ground.folder) as folder:
         recording = record(sqlite_file(ground.url), teeth=setting.teeth)
         examiner = ImageExaminer(recording, Path(folder))
         expected = setting.seeds or len(recording.log.operations) * FEWEST_PER_POINT
@@ -244,11 +232,6 @@ def run(setting: Setting) -> DrillResult:
     return result("powercut", ground.kind, images, wrong, counts)
 
 
-def _quick_folder(ground: Ground) -> Path:
-    """Find a place for thousands of images, which need no disk: what one would hold is known already."""
-    return IN_MEMORY if os.access(IN_MEMORY, os.W_OK) else ground.folder
-
-
 DRILL: Final = Drill(
-    "powercut", "After a power cut at any moment, exactly what was committed is there.", run, stores=("sqlite",)
+    "powercut", "After a power cut at any moment, exactly the committed data is there.", run, stores=("sqlite",)
 )

@@ -1,8 +1,7 @@
-"""A secret that gets into a call, a result, an error, a prompt or a reply is seen nowhere afterwards.
+"""A secret in a call, a result, an error, a prompt or a reply appears nowhere afterwards.
 
-Made-up secrets, in every spelling, and made-up keys of all families are let out by every way there is. Then every byte
-of the store is searched for them, and all that was written beside it: checkpoints, what the process put out, what the
-model was sent, what was answered, and what the commands show.
+Made-up secrets in every encoding, and made-up keys of all families, are leaked in every way. Then every byte of the
+store is searched for them, and everything beside it: checkpoints, output, prompts, answers, and what commands print.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import closing
 from itertools import chain, count, cycle, islice, zip_longest
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -29,7 +28,6 @@ from halter.core.ports import BLOB_THRESHOLD
 from halter.core.tools import Failed, Permit, Tool
 from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import keep_leases
-from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import ModelRequest
 from halter.guard.prepare import Call
 from halter.redaction.redact import Redactor, StreamRedactor
@@ -56,8 +54,6 @@ from halter_drills.drill import (
 )
 from halter_drills.workload import PERSON, begun, doors, policy_of, standing_of
 
-# An agent through which secrets leak wherever they can: in calls and results, in errors, to its model and from it.
-
 SESSION: Final = "leaks"
 WORKER: Final = WorkerId("drill")
 CUT: Final = 300
@@ -68,14 +64,14 @@ Redact = Callable[[str], str]
 
 
 class Leak(msgspec.Struct, frozen=True):
-    """One canary, and the way by which it gets out."""
+    """One canary, and the way in which it leaks."""
 
     canary: Canary
     way: str
 
 
 class LeakyPlace(msgspec.Struct, frozen=True):
-    """Where an agent leaks: its settings, its secrets, and the files in which the outside world writes."""
+    """The settings and secrets of the agent, and the folder for everything that leaks."""
 
     settings: Settings
     secrets: Mapping[str, str]
@@ -85,7 +81,7 @@ class LeakyPlace(msgspec.Struct, frozen=True):
         return {f"{SECRET_PREFIX}{name}": value for name, value in self.secrets.items()}
 
     def naive(self) -> Redact:
-        """Hide what is spelled plainly, and nothing else."""
+        """The teeth: redact plain text only."""
 
         def redact(text: str) -> str:
             for value in self.secrets.values():
@@ -96,7 +92,7 @@ class LeakyPlace(msgspec.Struct, frozen=True):
 
 
 class Mouth:
-    """A model that says what it is told to say next, and writes down what it is sent."""
+    """A model that says what the drill wants, and records what it is sent."""
 
     name = ModelName("scripted", "mouth")
     base_url: None = None
@@ -120,7 +116,7 @@ class Mouth:
 
 
 class Leaky:
-    """One session, and every way out of it."""
+    """One session that leaks secrets in every way."""
 
     def __init__(self, app: Runtime, place: LeakyPlace, *, naive: bool) -> None:
         self._app = app
@@ -131,18 +127,17 @@ class Leaky:
         self._secrets = GivenSecrets(place.secrets)
         self._redactor = Redactor(place.secrets, app.environ)
         self._naive = place.naive() if naive else None
-        self._doors = self._made()
+        self._doors = (
+            gatehouse_for(app, self._policy, self._secrets, self._mouth)
+            if self._naive is None
+            else doors(app.store, app.clock, redact=self._naive, secrets=self._secrets, simulates=self._mouth)
+        )
         self._tools = self._toolbox()
         self._planted = ""
         self._number = 0
 
-    def _made(self) -> GuardRuntime:
-        if self._naive is None:
-            return gatehouse_for(self._app, self._policy, self._secrets, self._mouth)
-        return doors(self._app.store, self._app.clock, redact=self._naive, secrets=self._secrets, simulates=self._mouth)
-
     def _toolbox(self) -> Mapping[str, Tool]:
-        """Make tools that give away what is planted."""
+        """Make tools that leak what is planted."""
 
         async def echo(text: str) -> str:
             return f"I heard {text}"
@@ -208,7 +203,7 @@ class Leaky:
         return msgspec.json.encode(came).decode()
 
     async def ask_with(self, text: str) -> str:
-        """Send a secret to the model in every part of a prompt; the model itself says something harmless."""
+        """Send a secret to the model in every part of a prompt; the reply is harmless."""
         self._mouth.says = "I see."
         parts = (Text(text), ToolCall("c", "echo", text), ToolResult("c", "echo", "ok", text))
         return await self.request(*parts, system=f"You may use {text}.")
@@ -232,11 +227,11 @@ class Leaky:
         return "".join([*map(redactor.feed, chunks), redactor.finish()])
 
     async def print(self, _: str) -> str:
-        """Let tools print a secret, on the loop, in a thread and in a copy of the process."""
+        """Let tools print a secret: on the loop, in a thread and in a fork."""
         return await self.call("chatter") + await self.call("mutter")
 
     async def play_with(self, text: str) -> str:
-        """Start a playbook with a secret among its inputs; it must be refused."""
+        """Start a playbook with a secret as input; it must be refused."""
         step = Step("echo", b'{"text":"${inputs.text}"}')
         agent = AssembledAgent(policy=self._policy, tools=self._tools, secrets=self._secrets)
         try:
@@ -246,7 +241,7 @@ class Leaky:
 
 
 def tell(text: str) -> None:
-    """Print, log and warn of a text, also in pieces."""
+    """Print, log and warn with a text, also in pieces."""
     sys.stdout.write(f"It is {text}.\n")
     for at in range(0, len(text), CHUNKS[1]):
         sys.stderr.write(text[at : at + CHUNKS[1]])
@@ -277,32 +272,28 @@ WAYS: Final[Mapping[str, Way]] = {
     "the input of a playbook": Leaky.play_with,
     "what a tool prints": Leaky.print,
 }
-"""Every way by which a secret might get out."""
+"""Every way in which a secret can leak."""
 
 FEW_WAYS: Final = tuple(WAYS)[:5]
 """The ways that are tried with keys of every family."""
 
 
-def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], kind: Literal["naive", "careful"]) -> None:
+async def leak(pipe: Pipe, place: LeakyPlace, leaks: Sequence[Leak], naive: bool) -> None:  # noqa: FBT001  passed to a process
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(place.folder / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
-    asyncio.run(_leak(place, leaks, naive=kind == "naive"))
-    pipe.send("done")
-
-
-async def _leak(place: LeakyPlace, leaks: Sequence[Leak], *, naive: bool) -> None:
     async with open_runtime(place.settings, environ=place.environ()) as app, keep_leases(app.store, app.clock, WORKER):
         leaky = Leaky(app, place, naive=naive)
         await leaky.start()
         for each in leaks:
             await leaky.leak(each)
         app.checkpointer.flush()
+    pipe.send("done")
 
 
 PATIENCE: Final = 120.0
 CHUNK: Final = 1 << 18
 AROUND: Final = 60
-"""How much of what stands before a fragment is told: it was made up, so it can be."""
+"""Characters before a fragment that a violation shows; they are made up, too."""
 
 AGENT: Final = "name: leaky\nsecrets: [PLAIN, ODD, LINES]\n"
 TOOLS: Final = '''
@@ -347,14 +338,14 @@ LOOKS: Final = (
 
 
 class SearchedPlace(msgspec.Struct, frozen=True):
-    """One place where secrets could be seen, and every byte of it."""
+    """One place where secrets could appear, and every byte of it."""
 
     name: str
     data: bytes
 
 
 def leaks(secrets: Mapping[str, str], chance: random.Random) -> list[Leak]:
-    """Let secrets out in turn, by every way in every spelling; in between, a key of each family by the usual ways."""
+    """Leak secrets in turn, in every way and encoding; in between, a key of each family in the usual ways."""
     turns = cycle(secrets.items())
     known = (Leak(spelled(*next(turns), spelling), way) for spelling in SPELLINGS for way in WAYS)
     keys = [key(chance, family, form) for family, form in KEYS]
@@ -365,10 +356,13 @@ def leaks(secrets: Mapping[str, str], chance: random.Random) -> list[Leak]:
 def run(setting: Setting) -> DrillResult:
     chance = random.Random(0)
     secrets = values(chance)
-    wanted = leaks(secrets, chance) if setting.seeds is None else list(_endless(secrets, chance, setting.seeds))
-    setting.progress(0, len(wanted), "secrets are let out")
+    endless = chain.from_iterable(leaks(secrets, chance) for _ in count())
+    wanted = leaks(secrets, chance) if setting.seeds is None else list(islice(endless, setting.seeds))
+    setting.progress(0, len(wanted), "secrets are leaked")
     with own_store(in_memory(setting)) as ground:
-        place = LeakyPlace(_settings(ground), secrets, ground.folder)
+        folder = ground.folder
+        settings = Settings(ground.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json")
+        place = LeakyPlace(settings, secrets, folder)
         _leaked(place, wanted, teeth=setting.teeth)
         channels = [*_played(place), *_looked(place), *_stored(ground), *_beside(place)]
     violations = seen(channels, [each.canary for each in wanted])
@@ -383,45 +377,35 @@ def run(setting: Setting) -> DrillResult:
     return result(DRILL.name, ground.kind, len(wanted), violations, counts)
 
 
-def _endless(secrets: Mapping[str, str], chance: random.Random, wanted: int) -> Iterator[Leak]:
-    return islice(chain.from_iterable(leaks(secrets, chance) for _ in count()), wanted)
-
-
-def _settings(ground: Ground) -> Settings:
-    folder = ground.folder
-    return Settings(ground.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json", None)
-
-
 def _leaked(place: LeakyPlace, planned: Sequence[Leak], *, teeth: bool) -> None:
     for name in NAMES:
         (place.folder / name).touch()
     with children(__name__) as started:
-        child = started.start(leak, place, planned, "naive" if teeth else "careful")
+        child = started.start(leak, place, planned, teeth)
         child.hear(PATIENCE)
         child.wait()
 
 
 def _played(place: LeakyPlace) -> Iterator[SearchedPlace]:
-    """Play a playbook that names secrets, as a person does, and keep what they would see."""
+    """Play a playbook that uses secrets from the command line, and keep its output."""
     agent = place.folder / "agent"
     agent.mkdir()
     for name, text in (("agent.yaml", AGENT), ("tools.py", TOOLS), ("play.yaml", PLAYBOOK)):
         (agent / name).write_text(text)
-    yield _told(place, "trust", str(agent))
-    store = ("--store", place.settings.store)
-    played = _told(place, "play", str(agent / "play.yaml"), *store)
+    yield _command(place, "trust", str(agent))
+    played = _command(place, "play", str(agent / "play.yaml"), "--store", place.settings.store)
     if b"step_failed" not in played.data or b"[redacted:" not in played.data:
-        said = played.data.decode("utf-8", "replace")[-500:]
-        raise DrillBroken(f"The playbook of the drill did not run as it should: {said}")
+        output = played.data.decode("utf-8", "replace")[-500:]
+        raise DrillBroken(f"The playbook of the drill failed: {output}")
     yield played
 
 
 def _looked(place: LeakyPlace) -> Iterator[SearchedPlace]:
     for words in LOOKS:
-        yield _told(place, *words, "--store", place.settings.store)
+        yield _command(place, *words, "--store", place.settings.store)
 
 
-def _told(place: LeakyPlace, *words: str) -> SearchedPlace:
+def _command(place: LeakyPlace, *words: str) -> SearchedPlace:
     settings = place.settings
     environ = {
         **os.environ,
@@ -431,37 +415,27 @@ def _told(place: LeakyPlace, *words: str) -> SearchedPlace:
         "HALTER_TRUST": str(settings.trust),
         "HALTER_PERSON": PERSON,
     }
-    ran = subprocess.run(
-        [sys.executable, "-m", "halter", *words],
-        env=environ,
-        cwd=place.folder,
-        capture_output=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    command = [sys.executable, "-m", "halter", *words]
+    ran = subprocess.run(command, env=environ, cwd=place.folder, capture_output=True, timeout=PATIENCE, check=False)
     return SearchedPlace(f"halter {' '.join(words[:1])}", ran.stdout + ran.stderr)
 
 
 def _stored(ground: Ground) -> Iterator[SearchedPlace]:
-    """Read every column of every table, and on SQLite every byte of the file and of its log."""
+    """Read every column of every table, and on SQLite every byte of its files."""
     if ground.kind == "sqlite":
         file = sqlite_file(ground.url)
         yield from (
             SearchedPlace(f"the file {each.name}", each.read_bytes()) for each in file.parent.glob(f"{file.name}*")
         )
     with closing(connection(ground.url)) as database:
-        for table in _tables(database, ground):
+        names = (
+            "SELECT name FROM sqlite_master WHERE type = 'table'"
+            if ground.kind == "sqlite"
+            else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
+        )
+        for (table,) in database.execute(names).fetchall():
             for row in database.execute(f'SELECT * FROM "{table}"').fetchall():  # noqa: S608  a name of our own
                 yield SearchedPlace(f"the table {table}", b"\0".join(map(_bytes, row)))
-
-
-def _tables(database: Any, ground: Ground) -> list[str]:
-    names = (
-        "SELECT name FROM sqlite_master WHERE type = 'table'"
-        if ground.kind == "sqlite"
-        else "SELECT tablename FROM pg_tables WHERE schemaname = current_schema()"
-    )
-    return [name for (name,) in database.execute(names).fetchall()]
 
 
 def _bytes(value: object) -> bytes:
@@ -469,9 +443,9 @@ def _bytes(value: object) -> bytes:
 
 
 def _beside(place: LeakyPlace) -> Iterator[SearchedPlace]:
-    """Read what was written beside the store: checkpoints, output, what the model was sent and what was answered."""
-    for name, told in NAMES.items():
-        yield SearchedPlace(told, (place.folder / name).read_bytes())
+    """Read what was written beside the store: checkpoints, output, prompts and answers."""
+    for name, title in NAMES.items():
+        yield SearchedPlace(title, (place.folder / name).read_bytes())
     for file in place.settings.checkpoints.rglob("*"):
         if file.is_file():
             yield SearchedPlace("the checkpoints", file.read_bytes())
@@ -479,14 +453,14 @@ def _beside(place: LeakyPlace) -> Iterator[SearchedPlace]:
 
 NAMES: Final = {
     "stdout": "the output of the process",
-    "stderr": "the complaints of the process",
+    "stderr": "the error output of the process",
     "sent": "what the model was sent",
     "answers": "what was answered",
 }
 
 
 def seen(channels: Sequence[SearchedPlace], canaries: Sequence[Canary]) -> list[str]:
-    """Search all channels for any fragment of a canary; each that is seen in one counts once."""
+    """Search all channels for any fragment of a canary; each canary counts once per channel."""
     whose = {fragment: canary.name for canary in canaries for fragment in canary.fragments()}
     found: dict[tuple[str, str], str] = {}
     for channel in channels:
@@ -503,7 +477,7 @@ def _around(data: bytes, fragment: bytes) -> str:
 
 
 def _within(data: bytes, fragments: AbstractSet[bytes]) -> Iterator[bytes]:
-    """Find fragments in time in proportion to what is searched, however many are looked for."""
+    """Find fragments in time linear in the data, for any number of fragments."""
     last = len(data) - WIDTH + 1
     for start in range(0, last, CHUNK):
         yield from fragments & {data[at : at + WIDTH] for at in range(start, min(start + CHUNK, last))}

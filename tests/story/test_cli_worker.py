@@ -22,7 +22,7 @@ from halter.config.trust import TrustFile, digest_folder
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
 from halter.journal.open import open_engine
-from halter_drills.chaos_workers import SKEWED
+from halter_drills.chaos import SKEWED
 from tests.story.cables import Cable
 from tests.story.test_cli_talk import Person
 from tests.story.test_cli_up import Up

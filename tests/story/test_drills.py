@@ -42,7 +42,7 @@ BITES = {
     "halt": r"ran on after|took \d|was not ended|still",
     "approval": r"Even so, \w+ ran for",
     "secrets": r"is seen in",
-    "flood": r"and may (take|use)|was let sleep",
+    "flood": r"and may (take|use)|was allowed",
     "authority": r"SKILL.md was changed",
     "restore": r"was denied, and ran",
 }

@@ -9,8 +9,7 @@ import pytest
 
 from halter.core.clock import SECOND
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION
-from halter_drills.chaos import ChaosSeen, Orphan, lateness, shared, unended, unpaid
-from halter_drills.chaos_workers import WorkerProcess
+from halter_drills.chaos import ChaosSeen, Orphan, WorkerProcess, lateness, shared, unended, unpaid
 from halter_drills.checker import RecordedEvent
 
 
@@ -39,8 +38,8 @@ def test_two_workers_in_one_generation_are_found(tmp_path: Path) -> None:
 def test_what_was_taken_for_paid_and_was_not_is_found_and_the_other_way_round() -> None:
     events = [fact("call_started", call="a", tool="pay"), fact("call_settled", call="a", outcome="ok")]
     assert list(unpaid(events, {"a": 1})) == []
-    assert list(unpaid(events, {})) == ["The call a is taken for done and had no effect."]
-    assert list(unpaid(events, {"a": 1, "b": 1})) == ["The call b had its effect, and there is no intent of it."]
+    assert list(unpaid(events, {})) == ["The call a is settled as done and had no effect."]
+    assert list(unpaid(events, {"a": 1, "b": 1})) == ["The call b had its effect, and has no intent."]
 
 
 def test_a_session_that_ends_twice_otherwise_or_not_at_all_is_found() -> None:
@@ -79,6 +78,6 @@ def test_an_orphan_is_late_by_the_time_in_which_somebody_could_have_gone_on(
 def test_an_orphan_that_nobody_goes_on_with_is_found_unless_it_was_over() -> None:
     seen = ChaosSeen(orphans=[ORPHAN])
     assert lateness([fact("session_woken", 1)], seen)[0] == [
-        "Nobody went on with courier.sleeps-1 after its owner was gone."
+        "courier.sleeps-1 got no new owner."
     ]
     assert lateness([fact("session_ended", 1)], seen) == ([], 0)

@@ -149,7 +149,7 @@ def test_a_refusal_of_what_still_fits_what_is_unspent_is_named(journal: Journal)
 def test_a_gap_in_a_stream_is_named(journal: Journal) -> None:
     journal.events.append(RecordedEvent("session:s", 3, "session_woken", 9, 1, {}))
     assert check(journal.found(Sums(0, 0, 0))) == [
-        "The event 3 of session:s (session_woken) stands where number 2 of its stream belongs."
+        "The event 3 of session:s (session_woken) stands in place of number 2."
     ]
 
 
@@ -203,6 +203,6 @@ async def test_a_store_is_read_with_plain_sql(tmp_path: Path) -> None:
         )
     database.close()
     assert check(found_at(str(file))) == [
-        "The event 2 of fleet (cap_changed) stands where number 1 of its stream belongs.",
+        "The event 2 of fleet (cap_changed) stands in place of number 1.",
         "The stream fleet ends with number 2, but its head says None.",
     ]

@@ -1,24 +1,12 @@
-"""The worst night: each incident lived through twice under one clock, by a plain loop and by Halter.
+"""The worst night: each incident runs twice under one virtual clock, in a plain loop and in Halter.
 
-Time is virtual, the rest is not: the runtime is the one that `halter up` runs, with its triggers, its guard and its
-journal. What Halter's side did and paid is read from its journal, and the plain loop's from its provider.
+Halter's side is the runtime of `halter up`, and its requests and costs are read from its journal. The plain loops are
+written as they often are, and not badly: they retry, check a budget and keep a history. What they lack shows only at
+night: a failed item is retried forever, since each run has its own budget; a heartbeat asks although nothing has
+changed; and parallel runs all check the budget before any of them spends.
 
-The incidents of the worst night: what lies in the folder, who works there, and how that is done without Halter.
-
-What the model says in each incident. It is the same model for everybody: it only sees what it is sent.
-
-The same work in plain loops, as they are often written, and not badly: they retry, check a budget, keep a history.
-
-What they lack is what nobody misses by day. What failed is tried again for ever, since each run has a budget of its
-own. A heartbeat asks although nothing has changed. And a budget that is looked at first and spent later is looked at by
-all who run beside each other.
-
-A made-up model at a real price: a script answers, and a provider counts the tokens and writes the bill.
-
-The same provider serves a plain loop and Halter. Tokens are counted from what is really sent and said, at four bytes
-each, which is usual for English; nothing is taken from a cache on either side.
-
-What the worst night came to, in figures and words. Nothing here is typed in: all of it is read from the journals.
+The same scripted model serves both sides, at a real price. Tokens are counted from what is really sent and said, at
+four bytes each, without a cache.
 """
 
 import asyncio
@@ -71,16 +59,15 @@ from halter.testing.world import VIRTUAL_START, World
 
 MODEL: Final = ModelName("anthropic", "claude-sonnet-4-5")
 BYTES_PER_TOKEN: Final = 4
-"""So many bytes are a token."""
 ANSWER_TIME: Final = 8 * SECOND
-"""How long an answer takes."""
+"""The duration of an answer."""
 
 ReplyScript = Callable[[Prompt], Reply]
-"""What the model says to a prompt: the same to everybody who sends it."""
+"""The model's reply to a prompt, the same for both sides."""
 
 
 def find_price() -> ModelPrices:
-    """Find what the model costs, in the table that every cap is kept with."""
+    """Find the model's price in the table that caps use."""
     from halter.models.providers import Prices
 
     found = Prices().find(MODEL)
@@ -90,7 +77,7 @@ def find_price() -> ModelPrices:
 
 
 class DemoProvider:
-    """Serves one customer, and counts what it serves."""
+    """Serves one side, and counts its requests and costs."""
 
     def __init__(self, script: ReplyScript, rates: ModelPrices, clock: Clock) -> None:
         self.requests = 0
@@ -100,7 +87,6 @@ class DemoProvider:
         self._clock = clock
 
     async def serve(self, prompt: Prompt) -> Reply:
-        """Answer, after a while, and charge for it."""
         await self._clock.sleep(ANSWER_TIME)
         reply = self._script(prompt)
         usage = Usage(
@@ -111,12 +97,11 @@ class DemoProvider:
         return msgspec.structs.replace(reply, usage=usage)
 
     def cost(self, usage: Usage) -> int:
-        """Tell what so many tokens cost."""
         return self._rates.cost(usage, self._clock.now())
 
 
 class ServedModel:
-    """The same model as Halter asks it: at the guard's door, with a permit."""
+    """The provider as a model that Halter asks through its guard."""
 
     base_url: None = None
 
@@ -125,27 +110,22 @@ class ServedModel:
         self._provider = provider
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
         return bound_prompt_tokens(prompt)
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
-        """Answer."""
         permit.use()
         return await self._provider.serve(prompt)
 
 
 def count_prompt_tokens(prompt: Prompt) -> int:
-    """Count the tokens of a prompt."""
     return -(-bound_prompt_tokens(prompt) // BYTES_PER_TOKEN)
 
 
 def make_text_reply(text: str) -> Reply:
-    """Only say something."""
     return Reply((Text(text, "model", trusted=False),))
 
 
 def make_call_reply(tool: str, arguments: Mapping[str, object], text: str = "") -> Reply:
-    """Ask for a call."""
     words = (Text(text, "model", trusted=False),) if text else ()
     return Reply((*words, ToolCall("1", tool, msgspec.json.encode(arguments).decode())), "calls")
 
@@ -169,14 +149,14 @@ def reply_as_bookkeeper(prompt: Prompt) -> Reply:
 
 
 def reply_as_watchman(prompt: Prompt) -> Reply:
-    """Look around, and find that nothing has to be done."""
+    """Find that nothing has to be done."""
     if any(tool.name == "yield" for tool in prompt.tools):
         return make_call_reply("yield", {"mode": "sleep", "sleep": "1m", "reason": "nothing needs me"}, "All is well.")
     return make_text_reply("All is well.")
 
 
 def reply_as_analyst(prompt: Prompt) -> Reply:
-    """Put down one finding after the other, then write the report."""
+    """Emit one finding after another, then write the report."""
     report = next(int(found[1]) for part in _parts(prompt) if (found := _REPORT.search(_words(part))))
     emitted = sum(isinstance(part, ToolResult) for part in _parts(prompt))
     if emitted < report % MAX_FINDINGS_PER_REPORT:
@@ -199,15 +179,13 @@ def _words(part: Part) -> str:
 
 
 MAX_RETRIES: Final = 3
-"""So many failures end a run."""
 PLAIN_RUN_BUDGET: Final = DOLLAR // 2
-"""What one run may spend."""
+"""The budget of one run."""
 PLAIN_BUDGET: Final = DOLLAR
-"""What all runs together may spend, where they share it."""
+"""The budget that parallel runs share."""
 PLAIN_RETRY_PAUSE: Final = 30 * SECOND
-"""After so long, what is not done is taken up again."""
 MAX_HISTORY: Final = 40
-"""So many messages of a history are kept, beside the first: twenty calls with their results."""
+"""Messages kept of a history, beside the first: twenty calls with their results."""
 
 TOOLS: Final = (
     ToolSpec(
@@ -225,7 +203,7 @@ TOOLS: Final = (
 
 
 class PlainLoop:
-    """A plain loop: it asks the model, makes the calls, and tells the model what came of them."""
+    """A plain loop: ask the model, make the calls, and send it the results."""
 
     def __init__(self, provider: DemoProvider, clock: Clock, instructions: str, folder: Path) -> None:
         self.clock = clock
@@ -234,7 +212,7 @@ class PlainLoop:
         self._instructions = instructions
 
     async def run(self, history: list[Message]) -> tuple[bool, int]:
-        """Ask until there is an answer, or too much has failed or been spent; tell whether it is done, and its cost."""
+        """Ask until there is an answer, or too many failures or costs; return whether it is done, and its cost."""
         spent = failures = 0
         while failures < MAX_RETRIES and spent < PLAIN_RUN_BUDGET:
             reply = await self.ask(history)
@@ -248,7 +226,6 @@ class PlainLoop:
         return False, spent
 
     async def ask(self, history: Sequence[Message]) -> Reply:
-        """Send the history, or what is kept of it."""
         kept = (*history[:1], *history[1:][-MAX_HISTORY:])
         return await self._provider.serve(Prompt(system=self._instructions, messages=kept, tools=TOOLS))
 
@@ -268,7 +245,7 @@ def _read_as_message(file: Path) -> Message:
 
 
 async def book_invoices(loop: PlainLoop) -> None:
-    """Book every invoice in the folder; one that could not be booked is taken up again in half a minute."""
+    """Book every invoice in the folder; retry those that could not be booked after half a minute."""
     waiting = {file: [_read_as_message(file)] for file in sorted((loop.folder / "inbox").iterdir())}
     while waiting:
         for file, history in list(waiting.items()):
@@ -288,7 +265,7 @@ async def poll_for_work(loop: PlainLoop) -> None:
 
 
 async def write_reports(loop: PlainLoop) -> None:
-    """Write all reports beside each other, each only if the budget that they share is not spent yet."""
+    """Write all reports in parallel, each only if the shared budget is not spent yet."""
     spent = 0
 
     async def report(file: Path) -> None:
@@ -303,7 +280,7 @@ async def write_reports(loop: PlainLoop) -> None:
 
 
 DESK_FOLDER: Final = "desk"
-"""Where the files lie that an agent works on, apart from those that it is made of."""
+"""The folder of the agent's documents, apart from its own files."""
 
 SHARED: Final = f"""
 model: {MODEL}
@@ -344,14 +321,14 @@ watches:
 
 INVOICES: Final = 6
 STUCK_INVOICE: Final = 4
-"""The invoice whose scan never comes."""
+"""The invoice whose scan never arrives."""
 REPORTS: Final = 20
 QUEUE_CHANGES: Final = ((3 * HOUR, 41), (3 * HOUR + 20 * MINUTE, 2))
-"""When the queue of the heartbeat's night fills and empties, and how many then wait in it."""
+"""When the queue of the idle heartbeat fills and empties, and its length then."""
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident. In `frame`s of time its `span` passes; `meanwhile` is what happens in the world while it does."""
+    """One incident. Its `span` passes in steps of `frame`; `meanwhile` changes the world during it."""
 
     name: str
     title: str
@@ -367,7 +344,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_handbook(rules: int) -> str:
-    """Write the instructions of an agent, as long as such things are."""
+    """Write instructions of a realistic length."""
     rule = "{}. What concerns account {} is checked against the ledger first, and told to the owner if it differs.\n"
     return "# Handbook\n\n" + "".join(rule.format(number, 4000 + 7 * number) for number in range(1, rules + 1))
 
@@ -395,11 +372,10 @@ def _write(file: Path, text: str) -> None:
 
 
 async def _do_nothing(_folder: Path, _clock: Clock) -> None:
-    """Let nothing happen."""
+    """No-op."""
 
 
 async def _fill_queue(folder: Path, clock: Clock) -> None:
-    """Let the queue fill once in the night, and empty again."""
     began = clock.now()
     for after, waiting in QUEUE_CHANGES:
         await clock.sleep(began + after - clock.now())
@@ -449,14 +425,12 @@ NIGHT_START: Final = VIRTUAL_START + 22 * HOUR
 
 
 class Bill(msgspec.Struct, frozen=True):
-    """What was asked for, and what it came to."""
-
     requests: int = 0
     cost_usd: Usd = ZERO_USD
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """A moment of an incident: the time, the part of it that has passed, and both bills so far."""
+    """A moment of an incident: the time, the share that has passed, and both bills so far."""
 
     at: int
     share: float
@@ -465,11 +439,11 @@ class Frame(msgspec.Struct, frozen=True):
 
 
 WatchFrame = Callable[[Frame], None]
-"""Somebody who watches an incident go by."""
+"""Called at each frame of an incident."""
 
 
 class PlayedIncident(msgspec.Struct, frozen=True):
-    """An incident that is over: both bills, and what Halter's journal holds of it."""
+    """A finished incident: both bills, and Halter's journal."""
 
     scene: Scene
     without: Bill
@@ -479,7 +453,7 @@ class PlayedIncident(msgspec.Struct, frozen=True):
 
 
 def play_incident(scene: Scene, watch: WatchFrame) -> PlayedIncident:
-    """Live through an incident. The same numbers come out every time."""
+    """Run an incident on both sides. The figures are the same every time."""
     with (
         TemporaryDirectory(prefix="halter-night-") as home,
         World(orderly=True, threads=False, start=NIGHT_START) as world,
@@ -518,20 +492,12 @@ def _lay_out_scene(scene: Scene, folder: Path) -> Path:
 
 
 def _make_supervisor(world: World, home: Path, model: Model) -> Supervisor:
-    """Make the runtime, on a journal in memory, with nothing of the user's in reach."""
+    """Make the runtime on a journal in memory, apart from the user's files."""
     key = home / "signing.key"
     settings = Settings("memory:", home / "checkpoints", key, "demo", home / "trust.json")
     checkpointer = Checkpointer(settings.checkpoints, key, "demo", world.clock.now)
-    app = Runtime(
-        settings,
-        world.clock,
-        world.ids,
-        world.journal,
-        checkpointer,
-        world.purse,
-        {},
-        policy=use_local_policy(settings),
-    )
+    policy = use_local_policy(settings)
+    app = Runtime(settings, world.clock, world.ids, world.journal, checkpointer, world.purse, {}, policy=policy)
     return Supervisor(app, lambda _, __: None, chance=random.Random(world.seed), given={str(model.name): model})
 
 
@@ -547,7 +513,7 @@ async def _events(world: World) -> Sequence[Stored]:
 
 
 def sum_bill(events: Sequence[Stored]) -> Bill:
-    """Add up what a journal says was asked and paid."""
+    """Sum the requests and costs in a journal."""
     settled = [stored.event for stored in events if isinstance(stored.event, RequestSettled)]
     return Bill(len(settled), micros_to_usd(sum(event.charge.usd for event in settled if event.charge is not None)))
 
@@ -556,7 +522,7 @@ T = TypeVar("T")
 
 
 class Incident(msgspec.Struct, frozen=True, rename={"within": "with"}):
-    """An incident as it is told: both bills, what stopped it in Halter, and how many events say so."""
+    """The report of an incident: both bills, what stopped it in Halter, and the number of events by kind."""
 
     name: str
     title: str
@@ -568,39 +534,36 @@ class Incident(msgspec.Struct, frozen=True, rename={"within": "with"}):
 
 
 class Night(msgspec.Struct, frozen=True, rename={"within": "with"}):
-    """The whole night: the model whose price was paid, each incident, and both sums."""
+    """The report of the night: the model, each incident, and both totals."""
 
     model: str
     incidents: Sequence[Incident]
     without: Bill
     within: Bill
     overruns: int
-    """How often Halter passed a cap."""
+    """How often Halter exceeded a cap."""
 
 
-def summarize_incident(lived: PlayedIncident) -> Incident:
-    """Put an incident that is over into figures and words."""
-    scene, kinds = lived.scene, [stored.kind for stored in lived.events]
+def summarize_incident(played: PlayedIncident) -> Incident:
+    scene, kinds = played.scene, [stored.kind for stored in played.events]
     return Incident(
         scene.name,
         scene.title,
         scene.happens,
-        lived.without,
-        lived.within,
-        _BRAKES[scene.name](lived),
+        played.without,
+        played.within,
+        _BRAKES[scene.name](played),
         {kind: kinds.count(kind) for kind in sorted(set(kinds))},
     )
 
 
 def sum_night(incidents: Sequence[Incident]) -> Night:
-    """Add the incidents up."""
     without, within = _sum([each.without for each in incidents]), _sum([each.within for each in incidents])
     overruns = sum(each.events.get(OverrunIncurred.KIND, 0) for each in incidents)
     return Night(str(MODEL), incidents, without, within, overruns)
 
 
 def format_cents(usd: Decimal) -> str:
-    """Write an amount to the cent, as people compare them."""
     return f"${usd:,.2f}"
 
 
@@ -608,34 +571,34 @@ def _sum(bills: Sequence[Bill]) -> Bill:
     return Bill(sum(bill.requests for bill in bills), sum((bill.cost_usd for bill in bills), ZERO_USD))
 
 
-def _describe_stuck(lived: PlayedIncident) -> str:
-    attempts = sum(event.attempts for event in _events_of_kind(lived, ItemQuarantined))
+def _describe_stuck(played: PlayedIncident) -> str:
+    attempts = sum(event.attempts for event in _events_of_kind(played, ItemQuarantined))
     return (
         f"Steps that bring nothing new end a run. After {attempts} of them the invoice was left to a person; "
-        f"the other {_count_in_state(lived, 'COMPLETED')} are booked."
+        f"the other {_count_in_state(played, 'COMPLETED')} are booked."
     )
 
 
-def _describe_idle(lived: PlayedIncident) -> str:
-    skipped, taken = len(_events_of_kind(lived, TurnSkipped)), len(_events_of_kind(lived, TurnStarted))
+def _describe_idle(played: PlayedIncident) -> str:
+    skipped, taken = len(_events_of_kind(played, TurnSkipped)), len(_events_of_kind(played, TurnStarted))
     return f"The gate: {skipped} of {skipped + taken} wakes found nothing changed, and no model was asked."
 
 
-def _describe_parallel(lived: PlayedIncident) -> str:
-    refused = len(_events_of_kind(lived, RequestRefused))
+def _describe_parallel(played: PlayedIncident) -> str:
+    refused = len(_events_of_kind(played, RequestRefused))
     return (
         f"Money is held before it is spent, and {refused} requests did not fit. "
-        f"{_count_in_state(lived, 'COMPLETED')} reports are "
-        f"done, {_count_in_state(lived, 'SLEEPING')} sleep until the next day's budget."
+        f"{_count_in_state(played, 'COMPLETED')} reports are "
+        f"done, {_count_in_state(played, 'SLEEPING')} sleep until the next day's budget."
     )
 
 
-def _events_of_kind(lived: PlayedIncident, kind: type[T]) -> list[T]:
-    return [stored.event for stored in lived.events if isinstance(stored.event, kind)]
+def _events_of_kind(played: PlayedIncident, kind: type[T]) -> list[T]:
+    return [stored.event for stored in played.events if isinstance(stored.event, kind)]
 
 
-def _count_in_state(lived: PlayedIncident, state: State) -> int:
-    return sum(row.state == state for row in lived.sessions)
+def _count_in_state(played: PlayedIncident, state: State) -> int:
+    return sum(row.state == state for row in played.sessions)
 
 
 _BRAKES: Final[Mapping[str, Callable[[PlayedIncident], str]]] = MappingProxyType(

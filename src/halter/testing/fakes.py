@@ -1,14 +1,6 @@
-"""Stand-ins for time and chance that a test decides over; each keeps the promises of the real one.
+"""Fakes that keep the promises of the real thing: clock, ids, stores that relay or crash, a ticket queue, a worker.
 
-Crashes on demand: a store as a mortal process sees it.
-
-A queue of tickets in memory, for workers of one world: it passes the same contract suite as the real one.
-
-The smallest worker there can be: it claims what is due and gives it a turn.
-
-Money held for an intent that no door asked for: for tests of the ledger, the stores and the projections.
-
-A store that passes every call on to another: the base of stores that differ in one thing, for tests and drills.
+Each passes the same contract suite as the real one.
 """
 
 import asyncio
@@ -58,7 +50,7 @@ from halter.state.session import InFlight, track_call, track_request
 
 
 class ManualClock:
-    """A clock that stands still until it is told to go on."""
+    """A clock that stands still until it is advanced."""
 
     def __init__(self, now: int = 0) -> None:
         self._now = now
@@ -66,11 +58,9 @@ class ManualClock:
         self._numbers = itertools.count()
 
     def now(self) -> int:
-        """Return the time in microseconds."""
         return self._now
 
     async def sleep(self, duration: int) -> None:
-        """Wait until the clock has been put forward by so many microseconds."""
         if duration <= 0:
             await asyncio.sleep(0)
             return
@@ -79,7 +69,7 @@ class ManualClock:
         await woken
 
     def advance(self, duration: int) -> None:
-        """Put the clock forward; whoever slept until then is woken, the earliest first."""
+        """Advance the clock by microseconds, and wake the sleepers that are due, the earliest first."""
         self._now += duration
         while self._sleepers and self._sleepers[0][0] <= self._now:
             _, _, woken = heapq.heappop(self._sleepers)
@@ -88,14 +78,14 @@ class ManualClock:
 
 
 class SeededIds(SortableIds):
-    """Identifiers as the real ones, but the same for the same seed and the same times."""
+    """Ids that are the same for the same seed and times."""
 
     def __init__(self, seed: int | str, now: Callable[[], int]) -> None:
         super().__init__(now, random.Random(seed).getrandbits)
 
 
 def make_seeded_salts(seed: int | str) -> Callable[[int], bytes]:
-    """Return a source of salts, the same for the same seed: what is written twice has the same hashes twice."""
+    """Return a source of salts, the same for the same seed, so that hashes replay."""
     return random.Random(seed).randbytes
 
 
@@ -103,24 +93,22 @@ T = TypeVar("T")
 
 
 class Relay:
-    """Every use goes the same way to the other store, and the same way back."""
+    """A store that passes every call on to another: the base of stores that differ in one thing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> "PatientRelay":
-        """Return a store that waits while this one is unavailable, as `JournalStore.patient` does."""
+        """Return a store that retries while this one is unavailable, as `JournalStore.patient` does."""
         return PatientRelay(self, Retry(clock, trouble or StoreProblem()))
 
     async def way(self) -> None:
-        """Pass before the other store is used, and again before its answer is heard."""
+        """Called before each use of the other store, and again before its answer is returned."""
 
     async def commit(self, write: Write) -> Committed:
-        """Pass a write on."""
         return await self._passed(lambda: self._store.commit(write))
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        """Pass a reading on."""
         return await self._passed(lambda: self._store.read(stream, after, limit))
 
     async def claim(
@@ -130,61 +118,47 @@ class Relay:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
-        """Pass a claim on."""
         return await self._passed(lambda: self._store.claim(worker, limit, only, agents))
 
     async def offer(self, limit: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
-        """Pass an offer on."""
         return await self._passed(lambda: self._store.offer(limit, agents, put))
 
     async def beat(
         self, worker: WorkerId, snapshots: Mapping[SessionId, bytes] = {}, about: str = ""
     ) -> HeartbeatReply:
-        """Pass a heartbeat on."""
         return await self._passed(lambda: self._store.beat(worker, snapshots, about))
 
     async def leave(self, worker: WorkerId) -> None:
-        """Pass a farewell on."""
         await self._passed(lambda: self._store.leave(worker))
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
-        """Pass a question on."""
         return await self._passed(lambda: self._store.ask(query))
 
     async def put(self, data: bytes) -> Digest:
-        """Pass a blob on."""
         return await self._passed(lambda: self._store.put(data))
 
     async def get(self, digest: Digest) -> bytes:
-        """Fetch a blob."""
         return await self._passed(lambda: self._store.get(digest))
 
     async def index(self, document: str, chunks: Sequence[Chunk]) -> None:
-        """Pass a document on."""
         await self._passed(lambda: self._store.index(document, chunks))
 
     async def forget(self, document: str) -> None:
-        """Pass on that a document is to go."""
         await self._passed(lambda: self._store.forget(document))
 
     async def indexed(self, documents: Sequence[str]) -> frozenset[str]:
-        """Ask which documents are there."""
         return await self._passed(lambda: self._store.indexed(documents))
 
     async def chunks(self, document: str) -> Sequence[Chunk]:
-        """Fetch a document's chunks."""
         return await self._passed(lambda: self._store.chunks(document))
 
     async def search(self, documents: Sequence[str], words: str, limit: int) -> Sequence[FoundChunk]:
-        """Pass a search on."""
         return await self._passed(lambda: self._store.search(documents, words, limit))
 
     def changes(self) -> AsyncIterator[Change]:
-        """Follow the other store."""
         return self._store.changes()
 
     async def close(self) -> None:
-        """Close the other store."""
         await self._store.close()
 
     async def _passed(self, use: Callable[[], Awaitable[T]]) -> T:
@@ -195,7 +169,7 @@ class Relay:
 
 
 class PatientRelay(Relay):
-    """Repeats what failed because the other store was unavailable."""
+    """Retries while the other store is unavailable."""
 
     def __init__(self, store: Store, retry: Retry) -> None:
         super().__init__(store)
@@ -216,10 +190,10 @@ CRASH_KINDS: Final[tuple[CrashKind, ...]] = ("before", "after", "answer_lost")
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """What befalls the n-th commit of a process; the first is number 1.
+    """A fault at the n-th commit of a process; the first is number 1.
 
-    `before`: nothing is written and the process is dead. `after`: it is written, and the process is dead before
-    it hears of it. `answer_lost`: it is written, the process lives, and is told that the store is unavailable.
+    `before`: nothing is written and the process dies. `after`: it is written, and the process dies before the answer.
+    `answer_lost`: it is written, and the process gets StoreUnavailable instead of the answer.
     """
 
     commit: int
@@ -227,20 +201,16 @@ class Crash:
 
 
 class Crashed(BaseException):
-    """The process is dead. No `except Exception` can keep it alive."""
-
-
-def do_nothing() -> None:
-    """Tell nobody."""
+    """The process is dead. No `except Exception` catches it."""
 
 
 class CrashingStore(Relay):
-    """A store as one process sees it: others may act while it is on its way there and back, and it can die.
+    """A store as one process sees it: other tasks run during each call, and the process can die.
 
-    The store behind it stays whole, as a disk does. Whatever the dead process still tries raises `Crashed`.
+    The store behind it stays intact, as a disk does. Every call of the dead process raises `Crashed`.
     """
 
-    def __init__(self, store: Store, crash: Crash | None = None, on_death: Callable[[], None] = do_nothing) -> None:
+    def __init__(self, store: Store, crash: Crash | None = None, on_death: Callable[[], object] = str) -> None:
         super().__init__(store)
         self._crash = crash
         self._on_death = on_death
@@ -250,18 +220,16 @@ class CrashingStore(Relay):
         self.acknowledged: list[Stored] = []
 
     def die(self) -> None:
-        """Let the process be dead from now on."""
         if not self.dead:
             self.dead = True
             self._on_death()
 
     async def way(self) -> None:
-        """Let others act in between, and let nobody pass who is dead."""
+        """Let other tasks run; a dead process does not pass."""
         await asyncio.sleep(0)
         self._refuse_if_dead()
 
     async def commit(self, write: Write) -> Committed:
-        """Commit, unless this is the one that a crash was planned for."""
         await self.way()
         self.commits += 1
         planned = self._crash.kind if self._crash and self._crash.commit == self.commits else None
@@ -274,12 +242,11 @@ class CrashingStore(Relay):
             self.die()
         await self.way()
         if planned == "answer_lost":
-            raise StoreUnavailable("The answer of the store was lost, as planned: repeat the write with the same key.")
+            raise StoreUnavailable("The store's answer was lost, as planned: repeat the write with the same key.")
         self.acknowledged.extend(committed.all())
         return committed
 
     async def changes(self) -> AsyncGenerator[Change]:
-        """Follow the store for as long as the process lives."""
         async for change in self._store.changes():
             self._refuse_if_dead()
             yield change
@@ -293,20 +260,19 @@ class CrashingStore(Relay):
 
 
 class SharedTickets:
-    """What all workers of a world share: the tickets of each version of each agent that wait."""
+    """The waiting tickets of all workers of a world, each with its agent's version."""
 
     def __init__(self) -> None:
         self.waiting: deque[tuple[str, Ticket]] = deque()
         self._ears: list[asyncio.Event] = []
 
     def put(self, tickets: Sequence[tuple[str, Ticket]]) -> None:
-        """Put tickets in, and tell everybody."""
         self.waiting.extend(tickets)
         for ear in self._ears:
             ear.set()
 
     def take(self, versions: Mapping[str, str]) -> Ticket | None:
-        """Take the oldest ticket out that somebody with these versions may have."""
+        """Take the oldest ticket for one of these versions."""
         for place, (version, ticket) in enumerate(self.waiting):
             if versions.get(ticket.agent) == version:
                 del self.waiting[place]
@@ -314,51 +280,45 @@ class SharedTickets:
         return None
 
     def ear(self) -> asyncio.Event:
-        """Hear of new tickets from now on."""
+        """Return an event that is set when tickets come."""
         self._ears.append(ear := asyncio.Event())
         return ear
 
 
 class LocalTicketQueue:
-    """One worker's hand on them."""
+    """One worker's view of the shared tickets."""
 
     def __init__(self, tickets: SharedTickets, versions: Mapping[str, str]) -> None:
         self._tickets = tickets
         self._versions = versions
 
     def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
-        """Put tickets in; memory has no transaction that could still fail after this."""
         self._tickets.put([(self._versions[ticket.agent], ticket) for ticket in tickets])
 
     async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
-        """Serve tickets as they come, so many at once, until cancelled."""
+        """Serve tickets as they come, at most `concurrency` at once, until cancelled."""
         ear, running = self._tickets.ear(), set[asyncio.Task[None]]()
+
+        async def serve_one(ticket: Ticket) -> None:
+            await serve(ticket)
+
+        def done(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            if not task.cancelled():
+                task.exception()  # Retrieved only: the server reports its failures itself.
+            ear.set()
+
         try:
             while True:
                 ear.clear()
                 while len(running) < concurrency and (ticket := self._tickets.take(self._versions)) is not None:
-                    task = asyncio.create_task(_serve_ticket(serve, ticket))
+                    task = asyncio.create_task(serve_one(ticket))
                     running.add(task)
-                    task.add_done_callback(_make_done_callback(running, ear))
+                    task.add_done_callback(done)
                 await ear.wait()
         finally:
             for task in running:
                 task.cancel()
-
-
-async def _serve_ticket(serve: ServeTicket, ticket: Ticket) -> None:
-    await serve(ticket)
-
-
-def _make_done_callback(running: set[asyncio.Task[None]], ear: asyncio.Event) -> Callable[[asyncio.Task[None]], None]:
-    def done(task: asyncio.Task[None]) -> None:
-        running.discard(task)
-        if not task.cancelled():
-            # Whoever serves knows what went wrong: here it is nobody's affair.
-            task.exception()
-        ear.set()
-
-    return done
 
 
 TakeTurn = Callable[[Lease], Awaitable[None]]
@@ -368,7 +328,7 @@ MAX_CLAIMED: Final = 1000
 
 
 class Worker:
-    """Claims sessions at the very moment they are due, and runs their turns side by side."""
+    """Claims sessions when they are due, and runs their turns concurrently."""
 
     def __init__(self, store: Store, clock: Clock, worker: WorkerId, turn: TakeTurn) -> None:
         self._store = store
@@ -378,7 +338,7 @@ class Worker:
         self._news = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled. Each claim also renews the leases of the turns that are still running."""
+        """Work until cancelled. Each claim also renews the leases of running turns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen())
             while True:
@@ -396,7 +356,7 @@ class Worker:
             self._news.set()
 
     async def _next_look(self) -> int | None:
-        """Tell when to look again: when a session is due, and at each heartbeat while anybody owns one."""
+        """The next time to look: when a session is due, or at the next heartbeat while one is owned."""
         rows = await self._store.ask(Query("all_sessions", SessionRow))
         now = self._clock.now()
         moments = [row.due_at for row in rows if row.owner == NO_OWNER and row.due_at is not None and row.due_at > now]
@@ -405,7 +365,7 @@ class Worker:
         return min(moments, default=None)
 
     async def _rest(self, until: int | None) -> None:
-        """Rest until then, or until something was written."""
+        """Sleep until then, or until something was written."""
         seconds = None if until is None else (until - self._clock.now()) / SECOND
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -430,7 +390,7 @@ class HoldRefused(msgspec.Struct, frozen=True):
 async def hold(
     purse: Ledger, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
 ) -> HoldTaken | HoldRefused | StillHeld:
-    """Commit an intent with its hold, as a door does: it waits for other holds where that can make room."""
+    """Commit an intent with its hold, as a door does: wait for other holds if that can make room."""
 
     def write(now: int) -> Write:
         asked = msgspec.structs.replace(intent, legs=roll_legs(intent.legs, now))
@@ -457,9 +417,9 @@ def intent_id(intent: Intent) -> str:
 
 
 def decide_hold(intent: Intent, rows: Rows, body: bytes | None = None, blob: Digest | None = None) -> Sequence[Draft]:
-    """Decide on an intent: the intent with its hold, the refusal, or nothing where it must wait.
+    """Decide on an intent: the intent with its hold, the refusal, or nothing if it must wait.
 
-    Money of a window that is over is not held either: the next attempt asks for that of the window after it.
+    Nothing is held in a past window: the next attempt asks for the present one.
     """
     if intent.legs and rows.get(HoldRow, intent_id(intent)) is not None:
         raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")

@@ -1,10 +1,9 @@
-"""The pytest plugin that hands tests a world in virtual time.
+"""The pytest plugin with the `world` fixture: a runtime in virtual time.
 
-An `async def` test that takes the `world` runs inside of it, whatever other plugin for async tests is installed:
-it is called here, before that plugin's own loop would be used. An async fixture still runs in that loop, so what
-belongs to the world is made in the test itself.
+An `async def` test that takes the `world` runs in its loop, before any other async plugin's loop is used. Async
+fixtures still run in that other loop, so make what belongs to the world in the test itself.
 
-Nothing of Halter is imported before a test asks for a world, so that installing Halter slows down nobody's tests.
+Halter is imported only when a test asks for a world, so installing it does not slow down other tests.
 """
 
 import inspect
@@ -19,23 +18,23 @@ if TYPE_CHECKING:
 
 _AsyncTest = Callable[..., Coroutine[Any, Any, None]]
 _INSIDE = pytest.StashKey[tuple["World", _AsyncTest]]()
-"""The world that an async test takes, and the test as it was written."""
+"""The world of an async test, and the original test function."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let the seed be given, to replay a run or to try another one."""
+    """Add --halter-seed, which replays a run or tries another one."""
     group = parser.getgroup("halter")
     group.addoption(
         "--halter-seed",
         type=int,
         metavar="N",
-        help="the seed of every world; without it, each test has one of its own, made from its name",
+        help="the seed of every world; by default, each test has its own, made from its name",
     )
 
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> "Iterator[World]":
-    """A whole runtime in virtual time, made anew for this test."""
+    """A whole runtime in virtual time, new for each test."""
     from halter.testing.world import World
 
     given: int | None = request.config.getoption("--halter-seed")
@@ -49,11 +48,7 @@ def world(request: pytest.FixtureRequest) -> "Iterator[World]":
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run an async test that takes the world inside of it.
-
-    By now another plugin may have put a function of its own in the test's place; the one that was there before
-    any of them is called.
-    """
+    """Run an async test in its world. Another plugin may have wrapped the test by now; the original is called."""
     inside = pyfuncitem.stash.get(_INSIDE, None)
     if inside is None:
         return None

@@ -1,7 +1,4 @@
-"""A PostgreSQL server of one's own: fresh, real, durable, and gone at the end.
-
-It is made of the machine's own binaries, in a temporary folder, on a free port that only this machine reaches.
-"""
+"""A throwaway PostgreSQL server from the machine's own binaries, in a temporary folder, on a free local port."""
 
 import os
 import re
@@ -22,17 +19,16 @@ DEBIAN_POSTGRES: Final = Path("/usr/lib/postgresql")
 START_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 8.0
 
-# The shell waits for the server, and stops it when nobody holds the other end of the shell's input any more.
-# So the server never outlives the program that wanted it, not even one that was killed.
+# The shell stops the server at the end of its input: so the server never outlives its program, even a killed one.
 _KEEPER: Final = 'exec 3<&0; "$@" & server=$!; (read -r _ <&3; kill -QUIT $server) & wait $server'
 
 
 class PostgresMissing(HalterError):
-    """There is no PostgreSQL on this machine that a server could be started from."""
+    """No PostgreSQL server is installed, or it does not start."""
 
 
 class Cluster:
-    """A server that can be stopped hard, as a crash would, and started again on the same data and port."""
+    """A server that can be stopped hard, like a crash, and started again on the same data and port."""
 
     def __init__(self, folder: Path, settings: Mapping[str, str]) -> None:
         self._binaries = find_postgres_binaries()
@@ -46,7 +42,6 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """Where the server is reached."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def start(self) -> None:
@@ -78,11 +73,11 @@ class Cluster:
         try:
             server.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            # It says goodbye to everybody who comes: clients that come back at once can keep it from ending for ever.
+            # It answers each new client before it ends: clients that reconnect at once can keep it alive forever.
             self._kill(server)
 
     def _kill(self, server: subprocess.Popen[bytes]) -> None:
-        """End it with SIGKILL, and wait for those that it leaves behind: they would be in the way of the next one."""
+        """Kill it, and wait for its children: they would block the next server."""
         left: list[str] = []
         # It may have ended by itself at this very moment.
         with suppress(OSError):
@@ -113,7 +108,7 @@ class Cluster:
         )
 
     def _wait_until_ready(self, server: subprocess.Popen[bytes]) -> None:
-        """Wait for the server to write its own process, its state and `ready` into its folder."""
+        """Wait until the server has written `ready` to its pid file."""
         status = self.data / "postmaster.pid"
         deadline = time.monotonic() + START_SECONDS
         while time.monotonic() < deadline and server.poll() is None:
@@ -121,7 +116,7 @@ class Cluster:
                 return
             time.sleep(0.01)
         self.stop_hard()
-        raise PostgresMissing(f"PostgreSQL did not start; its own words: {self._log.read_text()[-2000:]}")
+        raise PostgresMissing(f"PostgreSQL did not start. Its log: {self._log.read_text()[-2000:]}")
 
 
 @contextmanager

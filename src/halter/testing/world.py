@@ -1,6 +1,4 @@
-"""A whole runtime in virtual time: a day of an agent's life passes in moments, and replays from one number.
-
-Agents of folders in a world: run as `halter up` would run them, in virtual time.
+"""A whole runtime in virtual time: a day of an agent passes in moments, and replays from one seed.
 
 ```python
 async def test_a_night(world, tmp_path):
@@ -10,13 +8,11 @@ async def test_a_night(world, tmp_path):
     assert (await fleet.receipt("night-watch-1")).cost_usd <= Decimal("0.05")
 ```
 
-An event loop in virtual time, where a number decides which ready task runs next.
+The seed decides which ready task runs next, so a test that fails under seed 17 always fails under seed 17. When nothing
+is ready, time jumps to the next timer.
 
-A test that fails under number 17 fails under number 17 for ever: it replays the same interleaving.
-Time costs nothing: when nothing is ready, it jumps to the next timer, so a week passes in seconds.
-
-Two things stay real and therefore cannot be replayed: work that is outside (threads, sockets, processes), and
-the order of a set of strings, which Python shuffles anew in each process unless PYTHONHASHSEED is set.
+Two things stay real and do not replay: threads, sockets and processes, and the order of a set of strings, unless
+PYTHONHASHSEED is set.
 """
 
 import asyncio
@@ -71,22 +67,22 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 VIRTUAL_START = 1_767_225_600 * SECOND
-"""The first microsecond of 2026: where virtual time begins unless told otherwise."""
+"""The first microsecond of 2026: the default start of virtual time."""
 
 _REAL_WAIT = 0.05
-"""Seconds of real waiting in one go while something is outside; what comes back cuts it short."""
+"""Longest real wait, in seconds, for threads, sockets and processes."""
 
 
 class Deadlock(HalterError):
-    """Every task waits, and neither a callback, a timer nor anything outside can wake one of them."""
+    """Every task waits, and no callback, timer or outside work can wake one."""
 
 
 class SeedLoop(asyncio.SelectorEventLoop):
-    """A loop that is also a clock; with `seed=None` it keeps asyncio's own order, still in virtual time.
+    """An event loop that is also a clock; with `seed=None` it keeps asyncio's own order, still in virtual time.
 
-    asyncio promises an order for `call_soon`, and its transports rely on it. It promises none for tasks that
-    are ready together, nor for timers of the same moment. So those, and only those, are drawn by the seed.
-    One without `threads` does at once what would be done in one: then nothing depends on which of two is faster.
+    asyncio promises an order for `call_soon`, and its transports rely on it. It promises none for tasks that are ready
+    together, nor for timers of the same moment: the seed draws those. Without `threads`, work for a thread runs inline,
+    so that it replays.
     """
 
     def __init__(self, seed: int | None, start: int = VIRTUAL_START, *, threads: bool = True) -> None:
@@ -96,31 +92,30 @@ class SeedLoop(asyncio.SelectorEventLoop):
         self._pool = None if seed is None else _Pool(random.Random(seed))
         self._numbers = itertools.count(1)
         super().__init__(self._virtual)
-        # asyncio runs a timer that is due within this many seconds. Its own value is too small to change the
-        # float of half a year, and then no timer would ever be due. Timers here stand on whole microseconds.
+        # asyncio runs timers that are due within this many seconds. Its own value is too small to change the float
+        # of half a year, and then no timer would ever be due. Timers here are whole microseconds.
         self._clock_resolution = 0.5 / SECOND
 
     def time(self) -> float:
-        """Return the virtual seconds since the loop was made."""
+        """The virtual seconds since the loop was made."""
         return self._virtual.elapsed / SECOND
 
     def now(self) -> int:
-        """Return the virtual time in microseconds since 1970."""
+        """The virtual time in microseconds since 1970."""
         return self._start + self._virtual.elapsed
 
     async def sleep(self, duration: int) -> None:
-        """Let that many virtual microseconds pass."""
         await asyncio.sleep(duration / SECOND)
 
     async def wait_until_quiet(self) -> None:
-        """Wait until all that can happen at this moment has happened, and time would have to pass for more."""
+        """Wait until everything that is ready now has run."""
         quiet: asyncio.Future[None] = self.create_future()
         self._virtual.at_rest.append(quiet)
         await quiet
 
     @contextmanager
     def outside(self) -> Generator[None]:
-        """Hold virtual time while something real is waited for. To be used in the loop's own thread."""
+        """Stop virtual time while waiting for something real. Use it in the loop's own thread."""
         self._virtual.outside += 1
         try:
             yield
@@ -139,7 +134,7 @@ class SeedLoop(asyncio.SelectorEventLoop):
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # noqa: BLE001  whatever it is, it is for whoever waits, as from a thread
+        except Exception as error:  # noqa: BLE001  passed to the caller, as from a thread
             future.set_exception(error)
         return future
 
@@ -147,7 +142,7 @@ class SeedLoop(asyncio.SelectorEventLoop):
         self._virtual.outside -= 1
 
     async def shutdown_default_executor(self, *_limit: float | None) -> None:
-        # The threads end in real time, so that virtual seconds cannot limit them.
+        # Threads end in real time, which virtual seconds cannot limit.
         with self.outside():
             await super().shutdown_default_executor()
 
@@ -176,7 +171,7 @@ class SeedLoop(asyncio.SelectorEventLoop):
         self, when: float, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None
     ) -> asyncio.TimerHandle:
         if when == math.inf:
-            # Never scheduled: otherwise time would run on for ever where a deadlock should be seen.
+            # Never scheduled: otherwise time would pass forever instead of a Deadlock.
             return asyncio.TimerHandle(when, callback, args, self, context)
         when = self._whole(when)
         if self._pool is None:
@@ -186,7 +181,7 @@ class SeedLoop(asyncio.SelectorEventLoop):
         return entry.timer
 
     def _whole(self, when: float) -> float:
-        """Put a time on a whole microsecond, and one that is still to come after now.
+        """Round to whole microseconds, and a time in the future to one after now.
 
         Otherwise `while loop.time() < deadline: await sleep(deadline - loop.time())` would never end.
         """
@@ -196,13 +191,13 @@ class SeedLoop(asyncio.SelectorEventLoop):
         return moment / SECOND
 
     def _enter(self, pool: "_Pool", entry: "_Entry", *, ordered: bool = False) -> None:
-        """Put an entry into the pool, and into asyncio's queue a draw, which may get this or another one."""
+        """Add an entry to the pool, and a draw to asyncio's queue, which may run this or another entry."""
         super().call_soon(pool.draw)
         pool.add(entry, ordered=ordered)
 
 
 def run_in_virtual_time(main: Coroutine[Any, Any, T], *, seed: int | None = 0, start: int = VIRTUAL_START) -> T:
-    """Run a coroutine to its end in a loop of its own, then cancel and close all that it left behind."""
+    """Run a coroutine in a new loop, then cancel and close everything it left behind."""
     with asyncio.Runner(loop_factory=lambda: SeedLoop(seed, start)) as runner:
         return runner.run(main)
 
@@ -218,7 +213,7 @@ class _VirtualSelector(selectors.DefaultSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         busy = timeout is not None and timeout <= 0
-        # Asking the system is the dearest part of a step, and with nothing outside it has nothing to tell.
+        # The system call is the slowest part of a step, and with nothing outside it returns nothing.
         events = super().select(0) if self.outside or not busy else []
         if events or busy:
             return events
@@ -254,18 +249,18 @@ class _Entry(asyncio.Handle):
     timer: asyncio.TimerHandle | None = None
 
     def run(self) -> None:
-        # A timer refers to its entry; letting go of it here frees both without the garbage collector.
+        # A timer refers to its entry; dropping it here frees both without the garbage collector.
         timer, self.timer = self.timer, None
         if not self.cancelled() and not (timer and timer.cancelled()):
-            # Private, but the only way to run a handle with its context and the loop's exception handler.
+            # Private, but the only way to run a handle with its context and exception handler.
             self._run()
 
 
 class _Pool:
     """The ready callbacks. An ordered one runs after the ordered ones before it and before all later ones.
 
-    Delaying a task past an ordered callback only looks as if the task were slow; overtaking one would show
-    a task a half-made transport.
+    A task may be delayed past an ordered callback, as if it were slow; it must not overtake one, or it would see a
+    half-made transport.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -297,9 +292,9 @@ class _Pool:
 
 
 class _Task(asyncio.Task[T]):
-    """A task with a number for its hash, so that a set of tasks has the same order in every replay.
+    """A task with a number as its hash, so that a set of tasks has the same order in every replay.
 
-    asyncio cancels the children of a TaskGroup in the order of a set; by address, that order would be chance.
+    asyncio cancels the children of a TaskGroup in the order of a set.
     """
 
     def __init__(
@@ -322,12 +317,11 @@ PAGE: Final = 1000
 
 
 class World:
-    """One process, its disk and its time. The seed decides every interleaving, id, salt and draw of chance.
+    """One process, its disk and its time. The seed decides every interleaving, id, salt and random choice.
 
-    `journal` is the disk: it outlives crashes and is there to be looked at. `store` and `purse` are what the
-    process works with; after a crash they raise `Crashed`, and `restart` puts new ones in their place.
-    In an `orderly` one, what is ready together runs in the order in which it became so: long lives pass faster.
-    In one without `threads`, what blocks is done at once, so that what real threads would decide replays as well.
+    `journal` is the disk: it outlives crashes. `store` and `purse` are what the process works with; after a crash they
+    raise `Crashed`, and `restart` replaces them. With `orderly`, ready tasks run in asyncio's order, which is faster.
+    Without `threads`, blocking work runs inline, so that it replays too.
     """
 
     def __init__(
@@ -372,11 +366,11 @@ class World:
         return f"<World of seed {self.seed}>"
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in this world, from code that is not async. What it started in the world ends with it."""
+        """Run a coroutine in this world, from sync code. Everything it spawned ends with it."""
         return self._runner.run(self._watched(main))
 
     def close(self) -> None:
-        """End whatever still runs, and let go of the journal."""
+        """Cancel everything that still runs, and close the journal."""
         with self._runner:
             self._runner.run(self._end())
 
@@ -386,35 +380,35 @@ class World:
         return self.clock.now()
 
     async def advance(self, duration: int) -> None:
-        """Let so many microseconds pass, and all that happens in them, the last one included."""
+        """Let microseconds pass, with everything that happens in them, including the last moment."""
         await self.clock.sleep(duration)
         await self.clock.wait_until_quiet()
 
     def spawn(self, program: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Let the process run something beside what runs. A crash ends it; its failure fails the whole run."""
+        """Run a program in the process. A crash ends it; its failure fails the whole run."""
         task = self._tasks.create_task(_run_mortal(program))
-        # A task that is cancelled before its first step never reaches its program, which would complain of it.
+        # A task cancelled before its first step never awaits its program, which would warn.
         task.add_done_callback(lambda _: program.close())
         return task
 
     def work(self, turn: TakeTurn) -> asyncio.Task[None]:
-        """Start a worker that gives each session that is due a turn."""
+        """Start a worker that gives each due session a turn."""
         self._workers += 1
         worker = WorkerId(f"worker-{self._workers}")
         return self.spawn(Worker(self.store, self.clock, worker, turn).run())
 
     def crash(self) -> None:
-        """Kill the process here and now: its tasks end, and it can write nothing more."""
+        """Kill the process now: its tasks end, and it can write nothing more."""
         self.store.die()
 
     async def restart(self) -> None:
-        """Wait until nothing of the old process runs any more, then begin a new one on the same journal."""
+        """Wait until the old process has ended, then start a new one on the same journal."""
         self.crash()
         await self._unwound()
         self._begin()
 
     async def survive(self, program: "WorldProgram") -> None:
-        """Run a program until it has finished, each time from its beginning when the process has crashed."""
+        """Run a program until it finishes, from its beginning again after each crash."""
         while True:
             await asyncio.wait([self.spawn(program(self))])
             if not self.store.dead:
@@ -423,23 +417,23 @@ class World:
 
     @property
     def commits(self) -> int:
-        """How many commits were tried since the world began."""
+        """The number of commits tried so far."""
         return sum(life.commits for life in self._lives)
 
     @property
     def history(self) -> list[Stored]:
-        """All events, in the order in which they were written, whether or not anybody heard of it."""
+        """All events in the order of writing, acknowledged or not."""
         return [stored for life in self._lives for stored in life.written]
 
     @property
     def acknowledged(self) -> list[Stored]:
-        """The events that some process was told are durable."""
+        """The events that were acknowledged to a process."""
         return [stored for life in self._lives for stored in life.acknowledged]
 
     async def start(
         self, session: str | None = None, *, agent: str = "agent", task: str = "", kind: SessionKind = "task"
     ) -> SessionId:
-        """Begin a session that a person asked for; it is due at once. To begin one a second time changes nothing."""
+        """Start a session for a person; it is due at once. Idempotent."""
         name = SessionId(session or self.ids.new())
         event = SessionStarted(session=name, agent=agent, kind=kind, started_by="person")
         await self.store.commit(start_session(event, to_body(task)))
@@ -450,18 +444,17 @@ class World:
         await self.store.commit(post_message(session, self.ids.new(), to_body(text), sender))
 
     async def session(self, session: str) -> Session:
-        """Tell where a session stands, by its events alone."""
+        """Fold a session's state from its events."""
         return replay(await self.events(session_stream(session)))
 
     async def events(self, stream: StreamId) -> list[Stored]:
-        """Read a whole stream off the disk."""
         found: list[Stored] = []
         while page := await self.journal.read(stream, len(found), PAGE):
             found += page
         return found
 
     async def _watched(self, main: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine and for all tasks of the world; of several failures none is hidden."""
+        """Wait for a coroutine and for all tasks of the world; report all failures."""
         self._watching = asyncio.current_task()
         failures: BaseExceptionGroup[BaseException]
         try:
@@ -472,7 +465,7 @@ class World:
             failures = group
         else:
             return result
-        # Raised out here a failure keeps its own cause and context.
+        # Raised here, a failure keeps its own cause and context.
         raise failures.exceptions[0] if len(failures.exceptions) == 1 else failures
 
     async def _end(self) -> None:
@@ -494,7 +487,7 @@ class World:
 
 
 WorldProgram = Callable[[World], Coroutine[Any, Any, None]]
-"""What a process does from its beginning to its end; begun again after a crash, it finds what it did before."""
+"""What a process does, from its start. Started again after a crash, it finds its earlier work in the store."""
 
 
 async def _run_mortal(program: Coroutine[Any, Any, None]) -> None:
@@ -507,10 +500,10 @@ async def _run_mortal(program: Coroutine[Any, Any, None]) -> None:
 def crash_everywhere(
     program: WorldProgram, new_world: Callable[[Crash | None], World] | None = None, *, every: int = 1
 ) -> Iterator[World]:
-    """Run a program once without a crash, then once for each of its commits and each kind of crash there.
+    """Run a program once without a crash, then once for each commit and each kind of crash there.
 
-    Of all these lives only each so many-th is tried, if that is asked for: with 3, every commit has one kind of crash.
-    Yields every world with the program finished in it, the uncrashed one first, to be looked at.
+    With `every=3`, each commit has one kind of crash. Yields each world after the program has finished, the uncrashed
+    one first.
     """
     new_world = new_world or (lambda crash: World(crash=crash))
     with new_world(None) as world:
@@ -527,21 +520,21 @@ def crash_everywhere(
 
 
 PERSON = "ada"
-"""Who trusts the folders of a test, and decides in it."""
+"""The person who trusts the folders of a test, and decides in it."""
 HEARTBEAT: Final = 14 * SECOND
-"""Just before a lease runs out."""
+"""Just before a lease expires."""
 
 
 def quiet_manner() -> DispatchMode:
-    """Dispatch with few idle ticks: in virtual time they are all that a quiet hour costs."""
+    """Dispatch with few idle ticks, which are the cost of a quiet hour in virtual time."""
     return replace(make_embedded_mode(), heartbeat=HEARTBEAT, polling_interval=MINUTE)
 
 
 class Fleet:
-    """One process that runs agents in a world, and a person who answers them. `told` is what it says meanwhile.
+    """One process that runs agents of folders as `halter up` does, and a person who answers. `told` is its output.
 
-    `home` is a folder of the test's own. The fleet's file is looked for there. Sensors that poll tools live in virtual
-    time; those that watch folders or listen to the network wait for the real world, which does not hurry.
+    `home` is a folder of the test; the fleet's file is searched there. Sensors that poll tools run in virtual time;
+    those that watch folders or listen to the network wait in real time.
     """
 
     def __init__(self, world: World, home: str | PathLike[str]) -> None:
@@ -553,7 +546,7 @@ class Fleet:
         self._settings = read_settings(self._environ, place, "memory:")
 
     def start(self, *folders: str | PathLike[str]) -> asyncio.Task[None]:
-        """Start the process, with the code of these agents' folders trusted as it is."""
+        """Start the process, and trust the code in these folders."""
         places = [Path(folder) for folder in folders]
         for place in places:
             open_trust(self._settings).trust(place, digest_folder(place), PERSON, self.world.now)
@@ -561,27 +554,27 @@ class Fleet:
         return self.world.spawn(up.run(places))
 
     async def receipt(self, session: str) -> Receipt:
-        """Tell what a session has done so far; those of an agent are called NAME-1, NAME-2 and so on."""
+        """The receipt of a session so far; an agent's sessions are NAME-1, NAME-2 and so on."""
         return make_receipt(await self.world.events(session_stream(session)))
 
     async def waiting(self) -> Sequence[PendingDecision]:
-        """List what waits for a person."""
+        """List the pending decisions."""
         return await list_pending_decisions(self.world.journal)
 
     async def answer(self, asked: PendingDecision, verdict: Verdict) -> None:
-        """Approve or deny something, as a person would."""
+        """Approve or deny, as a person."""
         await self.world.store.commit(answer_decision(asked, verdict, PERSON, self.world.ids.new()))
 
     def _hear(self, agent: str, sentence: str) -> None:
         self.told.append((agent, sentence))
 
     def _app(self) -> Runtime:
-        """Put together what `halter up` opens, with the store, the clock and the ids of the world."""
+        """Make the runtime that `halter up` opens, with the store, the clock and the ids of the world."""
         world = self.world
-        store, nobody = cast("Any", world.store), cast("Any", None)
+        store, no_log = cast("Any", world.store), cast("Any", None)
         policy = use_local_policy(self._settings)
-        return Runtime(self._settings, world.clock, world.ids, store, nobody, world.purse, self._environ, policy=policy)
+        return Runtime(self._settings, world.clock, world.ids, store, no_log, world.purse, self._environ, policy=policy)
 
 
 def _ignore(*_: object) -> None:
-    """Nobody looks at what is only live."""
+    """No-op listener."""

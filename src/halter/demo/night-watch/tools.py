@@ -1,4 +1,4 @@
-"""What night-watch looks at. Nothing here changes anything: a file is deleted by Halter's own tool, if you agree."""
+"""The read-only tools of night-watch. Only Halter's own delete_file changes anything, with your approval."""
 
 import http.client
 import os
@@ -10,19 +10,19 @@ from halter import tool
 HERE = Path(__file__).parent
 DAY = 86_400
 BEFORE: list[tuple[int, int]] = []
-"""What the processor had done when it was looked at last: time in all, and time at rest."""
+"""CPU time at the last reading: total and idle."""
 
 
-# In the process itself: what is called every few seconds, and only reads a little, is not worth a process of its own.
+# Runs in a thread: short reads every few seconds are not worth a process each.
 @tool(level="SAFE", effect="read", isolate=False)
 def look_at_machine() -> dict[str, float]:
-    """Tell how much of the processor, the memory and the disk is used, in percent."""
+    """Report the use of CPU, memory and disk, in percent."""
     return {"cpu": _cpu(), "memory": _memory(), "disk": _disk(HERE)}
 
 
 @tool(level="SAFE", effect="read", isolate=False)
 def check_service() -> dict[str, bool | int]:
-    """Ask the local service how it is. Without an answer its status is 0."""
+    """Check the local service. Without an answer its status is 0."""
     try:
         port = int((HERE / "logs" / "service.port").read_text("utf-8"))
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
@@ -38,14 +38,14 @@ def check_service() -> dict[str, bool | int]:
 
 @tool(level="SAFE", effect="read", isolate=False)
 def list_old_files(days: int) -> list[str]:
-    """List the temporary files that nobody has touched for so many days."""
+    """List the temporary files that have not been changed for this many days."""
     oldest = time.time() - days * DAY
     files = [file for file in (HERE / "temp").iterdir() if file.is_file() and not file.is_symlink()]
     return sorted(file.name for file in files if file.stat().st_mtime < oldest)
 
 
 def _cpu() -> float:
-    """Compare what the processor has done with the last time; without such figures, take the load."""
+    """CPU use since the last reading; where /proc/stat is missing, the load average."""
     try:
         times = [int(part) for part in Path("/proc/stat").read_text("utf-8").split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
