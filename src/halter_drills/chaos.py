@@ -235,6 +235,10 @@ class WorkerProcess(msgspec.Struct, frozen=True):
     def complaints(self) -> str:
         return self.errors.read_text("utf-8", "replace").strip()
 
+    @property
+    def crashed(self) -> bool:
+        return "Traceback" in self.complaints()
+
 
 class Workers:
     """Starts workers; `workers` makes it, and kills those that are left."""
@@ -391,7 +395,7 @@ def judged(
         *checker.paid(found.events, {call: [PRICE] * times for call, times in effects.items()}),
         *unpaid(found.events, effects),
         *late,
-        *untidy(all_workers),
+        *(f"{each.name} wrote a traceback: {each.complaints()[-TOLD:]}" for each in all_workers if each.crashed),
         *ended,
     ]
     kinds = [event.kind for event in found.events]
@@ -515,13 +519,6 @@ def drained(living: Sequence[WorkerProcess]) -> Iterator[str]:
             yield f"{worker.name} exited with {code} after SIGTERM: {worker.complaints()}"
 
 
-def untidy(all_workers: Sequence[WorkerProcess]) -> Iterator[str]:
-    """Check that no worker wrote a traceback."""
-    for worker in all_workers:
-        if "Traceback" in worker.complaints():
-            yield f"{worker.name} wrote a traceback: {worker.complaints()[-TOLD:]}"
-
-
 SESSIONS: Final = 300
 LOOK: Final = SECOND // 4
 LOOKS: Final = 40
@@ -558,13 +555,6 @@ class ChaosScene:
                 output = " ".join(worker.complaints() for worker in self.places)
                 raise DrillBroken(f"The workers of the drill did not start. {output}")
             time.sleep(LOOK / SECOND)
-
-    def revive(self) -> None:
-        """Restart workers that ended while the server was down, as a service manager does."""
-        for place, worker in enumerate(self.places):
-            if worker.process.poll() is not None:
-                self.places[place] = self.started.start(self.how)
-                self.seen.revived += 1
 
     async def befall(self, blow: Blow) -> None:
         if blow.what in ("kill", "stop"):
@@ -671,9 +661,13 @@ async def _answer(scene: ChaosScene, store: Store) -> None:
 
 
 async def _revive(scene: ChaosScene) -> None:
+    """Restart workers that ended while the server was down, as a service manager does."""
     while True:
         await scene.clock.sleep(SECOND)
-        scene.revive()
+        for place, worker in enumerate(scene.places):
+            if worker.process.poll() is not None:
+                scene.places[place] = scene.started.start(scene.how)
+                scene.seen.revived += 1
 
 
 async def _measure_stalls(scene: ChaosScene) -> None:

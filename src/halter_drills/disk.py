@@ -321,8 +321,9 @@ class _Disk:
                 pass
             case Synced(place):
                 if place == "folder":
-                    for file in SUFFIXES:
-                        self._settle(file, self._last_deletion(file))
+                    for file, pending in self._pending.items():
+                        deletions = [at for at, change in pending.items() if isinstance(change, Deleted)]
+                        self._settle(file, max(deletions, default=0))
                 else:
                     self._settle(place, number)
             case Wrote() | Truncated() | Deleted():
@@ -333,10 +334,6 @@ class _Disk:
 
     def files(self, kept: Mapping[int, Change]) -> dict[File, bytes]:
         return {file: _applied(self.certain[file], _reached(pending, kept)) for file, pending in self._pending.items()}
-
-    def _last_deletion(self, file: File) -> int:
-        deletions = (number for number, change in self._pending[file].items() if isinstance(change, Deleted))
-        return max(deletions, default=0)
 
     def _settle(self, file: File, until: int) -> None:
         pending = self._pending[file]
@@ -494,7 +491,9 @@ class Recorder:
     def __init__(self, path: Path) -> None:
         place = os.path.realpath(path)
         self._paths: dict[str, File] = {f"{place}{suffix}": file for file, suffix in SUFFIXES.items()}
-        self._base: dict[File, bytes] = {file: _content(Path(name)) for name, file in self._paths.items()}
+        self._base: dict[File, bytes] = {
+            file: Path(name).read_bytes() if Path(name).exists() else b"" for name, file in self._paths.items()
+        }
         self._operations: list[Operation] = []
         self._lock = threading.Lock()
         self._open: dict[int, File] = {}
@@ -502,7 +501,8 @@ class Recorder:
         self._methods: dict[int, _Methods] = {}
         self._hooks: list[object] = []
         self._name = f"halter_recorder_{id(self):x}"
-        self._library = sqlite_library(_origin())
+        spec = importlib.util.find_spec("_sqlite3")
+        self._library = sqlite_library(spec.origin if spec and spec.has_location else None)
         self._vfs = _Vfs.from_buffer_copy(_Vfs.from_address(self._library.sqlite3_vfs_find(None)))
         self._vfs.version, self._vfs.name = 2, self._name.encode()
         self._vfs.open = self._hook(_OPEN, self._vfs.open, self._opened)
@@ -600,10 +600,6 @@ def _path(name: int | None) -> str:
     return os.path.realpath(os.fsdecode(ctypes.string_at(name))) if name else ""
 
 
-def _content(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
-
-
 def sqlite_library(origin: str | None) -> ctypes.CDLL:
     """Load the library behind Python's sqlite3 module, or the one built into Python."""
     try:
@@ -615,8 +611,3 @@ def sqlite_library(origin: str | None) -> ctypes.CDLL:
             "cannot be recorded. Use a Python whose sqlite3 module is linked to a shared libsqlite3."
         ) from error
     return library
-
-
-def _origin() -> str | None:
-    spec = importlib.util.find_spec("_sqlite3")
-    return spec.origin if spec and spec.has_location else None

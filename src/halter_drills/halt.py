@@ -363,12 +363,8 @@ async def blocked(_: Pipe, ground: Ground, marks: Marks, block: Block, watched: 
         await running.call(Call(f"{block.session}.1", block.kind, arguments))
 
 
-def inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
+async def inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
     """Take over the sessions of killed processes, and check that they act no more."""
-    return asyncio.run(_inherited(ground, ended))
-
-
-async def _inherited(ground: Ground, ended: Sequence[Block]) -> list[str]:
     clock = SystemClock()
     worker, wrong = make_worker_id("heir", SortableIds(clock.now)), list[str]()
     async with ground.opened(LEASE) as store:
@@ -537,7 +533,7 @@ def _halt_processes(
             _kill(running.values())
         said: dict[str, int] = halting.hear()
         _see_gone({block: (running[block.session], said[scopes[block.session]]) for block in together}, seen)
-        seen.violations += inherited(ground, together)
+        seen.violations += asyncio.run(inherited(ground, together))
         seen.done += len(together)
 
 

@@ -37,7 +37,7 @@ from halter.state.receipt import make_receipt
 from halter.state.session import Session, replay
 from halter.tools.function_tool import CallKey, tool
 from halter_drills.checker import RecordedEvent, check, fact, found_at
-from halter_drills.children import Child, Children, Pipe, children
+from halter_drills.children import Child, Pipe, children
 from halter_drills.drill import (
     Drill,
     DrillResult,
@@ -176,18 +176,16 @@ class EffectsLane(msgspec.Struct, frozen=True):
             child.hear_all()
             child.expect_killed()
             history = self._history(session)
-            asked, wrong = self._gone_on(started, session, shop) if ending(history) is None else ([], [])
+            asked, wrong = list[str](), list[str]()
+            if ending(history) is None:
+                successor = started.start(playing_heir, self.ground.url, shop, session)
+                asked, wrong = asyncio.run(self._attend(successor, session, shop))
+                successor.hear()
         wrong += [*unasked(doubts(history), asked), *amiss(shop.effects())]
         end = ending(self._history(session))
         if end != "COMPLETED":
             wrong.append(f"After every question was answered, the playbook ended {end}.")
         return [f"{death}, playing: {what}" for what in wrong]
-
-    def _gone_on(self, started: Children, session: str, shop: PlayShop) -> tuple[list[str], list[str]]:
-        successor = started.start(playing_heir, self.ground.url, shop, session)
-        attended = asyncio.run(self._attend(successor, session, shop))
-        successor.hear()
-        return attended
 
     def _history(self, session: str) -> list[RecordedEvent]:
         with closing(connection(self.ground.url)) as database:

@@ -305,12 +305,16 @@ async def _tried(place: RestoredStore, copy: Copy, *, missing: bool) -> list[str
 async def _started_again(place: RestoredStore) -> bool:
     """Start again as if nothing had happened; return whether the store was refused."""
     agent = place.shop.agent()
+
+    def asked_again(*_: object) -> None:
+        raise AskedAgain
+
     try:
         async with open_runtime(place.settings, lease=NO_LEASE, despite_doubt=place.blind) as app:
             for asked in await list_pending_decisions(app.store, app.clock.now()):
                 await decisions.approve(Desk(app, Who("bob")), asked.decision, decisions.ApprovalTerms())
                 with suppress(AskedAgain):
-                    await resume_playbook(app, agent, SessionId(asked.session), unseen, _asked_again)
+                    await resume_playbook(app, agent, SessionId(asked.session), unseen, asked_again)
             for what in ("look", "pay"):
                 # A payment that is under way in the copy may hold the money of the others.
                 with suppress(TimeoutError):
@@ -319,10 +323,6 @@ async def _started_again(place: RestoredStore) -> bool:
     except StoreUnusable:
         return True
     return False
-
-
-def _asked_again(_: NeedsPerson, __: object) -> None:
-    raise AskedAgain
 
 
 def _done_wrongly(since: Sequence[ToolEffect]) -> list[str]:

@@ -364,7 +364,8 @@ def run(setting: Setting) -> DrillResult:
         settings = Settings(ground.url, folder / "checkpoints", folder / "signing.key", PERSON, folder / "trust.json")
         place = LeakyPlace(settings, secrets, folder)
         _leaked(place, wanted, teeth=setting.teeth)
-        channels = [*_played(place), *_looked(place), *_stored(ground), *_beside(place)]
+        looks = (_command(place, *words, "--store", ground.url) for words in LOOKS)
+        channels = [*_played(place), *looks, *_stored(ground), *_beside(place)]
     violations = seen(channels, [each.canary for each in wanted])
     setting.progress(len(wanted), len(wanted), "searched")
     counts = {
@@ -400,11 +401,6 @@ def _played(place: LeakyPlace) -> Iterator[SearchedPlace]:
     yield played
 
 
-def _looked(place: LeakyPlace) -> Iterator[SearchedPlace]:
-    for words in LOOKS:
-        yield _command(place, *words, "--store", place.settings.store)
-
-
 def _command(place: LeakyPlace, *words: str) -> SearchedPlace:
     settings = place.settings
     environ = {
@@ -435,11 +431,10 @@ def _stored(ground: Ground) -> Iterator[SearchedPlace]:
         )
         for (table,) in database.execute(names).fetchall():
             for row in database.execute(f'SELECT * FROM "{table}"').fetchall():  # noqa: S608  a name of our own
-                yield SearchedPlace(f"the table {table}", b"\0".join(map(_bytes, row)))
-
-
-def _bytes(value: object) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+                values = [
+                    each if isinstance(each, bytes) else str(each).encode("utf-8", "surrogatepass") for each in row
+                ]
+                yield SearchedPlace(f"the table {table}", b"\0".join(values))
 
 
 def _beside(place: LeakyPlace) -> Iterator[SearchedPlace]:
@@ -467,13 +462,9 @@ def seen(channels: Sequence[SearchedPlace], canaries: Sequence[Canary]) -> list[
         for each in _within(channel.data, whose.keys()):
             where = (channel.name, whose[each])
             if where not in found:
-                found[where] = _around(channel.data, each)
+                at = channel.data.index(each)
+                found[where] = ascii(channel.data[max(0, at - AROUND) : at + WIDTH].decode("utf-8", "replace"))
     return [f"{name} is seen in {channel}: {near}" for (channel, name), near in found.items()]
-
-
-def _around(data: bytes, fragment: bytes) -> str:
-    at = data.index(fragment)
-    return ascii(data[max(0, at - AROUND) : at + WIDTH].decode("utf-8", "replace"))
 
 
 def _within(data: bytes, fragments: AbstractSet[bytes]) -> Iterator[bytes]:

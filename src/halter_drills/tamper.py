@@ -135,7 +135,7 @@ def alter_row(words: str, table: str, keys: str, statement: str) -> Tampering:
     return Tampering(words, do)
 
 
-def alter_checkpoints(words: str, change: Callable[[list[bytes], random.Random], None]) -> Tampering:
+def alter_checkpoints(words: str, change: Callable[[list[bytes], random.Random], object]) -> Tampering:
     def do(scene: TamperScene, chance: random.Random) -> ExpectedFinding:
         lines = scene.checkpoints.read_bytes().splitlines(keepends=True)
         change(lines, chance)
@@ -236,10 +236,6 @@ def edit_checkpoint(lines: list[bytes], chance: random.Random) -> None:
     lines[number] = lines[number][:place] + changed + lines[number][place + 1 :]
 
 
-def remove_checkpoint(lines: list[bytes], chance: random.Random) -> None:
-    del lines[chance.randrange(len(lines) - 1)]
-
-
 def remove_checkpoints(scene: TamperScene, _: random.Random) -> ExpectedFinding:
     scene.checkpoints.unlink()
     return trace("checkpoint_missing", "")
@@ -292,7 +288,7 @@ TAMPERINGS: Final = (
     alter_row("Remove a cost", "spends", "SELECT hold FROM spends ORDER BY hold", "DELETE FROM spends WHERE hold = ?"),
     Tampering("Change how a session ended", edit_session),
     alter_checkpoints("Change a hash in a checkpoint", edit_checkpoint),
-    alter_checkpoints("Remove a checkpoint", remove_checkpoint),
+    alter_checkpoints("Remove a checkpoint", lambda lines, chance: lines.pop(chance.randrange(len(lines) - 1))),
     Tampering("Sign all checkpoints anew with another key", forge_checkpoints),
     Tampering("Remove all checkpoints", remove_checkpoints),
 )

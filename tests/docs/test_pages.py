@@ -19,9 +19,9 @@ PAGES = all_pages()
 SHOWN = {"yaml", "json", "python", "console", "sh", "text", "ini", "nginx", "html"}
 
 NOT_RUN = {
-    "README.md": ["it installs, and goes on until somebody stops it", "installs from the network"],
+    "README.md": ["it installs, and runs until you stop it", "installs from the network"],
     "docs/demo.md": [
-        "it goes on until somebody stops it; it has tests of its own",
+        "it runs until you stop it; it has tests of its own",
         "it speaks to the demo, which has tests of its own",
     ],
     "docs/drills.md": ["takes minutes"],
@@ -34,10 +34,10 @@ NOT_RUN = {
         "needs root",
     ],
     "docs/how-to/postgres.md": ["needs a PostgreSQL server"],
-    "docs/how-to/siem.md": ["it goes on until somebody stops it"],
+    "docs/how-to/siem.md": ["it runs until you stop it"],
     "docs/how-to/systemd.md": ["needs root"],
     "docs/how-to/traces.md": ["needs a collector"],
-    "docs/traces.md": ["it needs a collector, and goes on until somebody stops it"],
+    "docs/traces.md": ["it needs a collector, and runs until you stop it"],
     "docs/tutorial.md": ["needs the key of a provider"],
 }
 """The blocks that cannot run in a test, by page, each with its reason."""

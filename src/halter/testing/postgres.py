@@ -37,7 +37,8 @@ class Cluster:
         self._settings = settings
         self._user = "postgres" if os.geteuid() == 0 else None
         self._server: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
         self._initialise()
 
     @property
@@ -144,8 +145,3 @@ def find_postgres_binaries() -> Path:
         if (Path(place) / "initdb").exists() and (Path(place) / "postgres").exists():
             return Path(place)
     raise PostgresMissing("No PostgreSQL server was found: install one (on Debian: apt-get install postgresql).")
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
