@@ -77,7 +77,5 @@ def test_an_orphan_is_late_by_the_time_in_which_somebody_could_have_gone_on(
 
 def test_an_orphan_that_nobody_goes_on_with_is_found_unless_it_was_over() -> None:
     seen = ChaosSeen(orphans=[ORPHAN])
-    assert lateness([fact("session_woken", 1)], seen)[0] == [
-        "courier.sleeps-1 got no new owner."
-    ]
+    assert lateness([fact("session_woken", 1)], seen)[0] == ["courier.sleeps-1 got no new owner."]
     assert lateness([fact("session_ended", 1)], seen) == ([], 0)
