@@ -1,1 +1,1 @@
-"""From what people write in YAML to frozen values, with sentences that name file, line, key and fix."""
+"""YAML and JSON files into frozen values; every error names file, line, key and fix."""

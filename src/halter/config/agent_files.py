@@ -1,10 +1,7 @@
-"""`agent.yaml`: one agent, what it may do and how it thinks.
+"""An agent's folder: `agent.yaml`, skills, playbooks and the default providers. Nothing outside the folder is read.
 
-Files beside an agent's file. Nothing outside of the agent's folder is read, whatever a file or a link says.
-
-Skills: folders with a SKILL.md, read where they stand, in `.agents/skills` of an agent's folder.
-
-Playbooks: a YAML list of calls, whose arguments may refer to inputs and to the results of earlier steps.
+A skill is a folder in `.agents/skills` with a SKILL.md. A playbook is a YAML list of calls, or a mapping with such a
+list under `steps` and a `max_cost_usd` for all of them:
 
 ```yaml
 - call: http__get
@@ -14,11 +11,7 @@ Playbooks: a YAML list of calls, whose arguments may refer to inputs and to the 
   with: {path: price.txt, text: "${steps.page.json.offers.0.price}"}
 ```
 
-Or a mapping with such a list under `steps`, and `max_cost_usd` for all of them together.
-
-What a reference may be, and what comes of it, stands with `halter.core.agent_spec`.
-
-The providers that need no description in a file: what each speaks, where it is, and which variable holds its key.
+`halter.core.agent_spec` defines the references.
 """
 
 import json
@@ -47,25 +40,21 @@ INSTRUCTIONS: Final = "AGENTS.md"
 
 
 class AgentFile(msgspec.Struct, frozen=True):
-    """What an agent's file says, and where."""
-
     spec: AgentSpec
     places: SourceMap = SourceMap(AGENT_FILE)
 
 
 def read_agent(path: Path, shown: str | None = None) -> AgentFile:
-    """Read an agent's file, given itself or the folder that it stands in."""
     return parse_agent(load_file(path / AGENT_FILE if path.is_dir() else path, shown))
 
 
 def parse_agent(document: Document) -> AgentFile:
-    """Read what a document says about an agent."""
     spec = decode_document(document, AgentSpec)
     return AgentFile(replace(spec, limits=_with_guardrails(spec, document.places)), document.places)
 
 
 def _with_guardrails(spec: AgentSpec, places: SourceMap) -> Limits:
-    """Take what stands under `guardrails` as if it stood under `limits`, which is the other place for it."""
+    """Merge `guardrails` into `limits`: two spellings of one section."""
     written = {key: word for key, word in asdict(spec.guardrails).items() if word is not UNSET}
     for key in written:
         if getattr(spec.limits, key) is not UNSET:
@@ -80,7 +69,7 @@ class UnusableFile(Exception):
 
 
 def read_beside(folder: Path, name: str) -> bytes | None:
-    """Read a file below a folder, or return None if there is none."""
+    """Read a file below a folder; None if it does not exist."""
     path = _resolve_inside(folder, name)
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -109,7 +98,6 @@ def _resolve_inside(folder: Path, name: str) -> Path:
 
 
 def decode_file_text(data: bytes) -> str:
-    """Read the bytes of a file as text."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -126,7 +114,6 @@ _FENCE: Final = "---"
 
 
 def read_skills(folder: Path) -> dict[str, Skill]:
-    """Read the skills of an agent, by name, or raise a ConfigError that says what to change."""
     home = folder / SKILLS
     if not home.is_dir():
         return {}
@@ -140,7 +127,6 @@ def read_skills(folder: Path) -> dict[str, Skill]:
 
 
 def read_skill(folder: Path, place: Path) -> Skill:
-    """Read one skill."""
     file = place / SKILL_FILE
     try:
         data = read_beside(folder, str(file.relative_to(folder)))
@@ -162,7 +148,6 @@ def read_skill(folder: Path, place: Path) -> Skill:
 
 
 def _split_front_matter(text: str) -> tuple[str, str]:
-    """Part what stands between two fences at the beginning from the rest."""
     lines = text.splitlines(keepends=True)
     if not lines or lines[0].strip() != _FENCE:
         return "", text
@@ -189,12 +174,10 @@ _FORMS: Final = "write ${inputs.NAME}, ${steps.NAME.text}, ${steps.NAME.json.PAT
 
 
 def read_playbook(path: Path, shown: str | None = None) -> Playbook:
-    """Read a playbook's file."""
     return parse_playbook(load_file(path, shown))
 
 
 def parse_playbook(document: Document) -> Playbook:
-    """Read a playbook, or raise a ConfigError that says what to change."""
     places = document.places
     above, value, cap = _steps(document)
     if not isinstance(value, list) or not value:
@@ -213,7 +196,6 @@ def parse_playbook(document: Document) -> Playbook:
 
 
 def _steps(document: Document) -> tuple[KeyPath, Any, int | None]:
-    """Find the steps, and the cap that may stand beside them."""
     whole: Any = document.value
     if not isinstance(whole, dict) or "steps" not in whole:
         return (), cast("Any", whole), None
@@ -271,7 +253,6 @@ def _check_step(value: Any, places: SourceMap, path: KeyPath) -> dict[str, Any]:
 
 
 def _check_reference(body: str, places: SourceMap, path: KeyPath, earlier: list[str]) -> None:
-    """Find what can be known to lead nowhere before anything runs."""
     if body.startswith("secret:"):
         return
     found = parse_reference(body)
@@ -283,7 +264,6 @@ def _check_reference(body: str, places: SourceMap, path: KeyPath, earlier: list[
 
 
 def list_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    """List all texts in arguments with the way to each."""
     match value:
         case str():
             yield path, value
@@ -303,7 +283,7 @@ def _list_references(value: Any) -> Iterator[Reference]:
 
 
 class ProviderDefaults(msgspec.Struct, frozen=True):
-    """What is known of a provider. A local server needs no key; one without an address must be told where it is."""
+    """Defaults of a provider. A local server needs no key; without a `base_url` the file must give one."""
 
     base_url: str = ""
     key: str = ""
@@ -331,4 +311,3 @@ DEFAULT_PROVIDERS: Final[Mapping[str, ProviderDefaults]] = MappingProxyType(
     }
 )
 UNKNOWN_PROVIDER: Final = ProviderDefaults()
-"""What is known of a provider that nobody knows."""

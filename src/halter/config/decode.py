@@ -1,11 +1,7 @@
-"""Plain values into frozen structs: every key known, every type right, and a sentence with a line where not.
+"""Plain values into frozen structs, and JSON Schemas of the same structs.
 
-The types of the structs say what a file may hold. They are walked beside the values, so that a mistake is known by its
-whole path, also inside mappings with free keys.
-
-How people write amounts, times and names, and what is read from it.
-
-JSON Schemas of the files that people write, from the same types that the files are read by.
+The types of the structs define what a file may hold. They are walked beside the values, so that an error has its whole
+path, also inside mappings with free keys.
 """
 
 import re
@@ -30,7 +26,7 @@ from halter.core.text import describe_value, suggest_nearest
 from halter.core.usage import ModelName
 
 MAX_SAFE_INTEGER: Final = 2**53
-"""Whole numbers up to this one are the same in every store, every JSON reader and on every screen."""
+"""The largest integer that every store and JSON reader represents exactly."""
 NONE_WORD: Final = "none"
 
 _RATE: Final = r"([0-9]{1,9})\s*/\s*(?:hour|h)"
@@ -54,13 +50,13 @@ _TIME: Final = {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}
 
 
 class UnfitValue(ValueError):
-    """A value that cannot be read as what it stands for. Its words, if it has any, say what to write instead."""
+    """The value does not have its scalar form. The message, if any, is the fix."""
 
 
 class ScalarForm(msgspec.Struct, frozen=True):
-    """A form of writing: how it is read, what it is, and its JSON Schema. `read` raises Unfit.
+    """How a scalar is written: its reader (raises UnfitValue), its description and its JSON Schema.
 
-    What stands where a `secret` thing belongs may be the secret itself: no sentence quotes it.
+    The value of a `secret` form may be the secret itself, so no message quotes it.
     """
 
     read: Callable[[Any], Any]
@@ -130,7 +126,6 @@ def _host(value: Any) -> str:
 
 
 def _models(value: Any) -> str:
-    """Read a model or a pattern of models."""
     if value == "*":
         return value
     model = _read_model_name(value)
@@ -140,7 +135,6 @@ def _models(value: Any) -> str:
 
 
 def _model(value: Any) -> str:
-    """Read exactly one model."""
     model = _read_model_name(value)
     if "*" in model:
         raise UnfitValue
@@ -157,7 +151,6 @@ def _read_model_name(value: Any) -> str:
 
 
 def _with_provider(value: str) -> str:
-    """Say how to write a model of which only the name was given."""
     if not re.fullmatch(_BARE_MODEL, value):
         return ""
     return f"write its provider before it, as in openai:{value} or ollama:{value}"
@@ -172,7 +165,7 @@ def _window(value: Any) -> int:
 
 
 def _url(value: Any) -> str:
-    """Read an address of the web. What could hold a password, or be lost on the way, has no place in it."""
+    """Read a base URL. Credentials, queries and fragments are refused."""
     return _demand_usable(_make_pattern_reader(_URL)(value)).rstrip("/")
 
 
@@ -188,12 +181,12 @@ def _demand_usable(address: str) -> str:
 
 
 def _address(value: Any) -> str:
-    """Read an address that is asked again and again: all of it counts, also what follows a `?`."""
+    """Read the URL of a sensor or a webhook, query included."""
     return _demand_usable(_make_pattern_reader(_ADDRESS)(value))
 
 
 def _header(value: Any) -> str:
-    """Read the value of a header. A reference that is none would be sent as it stands."""
+    """Read a header's value. A malformed reference is refused: it would be sent as it is."""
     text = _make_pattern_reader(_HEADER)(value)
     if "${" in re.sub(_REFERENCE, "", text):
         raise UnfitValue
@@ -279,40 +272,35 @@ T = TypeVar("T")
 
 
 def decode_document(document: Document, kind: type[T]) -> T:
-    """Read a document as a struct, or raise a ConfigError that says what to change."""
     return cast("T", _Reader(document.places).read(inspect.type_info(kind), document.value, ()))
 
 
 def name_written_form(kind: inspect.Type) -> str:
-    """Tell the form of writing that a type is read from, if it has one of its own."""
     extra: Any = getattr(kind, "extra", None)
     return extra["written"] if extra and "written" in extra else ""
 
 
 def is_hidden(kind: inspect.Type) -> bool:
-    """Tell whether what stands in place of a mapping may be a key by mistake, so that no sentence quotes it."""
+    """Whether the value may be a key by mistake, so that no message quotes it."""
     extra: Any = getattr(kind, "extra", None)
     return bool(extra and extra.get("hidden")) or bool(getattr(getattr(kind, "cls", None), "HIDDEN", False))
 
 
 def list_key_aliases(kind: inspect.StructType) -> Mapping[str, str]:
-    """List the other names under which the keys of a struct are understood."""
     return getattr(kind.cls, "ALSO", {})
 
 
 def format_key_path(path: KeyPath) -> str:
-    """Write a path as people read it: `policy.tools.shell.rate`, `allowed_hosts[2]`."""
+    """Format a path: `policy.tools.shell.rate`, `allowed_hosts[2]`."""
     words = "".join(f"[{step + 1}]" if isinstance(step, int) else f".{step}" for step in path)
     return words.removeprefix(".")
 
 
 def make_mistake(path: KeyPath, sentence: str) -> Mistake:
-    """Begin a sentence with the key that it is about."""
     return path, f"`{format_key_path(path)}` {sentence}"
 
 
 def value_or_default(word: T | UnsetType, otherwise: T) -> T:
-    """Take what was written, or something else where nothing was."""
     return otherwise if word is UNSET else word
 
 
@@ -333,11 +321,17 @@ class _Reader:
             case inspect.DictType():
                 return self._free(kind, self._mapping(value, path), path)
             case inspect.VarTupleType():
-                return self._items(kind, value, path)
+                if not isinstance(value, list):
+                    raise self._wrong(value, "a list, as in [one, two]", path)
+                items = cast("list[Any]", value)
+                return tuple(self.read(kind.item_type, item, (*path, index)) for index, item in enumerate(items))
             case inspect.UnionType():
                 return self.read(_member(kind, value), value, path)
             case inspect.LiteralType():
-                return self._choice(kind.values, value, path)
+                if value not in kind.values:
+                    sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is none of its words"
+                    raise self._places.wrong(path, f"{sentence}; {suggest_nearest(str(value), kind.values, 'they')}")
+                return value
             case inspect.AnyType():
                 return value
             case _:
@@ -382,7 +376,7 @@ class _Reader:
             raise self._places.wrong(path, str(error)) from None
 
     def _own_names(self, kind: inspect.StructType, value: dict[str, Any], path: KeyPath) -> dict[str, str]:
-        """Map the keys' own names to those they were written under."""
+        """Map the fields' own names to the names in the file."""
         also = list_key_aliases(kind)
         names: dict[str, str] = {}
         for key in value:
@@ -411,18 +405,6 @@ class _Reader:
         if isinstance(kind, inspect.LiteralType) and key not in kind.values:
             raise self._unknown(key, [str(name) for name in kind.values], path)
         return self.read(kind, key, (*path, key))
-
-    def _items(self, kind: inspect.VarTupleType, value: Any, path: KeyPath) -> tuple[Any, ...]:
-        if not isinstance(value, list):
-            raise self._wrong(value, "a list, as in [one, two]", path)
-        items = cast("list[Any]", value)
-        return tuple(self.read(kind.item_type, item, (*path, index)) for index, item in enumerate(items))
-
-    def _choice(self, values: Sequence[Any], value: Any, path: KeyPath) -> Any:
-        if value not in values:
-            sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is none of its words"
-            raise self._places.wrong(path, f"{sentence}; {suggest_nearest(str(value), values, 'they')}")
-        return value
 
     def _leaf(self, kind: inspect.Type, value: Any, path: KeyPath) -> Any:
         match kind, value:
@@ -466,7 +448,7 @@ def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
 
 
 def _member(kind: inspect.UnionType, value: Any) -> inspect.Type:
-    """Choose the member of a union that what was written looks like; the first is what sentences speak of."""
+    """Choose the member of a union by the kind of the value; the first one is named in messages."""
     members = [member for member in kind.types if not isinstance(member, inspect.NoneType)]
     return next((member for member in members if _looks_like(member, value)), members[0])
 
@@ -487,12 +469,10 @@ DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def fleet_schema() -> dict[str, Any]:
-    """Describe `halter.yaml`."""
     return _titled_schema("halter.yaml", FleetSpec)
 
 
 def agent_schema() -> dict[str, Any]:
-    """Describe `agent.yaml`."""
     return _titled_schema("agent.yaml", AgentSpec)
 
 
@@ -528,7 +508,6 @@ def _schema(kind: inspect.Type) -> dict[str, Any]:
 
 
 def _read_description(kind: inspect.Type) -> str:
-    """Read what the types say of a key, for editors to show."""
     extra: Any = getattr(kind, "extra_json_schema", None)
     return extra["description"] if extra and "description" in extra else ""
 

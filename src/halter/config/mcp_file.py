@@ -1,10 +1,10 @@
-"""`.mcp.json`: the servers whose tools an agent may use, in the shape that other programs read, too.
+"""`.mcp.json`: the MCP servers of an agent, in the format that other programs share.
 
     {"mcpServers": {"files": {"command": "npx", "args": ["-y", "some-server"], "env": {"TOKEN": "${FILES_TOKEN}"}},
                     "search": {"type": "http", "url": "https://example.com/mcp"}}}
 
-`${VAR}` and `${VAR:-default}` are filled in from the environment. `${secret:NAME}` stays as it is in `env` and
-`headers`, and is put in when the server is started or asked.
+`${VAR}` and `${VAR:-default}` are filled in from the environment. `${secret:NAME}` stays in `env` and `headers` until
+the server is started or called.
 """
 
 import json
@@ -33,8 +33,6 @@ _OF_ADDRESSES: Final = ("url", "headers")
 
 
 class McpServerEntry(msgspec.Struct, frozen=True):
-    """One server, as it is written."""
-
     type: Literal["stdio", "http", "streamable-http", "sse"] | None = None
     command: str | None = None
     args: tuple[str, ...] = ()
@@ -45,13 +43,10 @@ class McpServerEntry(msgspec.Struct, frozen=True):
 
 
 class McpFile(msgspec.Struct, frozen=True, rename={"servers": "mcpServers"}):
-    """The whole file."""
-
     servers: dict[str, McpServerEntry]
 
 
 def read_servers(path: Path, environment: Mapping[str, str], shown: str | None = None) -> tuple[ToolServer, ...]:
-    """Read the servers of a folder, given itself or its file; without a file there are none."""
     file = path / MCP_FILE if path.is_dir() else path
     name = shown or str(file)
     try:
@@ -65,7 +60,6 @@ def read_servers(path: Path, environment: Mapping[str, str], shown: str | None =
 
 
 def parse_servers(document: Document, folder: Path, environment: Mapping[str, str]) -> tuple[ToolServer, ...]:
-    """Read the servers that a document names; programs run in `folder` unless they name another."""
     read = decode_document(document, McpFile)
     return tuple(
         _Reader(document.places, name, environment).server(entry, folder) for name, entry in read.servers.items()
@@ -73,8 +67,6 @@ def parse_servers(document: Document, folder: Path, environment: Mapping[str, st
 
 
 class _Reader:
-    """Makes one server of its entry."""
-
     def __init__(self, places: SourceMap, name: str, environment: Mapping[str, str]) -> None:
         self._places = places
         self._path: KeyPath = ("mcpServers", name)
@@ -82,7 +74,11 @@ class _Reader:
         self._environment = environment
 
     def server(self, entry: McpServerEntry, folder: Path) -> ToolServer:
-        self._demand_name()
+        if _NAME.fullmatch(self._name) is None or SERVER_SEPARATOR in self._name:
+            raise self._wrong(
+                f"{self._name!r} is no name for a server: its tools are called SERVER__TOOL, so use up to 32 letters, "
+                "digits, - and _, beginning with a letter, without __ and without _ at the end."
+            )
         transport = self._transport(entry)
         if transport == "stdio":
             return ToolServer(
@@ -97,13 +93,6 @@ class _Reader:
 
     def _wrong(self, sentence: str, *keys: str | int) -> ConfigError:
         return self._places.wrong((*self._path, *keys), sentence)
-
-    def _demand_name(self) -> None:
-        if _NAME.fullmatch(self._name) is None or SERVER_SEPARATOR in self._name:
-            raise self._wrong(
-                f"{self._name!r} is no name for a server: its tools are called SERVER__TOOL, so use up to 32 letters, "
-                "digits, - and _, beginning with a letter, without __ and without _ at the end."
-            )
 
     def _transport(self, entry: McpServerEntry) -> Transport:
         transport = _transport_of(entry)
@@ -132,7 +121,7 @@ class _Reader:
         return command
 
     def _address(self, entry: McpServerEntry) -> str:
-        """Check where to ask. A URL with a password would show it wherever the URL is shown."""
+        """Check the URL. A password in it would show wherever the URL is shown."""
         url = self._filled(entry.url or "", "url")
         try:
             parts = urlsplit(url)
@@ -157,7 +146,7 @@ class _Reader:
         return {name: self._filled(value, key, name) for name, value in written.items()}
 
     def _filled(self, text: str, *keys: str | int) -> str:
-        """Put variables in. A variable's own text is not looked at again."""
+        """Expand variables once: the text of a variable is not expanded again."""
         where = format_key_path((*self._path, *keys))
 
         def fill(found: re.Match[str]) -> str:
@@ -195,7 +184,6 @@ def _transport_of(entry: McpServerEntry) -> Transport:
 
 
 def load_json(data: bytes, file: str) -> Document:
-    """Read JSON, and where each of its values stands."""
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes: keep data out of configuration.")
     try:
@@ -225,7 +213,7 @@ def _refuse_constant(constant: str) -> Any:
 
 
 def _lines(text: str) -> Iterator[tuple[KeyPath, int]]:
-    """Tell the line of every key and every element of text that is known to be JSON."""
+    """Find the line of every key and element of valid JSON."""
     line = 1
     path: list[str | int | None] = []
     yield (), 1

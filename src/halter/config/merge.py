@@ -1,7 +1,4 @@
-"""The fleet's and the agent's file side by side: what holds of both, and a sentence where an agent would loosen.
-
-`halter.yaml`: what holds for all agents on one store.
-"""
+"""The fleet's file (`halter.yaml`), and how an agent's file is merged with it. An agent can only tighten."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,11 +37,11 @@ FLEET_FILE: Final = "halter.yaml"
 
 
 class FleetConfig(msgspec.Struct, frozen=True):
-    """What the fleet's file says, and where. Without a file, everything is at its default.
+    """The fleet's file and its lines. Without a file, everything is at its default.
 
-    `said` is what the file says word by word. Where a store's policy and a file hold together, the rules of the file
-    are `beside` those of the store and never mixed with them: a rule for a tool in one must not hide a stricter one
-    for its level in the other. `silent` limits agents that set no limit, where that is less than they could set.
+    `said` is the file's content as written. Where a store's policy and a file apply together, the rules of the file are
+    `beside` those of the store and never mixed with them: a rule for a tool in one must not hide a stricter rule for
+    its level in the other. `silent` are limits for agents that set none, where these are lower than the cap.
     """
 
     spec: FleetSpec = FleetSpec()
@@ -55,12 +52,10 @@ class FleetConfig(msgspec.Struct, frozen=True):
 
 
 def read_fleet(path: Path, shown: str | None = None) -> FleetConfig:
-    """Read a fleet's file."""
     return parse_fleet(load_file(path, shown))
 
 
 def parse_fleet(document: Document) -> FleetConfig:
-    """Read what a document says about the fleet."""
     spec = decode_document(document, FleetSpec)
     for model in spec.models:
         if model.endswith("*"):
@@ -71,7 +66,7 @@ def parse_fleet(document: Document) -> FleetConfig:
 
 
 def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
-    """Find rates that say nothing, or of which nobody could tell whose they are."""
+    """Find rates that limit nothing, or whose model is ambiguous."""
     for model, rate in spec.rates.items():
         path = ("rates", model)
         if "*" in model and not model.endswith(":*"):
@@ -90,12 +85,10 @@ FormatValue = Callable[[Any], str]
 
 
 def format_cap(cap: int | None) -> str:
-    """Write a cap as people read it."""
     return "none" if cap is None else format_micros(cap)
 
 
 def format_hourly_rate(rate: int | None) -> str:
-    """Write a rate as files have it."""
     return "none" if rate is None else f"{rate}/hour"
 
 
@@ -119,27 +112,24 @@ LIMIT_FORMATS: Final[Mapping[str, tuple[FormatValue, Any]]] = MappingProxyType(
         "max_retries": (str, None),
     }
 )
-"""The limits that are the most of something: how each is shown, and the figure that stands for no limit."""
+"""The limits that are maxima: how each is shown, and the value that means unlimited."""
 
 
 UNLIMITED_RULE: Final = LevelRule(rate=None, simulate="never")
-"""What holds for a single tool where nothing is said of it, as far as that is known without its level."""
+"""The default for a single tool, as far as it is known without the tool's level."""
 
 
 def default_level_rule(level: Level) -> LevelRule:
-    """Tell what holds for a level where nothing is said of it."""
     return LevelRule(rate=DEFAULT_RATES.get(level), simulate=DEFAULT_SIMULATE.get(level, "never"))
 
 
 class FilePair:
-    """Compares the two files, and knows where in them things stand."""
-
     def __init__(self, fleet: FleetConfig, agent: AgentFile) -> None:
         self.fleet = fleet
         self.agent = agent
 
     def looser(self, path: KeyPath, written: str, bound: KeyPath, allowed: str) -> ConfigError:
-        """Say that an agent asks for more than the fleet gives, and what either side may write."""
+        """The error for an agent that asks for more than the fleet allows."""
         where = self.fleet.places.at(bound)
         said = "" if bound in self.fleet.places.lines else ", which is the default"
         return self.agent.places.wrong(
@@ -150,13 +140,13 @@ class FilePair:
         )
 
     def _spelled(self, path: KeyPath) -> KeyPath:
-        """Find the name under which the agent's file has a limit."""
+        """Find the alias under which the agent's file has a limit."""
         other = next((name for name, own in Limits.ALSO.items() if own == path[-1]), None)
         spelled = (*path[:-1], other) if other else path
         return spelled if spelled in self.agent.places.lines else path
 
     def limits(self) -> Limits:
-        """Put the limits together: of each the lower; of a choice, the agent's."""
+        """The lower of each limit; of a choice, the agent's."""
         ours, theirs = self.fleet.spec.agents.limits, self.agent.spec.limits
         lower = {key: self._lower(key, ours, theirs, show, endless) for key, (show, endless) in LIMIT_FORMATS.items()}
         chosen = {
@@ -178,7 +168,6 @@ class FilePair:
         return asked
 
     def mode(self) -> Any:
-        """Take the stricter mode."""
         bound, asked = self.fleet.spec.mode, self.agent.spec.mode
         if asked is UNSET:
             return bound
@@ -187,14 +176,12 @@ class FilePair:
         return asked
 
     def observe(self) -> bool:
-        """Let pass only where the fleet does."""
         bound, asked = self.fleet.spec.observe, self.agent.spec.observe
         if asked is True and not bound:
             raise self.looser(("observe",), "true", ("observe",), "false")
         return value_or_default(asked, bound)
 
     def expiry(self) -> int:
-        """Take the shorter time to decide."""
         bound, asked = self.fleet.spec.policy.approval_expiry, self.agent.spec.policy.approval_expiry
         path = ("policy", "approval_expiry")
         if asked is not UNSET and bound is not UNSET and asked > bound:
@@ -202,7 +189,6 @@ class FilePair:
         return value_or_default(value_or_default(asked, bound), APPROVAL_EXPIRY)
 
     def tools(self) -> ToolsSpec:
-        """Check that the agent's shell is no freer than the fleet's."""
         tools, bounds = self.agent.spec.tools, self.fleet.spec.shell
         if tools.shell is UNSET:
             return tools
@@ -213,12 +199,10 @@ class FilePair:
         return tools
 
     def models(self) -> tuple[str, ...] | None:
-        """Take the models of the agent's own list, all of which the fleet must allow."""
         asked, bound = self.agent.spec.allowed_models, self.fleet.spec.allowed_models
         return self.within("allowed_models", asked, bound, ("allowed_models",))
 
     def hosts(self) -> tuple[str, ...] | None:
-        """Take the hosts of the agent's own list, all of which the fleet must allow."""
         http = self.agent.spec.tools.http
         asked = UNSET if http is UNSET else http.hosts
         hosts = self.within("allowed_hosts", asked, self.fleet.spec.allowed_hosts, ("tools", "http", "hosts"))
@@ -228,7 +212,7 @@ class FilePair:
         return hosts
 
     def reached(self, path: KeyPath, address: str) -> None:
-        """Check that the fleet leaves the host of an address to its agents; without a list it leaves all of them."""
+        """Check the host of a URL against the fleet's `allowed_hosts`; without a list every host is allowed."""
         host, bound = urlsplit(address).hostname or "", self.fleet.spec.allowed_hosts
         if bound is not UNSET and not any(is_covered(word, bound) for word in (host, f"[{host}]")):
             raise self.looser(path, f"at `{host}`", ("allowed_hosts",), join_names(bound) or "nothing")
@@ -236,7 +220,7 @@ class FilePair:
     def within(
         self, key: str, asked: Sequence[str] | UnsetType, bound: Sequence[str] | UnsetType, path: KeyPath
     ) -> tuple[str, ...] | None:
-        """Take the agent's list, of which the fleet must allow everything; without one, the fleet's."""
+        """The agent's list, all of which the fleet must allow; without one, the fleet's."""
         if asked is UNSET:
             return None if bound is UNSET else tuple(bound)
         for index, name in enumerate(asked):
@@ -245,25 +229,22 @@ class FilePair:
         return tuple(asked)
 
     def policies(self) -> tuple[Policy, ...]:
-        """Check each rule of the agent against every rule of the fleet in the same place; the agent's come last."""
+        """Check the agent's rules against every policy of the fleet; the agent's policy comes last."""
         fleets = (self.fleet.spec.policy, *self.fleet.beside)
         for ours in fleets:
-            self._rules(ours)
+            theirs = self.agent.spec.policy
+            for level, rule in theirs.levels.items():
+                self._rule(
+                    rule, ours.levels.get(level, LevelRule()), default_level_rule(level), ("policy", "levels", level)
+                )
+            for tool, rule in theirs.tools.items():
+                bound = ours.tools.get(tool, ToolRule())
+                self._rule(rule, bound, UNLIMITED_RULE, ("policy", "tools", tool))
+                self._level(rule.level, bound.level, ("policy", "tools", tool, "level"))
         return (*fleets, self.agent.spec.policy)
 
-    def _rules(self, ours: Policy) -> None:
-        theirs = self.agent.spec.policy
-        for level, rule in theirs.levels.items():
-            self._rule(
-                rule, ours.levels.get(level, LevelRule()), default_level_rule(level), ("policy", "levels", level)
-            )
-        for tool, rule in theirs.tools.items():
-            bound = ours.tools.get(tool, ToolRule())
-            self._rule(rule, bound, UNLIMITED_RULE, ("policy", "tools", tool))
-            self._level(rule.level, bound.level, ("policy", "tools", tool, "level"))
-
     def _rule(self, asked: LevelRule, bound: LevelRule, usual: LevelRule, path: KeyPath) -> None:
-        """Compare two rules; `usual` is what holds where the fleet's says nothing, as far as that is known here."""
+        """Compare two rules; `usual` is the default where the fleet's rule is silent."""
         if asked.approval == "never" and bound.approval != "never":
             allowed = "always" if bound.approval == "always" else "what the mode says"
             raise self.looser((*path, "approval"), "never", (*path, "approval"), allowed)

@@ -1,7 +1,7 @@
-"""A store's policy and a fleet's file, held together: the stricter word of both counts, and differences are named.
+"""A store's policy merged with a fleet's file: the stricter value applies, and every difference is named.
 
-What is stored is the file word by word, so that it is read as the file is, also by a later version. Only `notify` stays
-with the file: its addresses can be keys, and what is stored here is never erased.
+The store keeps the file as written, so that a later version reads it as a file. Only `notify` stays in the file: its
+addresses can be keys, and what the store keeps is never erased.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ STORED_POLICY_NAME: Final = "this store's policy"
 FILE_ONLY_KEYS: Final = frozenset(("notify",))
 
 DifferenceKind = Literal["looser", "stricter", "fixed", "free"]
-"""How a file differs from a store's policy in a key: it allows more, or less; only the store's word counts there; or
-the key limits nothing, and the file's word is taken."""
+"""The file allows more, or less; only the store's value counts; or the key limits nothing and the file's value counts.
+"""
 
 DEFAULT_LIMITS: Final[Mapping[str, Any]] = {
     "max_cost_usd": SESSION_CAP,
@@ -62,17 +62,15 @@ DEFAULT_LIMITS: Final[Mapping[str, Any]] = {
     "max_output_tokens": BrainSpec().max_output_tokens,
     "max_retries": BrainSpec().max_retries,
 }
-"""What an agent has that sets no limit of its own, where nobody else does."""
+"""The limits of an agent where no file sets any."""
 
 APPROVALS_LAXEST_FIRST: Final[tuple[str | UnsetType, ...]] = ("never", UNSET, "always")
-"""The laxest first. Without a word the mode decides."""
+"""Unset means that the mode decides."""
 
 FormatPolicyValue = Callable[[Any], str]
 
 
 class PolicyDifference(msgspec.Struct, frozen=True):
-    """One key in which a file and a store's policy differ, with both values as people read them."""
-
     key: str
     how: DifferenceKind
     stored: str
@@ -80,29 +78,24 @@ class PolicyDifference(msgspec.Struct, frozen=True):
 
 
 class BoundPolicy(msgspec.Struct, frozen=True):
-    """What holds of both, and where they differ."""
-
     fleet: FleetConfig
     differences: tuple[PolicyDifference, ...] = ()
 
     def those(self, *hows: DifferenceKind) -> tuple[PolicyDifference, ...]:
-        """List the differences of some kinds."""
         return tuple(each for each in self.differences if each.how in hows)
 
 
 def canonicalize_policy(said: Mapping[str, Any]) -> str:
-    """Write down what a file says, in the one way that equal files have in common."""
+    """Encode what a file says so that equal files have equal bytes."""
     kept = {key: value for key, value in said.items() if key not in FILE_ONLY_KEYS}
     return msgspec.json.Encoder(order="sorted", decimal_format="number").encode(kept).decode()
 
 
 def digest_policy(policy: str) -> str:
-    """Name a policy that is written down."""
     return hashlib.sha256(policy.encode()).hexdigest()
 
 
 def parse_stored_fleet(policy: str) -> FleetConfig:
-    """Read a policy that a store holds."""
     said: dict[str, Any] = msgspec.json.decode(policy)
     try:
         fleet = parse_fleet(Document(said, SourceMap(STORED_POLICY_NAME)))
@@ -114,7 +107,6 @@ def parse_stored_fleet(policy: str) -> FleetConfig:
 
 
 def _paths(value: Any, path: KeyPath = ()) -> Iterable[KeyPath]:
-    """List the way to every value."""
     yield path
     if isinstance(value, dict):
         for key, item in value.items():  # pyright: ignore[reportUnknownVariableType]  JSON has any values.
@@ -122,20 +114,18 @@ def _paths(value: Any, path: KeyPath = ()) -> Iterable[KeyPath]:
 
 
 class StoreSourceMap(SourceMap, frozen=True):
-    """Where values stand: in a store's policy, which has no lines, or in the file beside it where that is stricter."""
+    """Locations in a store's policy, which has no lines, or in the file where that is stricter."""
 
     file_beside: SourceMap | None = None
     stricter: frozenset[str] = frozenset()
 
     def at(self, path: KeyPath = ()) -> str:
-        """Name where a value comes from."""
         if self.file_beside is not None and format_key_path(path) in self.stricter:
             return self.file_beside.at(path)
         return self.file
 
 
 def merge_with_policy(stored: FleetConfig, written: FleetConfig | None) -> BoundPolicy:
-    """Hold a file to a store's policy. Without a file, the store's policy alone counts."""
     if written is None:
         return BoundPolicy(stored)
     pair = _Pair()
@@ -150,18 +140,14 @@ def merge_with_policy(stored: FleetConfig, written: FleetConfig | None) -> Bound
 
 
 class _Pair:
-    """Compares key by key, and remembers the differences."""
-
     def __init__(self) -> None:
         self.differences: list[PolicyDifference] = []
         self.silent: dict[str, Any] = {}
 
     def note(self, path: KeyPath, how: DifferenceKind, stored: str, written: str) -> None:
-        """Remember a difference."""
         self.differences.append(PolicyDifference(format_key_path(path), how, stored, written))
 
     def specs(self, stored: FleetSpec, written: FleetSpec) -> FleetSpec:
-        """Take of each key what holds."""
         return FleetSpec(
             zone=self.fixed(("zone",), stored.zone, written.zone),
             mode=self.lesser(("mode",), stored.mode, written.mode, MODES),
@@ -188,13 +174,12 @@ class _Pair:
         )
 
     def fixed(self, path: KeyPath, stored: Any, written: Any, show: FormatPolicyValue = str) -> Any:
-        """Take the store's word, whatever the file says."""
         if stored != written:
             self.note(path, "fixed", show(stored), show(written))
         return stored
 
     def lesser(self, path: KeyPath, stored: Any, written: Any, order: Sequence[Any]) -> Any:
-        """Take the word that stands first in an order from the strictest to the laxest."""
+        """The stricter of two values of an order from strictest to laxest."""
         if stored == written:
             return stored
         looser = order.index(written) > order.index(stored)
@@ -202,7 +187,7 @@ class _Pair:
         return stored if looser else written
 
     def fleet_limits(self, stored: FleetLimits, written: FleetLimits) -> FleetLimits:
-        """Take the lower of each cap of the fleet. A file that names none has the default."""
+        """The lower of each fleet cap. A file that sets none has the default."""
         usual: Mapping[str, int | None] = {"max_cost_usd_per_day": FLEET_DAY_CAP, "max_cost_usd_per_month": None}
         return FleetLimits(
             **{
@@ -214,7 +199,7 @@ class _Pair:
     def lower(
         self, path: KeyPath, stored: Any, written: Any, default: Any, show: FormatPolicyValue = format_cap
     ) -> Any:
-        """Take the lower of two limits, of which None is no limit."""
+        """The lower of two limits; None is unlimited."""
         ours, theirs = _rank(value_or_default(stored, default)), _rank(value_or_default(written, default))
         if ours == theirs:
             return stored
@@ -223,7 +208,7 @@ class _Pair:
         return stored if ours < theirs else written
 
     def agent_limits(self, stored: Limits, written: Limits) -> Limits:
-        """Take the lower of each limit of all agents; of a choice, which limits nothing, the file's word."""
+        """The lower of each limit of all agents; of a choice, which limits nothing, the file's."""
         found: dict[str, Any] = {}
         for key in Limits.__struct_fields__:
             ours, theirs = getattr(stored, key), getattr(written, key)
@@ -237,7 +222,7 @@ class _Pair:
         return Limits(**found)
 
     def agent_limit(self, key: str, stored: Any, written: Any, show: FormatPolicyValue, endless: Any) -> Any:
-        """Take the lower limit. Where the store's policy has none, agents that set none keep the default."""
+        """The lower limit. Without one in the store's policy, agents that set none keep the default."""
         if stored == written:
             return stored
         default = DEFAULT_LIMITS.get(key, endless)
@@ -253,7 +238,7 @@ class _Pair:
         return stored
 
     def policy(self, stored: Policy, written: Policy) -> Policy:
-        """Hold the rules together. What each says of levels and tools stays in a policy of its own."""
+        """Compare the rules. Those of the file stay in a policy of their own."""
         for level in _union_keys(stored.levels, written.levels):
             ours, theirs = (each.levels.get(level, LevelRule()) for each in (stored, written))
             self.rules(("policy", "levels", level), ours, theirs, default_level_rule(level))
@@ -278,7 +263,7 @@ class _Pair:
         return msgspec.structs.replace(stored, disabled=disabled, approval_expiry=expiry)
 
     def rules(self, path: KeyPath, stored: LevelRule, written: LevelRule, usual: LevelRule) -> None:
-        """Compare two rules; whoever judges a call takes the strictest word of both."""
+        """Compare two rules; the judge applies the stricter of both."""
         self.lesser((*path, "approval"), stored.approval, written.approval, APPROVALS_LAXEST_FIRST[::-1])
         ours, theirs = (value_or_default(rule.rate, value_or_default(usual.rate, None)) for rule in (stored, written))
         self.lower((*path, "rate"), ours, theirs, None, format_hourly_rate)
@@ -288,7 +273,7 @@ class _Pair:
         self.lesser((*path, "simulate"), before, after, SIMULATE_MODES[::-1])
 
     def level(self, path: KeyPath, stored: ToolRule, written: ToolRule) -> None:
-        """Compare how dangerous a tool is taken to be. What it says of itself is not known here."""
+        """Compare the levels of a tool. Its own level is not known here."""
         if stored.level == written.level:
             return
         ranks = [-1 if rule.level is UNSET else LEVELS.index(rule.level) for rule in (stored, written)]
@@ -299,7 +284,6 @@ class _Pair:
     def within(
         self, key: str, stored: tuple[str, ...] | UnsetType, written: tuple[str, ...] | UnsetType
     ) -> tuple[str, ...] | UnsetType:
-        """Take what both lists allow; no list allows all."""
         if stored == written:
             return stored
         said = ("all" if names is UNSET else join_names(names) or "nothing" for names in (stored, written))
@@ -314,7 +298,7 @@ class _Pair:
         return tuple(dict.fromkeys((*both, *(name for name in stored if is_covered(name, written)))))
 
     def prices(self, stored: Mapping[str, ModelSpec], written: Mapping[str, ModelSpec]) -> Mapping[str, ModelSpec]:
-        """Take the higher price. One that only the file has is not taken: it could be lower than the known price."""
+        """The higher price. A price that only the file has is ignored: it could be lower than the known one."""
         found: dict[str, ModelSpec] = dict(stored)
         for model in _union_keys(stored, written):
             path, ours, theirs = ("models", model, "price"), _price(stored, model), _price(written, model)
@@ -331,7 +315,7 @@ class _Pair:
         return found
 
     def providers(self, stored: Mapping[str, Any], written: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Lead no provider elsewhere that the store's policy knows; a file may add others."""
+        """Keep the store's providers where they are; a file may add others."""
         for name in _union_keys(stored, written):
             how: DifferenceKind = "fixed" if name in stored and name in written else "free"
             if stored.get(name) != written.get(name):
@@ -340,7 +324,6 @@ class _Pair:
         return {**written, **stored}
 
     def rates(self, stored: Mapping[str, ModelRate], written: Mapping[str, ModelRate]) -> Mapping[str, ModelRate]:
-        """Take the lower of each rate of a model."""
         return {
             model: ModelRate(
                 **{
@@ -354,12 +337,10 @@ class _Pair:
         }
 
     def model_rate(self, path: KeyPath, stored: Any, written: Any) -> Any:
-        """Take the lower of two rates, of which one may not be set."""
         lower = self.lower(path, value_or_default(stored, None), value_or_default(written, None), None, _format_word)
         return UNSET if lower is None else lower
 
     def shell(self, stored: ShellBounds, written: ShellBounds) -> ShellBounds:
-        """Take the tighter walls."""
         return ShellBounds(
             sandbox=self.lesser(("shell", "sandbox"), stored.sandbox, written.sandbox, (True, False)),
             network=self.lesser(("shell", "network"), stored.network, written.network, (False, True)),
@@ -406,7 +387,7 @@ def _price(models: Mapping[str, ModelSpec], model: str) -> Price | None:
 
 
 def _higher_price(one: Price, other: Price) -> Price:
-    """Take the higher of each figure; cached tokens without one cost what plain input costs."""
+    """The higher of each rate; without a cache rate, cached tokens cost as much as input."""
 
     def cached(key: str) -> Decimal:
         return max(one.input if getattr(one, key) is None else getattr(one, key), _cached_price(other, key))

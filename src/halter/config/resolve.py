@@ -1,12 +1,10 @@
-"""What the fleet's and the agent's file come to together: one resolved agent. It can only tighten what the fleet says.
+"""The fleet's and the agent's files resolved into one agent, which can only tighten the fleet.
 
-Where only one file sets a cap, its word counts; where neither does, the default: so an agent may set a cap that is
-higher than the default, but never one that is higher than the fleet's. The mode, and what needs a person, are the
-fleet's also where the fleet's file is silent: its silence means SEMI, and the usual table.
+A cap that only one file sets applies; without one the default does. So an agent may set a cap above the default, but
+never above the fleet's. The mode and the approval rules are the fleet's even where its file is silent: then SEMI and
+the default table apply.
 
-Only `policy` is what decisions of a person hold for: another model, other instructions or tasks leave them as they are.
-
-What defines an agent: its files by one digest, and what they came to as a store may keep it.
+Decisions of a person are bound to `policy` alone: another model, other instructions or tasks leave them valid.
 """
 
 import hashlib
@@ -68,7 +66,7 @@ from halter.core.money import DOLLAR, Cap, Caps, RateLimit
 from halter.core.spec import AgentSpec, FleetSpec, Limits, Phase, PhasePlan, ProviderSpec, ResolvedPolicy, is_covered
 from halter.core.text import describe_value, join_names, shorten, suggest_nearest
 from halter.core.tools import ToolSpec, find_secret_names
-from halter.core.usage import FREE_PRICE, ModelName, Price
+from halter.core.usage import FREE_PRICE, ModelName
 
 SESSION_CAP: Final = 1 * DOLLAR
 AGENT_DAY_CAP: Final = 5 * DOLLAR
@@ -87,10 +85,8 @@ REVIEW_PHASES: Final = (
     Phase("ethics_review", ("emit_finding",)),
     Phase("delivery", ("notify",)),
 )
-"""The walk that is written `phases: review`."""
 
 IN_APP_CHANNEL: Final = Channel(name="in_app", type="in_app")
-"""The channel of an agent whose files name none."""
 
 _HERE: Final = frozenset((SCRIPTED, REFLEX))
 _OF_LIMITS: Final = (
@@ -104,15 +100,14 @@ _OF_LIMITS: Final = (
 )
 
 LocateValue = Callable[[KeyPath], str]
-"""Names the file and the line in which a value stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedAgent:
-    """All that the files of an agent and of its fleet say, checked, with every default filled in.
+    """The files of an agent and its fleet, checked, with every default filled in.
 
-    `place` is the agent's folder; an agent of a program has none. `script_at` and `reflex_at` name where replies and
-    rules stand, for sentences about them.
+    `place` is the agent's folder; an agent of a program has none. `script_at` and `reflex_at` locate replies and rules
+    for error messages.
     """
 
     policy: ResolvedPolicy
@@ -126,25 +121,31 @@ class ResolvedAgent:
     reflex_at: LocateValue = lambda _: "the agent"
 
     def models(self) -> Iterator[str]:
-        """List all models that the agent may ask."""
         mind = self.mind
         yield from (name for name in (mind.model, *mind.fallback_models, *mind.model_for.values()) if name)
         yield from self.pacing.models()
         yield from self.tasks.review.judges
 
     def parts(self) -> dict[str, Any]:
-        """Name the fields, for a value that adds to them."""
+        """The fields by name, for a subclass that adds to them."""
         return {each.name: getattr(self, each.name) for each in fields(ResolvedAgent)}
 
 
 def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> ResolvedAgent:
-    """Put both files and those beside the agent's together, or raise a ConfigError that says what to change.
+    """Resolve an agent, or raise a ConfigError with the fix.
 
-    An agent of a program has no folder: it has no `AGENTS.md`, and the files that it names are those here.
+    An agent of a program has no folder and no `AGENTS.md`; files that it names are relative to the working directory.
     """
     both, here = FilePair(fleet, agent), folder or Path()
     policy = resolve_policy(fleet, agent)
-    providers = _providers(both)
+    ours, theirs = both.fleet.spec.providers, both.agent.spec.providers
+    for name, spec in theirs.items():
+        _check_provider(both, name, spec)
+    providers: dict[str, Provider] = {}
+    for name in (*ours, *(name for name in theirs if name not in ours)):
+        file = both.agent if name in theirs else both.fleet
+        said = (theirs.get(name, ProviderSpec()), ours.get(name, ProviderSpec()))
+        providers[name] = _provider(name, said, file.places)
     _check_models(both, providers)
     script, script_at = _script(agent, here)
     reflex, reflex_at = _reflex(agent, here)
@@ -164,7 +165,6 @@ def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> 
 
 
 def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
-    """Put both files together, or say in a ConfigError what the agent would loosen."""
     both = FilePair(fleet, agent)
     ours, theirs = fleet.spec, agent.spec
     limits = both.limits()
@@ -187,14 +187,16 @@ def resolve_policy(fleet: FleetConfig, agent: AgentFile) -> ResolvedPolicy:
         allowed_models=both.models(),
         allowed_hosts=both.hosts(),
         secrets=both.within("allowed_secrets", theirs.secrets, ours.allowed_secrets, ("secrets",)) or (),
-        prices={model: _price(spec.price) for model, spec in ours.models.items()},
+        prices={
+            model: (FREE_PRICE if isinstance(spec.price, str) else spec.price) for model, spec in ours.models.items()
+        },
     )
 
 
 def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterable[ToolSpec]) -> None:
-    """Check what an agent's file says of tools against the tools that there are, once they are known.
+    """Check the tool rules of an agent's file once its tools are known.
 
-    Raises a ConfigError for a name that no tool has, and for a rule that would loosen what holds for the tool.
+    Raises a ConfigError for an unknown tool, and for a rule that loosens what applies to the tool.
     """
     known = {tool.name: tool for tool in tools}
     for path, name in _named_tools(agent):
@@ -216,7 +218,7 @@ def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterabl
 
 
 def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[str, ...]:
-    """Say which rules of the fleet are for tools that no agent has: perhaps a slip of the pen that protects nothing."""
+    """Warn of fleet rules for tools that no agent has: a typo there protects nothing."""
     known = sorted({*tools})
     policy = fleet.spec.policy
     named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in policy.tools]
@@ -257,7 +259,6 @@ def _caps(limits: Limits, fleet: FleetSpec) -> Caps:
 
 
 def resolve_phases(phases: "PhasePlan | UnsetType") -> tuple[Phase, ...]:
-    """Tell the phases that an agent's file asks for."""
     if phases == "review":
         return REVIEW_PHASES
     if phases is UNSET or isinstance(phases, str):
@@ -265,13 +266,17 @@ def resolve_phases(phases: "PhasePlan | UnsetType") -> tuple[Phase, ...]:
     return tuple(Phase(name, None if isinstance(grants, str) else grants) for name, grants in phases.items())
 
 
-def _price(price: "Price | str") -> Price:
-    return FREE_PRICE if isinstance(price, str) else price
-
-
 def _mind(both: FilePair, providers: Mapping[str, Provider], instructions: str) -> BrainSpec:
     spec, limits = both.agent.spec, both.limits()
-    _check_output(both, limits)
+    most = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
+    least = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
+    window = value_or_default(limits.context_window, 0)
+    if most < least:
+        sentence = f"no answer can be both: at most {most} tokens (`max_output_tokens`) and at least {least}"
+        raise _limit_error(both, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
+    if window and window <= most:
+        sentence = f"a window of {window} tokens has no room beside an answer of up to {most}"
+        raise _limit_error(both, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
     return BrainSpec(
         model=value_or_default(spec.model, ""),
         fallback_models=spec.fallback_models,
@@ -286,7 +291,6 @@ def _mind(both: FilePair, providers: Mapping[str, Provider], instructions: str) 
 
 
 def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
-    """Read the playbooks of an agent: those in their own folder, and those that a trigger names."""
     files = [*sorted((folder / "playbooks").glob("*.yaml"))]
     files += [folder / each.playbook for each in tasks.triggers() if each.playbook is not UNSET]
     found: dict[str, Path] = {}
@@ -298,7 +302,7 @@ def _playbooks(folder: Path, tasks: Tasks) -> Mapping[str, Playbook]:
 
 
 def read_model_rates(fleet: FleetConfig) -> dict[str, RateLimit]:
-    """Tell how fast models may be asked: that is the fleet's word alone, as it is shared by all agents."""
+    """The rates of models; only the fleet sets them, since all agents share them."""
     return {
         name: RateLimit(
             value_or_default(said.requests_per_minute, None), value_or_default(said.tokens_per_minute, None)
@@ -307,21 +311,8 @@ def read_model_rates(fleet: FleetConfig) -> dict[str, RateLimit]:
     }
 
 
-def _check_output(both: FilePair, limits: Limits) -> None:
-    """Refuse lengths that leave no room for an answer."""
-    most = value_or_default(limits.max_output_tokens, BrainSpec().max_output_tokens)
-    least = value_or_default(limits.min_output_tokens, MIN_OUTPUT_TOKENS)
-    window = value_or_default(limits.context_window, 0)
-    if most < least:
-        sentence = f"no answer can be both: at most {most} tokens (`max_output_tokens`) and at least {least}"
-        raise _limit_error(both, "max_output_tokens", f"{sentence} (`min_output_tokens`); change one of them.")
-    if window and window <= most:
-        sentence = f"a window of {window} tokens has no room beside an answer of up to {most}"
-        raise _limit_error(both, "context_window", f"{sentence}; raise it, or lower `max_output_tokens`.")
-
-
 def _limit_error(both: FilePair, key: str, sentence: str) -> ConfigError:
-    """Speak of a limit where it was written: by the agent, or else by the fleet."""
+    """Locate a limit where it was written: by the agent, else by the fleet."""
     if ("limits", key) in both.agent.places.lines:
         return both.agent.places.wrong(("limits", key), sentence)
     if ("agents", "limits", key) in both.fleet.places.lines:
@@ -329,21 +320,8 @@ def _limit_error(both: FilePair, key: str, sentence: str) -> ConfigError:
     return both.agent.places.wrong(("limits",), sentence)
 
 
-def _providers(both: FilePair) -> dict[str, Provider]:
-    """Put the providers of both files together: an agent may add its own, and lead no known one elsewhere."""
-    ours, theirs = both.fleet.spec.providers, both.agent.spec.providers
-    for name, spec in theirs.items():
-        _check_provider(both, name, spec)
-    found: dict[str, Provider] = {}
-    for name in (*ours, *(name for name in theirs if name not in ours)):
-        file = both.agent if name in theirs else both.fleet
-        said = (theirs.get(name, ProviderSpec()), ours.get(name, ProviderSpec()))
-        found[name] = _provider(name, said, file.places)
-    return found
-
-
 def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: SourceMap) -> Provider:
-    """Take of each key the agent's word, else the fleet's, else what is usual."""
+    """Each key from the agent's file, else the fleet's, else the default."""
     path: KeyPath = ("providers", name)
     if name in _HERE:
         raise places.wrong(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
@@ -362,7 +340,7 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Source
 
 
 def _check_provider(both: FilePair, name: str, asked: ProviderSpec) -> None:
-    """Refuse an address, a key or a price of errors that the fleet does not leave to its agents."""
+    """Refuse a URL, a key or a billing rule that the fleet reserves."""
     fleet, path = both.fleet.spec, ("providers", name)
     if asked.bills_errors is False and fleet.providers.get(name, ProviderSpec()).bills_errors is True:
         raise both.looser((*path, "bills_errors"), "false", (*path, "bills_errors"), "true")
@@ -385,7 +363,6 @@ def _check_address(both: FilePair, name: str, base_url: str) -> None:
 
 
 def _named_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
-    """List all models that an agent's file names, with the way to each."""
     if spec.model is not UNSET:
         yield ("model",), spec.model
     yield from ((("fallback_models", index), model) for index, model in enumerate(spec.fallback_models))
@@ -424,7 +401,6 @@ def _check_allowed(both: FilePair, path: KeyPath, model: str) -> None:
 
 
 def _instructions(spec: AgentSpec, folder: Path | None) -> str:
-    """Put what the agent's file says before what stands in `AGENTS.md`."""
     if folder is None:
         return spec.instructions.strip()
     try:
@@ -436,7 +412,6 @@ def _instructions(spec: AgentSpec, folder: Path | None) -> str:
 
 
 def _script(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValue]:
-    """Read the replies of a model that is scripted."""
     name = agent.spec.script
     if name is UNSET:
         _refuse_empty_model(agent, SCRIPTED, "script", "write `script:` with the name of a file of replies")
@@ -445,7 +420,6 @@ def _script(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValu
 
 
 def _reflex(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValue]:
-    """Read the rules of a model that works by rules, from the agent's file or from one of their own."""
     rules = agent.spec.reflex
     if rules is UNSET:
         _refuse_empty_model(
@@ -460,7 +434,6 @@ def _reflex(agent: AgentFile, folder: Path) -> tuple[tuple[Any, ...], LocateValu
 
 
 def _refuse_empty_model(agent: AgentFile, provider: str, key: str, remedy: str) -> None:
-    """Refuse a model that would have nothing to say."""
     for path, model in _named_models(agent.spec):
         if ModelName.parse(model).provider == provider:
             sentence = f"`{format_key_path(path)}` is `{provider}`, but there is no `{key}`"
@@ -468,7 +441,6 @@ def _refuse_empty_model(agent: AgentFile, provider: str, key: str, remedy: str) 
 
 
 def _read_list(agent: AgentFile, folder: Path, key: str, name: str) -> tuple[tuple[Any, ...], LocateValue]:
-    """Read a YAML file that holds a list."""
     try:
         data = read_beside(folder, name)
     except UnusableFile as why:
@@ -505,7 +477,7 @@ def _pacing(both: FilePair) -> Pacing:
 
 
 def _autonomy(autonomy: Autonomy, zone: str) -> Autonomy:
-    """Fill in the fleet's zone, and take the other place for the gate's model for the gate's own."""
+    """Fill in the fleet's time zone, and move `precheck_model` into the gate."""
     gate, hours = autonomy.gate, autonomy.active_hours
     if autonomy.precheck_model is not UNSET:
         gate = replace(value_or_default(gate, Gate()), model=autonomy.precheck_model)
@@ -518,7 +490,11 @@ def _tasks(both: FilePair, folder: Path | None) -> Tasks:
     spec, zone = both.agent.spec, both.fleet.spec.zone
     for path, sentence in list_task_mistakes(spec, folder, zone):
         raise both.agent.places.wrong(path, sentence)
-    _check_reached(both)
+    for index, channel in enumerate(both.agent.spec.notify.channels):
+        if channel.url is not UNSET:
+            both.reached((*CHANNELS_PATH, index, "url"), channel.url)
+        if channel.host is not UNSET:
+            both.reached((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
     return Tasks(
         schedules=tuple(_schedule(schedule, zone) for schedule in spec.schedules),
         watches=spec.watches,
@@ -533,17 +509,7 @@ def _tasks(both: FilePair, folder: Path | None) -> Tasks:
     )
 
 
-def _check_reached(both: FilePair) -> None:
-    """See that the fleet allows the hosts that an agent's own channels lead to."""
-    for index, channel in enumerate(both.agent.spec.notify.channels):
-        if channel.url is not UNSET:
-            both.reached((*CHANNELS_PATH, index, "url"), channel.url)
-        if channel.host is not UNSET:
-            both.reached((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
-
-
 def _schedule(schedule: Schedule, zone: str) -> Schedule:
-    """Fill in whose clock it is."""
     zone, hours = value_or_default(schedule.timezone, zone), schedule.active_hours
     if hours is not UNSET:
         hours = replace(hours, timezone=value_or_default(hours.timezone, zone))
@@ -551,7 +517,7 @@ def _schedule(schedule: Schedule, zone: str) -> Schedule:
 
 
 def _notify(fleet: FleetConfig, agent: AgentFile) -> Notify:
-    """Put the channels of both files together; what is told of is the agent's word, if it has one."""
+    """Join the channels of both files; `on` is the agent's where it is set."""
     ours, theirs, usual = fleet.spec.notify, agent.spec.notify, Notify()
     taken = {channel.name for channel in ours.channels}
     for index, channel in enumerate(theirs.channels):
@@ -575,7 +541,6 @@ def _anonymized_names(spec: AgentSpec) -> tuple[str, ...] | None:
 
 
 def _verbs(spec: AgentSpec) -> Verbs:
-    """Take the verbs that are named, those that a phase grants, and that to read documents where there are any."""
     found = {*spec.verbs, *(name for phase in resolve_phases(spec.phases) for name in phase.grants or ())}
     if spec.collections or spec.watches:
         found.add("retrieve_chunks")
@@ -590,9 +555,9 @@ _BELOW: Final = ("playbooks", ".agents")
 
 
 def definition_digest(folder: Path) -> str:
-    """Name an agent's files by their names and contents: those in its folder itself, its playbooks and its skills.
+    """Digest an agent's files: those in its folder, its playbooks and its skills.
 
-    What lies in other folders is what it works on, and what is too large to be a definition counts by its size.
+    Other folders hold data. A file that is too large to be a definition counts by its size.
     """
     digest = hashlib.sha256(b"halter definition 1\n")
     for path in sorted(_files(folder), key=lambda found: found.as_posix()):
@@ -617,7 +582,7 @@ def _content(path: Path) -> bytes:
 
 
 def redact_definition(agent: ResolvedAgent) -> Mapping[str, Any]:
-    """Return what a store keeps of an agent: without what may be a key in plain text, or a person's name."""
+    """What a store keeps of an agent: no plain keys and no personal names."""
     pacing, tasks = _define_pacing(agent.pacing), _define_tasks(agent.tasks)
     return {"policy": agent.policy, "mind": agent.mind, "pacing": pacing, "tasks": tasks}
 
@@ -634,7 +599,7 @@ def _define_tasks(tasks: Tasks) -> Tasks:
 
 
 def _without_keys(asked: Asked) -> Asked:
-    """Keep of each header only the secrets that it names, and of an address all but its query."""
+    """Keep the secret references of each header, and the URL without its query."""
     headers = {
         name: " ".join(f"${{secret:{each}}}" for each in sorted(find_secret_names(value.encode()))) or HIDDEN_VALUE
         for name, value in asked.headers.items()

@@ -1,7 +1,4 @@
-"""The folders that an agent's file names for its tools and its documents, and what they must not reach.
-
-The files of a new agent: few, short, and at work as they stand.
-"""
+"""The folders that an agent's tools and documents use, what they must not reach, and the files of a new agent."""
 
 import json
 import re
@@ -92,7 +89,7 @@ def days_between(first: str, last: str) -> str:
 
 
 def render_starter_files(name: str, model: str) -> Mapping[str, str]:
-    """Write the files of an agent, by name; without a model, it works by rules."""
+    """The files of a new agent by name; without a model, it works by rules."""
     files = {
         AGENT_FILE: _AGENT.format(name=_plain(name), model=_model_lines(model)),
         INSTRUCTIONS: _INSTRUCTIONS.format(name=name),
@@ -102,7 +99,6 @@ def render_starter_files(name: str, model: str) -> Mapping[str, str]:
 
 
 def find_key_variable(model: str) -> str:
-    """Name the variable in which a new agent's key is looked for, if its model needs one."""
     return DEFAULT_PROVIDERS.get(_provider(model), UNKNOWN_PROVIDER).key
 
 
@@ -121,7 +117,6 @@ def _model_lines(model: str) -> str:
 
 
 def _provider_lines(provider: str) -> str:
-    """Write where a provider is reached, if nobody knows that."""
     if DEFAULT_PROVIDERS.get(provider, UNKNOWN_PROVIDER).base_url:
         return ""
     comment = "where it is reached; what it costs is said in halter.yaml, under `models`"
@@ -129,21 +124,20 @@ def _provider_lines(provider: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Write text without quotes where YAML takes it as it is meant."""
+    """Quote text only where YAML would read it as something else."""
     plain = re.fullmatch(r"[A-Za-z][\w.:/@+-]*\w", text, re.ASCII) and text.lower() not in {"true", "false", "null"}
     return text if plain else json.dumps(text, ensure_ascii=False)
 
 
 DEFINITION_FILES: Final = (AGENT_FILE, INSTRUCTIONS, TOOLS_FILE, MCP_FILE)
-"""What an agent is loaded from, whether it is there or not: a file that appears counts from the next start on."""
+"""What an agent is loaded from, present or not: a file that appears counts from the next start."""
 DECLARATION_FOLDERS: Final = (".agents", "playbooks")
-"""Folders of declarations: skills and playbooks."""
 PROTECTED_FOLDERS: Final = (*DECLARATION_FOLDERS, ".git", ".venv", "node_modules")
-"""Folders of an agent's own that tools must not write into: what they hold is loaded, or run by what is loaded."""
+"""Folders of an agent that tools must not write: their content is loaded or run."""
 
 
 def definition_of(folder: Path, spec: AgentSpec | None = None, what: str = "") -> Iterator[ProtectedEntry]:
-    """List what an agent is loaded from; with its file's content, also the files that this names."""
+    """List the files that an agent is loaded from, including those that its file names."""
     told = what or f"from which the agent in {folder} is loaded"
     names = (*DEFINITION_FILES, *(() if spec is None else list_named_files(spec)))
     yield from (ProtectedEntry(folder / name, told) for name in names)
@@ -153,7 +147,7 @@ def definition_of(folder: Path, spec: AgentSpec | None = None, what: str = "") -
 
 
 def _list_links(folder: Path) -> Iterator[Path]:
-    """List the links among an agent's skills and playbooks, dangling ones too, and files with more than one name."""
+    """List links among skills and playbooks, dangling ones too, and files with several names."""
     for name in DECLARATION_FOLDERS:
         try:
             for path in (folder / name).rglob("*"):
@@ -164,13 +158,11 @@ def _list_links(folder: Path) -> Iterator[Path]:
 
 
 def list_named_files(spec: AgentSpec) -> Iterator[str]:
-    """List the files beside an agent's own that it names: replies, rules and playbooks."""
     yield from (name for name in (spec.script, spec.reflex) if isinstance(name, str))
     yield from (trigger.playbook for _, trigger in list_triggers(spec) if trigger.playbook is not UNSET)
 
 
 def list_tool_roots(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
-    """List the roots of an agent's tools, with the way to each."""
     if spec.tools.files is not UNSET:
         yield ("tools", "files", "root"), spec.tools.files.root
     if spec.tools.shell is not UNSET:
@@ -178,7 +170,7 @@ def list_tool_roots(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
 
 
 def list_readable_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
-    """List the files and folders that an agent's file lets it read, with the way to each and a pattern."""
+    """List the files and folders that an agent's file lets it read, with key path and pattern."""
     for index, watch in enumerate(spec.watches):
         if watch.path is not UNSET:
             yield ("watches", index, "path"), watch.path, watch.pattern
@@ -190,25 +182,23 @@ def list_readable_places(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str]]:
 
 
 def find_writable_folders(folder: Path, spec: AgentSpec | None = None) -> WritableFolders:
-    """Find the folders that the tools of an agent can write; an agent whose file cannot be read has no tools."""
+    """Find the folders that an agent's tools can write; an unreadable file has no tools."""
     read = spec or _spec(folder)
     return WritableFolders(folder, () if read is None else tuple(folder / name for _, name in list_tool_roots(read)))
 
 
 def list_agents_above(place: Path) -> Iterator[Path]:
-    """List the agents' folders that a place lies in, the nearest first."""
     found = locate_folder(None, str(place))
     yield from (each for each in (() if found is None else found.parents) if (each / AGENT_FILE).is_file())
 
 
 def list_agents_beside(folder: Path) -> Iterator[Path]:
-    """List the agents' folders beside an agent's own."""
     own = folder.resolve()
     yield from (file.parent for file in sorted(own.parent.glob(f"*/{AGENT_FILE}")) if file.parent != own)
 
 
 def list_other_definitions(agent: AgentFile, folder: Path) -> Iterator[ProtectedEntry]:
-    """List what other agents are loaded from: those beside this one, and those in whose folder a root of it lies."""
+    """List the files of other agents: those beside this one, and those whose folder holds one of its roots."""
     own = locate_folder(None, str(folder))
     for other in list_agents_beside(folder):
         yield from definition_of(other)
@@ -226,7 +216,7 @@ def _spec(folder: Path) -> AgentSpec | None:
 
 
 def check_protected_roots(agent: AgentFile, folder: Path, protected: ProtectedPaths) -> None:
-    """Refuse, in a ConfigError, a root from which a tool would reach what it must not, and a place to read it from."""
+    """Raise a ConfigError for a root or a readable place that reaches protected files."""
     for path, name in list_tool_roots(agent.spec):
         if found := protected.reach(folder / name):
             raise agent.places.wrong(

@@ -1,11 +1,7 @@
-"""What `autonomy`, `hot_state` and `sensors` say: mistakes that can be known before anything runs, and expressions.
+"""Checks of the sections of `agent.yaml`: autonomy, hot state, sensors, triggers, collections and channels.
 
-An unattended agent's sensor that never fires goes unnoticed, so every mistake is found when the file is read. What
-depends on the agent's tools is checked once they are known.
-
-What `schedules`, `watches`, `webhooks`, `collections` and `notify` say: mistakes that can be known beforehand.
-
-An unattended agent's schedule that never fires goes unnoticed, so every mistake is found when the file is read.
+A sensor or a schedule that never fires goes unnoticed in an unattended agent, so every mistake is found when the file
+is read. What depends on the agent's tools is checked once they are known.
 """
 
 import re
@@ -47,13 +43,12 @@ from halter.core.text import Expression, compile_expression, join_names, shorten
 from halter.core.tools import find_secret_names
 
 GATE_VARIABLES: Final[Mapping[str, Any]] = MappingProxyType({"hot": {}, "before": {}, "changed": [], "skips": 0})
-"""What an expression of the gate may ask for."""
 
 KnownVariables = tuple[Mapping[str, Any], ...]
 
 _READINGS: Final[tuple[Any, ...]] = ({}, "", [], 0, 0.0, False, "1970-01-01T00:00:00Z", "1s")
 _SIGNAL_KNOWS: Final[KnownVariables] = tuple({"value": value, "hot": _READINGS[0]} for value in _READINGS)
-"""What an expression of a signal may ask for, with each thing that a reading may be; most are mappings."""
+"""What an expression of a signal may use, for each type that a reading may have."""
 _TAKES: Final[Mapping[SensorType, tuple[str, ...]]] = MappingProxyType(
     {
         "poll": ("tool", "params", "url", "headers"),
@@ -61,7 +56,6 @@ _TAKES: Final[Mapping[SensorType, tuple[str, ...]]] = MappingProxyType(
         "stream": ("url", "headers", "format"),
     }
 )
-"""The keys of a source that mean something to each type of sensor."""
 _NEEDS: Final[Mapping[SensorType, str]] = MappingProxyType(
     {
         "poll": "a `tool` or a `url`",
@@ -77,7 +71,6 @@ _SCORES: Final = ("expression", "model", "detector")
 
 
 def list_pacing_mistakes(spec: AgentSpec) -> Iterator[Mistake]:
-    """List what is wrong with how an agent paces itself."""
     yield from _autonomy_mistakes(spec.autonomy)
     for name, field in spec.hot_state.fields.items():
         yield from _field_mistakes(field, ("hot_state", "fields", name))
@@ -92,13 +85,11 @@ def list_pacing_mistakes(spec: AgentSpec) -> Iterator[Mistake]:
 
 
 def collect_hot_fields(spec: AgentSpec) -> dict[str, HotField]:
-    """Add the fields that only sensors name to those that are declared."""
     written = (update.field for sensor in spec.sensors for update in sensor.written())
     return dict(spec.hot_state.fields) | {name: HotField() for name in written if name not in spec.hot_state.fields}
 
 
 def list_paced_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
-    """List the models of the gate and of signals, with the way to each."""
     gate = spec.autonomy.gate
     if gate is not UNSET and gate.model is not UNSET:
         yield ("autonomy", "gate", "model"), gate.model
@@ -111,7 +102,7 @@ def list_paced_models(spec: AgentSpec) -> Iterator[tuple[KeyPath, str]]:
 
 
 def list_unwritten_fields(pacing: Pacing) -> tuple[str, ...]:
-    """Say which fields nothing writes: no mistake in an unfinished file, but worth a warning."""
+    """Warn of fields that nothing writes: no error while a file is unfinished."""
     written = {update.field for sensor in pacing.sensors for update in sensor.written()}
     return tuple(
         f"Nothing writes the field `{name}`, so it will always be shown as not yet loaded: give it a `refresh_tool`, "
@@ -122,14 +113,13 @@ def list_unwritten_fields(pacing: Pacing) -> tuple[str, ...]:
 
 
 def list_unlisted_secrets(spec: AgentSpec, path: KeyPath, value: Any) -> Iterator[Mistake]:
-    """List the secrets that a value names although the agent may not."""
     for at, text in list_texts(dict(value), path):
         for name in sorted(find_secret_names(text.encode("utf-8", "surrogatepass")) - {*spec.secrets}):
             yield make_mistake(at, f"names the secret `{name}`, which is not among the agent's `secrets`; list it.")
 
 
 def compile_gate(pacing: Pacing, place: str = "`autonomy.gate.expression`") -> Expression | None:
-    """Compile the expression of the gate, if it has one; `place` is for the sentence of a ConfigError."""
+    """Compile the gate's expression, if any; `place` locates it in a ConfigError."""
     gate = pacing.autonomy.gate
     if gate is UNSET or not gate.expression:
         return None
@@ -137,7 +127,6 @@ def compile_gate(pacing: Pacing, place: str = "`autonomy.gate.expression`") -> E
 
 
 def compile_signals(sensor: SensorSpec, where: Callable[[KeyPath], str] | None = None) -> Mapping[str, Expression]:
-    """Compile the expressions of a sensor's signals, by their names; `where` names the place of a value of it."""
     return {
         signal.name: _compile_expression(
             signal.expression,
@@ -151,7 +140,7 @@ def compile_signals(sensor: SensorSpec, where: Callable[[KeyPath], str] | None =
 
 
 def _compile_expression(text: str, known: KnownVariables, place: str, who: str) -> Expression:
-    """Compile an expression that must make sense for one of several values: the reading's type is not known yet."""
+    """Compile an expression that must hold for one of several types: a reading's type is not known yet."""
     sentence = ""
     for knows in known:
         try:
@@ -197,7 +186,7 @@ def _field_mistakes(field: HotField, path: KeyPath) -> Iterator[Mistake]:
 
 
 def _name_mistakes(spec: AgentSpec) -> Iterator[Mistake]:
-    """See that every name by which a sleeper may ask to be woken means one thing."""
+    """Check that every name a sleeping agent may be woken by is unambiguous."""
     taken = dict.fromkeys(collect_hot_fields(spec), "a field")
     for path, name, noun, own in _list_names(spec):
         if name in ALWAYS_WAKING_NAMES:
@@ -210,7 +199,7 @@ def _name_mistakes(spec: AgentSpec) -> Iterator[Mistake]:
 
 
 def _list_names(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str, bool]]:
-    """List all names with the way to each, what each names, and whether it may be that of a field: its own."""
+    """List all names with path, meaning, and whether a field may have the same name."""
     for name in spec.hot_state.fields:
         yield ("hot_state", "fields", name), name, "a field", True
     for index, sensor in enumerate(spec.sensors):
@@ -226,7 +215,13 @@ def _list_names(spec: AgentSpec) -> Iterator[tuple[KeyPath, str, str, bool]]:
 
 def _sensor_mistakes(sensor: SensorSpec, fields: Mapping[str, HotField], path: KeyPath) -> Iterator[Mistake]:
     yield from _source_mistakes(sensor, (*path, "source"))
-    yield from _time_mistakes(sensor, path)
+    for key in ("interval", "timeout"):
+        if not getattr(sensor, key):
+            yield make_mistake((*path, key), "is 0, which leaves no time for anything; write a duration, as in 5s.")
+    usual = SensorSpec(name=sensor.name, type=sensor.type, source=sensor.source)
+    for key in () if sensor.type == "poll" else _POLLED:
+        if getattr(sensor, key) != getattr(usual, key):
+            yield make_mistake((*path, key), f"is for a sensor of type poll, and this is a {sensor.type}; remove it.")
     yield from _update_mistakes(sensor, fields, (*path, "updates"))
     for index, signal in enumerate(sensor.signals):
         yield from _signal_mistakes(signal, (*path, "signals", index))
@@ -275,16 +270,6 @@ def _format_mistakes(source: Source, path: KeyPath) -> Iterator[Mistake]:
         yield make_mistake((*path, "format"), f"{sentence}; remove it, or change the address.")
 
 
-def _time_mistakes(sensor: SensorSpec, path: KeyPath) -> Iterator[Mistake]:
-    for key in ("interval", "timeout"):
-        if not getattr(sensor, key):
-            yield make_mistake((*path, key), "is 0, which leaves no time for anything; write a duration, as in 5s.")
-    usual = SensorSpec(name=sensor.name, type=sensor.type, source=sensor.source)
-    for key in () if sensor.type == "poll" else _POLLED:
-        if getattr(sensor, key) != getattr(usual, key):
-            yield make_mistake((*path, key), f"is for a sensor of type poll, and this is a {sensor.type}; remove it.")
-
-
 def _update_mistakes(sensor: SensorSpec, fields: Mapping[str, HotField], path: KeyPath) -> Iterator[Mistake]:
     seen: set[str] = set()
     for index, update in enumerate(sensor.updates):
@@ -313,7 +298,7 @@ def _signal_mistakes(signal: Signal, path: KeyPath) -> Iterator[Mistake]:
 
 
 def _threshold_mistakes(signal: Signal, path: KeyPath) -> Iterator[Mistake]:
-    """A threshold that is never reached, or always, is a slip of the pen."""
+    """Find thresholds that are never or always reached."""
     if signal.threshold is UNSET:
         return
     if signal.model is not UNSET and not 0 < signal.threshold <= 1:
@@ -334,7 +319,6 @@ _TASK_TAKES: Final[Mapping[ChannelType, tuple[str, ...]]] = MappingProxyType(
         "apprise": ("service",),
     }
 )
-"""The keys of a channel that mean something to each type."""
 _TASK_NEEDS: Final[Mapping[ChannelType, tuple[str, ...]]] = MappingProxyType(
     {"in_app": (), "email": ("to", "sender", "host"), "webhook": ("url",), "apprise": ("service",)}
 )
@@ -344,13 +328,11 @@ CHANNELS_PATH: Final[KeyPath] = ("notify", "channels")
 
 
 def list_triggers(spec: AgentSpec) -> Iterator[tuple[KeyPath, AnyTrigger]]:
-    """List all that starts sessions, with the way to each."""
     for kind in _KINDS:
         yield from (((kind, index), trigger) for index, trigger in enumerate(getattr(spec, kind)))
 
 
 def list_task_mistakes(spec: AgentSpec, folder: Path | None, zone: str) -> Iterator[Mistake]:
-    """List what is wrong with an agent's tasks. Files are looked for beside the agent's, if it has any."""
     for name, collection in spec.collections.items():
         yield from _folder_mistakes(collection.path, folder, ("collections", name, "path"))
         yield from _pattern_mistakes(collection.pattern, ("collections", name, "pattern"))
@@ -449,7 +431,6 @@ def _pause_mistakes(schedule: Schedule, path: KeyPath) -> Iterator[Mistake]:
 
 
 def _moment_mistakes(schedule: Schedule, path: KeyPath, zone: str) -> Iterator[Mistake]:
-    """See that the times can come at all."""
     if schedule.at is UNSET and schedule.cron is UNSET:
         return
     from halter.core.schedules import Timing, find_timing_flaw, parse_moment
@@ -482,7 +463,7 @@ def _watch_mistakes(watch: Watch, spec: AgentSpec, folder: Path | None, path: Ke
 
 
 def _place_mistakes(name: str, spec: AgentSpec, folder: Path | None, path: KeyPath) -> Iterator[Mistake]:
-    """Refuse to watch what commands can write: an agent's own output could not be told from what is new."""
+    """Refuse to watch a folder that commands write: the agent's own output would trigger it."""
     yield from _folder_mistakes(name, folder, path)
     shell = spec.tools.shell
     watched, works = locate_folder(folder, name), None if shell is UNSET else locate_folder(folder, shell.root)
@@ -496,14 +477,13 @@ def _place_mistakes(name: str, spec: AgentSpec, folder: Path | None, path: KeyPa
 
 
 def _folder_mistakes(name: str, folder: Path | None, path: KeyPath) -> Iterator[Mistake]:
-    """List what is wrong with the name of a folder, which need not be there yet."""
+    """Check a folder's name; the folder need not exist yet."""
     found = locate_folder(folder, name)
     if found is None or found.is_file():
         yield make_mistake(path, f"is `{shorten(name)}`, which is no folder; name the one that holds the documents.")
 
 
 def _pattern_mistakes(pattern: str, path: KeyPath) -> Iterator[Mistake]:
-    """List what is wrong with a pattern: it looks below its folder and nowhere else."""
     parts = pattern.split("/")
     if parts[0] in {"", "~"} or ".." in parts or "\0" in pattern:
         sentence = f"is `{shorten(pattern)}`, which leads out of its folder"
@@ -511,7 +491,7 @@ def _pattern_mistakes(pattern: str, path: KeyPath) -> Iterator[Mistake]:
 
 
 def locate_folder(folder: Path | None, name: str) -> Path | None:
-    """Find a folder as seen from the agent's own, through all links; None if it cannot be one."""
+    """Resolve a folder relative to the agent's, through all links; None if it cannot be one."""
     try:
         return ((folder or Path()) / name).resolve()
     except (OSError, RuntimeError, ValueError):
@@ -519,7 +499,6 @@ def locate_folder(folder: Path | None, name: str) -> Path | None:
 
 
 def list_channel_mistakes(notify: Notify) -> Iterator[Mistake]:
-    """List what is wrong with channels, each by itself, and with their names."""
     seen: set[str] = set()
     for index, channel in enumerate(notify.channels):
         path = (*CHANNELS_PATH, index)
@@ -570,7 +549,6 @@ def _addresses(channel: Channel, path: KeyPath) -> Iterator[tuple[KeyPath, str]]
 
 
 def _is_here(host: str) -> bool:
-    """Tell whether what is sent to a host stays on this machine."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

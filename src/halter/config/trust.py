@@ -1,15 +1,12 @@
-"""Code in an agent's folder runs only after a person trusted it, once per digest.
+"""Code in an agent's folder runs only after a person trusted its digest.
 
-What is covered is every file that a command line could load from the folder: an interpreter reads a script of any name,
-and modules, packages and settings beside it. Left out are only the declarations that Halter itself reads, unless a
-command line or a link names one, and the folders of data, from which no command line may load anything. A changed,
-added or removed file is another digest, and another digest is not trusted. Compiled Python counts too: whoever loads
-trusted code must not write bytecode beside it.
+The digest covers every file that a command line could load from the folder: an interpreter reads a script of any name,
+and modules, packages and settings beside it. Only the declarations that Halter itself reads are left out, unless a
+command line or a link names one, and the data folders, from which no command line may load anything. Compiled Python
+counts too: a process that loads trusted code must not write bytecode beside it.
 
-The command lines of `.mcp.json`: which files of an agent's folder they name, and whether they could load data.
-
-An argument counts as something to work on, and not to load, only where it is certain what is run: after the script, the
-module or the package of a program that is known to run such. Of any other program nobody can say it.
+An argument of a server in `.mcp.json` counts as data only where the program is known: after the script, module or
+package of a known runner. Any argument of another program may be code.
 """
 
 import hashlib
@@ -35,7 +32,7 @@ from halter.core.text import join_names
 from halter.core.tools import ToolServer
 
 DATA_FOLDER: Final = "data"
-"""A folder of this name in an agent's own holds what its code writes: no code may be loaded from it."""
+"""An agent's own data: no code may be loaded from this folder."""
 
 _WORDS: Final = re.compile(r"""[\s=:,;'"&|()<>@]+""")
 _DOTTED: Final = re.compile(r"[A-Za-z_][\w.]*(?::[\w.]+)?")
@@ -43,10 +40,10 @@ _MODULE: Final = frozenset({"-m", "--module"})
 
 
 class _Runner(msgspec.Struct, frozen=True):
-    """A program that runs what its first plain word names, and gives it all further words.
+    """A program that runs what its first plain word names and passes the other words on.
 
-    `flags` have no value, and the value of `valued` is not what is run. After one of `ends` the next word is run. With
-    `letters`, flags of one letter may be joined. A `verb` has to come first.
+    `flags` take no value; the value of `valued` is not run. The word after one of `ends` is run. With `letters`,
+    one-letter flags may be joined. A `verb` must come first.
     """
 
     flags: frozenset[str] = frozenset()
@@ -91,10 +88,10 @@ _LOADERS: Final = _words(
 
 
 def find_data_load(server: ToolServer, places: Iterable[Path], environ: Mapping[str, str]) -> str:
-    """Name the word of a command line by which it could load something from a folder of data, or nothing.
+    """Find the word by which a command line could load something from a data folder; empty if none.
 
-    Such a folder may hold what an agent wrote. So no command line may name it, or run in it, or search it. Only the
-    agent's own `data` may be given to a program to work on, after the word that says what the program is to run.
+    The agent may have written there, so no command line may name, search or run in it. Only the agent's own `data` may
+    be an argument, after the word that names what is run.
     """
     cwd, kept = Path(server.cwd), tuple(places)
     line = (server.command, *server.args)
@@ -112,7 +109,7 @@ def find_data_load(server: ToolServer, places: Iterable[Path], environ: Mapping[
 
 
 def _paths_in(text: str) -> Iterator[str]:
-    """List all in a text that may be meant as a path, also behind the letter of an option."""
+    """List everything in a text that may be a path, also behind the letter of an option."""
     for word in (text, *_WORDS.split(text)):
         if word and "\0" not in word:
             yield word
@@ -121,7 +118,7 @@ def _paths_in(text: str) -> Iterator[str]:
 
 
 def _find_work_start(line: Sequence[str], cwd: Path) -> int:
-    """Find the place in a command line behind which everything is only given to what is run."""
+    """Find the index behind which all words are arguments of what is run."""
     at = 0
     while at < len(line):
         name = os.path.basename(line[at])  # noqa: PTH119, it may be no path.
@@ -145,7 +142,7 @@ def _find_work_start(line: Sequence[str], cwd: Path) -> int:
 
 
 def _skip_runner_words(runner: _Runner, line: Sequence[str], at: int) -> int:
-    """Step over a runner's own words; the end of the line where one of them is not known."""
+    """Skip a runner's own options; the end of the line if one is unknown."""
     if runner.verb:
         if line[at : at + 1] != (runner.verb,):
             return len(line)
@@ -166,7 +163,7 @@ def _skip_runner_words(runner: _Runner, line: Sequence[str], at: int) -> int:
 
 
 def list_server_paths(folder: Path) -> Iterator[Path]:
-    """List the paths that a command line of an agent's `.mcp.json` may mean, whether there is anything or not."""
+    """List the paths that command lines in `.mcp.json` may mean, existing or not."""
     try:
         read = msgspec.json.decode((folder / MCP_FILE).read_bytes(), type=_File)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -177,8 +174,6 @@ def list_server_paths(folder: Path) -> Iterator[Path]:
 
 
 class _File(msgspec.Struct, frozen=True):
-    """As much of the file as is looked at before it is read properly."""
-
     mcpServers: dict[str, object] = {}  # noqa: N815, the name of the key.
 
 
@@ -207,28 +202,25 @@ def _texts(value: object) -> Iterator[str]:
 MAX_BYTES: Final = 2_000_000_000
 MAX_FILES: Final = 200_000
 SETTLED_NANOSECONDS: Final = 2_000_000_000
-"""Nanoseconds after which a file that looks the same is the same: what changed later shows another time."""
+"""A file this old with the same stamp is unchanged: a later change has another time."""
 MAX_FILES_NAMED: Final = 5
-"""So many changed files are named."""
 MAX_FILES_LISTED: Final = 2_000
-"""Of a folder with more files than this it is not kept what each of them held."""
+"""For larger folders the content of each file is not kept."""
 _PORTION: Final = 1 << 20
 _OF_GIT: Final = frozenset(("config", "hooks"))
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def digest_folder(folder: Path, left_out: Iterable[Path] = ()) -> Digest:
-    """Name the code in a folder by its file names and contents; a ConfigError where that cannot be told."""
     return AgentCode(folder, left_out).digest()
 
 
 def holds_code(folder: Path) -> bool:
-    """Tell whether there is anything in a folder that could be loaded."""
     return bool(AgentCode(folder).contents())
 
 
 def list_data_places(folder: Path) -> tuple[Path, ...]:
-    """List what holds an agent's data in its own folder: the roots of its tools, its documents, and `data`."""
+    """List an agent's data folders inside its own: tool roots, documents, and `data`."""
     try:
         spec = read_agent(folder).spec
     except ConfigError:
@@ -244,7 +236,7 @@ def list_data_places(folder: Path) -> tuple[Path, ...]:
 
 
 class AgentCode:
-    """The files of a folder from which something could be loaded. What was read once and looks the same is kept."""
+    """The files of a folder from which code could be loaded. Unchanged files are not read again."""
 
     def __init__(self, folder: Path, left_out: Iterable[Path] = ()) -> None:
         self.folder = folder
@@ -252,11 +244,9 @@ class AgentCode:
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def digest(self) -> Digest:
-        """Name all of it."""
         return digest_contents(self.contents())
 
     def contents(self) -> dict[str, str]:
-        """Name what each file holds, by its path in the folder."""
         folder = self.folder
         if folder.is_symlink() or not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder: name the agent's folder itself.")
@@ -275,9 +265,9 @@ class AgentCode:
         return found | self._named_besides(own, found, places)
 
     def _named_besides(self, own: Path, found: Mapping[str, str], places: tuple[Path, ...]) -> dict[str, str]:
-        """Cover what a command line or a link names, and nothing else does: a declaration, or a file of Git's own.
+        """Cover files that only a command line or a link names: a declaration, or a file below .git.
 
-        Where data lies is left out: no command line and no link may lead there.
+        Data folders are left out: no command line and no link may lead there.
         """
         links = (own / name for name, content in found.items() if content.startswith("link "))
         named = {Path(os.path.realpath(place)) for place in (*links, *list_server_paths(own)) if "\0" not in str(place)}
@@ -297,7 +287,7 @@ class AgentCode:
         return f"{runs}{self._content(path, os.O_NOFOLLOW)}"
 
     def _linked(self, path: Path, own: Path, places: tuple[Path, ...]) -> str:
-        """Cover what a link leads to: inside it is covered itself, and what it leads out to is read."""
+        """Cover a link's target: inside the folder it is listed itself, outside it is read."""
         target = Path(os.path.realpath(path))
         if any(target.is_relative_to(place) for place in places):
             raise ConfigError(f"{path} is a link to where data lies: put the file itself into the agent's folder.")
@@ -309,7 +299,7 @@ class AgentCode:
         return f"{named} {self._content(target, 0)}" if target.is_file() else named
 
     def _content(self, path: Path, flags: int) -> str:
-        """Read a file without waiting for a pipe; one that looks as it did when it was last read is not read again."""
+        """Read a file without blocking on a pipe; an unchanged file is not read again."""
         try:
             known = self._known.get(str(path))
             if known is not None and known[0] == _stamp(os.lstat(path)):
@@ -334,7 +324,6 @@ def _stamp(about: os.stat_result) -> tuple[int, ...]:
 
 
 def digest_contents(contents: Mapping[str, str]) -> Digest:
-    """Make one name of many."""
     digest = hashlib.sha256(b"halter folder 2\n")
     for name, content in sorted(contents.items()):
         written = name.encode("utf-8", "surrogateescape")
@@ -343,7 +332,7 @@ def digest_contents(contents: Mapping[str, str]) -> Digest:
 
 
 def describe_changed_files(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """Say which files differ from those that were trusted, or nothing where that was not kept."""
+    """Name the files that differ from the trusted ones; empty where these were not kept."""
     if not before:
         return ""
     kinds = {
@@ -355,7 +344,6 @@ def describe_changed_files(before: Mapping[str, str], now: Mapping[str, str]) ->
 
 
 def shorten_digest(content: str) -> str:
-    """Shorten the name of a content for a list that is only shown to people."""
     return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
@@ -365,7 +353,7 @@ def _name_few(names: list[str]) -> str:
 
 
 def _list_declarations(folder: Path) -> frozenset[str]:
-    """List the files that Halter reads itself, as declarations: they are never run."""
+    """List the files that Halter reads as declarations: they are never run."""
     try:
         named = [os.path.normpath(name) for name in list_named_files(read_agent(folder).spec)]
     except ConfigError:
@@ -376,7 +364,7 @@ def _list_declarations(folder: Path) -> frozenset[str]:
 
 
 def _walk_files(folder: Path, left_out: frozenset[str]) -> Iterator[Path]:
-    """List all that is no folder, without what is left out. Links are listed, and not followed."""
+    """Yield all files and links that are not left out. Links are not followed."""
     for parent, folders, files in os.walk(folder, onerror=_raise_unreadable):
         links = [name for name in folders if os.path.islink(f"{parent}/{name}")]  # noqa: PTH114, thousands of them.
         git = parent == f"{folder}/.git"
@@ -392,7 +380,7 @@ def _raise_unreadable(error: OSError) -> None:
 
 
 class TrustEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who trusted which code, and when; `files` says what each file held, to tell people what has changed since."""
+    """Who trusted which code, and when; `files` tells later what has changed."""
 
     digest: str
     by: str
@@ -401,34 +389,29 @@ class TrustEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TrustFile:
-    """The folders whose code people trusted, in a file that only its owner may read and write."""
+    """The trusted folders, in a file that only its owner may read and write."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def is_trusted(self, folder: Path, digest: str) -> bool:
-        """Tell whether a person trusted exactly this code in this folder."""
         found = self.folders().get(_key(folder))
         return found is not None and found.digest == digest
 
     def changed(self, folder: Path, contents: Mapping[str, str]) -> str:
-        """Say what has changed in a folder since a person trusted it, or nothing where that is not known."""
         found = self.folders().get(_key(folder))
         return "" if found is None else describe_changed_files(found.files, contents)
 
     def trust(self, folder: Path, digest: str, by: str, at: int, contents: Mapping[str, str] | None = None) -> None:
-        """Note that a person trusts this code in this folder, and no longer the code that was there before."""
         kept = {name: shorten_digest(content) for name, content in (contents or {}).items()}
         self._write(
             {**self.folders(), _key(folder): TrustEntry(digest, by, at, kept if len(kept) <= MAX_FILES_LISTED else {})}
         )
 
     def distrust(self, folder: Path) -> None:
-        """Forget that a folder was trusted."""
         self._write({key: found for key, found in self.folders().items() if key != _key(folder)})
 
     def folders(self) -> Mapping[str, TrustEntry]:
-        """List what is trusted, by folder."""
         try:
             if self._path.stat().st_mode & _OTHERS_MAY_WRITE:
                 raise ConfigError(f"Others may write to {self._path}: look through it, then run chmod 600 on it.")
@@ -443,25 +426,22 @@ class TrustFile:
             raise ConfigError(f"{self._path} is damaged ({error}): remove it, and trust each folder again.") from None
 
     def _write(self, folders: Mapping[str, TrustEntry]) -> None:
-        """Replace the file as a whole, so that no reader ever sees half of it."""
+        """Replace the file atomically."""
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _replace(self._path, msgspec.json.format(msgspec.json.encode(folders, order="sorted")))
+            data = msgspec.json.format(msgspec.json.encode(folders, order="sorted"))
+            with tempfile.NamedTemporaryFile(dir=self._path.parent, prefix=".trust-", delete=False) as file:
+                written = Path(file.name)
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                    written.replace(self._path)
+                except OSError:
+                    written.unlink(missing_ok=True)
+                    raise
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be written: {error.strerror or error}.") from error
-
-
-def _replace(path: Path, data: bytes) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".trust-", delete=False) as file:
-        written = Path(file.name)
-        try:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            written.replace(path)
-        except OSError:
-            written.unlink(missing_ok=True)
-            raise
 
 
 def _key(folder: Path) -> str:

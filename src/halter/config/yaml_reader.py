@@ -1,10 +1,8 @@
-"""YAML text into plain values.
+"""YAML text into plain values that remember their lines.
 
-Only what configuration needs is understood: mappings, lists, text, numbers, true, false and null. Aliases, tags and
-merge keys are refused, since a small file with aliases can stand for gigabytes and a tag can stand for anything.
-Scalars follow YAML 1.2: `no` and `12:30` are text, as whoever wrote them meant.
-
-Files of configuration into plain values, each of which remembers its line.
+Only mappings, lists, text, numbers, true, false and null are accepted. Aliases, tags and merge keys are refused: a
+small file with aliases can expand to gigabytes, and a tag can mean anything. Scalars follow YAML 1.2: `no` and `12:30`
+are text.
 """
 
 import math
@@ -21,9 +19,7 @@ from yaml.reader import ReaderError
 from halter.core.errors import ConfigError
 
 KeyPath = tuple[str | int, ...]
-"""The way to a value from the top of its file: keys of mappings and places in lists."""
 Mistake = tuple[KeyPath, str]
-"""The way to a value, and a sentence about it."""
 
 MAX_BYTES: Final = 1_000_000
 MAX_DEPTH: Final = 32
@@ -32,38 +28,33 @@ _LONGEST_SENTENCE: Final = 1000
 
 
 def escape_sentence(sentence: str) -> str:
-    """Keep what a file says from steering the terminal that shows it, or from filling it."""
+    """Escape and shorten file content before a terminal shows it."""
     short = sentence if len(sentence) <= _LONGEST_SENTENCE else f"{sentence[:_LONGEST_SENTENCE]}…"
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in short)
 
 
 class SourceMap(msgspec.Struct, frozen=True):
-    """Where each value of a file stands."""
-
     file: str
     lines: Mapping[KeyPath, int] = {}
 
     def at(self, path: KeyPath = ()) -> str:
-        """Name the file, and the line of a value or of the nearest thing around it."""
+        """The file and the line of a value, or of its nearest parent."""
         for length in range(len(path), -1, -1):
             if (line := self.lines.get(path[:length])) is not None:
                 return f"{self.file} line {line}"
         return self.file
 
     def wrong(self, path: KeyPath, sentence: str) -> ConfigError:
-        """Make an error of a sentence about a value."""
         return ConfigError(escape_sentence(f"{self.at(path)}: {sentence}"))
 
 
 class Document(msgspec.Struct, frozen=True):
-    """What a file says, and where."""
-
     value: Any
     places: SourceMap
 
 
 def load_file(path: Path, shown: str | None = None) -> Document:
-    """Read a YAML file; `shown` is the name that sentences call it by."""
+    """Read a YAML file; `shown` is its name in messages."""
     name = shown or str(path)
     try:
         with path.open("rb") as file:
@@ -76,7 +67,6 @@ def load_file(path: Path, shown: str | None = None) -> Document:
 
 
 def load_bytes(data: bytes, file: str) -> Document:
-    """Read YAML of any origin."""
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{file} is larger than {MAX_BYTES:,} bytes: keep data out of configuration.")
     try:
@@ -101,15 +91,12 @@ _LONGEST_NUMBER: Final = 30
 
 
 def _events(text: str) -> Iterator[events.Event]:
-    """Parse with the C library where PyYAML was built with it."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     while loader.check_event():
         yield loader.get_event()
 
 
 class _Open:
-    """A mapping or a list that is being read."""
-
     __slots__ = ("key", "path", "value")
 
     def __init__(self, path: KeyPath, value: "dict[str, Any] | list[Any]") -> None:
@@ -119,7 +106,7 @@ class _Open:
 
 
 class YamlBuilder:
-    """Puts a document together, event by event and without recursion, so that no depth can exhaust anything."""
+    """Builds a document event by event, without recursion, so that no depth exhausts the stack."""
 
     def __init__(self, file: str) -> None:
         self._file = file
@@ -129,7 +116,6 @@ class YamlBuilder:
         self._value: Any = None
 
     def build(self, text: str) -> Document:
-        """Read a whole file."""
         try:
             for event in _events(text):
                 self._take(event)
@@ -186,18 +172,17 @@ class YamlBuilder:
     def _scalar(self, event: events.ScalarEvent, line: int) -> None:
         inside = self._open[-1] if self._open else None
         if inside is not None and isinstance(inside.value, dict) and inside.key is None:
-            self._key(inside, event.value, line)
+            if not event.value:
+                raise self._wrong(line, "a key is empty; write a name before the colon.")
+            path = (*inside.path, event.value)
+            if path in self._lines:
+                raise self._wrong(
+                    line, f"`{event.value}` was written in line {self._lines[path]} already; keep one of them."
+                )
+            inside.key = event.value
+            self._lines[path] = line
             return
         self._place(self._resolved(event, line), line)
-
-    def _key(self, inside: _Open, key: str, line: int) -> None:
-        if not key:
-            raise self._wrong(line, "a key is empty; write a name before the colon.")
-        path = (*inside.path, key)
-        if path in self._lines:
-            raise self._wrong(line, f"`{key}` was written in line {self._lines[path]} already; keep one of them.")
-        inside.key = key
-        self._lines[path] = line
 
     def _enter(self, value: "dict[str, Any] | list[Any]", line: int) -> None:
         if self._open and isinstance(self._open[-1].value, dict) and self._open[-1].key is None:
@@ -207,7 +192,6 @@ class YamlBuilder:
         self._open.append(_Open(self._place(value, line), value))
 
     def _place(self, value: Any, line: int) -> KeyPath:
-        """Put a value where it belongs, and tell where that is."""
         if not self._open:
             self._value = value
             path: KeyPath = ()

@@ -1,1 +1,1 @@
-"""The wires to models, and what their tokens cost."""
+"""Connections to models, and what their tokens cost."""

@@ -1,21 +1,16 @@
-"""From the name of a model to the model: which provider is meant, where it is, and with which key.
+"""A model by its name: its provider, address, key and price.
 
-A provider that an agent's files describe is reached as they say, and with the key that they name: what the environment
-holds for a provider of that name was given for the provider's own address and goes nowhere else.
+A provider that an agent's files describe is reached as they say, with the key that they name: a key in the environment
+belongs to the provider's own address and is sent nowhere else.
 
-What models cost: the configuration's own prices first, then the bundled table of genai-prices.
+Prices come from the configuration, else from the bundled table of genai-prices. A model on this machine is free. Any
+other costs what the table says: at a seller's own address that seller's price, behind a gateway the price where it is
+sold. An entry is compiled once into a `Tariff` of integers, because a hold is computed at every step: dollars per
+million tokens are micro-dollars per token, and times SCALE every rate of the table is an integer, so that nothing is
+rounded before the end.
 
-A model that runs on this machine is free. Any other costs what the table says, wherever it is asked: at a seller's own
-address what that seller takes, and behind any other, such as a gateway's, what it costs where it is sold.
-
-A model's entry is compiled once into a `Tariff` of whole numbers, because a hold is worked out at every step:
-dollars per million tokens are micro-dollars per token, and times SCALE every rate of the table is an integer.
-So nothing is rounded before the end, whatever the sums.
-
-The table is the one that came with the installed package: nothing is fetched, and no updater is started. It
-knows more than tokens (searches, pages, batch and priority tiers); Halter asks for none of these. Of cache
-writes it takes the price of a cache that lives for minutes, which is what wires must ask for: one that lives
-for an hour costs more, and a usage does not tell the two apart.
+Nothing is fetched and no updater runs. Searches, pages, batch and priority tiers are not priced, since Halter requests
+none. Cache writes have the price of a cache that lives for minutes, which is what the wires request.
 """
 
 import re
@@ -48,7 +43,7 @@ if TYPE_CHECKING:
 SCALE: Final = 10**18
 MARGIN: Final = Decimal("0.02")
 NO_LIMIT: Final = 10**9
-"""More tokens than anyone answers with."""
+"""More tokens than any model answers with."""
 
 _TABLE_NAMES: Final = MappingProxyType(
     {
@@ -63,9 +58,9 @@ _TABLE_NAMES: Final = MappingProxyType(
         "fireworks_ai": "fireworks",
     }
 )
-"""Sellers whom configurations and gateways call by another name than the table."""
+"""Sellers that have another name in the table than in configurations."""
 _COMPARED: Final = 10_000
-"""By requests of so many tokens, in and out, prices are compared."""
+"""Prices are compared by requests of these sizes, input and output."""
 _LAST: Final = 1 << 60
 _ALWAYS: Final = -(1 << 63)
 _EPOCH: Final = date(1970, 1, 1)
@@ -73,7 +68,7 @@ _NOTHING: Final = Decimal(0)
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """The rates while a request's input is above some number of tokens, in micro-dollars × SCALE."""
+    """The rates above some number of input tokens, in micro-dollars × SCALE."""
 
     above: int
     plain: int
@@ -83,18 +78,16 @@ class Tier(msgspec.Struct, frozen=True):
     request: int
 
     def cost(self, plain: int, read: int, write: int, output: int) -> int:
-        """Tell what one request of so many tokens of each sort costs."""
         return (
             plain * self.plain + read * self.cache_read + write * self.cache_write + output * self.output + self.request
         )
 
 
 class PricePeriod(msgspec.Struct, frozen=True):
-    """Some rates, and when they hold: from a moment on, or daily between two times of day.
+    """Rates and when they apply: from a moment on, or daily between two times of day.
 
-    The highest tier stands first. Beside each tier stands its ceiling, which charges all input at the dearest
-    rate of this tier and of those below: a request that is counted into a tier may turn out smaller, and may
-    be cached in any way.
+    The highest tier comes first. Beside each tier is its ceiling, which charges all input at the highest rate of this
+    tier and of those below: a request that is counted into a tier may turn out smaller, and may be cached in any way.
     """
 
     tiers: tuple[Tier, ...]
@@ -103,7 +96,6 @@ class PricePeriod(msgspec.Struct, frozen=True):
     daily: tuple[int, int] | None = None
 
     def holds(self, at: int) -> bool:
-        """Tell whether these rates hold at that moment."""
         if self.daily is None:
             return at >= self.since
         start, end = self.daily
@@ -112,14 +104,12 @@ class PricePeriod(msgspec.Struct, frozen=True):
 
 
 class Tariff(msgspec.Struct, frozen=True):
-    """The rates of one model. The first period that holds counts; the last one always does."""
+    """The rates of one model. The first period that applies counts; the last one always does."""
 
     periods: tuple[PricePeriod, ...]
     loading: tuple[int, int]
-    """One plus the margin, as a fraction."""
 
     def cost(self, usage: Usage, at: int) -> int:
-        """Tell the true cost of a request that was made at that time, rounded up once."""
         period = next(period for period in self.periods if period.holds(at))
         read, write = usage.cache_read_tokens, usage.cache_write_tokens
         tier = _find_tier(period.tiers, usage.input_tokens)
@@ -127,7 +117,7 @@ class Tariff(msgspec.Struct, frozen=True):
         return -(-exact // SCALE)
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
-        """Tell what no request of at most these tokens can exceed, also if it is billed up to a day later."""
+        """The most that a request of these tokens can cost, also if it is billed up to a day later."""
         if max_output_tokens < 0:
             raise ValueError(f"A request cannot have {max_output_tokens} output tokens.")
         dearest = max(
@@ -137,14 +127,14 @@ class Tariff(msgspec.Struct, frozen=True):
         return -(-dearest * numerator // (denominator * SCALE))
 
     def max_output_that_fits(self, input_tokens: int, budget_micros: int, at: int, at_most: int = NO_LIMIT) -> int:
-        """Tell the most output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
+        """The largest output, up to `at_most`, whose bound the budget covers; 0 if not one token fits."""
         numerator, denominator = self.loading
         room = budget_micros * denominator * SCALE // numerator
         fitting = (_output_in(room, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at))
         return max(0, min(at_most, *fitting))
 
     def _ceilings(self, input_tokens: int, at: int) -> Iterator[Tier]:
-        """Yield what may count when the request is billed: any time of day, and what starts within a day."""
+        """Yield what may apply when the request is billed: any time of day, and what starts within a day."""
         for period in self.periods:
             if period.since <= at + DAY:
                 yield _find_tier(period.ceilings, input_tokens)
@@ -167,23 +157,24 @@ def _output_in(room: int, ceiling: Tier, input_tokens: int) -> int:
 
 
 class Prices:
-    """The price table of a fleet: finds each model once and remembers it.
+    """The price table of a fleet; each model is looked up once.
 
-    `own` maps `provider:model`, or a provider's name for all its models, to what the configuration says.
+    `own` maps `provider:model`, or a provider's name for all its models, to the configured price.
     """
 
     def __init__(self, own: Mapping[str, Price] = MappingProxyType({}), margin: Decimal = MARGIN) -> None:
         if not (margin.is_finite() and margin >= 0):
             raise ValueError(f"The margin of a hold is a share from 0 up, but {margin} is not.")
-        self._own = {_own_key(name): price for name, price in own.items()}
+        self._own = {
+            (str(ModelName.parse(name)) if ":" in name or "/" in name else name): price for name, price in own.items()
+        }
         self._margin = margin
         self._found: dict[tuple[ModelName, str | None], Tariff | Unpriced] = {}
 
     def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
-        """Look up a model, at the address it is reached by if that is not the provider's usual one.
+        """Look up a model, by its address if that is not the provider's default.
 
-        The first lookup in the bundled table imports it, which takes a quarter of a second: do it before work
-        starts.
+        The first lookup imports the bundled table, which takes a quarter of a second: do it before work starts.
         """
         found = self._found.get((model, base_url))
         if found is None:
@@ -199,20 +190,15 @@ class Prices:
         return _find_listed_tariff(model, base_url, self._margin)
 
 
-def _own_key(name: str) -> str:
-    return str(ModelName.parse(name)) if ":" in name or "/" in name else name
-
-
 def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
-    """Compile a price of the configuration."""
     tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output)
     return Tariff((_period([tier]),), _loading(margin))
 
 
 def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff | None:
-    """Compile an entry of the bundled table, or None if it does not price both directions of tokens.
+    """Compile an entry of the bundled table; None if it lacks a rate for input or output.
 
-    Entries without figures are common: the table leaves out zeros, so these may be free or of unknown price.
+    The table leaves out zeros, so an entry without rates may be free or of unknown price.
     """
     from genai_prices.types import ConditionalPrice, ModelPrice
 
@@ -228,7 +214,7 @@ def compile_listed_price(model: "ModelInfo", margin: Decimal = MARGIN) -> Tariff
 
 
 def _table() -> "list[Seller]":
-    """Return the bundled table, imported by its name: a type checker would infer all of its 1.5 MB for minutes."""
+    """Import the bundled table by name: a type checker would infer its 1.5 MB for minutes."""
     return import_module("genai_prices.data").providers
 
 
@@ -255,14 +241,13 @@ def _explain_unlisted(model: ModelName, base_url: str | None, seller: str | None
 
 @lru_cache(maxsize=256)
 def find_listed_window(model: ModelName, base_url: str | None = None) -> int | None:
-    """Tell how many tokens a model can take in, if the bundled table knows it."""
     providers = _table()
     entries = _entries(providers, _seller(providers, model.provider, base_url), model)
     return min((entry.context_window for entry in entries if entry.context_window), default=None)
 
 
 def _seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "Seller | None":
-    """Find out who sends the bill: the address tells, or without one, the name.
+    """Find who sends the bill: by the address, or without one by the name.
 
     Names must match exactly. The library's own lookup takes `my-openai-proxy` for OpenAI.
     """
@@ -273,7 +258,7 @@ def _seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "
 
 
 def _entries(providers: "list[Seller]", seller: "Seller | None", model: ModelName) -> "list[ModelInfo]":
-    """Find what the table has of a model: of the one who sells it, or else of all whom its name may mean."""
+    """Find a model in the table: at its seller, else at every seller that its name may mean."""
     if seller is not None:
         return _find_models(providers, [seller], model.model)
     for name, spelling in _spellings(model):
@@ -289,9 +274,9 @@ def _find_models(providers: "list[Seller]", sellers: "Sequence[Seller]", spellin
 
 
 def _spellings(model: ModelName) -> Iterator[tuple[str, str]]:
-    """Spell a model in all ways that gateways have, each with the seller that it names, if it names one.
+    """Yield the spellings of a model at gateways, each with the seller that it names, if any.
 
-    Gateways put whom they ask before the model, and sometimes a tag behind it, as in `openai/gpt-5:latest`.
+    Gateways put the seller before the model, and sometimes a tag behind it, as in `openai/gpt-5:latest`.
     """
     parts = [model.provider, *model.model.split("/")]
     splits = [(_TABLE_NAMES.get(parts[at - 1], parts[at - 1]), "/".join(parts[at:])) for at in range(1, len(parts))]
@@ -330,7 +315,7 @@ def _time_of_day(moment: time) -> int:
 def _tiers(price: "ModelPrice") -> list[Tier]:
     """Compile the tiers, lowest first.
 
-    A usage does not tell the sorts of output apart: where they have rates of their own, the dearest is taken.
+    A usage does not separate kinds of output: the highest of their rates applies.
     """
     output = (price.output_mtok, price.output_reasoning_mtok, price.output_citation_mtok)
     figures = (price.input_mtok, price.cache_read_mtok, price.cache_write_mtok, price.requests_kcount)
@@ -355,7 +340,6 @@ def _thresholds(figures: "Iterable[Figure]") -> list[int]:
 
 
 def _figure(figure: "Figure", above: int) -> Decimal | None:
-    """Read what a figure is for input of more than so many tokens."""
     from genai_prices.types import TieredPrices
 
     if not isinstance(figure, TieredPrices):
@@ -407,7 +391,6 @@ def _loading(margin: Decimal) -> tuple[int, int]:
 
 
 FindKey = Callable[[str], str | None]
-"""Looks a secret or a variable of the environment up by its name."""
 
 LOCAL_WINDOW: Final = 32_000
 DEFAULT_WINDOW: Final = 128_000
@@ -417,7 +400,7 @@ _LIBRARIES: Final = MappingProxyType({"openai": "openai", "anthropic": "anthropi
 
 
 class KnownProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider that needs no description: its usual address, and the variables that hold its key or move it."""
+    """A provider with defaults: its address, and the variables that hold its key or move it."""
 
     url: str = ""
     wire: WireFormat = "openai"
@@ -456,15 +439,12 @@ KNOWN_PROVIDERS: Final = MappingProxyType(
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a model is reached, and whether that is its provider's usual address."""
-
     wire: WireFormat
     url: str
     usual: bool
 
 
 def is_installed(library: str) -> bool:
-    """Tell whether a library can be imported, without importing it."""
     try:
         return find_spec(library) is not None
     except ModuleNotFoundError:
@@ -479,7 +459,6 @@ def make_model(
     temperature: float | None = None,
     installed: Callable[[str], bool] = is_installed,
 ) -> WireModel:
-    """Make the model that `provider:model` names, or raise a ConfigError that says what to write or to set."""
     parsed = _parse_model_name(name)
     described = providers.get(parsed.provider)
     place, secret = _resolve_known(parsed, key) if described is None else _resolve_described(parsed, described, key)
@@ -491,7 +470,7 @@ def make_model(
 
 
 def estimate_window(name: ModelName, base_url: str | None = None) -> int:
-    """Tell how many tokens a model can take in: as the bundled table has it, or else a cautious guess."""
+    """The context window of a model: from the bundled table, else a cautious guess."""
     known = KNOWN_PROVIDERS.get(name.provider)
     own = is_local_address(base_url) or (known is not None and known.local)
     if own and runs_locally(name, base_url):
@@ -554,13 +533,12 @@ def _given_key(name: ModelName, known: KnownProvider, url: str, key: FindKey) ->
 
 
 def _describe(name: ModelName, wire: WireFormat = "openai") -> str:
-    """Say how a provider is described in an agent's file."""
     block = f"{{wire: {wire}, base_url: https://…, api_key: '${{secret:NAME}}'}}"
     return f"describe it in the agent's file as `providers: {{{shorten(name.provider)}: {block}}}`."
 
 
 def _complete_url(url: str, known: KnownProvider) -> str:
-    """Complete an address of a local server that was written without its path, as its own tools write it."""
+    """Complete the address of a local server that was written without its path."""
     bare = known.local and urlsplit(url).path in {"", "/"}
     return f"{url.rstrip('/')}/v1" if bare else url
 

@@ -1,4 +1,4 @@
-"""A model that needs no network and costs nothing: it does what the first rule says whose condition holds.
+"""A model without network or cost: it does what the first rule says whose condition holds.
 
     - when: hot.disk_percent > 90
       call: {tool: clean_up, arguments: {folder: cache}}
@@ -7,12 +7,12 @@
       say: That did not work, so I leave it to a person.
     - say: All is well.
 
-A condition is a CEL expression. It sees `hot`, what the agent knows right now; `message`, what a person said last;
-`results`, the last results of this turn, each with `tool`, `outcome` and `text`; and `step`, how many answers this turn
-has had. A condition that asks for something which is not there, or compares what cannot be compared, does not hold.
+A condition is a CEL expression over `hot`, the hot state; `message`, the last message of a person; `results`, the last
+results of this turn, each with `tool`, `outcome` and `text`; and `step`, the number of answers in this turn. A
+condition that refers to a missing value, or compares what cannot be compared, does not hold.
 
-A rule's calls are made one after the other, and its yield comes last. A rule that has made its calls in this turn is
-passed over, unless it says `once: false`.
+The calls of a rule run one after the other, and its yield comes last. A rule that has made its calls in this turn is
+skipped, unless it says `once: false`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,25 +33,20 @@ NO_RULE: Final = "No rule applies."
 YIELD: Final = "yield"
 
 _NOTHING: Final[Mapping[str, Any]] = {"hot": {}, "message": "", "results": [], "step": 0}
-"""The names that a condition may ask for, each without a value."""
 
 
 class ReflexRule(msgspec.Struct, frozen=True, kw_only=True):
-    """What to say and do, and when. Without a condition a rule always holds."""
-
     when: Expression | None = None
     say: str = ""
     calls: tuple[ToolCall, ...] = ()
     once: bool = True
 
     def holds(self, context: dict[str, Any]) -> bool:
-        """Tell whether the condition is true, and not only something else than false."""
+        """Whether the condition is exactly true."""
         return self.when is None or self.when.holds(context)
 
 
 class Reflex:
-    """Answers by rules, the same prompt always in the same way."""
-
     base_url: None = None
 
     def __init__(self, rules: Sequence[ReflexRule], name: ModelName = REFLEX) -> None:
@@ -59,11 +54,9 @@ class Reflex:
         self._rules = tuple(rules)
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
         return bound_prompt_tokens(prompt)
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
-        """Do what the first rule says that holds."""
         permit.use()
         reply = answer_by_rules(self._rules, prompt)
         if hear is not None and reply.text:
@@ -72,7 +65,6 @@ class Reflex:
 
 
 def answer_by_rules(rules: Sequence[ReflexRule], prompt: Prompt) -> Reply:
-    """Find the first rule that holds, and that has not done its part in this turn."""
     turn = _turn(prompt.messages)
     context = _context(prompt, turn)
     made = {(call.tool, call.arguments) for message in turn for call in message.parts if isinstance(call, ToolCall)}
@@ -85,7 +77,7 @@ def answer_by_rules(rules: Sequence[ReflexRule], prompt: Prompt) -> Reply:
 
 
 def _turn(messages: Sequence[Message]) -> Sequence[Message]:
-    """Take the messages of this turn: from a person's words on, or from where the turn before it ended."""
+    """The messages of this turn: from a person's message on, or from the end of the turn before."""
     for place in range(len(messages) - 1, -1, -1):
         if _is_from_person(messages[place]):
             return messages[place:]
@@ -103,7 +95,7 @@ def _is_said(part: Any) -> bool:
 
 
 def _is_turn_end(message: Message) -> bool:
-    """Tell whether a turn ended here: with an answer that asks for nothing, or with a yield that was accepted."""
+    """A turn ends with an answer without calls, or with an accepted yield."""
     if message.role == "assistant":
         return not any(isinstance(part, ToolCall) for part in message.parts)
     return any(isinstance(part, ToolResult) and part.tool == YIELD and part.outcome == "ok" for part in message.parts)
@@ -128,7 +120,7 @@ class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A yield as a rule writes it, which is also what its tool is sent: only what was written."""
+    """A yield as a rule writes it and as its tool receives it."""
 
     mode: Literal["continue", "sleep", "shutdown"]
     sleep: str | float | None = None
@@ -137,8 +129,6 @@ class _Yield(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"yields": YIELD}):
-    """One rule as a file writes it."""
-
     when: str | None = None
     call: _Call | None = None
     calls: tuple[_Call, ...] = ()
@@ -152,7 +142,6 @@ _CALL: Final = "a call is written `call: {tool: NAME, arguments: {KEY: VALUE}}`"
 
 
 def make_reflex_model(value: Any, where: LocateKey, name: ModelName = REFLEX) -> Reflex:
-    """Make a model of what a file of rules says, or raise a ConfigError that names the line to change."""
     if not isinstance(value, (list, tuple)):
         raise ConfigError(f"{where(())}: the rules are a list, each with some of {_KEYS}.")
     rules = [_rule(each, index, where) for index, each in enumerate(cast("Sequence[Any]", value))]
@@ -179,22 +168,21 @@ def _rule(value: Any, index: int, where: LocateKey) -> ReflexRule:
 
 
 def _calls(written: _Written, index: int, where: LocateKey) -> tuple[ToolCall, ...]:
-    """List the calls of a rule, each in a group of its own: in the order in which they stand."""
+    """The calls of a rule, each in a group of its own, in order."""
     calls = [(call.tool, call.arguments) for call in (*filter(None, (written.call,)), *written.calls)]
     if written.yields is not None:
-        _check_sleep(written.yields.sleep, where((index, YIELD, "sleep")))
+        place = where((index, YIELD, "sleep"))
+        if isinstance(written.yields.sleep, str):
+            try:
+                parse_duration(written.yields.sleep)
+            except ConfigError as error:
+                raise ConfigError(f"{place}: {error}") from None
+        elif written.yields.sleep is not None and not written.yields.sleep >= 0:
+            raise ConfigError(
+                f"{place}: {written.yields.sleep} is no number of seconds that can pass; write it like 5m."
+            )
         calls.append((YIELD, msgspec.to_builtins(written.yields)))
     return tuple(
         ToolCall(f"{index}.{number}", tool, msgspec.json.encode(arguments).decode(), number)
         for number, (tool, arguments) in enumerate(calls)
     )
-
-
-def _check_sleep(sleep: str | float | None, place: str) -> None:
-    if isinstance(sleep, str):
-        try:
-            parse_duration(sleep)
-        except ConfigError as error:
-            raise ConfigError(f"{place}: {error}") from None
-    elif sleep is not None and not sleep >= 0:
-        raise ConfigError(f"{place}: {sleep} is no number of seconds that can pass; write it like 5m.")

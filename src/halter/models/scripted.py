@@ -1,8 +1,8 @@
-r"""A model that needs no network: it says what a script tells it to say, as slowly and as badly as the script likes.
+r"""A model without network: it answers from a script, as slowly and as badly as the script says.
 
-A script is a list of replies. Each is used once, in order, unless it says `repeat: true`. One with a `when` is passed
-over until the last message of the user contains that text, one with an `unless` when anything said so far does. `finds`
-is a pattern that something said so far must match; its named groups can be written into the reply, as `${name}`.
+A script is a list of replies. Each is used once, in order, unless it says `repeat: true`. One with a `when` is skipped
+until the last message of the user contains that text, one with an `unless` while any message does. `finds` is a
+pattern that some message must match; its named groups can be used in the reply, as `${name}`.
 
     - text: I will look at the log.
       calls: [{tool: read_file, arguments: {path: app.log}}]
@@ -12,7 +12,7 @@ is a pattern that something said so far must match; its named groups can be writ
     - when: how much
       text: It was seven.
     - repeat: true
-      finds: The document is (?P<name>[^\n]+)\.
+      finds: The document is (?P<name>[^\\n]+)\\.
       calls: [{tool: retrieve_chunks, arguments: {file: "${name}"}}]
 """
 
@@ -41,9 +41,7 @@ from halter.core.usage import ModelName, Usage
 SCRIPTED: Final = ModelName("scripted", "script")
 
 KeyPath = tuple[str | int, ...]
-"""The way to a value from the top of its file: keys of mappings and places in lists."""
 LocateKey = Callable[[KeyPath], str]
-"""Names the file and the line in which a value stands."""
 
 
 class ScriptedFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,15 +54,12 @@ class ScriptedFailure(msgspec.Struct, frozen=True, kw_only=True):
     unavailable: bool = False
 
     def error(self, usage: Usage | None = None) -> ModelError:
-        """Make the error that a provider's wire would raise."""
         sort = ModelUnavailable if self.unavailable else ModelRejected
         said, wait = f"{self.kind}: {self.message}", self.retry_after
         return sort(said, billed=self.billed, usage=usage, final=True, retry_after=wait)
 
 
 class ScriptLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One reply of a script: what is said or how it fails, after how long, and to whom."""
-
     reply: Reply
     fails: ScriptedFailure | None = None
     takes: int = 0
@@ -75,18 +70,16 @@ class ScriptLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def say(text: str, usage: Usage | None = None, *, takes: int = 0, when: str = "") -> ScriptLine:
-    """Make a line that only says something."""
     return ScriptLine(reply=Reply((Text(text, "model", trusted=False),), "end", usage), takes=takes, when=when)
 
 
 def call(tool: str, /, **arguments: Any) -> ScriptLine:
-    """Make a line that asks for one call."""
     asked = ToolCall(tool, tool, msgspec.json.encode(arguments).decode())
     return ScriptLine(reply=Reply((asked,), "calls"))
 
 
 class Scripted:
-    """Answers from a script. `asked` are the prompts that it was sent, in order."""
+    """Answers from a script. `asked` are the prompts that it received, in order."""
 
     base_url: None = None
 
@@ -98,11 +91,9 @@ class Scripted:
         self._clock = clock
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
         return bound_prompt_tokens(prompt)
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
-        """Say the next line that fits."""
         permit.use()
         self.asked.append(prompt)
         line = self._next(prompt)
@@ -115,7 +106,9 @@ class Scripted:
         return line.reply
 
     def _next(self, prompt: Prompt) -> ScriptLine:
-        said = _find_last_said(prompt)
+        last = next((message for message in reversed(prompt.messages) if message.role == "user"), None)
+        parts = () if last is None else last.parts
+        said = "\n".join(part.text for part in parts if isinstance(part, (Text, ToolResult)))
         for index, line in enumerate(self._lines):
             found = _match_line(line, said, prompt)
             if found is not None:
@@ -131,7 +124,6 @@ class Scripted:
 
 
 def _match_line(line: ScriptLine, said: str, prompt: Prompt) -> ScriptLine | None:
-    """Return the line if it fits what was said, with what it finds there filled in."""
     if line.when not in said:
         return None
     if not line.unless and not line.finds:
@@ -149,21 +141,20 @@ def _match_line(line: ScriptLine, said: str, prompt: Prompt) -> ScriptLine | Non
 
 
 def _words(prompt: Prompt) -> Iterator[str]:
-    """List all that was said so far: words, results, and the arguments of calls."""
     for message in prompt.messages:
         for part in message.parts:
             yield part.arguments if isinstance(part, ToolCall) else part.text
 
 
 def _pattern(written: str) -> Any:
-    """Compile a pattern so that no text can make it slow."""
+    """Compile a pattern that matches in linear time."""
     import re2  # pyright: ignore[reportMissingTypeStubs]
 
     return cast("Any", re2).compile(written)
 
 
 def _fill_reply(reply: Reply, words: Mapping[str, str]) -> Reply:
-    """Write what was found into a reply; inside of arguments as JSON spells it."""
+    """Fill the found groups into a reply; into arguments as JSON text."""
 
     def put(text: str, spell: Callable[[str], str]) -> str:
         return _GROUP.sub(lambda found: spell(words[found[1]]) if found[1] in words else found[0], text)
@@ -181,15 +172,8 @@ def _spell_as_json(word: str) -> str:
     return msgspec.json.encode(clean(word)).decode()[1:-1]
 
 
-def _find_last_said(prompt: Prompt) -> str:
-    """Put together what the user, or a tool in the user's turn, said last."""
-    last = next((message for message in reversed(prompt.messages) if message.role == "user"), None)
-    parts = () if last is None else last.parts
-    return "\n".join(part.text for part in parts if isinstance(part, (Text, ToolResult)))
-
-
 class _Call(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A call as a script writes it: arguments as a mapping, or as the text that a careless model would send."""
+    """A call of a script: arguments as a mapping, or as the text that a careless model would send."""
 
     tool: str
     arguments: dict[str, Any] | str = {}
@@ -211,8 +195,6 @@ class _Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One reply as a script writes it."""
-
     text: str = ""
     calls: tuple[_Call, ...] = ()
     stop: StopReason | None = None
@@ -233,7 +215,6 @@ _STEP: Final = re.compile(r"\[(\d+)\]|\.(\w+)")
 
 
 def make_scripted_model(value: Any, where: LocateKey, clock: Clock, name: ModelName = SCRIPTED) -> Scripted:
-    """Make a model of what a script's file says, or raise a ConfigError that names the line to change."""
     if not isinstance(value, list):
         raise ConfigError(f"{where(())}: a script is a list of replies, each with some of {_KEYS}.")
     lines = [_line(each, index, where) for index, each in enumerate(cast("list[Any]", value))]
@@ -247,7 +228,12 @@ def _line(value: Any, index: int, where: LocateKey) -> ScriptLine:
         what, path = split_validation_error(str(error))
         raise ConfigError(f"{where((index, *path))}: {what}. A reply is made of {_KEYS}.") from None
     calls = tuple(
-        ToolCall(f"{index}.{number}", call.tool, _arguments(call)) for number, call in enumerate(written.calls)
+        ToolCall(
+            f"{index}.{number}",
+            call.tool,
+            call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments).decode(),
+        )
+        for number, call in enumerate(written.calls)
     )
     words = (Text(written.text, "model", trusted=False),) if written.text else ()
     fails = written.fails
@@ -257,7 +243,19 @@ def _line(value: Any, index: int, where: LocateKey) -> ScriptLine:
             written.stop or ("calls" if calls else "end"),
             _parse_usage(written.usage, where((index, "usage"))),
         ),
-        fails=None if fails is None else _failure(fails, lambda key: where((index, "fails", key))),
+        fails=None
+        if fails is None
+        else (
+            ScriptedFailure(
+                kind=fails.kind,
+                message=fails.message,
+                billed=fails.billed,
+                retry_after=None
+                if fails.retry_after is None
+                else _micros(fails.retry_after, where((index, "fails", "retry_after"))),
+                unavailable=fails.unavailable,
+            )
+        ),
         takes=_micros(written.takes, where((index, "takes"))),
         when=written.when,
         unless=written.unless,
@@ -279,7 +277,7 @@ def _check_pattern(pattern: str, place: str) -> str:
 
 
 def split_validation_error(error: str) -> tuple[str, KeyPath]:
-    """Take a validator's sentence apart: what is wrong, and the way to it."""
+    """Split a validator's message into what is wrong and the path to it."""
     found = _PLACE.match(error)
     if found is None:
         return error, ()
@@ -297,22 +295,7 @@ def _parse_usage(written: _Usage | None, place: str) -> Usage | None:
         raise ConfigError(f"{place}: {error}") from None
 
 
-def _arguments(call: _Call) -> str:
-    return call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments).decode()
-
-
-def _failure(fails: _Fails, where: Callable[[str], str]) -> ScriptedFailure:
-    return ScriptedFailure(
-        kind=fails.kind,
-        message=fails.message,
-        billed=fails.billed,
-        retry_after=None if fails.retry_after is None else _micros(fails.retry_after, where("retry_after")),
-        unavailable=fails.unavailable,
-    )
-
-
 def _micros(written: str | float, place: str) -> int:
-    """Read a duration, or a number of seconds."""
     if isinstance(written, str):
         try:
             return parse_duration(written)

@@ -1,20 +1,18 @@
-"""A model behind a wire: OpenAI's, Anthropic's or Google's protocol, at whatever address speaks it.
+"""A model of a provider, over OpenAI's, Anthropic's or Google's protocol.
 
-One `ask` is one request: it ends in one reply or one error. A reply tells what was used only if the provider's final
-report came; an error tells what was reported until then, and whether that was final.
+One `ask` is one request: it ends in one reply or one error. A reply has a usage only if the provider's final report
+came; an error has the usage that was reported until then, and whether it was final.
 
-One request to a provider and its answer, and what holds for all requests to it.
+Everything that a provider's SDK does on its own is switched off:
 
-Connections to providers. Everything that a provider's SDK would do on its own is switched off here.
+- No retries: only the holder of the money may ask twice.
+- No deadline except for the connection: the guard cancels. A connection that is not made in time is given up here,
+  because a request that was never sent costs nothing.
+- Nothing from the environment is sent: a key, an organisation or a header there was not meant for an address that an
+  agent's file names. Only the proxy and its certificates are taken from it.
+- No continuation of an answer: that would be a second request without a hold.
 
-- It retries nothing: only who holds the money may ask twice.
-- It has no deadline but for the connection itself: the guard cancels. A connection that does not come about in time is
-  given up here, because a request that was never sent costs nothing.
-- It sends nothing that it finds in the environment: a key, an organisation or a header that stands there was not meant
-  for an address that an agent's file names. Only the way out, a proxy and its certificates, is taken from there.
-- It does not go on with an answer by itself: that would be a second request that nobody has held money for.
-
-What went wrong with a provider, as the retry policy has to know it.
+Errors, as the retry policy needs them:
 
     nothing was sent                         unavailable   not billed
     408, 409, 425, 429, 5xx                  unavailable   not billed
@@ -22,12 +20,12 @@ What went wrong with a provider, as the retry policy has to know it.
     too long: 413, or as a provider words it overflow      not billed
     quota or credit used up, other 4xx       rejected      not billed
     a connection lost, an answer cut off     unavailable   billed
-    an answer that nobody can read           unavailable   billed
+    an answer that cannot be read            unavailable   billed
 
 An error status is billed after all where an answer had begun, where it reports a usage, or where the configuration says
 that this provider `bills_errors`: then any but 429 and 529, by which a provider refuses to begin.
 
-A sentence quotes what the provider said, shortened, and never the key, an address or a header.
+A message quotes what the provider said, shortened, and never the key, an address or a header.
 """
 
 import asyncio
@@ -65,17 +63,16 @@ if TYPE_CHECKING:
     from pydantic_ai.settings import ModelSettings
 
 MAX_ANSWER_BYTES: Final = 32 * 1024 * 1024
-"""How many bytes of one answer are read: far more than the longest has, each of its tokens in an event of its own."""
+"""Far more than the longest answer has, with each token in an event of its own."""
 
 CONNECT_TIMEOUT_SECONDS: Final = 30.0
-"""For so many seconds a connection may take to come about, its encryption included."""
 
 
 class ExchangeTerms(msgspec.Struct, frozen=True):
-    """What holds for every request to a provider.
+    """What applies to every request to a provider.
 
-    If it `bills_errors`, an answer with an error status counts as paid. No answer of more than `largest` bytes is read,
-    and no connection is waited for longer than `connecting` seconds.
+    If it `bills_errors`, an answer with an error status counts as paid. At most `largest` bytes of an answer are read;
+    a connection must be made within `connecting` seconds.
     """
 
     bills_errors: bool = False
@@ -87,7 +84,7 @@ DEFAULT_TERMS: Final = ExchangeTerms()
 
 
 class Exchange:
-    """One request and its answer, as far as they have come over the wire."""
+    """One request and its answer, as far as they have come."""
 
     def __init__(self) -> None:
         self.sent = False
@@ -96,26 +93,22 @@ class Exchange:
 
     @property
     def usage(self) -> Usage | None:
-        """What was reported so far."""
         return None if self._meter is None else self._meter.usage
 
     @property
     def final(self) -> bool:
-        """Whether what was reported is the final report."""
         return self._meter is not None and self._meter.final
 
     @property
     def led_elsewhere(self) -> bool:
-        """Whether the answer is a redirection, which is not followed: nobody answered the request itself."""
+        """Whether the answer is a redirect. It is not followed, so the request itself has no answer."""
         return bool(self._opened) and self._opened[-1].is_redirect
 
     def answered(self, response: "httpx2.Response", meter: UsageReader) -> None:
-        """Note that an answer begins."""
         self._opened.append(response)
         self._meter = meter
 
     async def aclose(self) -> None:
-        """Let go of what was answered."""
         for response in self._opened:
             await response.aclose()
 
@@ -125,7 +118,7 @@ current_exchange: ContextVar[Exchange] = ContextVar("current_exchange")
 
 @asynccontextmanager
 async def open_exchange() -> AsyncGenerator[Exchange]:
-    """See to it that nothing which is answered inside stays open: some SDKs leave a cancelled stream to chance."""
+    """Close every answer at the end: some SDKs leave a cancelled stream open."""
     made = Exchange()
     mark = current_exchange.set(made)
     try:
@@ -136,14 +129,14 @@ async def open_exchange() -> AsyncGenerator[Exchange]:
 
 
 NO_KEY: Final = "no-key"
-"""What is sent where no key is needed: the SDKs insist on one, and look for it in the environment otherwise."""
+"""Sent where no key is needed: the SDKs require one, and otherwise look in the environment."""
 
 _OWN_MODELS: Final = ("gpt-", "o1", "o3", "o4", "chatgpt-")
 _SENDING: Final = ".send_request_headers.started"
 
 
 async def _note_request(connecting: float, request: "httpx2.Request") -> None:
-    """Watch for the moment at which a request leaves, and bound the time until then."""
+    """Note when a request leaves, and bound the time until then."""
     current = current_exchange.get(None)
 
     async def trace(event: str, about: Mapping[str, Any]) -> None:
@@ -165,7 +158,7 @@ async def _note_response(wire: WireFormat, largest: int, response: "httpx2.Respo
 
 
 class _Bounded:
-    """Unpacks an answer only as far as any answer goes: a server may send for ever, and little may unpack to much."""
+    """Decompresses an answer up to its size limit: little data may expand to much."""
 
     def __init__(self, decoder: "Any", largest: int, meter: UsageReader) -> None:
         self._decoder = decoder
@@ -173,11 +166,9 @@ class _Bounded:
         self._meter = meter
 
     def decode(self, data: bytes) -> Iterator[bytes]:
-        """Unpack what came."""
         yield from map(self._counted, self._decoder.decode(data))
 
     def flush(self) -> Iterator[bytes]:
-        """Unpack the rest."""
         yield from map(self._counted, self._decoder.flush())
         self._meter.close()
 
@@ -192,14 +183,12 @@ class _Bounded:
 
 
 class WireClient(msgspec.Struct, frozen=True):
-    """A model of the wires' library, and the pool of connections below it."""
-
     model: "Any"
     pool: "Any"
 
 
 def open_wire_client(name: ModelName, wire: WireFormat, url: str, key: str, terms: ExchangeTerms) -> WireClient:
-    """Make what is needed to reach a model. This imports the libraries, which takes seconds, and opens nothing."""
+    """Import the provider's library, which takes seconds, and prepare its client. No connection is opened."""
     import httpx2
 
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=20)
@@ -218,7 +207,13 @@ def _model(name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.
         case "openai":
             return _openai(name, url, key, pool)
         case "anthropic":
-            return _anthropic(name, url, key, pool)
+            from anthropic import AsyncAnthropic
+            from pydantic_ai.models.anthropic import AnthropicModel
+            from pydantic_ai.providers.anthropic import AnthropicProvider
+
+            client = AsyncAnthropic(api_key=key, base_url=url, max_retries=0, timeout=None, http_client=pool)
+            client._custom_headers = {}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+            return AnthropicModel(name.model, provider=AnthropicProvider(anthropic_client=client))
         case "google":
             return _google(name, url, key, pool)
 
@@ -245,19 +240,9 @@ def _forget_environment(client: "AsyncOpenAI") -> None:
 
 
 def _uses_new_limit(name: ModelName) -> bool:
-    """Tell by which name a server knows the most that may be written: one that it does not know, it may ignore."""
+    """Choose the name of the output limit: a server may ignore an unknown one."""
     model = name.model.rpartition("/")[2]
     return name.provider == "openai" or (model.startswith(_OWN_MODELS) and not model.startswith("gpt-oss"))
-
-
-def _anthropic(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
-    from anthropic import AsyncAnthropic
-    from pydantic_ai.models.anthropic import AnthropicModel
-    from pydantic_ai.providers.anthropic import AnthropicProvider
-
-    client = AsyncAnthropic(api_key=key, base_url=url, max_retries=0, timeout=None, http_client=pool)
-    client._custom_headers = {}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
-    return AnthropicModel(name.model, provider=AnthropicProvider(anthropic_client=client))
 
 
 def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
@@ -267,7 +252,7 @@ def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
     from pydantic_ai.providers.google import GoogleProvider
 
     class OneRequest(GoogleModel):
-        """A model that is asked once: the SDK follows continuation tokens unless it is told not to."""
+        """Sends one request: the SDK follows continuation tokens unless it is told not to."""
 
         async def _build_content_and_config(self, *args: Any, **kwargs: Any) -> Any:
             build: Any = super()._build_content_and_config  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
@@ -281,7 +266,7 @@ def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
 
 
 def make_model_settings(wire: WireFormat, max_output_tokens: int, temperature: float | None) -> "ModelSettings":
-    """Say how an answer is to be made. Anthropic keeps in its cache only what it is told to, here for minutes."""
+    """Settings of a request. Anthropic caches only what is marked, here for minutes."""
     made: dict[str, Any] = {"max_tokens": max_output_tokens}
     if temperature is not None:
         made["temperature"] = temperature
@@ -298,10 +283,9 @@ _KEPT_BY_ANTHROPIC: Final = (
 
 
 MAX_QUOTED_LENGTH: Final = 300
-"""How many characters of a provider's own words are kept."""
 
 LONGEST_WAIT: Final = 24 * 3600 * SECOND
-"""More than that nobody can mean, whatever a header says."""
+"""The longest `retry-after` that is believed."""
 
 _TOO_LARGE: Final = 413
 _MAY_PASS: Final = frozenset((408, 409, 425, 429))
@@ -313,9 +297,9 @@ _KINDS: Final = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound"}
 
 
 def list_library_errors() -> tuple[type[Exception], ...]:
-    """Name everything that the wires' library raises of its own, or lets through from a library below it.
+    """Every error that the library raises or lets through.
 
-    It reads some answers without a look at their shape: what that raises is an answer that nobody can read.
+    It reads some answers without a check of their shape; what that raises means an unreadable answer.
     """
     import httpx2
     from pydantic_ai.exceptions import AgentRunError, UserError
@@ -327,7 +311,6 @@ def list_library_errors() -> tuple[type[Exception], ...]:
 def translate_library_error(
     error: Exception, name: ModelName, key: str, seen: "Exchange", *, begun: bool = False, bills_errors: bool = False
 ) -> ModelError:
-    """Say what an error of the library means. `begun` says that an answer had begun to come."""
     import httpx2
     from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
 
@@ -354,7 +337,7 @@ def translate_library_error(
 
 
 def make_cut_error(name: ModelName, seen: "Exchange") -> ModelUnavailable:
-    """Say that an answer stopped in the middle, whether its connection broke or was closed politely."""
+    """The error for an answer that stopped in the middle, also where the connection was closed cleanly."""
     return _unfinished_error(f"CutStream: the answer of {name} ended before it was finished", seen)
 
 
@@ -384,7 +367,6 @@ def _status(
 
 
 def _name_passing_failure(status: int) -> str:
-    """Name a failure that may pass."""
     if status == 429:  # noqa: PLR2004 - the status that everybody knows by its number
         return "RateLimited"
     if status in _NOT_SERVED:
@@ -399,7 +381,6 @@ def _micros(seconds: float | None) -> int | None:
 
 
 def _find_provider_message(error: "ModelAPIError", key: str) -> str:
-    """Find the provider's own words in the body of its answer."""
     return _tidy(_message(error.body), key) or "nothing more"
 
 
@@ -423,10 +404,7 @@ def _tidy(text: str, key: str) -> str:
 
 
 class WireModel:
-    """A model of a provider.
-
-    `url` is where it is reached, and `base_url` is that again if the provider's usual address is another one.
-    """
+    """A model of a provider. `base_url` is set if `url` is not the provider's default."""
 
     def __init__(
         self,
@@ -452,11 +430,9 @@ class WireModel:
         self._connecting = asyncio.Lock()
 
     def count(self, prompt: Prompt) -> int:
-        """Bound from above how many input tokens a prompt has."""
         return bound_prompt_tokens(prompt)
 
     async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
-        """Answer, as a stream if there is somebody to hear it."""
         send = _send.open(permit)
         async with open_exchange() as seen:
             try:
@@ -468,13 +444,12 @@ class WireModel:
         return self._finished(response, seen, streamed=hear is not None)
 
     async def aclose(self) -> None:
-        """Let go of all connections; asking again makes new ones."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.pool.aclose()
 
     async def _connected(self) -> WireClient:
-        """Connect at the first request. Connections belong to an event loop: another one has its own."""
+        """Connect at the first request. Connections belong to an event loop: each loop has its own."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._connection, self._connecting = loop, None, asyncio.Lock()
@@ -498,9 +473,9 @@ class WireModel:
         )
 
     def _finished(self, response: "ModelResponse", seen: Exchange, *, streamed: bool) -> Reply:
-        """Take an answer for a whole one only if it says so itself.
+        """Accept only an answer that says it is complete.
 
-        Some servers of OpenAI's protocol do not say it of an answer that comes in one piece, which cannot be cut.
+        Some servers of OpenAI's protocol do not say so in an answer that comes in one piece, which cannot be cut.
         """
         said = (response.provider_details or {}).get("finish_reason")
         ended = said is not None or response.finish_reason == "content_filter"
@@ -516,7 +491,7 @@ class WireModel:
 async def _send(
     model: Any, request: dict[str, Any], hear: TextListener | None, failed: "ErrorTranslator"
 ) -> "ModelResponse":
-    """Send one request, and return the whole answer; where there is somebody to hear it, as it comes."""
+    """Send one request and return the whole answer; with a listener, stream it."""
     from pydantic_ai.direct import model_request, model_request_stream
 
     begun = False
@@ -535,14 +510,12 @@ async def _send(
 
 
 class ErrorTranslator(Protocol):
-    """Whoever knows what an error of the library means."""
+    """Translates an error of the library; `begun` says that an answer had begun."""
 
-    def __call__(self, error: Exception, *, begun: bool) -> ModelError:
-        """Say what it means; `begun` says that an answer had begun to come."""
-        ...
+    def __call__(self, error: Exception, *, begun: bool) -> ModelError: ...
 
 
 def _find_final_usage(response: "ModelResponse", seen: Exchange) -> Usage | None:
-    """Tell what a whole answer used. A report that came too early, or counts no output of an answer, is none."""
+    """The usage of a complete answer. A report that came too early, or without output, does not count."""
     usage = seen.usage if seen.final else None
     return None if usage is not None and response.parts and not usage.output_tokens else usage

@@ -1,21 +1,17 @@
-"""What Halter says, as the wires' library says it; and what it answers, as Halter says it.
+"""Messages in the format of the provider library, its answers in Halter's, and the usage in the bytes of an answer.
 
-A message is converted once: the result is kept beside it, so the next request converts only what is new. Providers
-are stricter than a history needs to be, and what they would refuse is mended here: results of calls stand before
-words, turns alternate, no text is blank, and arguments that are no JSON object are wrapped into one.
+A message is converted once and the result is cached on it. What providers would refuse is corrected here: results of
+calls come before text, turns alternate, no text is blank, and arguments that are no JSON object are wrapped into one.
 
-What a provider says was used, read off the bytes of its answer.
-
-A request that was cut off is charged by what was reported until then, so it matters which report is the final one:
+A request that was cut off is charged by what was reported until then, so it matters which report is final:
 
     openai      `usage` in any chunk; final with or after the chunk that has a `finish_reason`
     anthropic   `message_start`, with all input and hardly any output; final in the `message_delta` with a `stop_reason`
     google      `usageMetadata` in any chunk; final with or after the chunk that has a `finishReason`
 
-Reports of one answer are cumulative on all three wires, so the largest count of each sort is kept; of cached input,
+Reports of one answer are cumulative on all three wires, so the largest count of each kind is kept; of cached input,
 which costs less, the last one. The report of an answer in one piece is final, and so is one in the body of an error.
-What cannot be read or believed is no report, and spoils those before it: nobody knows what it took back or added. The
-request then settles at its hold.
+A report that cannot be read invalidates those before it, and the request settles at its hold.
 
 Reasoning counts as output, once. Anthropic counts it within the output, Google beside the candidates. Some servers of
 OpenAI's protocol count it within `completion_tokens`, others beside them: then it is in `total_tokens`, or there is
@@ -53,10 +49,10 @@ if TYPE_CHECKING:
     Shaped = ModelRequestPart | ModelResponsePart
 
 EMPTY_MESSAGE: Final = "(empty)"
-"""What stands for a message without a word, which providers refuse."""
+"""Stands for an empty message, which providers refuse."""
 
 INVALID_ARGUMENTS_KEY: Final = "_invalid"
-"""The key under which a model is shown arguments again that it wrote and that are no JSON object."""
+"""The key under which a model sees its own arguments again that were no JSON object."""
 
 _KEPT: Final = "wire_parts"
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -66,14 +62,18 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 def shape_history(messages: Sequence[Message], *, cache_points: bool = False) -> "list[ModelMessage]":
-    """Shape a history into turns that alternate.
+    """Convert a history into alternating turns.
 
-    With cache points the end of the last turn but one is marked: what comes last often holds words that change from
-    request to request, and what is written to a provider's cache there is never read again.
+    The cache point is at the end of the last turn but one: what comes last often changes from request to request, and a
+    cache entry for it would never be read.
     """
     turns = [_turn(role, group) for role, group in groupby(filter(_shape_once, messages), key=_role)]
     if cache_points:
-        _add_cache_points(turns)
+        from pydantic_ai.messages import CachePoint, ModelRequest, UserPromptPart
+
+        before_last = [turn for turn in turns if isinstance(turn, ModelRequest)][-2:-1]
+        for turn in before_last:
+            turn.parts = [*turn.parts, UserPromptPart([CachePoint()])]
     return turns
 
 
@@ -91,31 +91,18 @@ def _turn(role: Role, messages: Iterable[Message]) -> "ModelMessage":
     return ModelRequest(parts=cast("list[ModelRequestPart]", results_first))
 
 
-def _add_cache_points(turns: "list[ModelMessage]") -> None:
-    from pydantic_ai.messages import CachePoint, ModelRequest, UserPromptPart
-
-    before_last = [turn for turn in turns if isinstance(turn, ModelRequest)][-2:-1]
-    for turn in before_last:
-        turn.parts = [*turn.parts, UserPromptPart([CachePoint()])]
-
-
 def _shape_once(message: Message) -> "list[Shaped]":
-    """Shape the parts of a message, once; a blank answer leaves none."""
     beside = vars(message)
     if _KEPT not in beside:
-        beside[_KEPT] = _shape_parts(message)
+        from pydantic_ai.messages import UserPromptPart
+
+        parts = [
+            _part(part, message.role)
+            for part in message.parts
+            if not (isinstance(part, Text) and not part.text.strip())
+        ]
+        beside[_KEPT] = parts or ([UserPromptPart(EMPTY_MESSAGE)] if message.role == "user" else [])
     return beside[_KEPT]
-
-
-def _shape_parts(message: Message) -> "list[Shaped]":
-    from pydantic_ai.messages import UserPromptPart
-
-    parts = [_part(part, message.role) for part in message.parts if not _is_blank(part)]
-    return parts or ([UserPromptPart(EMPTY_MESSAGE)] if message.role == "user" else [])
-
-
-def _is_blank(part: Part) -> bool:
-    return isinstance(part, Text) and not part.text.strip()
 
 
 def _part(part: Part, role: Role) -> "Shaped":
@@ -132,17 +119,17 @@ def _part(part: Part, role: Role) -> "Shaped":
 
 
 def _tool_name(name: str) -> str:
-    """Make a name that a model made up one that its provider takes back."""
+    """Make a model's invented tool name one that its provider accepts back."""
     return name if _NAME.fullmatch(name) else _NO_NAME.sub("_", name)[:64] or "_"
 
 
 def _call_id(name: str) -> str:
-    """Give a call that another provider named an id that every provider takes: the same one each time."""
+    """Give a call of another provider an id that every provider accepts; deterministic."""
     return name if _ID.fullmatch(name) else f"call_{hashlib.sha256(to_body(name)).hexdigest()[:32]}"
 
 
 def _make_sendable(arguments: str) -> str:
-    """Leave arguments as they were written if they are a JSON object; wrap them into one if they are not."""
+    """Keep arguments that are a JSON object; wrap all others into one."""
     if not arguments.strip():
         return "{}"
     try:
@@ -154,13 +141,12 @@ def _make_sendable(arguments: str) -> str:
 
 
 class ToolDefinitions:
-    """The tools of requests, each shaped once, however often it is offered."""
+    """Tool definitions of requests, each converted once."""
 
     def __init__(self) -> None:
         self._made: dict[ToolSpec, ToolDefinition] = {}
 
     def parameters(self, prompt: Prompt) -> "ModelRequestParameters":
-        """Shape what stays the same from request to request: the system text and the tools."""
         from pydantic_ai.messages import InstructionPart
         from pydantic_ai.models import ModelRequestParameters
 
@@ -171,22 +157,17 @@ class ToolDefinitions:
     def _tool(self, spec: ToolSpec) -> "ToolDefinition":
         made = self._made.get(spec)
         if made is None:
-            made = self._made[spec] = _definition(spec)
+            from pydantic_ai.tools import ToolDefinition
+
+            schema = msgspec.json.decode(spec.schema, type=dict[str, Any])
+            made = self._made[spec] = ToolDefinition(
+                name=spec.name, parameters_json_schema=schema, description=clean(spec.description), strict=False
+            )
         return made
 
 
-def _definition(spec: ToolSpec) -> "ToolDefinition":
-    """Shape a tool. It is not made strict: providers then change its schema, and arguments are checked here anyway."""
-    from pydantic_ai.tools import ToolDefinition
-
-    schema = msgspec.json.decode(spec.schema, type=dict[str, Any])
-    return ToolDefinition(
-        name=spec.name, parameters_json_schema=schema, description=clean(spec.description), strict=False
-    )
-
-
 def parse_model_response(response: "ModelResponse", usage: Usage | None) -> Reply:
-    """Say what a provider answered, and what that used. What a model thought before it spoke is left out."""
+    """Convert an answer. Reasoning is left out."""
     from pydantic_ai.messages import TextPart, ToolCallPart
 
     parts: list[Text | ToolCall] = []
@@ -209,7 +190,6 @@ def _words(text: str) -> Text:
 
 
 def _arguments(sent: object) -> str:
-    """Say arguments as they were sent; a call without any has an empty object."""
     if isinstance(sent, str) and sent.strip():
         return join_surrogates(sent)
     return (
@@ -218,7 +198,7 @@ def _arguments(sent: object) -> str:
 
 
 def _stop(response: "ModelResponse", parts: Sequence[Text | ToolCall]) -> StopReason:
-    """Say why a model stopped. Many servers say `stop` also where calls are asked for."""
+    """Why a model stopped. Many servers say `stop` also where calls are requested."""
     match response.finish_reason:
         case "length":
             return "max_tokens"
@@ -229,7 +209,6 @@ def _stop(response: "ModelResponse", parts: Sequence[Text | ToolCall]) -> StopRe
 
 
 def find_event_text(event: "ModelResponseStreamEvent") -> str:
-    """Return the words that an event of a stream brings, if any."""
     from pydantic_ai.messages import PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
 
     match event:
@@ -242,14 +221,14 @@ def find_event_text(event: "ModelResponseStreamEvent") -> str:
 
 
 def join_surrogates(text: str) -> str:
-    """Join halves of characters that a server sent apart, and put a stand-in for one without its other half."""
+    """Join surrogate halves that a server sent apart; replace a lone one."""
     if _SURROGATE.search(text) is None:
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def make_surrogate_joiner() -> Callable[[str], str]:
-    """Do the same for a stream: half a character waits for the piece that brings the other half."""
+    """The same for a stream: a half waits for the chunk with the other."""
     decoder = codecs.getincrementaldecoder("utf-16-le")("replace")
     return lambda text: decoder.decode(text.encode("utf-16-le", "surrogatepass"))
 
@@ -260,10 +239,9 @@ _NAMES_A_REPORT: Final = b"usage"
 
 
 class UsageReading(msgspec.Struct, frozen=True):
-    """What one event, or a whole answer, says: its counts, if it has any, and whether the answer is finished.
+    """What one event, or a whole answer, reports, and whether the answer is finished.
 
-    `output` is None where a report leaves it out: then it cannot be the final one. `cache_read` is None where a report
-    leaves that out.
+    Without `output` a report cannot be final. `cache_read` is None where a report leaves it out.
     """
 
     input: int = 0
@@ -274,7 +252,7 @@ class UsageReading(msgspec.Struct, frozen=True):
 
 
 class UsageReader:
-    """Reads the answer to one request as it comes, whether it is a stream of events or one piece of JSON."""
+    """Reads the answer to one request as it comes: a stream of events, or one piece of JSON."""
 
     def __init__(self, wire: WireFormat) -> None:
         self.final = False
@@ -287,7 +265,7 @@ class UsageReader:
 
     @property
     def usage(self) -> Usage | None:
-        """The largest counts that were reported. A report without input, or one that contradicts itself, is none."""
+        """The largest reported counts; None for a report without input, or one that contradicts itself."""
         counts = self._counts
         if not counts.input or self._spoiled:
             return None
@@ -297,7 +275,6 @@ class UsageReader:
             return None
 
     def feed(self, piece: bytes) -> None:
-        """Take in what came next."""
         if self._streams is None and (begin := piece.lstrip()):
             self._streams = not begin.startswith(_OPENS_JSON)
         if not self._streams:
@@ -312,7 +289,6 @@ class UsageReader:
             self._take_line(line)
 
     def close(self) -> None:
-        """Take in what is left at the end of an answer that was not cut off."""
         rest, self._rest = bytes(self._rest), bytearray()
         if self._streams:
             self._take_line(rest)
@@ -335,24 +311,20 @@ class UsageReader:
         # What was written is not unwritten: a final count below an earlier one is wrong.
         self._spoil(self._finished and said.output is not None and said.output < (self._counts.output or 0))
         self.final = not self._spoiled and (self.final or (self._finished and said.output is not None))
-        self._counts = _largest(self._counts, said)
+        self._counts = UsageReading(
+            max(self._counts.input, said.input),
+            max(self._counts.output or 0, said.output or 0),
+            self._counts.cache_read if said.cache_read is None else said.cache_read,
+            max(self._counts.cache_write, said.cache_write),
+        )
 
     def _spoil(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
         self._spoiled = self._spoiled or spoils
         self.final = self.final and not self._spoiled
 
 
-def _largest(before: UsageReading, said: UsageReading) -> UsageReading:
-    return UsageReading(
-        max(before.input, said.input),
-        max(before.output or 0, said.output or 0),
-        before.cache_read if said.cache_read is None else said.cache_read,
-        max(before.cache_write, said.cache_write),
-    )
-
-
 def _first(*counts: int | None) -> int | None:
-    """Take the first count that is more than none, else none where one was told."""
+    """The first positive count, else the first that was reported."""
     return next((count for count in counts if count), next((count for count in counts if count is not None), None))
 
 
@@ -366,7 +338,7 @@ class _ChatOutput(msgspec.Struct):
 
 
 class _ChatUsage(msgspec.Struct):
-    """OpenAI's report, and where other servers of its protocol put what it has a place for."""
+    """OpenAI's report, and where other servers of its protocol put the same counts."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -427,7 +399,7 @@ class _MessageDelta(msgspec.Struct):
 
 
 class _MessageEvent(msgspec.Struct):
-    """An event of Anthropic's stream, or its whole answer: each has the report in a place of its own."""
+    """An event of Anthropic's stream, or its whole answer: each has the report elsewhere."""
 
     usage: _MessageUsage | None = None
     stop_reason: str | None = None

@@ -1,13 +1,10 @@
-"""What tells who somebody is stays at home: in its place a model is sent placeholders such as `[EMAIL_3f9a2c]`.
+"""Personal data stays local: a model is sent placeholders such as `[EMAIL_3f9a2c]` instead.
 
-Nothing is remembered. A placeholder is made of its value and a salt, so that it is the same in every request, and what
-it stands for is read off the very prompt that is sent: all that a model can refer to stands there. So no table has to
-be kept, and none can be lost.
+There is no table to keep or lose. A placeholder is derived from its value and a salt, so it is the same in every
+request, and its value is read off the prompt that is sent, which holds all that a model can refer to.
 
-Placeholders back into what they stand for: in words, in the arguments of calls, and in a stream.
-
-A value is put only where a model wrote exactly its placeholder; one that is split, paraphrased or unknown stays as it
-stands. A value is always text: wherever quotes are around it, it is spelled so that it cannot leave them.
+A value is put back only where a model wrote exactly its placeholder. A value is always text: within quotes it is
+escaped, so that it cannot leave them.
 """
 
 import re
@@ -32,26 +29,24 @@ from halter.redaction.personal_data import (
 from halter.redaction.redact import change_json_strings, is_json
 
 PLACEHOLDER_DIGITS: Final = (6, 16, 64)
-"""How much of its digest a placeholder carries: more only where two values would have the same one."""
+"""Digits of the digest in a placeholder; more where two values would collide."""
 
 _CACHE_KEY: Final = "anonymized"
-"""Where a message keeps what became of it."""
 _LOOKALIKE: Final = "text"
 _NUMBER: Final = re.compile(r"(?<![\w.+-])[0-9]{7,19}(?![\w.])")
 _NAME_KEYS: Final = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _WORDING_KEYS: Final = frozenset(("description", "title", "enum", "const", "default", "examples", "$comment"))
 
 ValuePairs = frozenset[tuple[str, str]]
-"""Placeholders, each with its value."""
 
 _NONE: Final[ValuePairs] = frozenset()
 
 
 class AnonymizedPrompt(msgspec.Struct, frozen=True):
-    """A prompt as it is sent, and what its placeholders stand for.
+    """A prompt as it is sent, and the values of its placeholders.
 
-    `counts` tells how many different values of each kind were hidden; text that only looked like a placeholder does
-    not count. `growth` bounds by how many tokens more is sent because of it.
+    `counts` has the number of different hidden values of each kind, without text that only looked like a placeholder.
+    `growth` bounds the additional tokens.
     """
 
     prompt: Prompt
@@ -61,15 +56,13 @@ class AnonymizedPrompt(msgspec.Struct, frozen=True):
 
 
 class _HidingRules(msgspec.Struct, frozen=True):
-    """How values are hidden: by which salt, with which names, and how long their placeholders are."""
-
     salt: str
     names: tuple[str, ...]
     digits: int
 
 
 class _HiddenPart(msgspec.Struct, frozen=True):
-    """Something without its values, those values, and how many bytes it has become longer."""
+    """A part without its values, those values, and its growth in bytes."""
 
     what: Any
     pairs: ValuePairs = _NONE
@@ -77,7 +70,7 @@ class _HiddenPart(msgspec.Struct, frozen=True):
 
 
 def anonymize_prompt(prompt: Prompt, salt: str, names: Sequence[str]) -> AnonymizedPrompt:
-    """Put placeholders into a prompt. They are longer in one that holds two values which would share a placeholder."""
+    """Put placeholders into a prompt; longer ones where two values would share a placeholder."""
     made: list[_HiddenPart] = []
     for digits in PLACEHOLDER_DIGITS:
         made = _hide_prompt_parts(prompt, _HidingRules(salt, tuple(names), digits))
@@ -113,7 +106,7 @@ def _hide_prompt_parts(prompt: Prompt, veil: _HidingRules) -> list[_HiddenPart]:
 
 
 def _hide_message(message: Message, veil: _HidingRules) -> _HiddenPart:
-    """Hide what a message tells, once: a history is sent again with every request."""
+    """Hide the values of a message, once: a history is sent again with every request."""
     kept = vars(message).get(_CACHE_KEY)
     if kept is not None and kept[0] == veil:
         return kept[1]
@@ -139,14 +132,14 @@ def _hide_part(part: Part, veil: _HidingRules) -> _HiddenPart:
 
 
 def _hide_text(text: str, veil: _HidingRules) -> _HiddenPart:
-    """Hide what a text tells; one that is JSON may spell its values in ways of its own."""
+    """Hide the values of a text; JSON may escape its values."""
     if is_json(text):
         return _hide_json(text, veil, whole=True)
     return _hide_by_change(text, veil, lambda hide: hide(text))
 
 
 def _hide_json(text: str, veil: _HidingRules, *, whole: bool) -> _HiddenPart:
-    """Hide what JSON tells. A number in it becomes a text; of what is no whole JSON, everything is looked at."""
+    """Hide the values in JSON. A hidden number becomes text; broken JSON is searched as a whole."""
     return _hide_by_change(
         text, veil, lambda hide: change_json_strings(text, hide, _make_number_hider(hide) if whole else hide, hide)
     )
@@ -161,7 +154,6 @@ def _make_number_hider(hide: Callable[[str], str]) -> Callable[[str], str]:
 
 
 def _hide_by_change(text: str, veil: _HidingRules, change: Callable[[Callable[[str], str]], str]) -> _HiddenPart:
-    """Change a text by something that hides the values in parts of it."""
     pairs: set[tuple[str, str]] = set()
     names = compile_names(veil.names)
     made = change(lambda part: _replace_values(part, names, veil, pairs))
@@ -178,20 +170,15 @@ def _replace_values(text: str, names: NamePatterns, veil: _HidingRules, pairs: s
             shown.append(piece.text)
             continue
         if piece not in known:
-            known[piece] = _make_placeholder(piece, veil)
+            digest = sha256(to_body(f"{veil.salt}\0{piece.kind}\0{piece.value}")).hexdigest()
+            known[piece] = f"[{piece.kind}_{digest[: veil.digits]}]"
             pairs.add((known[piece], piece.value))
         shown.append(known[piece])
     return "".join(shown)
 
 
-def _make_placeholder(piece: TextPiece, veil: _HidingRules) -> str:
-    digest = sha256(to_body(f"{veil.salt}\0{piece.kind}\0{piece.value}")).hexdigest()
-    return f"[{piece.kind}_{digest[: veil.digits]}]"
-
-
 @lru_cache(maxsize=64)
 def _hide_text_cached(text: str, veil: _HidingRules) -> _HiddenPart:
-    """Hide what is sent again with every request."""
     return _hide_text(text, veil)
 
 
@@ -203,7 +190,6 @@ def _hide_tools(tools: tuple[ToolSpec, ...], veil: _HidingRules) -> _HiddenPart:
 
 
 def _hide_tool(tool: ToolSpec, veil: _HidingRules) -> _HiddenPart:
-    """Hide what the description of a tool tells, and of its schema all but the names that calls need."""
     said = _hide_text(tool.description, veil)
     found: set[tuple[str, str]] = set()
     schema = _hide_schema(tool.schema, lambda text: _hide_and_collect(text, veil, found))
@@ -228,7 +214,7 @@ def _hide_schema(schema: bytes, hide: Callable[[str], str]) -> bytes:
 
 
 def _hide_schema_words(value: Any, hide: Callable[[str], str], *, naming: bool) -> Any:
-    """Go through a schema; below some of its keys stand names and no words of its own."""
+    """Walk a schema; names below some of its keys are not text."""
     match value:
         case dict():
             items = cast("dict[str, Any]", value).items()
@@ -257,7 +243,7 @@ def _hide_everywhere(value: Any, hide: Callable[[str], str]) -> Any:
 
 
 def _hide_facts(facts: Mapping[str, Any], veil: _HidingRules) -> _HiddenPart:
-    """Hide what is known, whose names are the agent's own; facts are small, and change from turn to turn."""
+    """Hide values among the facts, which change from turn to turn and are not cached."""
     found: set[tuple[str, str]] = set()
     made = {
         key: _hide_everywhere(value, lambda text: _hide_and_collect(text, veil, found)) for key, value in facts.items()
@@ -266,7 +252,6 @@ def _hide_facts(facts: Mapping[str, Any], veil: _HidingRules) -> _HiddenPart:
 
 
 PlaceholderValues = Mapping[str, str]
-"""Placeholders, and what they stand for."""
 
 _SHAPE: Final = re.compile(PLACEHOLDER_PATTERN)
 _LONGEST: Final = 64
@@ -282,24 +267,24 @@ _INSIDE: Final = re.compile(
 )
 _HALF: Final = r"\\(?:[0-7]{1,2}|x[0-9a-fA-F]?|u[0-9a-fA-F]{0,3}|U[0-9a-fA-F]{0,7}|N)"
 _QUOTED: Final = re.compile(rf"{_HALF}{PLACEHOLDER_PATTERN}|\\.|(?P<placeholder>{PLACEHOLDER_PATTERN})", re.DOTALL)
-"""Half an escape would take the first letters of a value for its own, so a placeholder behind one stays."""
+"""A placeholder behind half an escape stays: the escape would take the first letters of the value."""
 _SIGNS: Final = {"\\": "\\\\", '"': '\\"', "'": "\\'", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 def find_placeholders(text: str) -> tuple[str, ...]:
-    """List what looks exactly like a placeholder, each once: after rehydration, nobody knows what it stands for."""
+    """List what looks exactly like a placeholder: after rehydration, its value is unknown."""
     return tuple(dict.fromkeys(_SHAPE.findall(text)))
 
 
 def rehydrate_text(text: str, values: PlaceholderValues) -> str:
-    """Put values into a text. What a value itself contains is not looked at again."""
+    """Put values into a text. A value is not searched again."""
     return _SHAPE.sub(lambda found: values.get(found[0], found[0]), text)
 
 
 def rehydrate_arguments(arguments: str, values: PlaceholderValues) -> str:
-    """Put values into the texts of some JSON, keys included, each spelled as JSON spells it.
+    """Put values into the strings of some JSON, keys included, escaped as JSON.
 
-    Outside of quotes there is no place for a value: whatever it is, it would be read as something else.
+    A placeholder outside of quotes stays: a value there would be read as syntax.
     """
     return change_json_strings(arguments, lambda text: rehydrate_text(text, values), _keep_text, _keep_text)
 
@@ -309,7 +294,7 @@ def _keep_text(text: str) -> str:
 
 
 def rehydrate_reply(reply: Reply, values: PlaceholderValues, nonce: str = "") -> Reply:
-    """Put values into everything that a model answered; with a nonce, its words may hold calls."""
+    """Put values into an answer; with a nonce, its text may contain calls."""
     if not values:
         return reply
     parts = _join_texts(reply.parts) if nonce else reply.parts
@@ -317,7 +302,7 @@ def rehydrate_reply(reply: Reply, values: PlaceholderValues, nonce: str = "") ->
 
 
 def _join_texts(parts: Sequence[Text | ToolCall]) -> tuple[Text | ToolCall, ...]:
-    """Make one text of several: a call that is written as text may go over the border between them."""
+    """Join adjacent texts: a call in text form may cross their border."""
     words = [part for part in parts if isinstance(part, Text)]
     if len(words) < 2:  # noqa: PLR2004 One has no border.
         return tuple(parts)
@@ -334,7 +319,7 @@ def _rehydrate_part(part: Text | ToolCall, values: PlaceholderValues, nonce: str
 
 
 def _rehydrate_words(text: str, values: PlaceholderValues, nonce: str) -> str:
-    """Put values into words: those that are nothing but JSON stay JSON, and calls in them stay the same calls."""
+    """Put values into text: JSON stays JSON, and calls stay the same calls."""
     if is_json(text):
         return rehydrate_arguments(text, values)
     if not nonce:
@@ -352,10 +337,9 @@ def _rehydrate_words(text: str, values: PlaceholderValues, nonce: str) -> str:
 
 
 def _rehydrate_call(text: str, start: int, values: PlaceholderValues, put: list[str]) -> int:
-    """Put values into the quoted texts of one call, and tell where it ends.
+    """Put values into the quoted strings of one call, and return where it ends.
 
-    Outside of quotes a value could become an argument of its own. Where a quote is never closed nobody can say what is
-    inside and what is not, and everything stays as it stands.
+    Outside of quotes a value could become another argument. Where a quote is never closed, everything stays.
     """
     for found in _INSIDE.finditer(text, start):
         if found["open"]:
@@ -368,8 +352,6 @@ def _rehydrate_call(text: str, start: int, values: PlaceholderValues, put: list[
 
 
 def _rehydrate_quoted(literal: str, values: PlaceholderValues) -> str:
-    """Put values into a quoted text as a program would write it."""
-
     def put(found: re.Match[str]) -> str:
         value = values.get(found[0]) if found["placeholder"] else None
         return found[0] if value is None else "".join(map(_escape_letter, value))
@@ -384,17 +366,13 @@ def _escape_letter(letter: str) -> str:
 
 
 class StreamRehydrator:
-    """Puts values into a text that comes in chunks, as if it had come at once.
-
-    Only what may be the beginning of a placeholder is held back.
-    """
+    """Puts values into a text that comes in chunks; holds back only what may begin a placeholder."""
 
     def __init__(self, values: PlaceholderValues) -> None:
         self._values = values
         self._held = ""
 
     def feed(self, chunk: str) -> str:
-        """Take a chunk, and return what is certain by now."""
         text = self._held + chunk
         opened = text.rfind("[")
         cut = opened if opened >= 0 and may_begin_placeholder(text[opened:]) else len(text)
@@ -402,13 +380,12 @@ class StreamRehydrator:
         return rehydrate_text(text[:cut], self._values)
 
     def finish(self) -> str:
-        """Return the rest: nothing more will come."""
         rest, self._held = self._held, ""
         return rehydrate_text(rest, self._values)
 
 
 def may_begin_placeholder(text: str) -> bool:
-    """Tell whether a text is the beginning of a placeholder, and not yet all of it."""
+    """Whether a text is the beginning of a placeholder, but not all of it."""
     for head in _HEADS:
         if len(text) <= len(head):
             if head.startswith(text):

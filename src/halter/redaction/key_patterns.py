@@ -1,7 +1,4 @@
-"""The shapes of the usual keys, tokens and passwords, as data.
-
-Passwords and tokens that something other than their name announces: a flag, a header, a URL, a line of a file.
-"""
+"""Patterns of common keys, tokens and passwords, as data."""
 
 import base64
 import binascii
@@ -29,7 +26,7 @@ _SESSION: Final = re.compile(rb"(?i)sess|sid|auth|token|login|jwt|remember|csrf|
 
 
 def read_cookie(found: Candidate) -> int:
-    """Read what a browser sends or is told to keep. A cookie with the name of a setting holds no secret."""
+    """Read a cookie's value. A cookie with the name of a setting holds no secret."""
     pattern = _SET_COOKIE if found.before()[-4:].lower() == b"set-" else _COOKIE
     pairs = [pair.partition(b"=") for pair in found.peek(pattern).split(b";")]
     secret = any(
@@ -50,7 +47,7 @@ _UP_TO_HOST: Final = rb"[^\s\"'@]*"
 
 
 def read_user(found: Candidate) -> int:
-    """Read the password after `curl -u NAME:`. Elsewhere `-u` may be followed by a user and a group."""
+    """Read the password after `curl -u NAME:`. Elsewhere `-u` may take a user and a group."""
     pattern = _UP_TO_HOST if found.lead().startswith(b"sql") else _WORDS
     text = found.peek(pattern)
     if len(text) < _SHORTEST or text.isdigit() or secret_values.is_harmless(text):
@@ -72,11 +69,10 @@ _SPACED: Final = {
     b"w": re.compile(rb"\bldap\w+\b[^|;&]*\Z"),
 }
 _JOINED: Final = re.compile(rb"\b(?:mysql\w*|mariadb\w*|7za?|rar|sshpass)\b[^|;&]*\Z")
-"""These ask for the password if it does not follow at once: what stands after a space is something else."""
+"""These take a password only if it follows at once."""
 
 
 def read_flag_password(found: Candidate) -> int:
-    """Read the password after a short flag of a program that takes one there."""
     text, lead = found.peek(_WORDS), found.lead()
     if len(text) < _SHORTEST or text[:1] == b"-" or secret_values.is_harmless(text):
         return NO_MATCH
@@ -91,7 +87,7 @@ _HOST: Final = re.compile(rb"(?:^|[\s\"'`])(?:[\w-]*[g-zG-Z_.-][\w.-]*|\*)\Z")
 
 
 def read_pgpass(found: Candidate) -> int:
-    """Read the password of a line HOST:PORT:DATABASE:USER:PASSWORD. Addresses of the internet have colons, too."""
+    """Read the password of a line HOST:PORT:DATABASE:USER:PASSWORD. IPv6 addresses have colons, too."""
     text = found.peek(_WORDS)
     secret = secret_values.is_random(text) or (secret_values.has_digit(text) and len(text) >= _KEY)
     return found.all(_WORDS) if secret and _HOST.search(found.before()) else NO_MATCH
@@ -117,7 +113,7 @@ DSN_LEAD: Final = r"dsn[\"']?\s{0,2}[=:]\s{0,2}[\"']?[a-z0-9_.-]{1,32}:"
 
 
 def read_dsn(found: Candidate) -> int:
-    """Read the password of a data source that is no URL, as in `app:…@tcp(db:3306)/shop`."""
+    """Read the password of a data source name, as in `app:…@tcp(db:3306)/shop`."""
     text = found.peek(_UP_TO_HOST)
     secret = len(text) >= _SHORTEST and not secret_values.is_harmless(text)
     return found.all(_UP_TO_HOST) if secret and found.data.startswith(b"@", found.start + len(text)) else NO_MATCH
@@ -130,7 +126,6 @@ _PORT: Final = re.compile(rb"[0-9]+(?:[?#,]|\Z)")
 
 
 def read_url(found: Candidate) -> int:
-    """Read the password of a URL, without the sign that ends it."""
     stop = found.all(_URL) - 1
     text = found.data[found.start : max(stop, found.start)]
     if not text or _PORT.match(text) or secret_values.is_harmless(text) or text.isupper() or _STANDS_FOR.match(text):
@@ -142,13 +137,12 @@ _TOKEN_URL: Final = rb"[A-Za-z0-9_.~%-]{20,200}@"
 
 
 def read_token_url(found: Candidate) -> int:
-    """Read the user of a URL who is a token, without the sign that ends it."""
     text = found.peek(_TOKEN_URL)
     return found.start + len(text) - 1 if secret_values.is_random(text) else NO_MATCH
 
 
 def is_basic_credential(value: bytes) -> bool:
-    """Tell whether a value is what `Basic` announces: a name and a password in base64."""
+    """Whether a value is what `Basic` announces: a name and a password in base64."""
     try:
         return b":" in base64.b64decode(value + b"=" * (-len(value) % 4), validate=True) or secret_values.is_random(
             value
@@ -163,7 +157,7 @@ _TOKEN: Final = rb"[_-][A-Za-z0-9]{32,}"
 
 
 def read_token(found: Candidate) -> int:
-    """Read what looks like a token of no known family: a word, a sign, and much that is drawn by lot."""
+    """Read a token of no known family: a word, a separator, and much randomness."""
     text, before = found.peek(_TOKEN)[1:], found.before()
     mixed = not (text.islower() or text.isupper()) and secret_values.is_token(text)
     return found.all(_TOKEN) if mixed and _PREFIX.search(before) and not _DIGESTS.search(before) else NO_MATCH
@@ -174,7 +168,7 @@ _LITERAL: Final = rb"[A-Za-z0-9_.=+-]{24,}"
 
 
 def read_call_argument(found: Candidate) -> int:
-    """Read a key that is handed to what needs one, without any name."""
+    """Read a key that is passed without a name."""
     return found.all(_LITERAL) if secret_values.is_token(found.peek(_LITERAL)) else NO_MATCH
 
 
@@ -190,7 +184,7 @@ _WORD_BYTES: Final = frozenset((string.ascii_letters + string.digits + "_-").enc
 _DIGITS: Final = frozenset(b"0123456789")
 
 _GAP: Final = r"(?:[\s\"'>|#*,;]|\\{1,4}(?:[nrt\"']|u000[adAD]))"
-"""What may stand between the lines of a key: line ends as they are or escaped, and how a text quotes or indents."""
+"""What may stand between the lines of a key: line ends, plain or escaped, quotes and indentation."""
 _BODY: Final = (
     rf"(?:{_GAP}{{1,12}}[A-Za-z-]{{4,20}}: [^\n\\]{{1,80}})*"
     rf"(?:{_GAP}{{0,12}}{_BASE64}{{16,}})+(?:{_GAP}{{0,12}}{_BASE64}{{1,15}})?"

@@ -1,7 +1,7 @@
-r"""Secrets that look like nothing much, but stand after a name that says what they are, as in `DB_PASS=…`.
+r"""Secrets known only by the name before them, as in `DB_PASS=…`.
 
-A pattern finds the name and where its value begins. `read_named` then reads the value, and tells where it ends or that
-it is none: code, a reference, a placeholder or prose.
+A pattern finds the name and the start of its value. `read_key` and `read_password` find where the value ends, or reject
+code, references, placeholders and prose.
 """
 
 import re
@@ -37,7 +37,7 @@ _KEYED: Final = (
 )
 _KEYS: Final = ("secret", "token", "credentials?", "authorization", "auth", "login", "honeycomb-team", "bw_session")
 _ANY_KEYS: Final = ("_key", "-key", "_pat", "-pat")
-"""Names of keys of any kind: only what is long and drawn by lot is a secret there."""
+"""Names of keys of any kind: only long random values are secrets there."""
 
 _LAST: Final = (
     r"(?:s?[_. -]?(?:key|token|value|hash|base|prod|dev|test|staging|live|old|new|text|string|plain|raw|hex|b64|base64"
@@ -63,16 +63,14 @@ _OPEN: Final = (
 
 _WHOSE: Final = r"(?: (?:of|for|to|on|at|in|von|für|de)(?: [A-Za-z0-9_.@'-]{1,24}){1,5})?"
 PASSWORD_LEAD: Final = f"(?:{'|'.join(_PASSWORDS)}){_LAST}{_WHOSE}{_ASSIGNMENT}{_OPEN}"
-"""The name of a password, what says that its value follows, and what opens it."""
 PASSWORD_HEADS: Final = tuple({name.encode()[:2] for name in _PASSWORDS})
 KEY_LEAD: Final = (
     f"(?:(?:{'|'.join(_KEYED)})[_ -]?key|client-key-data|{'|'.join(_KEYS)}|[_-](?:key|pat)){_LAST}{_ASSIGNMENT}{_OPEN}"
 )
-"""The same of a key."""
 KEY_HEADS: Final = tuple({name.encode()[:2] for name in (*_KEYS, *_KEYED, *_ANY_KEYS)})
 _LATEST_DIGIT: Final = 41
 NEAR_KEY: Final = f"(?:[A-Za-z0-9+/=_~.%:-]{{0,{_LATEST_DIGIT - 1}}}[0-9]|[A-Za-z]{{20}})"
-"""What is drawn by lot has a digit soon, or is long: so most code is passed over without being looked at."""
+"""Random values have a digit soon, or are long: so most code is skipped at once."""
 _NEAR_KEY: Final = re.compile(rb".{0,%d}[0-9]|[A-Za-z]{20}" % (_LATEST_DIGIT - 1))
 
 _ANY_KEY: Final = tuple(name.encode() for name in _ANY_KEYS)
@@ -95,7 +93,7 @@ _CURSORS: Final = (
 _OTHER_NAME: Final = re.compile(
     rb"(?i:(?:^|[^a-z])(?:" + _CURSORS + rb")[_.-]?\Z)|[a-z](?:Page|Next|ublicKey|Sync|Row|Sort)\Z"
 )
-"""What stands before `token` and `key` where they are no secrets, but numbers, names and cursors."""
+"""Prefixes of `token` and `key` that name counts, labels and cursors."""
 _EXPANDED: Final = re.compile(rb"\$\{[\w.]*\Z")
 _VARIABLE: Final = re.compile(rb"[ \t+>#-]*(?:(?:export|env|set|declare -x|ENV|ARG|SET)\s+|-e\s+)?[A-Z0-9_]*\Z")
 _FLAG: Final = re.compile(rb"(?i)(?:^|[\s\"'])(?:--?|/)[a-z-]*\Z")
@@ -106,7 +104,6 @@ _CLOSED: Final = re.compile(rb"\s|[+,).;:]{1,2}(?:\s|\Z)|\+[A-Za-z_]")
 _MIXED_WORD: Final = re.compile(
     rb"(?!(?i:sha|md|base|utf|oauth|x509|ed|pbkdf|argon)[0-9])[A-Za-z]\S*[0-9](?:\S*[A-Za-z]|[0-9])"
 )
-"""Letters and digits mixed, as in no word of a sentence."""
 _JOINTS: Final = (b"_", b".", b":", b"/")
 _TRAILING: Final = b".:!?"
 _SHORTEST, _WORD, _KEY, _SET, _LONG, _LONGER = 4, 8, 8, 16, 20, 30
@@ -119,8 +116,6 @@ _ESCAPED: Final = {quote: b"(?:[^\\\\\n" + quote + rb"]|\\{2,}[^\n])*" for quote
 
 
 class _Value(NamedTuple):
-    """A value, and what is known about it."""
-
     text: bytes
     lead: bytes
     before: bytes
@@ -128,24 +123,22 @@ class _Value(NamedTuple):
 
     @property
     def variable(self) -> bool:
-        """Tell whether it is set as a shell or a list of variables sets one."""
         return self.lead.isupper() and self.lead.rstrip(b" ").endswith((b"=", b":"))
 
     @property
     def ends(self) -> bool:
-        """Tell whether nothing of the same expression follows."""
         return self.after in b" \t\r\n;&\"'<"
 
     @property
     def settles(self) -> bool:
-        """Tell whether it is written as settings are, and not as most code is: `name=value`, or alone on its line."""
+        """Whether it is written as a setting: `name=value`, or alone on its line."""
         if b"=" in self.lead:
             return _TIGHT.match(self.lead) is not None
         return self.after in b"\r\n" or (self.lead.endswith(b":") and len(self.text) >= _WORD)
 
 
 def read_key(found: Candidate) -> int:
-    """Read what is assigned to the name of a key, said of it, or given behind a flag. It must look drawn by lot."""
+    """Read the value of a key's name. It must look random."""
     lead = found.lead()
     quote = _find_quote(lead)
     pattern = _choose_value_pattern(quote, lead)
@@ -172,14 +165,14 @@ def _is_drawn(text: bytes, lead: bytes) -> bool:
 
 
 def _is_said_key(value: _Value) -> bool:
-    """Judge a key without quotes: in a sentence it must be longer than what else may stand there."""
+    """Judge a key without quotes: in a sentence it must be longer than other words."""
     if not _SPOKEN.match(value.lead) or _FLAG.search(value.before):
         return True
     return len(value.text) >= (_LONGER if _SHORT_NAME.match(value.lead) else _LONG)
 
 
 def read_password(found: Candidate) -> int:
-    """Read what is assigned to the name of a password, said of it, or given behind a flag. It may be a word."""
+    """Read the value of a password's name. It may be a word."""
     lead = found.lead()
     quote = _find_quote(lead)
     variable = not quote and lead.endswith(b"=") and lead.isupper() and _VARIABLE.match(found.before()) is not None
@@ -197,12 +190,11 @@ def read_password(found: Candidate) -> int:
 
 
 def _trim_end(found: Candidate, pattern: bytes) -> int:
-    """Leave the sign at the end of a sentence."""
     return found.start + len(found.data[found.start : found.all(pattern)].rstrip(_TRAILING))
 
 
 def _is_part_of_more(value: _Value, quote: bytes) -> bool:
-    """Tell whether a name is a part of another one, or expanded, or what seems to follow it does not belong to it."""
+    """Whether the name is part of another name, is expanded, or does not belong to the value."""
     _, lead, before, after = value
     if (not quote and b"," in lead) or (lead.endswith(b">") and after != b"<"):
         return True
@@ -223,7 +215,6 @@ def _find_quote(lead: bytes) -> bytes:
 
 
 def _choose_value_pattern(quote: bytes, lead: bytes) -> bytes:
-    """Choose what ends a value: its quote, its tag, or whatever cannot be in one."""
     if quote:
         return (_QUOTED if len(quote) == 1 else _ESCAPED)[quote[-1:]]
     return _ELEMENT if lead.endswith(b">") else _BARE
@@ -279,7 +270,7 @@ def _is_bare_password(value: _Value) -> bool:
 
 
 def _is_said_password(value: _Value) -> bool:
-    """Judge a value of which a sentence tells, or that stands behind a flag or in a file of logins."""
+    """Judge a value in a sentence, behind a flag or in a file of logins."""
     text = value.text
     if secret_values.is_random(text):
         return not _SHORT_NAME.match(value.lead) or len(text) >= _LONGER or _FLAG.search(value.before) is not None

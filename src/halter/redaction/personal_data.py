@@ -1,18 +1,10 @@
-"""What in a text tells who somebody is: addresses, numbers and names, each of a kind.
+"""Personal data in a text: addresses, numbers and configured names, each of a kind. Linear time on hostile input.
 
-It takes time in proportion to the text, however hostile. Where a number has check digits they decide, so that most
-numbers are left alone. Text that looks like a placeholder of ours is a value too, of the kind TEXT: so it can never be
-taken for one.
+Numbers with check digits are verified, so that most numbers stay. Text that looks like a placeholder is a value of kind
+TEXT, so that it is never taken for one.
 
-Finding configured names in a text: whole words, however they are capitalised, in any script.
-
-All names are one automaton, which is built once for an agent and takes time in proportion to the text, however many
-names there are. It knows nothing of the edges of words: they are looked at where a name was found.
-
-Numbers that prove themselves: cards, bank accounts and the ids of nations, by their check digits.
-
-Each function is given a candidate and tells how many of its bytes are the number, or 0: what follows a number in a text
-may look like a part of it.
+All names of an agent are one automaton. It ignores word edges; these are checked where a name was found. A check
+function returns how many bytes of a candidate are the number, or 0.
 """
 
 import re
@@ -32,7 +24,7 @@ _RANGES: Final = (
     "\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
 )
 _EDGED: Final = re.compile(rf"[^\W_{_RANGES}]")
-"""Letters of words with edges. Other scripts put no space between words, or hang particles on them."""
+"""Scripts with word edges. Others put no space between words, or append particles."""
 
 _BREAK: Final = re.compile(rb"\\(?:[nrtbf]|u00[aA]0|u20[0-9a-fA-F]{2})\Z")
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -47,7 +39,7 @@ _LONGEST: Final = 4096
 
 
 class NamePatterns(NamedTuple):
-    """The names of an agent as they are, and between quotes, as JSON and programs write them."""
+    """The names of an agent: plain, and as JSON and programs escape them."""
 
     plain: "NameMatcher | None"
     escaped: "NameMatcher | None"
@@ -55,7 +47,7 @@ class NamePatterns(NamedTuple):
 
 
 class NameMatcher:
-    """Finds names in text encoded by `to_body`. With `unescape`, what was found is read as it stands between quotes."""
+    """Finds names in text encoded by `to_body`. With `unescape`, matches are unescaped."""
 
     def __init__(self, patterns: Sequence[bytes], *, nested: bool, unescape: bool) -> None:
         self._patterns = patterns
@@ -65,7 +57,7 @@ class NameMatcher:
         self._which: RegexSet | None = None
 
     def find(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Find names in order, never overlapping; of two that begin at one place, the longer one."""
+        """Find names in order, without overlaps; of two at one place, the longer."""
         at, end = 0, len(data)
         while (match := self._any.search(data, at, end)) is not None:
             start = match[0]
@@ -75,7 +67,7 @@ class NameMatcher:
             at = stop if stop >= 0 else start + 1
 
     def _shorter(self, data: bytes, start: int) -> int:
-        """Find a name that is the beginning of another one, where the other one does not end with its word."""
+        """Find a shorter name where a longer one does not end at a word's end."""
         self._which = self._which or RegexSet(self._patterns)
         for index in sorted(self._which.match(data[start : start + _LONGEST])):
             stop = Regex(self._patterns[index]).match(data, start, len(data))
@@ -84,7 +76,6 @@ class NameMatcher:
         return -1
 
     def _has_edges(self, data: bytes, start: int, stop: int) -> bool:
-        """Tell whether a name stands by itself, as far as its first and last letter ask for that."""
         name = data[start:stop].decode("utf-8", "surrogatepass")
         name = unescape_name(name) if self._unescape else name
         before, after = data[max(0, start - _NEAR) : start], data[stop : stop + _NEAR]
@@ -97,7 +88,6 @@ class NameMatcher:
 
 @lru_cache(maxsize=256)
 def compile_names(names: tuple[str, ...]) -> NamePatterns:
-    """Compile the names of an agent, once, when it is assembled; blank ones name nobody."""
     meant = {form for name in names if name.strip() for form in _list_accent_forms(name.strip())}
     if not meant:
         return NamePatterns(None, None, _LONGEST)
@@ -113,12 +103,10 @@ def compile_names(names: tuple[str, ...]) -> NamePatterns:
 
 
 def _list_accent_forms(name: str) -> set[str]:
-    """An accent may be a part of its letter, or stand behind it."""
     return {name, unicodedata.normalize("NFC", name), unicodedata.normalize("NFD", name)}
 
 
 def _has_nested_names(names: set[str]) -> bool:
-    """Tell whether any name is the beginning of another one."""
     folded = sorted({" ".join(name.split()).casefold() for name in names})
     # In order, whatever begins with a name stands right behind it.
     return any(later.startswith(name) for name, later in pairwise(folded))
@@ -141,7 +129,7 @@ def _match_letter(letter: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _match_escaped_letter(letter: str) -> bytes:
-    """Match a letter as it stands between quotes: as it is, or escaped. A backslash is always escaped there."""
+    """Match a letter between quotes: plain or escaped. A backslash is always escaped there."""
     if letter.isascii() and letter.isalnum():
         return _match_letter(letter)
     plain = () if letter == "\\" else (_match_letter(letter),)
@@ -156,7 +144,6 @@ def _match_escape(letter: str) -> bytes:
 
 
 def unescape_name(spelled: str) -> str:
-    """Tell what a name is that was found between quotes."""
     plain = _ESCAPE.sub(lambda found: _ENDS.get(found[3], found[3]) or chr(int(found[1] or found[2], 16)), spelled)
     return plain.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
@@ -172,16 +159,14 @@ _LENGTHS: Final = {
         b" VA22 VG24 XK20 YE30",
     )
 }
-"""How long the bank accounts of each country are."""
 
 DIGIT_IBAN_COUNTRIES: Final = (
     *("AE", "AT", "BA", "BE", "CZ", "DE", "DK", "EE", "ES", "FI", "FO", "GL", "HR", "HU", "IL", "IS", "LT", "ME", "NO"),
     *("PL", "PT", "RS", "SE", "SI", "SK", "TN"),
 )
-"""Where the numbers of accounts have no letters; most texts are passed over without a check."""
+"""Accounts without letters; most texts are skipped without a check."""
 LETTER_IBAN_COUNTRIES: Final = tuple(sorted({country.decode() for country in _LENGTHS} - set(DIGIT_IBAN_COUNTRIES)))
 _CHECKED_NUMBERS: Final = {ord(sign): str(int(sign, 36)).encode() for sign in string.digits + string.ascii_letters}
-"""What each letter and digit counts for in such a number."""
 _IBAN_MODULUS: Final = 97
 _SIGNS: Final = b" -\xc2\xa0\xe2\x80\xaf"
 _DOUBLED: Final = bytes.maketrans(b"0123456789", bytes((0, 2, 4, 6, 8, 1, 3, 5, 7, 9)))
@@ -194,14 +179,13 @@ _SHORTEST_V6: Final = 2
 
 
 def check_card(found: bytes) -> int:
-    """Check the digits of a payment card, as Luhn has it."""
     digits = found.translate(None, b" -")
     single, doubled = digits[-1::-2], digits[-2::-2].translate(_DOUBLED)
     return 0 if (sum(single) - len(single) * ord("0") + sum(doubled)) % _TEN else len(found)
 
 
 def check_iban(found: bytes) -> int:
-    """Check an account's number, and find its end: its country says how long it is."""
+    """Check an account's number; its country determines the length."""
     length = _LENGTHS.get(found[:2].upper(), 0)
     plain = found.translate(None, _SIGNS)[:length]
     if not plain or len(plain) < length:
@@ -211,13 +195,11 @@ def check_iban(found: bytes) -> int:
 
 
 def _find_end(found: bytes, length: int) -> int:
-    """Find where so many letters and digits end."""
     places = [place for place, byte in enumerate(found) if byte not in _SIGNS]
     return places[length - 1] + 1
 
 
 def check_ipv4(found: bytes) -> int:
-    """Check an address of four numbers."""
     try:
         return len(found) if IPv4Address(found.decode()) else 0
     except AddressValueError:
@@ -225,7 +207,7 @@ def check_ipv4(found: bytes) -> int:
 
 
 def check_ipv6(found: bytes) -> int:
-    """Check an address of colons and hex. `a::b` is a name in many programs, so it must have a digit."""
+    """Check an IPv6 address. `a::b` is a name in many programs, so it must have a digit."""
     groups = [group for group in found.split(b":") if group]
     if len(groups) < _SHORTEST_V6 or not any(byte in b"0123456789" for byte in found):
         return 0
@@ -236,19 +218,16 @@ def check_ipv6(found: bytes) -> int:
 
 
 def check_us_ssn(found: bytes) -> int:
-    """Leave out what was never given to anybody."""
     area, group, serial = found[:3], found[4:6], found[7:]
     never = area in _NO_GROUP or area[:1] == b"9" or group == b"00" or serial == b"0000"
     return 0 if never else len(found)
 
 
 def check_uk_nino(found: bytes) -> int:
-    """Leave out the prefixes that are not in use."""
     return 0 if found[:2].upper() in _NO_NINO else len(found)
 
 
 def check_french_insee(found: bytes) -> int:
-    """Check the key of a social security number; Corsica has letters."""
     plain = found.replace(b" ", b"").upper().replace(b"2A", b"19").replace(b"2B", b"18")
     if len(plain) != 15 or not plain.isdigit():  # noqa: PLR2004 That many digits it has.
         return 0
@@ -256,7 +235,7 @@ def check_french_insee(found: bytes) -> int:
 
 
 def check_german_tax_id(found: bytes) -> int:
-    """Check a tax id: one of its first ten digits stands there twice or three times, and the last one proves all."""
+    """Check a tax id: one of the first ten digits occurs two or three times; the last is a check digit."""
     digits = _digits(found)
     repeated = [digits[:10].count(digit) for digit in set(digits[:10]) if digits[:10].count(digit) > 1]
     if len(repeated) != 1 or repeated[0] > 3:  # noqa: PLR2004 See above.
@@ -268,7 +247,6 @@ def check_german_tax_id(found: bytes) -> int:
 
 
 def check_german_pension(found: bytes) -> int:
-    """Check the number of a pension; its letter counts as two digits."""
     plain = found.replace(b" ", b"").upper()
     digits = _digits(plain[:8] + b"%02d" % (plain[8] - ord("A") + 1) + plain[9:])
     weights = (2, 1, 2, 5, 7, 1, 2, 1, 2, 1, 2, 1)
@@ -277,14 +255,12 @@ def check_german_pension(found: bytes) -> int:
 
 
 def check_spanish_dni(found: bytes) -> int:
-    """Check the letter of an identity card, or of a foreigner's number."""
     plain = found.replace(b"-", b"").replace(b" ", b"").upper()
     number = int(plain[:-1].translate(bytes.maketrans(b"XYZ", b"012")))
     return len(found) if _DNI[number % len(_DNI)] == plain[-1] else 0
 
 
 def check_italian_code(found: bytes) -> int:
-    """Check the letter of a codice fiscale."""
     values = [int(chr(byte), 36) - 10 * chr(byte).isalpha() for byte in found.upper()]
     total = sum(_ODD[value] if place % 2 == 0 else value for place, value in enumerate(values[:15]))
     return len(found) if total % 26 == values[15] else 0
@@ -296,10 +272,8 @@ def _digits(found: bytes) -> list[int]:
 
 PLACEHOLDER_KINDS: Final = ("EMAIL", "IBAN", "IP", "ID", "CARD", "PHONE", "NAME", "TEXT")
 PLACEHOLDER_PATTERN: Final = rf"\[(?:{'|'.join(PLACEHOLDER_KINDS)})_[0-9a-f]{{6,64}}\]"
-"""What a placeholder looks like."""
 
 CheckNumber = Callable[[bytes], int]
-"""Tells how many bytes of a candidate are a value: 0 for none."""
 
 _SPACE: Final = r"(?:[ ]|\xc2\xa0|\xe2\x80\xaf)"
 _SIGN: Final = r"(?:[ ().\-/]|\xc2\xa0|\xe2\x80[\x90-\x93\xaf])"
@@ -309,7 +283,7 @@ _EMAIL: Final = rf"{_LETTER}(?:[.%+'\-]*{_LETTER})*[+\-]?(?:@|%40)(?:{_LABEL}\.)
 _DIGITS: Final = frozenset(b"0123456789")
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or chr(byte) == "_")
 _LEADING: Final = range(0xC3, 0xDE)
-"""The first byte of a letter of two; those of three are mostly signs, or of scripts that need no edge."""
+"""The first byte of a two-byte letter; three-byte ones are mostly signs, or of scripts without edges."""
 _BRACKET: Final = ord("(")
 _BACKSLASH: Final = ord("\\")
 _FEWEST: Final = 7
@@ -319,7 +293,7 @@ _SPELLED: Final = re.compile(rb"\D")
 
 
 class TextPiece(NamedTuple):
-    """A part of a text. One with a kind is a value; `value` is what it stands for, whatever its spelling."""
+    """A part of a text. With a kind it is a value; `value` is its unescaped form."""
 
     text: str
     kind: str = ""
@@ -327,9 +301,9 @@ class TextPiece(NamedTuple):
 
 
 class Recogniser(NamedTuple):
-    """Something to look for. One with an `edge` is no part of a longer word or number.
+    """A pattern to search for. With an `edge` it is never part of a longer word or number.
 
-    `run` is what the search goes on behind after a candidate that was none.
+    After a rejected candidate the search goes on behind its `run`.
     """
 
     kind: str
@@ -340,7 +314,7 @@ class Recogniser(NamedTuple):
 
 
 def check_phone(found: bytes) -> int:
-    """Tell a phone number from a date, and from what is too short or too long."""
+    """Tell a phone number from a date and from other lengths."""
     digits = len(_SPELLED.sub(b"", found))
     return len(found) if _FEWEST <= digits <= _MOST and not _DATE.match(found) else 0
 
@@ -350,7 +324,7 @@ _HEX: Final = r"[0-9A-Fa-f]"
 _LONG: Final = rf"(?:{_HEX}{{1,4}}|:)(?::{_HEX}{{0,4}}){{2,7}}(?:\.\d{{1,3}}){{0,3}}"
 
 _FIRST: Final = (Recogniser("TEXT", PLACEHOLDER_PATTERN, edge=False), Recogniser("EMAIL", _EMAIL, edge=False))
-"""What may hold a name, and is more than that."""
+"""A superset of what may hold a name."""
 
 _NUMBERS: Final = (
     Recogniser(
@@ -382,8 +356,6 @@ _DIGIT: Final = re.compile(r"[0-9]")
 
 
 class _Search(NamedTuple):
-    """A recogniser, compiled."""
-
     recogniser: Recogniser
     regex: Regex
     run: Regex
@@ -395,7 +367,7 @@ def _compile_recognisers(recognisers: tuple[Recogniser, ...]) -> tuple[_Search, 
 
 
 def split_pieces(text: str, names: NamePatterns) -> Iterator[TextPiece]:
-    """Take a text apart into values and what stands between them: together they are the text."""
+    """Split a text into values and the text between; joined, the pieces are the text."""
     short = min(names.shortest, _SHORTEST)
     for first in _find_recognised(text, _FIRST) if "[" in text or "@" in text or "%40" in text else (TextPiece(text),):
         if first.kind or len(first.text) < short:
@@ -409,7 +381,7 @@ def split_pieces(text: str, names: NamePatterns) -> Iterator[TextPiece]:
 
 
 def _find_names(text: str, names: NamePatterns) -> Iterator[TextPiece]:
-    """Find names; first those with escapes, since a shorter name may be a part of one."""
+    """Find names; escaped ones first, since a shorter name may be part of one."""
     if names.escaped is None or "\\" not in text:
         yield from _find_matches(text, names.plain)
         return
@@ -438,7 +410,7 @@ def _find_matches(text: str, names: NameMatcher | None) -> Iterator[TextPiece]:
 
 
 def _find_recognised(text: str, recognisers: tuple[Recogniser, ...]) -> Iterator[TextPiece]:
-    """Find one kind after the other, each between what was found before."""
+    """Find one kind after the other, each between earlier matches."""
     data = to_body(text)
     spans: list[tuple[int, int, str]] = []
     for search in _compile_recognisers(recognisers):
@@ -466,7 +438,7 @@ def _add_spans(search: _Search, data: bytes, spans: Sequence[tuple[int, int, str
 
 
 def _find_values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tuple[int, int, str]]:
-    """Find values between two places. After a candidate that is none, the search goes on behind its first word."""
+    """Find values in a range. After a rejected candidate the search goes on behind its first word."""
     (kind, _, check, edge, _), regex, run = search
     checked: dict[bytes, int] = {}
     while (match := regex.search(data, at, end)) is not None:
@@ -485,7 +457,7 @@ def _find_values(search: _Search, data: bytes, at: int, end: int) -> Iterator[tu
 
 
 def _has_edges(data: bytes, start: int, end: int) -> bool:
-    """Tell whether a value stands by itself: it is no part of a word, of a longer number or of a row of them."""
+    """Whether a value stands alone: not part of a word, a longer number or a row of numbers."""
     before, after = data[max(start - 2, 0) : start], data[end : end + 2]
     in_word = before and data[start] != _BRACKET and (before[-1] in _WORD or before[0] in _LEADING)
     if in_word and not _is_escape(data, start - 1):
@@ -498,7 +470,7 @@ def _has_edges(data: bytes, start: int, end: int) -> bool:
 
 
 def _is_escape(data: bytes, place: int) -> bool:
-    """Tell whether a letter is none, but the end of a line as JSON and programs write it."""
+    """Whether a letter is part of an escaped line end."""
     return place > 0 and data[place] in b"nrt" and data[place - 1] == _BACKSLASH
 
 

@@ -1,20 +1,13 @@
 """The one place where secrets are taken out of text, before journal, audit, model, events, logs and errors see it.
 
-Known live values go first, in all their spellings; then whatever looks like one of the usual keys. It works on the
-whole text, so it comes before any truncation, and takes time in proportion to the text, however hostile. Marks that
-it left are never touched again, so redacting twice changes nothing.
+Known live values go first, in all their spellings; then everything that matches a pattern of a common key. It works on
+the whole text, so it comes before any truncation, and takes linear time on hostile input. Its marks are never
+changed again, so redacting twice changes nothing.
 
-Taking secrets out of text that comes in chunks: what may be the beginning of a secret waits for its end.
-
-Secrets out of what is said to a model and by it, part by part.
-
-Each text is masked by itself: once it is inside JSON, the quotes and line ends of a secret would be spelled otherwise.
-What no JSON can carry is replaced on the way, so that what is sent, kept and handed back is one and the same.
-
-Changing the texts inside JSON without reading it as a whole.
-
-Only the quotes are looked at: so numbers, order and keys that stand there twice stay as they were written, nothing is
-too deep, and JSON that is cut off or wrong can be dealt with as well.
+Messages are masked text by text: inside JSON the quotes and line ends of a secret would be escaped. What JSON cannot
+carry is replaced first, so that what is sent, stored and returned is the same. Strings inside JSON are changed without
+parsing it: only quotes are looked at, so that numbers, order and duplicate keys stay, no depth is too great, and broken
+JSON can be masked as well.
 """
 
 import json
@@ -42,12 +35,11 @@ from halter.redaction.secret_values import (
 from halter.redaction.secrets import LONGEST_SPELLING, LiveValues
 
 Redact = Callable[[str], str]
-"""Masks the secrets of a text."""
 
 _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2
 _SPACED: Final = 12
-"""So long a character may be in a spelling that has spaces or goes over lines; others have none to be cut at."""
+"""The longest character in a spelling with spaces or line breaks; other spellings are never cut."""
 _MEMORY: Final = 1024
 _SHORT: Final = 4096
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
@@ -65,7 +57,7 @@ _NEVER_SECRET: Final = frozenset({"FILE", "PATH", "SOCK", "DIR", "ID", "NAME"})
 
 
 class SecretSpan(NamedTuple):
-    """A part of a text that is to be hidden, what it is, and where that begins by which it is known."""
+    """A range to hide, its kind, and where its announcement begins."""
 
     start: int
     end: int
@@ -75,8 +67,6 @@ class SecretSpan(NamedTuple):
 
 
 class CompiledFamily(NamedTuple):
-    """A family, compiled."""
-
     family: SecretFamily
     lead: Regex | None
     whole: Regex | None
@@ -84,14 +74,14 @@ class CompiledFamily(NamedTuple):
 
 
 class CompiledFamilies(NamedTuple):
-    """All families as one automaton, and which of them may begin with which two characters."""
+    """All families as one automaton, and the families by their first two characters."""
 
     scan: Regex
     by_head: Mapping[bytes, Sequence[CompiledFamily]]
 
 
 def is_secret_name(name: str) -> bool:
-    """Tell whether a variable of this name holds a secret, as most programs name them."""
+    """Whether a variable of this name usually holds a secret."""
     words = name.upper().replace("-", "_").replace(".", "_").split("_")
     return words[-1] not in _NEVER_SECRET and not _SECRET_WORDS.isdisjoint(words)
 
@@ -99,8 +89,8 @@ def is_secret_name(name: str) -> bool:
 class Redactor:
     """Takes secrets out of text.
 
-    All of `secrets` are looked for; of `environment`, those with a secret-like name. Values of fewer than eight
-    characters are left: hiding them would hide innocent words.
+    All of `secrets` are searched for; of `environment`, those with a secret-like name. Values of fewer than eight
+    characters are not: hiding them would hide ordinary words.
     """
 
     def __init__(self, secrets: Mapping[str, str], environment: Mapping[str, str] | None = None) -> None:
@@ -115,7 +105,7 @@ class Redactor:
         self._innocent: set[str] = set()
 
     def redact(self, text: str) -> str:
-        """Return the text with a mark such as `[redacted:github]` in the place of each secret. Never raises."""
+        """Replace each secret by a mark such as `[redacted:github]`. Never raises."""
         if text in self._innocent:
             return text
         data = to_body(text)
@@ -126,7 +116,7 @@ class Redactor:
         return text
 
     def _remember(self, text: str) -> None:
-        """Know a text again in which there is nothing to hide: it is looked at on its way in, and on every way out."""
+        """Remember a clean text: it is redacted again on every way out."""
         if len(text) > _SHORT:
             return
         if len(self._innocent) >= _MEMORY:
@@ -134,7 +124,7 @@ class Redactor:
         self._innocent.add(text)
 
     def spans(self, data: bytes) -> list[SecretSpan]:
-        """Find what is to be hidden, in order, never overlapping, in text encoded by `to_body`."""
+        """Find the ranges to hide, in order, without overlaps, in text encoded by `to_body`."""
         found: list[SecretSpan] = []
         for start, end in self._between_marks(data):
             at = start
@@ -146,7 +136,7 @@ class Redactor:
         return found
 
     def _between_marks(self, data: bytes) -> Iterator[tuple[int, int]]:
-        """Give the parts of a text that are not marks. A mark with any other name in it is text like any other."""
+        """Yield the ranges between marks. Only marks with known names count."""
         start = 0
         opened = data.find(_OPENING)
         while opened >= 0:
@@ -159,7 +149,7 @@ class Redactor:
 
 
 def hide_spans(data: bytes, spans: Sequence[SecretSpan]) -> bytes:
-    """Put marks in the place of spans; what is hidden piece by piece gets one mark."""
+    """Replace ranges by marks; adjacent ranges get one mark."""
     kept: list[bytes] = []
     at = 0
     last = ""
@@ -173,19 +163,23 @@ def hide_spans(data: bytes, spans: Sequence[SecretSpan]) -> bytes:
 
 @lru_cache(_MEMORY)
 def _make_mark(name: str) -> bytes:
-    return _OPENING + _clean_mark_name(name).encode() + b"]"
-
-
-def _clean_mark_name(name: str) -> str:
-    """Keep of a name what a mark can carry."""
-    return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in name)
+    return (
+        _OPENING
+        + "".join(
+            letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in name
+        ).encode()
+        + b"]"
+    )
 
 
 @cache
 def _compile_families() -> CompiledFamilies:
     by_head: dict[bytes, list[CompiledFamily]] = {}
     for family in SECRET_FAMILIES:
-        shape = _compile_family(family)
+        lead = Regex(_encode_pattern(family, family.lead)) if family.lead else None
+        whole = Regex(_encode_pattern(family, family.whole)) if family.whole else None
+        behind = Regex(family.behind.encode()) if family.behind else None
+        shape = CompiledFamily(family, lead, whole, behind)
         for head in {head[:_HEAD].lower() for head in family.heads}:
             by_head.setdefault(head, []).append(shape)
     scan = join_patterns(
@@ -195,19 +189,12 @@ def _compile_families() -> CompiledFamilies:
     return CompiledFamilies(Regex(scan), by_head)
 
 
-def _compile_family(family: SecretFamily) -> CompiledFamily:
-    lead = Regex(_encode_pattern(family, family.lead)) if family.lead else None
-    whole = Regex(_encode_pattern(family, family.whole)) if family.whole else None
-    behind = Regex(family.behind.encode()) if family.behind else None
-    return CompiledFamily(family, lead, whole, behind)
-
-
 def _encode_pattern(family: SecretFamily, pattern: str) -> bytes:
     return f"(?i:{pattern})".encode() if family.fold else pattern.encode()
 
 
 def _find_family_spans(shapes: CompiledFamilies, data: bytes, start: int, end: int) -> list[SecretSpan]:
-    """Find what looks like a key between two places, as if there were nothing outside."""
+    """Find keys in a range, as if there were nothing outside."""
     found: list[SecretSpan] = []
     _scan_families(shapes, data, (start, start, end), found)
     return found
@@ -216,9 +203,9 @@ def _find_family_spans(shapes: CompiledFamilies, data: bytes, start: int, end: i
 def _scan_families(
     shapes: CompiledFamilies, data: bytes, within: tuple[int, int, int], found: list[SecretSpan]
 ) -> None:
-    """Look from a place to an end; `free` is where the text begins that is not hidden yet.
+    """Scan a range; `free` is where unhidden text begins.
 
-    There a key may begin whatever was before, which the automaton for all families cannot know.
+    A key may begin there regardless of what precedes it, which the joint automaton cannot know.
     """
     free, at, end = within
     scan, by_head = shapes
@@ -240,7 +227,7 @@ def _scan_families(
 
 
 def _match_family(likely: Sequence[CompiledFamily], data: bytes, within: tuple[int, int, int]) -> SecretSpan | None:
-    """Find the family that a match belongs to, if what stands before it does not speak against it."""
+    """Find the family of a match, unless the text before contradicts it."""
     free, place, end = within
     for shape in likely:
         if _is_contradicted(shape, data, free, place):
@@ -264,7 +251,7 @@ def _match_family(likely: Sequence[CompiledFamily], data: bytes, within: tuple[i
 
 
 def _is_contradicted(shape: CompiledFamily, data: bytes, free: int, place: int) -> bool:
-    """Tell whether it is another family's, by what is cheap to see. Two characters are all that is known so far."""
+    """A cheap check whether a match belongs to another family; only two characters are known so far."""
     family, _, _, behind = shape
     if family.fold:
         return data.endswith(_REFERENCE, free, place)
@@ -280,17 +267,17 @@ WORDS_HELD_BACK: Final = 4
 """`the password is value` and `Authorization: Basic value` are at most four words."""
 
 SHORTEST_HOLD: Final = 3 * SAMPLE_LENGTH
-"""What announces a value, and as much of the value as is looked at."""
+"""An announcement, and as much of its value as is inspected."""
 LONGEST_HOLD: Final = 1 << 18
 _CONTINUING: Final = range(0x80, 0xC0)
 _BLANK: Final = b" \t\n\r\f\v"
 
 
 class StreamRedactor:
-    """Redacts a text that comes in chunks as `Redactor` redacts it whole; a secret split over chunks is still caught.
+    """Redacts a text that comes in chunks as `Redactor` redacts it whole, also a secret that is split over chunks.
 
-    The last words are held back until more comes. Work is put off until enough has come, so that even a stream of
-    single characters takes time in proportion to its length.
+    The last words are held back until more comes. Work waits for enough text, so that a stream of single characters
+    takes linear time.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -301,7 +288,6 @@ class StreamRedactor:
         self._waiting = 0
 
     def feed(self, chunk: str) -> str:
-        """Take a chunk and return what is certain by now, which may be nothing."""
         self._fresh.append(chunk)
         self._waiting += len(chunk)
         if self._waiting * 4 <= max(len(self._held), SHORTEST_HOLD):
@@ -309,11 +295,10 @@ class StreamRedactor:
         return self._released(ended=False)
 
     def finish(self) -> str:
-        """Return the rest: nothing more will come."""
         return self._released(ended=True)
 
     def _released(self, *, ended: bool) -> str:
-        """Redact what was told last together with what waits, and let go what is certain of the latter."""
+        """Redact the held-back text with what precedes it, and release what is certain."""
         at = len(self._told)
         data = self._told + self._held + to_body("".join(self._fresh))
         self._fresh.clear()
@@ -329,41 +314,33 @@ class StreamRedactor:
 
 
 def _find_certain_end(data: bytes, spaced: int) -> int:
-    """Find the beginning of a word before which nothing can change any more, whatever comes."""
+    """Find the start of a word before which no later text changes anything."""
     at = max(len(data) - max(SHORTEST_HOLD, spaced), 0)
     for _ in range(WORDS_HELD_BACK):
-        at = _word_before(data, at)
+        end = at
+        while end > 0 and data[end - 1] in _BLANK:
+            end -= 1
+        at = max(data.rfind(blank, 0, end) for blank in (b" ", b"\n", b"\t", b"\r")) + 1
     return max(at, _align_to_character(data, len(data) - LONGEST_SPELLING)) if len(data) > LONGEST_HOLD else at
 
 
-def _word_before(data: bytes, at: int) -> int:
-    """Find where the word begins that a place is in, or the one before it."""
-    end = at
-    while end > 0 and data[end - 1] in _BLANK:
-        end -= 1
-    return max(data.rfind(blank, 0, end) for blank in (b" ", b"\n", b"\t", b"\r")) + 1
-
-
 def _align_to_character(data: bytes, at: int) -> int:
-    """Move back to where a character begins."""
     while at > 0 and data[at] in _CONTINUING:
         at -= 1
     return at
 
 
 _CACHE_ATTRIBUTE: Final = "masked"
-"""Where a message keeps what became of it under a redactor."""
 
 
 def mask_text(text: str, redact: Redact) -> str:
-    """Mask one text."""
     return redact(clean(text))
 
 
 class PromptMasker:
-    """Masks what sessions send, request by request: each begins as the one before it, and only what is new is masked.
+    """Masks requests of sessions: each begins as the one before it, and only what is new is masked.
 
-    What a session sent last is known for as long as somebody holds its lease.
+    The last request of a session is cached while its lease object lives.
     """
 
     def __init__(self, redact: Redact) -> None:
@@ -371,7 +348,6 @@ class PromptMasker:
         self._last: WeakKeyDictionary[Lease, tuple[tuple[Message, ...], tuple[Message, ...]]] = WeakKeyDictionary()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
-        """Mask everything that a request sends."""
         said, known = self._last.get(lease, ((), ()))
         if prompt.messages[: len(said)] != said:
             said, known = (), ()
@@ -389,7 +365,7 @@ class PromptMasker:
 
 
 def mask_message(message: Message, redact: Redact) -> Message:
-    """Mask a message, once: a history is sent again with every request, and only what is new has to be looked at."""
+    """Mask a message, once: a history is sent again with every request."""
     kept = vars(message).get(_CACHE_ATTRIBUTE)
     if kept is not None and kept[0] == redact:
         return kept[1]
@@ -402,7 +378,7 @@ def mask_message(message: Message, redact: Redact) -> Message:
 
 
 def _mask_facts(facts: Mapping[str, Any], redact: Redact) -> Mapping[str, Any]:
-    """Mask all text in what is known; facts are small, and change from turn to turn."""
+    """Mask the facts, which change from turn to turn and are not cached."""
     return {key: _mask_value(value, redact) for key, value in facts.items()}
 
 
@@ -419,7 +395,6 @@ def _mask_value(value: Any, redact: Redact) -> Any:
 
 
 def mask_reply(reply: Reply, redact: Redact) -> Reply:
-    """Mask everything that a model answered, the arguments of its calls included."""
     parts = tuple(
         [_mask_text_part(part, redact) if isinstance(part, Text) else _mask_call(part, redact) for part in reply.parts]
     )
@@ -451,7 +426,6 @@ def _mask_call(part: ToolCall, redact: Redact) -> ToolCall:
 
 @lru_cache(maxsize=64)
 def _mask_text_cached(text: str, redact: Redact) -> str:
-    """Mask what is sent again with every request."""
     return mask_text(text, redact)
 
 
@@ -468,7 +442,7 @@ _OPENINGS: Final = ("{", "[", '"')
 
 
 def is_json(text: str) -> bool:
-    """Tell whether a text is JSON with texts in it; what is nested too deeply to be read is none."""
+    """Whether a text is JSON with strings in it; text nested too deeply is not."""
     if not text.lstrip().startswith(_OPENINGS):
         return False
     try:
@@ -479,7 +453,7 @@ def is_json(text: str) -> bool:
 
 
 def change_json_strings(text: str, change: ChangeText, outside: ChangeText, broken: ChangeText) -> str:
-    """Change every text of some JSON, and what stands outside of them; `broken` changes a text that cannot be read."""
+    """Change every string in some JSON, and what is outside; `broken` changes unreadable ones."""
     changed: list[str] = []
     at = 0
     for found in _LITERAL.finditer(text):
@@ -498,5 +472,4 @@ def _change_literal(literal: str, change: ChangeText, broken: ChangeText) -> str
 
 
 def escape_json_text(text: str) -> str:
-    """Spell a text as it stands between the quotes of JSON."""
     return json.dumps(text, ensure_ascii=_SURROGATE.search(text) is not None)[1:-1]

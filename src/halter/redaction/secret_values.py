@@ -1,15 +1,11 @@
-"""Telling a literal secret from what else may stand after its name: code, a reference, a placeholder, a word.
+"""Families of secrets, checks that tell a literal secret from other values, and RE2 over bytes.
 
-All of it looks at the first bytes of a value only, and takes time in proportion to them.
+Checks look at the first bytes of a value only.
 
-What a family of secrets is, and how one is described.
-
-Every pattern is for RE2, over bytes, and keeps three rules, from which linear time and idempotence follow:
-it accepts as soon as it may and then only grows, so that no search looks far beyond its match; it never asks for
-what comes after the match; and it asks for what comes before only by `edge` and `behind`. The first two characters
-are known (`heads`), so that a match is assigned to its family without trying them all.
-
-Regular expressions in linear time, over bytes: RE2 behind the two questions that are asked of it.
+Every pattern is for RE2, over bytes, and keeps three rules, from which linear time and idempotence follow: it accepts
+as soon as it may and then only grows, so that no search looks far beyond its match; it never asks for what comes after
+the match; and it asks for what comes before only by `edge` and `behind`. The first two characters are known (`heads`),
+so that a match is assigned to its family without trying them all.
 """
 
 import re
@@ -27,10 +23,10 @@ _ASCII: Final = 128
 
 
 class Regex:
-    """A compiled pattern in which a byte is a character, whatever its value.
+    """A compiled pattern over bytes.
 
-    It asks the C++ object behind the package's drop-in replacement for `re`: that one makes a generator and a match
-    object for every question, which is two thirds of the time where a hostile text is full of matches.
+    It calls the C++ object behind the package's replacement for `re`, which makes a generator and a match object for
+    every question: two thirds of the time where a hostile text is full of matches.
     """
 
     __slots__ = ("_match", "_searching", "_starting")
@@ -46,18 +42,17 @@ class Regex:
         self._starting = re2.Anchor.ANCHOR_START
 
     def search(self, text: bytes, start: int, end: int) -> tuple[int, int] | None:
-        """Find the first match that lies between two places."""
         span: tuple[int, int] = self._match(self._searching, text, start, end)[0]
         return None if span[0] < 0 else span
 
     def match(self, text: bytes, start: int, end: int) -> int:
-        """Tell where the match ends that begins at a place, or -1."""
+        """The end of the match that begins at a place, or -1."""
         span: tuple[int, int] = self._match(self._starting, text, start, end)[0]
         return span[1]
 
 
 class RegexSet:
-    """Many patterns, of which it can be told which match where a text begins."""
+    """Many patterns; tells which match at the beginning of a text."""
 
     __slots__ = ("_set",)
 
@@ -69,7 +64,6 @@ class RegexSet:
         self._set.Compile()
 
     def match(self, text: bytes) -> list[int]:
-        """Tell the numbers of the patterns that match."""
         return self._set.Match(text)
 
 
@@ -84,7 +78,6 @@ def _options(re2: Any) -> Any:
 
 @cache
 def compile_regex(pattern: bytes) -> Regex:
-    """Compile a pattern of this program's own, once."""
     return Regex(pattern)
 
 
@@ -94,12 +87,11 @@ def join_patterns(patterns: Iterable[bytes]) -> bytes:
 
 
 def escape_bytes(text: bytes) -> bytes:
-    """Spell bytes so that every one stands for itself in a pattern."""
     return b"".join(bytes([byte]) if byte < _ASCII and chr(byte).isalnum() else b"\\x%02x" % byte for byte in text)
 
 
 SAMPLE_LENGTH: Final = 128
-"""So much of a value is looked at."""
+"""How much of a value is inspected."""
 
 _PIECES: Final = re.compile(rb"[A-Za-z0-9]+")
 _RUNS: Final = re.compile(rb"[A-Za-z0-9]{6,}")
@@ -107,7 +99,7 @@ _PATTERNED: Final = re.compile(
     rb"[a-z]?(?:(?:On|In|To|Is|At|By|Of|Or|No|Id|Ip|As|An|If|Up|Do|Be|Db|Os|Ui|My|Go|Us|Vm|Tx|Rx|So|We|A)(?![a-z])"
     rb"|[A-Z]*+[a-z]{2,}+|[A-Z]{2,}+|[A-Z](?=[0-9])|[0-9]{1,4}+(?![0-9]))++"
 )
-"""Words, as an identifier is put together of them. What is drawn by lot has single letters everywhere."""
+"""Words, as an identifier is made of them. Random values have single letters everywhere."""
 _GROUPS: Final = re.compile(rb"[0-9]++")
 _FEW_GROUPS: Final = 3
 _PIN: Final = 6
@@ -115,7 +107,7 @@ _LONG_RUN: Final = 16
 _CAPITAL: Final = re.compile(rb"[A-Z]")
 _FEWEST_CAPITALS: Final = 0.28
 _MOST_CAPITALS: Final = 0.72
-"""Half of the letters that are drawn by lot are capitals; in names that people make up, far fewer or all are."""
+"""Half of random letters are capitals; in names, far fewer or all are."""
 _DIGIT: Final = re.compile(rb"[0-9]")
 _LETTER: Final = re.compile(rb"[A-Za-z\x80-\xff]")
 _PUNCTUATION: Final = re.compile(rb"[!#%^*~@?+$=&]")
@@ -165,7 +157,7 @@ _STOPS: Final = b".:!?"
 
 
 def is_harmless(value: bytes) -> bool:
-    """Tell whether a value is a common word, a reference or a placeholder."""
+    """Whether a value is a common word, a reference or a placeholder."""
     sample = value[:SAMPLE_LENGTH]
     if sample.lower().rstrip(_STOPS) in _HARMLESS or not sample.strip(sample[:1]):
         return True
@@ -173,7 +165,7 @@ def is_harmless(value: bytes) -> bool:
 
 
 def is_random(value: bytes) -> bool:
-    """Tell whether a part of a value looks drawn by lot, as keys are."""
+    """Whether a part of a value looks random, as keys are."""
     return any(_is_drawn(run) for run in _RUNS.findall(value[:SAMPLE_LENGTH]))
 
 
@@ -189,52 +181,48 @@ def _is_drawn(run: bytes) -> bool:
 
 
 def is_mixed(value: bytes) -> bool:
-    """Tell whether a value has letters of both cases and digits."""
     return not value.islower() and not value.isupper() and has_digit(value)
 
 
 def is_scattered(value: bytes) -> bool:
-    """Tell whether there are digits in more than one place."""
+    """Whether there are digits in more than one place."""
     return len(_GROUPS.findall(value[:SAMPLE_LENGTH])) > 1
 
 
 def is_token(value: bytes) -> bool:
-    """Tell whether a value looks drawn by lot, and is no part of a picture or a program in base64."""
+    """Whether a value looks random and is no part of an image or a program in base64."""
     return b"AAAA" not in value[4:SAMPLE_LENGTH] and is_random(value)
 
 
 def is_padded_token(value: bytes) -> bool:
-    """Tell whether a token follows a row of the same letter."""
+    """Whether a token follows a run of one letter."""
     return is_token(value.lstrip(value[:1]))
 
 
 def is_number(value: bytes) -> bool:
-    """Tell whether a value is a number or a version, and no PIN."""
+    """Whether a value is a number or a version, and no PIN."""
     return _LETTER.search(value, 0, SAMPLE_LENGTH) is None and (b"." in value or len(value) < _PIN)
 
 
 def has_digit(value: bytes) -> bool:
-    """Tell whether there is a digit."""
     return _DIGIT.search(value, 0, SAMPLE_LENGTH) is not None
 
 
 def has_space(value: bytes) -> bool:
-    """Tell whether a value is several words."""
     return _SPACE.search(value, 0, SAMPLE_LENGTH) is not None
 
 
 def has_punctuation(value: bytes) -> bool:
-    """Tell whether a value has signs that passwords have and identifiers do not."""
+    """Whether a value has characters that passwords have and identifiers do not."""
     return _PUNCTUATION.search(value, 0, SAMPLE_LENGTH) is not None
 
 
 def is_worded(value: bytes) -> bool:
-    """Tell whether a value is made of letters and what joins them."""
     return _WORDS.fullmatch(value[:SAMPLE_LENGTH]) is not None
 
 
 def is_path(value: bytes) -> bool:
-    """Tell whether a value could be the name of something in a program."""
+    """Whether a value could be a dotted name in a program."""
     sample = value[:SAMPLE_LENGTH]
     if _PATH.fullmatch(sample) is None:
         return False
@@ -242,33 +230,32 @@ def is_path(value: bytes) -> bool:
 
 
 def is_code(value: bytes, after: bytes) -> bool:
-    """Tell whether something is called, indexed or built there."""
+    """Whether the value is a call, an index or a constructor."""
     if after in {b"(", b"[", b"{"}:
         return True
     return _CODE.match(value[:SAMPLE_LENGTH]) is not None or _TYPE.match(value[:SAMPLE_LENGTH]) is not None
 
 
 def is_label(value: bytes) -> bool:
-    """Tell whether a value is one capitalised word, as the labels of forms are."""
+    """Whether a value is one capitalised word, as the labels of forms are."""
     return _CAPITALISED.fullmatch(value[:SAMPLE_LENGTH]) is not None
 
 
 def names_secret(value: bytes) -> bool:
-    """Tell whether a value itself speaks of secrets, as the names of fields and variables do."""
+    """Whether a value itself speaks of secrets, as names of fields and variables do."""
     return _SECRET_WORD.search(value, 0, SAMPLE_LENGTH) is not None
 
 
 NO_MATCH: Final = -1
 NEAR_LENGTH: Final = 8
 VALUE_START: Final = r"[^\s\"'<>,;&\\`|(){}\[]"
-"""What a value may begin with that stands after its name."""
 
 LOOKBEHIND_LENGTH: Final = 256
-"""So much before an announcement may say what it means."""
+"""How much before an announcement may determine its meaning."""
 
 
 class Candidate(NamedTuple):
-    """Where a secret may be: it is announced at `place` and begins at `start`. Only `free` to `end` counts."""
+    """A possible secret: announced at `place`, it begins at `start`. Only `free` to `end` counts."""
 
     data: bytes
     free: int
@@ -277,35 +264,32 @@ class Candidate(NamedTuple):
     end: int
 
     def before(self) -> bytes:
-        """Return what stands before the announcement on its line."""
         return self.data[max(self.free, self.place - LOOKBEHIND_LENGTH) : self.place].rpartition(b"\n")[2]
 
     def lead(self) -> bytes:
-        """Return the announcement."""
         return self.data[self.place : self.start]
 
     def peek(self, pattern: bytes) -> bytes:
-        """Read as much of a value as is looked at: a text may be full of names, with one endless value behind each."""
+        """Read a bounded part of a value: a text may be full of names, each before one endless value."""
         stop = compile_regex(pattern).match(self.data, self.start, min(self.end, self.start + SAMPLE_LENGTH))
         return self.data[self.start : max(stop, self.start)]
 
     def all(self, pattern: bytes) -> int:
-        """Tell where a value ends."""
         return compile_regex(pattern).match(self.data, self.start, self.end)
 
 
 CheckValue = Callable[[bytes], bool]
 ReadSecret = Callable[[Candidate], int]
-"""Tells where a secret ends, or -1 if there is none. It looks at no more than `literals.SAMPLE` bytes to decide."""
+"""Returns where a secret ends, or -1. It inspects at most SAMPLE_LENGTH bytes."""
 
 
 class SecretFamily(msgspec.Struct, frozen=True, kw_only=True):
     """One shape of secret.
 
     `lead` announces it and stays visible. `whole` is the secret, and `near` its beginning: as much of it as one
-    automaton for all families can look for without growing large. With `edge`, no word may touch it before; `behind`
-    says what must stand there, and `reach` which bytes before it belong to it. `check` has the last word on what was
-    found; `read` finds the end of a secret that no pattern describes. A `roomy` lead has room for a secret of its own.
+    automaton for all families can search for without growing large. With `edge`, no word may touch it before; `behind`
+    says what must stand there, and `reach` which bytes before it belong to it. `check` has the last word on a match;
+    `read` finds the end of a secret that no pattern describes. A `roomy` lead has room for a secret of its own.
     """
 
     name: str
@@ -331,7 +315,7 @@ def make_prefixed_family(
     reach: frozenset[int] = frozenset(),
     check: CheckValue | None = None,
 ) -> SecretFamily:
-    """Describe tokens that begin with one of several words, as most do."""
+    """Tokens that begin with one of several words, as most do."""
     words = tuple(heads.split(" "))
     quoted = "|".join(re.escape(word) for word in words)
     near = f"{rest[: rest.index(']') + 1]}{{{NEAR_LENGTH}}}" if rest.startswith("[") else ""
@@ -349,7 +333,7 @@ def make_prefixed_family(
 def make_announced_family(
     name: str, heads: str, lead: str, near: str, whole: str, check: CheckValue | None = None
 ) -> SecretFamily:
-    """Describe values of a known form that are announced as what they are."""
+    """Values of a known form that are announced."""
     known = tuple(head.encode() for head in heads.split(" "))
     return SecretFamily(name=name, heads=known, lead=lead, near=near, whole=whole, fold=True, check=check)
 
@@ -364,7 +348,7 @@ def make_read_family(
     roomy: bool = False,
     reach: frozenset[int] = frozenset(),
 ) -> SecretFamily:
-    """Describe values of any form: only a function can tell where they end and whether they are secret."""
+    """Values of any form: `read` finds where they end and whether they are secret."""
     return SecretFamily(
         name=name, heads=heads, lead=lead, near=near, fold=bool(lead), read=read, roomy=roomy, reach=reach
     )

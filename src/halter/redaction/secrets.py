@@ -1,11 +1,8 @@
-"""Secrets by reference: which names a call needs, which of them nobody gave, and where the values come from.
+"""Secrets by reference: the names that a call needs, and where their values come from; and live values in a text.
 
-Finding the values of known secrets in a text, in all their spellings.
-
-One automaton looks for how any spelling of any value begins. Only where one does, the whole of it is looked for, with a
-pattern that is compiled then: so a hundred secrets, or long ones, cost little before one of them turns up.
-
-All the ways in which a known secret may turn up: plain, escaped, encoded, in capitals, wrapped, reversed.
+A known value is found in every spelling: plain, escaped, encoded, in capitals, wrapped, reversed. One automaton
+searches for the beginning of any spelling of any value. The pattern of the whole is compiled only where one
+begins, so that a hundred secrets, or long ones, cost little before one of them turns up.
 """
 
 import base64
@@ -19,38 +16,30 @@ from halter.core.tools import find_secret_names
 from halter.redaction.secret_values import Regex, RegexSet, escape_bytes, join_patterns
 
 SECRET_PREFIX: Final = "HALTER_SECRET_"  # noqa: S105 - the name of a variable, no secret
-"""A variable of the environment with this prefix is the secret of the name that follows."""
+"""An environment variable with this prefix is the secret of the name that follows."""
 
 
 class Secrets(Protocol):
-    """Where the values of secrets come from. Only the guard asks, when it makes a permit."""
+    """Where the values of secrets come from. Only the guard reads them, when it makes a permit."""
 
-    def names(self) -> frozenset[str]:
-        """Tell which secrets there are."""
-        ...
+    def names(self) -> frozenset[str]: ...
 
-    def value(self, name: str) -> str:
-        """Return the value of one of them."""
-        ...
+    def value(self, name: str) -> str: ...
 
 
 class GivenSecrets:
-    """Secrets that somebody handed over, by name."""
-
     def __init__(self, values: Mapping[str, str]) -> None:
         self._values = dict(values)
 
     def names(self) -> frozenset[str]:
-        """Tell which secrets there are."""
         return frozenset(self._values)
 
     def value(self, name: str) -> str:
-        """Return the value of one of them."""
         return self._values[name]
 
 
 def read_environment_secrets(environment: Mapping[str, str]) -> GivenSecrets:
-    """Take the secrets out of an environment. An empty variable is no secret."""
+    """Read the secrets of an environment. An empty variable is no secret."""
     values = {
         name.removeprefix(SECRET_PREFIX): value for name, value in environment.items() if name.startswith(SECRET_PREFIX)
     }
@@ -58,31 +47,29 @@ def read_environment_secrets(environment: Mapping[str, str]) -> GivenSecrets:
 
 
 def list_secret_references(arguments: bytes) -> frozenset[str]:
-    """Name all secrets that arguments, as JSON, refer to as `${secret:NAME}`."""
     return find_secret_names(arguments)
 
 
 def find_missing_secrets(arguments: bytes, secrets: Secrets, granted: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Name the secrets that arguments refer to and that are not there, or not granted to the agent, in order."""
+    """The secrets that arguments refer to and that do not exist or are not granted, in order."""
     there = secrets.names() if granted is None else secrets.names() & frozenset(granted)
     return tuple(sorted(list_secret_references(arguments) - there))
 
 
 def describe_missing_secrets(names: Sequence[str]) -> str:
-    """Tell the one who can act what is missing."""
     listed = ", ".join(names)
     variables = ", ".join(SECRET_PREFIX + name for name in names)
     return f"No secret is known by the name {listed}: set {variables}, and list it under `secrets` of the agent."
 
 
 SHORTEST_SECRET: Final = 8
-"""Shorter values are too likely to be part of innocent words."""
+"""Shorter values are too likely to be part of ordinary words."""
 
 PIECE_LENGTH: Final = 256
 SHORTEST_LINE: Final = 16
 
 LONGEST_CHARACTER: Final = 48
-"""No character takes more: four bytes of a letter as `%252525f0` each, and what stands between two of them."""
+"""Four bytes of a letter as `%252525f0` each, and what stands between two of them."""
 LONGEST_SPELLING: Final = LONGEST_CHARACTER * PIECE_LENGTH
 
 _BEGINNING: Final = 6
@@ -90,13 +77,13 @@ _SHORT_ESCAPES: Final = {"\n": "n", "\r": "r", "\t": "t", "\b": "b", "\f": "f"}
 _BASE64: Final = b"[A-Za-z0-9+/_-]"
 _BASE32: Final = b"[A-Za-z2-7]"
 _BETWEEN: Final = rb"(?:\x00|\\{1,4}(?:u0000|x00|0)|%00|=?\r?\n[ \t]{0,4})?"
-"""What may stand between two characters: a text of two bytes a character has a NUL there, and lines are wrapped."""
+"""What may stand between two characters: the NUL of a wide encoding, or a wrapped line."""
 _WRAP: Final = rb"[\s\\rn]{0,4}"
 _HEX_GAP: Final = rb"[: ,-]{0,2}(?:0x|\\{1,4}x)?(?:00[: ,-]?)?"
 
 
 class Spelling(NamedTuple):
-    """One way of writing a value: the patterns of its characters, what may stand between them, and around."""
+    """One way of writing a value: patterns of its characters, what may stand between them, and around."""
 
     units: tuple[bytes, ...]
     between: bytes = b""
@@ -104,16 +91,15 @@ class Spelling(NamedTuple):
     after: bytes = b""
 
     def beginning(self) -> bytes:
-        """Give a pattern for the first characters, which stays small however long a value is."""
+        """The pattern of the first characters, small however long a value is."""
         return self.before + self.between.join(self.units[:_BEGINNING])
 
     def whole(self) -> bytes:
-        """Give a pattern for all of it."""
         return self.before + self.between.join(self.units) + self.after
 
 
 def cut_into_pieces(value: str) -> Iterator[str]:
-    """Cut a value into what is looked for: itself; for a long one, parts; the lines of one with several, too."""
+    """What is searched for: the value, parts of a long one, and the lines of one with several."""
     if len(value) < SHORTEST_SECRET:
         return
     for start in range(0, len(value), PIECE_LENGTH):
@@ -126,25 +112,29 @@ def cut_into_pieces(value: str) -> Iterator[str]:
 
 
 def list_spellings(piece: str) -> Iterator[Spelling]:
-    """Give the spellings of a piece; the first one mixes all that write it character by character."""
+    """The spellings of a piece; the first one mixes all that write it character by character."""
     data = to_body(piece)
     yield Spelling(tuple(map(_spell_character, piece)), _BETWEEN)
     yield Spelling(tuple(map(_spell_character, reversed(piece))), _BETWEEN)
     yield Spelling(tuple(b"(?i:%02x)" % byte for byte in data), _HEX_GAP)
     for encoded in dict.fromkeys((data, *_encode_wide(piece))):
-        yield from _base64(encoded)
+        for shift in range(3):
+            whole, shared = divmod((shift + len(encoded)) * 8, 6)
+            core = base64.b64encode(b"\0" * shift + encoded)[-(-shift * 8 // 6) : whole]
+            before, after = (_BASE64 + b"?" if each else b"" for each in (shift, shared))
+            yield Spelling(tuple(map(_spell_base64_byte, core)), _WRAP, before, after + b"(?:=|%3[dD]){0,2}")
         yield from _base32(encoded)
 
 
 def _encode_wide(piece: str) -> Iterator[bytes]:
-    """Write a piece with two bytes a character, in both orders, without the NUL at either end."""
+    """A piece with two bytes a character, in both orders, without the NUL at either end."""
     for order in ("utf-16-le", "utf-16-be"):
         yield piece.encode(order, "surrogatepass").strip(b"\0")
 
 
 @cache
 def _spell_character(character: str) -> bytes:
-    """Spell one character in every way, of which each may be escaped again."""
+    """Every spelling of a character, each of which may be escaped again."""
     cases = sorted({each for each in (character, character.lower(), character.upper()) if len(each) == 1})
     return b"(?i:" + b"|".join(dict.fromkeys(way for each in cases for way in _list_escapes(each))) + b")"
 
@@ -162,7 +152,9 @@ def _list_escapes(character: str) -> Iterator[bytes]:
         yield rb"(?:\\{1,4}r)?\\{1,4}" + _SHORT_ESCAPES[character].encode()
     if character == "\n":
         yield rb"\r\n"
-    names = b"".join(b"|" + name.encode() for name in _entities(character))
+    names = b"".join(
+        b"|" + name.encode() for name in sorted({name.rstrip(";") for name, each in html5.items() if each == character})
+    )
     yield b"&(?:amp;){0,2}(?:#(?:0{0,4}%d|x0{0,4}%x)%s);?" % (code, code, names)
     units = character.encode("utf-16-be", "surrogatepass").hex()
     yield b"".join(rb"(?:%%|\\{1,4})u%s" % units[at : at + 4].encode() for at in range(0, len(units), 4))
@@ -170,24 +162,7 @@ def _list_escapes(character: str) -> Iterator[bytes]:
     yield b"".join(rb"\\{1,4}(?:x\{?%02x\}?|0?%03o)" % (byte, byte) for byte in data)
 
 
-def _entities(character: str) -> list[str]:
-    return sorted({name.rstrip(";") for name, each in html5.items() if each == character})
-
-
-def _base64(data: bytes) -> Iterator[Spelling]:
-    """Give the characters that are the same whatever stands before and after, for each of the three alignments.
-
-    The characters at both ends, which share their bits with the neighbours, are hidden with them.
-    """
-    for shift in range(3):
-        whole, shared = divmod((shift + len(data)) * 8, 6)
-        core = base64.b64encode(b"\0" * shift + data)[-(-shift * 8 // 6) : whole]
-        before, after = (_BASE64 + b"?" if each else b"" for each in (shift, shared))
-        yield Spelling(tuple(map(_spell_base64_byte, core)), _WRAP, before, after + b"(?:=|%3[dD]){0,2}")
-
-
 def _base32(data: bytes) -> Iterator[Spelling]:
-    """Do the same for the five alignments of base32."""
     for shift in range(5):
         whole, shared = divmod((shift + len(data)) * 8, 5)
         core = base64.b32encode(b"\0" * shift + data)[-(-shift * 8 // 5) : whole]
@@ -196,25 +171,21 @@ def _base32(data: bytes) -> Iterator[Spelling]:
 
 
 def _spell_base64_byte(byte: int) -> bytes:
-    """Spell a character of base64 in both alphabets, and as URLs carry it."""
+    """A character of base64 in both alphabets, and URL-encoded."""
     return {ord("+"): b"(?:[+-]|%2[bB])", ord("/"): b"(?:[/_]|%2[fF])"}.get(byte, bytes([byte]))
 
 
 _AHEAD: Final = 8 * LONGEST_CHARACTER
-"""How much of a text the beginning of a spelling takes at most."""
+"""The longest beginning of a spelling."""
 
 
 class LiveSecret(NamedTuple):
-    """Where a known value stands, and whose it is."""
-
     start: int
     end: int
     name: str
 
 
 class LiveValues:
-    """The values of known secrets, of which each has a name."""
-
     def __init__(self, values: Mapping[str, str]) -> None:
         parts = {piece: name for name, value in values.items() for piece in cut_into_pieces(value)}
         # The longest comes first, so that a value hides others that are parts of it.
@@ -226,7 +197,6 @@ class LiveValues:
         self._whole: dict[int, Regex] = {}
 
     def find(self, data: bytes, start: int, end: int) -> Iterator[LiveSecret]:
-        """Find all values between two places, in order, never overlapping."""
         while self._any is not None and (match := self._any.search(data, start, end)) is not None:
             found = self._at(data, match[0], end)
             start = match[0] + 1 if found is None else found.end

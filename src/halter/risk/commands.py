@@ -1,10 +1,7 @@
-"""What a command line really runs: every command in it, as words, with the wrappers around it taken off.
+"""Every command that a command line runs, as words, without the wrappers around it.
 
-Programs that run another program: which options of theirs take a value, and where the other program begins.
-
-An option is written as in a manual: `-u:` takes a value, `-i?` only one that is attached to it, `-c!` a line for a
-shell. A program whose options are not all known here is not taken at its word: then every word that names a dangerous
-program counts as if it were run.
+A wrapper runs another program. Its options are written as in a manual: `-u:` takes a value, `-i?` only an attached one,
+`-c!` a line for a shell. If an option is unknown, every word that names a dangerous program counts as if it were run.
 """
 
 import posixpath
@@ -32,9 +29,9 @@ OptionKind = Literal["", ":", "?", "!"]
 class Wrapper(msgspec.Struct, frozen=True):
     """How one program runs others.
 
-    It takes `skips` words of its own before the command. `joins` them: a shell reads its words as one line. `permutes`:
-    its options may also stand behind its own words. `only_lines`: it runs nothing but what an option gives it. After an
-    option in `looks` it runs nothing.
+    It takes `skips` words of its own before the command. `joins`: a shell reads its words as one line. `permutes`: its
+    options may also follow its own words. `only_lines`: it runs only what an option gives it. After an option in
+    `looks` it runs nothing.
     """
 
     options: Mapping[str, OptionKind]
@@ -46,7 +43,7 @@ class Wrapper(msgspec.Struct, frozen=True):
 
 
 class WrappedCommand(msgspec.Struct, frozen=True):
-    """What a wrapper runs: a command as words, lines for a shell, and whether all of its options were known."""
+    """What a wrapper runs: a command as words, lines for a shell, and whether all options were known."""
 
     argv: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
@@ -218,7 +215,7 @@ WRAPPER_NAMES: Final = frozenset(name for name in _WRAPPERS if " " not in name) 
 
 
 def unwrap_command(argv: Sequence[str]) -> WrappedCommand | None:
-    """Find what a command runs, or None if it is known to run nothing but itself."""
+    """Find what a command runs; None if it is known to run only itself."""
     program = program_of(argv[0])
     program = _ALIASES.get(program, program)
     at = 1
@@ -235,7 +232,6 @@ def unwrap_command(argv: Sequence[str]) -> WrappedCommand | None:
 
 
 def _find_verb(program: str, argv: Sequence[str]) -> tuple[Wrapper, int] | None:
-    """Find the verb of a program that has several, behind the options that it takes before it."""
     takes_value = {
         name
         for key, wrapper in _WRAPPERS.items()
@@ -257,8 +253,6 @@ def _find_verb(program: str, argv: Sequence[str]) -> tuple[Wrapper, int] | None:
 
 
 class _OptionWalk:
-    """One walk over a wrapper's own words."""
-
     def __init__(self, wrapper: Wrapper, program: str, argv: Sequence[str], at: int) -> None:
         self._wrapper = wrapper
         self._program = program
@@ -271,7 +265,6 @@ class _OptionWalk:
         self._looks = False
 
     def result(self) -> WrappedCommand | None:
-        """Walk to the command that is run, and tell it."""
         while self._at < len(self._argv) and self._step(self._argv[self._at]):
             pass
         own, rest = tuple(self._argv[: self._at]), tuple(self._argv[self._at :])
@@ -283,7 +276,7 @@ class _OptionWalk:
         return WrappedCommand(inner, tuple(self._lines), own, joins=self._wrapper.joins, sure=self._sure)
 
     def _step(self, word: str) -> bool:
-        """Take one word, and tell whether the wrapper's own words go on after it."""
+        """Take one word; whether the wrapper's own words go on after it."""
         if word == "--":
             self._at += 1 if self._wrapper.only_lines else 1 + self._skips
             return self._wrapper.only_lines
@@ -318,7 +311,6 @@ class _OptionWalk:
             self._take(f"-{letter}", None)
 
     def _take(self, name: str, attached: str | None) -> None:
-        """Take an option, with its value if it has one, attached to it or as the next word."""
         kind = self._wrapper.options.get(name)
         self._sure = self._sure and kind is not None
         self._looks = self._looks or name in self._wrapper.looks
@@ -338,7 +330,7 @@ class _OptionWalk:
 DEEPEST_COMMAND: Final = 12
 
 UNKNOWN_WORDS: Final = "$*"
-"""Stands for words that a command is given while it runs."""
+"""Stands for words that a command gets while it runs."""
 
 _SIGNS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
 EXEC_OPTIONS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
@@ -355,12 +347,11 @@ _LEAST_EFFORT: Final = 20_000
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """One program with its arguments, and all that the line around it says of it.
+    """One program with its arguments and its context in the line.
 
-    `wrappers` are the programs that it was wrapped in; one that `wraps` is such a program itself, with its own words
-    alone. `feed`, `given` and `built` say where its input, its files and its words come from. `code` is where the code
-    comes from that a shell runs. `folder` is where the line went before. If its options were not all known, it is not
-    `sure` what it runs.
+    `wrappers` are the programs around it; one that `wraps` is such a program itself, with its own words alone. `feed`,
+    `given` and `built` say where its input, its files and its words come from. `code` is the source of the code that a
+    shell runs. `folder` is the line's working directory. It is not `sure` if some options were unknown.
     """
 
     argv: tuple[str, ...]
@@ -379,22 +370,20 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def program(self) -> str:
-        """The name of the program, without the folder it lies in."""
         return program_of(self.argv[0]) if self.argv else ""
 
     @property
     def input(self) -> str | None:
-        """What it reads from its standard input, where the line itself says that."""
         return self.text if self.text is not None else self.feed.text if self.feed else None
 
     @property
     def is_fed(self) -> bool:
-        """Tell whether its standard input comes from the line, and not from a person."""
+        """Whether its standard input comes from the line, and not from a person."""
         return self.feed is not None or self.text is not None or bool(self.reads)
 
 
 class UnreadableCommand(msgspec.Struct, frozen=True):
-    """A command line that cannot be taken apart, so that nobody can say what it does; perhaps it is meant to be so."""
+    """A command line that cannot be parsed; perhaps on purpose."""
 
     text: str
     tangled: bool = False
@@ -404,26 +393,24 @@ ParsedCommand = Command | UnreadableCommand
 
 
 class ParseBudget:
-    """How much may be read for one line. Lines in lines in lines are read again and again; this ends it."""
+    """How much may be read for one line; bounds lines that are nested in lines."""
 
     def __init__(self, length: int) -> None:
         self._left = _EFFORT * length + _LEAST_EFFORT
 
     def spend(self, length: int) -> bool:
-        """Take what reading so much costs, and tell whether it was left."""
         self._left -= length + 10
         return self._left >= 0
 
 
 def make_parse_budget(given: str | Sequence[str]) -> ParseBudget:
-    """Allow for so much reading that every honest line is read."""
     return ParseBudget(len(given) if isinstance(given, str) else sum(len(word) + 1 for word in given))
 
 
 def parse_commands(
     given: str | Sequence[str], text: str | None = None, effort: ParseBudget | None = None, depth: int = 0
 ) -> tuple[ParsedCommand, ...]:
-    """Take apart a line for a shell, or one command as a list of words; `text` is its standard input."""
+    """Parse a line for a shell, or one command as a list of words; `text` is its standard input."""
     unwrap = _CommandParser(effort or make_parse_budget(given))
     if isinstance(given, str):
         return tuple(unwrap.line(given, depth, source=Command(argv=(), text=text)))
@@ -431,9 +418,9 @@ def parse_commands(
 
 
 def parse_plain_command(given: str | Sequence[str]) -> tuple[str, ...] | None:
-    """Return the words of a command that is surely one command and nothing else.
+    """The words of a command that is certainly one command and nothing else.
 
-    A line with any sign in it that a shell could read as more, even a quoted one, is not plain: then a person is asked.
+    A line with any character that a shell could read as more, even a quoted one, is not plain: then a person is asked.
     """
     if isinstance(given, str) and not _SIGNS.isdisjoint(given):
         return None
@@ -445,15 +432,13 @@ def parse_plain_command(given: str | Sequence[str]) -> tuple[str, ...] | None:
 
 
 class _CommandParser:
-    """Takes one line apart, and the lines in it."""
-
     def __init__(self, effort: ParseBudget) -> None:
         self._effort = effort
 
     def line(
         self, line: str, depth: int, known: Mapping[str, str] | None = None, source: Command | None = None
     ) -> Iterator[ParsedCommand]:
-        """Take a line apart. Its commands read what `source` reads, unless the line gives them something else."""
+        """Parse a line. Its commands read what `source` reads, unless the line redirects them."""
         if depth > DEEPEST_COMMAND or not self._effort.spend(len(line)):
             yield UnreadableCommand(line, tangled=True)
             return
@@ -470,7 +455,6 @@ class _CommandParser:
                 folder = _follow_cd(folder, simple.meant)
 
     def command(self, command: Command, depth: int) -> Iterator[ParsedCommand]:
-        """Take the wrappers off one command."""
         if not command.argv:
             if command.writes or command.sets:
                 yield command
@@ -494,7 +478,7 @@ class _CommandParser:
             yield command
 
     def _shell(self, command: Command, depth: int) -> Iterator[ParsedCommand]:
-        """Take apart what a shell runs: the line after `-c`, or what it reads."""
+        """Parse what a shell runs: the line after `-c`, or its input."""
         code, rest = split_shell_code(command.argv)
         yield command
         if code is not None:
@@ -547,7 +531,7 @@ class _CommandParser:
 
 
 def split_shell_code(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Tell a shell's options from the rest: the line that it is given, if it is, and its further words."""
+    """Split a shell's arguments: the line after `-c`, if any, and the other words."""
     at, is_code, reads = 1, False, False
     while at < len(argv) and argv[at][:1] in {"-", "+"} and len(argv[at]) > 1:
         word = argv[at]
@@ -587,7 +571,6 @@ def _make_command(simple: SimpleCommand, words: Sequence[str], folder: str, sour
 
 
 def _follow_cd(folder: str, words: Sequence[str]) -> str:
-    """Tell where a line is after a command: `cd` leads elsewhere."""
     if not words or words[0] not in _CD_PROGRAMS:
         return folder
     target = next((word for word in words[1:] if not word.startswith("-")), "~")
@@ -595,7 +578,7 @@ def _follow_cd(folder: str, words: Sequence[str]) -> str:
 
 
 def _list_find_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Find every command that `find` runs, with the places where it looks in place of `{}`."""
+    """Every command that `find` runs, with the searched places in place of `{}`."""
     roots = list_find_roots(argv)
     at = 1
     while at < len(argv):
@@ -613,7 +596,6 @@ def _list_find_commands(argv: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 
 def list_find_roots(argv: Sequence[str]) -> tuple[str, ...]:
-    """Tell where `find` looks."""
     roots: list[str] = []
     for word in argv[1:]:
         if word in {"-H", "-L", "-P"}:
@@ -625,14 +607,14 @@ def list_find_roots(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def sample_words(words: Sequence[str], most: int = 16) -> tuple[str, ...]:
-    """Keep some of many words, and among them those that name whole systems."""
+    """Keep some of many words, always with those that name whole systems."""
     if len(words) <= most:
         return tuple(words)
     return (*words[:most], *islice(filter(is_root, words[most:]), most))
 
 
 def _list_xargs_commands(inner: WrappedCommand, command: Command) -> Iterator[tuple[str, ...]]:
-    """Put in what `xargs` reads, as the line shows it, or a sign that it is not known: as words, and as one word."""
+    """Fill in what `xargs` reads, as words and as one word; a marker where it is unknown."""
     values = _known_input_words(command)
     token = ""
     for at, word in enumerate(inner.own):
@@ -660,7 +642,6 @@ def _known_input_words(command: Command) -> tuple[str, ...]:
 
 
 def _list_parallel_lines(argv: Sequence[str], command: Command) -> Iterator[str]:
-    """Find the lines that `parallel` gives to a shell."""
     cut = next((at for at, word in enumerate(argv) if word.startswith(":::")), len(argv))
     line, values = " ".join(argv[:cut]), [word for word in argv[cut:] if not word.startswith(":::")]
     values = sample_words(values, _MOST_WORDS) or _known_input_words(command)

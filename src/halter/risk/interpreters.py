@@ -1,7 +1,7 @@
-"""Programs that run code: interpreters, and those that can be told to, as sed, awk, vim and gdb.
+"""Programs that run code: interpreters, and those with a way to, as sed, awk, vim and gdb.
 
-Code of a language is not understood here. It is at least HIGH; the texts that stand in it are looked at as if they were
-run, since a shell's command is a text to any language.
+Code is not parsed. It is at least HIGH; its string literals are judged as if they were run, since a shell command is a
+string in any language.
 """
 
 import re
@@ -31,7 +31,7 @@ _DELETING: Final = re.compile(
 )
 _DROPPING: Final = re.compile(r"\.(?:dropDatabase|drop)\(|\.(?:deleteMany|remove)\(\s*(?:\{\s*\}\s*)?\)")
 _STARTED: Final = re.compile(r"(?:\b(?:spawn|exec|system|syscmd|esyscmd)[ \t(`{]+|!)[ \t]*([a-z/][^\n;'\")\]}]*)")
-"""What is started by words without quotes, as in Tcl, m4 and the many tools that have an exclamation mark for it."""
+"""Programs started by words without quotes, as in Tcl, m4 and tools with an exclamation mark."""
 _MOST_STARTED: Final = 20
 _WRITING: Final = re.compile(
     r"(?i:write|unlink|remove|rename|replace|truncate|dump|copy|move|rmtree|chmod|symlink|link)"
@@ -42,7 +42,7 @@ _MOST_LITERALS: Final = 200
 
 
 class Interpreter(msgspec.Struct, frozen=True):
-    """The letters and names of options after which code stands, and of those that have another value."""
+    """The options that are followed by code, and those with another value."""
 
     code: str = ""
     valued: str = ""
@@ -54,7 +54,7 @@ class Interpreter(msgspec.Struct, frozen=True):
 
 
 def _is_loosely_code(option: str) -> bool:
-    """Tell options that may be cut short and in any case, as `-enc` of PowerShell."""
+    """Options that may be abbreviated and in any case, as `-enc` of PowerShell."""
     name = option.lower()
     names = ("-encodedcommand", "-command", "-commandwithargs")
     return len(name) > 1 and any(whole.startswith(name) for whole in names)
@@ -115,12 +115,10 @@ _IN_PLACE: Final = re.compile(r"-[a-zA-Z0]*i(?:[^e].*|e)?")
 
 
 def is_interpreter(program: str) -> bool:
-    """Tell whether a program runs code of a language, in any of its versions."""
     return family_of(program) in _INTERPRETERS
 
 
 def code_risk(code: str) -> Iterator[JudgeFinding]:
-    """Look at the texts in code as if they were run."""
     texts = [found[1] or found[2] or found[3] or "" for found in islice(_LITERAL.finditer(code), _MOST_LITERALS)]
     if _DELETING.search(code) and any(is_root(text) for text in texts if text.startswith(("/", "~"))):
         yield "CRITICAL", "code that deletes a home or a system"
@@ -134,7 +132,7 @@ def code_risk(code: str) -> Iterator[JudgeFinding]:
 
 
 def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
-    """Judge an interpreter by where its code comes from: its words, its input, a file."""
+    """Judge an interpreter by the source of its code: its words, its input, a file."""
     program, words = command.program, list(command.argv[1:])
     interpreter = _INTERPRETERS[family_of(program)]
     codes, rest, module = _walk_options(interpreter, words)
@@ -147,7 +145,17 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
     if codes:
         return
     if module:
-        yield from _module_risk(module, rest)
+        match module:
+            case "pip" | "pipx" | "uv":
+                yield NestedCommand((module, *rest))
+            case _ if module.partition(".")[0] == "halter":
+                yield NestedCommand(("halter", *rest))
+            case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if rest:
+                yield "HIGH", f"{module} runs code that was not looked at"
+            case "http.server" | "smtpd":
+                yield "HIGH", "files are given to whoever asks"
+            case _:
+                yield "MEDIUM", f"the module {module} is run"
     elif not rest and {"--version", "-V", "-VV", "--help", "-h", "-v"} & set(words) and not command.is_fed:
         return
     elif rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
@@ -161,7 +169,7 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _walk_options(interpreter: Interpreter, words: Sequence[str]) -> tuple[list[str], list[str], str]:
-    """Walk over options: return the code among them, the words after them, and the module that is run."""
+    """The code among the options, the words after them, and the module that is run."""
     codes: list[str] = []
     at = 0
     while at < len(words) and words[at].startswith("-") and len(words[at]) > 1:
@@ -193,22 +201,8 @@ def _walk_options(interpreter: Interpreter, words: Sequence[str]) -> tuple[list[
     return codes, rest, ""
 
 
-def _module_risk(module: str, rest: Sequence[str]) -> Iterator[JudgeFinding]:
-    match module:
-        case "pip" | "pipx" | "uv":
-            yield NestedCommand((module, *rest))
-        case _ if module.partition(".")[0] == "halter":
-            yield NestedCommand(("halter", *rest))
-        case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if rest:
-            yield "HIGH", f"{module} runs code that was not looked at"
-        case "http.server" | "smtpd":
-            yield "HIGH", "files are given to whoever asks"
-        case _:
-            yield "MEDIUM", f"the module {module} is run"
-
-
 def source_risk(command: Command, script: Sequence[str]) -> Iterator[JudgeFinding]:
-    """Judge code that comes through a pipe, a here-document, or a process that stands for a file."""
+    """Judge code that comes through a pipe, a here-document or a process substitution."""
     from_process = {*script, *command.reads} & {"/dev/fd/63"}
     feeds: tuple[CommandInput, ...] = command.given if from_process else (command.feed,) if command.feed else ()
     if any(feed.fetched for feed in (*feeds, *command.built)):
@@ -221,7 +215,7 @@ def source_risk(command: Command, script: Sequence[str]) -> Iterator[JudgeFindin
 
 
 def shell_risk(command: Command) -> Iterator[JudgeFinding]:
-    """Judge a shell; what it runs of itself is judged apart."""
+    """Judge a shell; what it runs is judged separately."""
     code, rest = split_shell_code(command.argv)
     if any(True for _ in list_option_values(command.argv[1:], "--rcfile", "--init-file")):
         yield "HIGH", f"{command.program} runs a file first"
@@ -234,7 +228,6 @@ def shell_risk(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _source(command: Command) -> Iterator[JudgeFinding]:
-    """Judge `.` and `source`: a file whose lines are run here."""
     script = list(command.argv[1:2])
     if script and script[0].endswith("/bin/activate"):
         yield "MEDIUM", "a virtual environment is entered"
@@ -254,7 +247,7 @@ _SED_PLAIN: Final = frozenset("=dDgGhHlnNpPqQxzFv{}L")
 
 
 def sed_commands(script: str) -> Iterator[tuple[str, str]]:
-    """Read a script of sed: those commands that run something or write a file, and `?` for what cannot be read."""
+    """The commands of a sed script that run a program or write a file, and `?` for what cannot be parsed."""
     at = 0
     while at < len(script):
         address = _SED_ADDRESS.match(script, at)
@@ -289,7 +282,6 @@ def sed_commands(script: str) -> Iterator[tuple[str, str]]:
 
 
 def _sed_substitution(script: str, at: int) -> tuple[int, str]:
-    """Step over `/this/that/`, and return the flags behind it."""
     if at >= len(script):
         return -1, ""
     sign, seen = script[at], 1
@@ -352,7 +344,6 @@ def _awk(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _awk_operands(words: Sequence[str]) -> list[str]:
-    """List the operands of awk, whose `-F` and `-v` have a value."""
     found: list[str] = []
     skip = False
     for word in words:
@@ -429,7 +420,7 @@ def _make(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _trap_or_alias(command: Command) -> Iterator[JudgeFinding]:
-    """Judge `trap` and `alias`, which keep a line for later."""
+    """Judge `trap` and `alias`, which store a line for later."""
     for word in list_operands(command.argv[1:]):
         line = word.partition("=")[2] if command.program == "alias" else word
         if line:

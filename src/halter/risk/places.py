@@ -1,9 +1,4 @@
-"""How risky it is to read or write at a place: a path, a host, an URL.
-
-How risky statements of SQL are, by their words and not by what stands in strings and comments.
-
-How risky a document of GraphQL is: mutations change something, and some say by their name that they delete.
-"""
+"""The risk of reading or writing a path, a host or a URL, and of SQL and GraphQL."""
 
 import ipaddress
 import posixpath
@@ -67,7 +62,7 @@ _RUN_LATER: Final = (
     *(("LaunchAgents",), ("LaunchDaemons",), (".pre-commit-config.yaml",), (".circleci",), ("Jenkinsfile",)),
     *((".cargo", "config.toml"), (".cargo", "bin"), (".m2", "settings.xml"), (".gradle", "init.gradle")),
 )
-"""Where files lie that something runs by itself: hooks, units, schedules, builds."""
+"""Files that something runs by itself: hooks, units, schedules, builds."""
 
 _POLICY: Final = frozenset({"agent.yaml", "agent.yml", "halter.yaml", "halter.yml", "trust.json"})
 _GUIDANCE: Final = frozenset({".mcp.json", "AGENTS.md", "SKILL.md"})
@@ -80,7 +75,7 @@ _SCHEMES: Final = frozenset({"http", "https", "ws", "wss"})
 
 
 def normalize_path(path: str) -> str:
-    """Write a path in one way: `~` for the home folder, no `.` and no needless `..`."""
+    """Normalize a path: `~` for the home folder, no `.` and no `..` that can be resolved."""
     for home in ("${HOME}", "$HOME"):
         if path.startswith(home):
             path = HOME + path[len(home) :]
@@ -89,7 +84,7 @@ def normalize_path(path: str) -> str:
 
 
 def is_root(path: str) -> bool:
-    """Tell whether a path is, or has in it, a whole system, a home, or all homes."""
+    """Whether a path is or contains a whole system, a home, or all homes."""
     if not normalize_path(path).startswith(("/", HOME)):
         return False
     parts = [part for part in normalize_path(path).split("/") if part not in {"*", "**", ".*"}]
@@ -103,7 +98,6 @@ def is_root(path: str) -> bool:
 
 
 def path_risk(path: str, effect: Effect) -> Iterator[RiskFinding]:
-    """Judge reading or writing a file."""
     where = normalize_path(path)
     parts = where.split("/")
     writes = effect == "write"
@@ -139,12 +133,11 @@ def path_risk(path: str, effect: Effect) -> Iterator[RiskFinding]:
 
 
 def is_policy(path: str) -> bool:
-    """Tell whether a path names a file that says what an agent may do."""
+    """Whether a path names a file that defines what an agent may do."""
     return " " not in path and path.rpartition("/")[2] in _POLICY
 
 
 def _contains_parts(parts: Sequence[str], place: Sequence[str]) -> bool:
-    """Tell whether the parts of a place stand in a path, one after the other."""
     width = len(place)
     return place[0] in parts and any(tuple(parts[at : at + width]) == place for at in range(len(parts) - width + 1))
 
@@ -154,7 +147,6 @@ def _is_secret_file(name: str) -> bool:
 
 
 def url_risk(url: str) -> Iterator[RiskFinding]:
-    """Judge fetching from, or sending to, an URL."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
@@ -174,7 +166,6 @@ def url_risk(url: str) -> Iterator[RiskFinding]:
 
 
 def host_risk(host: str) -> Iterator[RiskFinding]:
-    """Judge a host by its name or address."""
     address = _parse_address(host)
     if host in _METADATA or (address is not None and str(address) in _METADATA):
         yield "CRITICAL", f"{host} gives away the machine's own credentials"
@@ -187,25 +178,21 @@ def host_risk(host: str) -> Iterator[RiskFinding]:
 
 
 def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Read an address, also in the old spellings that resolvers still take: decimal, hex, octal, shortened."""
+    """Read an address, also in the legacy forms of resolvers: decimal, hex, octal, shortened."""
     try:
         found = ipaddress.ip_address(host)
     except ValueError:
-        return _parse_legacy_address(host)
+        try:
+            numbers = [
+                int(part, 16 if part[:2] in {"0x", "0X"} else 8 if part[:1] == "0" else 10) for part in host.split(".")
+            ]
+        except ValueError:
+            return None
+        *first, last = numbers
+        if len(numbers) > _BYTES or any(number > _BYTE for number in first) or last > 256 ** (_BYTES - len(first)) - 1:
+            return None
+        return ipaddress.IPv4Address(sum(number << (24 - 8 * index) for index, number in enumerate(first)) + last)
     return getattr(found, "ipv4_mapped", None) or found
-
-
-def _parse_legacy_address(host: str) -> ipaddress.IPv4Address | None:
-    try:
-        numbers = [
-            int(part, 16 if part[:2] in {"0x", "0X"} else 8 if part[:1] == "0" else 10) for part in host.split(".")
-        ]
-    except ValueError:
-        return None
-    *first, last = numbers
-    if len(numbers) > _BYTES or any(number > _BYTE for number in first) or last > 256 ** (_BYTES - len(first)) - 1:
-        return None
-    return ipaddress.IPv4Address(sum(number << (24 - 8 * index) for index, number in enumerate(first)) + last)
 
 
 _PART: Final = re.compile(r"--[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|'(?:[^']|'')*'?|\"[^\"]*\"?|\w+|;|[^\s\w]")
@@ -232,7 +219,6 @@ _BEGINS: Final = re.compile(
 
 
 def split_sql_statements(text: str) -> list[list[str]]:
-    """Split SQL into statements, each a list of words in capitals."""
     found: list[list[str]] = [[]]
     for part in _PART.findall(text):
         if part == ";":
@@ -243,13 +229,13 @@ def split_sql_statements(text: str) -> list[list[str]]:
 
 
 def looks_like_sql(text: str) -> bool:
-    """Tell SQL from the other things that people put into a field called `query`."""
+    """Tell SQL from other values of a field called `query`."""
     parts = split_sql_statements(text)
     return bool(parts) and all(words[0] in _VERBS for words in parts) and any(len(words) > 1 for words in parts)
 
 
 def is_statement(text: str) -> bool:
-    """Tell by its grammar a text that changes a database from prose, as in "Delete from the list what is old"."""
+    """Tell a statement that changes a database from prose such as "Delete from the list what is old"."""
     return bool(_BEGINS.search(text)) and any(_is_change(words, text) for words in split_sql_statements(text))
 
 
@@ -260,7 +246,9 @@ def _is_change(words: Sequence[str], text: str) -> bool:
         case ["TRUNCATE", "TABLE", _, *_] | ["TRUNCATE", _]:
             return True
         case ["DELETE", "FROM", _, *rest]:
-            return _ends_well(rest)
+            return (
+                not rest or len(rest) == 1 or not {rest[0], rest[1], rest[2] if rest[2:] else ""}.isdisjoint(_CLAUSES)
+            )
         case ["UPDATE", _, *rest]:
             return "=" in text and ("SET" in rest[:2] or (rest[:1] == ["AS"] and "SET" in rest[2:3]))
         case ["INSERT" | "REPLACE", "INTO", _, *rest]:
@@ -273,13 +261,7 @@ def _is_change(words: Sequence[str], text: str) -> bool:
             return False
 
 
-def _ends_well(rest: Sequence[str]) -> bool:
-    """Tell what may follow the table of a DELETE: nothing, another name for it, or a clause."""
-    return not rest or len(rest) == 1 or not {rest[0], rest[1], rest[2] if rest[2:] else ""}.isdisjoint(_CLAUSES)
-
-
 def sql_risk(text: str) -> Iterator[RiskFinding]:
-    """Judge what is executed in a database."""
     for words in split_sql_statements(text):
         present = set(words)
         verb = words[0]
@@ -301,14 +283,13 @@ _DELETING: Final = re.compile(r"(?:delete|remove|destroy|drop|purge|erase|wipe|t
 
 
 def graphql_risk(text: str) -> Iterator[RiskFinding]:
-    """Judge the mutations of a document; a text that is no document says nothing."""
+    """Judge the mutations of a document; other text has no risk."""
     if "mutation" not in text or "{" not in text or not _GRAPHQL_BEGINS.match(text):
         return
     yield from (_field_risk(name) for name in _list_mutations(text))
 
 
 def _list_mutations(text: str) -> Iterator[str]:
-    """List the fields that the mutations of a document ask for."""
     braces = parentheses = 0
     mutates = False
     for part in _GRAPHQL_PART.findall(text):

@@ -1,11 +1,4 @@
-"""What a judge of a program finds, and how it reads words: options, operands, values.
-
-Programs that write, move and delete files and whole disks.
-
-Programs that fetch, send and listen.
-
-git: what throws work away, what rewrites history, and the many ways in which it runs other programs.
-"""
+"""How judges read the words of a program, and the judges of file programs, network programs and git."""
 
 import posixpath
 import re
@@ -20,13 +13,13 @@ from halter.risk.shell_syntax import program_of
 
 
 class NestedCommand(msgspec.Struct, frozen=True):
-    """Something that a command runs besides: a line for a shell, or one command as words."""
+    """Something else that a command runs: a line for a shell, or a command as words."""
 
     given: str | tuple[str, ...]
 
 
 class MentionedWords(msgspec.Struct, frozen=True):
-    """Words among which may be a command: those that name a dangerous program count as if they were run."""
+    """Words that may contain a command: those that name a dangerous program count as if they were run."""
 
     words: tuple[str, ...]
 
@@ -52,13 +45,12 @@ Judge = Callable[[Command], Iterator[JudgeFinding]]
 
 
 def list_operands(words: Sequence[str]) -> list[str]:
-    """List the words that are no options."""
     after = words.index("--") if "--" in words else len(words)
     return [word for word in words[:after] if not word.startswith("-")] + list(words[after + 1 :])
 
 
 def has_flag(words: Sequence[str], letters: str, *names: str) -> bool:
-    """Tell whether a flag is there, also among joined ones as in `-rf`, and also cut short as in `--recurs`."""
+    """Whether a flag is given, also joined as in `-rf`, and abbreviated as in `--recurs`."""
     for word in words:
         if word == "--":
             return False
@@ -72,7 +64,7 @@ def has_flag(words: Sequence[str], letters: str, *names: str) -> bool:
 
 
 def list_option_values(words: Sequence[str], *names: str) -> Iterator[str]:
-    """List the values of options: in the next word, after an equals sign, or behind a single letter."""
+    """The values of options: the next word, after an equals sign, or behind a single letter."""
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         if word == "--":
@@ -92,7 +84,7 @@ def list_option_values(words: Sequence[str], *names: str) -> Iterator[str]:
 
 
 def find_deleting_word(words: Sequence[str]) -> str:
-    """Name the word that says to delete, as the verbs of most programs do: `destroy`, `db:drop`, `--purge`."""
+    """Find a verb that deletes: `destroy`, `db:drop`, `--purge`."""
     plain = [
         word for at, word in enumerate(words) if not word.startswith("-") and not _NAMING & set(words[at - 1 : at])
     ]
@@ -106,12 +98,11 @@ def find_deleting_word(words: Sequence[str]) -> str:
 
 
 def is_path(word: str) -> bool:
-    """Tell a word that names a file from a pattern or a sentence."""
     return " " not in word and ("/" in word or word.startswith((".", "~", "$HOME", "${HOME}")))
 
 
 def make_verb_judge(high: str = "", critical: str = "", low: str = "", *, otherwise: bool = True) -> Judge:
-    """Judge a program by those of its words that are known to be dangerous, or known to be harmless."""
+    """Judge a program by the words that are known to be dangerous or harmless."""
     grave, worse, mild = high.split(), critical.split(), frozenset(low.split())
 
     def judge(command: Command) -> Iterator[JudgeFinding]:
@@ -134,7 +125,7 @@ def make_verb_judge(high: str = "", critical: str = "", low: str = "", *, otherw
 
 
 def _resolve_paths(command: Command, paths: Sequence[str]) -> list[str]:
-    """Write paths as they are seen from where the line went before."""
+    """Resolve paths against the line's working directory."""
     if not command.folder:
         return list(paths)
     return [path if path.startswith(("/", "~", "$")) else posixpath.join(command.folder, path) for path in paths]
@@ -153,16 +144,14 @@ def _rm(command: Command) -> Iterator[JudgeFinding]:
             yield "CRITICAL" if recursive else "HIGH", f"rm of {path}"
         elif given == UNKNOWN_WORDS:
             yield "HIGH", "rm of whatever it is given"
-        elif recursive and (where.startswith(("/", "~", "..", "$", "?", "[")) or _is_everything(where)):
+        elif recursive and (
+            where.startswith(("/", "~", "..", "$", "?", "["))
+            or (where == ".git" or not where.partition("/")[0].strip("*?."))
+        ):
             yield "HIGH", f"rm of everything in {path}"
         else:
             yield "MEDIUM", f"rm of {path}"
         yield from path_risk(path, "write")
-
-
-def _is_everything(path: str) -> bool:
-    """Tell a pattern that leaves nothing out, as `*`, and the folder itself."""
-    return path == ".git" or not path.partition("/")[0].strip("*?.")
 
 
 def _shred(command: Command) -> Iterator[JudgeFinding]:
@@ -271,7 +260,7 @@ def _fd(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _archive_folder_risk(folder: str) -> Iterator[JudgeFinding]:
-    """Judge a folder whose files an archive may write over."""
+    """Judge a folder whose files an archive may overwrite."""
     if is_root(folder):
         yield "HIGH", f"files are unpacked over those of {folder}"
     yield from path_risk(posixpath.join(folder, "file"), "write")
@@ -379,7 +368,6 @@ _SENDING: Final = (
 
 
 def method_risk(method: str) -> Iterator[JudgeFinding]:
-    """Judge a method of HTTP."""
     if method.upper() in _DELETING_METHODS:
         yield "HIGH", f"{method.upper()} deletes something outside"
     elif method.upper() in _CHANGING:
@@ -405,7 +393,7 @@ def _fetch(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _address_risk(word: str) -> Iterator[JudgeFinding]:
-    """Judge what may be an address: an URL, or a host without a scheme."""
+    """Judge a possible address: a URL, or a host without a scheme."""
     if "://" in word:
         yield from url_risk(word)
         return
@@ -455,7 +443,7 @@ def _listener(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _ssh(command: Command) -> Iterator[JudgeFinding]:
-    """Judge a way to another machine; what runs there is judged apart."""
+    """Judge a remote login; what runs there is judged separately."""
     yield "MEDIUM", "something runs on another machine"
     if command.is_fed:
         yield "HIGH", "data goes to another machine"
@@ -516,7 +504,7 @@ _LOOKING: Final = frozenset({"-v", "--verbose", "show", "get-url", "status", "su
 
 
 def setting_risk(key: str, value: str) -> Iterator[JudgeFinding]:
-    """Judge a setting of git: many name a program, and git runs it."""
+    """Judge a git setting: many name a program that git runs."""
     name = key.lower()
     if _PROGRAM_SETTINGS.fullmatch(name):
         yield "HIGH", f"git is told to run a program by {key}"
@@ -547,7 +535,6 @@ def _split_setting(text: str) -> tuple[str, str]:
 
 
 def _nested_commands(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
-    """Find what a verb of git runs besides git."""
     match verb, words:
         case "bisect", ["run", *inner]:
             yield NestedCommand(tuple(inner))

@@ -1,8 +1,6 @@
-"""How risky one call is, from its parsed arguments: commands, paths, hosts, statements, methods, amounts, recipients.
+"""The risk of one call, from its parsed arguments: commands, paths, hosts, statements, methods, amounts, recipients.
 
-What a text merely mentions counts for nothing: a search for `rm -rf /` deletes nothing.
-
-How risky a command line is, by the programs it runs and by their words.
+Text that only mentions something has no risk: a search for `rm -rf /` deletes nothing.
 """
 
 import re
@@ -83,7 +81,7 @@ _RUN_BY_OTHERS: Final = re.compile(
 )
 _FORMATS: Final = re.compile(r"mkfs.*|newfs.*|mke2fs|mkdosfs|mkntfs|mkexfatfs|mkudffs|mkreiserfs")
 _SHARED_PATH_FOLDER: Final = re.compile(r"(?:^|:)(?:\.{0,2}(?=:|$)|\./|/tmp|/var/tmp|/dev/shm)")
-"""A folder in a search path to which anybody may write, or which is wherever one is."""
+"""A folder in a search path that anyone may write, or that is relative."""
 _GIT_CONFIG_VARIABLE: Final = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+")
 
 _LOADED_BY_OTHERS: Final = frozenset(
@@ -104,7 +102,6 @@ def line_risk(given: str | Sequence[str], text: str | None = None) -> Iterator[R
 
 
 def code_line_risk(code: str) -> Iterator[RiskFinding]:
-    """Judge code of a language that is not known."""
     yield "HIGH", "code is run that was not looked at"
     yield from _judge_nested(code_risk(code), make_parse_budget(code), 0)
 
@@ -116,16 +113,25 @@ def _judge_line(given: str | Sequence[str], text: str | None, effort: ParseBudge
             yield _unreadable_risk(command)
         else:
             yield from _judge_nested(command_risk(command), effort, depth)
-            yield from _written_file_risk(command, written)
+            runs = command.argv if command.program in SHELLS or command.program in {".", "source"} else command.argv[:1]
+            for word in runs:
+                if word.removeprefix("./") in written:
+                    yield "HIGH", f"{word} is run by the line that writes it"
+            named = (
+                list_option_values(command.argv[1:], "-o", "-O", "--output")
+                if command.program in NETWORK_JUDGES
+                else ()
+            )
+            copied = list_operands(command.argv[1:])[-1:] if command.program in {"cp", "mv", "install", "tee"} else ()
+            written.update(path.removeprefix("./") for path in (*command.writes, *named, *copied) if path)
 
 
 def _unreadable_risk(line: UnreadableCommand) -> RiskFinding:
-    """Judge what cannot be read: a slip of the pen is HIGH, what seems made not to be read is CRITICAL."""
+    """Judge an unparsable line: a typo is HIGH, apparent obfuscation is CRITICAL."""
     return ("CRITICAL", _TOO_COMPLEX_REASON) if line.tangled else ("HIGH", "a command line that cannot be taken apart")
 
 
 def _judge_nested(found: Iterator[JudgeFinding], effort: ParseBudget, depth: int) -> Iterator[RiskFinding]:
-    """Judge in turn what a command runs besides."""
     for each in found:
         match each:
             case NestedCommand(given):
@@ -137,9 +143,9 @@ def _judge_nested(found: Iterator[JudgeFinding], effort: ParseBudget, depth: int
 
 
 def _mention_risk(words: Sequence[str], effort: ParseBudget, depth: int) -> Iterator[RiskFinding]:
-    """Judge words as if those that name a dangerous program began a command, and texts that do as if they were lines.
+    """Judge words as if each dangerous program began a command, and texts that name one as lines.
 
-    Every place where a command can begin is looked at here, so nothing that is found looks for further ones.
+    Every possible start of a command is tried here, so nested results do not search again.
     """
     starts = [at for at, word in enumerate(words) if at + 1 < len(words) and _is_dangerous(word)]
     lines = [word for word in words if " " in word.strip() and _is_dangerous(word.split(maxsplit=1)[0])]
@@ -161,19 +167,7 @@ def _is_dangerous(word: str) -> bool:
     return program in _DANGEROUS or is_interpreter(program) or _FORMATS.fullmatch(program) is not None
 
 
-def _written_file_risk(command: Command, written: set[str]) -> Iterator[RiskFinding]:
-    """Judge a line that writes a file and then runs it."""
-    runs = command.argv if command.program in SHELLS or command.program in {".", "source"} else command.argv[:1]
-    for word in runs:
-        if word.removeprefix("./") in written:
-            yield "HIGH", f"{word} is run by the line that writes it"
-    named = list_option_values(command.argv[1:], "-o", "-O", "--output") if command.program in NETWORK_JUDGES else ()
-    copied = list_operands(command.argv[1:])[-1:] if command.program in {"cp", "mv", "install", "tee"} else ()
-    written.update(path.removeprefix("./") for path in (*command.writes, *named, *copied) if path)
-
-
 def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[JudgeFinding]:
-    """Judge one command: its program, its wrappers, its variables, where its input comes from and its output goes."""
     for path in command.writes:
         yield from path_risk(path, "write")
     for path in command.reads:
@@ -198,7 +192,7 @@ def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[Ju
 
 
 def _unknown_risk(command: Command) -> Iterator[JudgeFinding]:
-    """Judge a program that is not known by its words: what they would run, delete and write."""
+    """Judge an unknown program by what its words would run, delete and write."""
     words = command.argv[1:]
     yield MentionedWords(tuple(word.lstrip("!:|") for word in words))
     yield from _options_that_run(command)
@@ -233,7 +227,7 @@ def _judge_for(program: str) -> Judge | None:
 
 
 def _dynamic_program_risk(command: Command) -> Iterator[JudgeFinding]:
-    """Judge a program whose name is put together while the line runs."""
+    """Judge a program whose name is built while the line runs."""
     fetched = any(feed.fetched for feed in command.built)
     yield "CRITICAL" if fetched else "HIGH", f"{command.program} is only known while it runs"
     yield MentionedWords(command.argv)
@@ -244,7 +238,7 @@ def _format_risk(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _options_that_run(command: Command) -> Iterator[JudgeFinding]:
-    """Find what a program that is not known is told to run by its options."""
+    """Find what an unknown program runs because of its options."""
     for at, word in enumerate(command.argv[1:], 1):
         name, equals, value = word.partition("=")
         if _OPTION_THAT_RUNS.fullmatch(name):
@@ -252,7 +246,7 @@ def _options_that_run(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _wrapper_risk(command: Command) -> Iterator[JudgeFinding]:
-    """Judge a wrapper by itself; what it runs is judged apart."""
+    """Judge a wrapper; what it runs is judged separately."""
     program = command.program
     if program in WRAPPER_JUDGES:
         yield from WRAPPER_JUDGES[program](command)
@@ -352,14 +346,14 @@ Arguments = Mapping[str, Any]
 
 
 class Risk(msgspec.Struct, frozen=True):
-    """How risky a call is, and why, as short phrases for the person who is asked."""
+    """How risky a call is, and why, as short phrases for the approver."""
 
     level: RiskLevel = "LOW"
     reasons: tuple[str, ...] = ()
 
 
 class _Value(msgspec.Struct, frozen=True):
-    """One argument with the nearest name above it, and the arguments that stand beside it."""
+    """One argument with its nearest name and its sibling arguments."""
 
     name: str
     value: Any
@@ -368,7 +362,6 @@ class _Value(msgspec.Struct, frozen=True):
 
 
 def assess_risk(spec: ToolSpec, arguments: Valid) -> Risk:
-    """Judge a call by all of its arguments; the riskiest counts."""
     found = [
         finding for value in _iterate_arguments(arguments.values) for finding in _judge_argument(value, spec.effect)
     ]
@@ -381,7 +374,7 @@ def assess_risk(spec: ToolSpec, arguments: Valid) -> Risk:
 
 
 def _iterate_arguments(arguments: Arguments) -> Iterator[_Value]:
-    """Walk through arguments, also through JSON that stands in a text. Lists of texts stay together."""
+    """Walk arguments, also JSON inside a string. Lists of strings stay together."""
     waiting = [_Value("", arguments, {})]
     while waiting:
         each = waiting.pop()
@@ -403,7 +396,6 @@ def _are_texts(value: Sequence[Any]) -> bool:
 
 
 def _decode_json_text(each: _Value) -> _Value | None:
-    """Read a text that holds JSON, as the body of a request does."""
     text = each.value
     if not isinstance(text, str) or each.depth >= _JSON_DEEPEST or text.lstrip()[:1] not in {"{", "["}:
         return None
@@ -435,7 +427,7 @@ def _judge_argument(argument: _Value, effect: Effect) -> Iterator[RiskFinding]:
 
 
 def _split_name(name: str) -> frozenset[str]:
-    """Take a name apart: `shellCommand` and `shell_command` are a shell and a command."""
+    """Split a name: `shellCommand` and `shell_command` are `shell` and `command`."""
     return frozenset({name.lower(), *(word.lower() for word in _WORD.findall(name))})
 
 
@@ -448,34 +440,24 @@ def _text_risk(argument: _Value, text: str, effect: Effect) -> Iterator[RiskFind
     elif "url" in name or name in {"uri", "endpoint", "webhook", "href"}:
         yield from url_risk(text.strip())
     elif _split_name(argument.name) & METHOD_ARGUMENTS:
-        yield from _method_word_risk(text)
+        word = text.strip().lower()
+        if word in _DELETING or word.startswith(("delete", "destroy", "purge", "drop_")):
+            yield "HIGH", f"{text.strip()[:40]} deletes something outside"
+        elif word in _CHANGING:
+            yield "MEDIUM", f"{text.strip()[:40]} changes something outside"
     elif name in CODE_ARGUMENTS and _CODE_SIGNS.search(text):
         yield from code_line_risk(text)
     else:
-        yield from _statement_risk(argument, text)
-
-
-def _statement_risk(argument: _Value, text: str) -> Iterator[RiskFinding]:
-    """Judge statements, of SQL or GraphQL, in any argument; but the contents of a file are not executed."""
-    if _split_name(argument.name) & QUERY_ARGUMENTS:
-        if looks_like_sql(text):
+        if _split_name(argument.name) & QUERY_ARGUMENTS:
+            if looks_like_sql(text):
+                yield from sql_risk(text)
+        elif not any(key.lower() in PATH_ARGUMENTS for key in argument.beside) and is_statement(text):
             yield from sql_risk(text)
-    elif not any(key.lower() in PATH_ARGUMENTS for key in argument.beside) and is_statement(text):
-        yield from sql_risk(text)
-    yield from graphql_risk(text)
-
-
-def _method_word_risk(text: str) -> Iterator[RiskFinding]:
-    """Judge what a tool is told to do in one word, as a method of HTTP."""
-    word = text.strip().lower()
-    if word in _DELETING or word.startswith(("delete", "destroy", "purge", "drop_")):
-        yield "HIGH", f"{text.strip()[:40]} deletes something outside"
-    elif word in _CHANGING:
-        yield "MEDIUM", f"{text.strip()[:40]} changes something outside"
+        yield from graphql_risk(text)
 
 
 def _command_argument_risk(argument: _Value, kinds: frozenset[str]) -> Iterator[RiskFinding]:
-    """Judge a command, with the words and the input that other arguments beside it give it."""
+    """Judge a command with the words and the input of its sibling arguments."""
     given = argument.value
     beside = {key.lower(): value for key, value in argument.beside.items() if key != argument.name}
     text = next((value for key, value in beside.items() if key in INPUT_ARGUMENTS and isinstance(value, str)), None)
@@ -509,7 +491,7 @@ def _amount_risk(name: str, amount: float, effect: Effect) -> Iterator[RiskFindi
 
 
 def _step_risk(value: float, steps: Sequence[int], reason: str) -> Iterator[RiskFinding]:
-    """Raise the risk by one for each step that a number goes beyond; what is no number is beyond all."""
+    """Raise the risk by one for each threshold that a number exceeds; a non-number exceeds all."""
     passed = sum(not value <= step for step in steps)
     if passed:
         yield RISK_ORDER[passed], reason

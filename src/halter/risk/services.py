@@ -1,4 +1,4 @@
-"""Programs that steer a machine, its services, containers, clouds, databases and packages."""
+"""Programs that control a machine, its services, containers, clouds, databases and packages."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -292,7 +292,7 @@ def _packages(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _builder(command: Command) -> Iterator[JudgeFinding]:
-    """Judge cargo, go and the like: what they install comes from elsewhere, what they build lies in the folder."""
+    """Judge cargo, go and the like: they install foreign code and build local code."""
     words = command.argv[1:]
     first = next(iter(list_operands(words)), "")
     remote = any("://" in word or "@" in word for word in words)
@@ -305,7 +305,7 @@ def _builder(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _fetching_runner(command: Command) -> Iterator[JudgeFinding]:
-    """Judge npx and the like, apart from what they run."""
+    """Judge npx and the like; what they run is judged separately."""
     yield "HIGH", f"{command.program} fetches a program and runs it"
 
 
@@ -341,7 +341,7 @@ def _journal(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _terminal(command: Command) -> Iterator[JudgeFinding]:
-    """Judge tmux and screen: what they are given is typed or run."""
+    """Judge tmux and screen: their words are typed or run."""
     yield "MEDIUM", f"{command.program} runs something in the background"
     yield MentionedWords(tuple(word for word in command.argv[1:] if word not in {"kill-server", "C-m", "Enter"}))
 

@@ -1,12 +1,9 @@
-"""The grammar of a line for a shell: its simple commands, their words and redirections, and what feeds them.
+"""The grammar of a shell line: its simple commands, their words and redirections, and what feeds them.
 
 Quotes, escapes, braces, substitutions, here-documents, functions and compound commands are read as a POSIX shell with
-the usual extensions reads them. What a shell would only know while it runs (a variable, the output of a command) stays
-as it is written; beside it stands a second reading, with everything put in that the line itself gives.
-
-What a command is known to write, read off its own words: then whatever reads it is known to get just that.
-
-Programs by what they are: those that only look, those that run code, those that fetch, those that destroy.
+the usual extensions reads them. What a shell knows only at run time (a variable, the output of a command) stays as
+written, beside a second reading with everything filled in that the line itself defines. The output of some commands is
+known from their words, and so is the input of their readers.
 """
 
 import base64
@@ -51,7 +48,7 @@ READERS: Final = _split_names(
     "pylint flake8 mypy pyright basedpyright shellcheck hadolint yamllint sw_vers lsb_release dmidecode acpi sensors "
     "aspell hunspell env history uuidgen mktemp zdiff zcmp smartctl blkid lshw"
 )
-"""They write nothing and run nothing, unless an option of theirs says so."""
+"""They write nothing and run nothing, unless an option says so."""
 
 DESTROYERS: Final = _split_names(
     "rm rmdir unlink shred srm wipe chmod chown chgrp chattr setfacl mv dd truncate mkswap wipefs fdisk sfdisk cfdisk "
@@ -60,19 +57,18 @@ DESTROYERS: Final = _split_names(
     "sqlite3 redis-cli mongo mongosh dropdb dropuser systemctl crontab rsync tee cp ln install sed awk gawk mawk perl "
     "curl wget userdel groupdel usermod passwd iptables nft ufw mount umount halter tar busybox toybox"
 )
-"""Names that make a line dangerous when a program that is not known is given them to run."""
+"""Names that make a line dangerous when an unknown program is given them to run."""
 
 _PYTHON: Final = re.compile(r"(?:python|pypy|pythonw|ipython|micropython|jython|bpython)[\d.]*[a-z]*(?:-\w+)?")
 _NUMBERED: Final = re.compile(r"(perl|ruby|node|nodejs|php|lua|luajit|tclsh|guile|deno|bun|julia|Rscript)[\d.-]*")
 
 
 def program_of(word: str) -> str:
-    """Name a program without the folder it lies in."""
     return word if "$(" in word or "`" in word else basename(word.replace("\\", "/"))
 
 
 def family_of(program: str) -> str:
-    """Name an interpreter without its version: `python` for `python3.11`."""
+    """The name of an interpreter without its version: `python` for `python3.11`."""
     if _PYTHON.fullmatch(program):
         return "python"
     found = _NUMBERED.fullmatch(program)
@@ -85,9 +81,9 @@ _DIRECTIVE: Final = re.compile(r"%%|%[-+ #0-9.]*[a-zA-Z]")
 
 
 class CommandInput(msgspec.Struct, frozen=True):
-    """What a command reads from others: their names, and whether any of them got it from elsewhere.
+    """What a command reads from others: their names, and whether any of them fetched it.
 
-    `roots` are the places whose contents it lists, `text` is what it says, where the line itself shows that.
+    `roots` are the places whose contents it lists; `text` is the content, where the line shows it.
     """
 
     programs: tuple[str, ...] = ()
@@ -97,7 +93,7 @@ class CommandInput(msgspec.Struct, frozen=True):
 
 
 def trace_output(words: Sequence[str], before: CommandInput | None, text: str | None) -> CommandInput:
-    """Tell what comes out of a command that reads `before` or `text`."""
+    """The output of a command that reads `before` or `text`."""
     program = program_of(words[0]) if words else ""
     source = text if text is not None else before.text if before else None
     fetched = (before is not None and before.fetched) or fetches(words)
@@ -110,7 +106,6 @@ def trace_output(words: Sequence[str], before: CommandInput | None, text: str | 
 
 
 def join_command_inputs(feeds: Sequence[CommandInput]) -> CommandInput | None:
-    """Put together what several commands write one after the other."""
     if len(feeds) <= 1:
         return feeds[0] if feeds else None
     texts = [feed.text for feed in feeds]
@@ -123,12 +118,11 @@ def join_command_inputs(feeds: Sequence[CommandInput]) -> CommandInput | None:
 
 
 def fetches(words: Sequence[str]) -> bool:
-    """Tell whether a command names, anywhere in it, a program that gets something from elsewhere."""
+    """Whether a command names, anywhere, a program that fetches something."""
     return any(program_of(part) in FETCHERS for word in words for part in word.split())
 
 
 def unescape_text(text: str) -> str:
-    """Put in the signs that escapes stand for."""
     return _ESCAPE.sub(_unescape_sign, text)
 
 
@@ -170,7 +164,7 @@ def _find_known_output(words: Sequence[str], source: str | None) -> str | None:
 
 
 def _format_printf(words: Sequence[str]) -> str:
-    """Write as printf does; every directive takes the next word, whatever it is."""
+    """Format as printf does; every directive takes the next word."""
     if not words:
         return ""
     values = iter(words[1:])
@@ -187,7 +181,6 @@ def _decode_base64(text: str) -> str | None:
 
 
 DEEPEST_LINE: Final = 16
-"""How deeply substitutions and groups may stand in each other."""
 
 _WORDS_OF_BRACES: Final = 256
 _LONGEST_WITH_BRACES: Final = 4096
@@ -230,16 +223,16 @@ class MalformedShell(Exception):
 
 
 class TooComplex(Exception):
-    """A line that is nested more deeply, or gives more words, than a person writes."""
+    """A line that is nested more deeply, or expands to more words, than a person writes."""
 
 
 class SimpleCommand(msgspec.Struct, frozen=True, kw_only=True):
     """One command of a line.
 
-    `words` are as they are written, without quotes; `meant` has variables and outputs in place that the line itself
-    gives. `feed` comes in through a pipe, `text` through a here-document or here-string. `built` and `given` come from
-    substitutions: the output of the first is part of a word, the second are read as files. `inner` stands inside of a
-    substitution. `recursive` is a function that calls itself.
+    `words` are as written, without quotes; `meant` has variables and outputs filled in that the line defines. `feed`
+    comes through a pipe, `text` through a here-document or here-string. `built` and `given` come from substitutions:
+    the output of the first is part of a word, the second are read as files. `inner` stands inside a substitution.
+    `recursive` is a function that calls itself.
     """
 
     words: tuple[str, ...] = ()
@@ -256,7 +249,7 @@ class SimpleCommand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Word(msgspec.Struct):
-    """A word while it is read. Signs that are quoted are hidden in it, so that nothing expands them."""
+    """A word while it is read. Quoted characters are masked, so that nothing expands them."""
 
     raw: str = ""
     meant: str = ""
@@ -268,7 +261,7 @@ class _Word(msgspec.Struct):
 
 
 class _CommandDraft(msgspec.Struct):
-    """A command while it is read; a here-document of it comes only after the line."""
+    """A command while it is read; its here-document comes only after the line."""
 
     words: list[str] = msgspec.field(default_factory=list[str])
     meant: list[str] = msgspec.field(default_factory=list[str])
@@ -287,9 +280,9 @@ class _CommandDraft(msgspec.Struct):
 
 
 class _Values(msgspec.Struct):
-    """The parameters that a line itself gives values, and how much of it was read.
+    """The parameters that a line defines, and how much of it was read.
 
-    What they add to the line is limited: `a=$a$a` doubles.
+    Their expansion is limited: `a=$a$a` doubles.
     """
 
     known: dict[str, str]
@@ -324,14 +317,12 @@ class _Document(msgspec.Struct):
 
 
 def parse_shell_line(line: str, known: Mapping[str, str] | None = None) -> list[SimpleCommand]:
-    """Read a line. `known` are parameters whose values are known, as those after `sh -c LINE`."""
+    """Parse a line. `known` are parameters with known values, as those after `sh -c LINE`."""
     values = _Values({**_KNOWN, **(known or {})}, left=_GROWTH * len(line) + _LONGEST_WITH_BRACES)
     return _Reader(line.replace("\0", ""), values, 0).read()
 
 
 class _Reader:
-    """One walk along a line."""
-
     def __init__(self, text: str, known: _Values, depth: int) -> None:
         self._text = text
         self._at: int = 0
@@ -342,14 +333,14 @@ class _Reader:
         self._defines = ""
 
     def read(self) -> list[SimpleCommand]:
-        """Read to the end: first what stands inside of substitutions, then the commands themselves."""
+        """Parse to the end: the insides of substitutions first, then the commands."""
         drafts = self._group("", None)
         return [*self._inner, *_finish_commands(drafts)]
 
     # Commands
 
     def _group(self, end: str, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
-        """Read commands up to the sign that closes a group; all of them can read what comes from `source`."""
+        """Read commands up to the end of a group; all of them can read what comes from `source`."""
         found: list[_CommandDraft] = []
         last: list[_CommandDraft] = []
         before, inherited = source, source
@@ -393,7 +384,6 @@ class _Reader:
     def _read_operator(
         self, operator: str, found: list[_CommandDraft], last: list[_CommandDraft]
     ) -> list[_CommandDraft] | None:
-        """Tell whose output the next command reads, if an operator is a pipe."""
         if operator == "\n":
             self._read_documents()
         if operator not in {"|", "|&"} or not last:
@@ -417,7 +407,6 @@ class _Reader:
         return [*nested, draft]
 
     def _nested(self, source: list[_CommandDraft] | None) -> list[_CommandDraft]:
-        """Read a group up to its closing parenthesis."""
         self._depth += 1
         if self._depth > DEEPEST_LINE:
             raise TooComplex
@@ -442,19 +431,16 @@ class _Reader:
                 self._take_word(draft)
                 self._take_keyword(draft)
         if draft.words[:2] == ["set", "--"]:
-            self._take_positions(draft.meant[2:])
+            words = draft.meant[2:]
+            for name in ("@", "*"):
+                self._known.put(name, " ".join(words))
+            for number, word in enumerate(words, 1):
+                self._known.put(str(number), word)
         if draft.words[:1] == ["for"] and "in" in draft.words[2:3]:
             self._known.put(draft.words[1], " ".join(draft.meant[3:]))
 
-    def _take_positions(self, words: Sequence[str]) -> None:
-        """Note what `set --` makes the positional parameters, by which a later command can be given them."""
-        for name in ("@", "*"):
-            self._known.put(name, " ".join(words))
-        for number, word in enumerate(words, 1):
-            self._known.put(str(number), word)
-
     def _parenthesised(self, draft: _CommandDraft) -> None:
-        """Read what a parenthesis after words can be: a function that is defined, or the head of a loop."""
+        """Read a parenthesis after words: a function definition, or the head of a loop."""
         arithmetic = _ARITHMETIC.match(self._text, self._at)
         if draft.words == ["for"] and arithmetic:
             self._at = arithmetic.end()
@@ -484,7 +470,7 @@ class _Reader:
             draft.recursive = True
 
     def _take_keyword(self, draft: _CommandDraft) -> None:
-        """Leave out the words of compound commands, so that what they hold stands there by itself."""
+        """Drop the keywords of compound commands, so that their commands stand alone."""
         match draft.words:
             case [word] if word in _OPENING:
                 draft.opens = True
@@ -493,23 +479,19 @@ class _Reader:
             case ["function", name]:
                 self._defines = name
             case ["[["]:
-                self._skip_condition(draft)
+                while draft.words[-1] != "]]":
+                    self._skip_blanks()
+                    if self._at >= len(self._text):
+                        raise MalformedShell
+                    if self._text[self._at] in ";&|<>()\n":
+                        self._at += 1
+                    else:
+                        draft.words.append(self._word(draft).raw.translate(_SHOW))
+                draft.meant = list(draft.words)
                 return
             case _:
                 return
         draft.words, draft.meant = [], []
-
-    def _skip_condition(self, draft: _CommandDraft) -> None:
-        """Read up to `]]`; the operators in between compare, and redirect nothing."""
-        while draft.words[-1] != "]]":
-            self._skip_blanks()
-            if self._at >= len(self._text):
-                raise MalformedShell
-            if self._text[self._at] in ";&|<>()\n":
-                self._at += 1
-            else:
-                draft.words.append(self._word(draft).raw.translate(_SHOW))
-        draft.meant = list(draft.words)
 
     # Redirections
 
@@ -532,7 +514,6 @@ class _Reader:
             raise MalformedShell
 
     def _read_documents(self) -> None:
-        """Read the here-documents that the line before announced."""
         for document in self._documents:
             lines: list[str] = []
             while self._at < len(self._text):
@@ -550,7 +531,7 @@ class _Reader:
         self._documents = []
 
     def read_document(self) -> list[SimpleCommand]:
-        """Find what a here-document runs while it is put together."""
+        """Find what a here-document runs while it is expanded."""
         self._double(_Word(), _CommandDraft(), document=True)
         return self._inner
 
@@ -573,13 +554,22 @@ class _Reader:
                 self._at += 1
                 self._double(word, draft)
             elif sign == "\\":
-                self._escaped(word)
+                following = self._text[self._at + 1 : self._at + 2]
+                if following != "\n":
+                    word.quoted = True
+                    word.add((following or "\\").translate(_HIDE))
+                self._at += 2
             elif sign == "$":
                 self._dollar(word, draft, quoted=False)
             elif sign == "`":
                 self._backticks(word, draft, quoted=False)
             elif sign in "<>" and self._text.startswith("(", self._at + 1):
-                self._process(word, draft)
+                reads = self._text[self._at] == "<"
+                self._at += 2
+                unknown = [_CommandDraft(feeds=CommandInput(("a process",)))]
+                feed = self._substituted(None if reads else unknown)
+                draft.given.append(feed)
+                word.add("/dev/fd/63")
             elif sign == "(" and word.raw.endswith(("=", "?", "*", "+", "@", "!")):
                 self._listed(word, draft)
             else:
@@ -587,7 +577,6 @@ class _Reader:
         return word
 
     def _until(self, sign: str) -> str:
-        """Read what stands between two equal signs."""
         end = self._text.find(sign, self._at + 1)
         if end < 0:
             raise MalformedShell
@@ -595,15 +584,7 @@ class _Reader:
         self._at = end + 1
         return found
 
-    def _escaped(self, word: _Word) -> None:
-        following = self._text[self._at + 1 : self._at + 2]
-        if following != "\n":
-            word.quoted = True
-            word.add((following or "\\").translate(_HIDE))
-        self._at += 2
-
     def _double(self, word: _Word, draft: _CommandDraft, *, document: bool = False) -> None:
-        """Read what stands in double quotes, or in a here-document, up to its end."""
         while True:
             chunk = _IN_DOUBLE.match(self._text, self._at)
             if chunk:
@@ -629,7 +610,6 @@ class _Reader:
                     return
 
     def _dollar(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
-        """Read what begins with a dollar sign."""
         following = self._text[self._at + 1 : self._at + 2]
         arithmetic = _ARITHMETIC.match(self._text, self._at)
         parameter = _PARAMETER.match(self._text, self._at + 1)
@@ -662,7 +642,7 @@ class _Reader:
             self._at += 1
 
     def _put(self, word: _Word, source: str, value: str | None, *, quoted: bool) -> None:
-        """Add what a shell will put another text in place of: as it is written, and that text if it is known."""
+        """Add an expansion: as written, and its value if it is known."""
         if value is None or not self._known.spend(value):
             word.add(source.translate(_HIDE))
             return
@@ -670,19 +650,10 @@ class _Reader:
         word.add(source.translate(_HIDE), meant.translate(_HIDE) if quoted else meant)
 
     def _substituted(self, source: list[_CommandDraft] | None) -> CommandInput:
-        """Read the commands of a substitution, and tell what comes out of them."""
+        """Read a substitution; returns its output."""
         drafts = self._nested(source)
         self._inner += _finish_commands(drafts, inner=True)
         return _trace_pipelines(drafts)
-
-    def _process(self, word: _Word, draft: _CommandDraft) -> None:
-        """Read a process that stands in place of a file."""
-        reads = self._text[self._at] == "<"
-        self._at += 2
-        unknown = [_CommandDraft(feeds=CommandInput(("a process",)))]
-        feed = self._substituted(None if reads else unknown)
-        draft.given.append(feed)
-        word.add("/dev/fd/63")
 
     def _backticks(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
         found = _BACKTICKED.match(self._text, self._at)
@@ -696,7 +667,7 @@ class _Reader:
         self._put(word, found[0], draft.built[-1].text, quoted=quoted)
 
     def _braced(self, word: _Word, draft: _CommandDraft, *, quoted: bool) -> None:
-        """Read a parameter in braces, and the default that it names."""
+        """Read a parameter in braces, with its default."""
         start = self._at
         self._at += 2
         self._depth += 1
@@ -730,7 +701,7 @@ class _Reader:
         self._put(word, source, value, quoted=quoted and "@" not in source)
 
     def _listed(self, word: _Word, draft: _CommandDraft) -> None:
-        """Read the values of an array, or a pattern in parentheses."""
+        """Read an array, or a pattern in parentheses."""
         self._at += 1
         self._depth += 1
         if self._depth > DEEPEST_LINE:
@@ -774,7 +745,6 @@ def _unescape_ansi(found: re.Match[str]) -> str:
 
 
 def _expand_braces(text: str) -> list[str]:
-    """Write out what `{a,b}` stands for."""
     if "{" not in text or "," not in text:
         return [text]
     if len(text) > _LONGEST_WITH_BRACES:
@@ -795,7 +765,7 @@ def _expand_braces(text: str) -> list[str]:
 
 
 def _finish_commands(drafts: Sequence[_CommandDraft], *, inner: bool = False) -> list[SimpleCommand]:
-    """Turn drafts into commands, each with what it reads; those that feed it stand before it."""
+    """Turn drafts into commands with their inputs; those that feed a command stand before it."""
     found: list[SimpleCommand] = []
     for draft in drafts:
         feed = join_command_inputs([each.feeds for each in draft.before or () if each.feeds])
@@ -821,7 +791,7 @@ def _finish_commands(drafts: Sequence[_CommandDraft], *, inner: bool = False) ->
 
 
 def _trace_pipelines(drafts: Sequence[_CommandDraft]) -> CommandInput:
-    """Tell what comes out of commands: what the last of each pipeline writes."""
+    """The output of commands: what the last of each pipeline writes."""
     return (
         join_command_inputs([draft.feeds for draft in drafts if draft.feeds and not draft.piped][-_GROUP_SHOWN:])
         or CommandInput()

@@ -1,1 +1,1 @@
-"""What reads the world: addresses asked again and again, files and folders, and streams."""
+"""Sensors: polled URLs, files and folders, and streams."""

@@ -1,8 +1,6 @@
-"""A sensor that watches a file or a folder. What the system tells only says when to look; the look says the rest.
+"""A sensor that watches a file or a folder. System events only trigger a look; the look determines what changed.
 
-So a burst is one reading, a rename is what it is, and nothing depends on how the system tells of either.
-
-What a file or a folder looks like at one moment, and what has changed since another. All of this blocks.
+So a burst is one reading, and nothing depends on how the system reports a rename. All looks block.
 """
 
 import asyncio
@@ -29,11 +27,10 @@ from halter.sensors.poll import make_reading
 
 MOST_TEXT: Final = 64 * 1024
 MAX_FILES_REPORTED: Final = 1000
-"""So many files and so many changes one reading tells of."""
 
 
 def list_folder(folder: Path, pattern: str) -> FolderListing:
-    """Look through a folder, without ever following a link to another. Raises SensorFailed."""
+    """List a folder without following links. Raises SensorFailed."""
     found = folders.scan_folder(folder, pattern)
     if isinstance(found, UnreadableFile):
         raise SensorFailed(found.sentence)
@@ -41,7 +38,7 @@ def list_folder(folder: Path, pattern: str) -> FolderListing:
 
 
 def list_file_changes(before: FileEntries, after: FileEntries) -> list[dict[str, str]]:
-    """List what has happened to files in between. A renamed one was deleted here and added there."""
+    """List the changes between two looks. A renamed file was deleted and added."""
     told = [("deleted", path) for path in sorted(before.keys() - after.keys())]
     told += [("added", path) for path in sorted(after.keys() - before.keys())]
     told += [("modified", path) for path in sorted(after.keys() & before.keys()) if after[path] != before[path]]
@@ -49,14 +46,14 @@ def list_file_changes(before: FileEntries, after: FileEntries) -> list[dict[str,
 
 
 def describe_folder(files: FileEntries, changed: list[dict[str, str]]) -> dict[str, Any]:
-    """Say what a folder holds, the newest files first."""
+    """Describe a folder, the newest files first."""
     newest = sorted(files.items(), key=lambda each: (-each[1].modified, each[0]))[:MAX_FILES_REPORTED]
     listed = [{"path": clean(path), "size": seen.size, "modified_at": _moment(seen.modified)} for path, seen in newest]
     return {"files": listed, "changes": changed}
 
 
 def describe_file(path: Path, shown: str, refuses: FileRefusal = refuse_nothing) -> dict[str, Any]:
-    """Say what a file is, and how it begins. Raises SensorFailed for what is there and cannot be read."""
+    """Describe a file and its beginning. Raises SensorFailed for one that cannot be read."""
     try:
         # A pipe that nobody writes to would be waited for.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
@@ -75,7 +72,7 @@ def describe_file(path: Path, shown: str, refuses: FileRefusal = refuse_nothing)
 
 
 def _text(data: bytes, *, whole: bool) -> str | None:
-    """Decode the beginning of a file, which may end within a letter; what is no text is None."""
+    """Decode the beginning of a file, which may end within a character; None if it is no text."""
     try:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(data, final=whole)
     except UnicodeDecodeError:
@@ -84,7 +81,7 @@ def _text(data: bytes, *, whole: bool) -> str | None:
 
 
 def _moment(nanoseconds: int) -> str:
-    """Write a time down as people do; one beyond all calendars as the last there is."""
+    """Format a time; one beyond all calendars as the last there is."""
     try:
         moment = datetime.fromtimestamp(nanoseconds / 1_000_000_000, UTC)
     except (OverflowError, ValueError, OSError):
@@ -94,13 +91,11 @@ def _moment(nanoseconds: int) -> str:
 
 MILLISECOND: Final = 1_000
 MAX_BURST_MS: Final = 1_600
-"""The longest time, in milliseconds, for which changes are gathered into one reading."""
 BURST_PAUSE_MS: Final = 100
-"""A burst is over when so many milliseconds pass without a change."""
 IDENTITY_CHECK_MS: Final = 1_000
-"""So often, in milliseconds, it is made sure that what is watched still stands at its path."""
+"""How often it is checked that the watched folder is still at its path."""
 CHECKS_BEFORE_LOOK: Final = 60
-"""After so many checks somebody looks anyway: not every file system tells of what another machine did."""
+"""After so many checks, look anyway: not every file system reports remote changes."""
 
 WatchedFolders = tuple[Path, ...]
 
@@ -108,13 +103,10 @@ WatchedFolders = tuple[Path, ...]
 def make_watch_sensor(
     spec: agent_spec.SensorSpec, root: Path, clock: Clock, refuses: FileRefusal = refuse_nothing
 ) -> Sensor:
-    """Make a sensor that watches the file or folder of a spec, whose path is seen from `root`."""
     return _Watch(spec, root, clock, refuses)
 
 
 class _Look(msgspec.Struct, frozen=True):
-    """Which folders are to be watched, and what there is to tell."""
-
     places: WatchedFolders
     value: dict[str, Any] | None
 
@@ -133,7 +125,6 @@ class _Watch:
         self._value: dict[str, Any] | None = None
 
     async def readings(self) -> AsyncGenerator[Reading]:
-        """Read at once, and after each change."""
         self._value = None
         while True:
             places = await asyncio.to_thread(self._places)
@@ -148,7 +139,7 @@ class _Watch:
             await self._clock.sleep(BURST_PAUSE_MS * MILLISECOND)
 
     def _places(self) -> WatchedFolders:
-        """Find out what stands there. What is gone is taken for what it was."""
+        """Find what is at the path. A missing one keeps its kind."""
         self._is_folder = self._path.is_dir() or (self._is_folder and not self._path.exists())
         if self._is_folder:
             return list_folder(self._path, self._pattern).folders
@@ -173,20 +164,17 @@ class _Watch:
 
 
 class WatchEvents:
-    """What the thread that watches has told."""
-
     def __init__(self) -> None:
         self._news = asyncio.Event()
         self._over = False
         self._trouble = ""
 
     def tell(self, *, over: bool = False, trouble: str = "") -> None:
-        """Have it known that something happened, that the watch is over, and why."""
         self._over, self._trouble = over, trouble
         self._news.set()
 
     async def changed(self) -> bool:
-        """Wait until something has happened; False says that the watch is over and has to begin anew."""
+        """Wait for a change; False says that the watch is over and must start again."""
         await self._news.wait()
         self._news.clear()
         if self._trouble:
@@ -196,9 +184,9 @@ class WatchEvents:
 
 @contextmanager
 def watch_folders(places: WatchedFolders) -> Generator[WatchEvents]:
-    """Watch folders in a thread of its own, since any pool would be used up by those who wait for ever.
+    """Watch folders in a thread of its own: a pool would be exhausted by waiting threads.
 
-    The thread ends a moment after this does, and keeps nobody waiting.
+    The thread ends a moment after this does, and is not waited for.
     """
     watched, stop, loop = WatchEvents(), threading.Event(), asyncio.get_running_loop()
 

@@ -1,12 +1,7 @@
-"""A sensor that looks again and again.
+"""A sensor that polls, and its request to a fixed URL as a tool behind the guard's door.
 
-The look at an address that a poll takes again and again: a tool like any other, behind the guard's door.
-
-One request to a fixed address: nothing of the environment, no other place, and nothing packed that could unfold.
-
-What goes wrong is a sentence that names the host and no more: an address may hold a key, and so may a header.
-
-What a reading may be: a JSON value of a bounded size.
+A request uses nothing from the environment, stays on its host, and accepts no compressed body. A message names the host
+only: a URL may hold a key, and so may a header. A reading is a JSON value of bounded size.
 """
 
 import asyncio
@@ -45,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def parse_json_or_text(text: str) -> tuple[Any, bool]:
-    """Read a text as JSON, and say whether it is some; what is none stays text."""
+    """Parse a text as JSON, and say whether it is JSON; other text stays text."""
     try:
         return msgspec.json.decode(text.encode()), True
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -53,12 +48,11 @@ def parse_json_or_text(text: str) -> tuple[Any, bool]:
 
 
 def parse_json_value(text: str) -> Any:
-    """Read a text as JSON if it is some."""
     return parse_json_or_text(text)[0]
 
 
 def make_reading(value: Any, at: int) -> Reading:
-    """Make a reading of a value that may be anything. Raises SensorFailed for what cannot be one."""
+    """Make a reading of any value. Raises SensorFailed for one that cannot be."""
     try:
         size = len(msgspec.json.encode(value))
     except (TypeError, ValueError, RecursionError) as error:
@@ -69,19 +63,18 @@ def make_reading(value: Any, at: int) -> Reading:
 
 
 def explain_too_large(what: str) -> str:
-    """Say that something is more than a reading may be, and what to do."""
     return f"{what} is larger than {LARGEST_READING:,} bytes: have the source send less at once."
 
 
 PollAction = Callable[[], Awaitable[Any]]
-"""Gives a JSON value, or raises SensorFailed."""
+"""Returns a JSON value, or raises SensorFailed."""
 
 MIN_POLLING_INTERVAL: Final = SECOND // 10
-"""Nobody is asked more often than this, whatever a file says."""
+"""The shortest interval, for every sensor."""
 
 
 def make_poll_sensor(spec: agent_spec.SensorSpec, look: PollAction, clock: Clock, chance: random.Random) -> Sensor:
-    """Make a sensor that looks at once and then every interval, with a little chance added."""
+    """A sensor that polls at once and then every interval, with a little jitter."""
     return _Poll(spec, look, clock, chance)
 
 
@@ -95,7 +88,6 @@ class _Poll:
         self._chance = chance
 
     async def readings(self) -> AsyncGenerator[Reading]:
-        """Look until cancelled."""
         while True:
             began = self._clock.now()
             value = await self._looked()
@@ -116,9 +108,9 @@ class _Poll:
 
 
 def compute_poll_rest(period: int, elapsed: int) -> int:
-    """Say how long it is until the next look, so long after the beginning of the last one.
+    """How long to wait for the next poll, so long after the start of the last one.
 
-    What was missed meanwhile is not made up for. It is never more than a period, nor nothing, whatever the clock did.
+    Missed polls are not made up for. The wait is positive and at most a period, whatever the clock did.
     """
     return period - elapsed % period
 
@@ -130,7 +122,7 @@ NO_HEADERS: Final[Mapping[str, bytes]] = MappingProxyType({})
 
 
 class NoAnswer(HalterError):
-    """An address gave nothing that can be read: what kind of trouble it is, and a sentence."""
+    """A URL gave nothing that can be read: the kind of failure, and a sentence."""
 
     def __init__(self, kind: str, sentence: str, retry_after: int | None = None) -> None:
         super().__init__(sentence)
@@ -139,7 +131,7 @@ class NoAnswer(HalterError):
 
 
 class Target:
-    """An address. `timeout` is for all that goes before the body of an answer."""
+    """A URL. `timeout` covers everything before the body of an answer."""
 
     def __init__(self, url: str, timeout: int, tls: ssl.SSLContext | None = None) -> None:
         self._url = url
@@ -150,9 +142,9 @@ class Target:
     async def opened(
         self, headers: Mapping[str, str], ours: Mapping[str, bytes] = NO_HEADERS
     ) -> AsyncGenerator["Response"]:
-        """Get it, and hand over the answer with its body still to be read. Raises NoAnswer, also for that body.
+        """GET the URL and yield the answer with its body unread. Raises NoAnswer, also for that body.
 
-        The headers reach this address alone. Where both name one, ours is sent.
+        The headers are sent to this host only; `ours` win.
         """
         from httpx2 import AsyncClient, AsyncHTTPTransport, InvalidURL, LocalProtocolError, StreamError, TransportError
 
@@ -179,14 +171,25 @@ class Target:
     async def _answered(self, client: "AsyncClient", url: "URL", headers: list[tuple[bytes, bytes]]) -> "Response":
         try:
             async with asyncio.timeout(self._timeout / SECOND):
-                return await _follow_redirects(client, url, headers)
+                home = url
+                for _ in range(MOST_REDIRECTS + 1):
+                    response = await client.send(client.build_request("GET", url, headers=headers), stream=True)
+                    if response.status_code not in _REDIRECTS or "location" not in response.headers:
+                        return await _demand_usable(response, home.host)
+                    await response.aclose()
+                    url = url.join(response.headers["location"])
+                    if _origin(url) != _origin(home):
+                        raise NoAnswer(
+                            "Redirected", f"{home.host} sends on to {url.host}: if that is right, write its address."
+                        )
+                raise NoAnswer("Redirected", f"{home.host} sends on more than {MOST_REDIRECTS} times.")
         except TimeoutError:
             waited = f"{self._timeout / SECOND:g} s"
             raise NoAnswer("Timeout", f"{url.host} gave no answer within {waited}.") from None
 
 
 def parse_web_url(text: str) -> "URL":
-    """Read an address of the web, which must hold no password."""
+    """Parse a URL, which must hold no password."""
     from httpx2 import URL
 
     url = URL(text)
@@ -195,20 +198,6 @@ def parse_web_url(text: str) -> "URL":
     if url.userinfo:
         raise NoAnswer("BadUrl", f"The address of {url.host} holds a name or a password: use a header.")
     return url
-
-
-async def _follow_redirects(client: "AsyncClient", url: "URL", headers: list[tuple[bytes, bytes]]) -> "Response":
-    """Follow redirects that stay with the same host, so that no header reaches another."""
-    home = url
-    for _ in range(MOST_REDIRECTS + 1):
-        response = await client.send(client.build_request("GET", url, headers=headers), stream=True)
-        if response.status_code not in _REDIRECTS or "location" not in response.headers:
-            return await _demand_usable(response, home.host)
-        await response.aclose()
-        url = url.join(response.headers["location"])
-        if _origin(url) != _origin(home):
-            raise NoAnswer("Redirected", f"{home.host} sends on to {url.host}: if that is right, write its address.")
-    raise NoAnswer("Redirected", f"{home.host} sends on more than {MOST_REDIRECTS} times.")
 
 
 async def _demand_usable(response: "Response", host: str) -> "Response":
@@ -238,7 +227,7 @@ def _origin(url: "URL") -> tuple[str, bytes, int]:
 
 
 def _keep_alive(timeout: int) -> list[tuple[int, int, int]]:
-    """Have the system notice a host that went away without a word, on a stream that may be quiet for hours."""
+    """Let the system notice a host that vanished, on a stream that may be quiet for hours."""
     seconds = max(1, min(timeout // SECOND, 3600))
     tcp = socket.IPPROTO_TCP
     options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), (tcp, socket.TCP_KEEPCNT, 3)]
@@ -259,10 +248,9 @@ _NO_ARGUMENTS: Final = b'{"type":"object","properties":{},"additionalProperties"
 
 
 class Fetch:
-    """Gets the fixed address of a poll sensor. It fulfils the port `Tool`, and takes no arguments.
+    """GETs the fixed URL of a poll sensor. It implements the port `Tool`, and takes no arguments.
 
-    The guard is shown the address and the headers as if they were its arguments, so that it sees which secrets they
-    name and gives those and no others.
+    The guard sees the URL and the headers as arguments, so that it grants exactly the secrets that they name.
     """
 
     def __init__(self, sensor: SensorSpec, tls: ssl.SSLContext | None = None) -> None:
@@ -286,7 +274,6 @@ class Fetch:
 
     @property
     def spec(self) -> ToolSpec:
-        """What is known of it."""
         return self._spec
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
@@ -296,7 +283,6 @@ class Fetch:
         return Invalid(f"{self._spec.name} takes no arguments: its address is written in the agent's file.")
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        """Get it. Raises Failed."""
         permit.use()
         headers = cast("Mapping[str, str]", substitute_secrets(self._headers, permit.reveal))
         seconds = self._spec.timeout / SECOND
@@ -309,7 +295,7 @@ class Fetch:
             raise Failed(error.kind, str(error)) from error
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """Nothing outside is changed, so nobody has to know."""
+        """Nothing outside is changed, so there is nothing to check."""
         return "unknown"
 
 

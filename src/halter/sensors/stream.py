@@ -1,9 +1,4 @@
-"""A sensor that listens to a stream: server-sent events, or a WebSocket.
-
-Server-sent events, to the letter: bytes in any pieces go in, events come out.
-
-Messages of a WebSocket, as text.
-"""
+"""A sensor that listens to a stream: server-sent events, or the messages of a WebSocket."""
 
 import re
 import ssl
@@ -26,29 +21,27 @@ if TYPE_CHECKING:
 _BOM: Final = b"\xef\xbb\xbf"
 _LINE_ENDS: Final = re.compile(rb"\r\n|\r|\n")
 _DIGITS: Final = re.compile(r"0*([0-9]{1,12})")
-"""More digits than these say a time that nobody waits for, and are as good as none."""
+"""A longer retry time is ignored."""
 
 
 class ServerSentEvent(msgspec.Struct, frozen=True):
-    """One event of a stream."""
-
     data: str
     name: str = "message"
     id: str = ""
 
     @property
     def value(self) -> Any:
-        """What is read of it: a plain message of JSON is that JSON."""
+        """The reading: a plain message of JSON is that JSON."""
         value, is_json = parse_json_or_text(self.data)
         plain = is_json and self.name == "message"
         return value if plain else {"event": self.name, "data": value, "id": self.id}
 
 
 class SseParser:
-    """Reads one stream from its beginning.
+    """Parses one stream from its beginning.
 
-    `last_id` is where a later stream goes on, and `retry` how many milliseconds the server asks to wait before that.
-    An event that is unfinished when the stream ends is never given, nor does its id count.
+    `last_id` is where a later stream continues, and `retry` the milliseconds that the server asks to wait before. An
+    unfinished event at the end of a stream is dropped with its id.
     """
 
     def __init__(self, last_id: str = "") -> None:
@@ -63,7 +56,7 @@ class SseParser:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[ServerSentEvent]:
-        """Read on. Raises SensorFailed for a line or an event that is too large to be a reading."""
+        """Parse a chunk. Raises SensorFailed for a line or an event that is too large."""
         if self._after_cr and piece:
             piece, self._after_cr = piece.removeprefix(b"\n"), False
         if not piece:
@@ -86,13 +79,16 @@ class SseParser:
         if self._first:
             self._first, line = False, line.removeprefix(_BOM)
         if not line:
-            return self._dispatched()
+            self.last_id = self._id
+            event = ServerSentEvent("\n".join(self._data), self._name or "message", self._id) if self._data else None
+            self._data, self._name, self._size = [], "", 0
+            return event
         name, _, value = line.decode("utf-8", "replace").partition(":")
         self._field(name, value.removeprefix(" "))
         return None
 
     def _field(self, name: str, value: str) -> None:
-        """Take one field in. A comment is a field without a name, and like all unknown ones ignored."""
+        """Take one field. A comment is a field without a name; unknown fields are ignored."""
         if name == "data":
             self._data.append(value)
             self._size += len(value.encode()) + 1
@@ -103,21 +99,14 @@ class SseParser:
         elif name == "retry" and (digits := _DIGITS.fullmatch(value)):
             self.retry = int(digits[1])
 
-    def _dispatched(self) -> ServerSentEvent | None:
-        """End an event. One without data is none, but its id counts."""
-        self.last_id = self._id
-        event = ServerSentEvent("\n".join(self._data), self._name or "message", self._id) if self._data else None
-        self._data, self._name, self._size = [], "", 0
-        return event
-
 
 _TOO_BIG: Final = 1009
 
 
 async def receive_messages(url: str, headers: Mapping[str, str], patience: int) -> AsyncGenerator[str]:
-    """Listen until the other side closes in good order. Raises SensorFailed.
+    """Listen until the server closes cleanly. Raises SensorFailed.
 
-    The patience is for the beginning, and for each of the pings by which a silent connection is known to be alive.
+    The patience is for the connection, and for each ping that proves a silent connection alive.
     """
     from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
@@ -135,7 +124,7 @@ async def receive_messages(url: str, headers: Mapping[str, str], patience: int) 
 
 
 def _explain_closed(error: "ConnectionClosed") -> str:
-    """Say why a connection was lost: we ended it ourselves if something too large was on its way."""
+    """Why a connection was lost: our side closes it if a message is too large."""
     ours, theirs = error.sent, error.rcvd
     if ours and ours.code == _TOO_BIG:
         return explain_too_large("A message of the stream")
@@ -160,7 +149,7 @@ async def _connect(url: str, headers: Mapping[str, str], seconds: float) -> "Cli
     from websockets.exceptions import InvalidStatus, InvalidURI, WebSocketException
 
     class Straight(connect):
-        """Follows no redirect: the headers are meant for one place."""
+        """Follows no redirect: the headers are meant for one host."""
 
         def process_redirect(self, exc: Exception) -> Exception | str:
             return exc
@@ -196,7 +185,7 @@ _LONGEST_ID: Final = 4096
 def make_stream_sensor(
     spec: agent_spec.SensorSpec, headers: Mapping[str, str], clock: Clock, tls: ssl.SSLContext | None = None
 ) -> Sensor:
-    """Make a sensor that listens to the address of a spec; in the headers the secrets are filled in."""
+    """A sensor that listens to a URL; the headers have their secrets filled in."""
     url = spec.source.url if isinstance(spec.source.url, str) else ""
     speaks = spec.source.format if isinstance(spec.source.format, str) else guess_stream_format(url)
     match speaks:
@@ -207,7 +196,6 @@ def make_stream_sensor(
 
 
 def guess_stream_format(url: str) -> agent_spec.StreamFormat:
-    """Tell by an address what is spoken there."""
     return "websocket" if url.lower().startswith(("ws://", "wss://")) else "sse"
 
 
@@ -222,11 +210,18 @@ class _Events:
         self._retry: int | None = None
 
     async def readings(self) -> AsyncGenerator[Reading]:
-        """Listen to one stream to its end; the next one goes on after the last event of this one."""
+        """Listen to one stream to its end; the next one continues after its last event."""
         self.retry_after = self._retry
         try:
             async with self._target.opened(self._headers, self._asking()) as response:
-                self._check(response)
+                host = response.url.host
+                if response.status_code == _NO_CONTENT:
+                    self.retry_after = DAY
+                    raise SensorFailed(f"{host} answered 204: it says that there is nothing to listen to any more.")
+                kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+                if response.status_code != _OK or kind != "text/event-stream":
+                    said = f"{response.status_code} with {kind[:100] or 'no content type'}"
+                    raise SensorFailed(f"{host} sends no server-sent events, but {said}: look at the address.")
                 async with aclosing(self._events(response)) as events:
                     async for each in events:
                         yield each
@@ -237,16 +232,6 @@ class _Events:
     def _asking(self) -> dict[str, bytes]:
         asking = {"accept": b"text/event-stream", "cache-control": b"no-store"}
         return {**asking, "last-event-id": self._last_id.encode()} if is_sendable(self._last_id) else asking
-
-    def _check(self, response: "Response") -> None:
-        host = response.url.host
-        if response.status_code == _NO_CONTENT:
-            self.retry_after = DAY
-            raise SensorFailed(f"{host} answered 204: it says that there is nothing to listen to any more.")
-        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if response.status_code != _OK or kind != "text/event-stream":
-            said = f"{response.status_code} with {kind[:100] or 'no content type'}"
-            raise SensorFailed(f"{host} sends no server-sent events, but {said}: look at the address.")
 
     async def _events(self, response: "Response") -> AsyncGenerator[Reading]:
         parser = SseParser(self._last_id)
@@ -261,7 +246,7 @@ class _Events:
 
 
 def is_sendable(last_id: str) -> bool:
-    """Tell whether an id can stand in a header: one that no server could read would be refused for ever."""
+    """Whether an id can be a header: an unreadable one would be refused for ever."""
     return last_id.strip() == last_id and last_id.isprintable() and 0 < len(last_id.encode()) <= _LONGEST_ID
 
 
@@ -275,7 +260,6 @@ class _Messages:
         self._clock = clock
 
     async def readings(self) -> AsyncGenerator[Reading]:
-        """Listen until the other side closes."""
         async with aclosing(receive_messages(self._url, self._headers, self._timeout)) as heard:
             async for message in heard:
                 yield Reading(parse_json_value(message), self._clock.now(), len(message))

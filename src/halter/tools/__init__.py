@@ -1,1 +1,1 @@
-"""What agents act with: functions, files, programs and the web. Each tool acts only behind a permit."""
+"""What agents act with: functions, files, programs and the web. Each tool acts only with a permit."""

@@ -1,8 +1,7 @@
-"""Files below one folder. No path leads out of it, not even through a link that is put there at the last moment.
+"""Files below one folder. No path leads out of it, not even through a link that is created at the last moment.
 
-Every part of a path is opened by itself, below the folder that was opened before it, and never through a link. So what
-is checked is what is used, and nothing can be exchanged in between. Each folder on the way is compared with what the
-tools must not reach, at the moment at which it is open.
+Every part of a path is opened below the folder that was opened before it, and never through a link. So what is checked
+is what is used. Each opened folder is compared with the protected ones.
 """
 
 import errno
@@ -38,9 +37,9 @@ _MODE: Final = 0o666
 def make_file_tools(
     root: str | Path, *, max_read: int = 1_000_000, max_write: int = 10_000_000, max_entries: int = 1000
 ) -> tuple[FunctionTool, ...]:
-    """Return tools that read, write, list, find and delete files below a folder.
+    """Tools that read, write, list, find and delete files below a folder.
 
-    All of them block, and none for long: a disk that hangs is told as a call that could not be stopped.
+    All of them block briefly: a disk that hangs is reported as a call that could not be stopped.
     """
     folder = Folder(Path(root))
 
@@ -74,7 +73,7 @@ def make_file_tools(
 
 
 class Folder:
-    """One folder and all that is reachable below it without following a link."""
+    """One folder and everything below it that is reachable without following a link."""
 
     def __init__(self, root: Path) -> None:
         if not root.is_dir():
@@ -83,14 +82,15 @@ class Folder:
         self._protected = NO_PROTECTED_PATHS
 
     def protect(self, paths: ProtectedPaths) -> None:
-        """Reach none of these from now on, beside what is protected already."""
         self._protected = self._protected.joined(paths)
 
     def read(self, path: str, offset: int, limit: int) -> str:
-        """Return a file's text, or what part of it fits the limit."""
         sight = self._protected.sight(reads=True)
         with self._parent(path, sight) as (parent, name), _open_file(name, _FILE, parent, path) as fd:
-            size = _regular_size(fd, path)
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise Failed("NotAFile", f"{path} is a {_kind(found.st_mode)}, and only files are read and written.")
+            size = found.st_size
             _refuse(sight.of_file(identity_of(fd)), path)
             data = _read(fd, offset, limit)
         end = offset + len(data)
@@ -98,7 +98,7 @@ class Folder:
         return bytes_to_text(data, 2 * limit) + more
 
     def write(self, path: str, data: bytes, limit: int) -> str:
-        """Replace a file as a whole: whoever reads it sees the old one or the new one, also after a power cut."""
+        """Replace a file atomically: readers see the old content or the new, also after a power cut."""
         if len(data) > limit:
             raise Failed("TooLarge", f"{path} would have {len(data):,} bytes; at most {limit:,} are allowed.")
         sight = self._protected.sight()
@@ -108,7 +108,6 @@ class Folder:
         return f"Wrote {len(data):,} bytes to {path}."
 
     def entries(self, path: str, limit: int) -> list[dict[str, Any]]:
-        """Return what a folder holds, by name."""
         with self._folder(path, self._protected.sight(reads=True)) as fd, _translate_errors(path):
             with os.scandir(fd) as found:
                 names = sorted(each.name for each in found)
@@ -117,7 +116,6 @@ class Folder:
         return [*shown, {"note": f"{left:,} more are not shown"}] if left else shown
 
     def matching(self, pattern: str, path: str, limit: int) -> list[str]:
-        """Return the paths of files by their name, folder by folder."""
         from fnmatch import fnmatchcase
 
         found: list[str] = []
@@ -129,7 +127,7 @@ class Folder:
         return sorted(found)
 
     def delete(self, path: str) -> str:
-        """Delete one thing; a link is deleted, and not what it leads to."""
+        """Delete one file, link or empty folder; a link is not followed."""
         sight = self._protected.sight()
         with self._parent(path, sight) as (parent, name), _translate_errors(path):
             _refuse_target(name, parent, path, sight)
@@ -154,9 +152,9 @@ class Folder:
 
     @contextmanager
     def _walked(self, parts: tuple[str, ...], path: str, sight: ProtectedSnapshot, *, make: bool) -> Generator[int]:
-        """Open folder after folder, each below the one before. The root itself may well be reached by a link.
+        """Open folder after folder, each below the one before. The root itself may be a link.
 
-        Where it leads is looked at once it is open, whatever it led to when the agent was loaded.
+        Its target is checked once it is open, not when the agent was loaded.
         """
         with _translate_errors(path):
             fd = os.open(self.root, _FOLDER & ~os.O_NOFOLLOW)
@@ -164,7 +162,13 @@ class Folder:
             _refuse(sight.of_root(fd), path)
             _refuse_agents(fd, path, sight)
             for part in parts:
-                fd = _open_subfolder(fd, part, path, make=make)
+                with _translate_errors(path):
+                    if make:
+                        with suppress(FileExistsError):
+                            os.mkdir(part, dir_fd=fd)
+                    below = os.open(part, _FOLDER, dir_fd=fd)
+                os.close(fd)
+                fd = below
                 _refuse(sight.of_folder(identity_of(fd)), path)
                 _refuse_agents(fd, path, sight)
             yield fd
@@ -178,13 +182,13 @@ def _refuse(reach: ProtectedReach | None, path: str) -> None:
 
 
 def _refuse_agents(fd: int, path: str, sight: ProtectedSnapshot) -> None:
-    """Refuse to write below a folder that is an agent's, whichever agent it is and since whenever it is one."""
+    """Refuse to write below the folder of any agent, even a new one."""
     if not sight.reads and contains_agent_file(fd):
         raise Failed("Protected", f"{path} leads into the folder of an agent, which no tool may change.")
 
 
 def _refuse_target(name: str, parent: int, path: str, sight: ProtectedSnapshot) -> None:
-    """Refuse to write or to delete a file that makes a folder an agent's, or another name of what is protected."""
+    """Refuse a file that makes a folder an agent's, or another name of a protected file."""
     if name.casefold() in CONFIG_FILE_NAMES:
         raise Failed("Protected", f"{path}: a file of this name is for people to write, and no tool may do so.")
     with _translate_errors(path), suppress(FileNotFoundError):
@@ -193,7 +197,7 @@ def _refuse_target(name: str, parent: int, path: str, sight: ProtectedSnapshot) 
 
 
 def split_path(path: str) -> tuple[str, ...]:
-    """Take a path apart, refusing every form that could lead out of the root."""
+    """Split a path; refuse every form that could lead out of the root."""
     if "\0" in path:
         raise Failed("BadPath", "a path cannot hold a NUL character.")
     if path.startswith("/"):
@@ -204,17 +208,6 @@ def split_path(path: str) -> tuple[str, ...]:
     if len(parts) > _DEEPEST:
         raise Failed("BadPath", f"a path can be {_DEEPEST} folders deep, and this one is {len(parts)}.")
     return parts
-
-
-def _open_subfolder(fd: int, part: str, path: str, *, make: bool) -> int:
-    """Go one folder down and let go of the one above."""
-    with _translate_errors(path):
-        if make:
-            with suppress(FileExistsError):
-                os.mkdir(part, dir_fd=fd)
-        below = os.open(part, _FOLDER, dir_fd=fd)
-    os.close(fd)
-    return below
 
 
 @contextmanager
@@ -230,7 +223,7 @@ def _open_file(name: str, flags: int, parent: int, path: str) -> Generator[int]:
 
 @contextmanager
 def _translate_errors(path: str) -> Generator[None]:
-    """Say what went wrong with the path that was asked for, instead of with a part of it."""
+    """Report errors with the requested path, not a part of it."""
     try:
         yield
     except OSError as error:
@@ -242,14 +235,6 @@ def _translate_errors(path: str) -> Generator[None]:
         raise Failed("BadPath", f"{path!r}: {error}.") from error
 
 
-def _regular_size(fd: int, path: str) -> int:
-    """Return the size of a regular file; devices, pipes and folders are none."""
-    found = os.fstat(fd)
-    if not stat.S_ISREG(found.st_mode):
-        raise Failed("NotAFile", f"{path} is a {_kind(found.st_mode)}, and only files are read and written.")
-    return found.st_size
-
-
 def _read(fd: int, offset: int, limit: int) -> bytes:
     data = bytearray()
     while len(data) < limit and (more := os.pread(fd, limit - len(data), offset + len(data))):
@@ -258,9 +243,9 @@ def _read(fd: int, offset: int, limit: int) -> bytes:
 
 
 def _mode_of_replaced(name: str, parent: int, path: str) -> int | None:
-    """Return who may read and write the file that will be replaced: what an agent wrote is never executable.
+    """The permissions of the file that is replaced; what an agent wrote is never executable.
 
-    A link would be replaced and not followed, but whoever named it meant something else.
+    A link would be replaced and not followed, which is not what the caller meant.
     """
     with _translate_errors(path), suppress(FileNotFoundError):
         mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
@@ -275,7 +260,9 @@ def _replace(name: str, parent: int, data: bytes, mode: int | None) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with _open_file(temporary, flags, parent, name) as fd:
-            _write_all(fd, data)
+            unwritten = memoryview(data)
+            while unwritten:
+                unwritten = unwritten[os.write(fd, unwritten) :]
             if mode is not None:
                 os.fchmod(fd, mode)
             os.fsync(fd)
@@ -286,12 +273,6 @@ def _replace(name: str, parent: int, data: bytes, mode: int | None) -> None:
         with suppress(FileNotFoundError):
             os.unlink(temporary, dir_fd=parent)
         raise
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    unwritten = memoryview(data)
-    while unwritten:
-        unwritten = unwritten[os.write(fd, unwritten) :]
 
 
 def _entry(name: str, parent: int) -> dict[str, Any]:

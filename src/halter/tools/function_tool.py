@@ -1,20 +1,16 @@
-"""Tools from plain functions.
+"""Tools from plain functions, and JSON Schemas of third parties.
 
     @tool(level="SAFE", effect="read")
     async def weather(city: str) -> str:
         '''Tell what the weather is like.'''
 
 The docstring tells the model what the function does, the types what it takes. An async function runs on the event
-loop. A plain one runs in a copy of the process, made for this call, which is killed when the call is halted, cancelled
+loop. A plain one runs in a fork of the process, made for this call, which is killed when the call is halted, cancelled
 or out of time: it sees all that the process has, and changes nothing of it. `isolate` chooses another place.
 
-What a function takes, compiled once from its signature: a JSON Schema for the model, a validator for its answers.
-
-JSON Schemas that somebody else wrote: checked themselves first, and then never trusted with time or memory.
-
-Nothing that a schema refers to is ever fetched. Checking arguments takes a bounded number of steps, whatever a schema
-does, and only regular expressions that run in linear time. What would need more is left to the server, which checks
-the arguments once more in any case.
+A schema of a third party is checked itself first. Nothing that it refers to is fetched. Checking arguments takes a
+bounded number of steps, and only regular expressions that run in linear time. What would need more is left to the
+server, which checks the arguments again in any case.
 """
 
 import asyncio
@@ -78,20 +74,19 @@ if TYPE_CHECKING:
 
 _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 _TOLD: Final = 5
-"""How many mistakes a model is told at once."""
+"""How many mistakes a model is shown at once."""
 
 
 class CallKey(str):
     """A parameter of this type is no argument: it gets the id of the call, the same whenever the call is repeated.
 
-    A function hands it on as its idempotency key, so that the other side can tell a repetition from a new wish.
+    A function passes it on as its idempotency key.
     """
 
     __slots__ = ()
 
 
 DEPS: Final = object()
-"""What marks a parameter that the program fills in."""
 
 T = TypeVar("T")
 
@@ -100,8 +95,6 @@ Deps = Annotated[T, DEPS]
 
 
 class FunctionArguments:
-    """The arguments of one function."""
-
     def __init__(self, tool: str, function: Callable[..., Any]) -> None:
         from pydantic import ValidationError
 
@@ -109,7 +102,11 @@ class FunctionArguments:
         self._tool = tool
         self._mistaken = ValidationError
         self._keys = tuple(name for name, annotation in annotations.items() if annotation is CallKey)
-        self.deps = tuple(name for name, annotation in annotations.items() if _is_given(annotation))
+        self.deps = tuple(
+            name
+            for name, annotation in annotations.items()
+            if any(each is DEPS for each in getattr(annotation, "__metadata__", ()))
+        )
         others = (*self._keys, *self.deps)
         self._fields = {name: each for name, each in annotations.items() if name not in others}
         self._adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
@@ -117,11 +114,10 @@ class FunctionArguments:
 
     @property
     def names(self) -> frozenset[str]:
-        """All parameters, whoever fills them in."""
         return frozenset((*self._fields, *self._keys, *self.deps))
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Check what a model wrote. Canonical are the arguments with their defaults, in one order of keys."""
+        """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
         try:
             values = self._adapter.validate_json(arguments.strip() or b"{}")
             canonical = canonical_json(self._adapter.dump_python(values, mode="json"))
@@ -135,20 +131,20 @@ class FunctionArguments:
             return Invalid(f"The arguments of {self._tool} cannot be written as JSON: {error}.")
 
     def filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
-        """Return what the function is called with: secrets in place of their names, and the call's id."""
+        """The arguments of the call: secrets in place of their names, and the call's id."""
         if find_secret_names(arguments.canonical):
             return self.read(self.revealed(arguments, permit), permit.id)
         return {**arguments.values, **dict.fromkeys(self._keys, CallKey(permit.id))}
 
     def revealed(self, arguments: Valid, permit: Permit) -> bytes:
-        """Put secrets into the plain JSON, from where they reach arguments of every type."""
+        """Put secrets into the plain JSON, so that they reach arguments of every type."""
         try:
             return canonical_json(substitute_secrets(json.loads(arguments.canonical), permit.reveal))
         except KeyError as missing:
             raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that this call may use.") from None
 
     def read(self, plain: bytes, key: str) -> Mapping[str, Any]:
-        """Read plain JSON, which was valid before secrets came into it, for the function."""
+        """Decode plain JSON, which was valid before secrets came into it."""
         match self.validate(plain):
             case Valid(values):
                 return {**values, **dict.fromkeys(self._keys, CallKey(key))}
@@ -156,12 +152,8 @@ class FunctionArguments:
                 raise Failed("InvalidSecret", sentence)
 
 
-def _is_given(annotation: Any) -> bool:
-    return any(each is DEPS for each in getattr(annotation, "__metadata__", ()))
-
-
 def canonical_json(value: Any) -> bytes:
-    """Write JSON in the one form that equal values share."""
+    """JSON in the one form that equal values share."""
     return _CANONICAL(value).encode()
 
 
@@ -202,7 +194,7 @@ def _field(annotation: Any, default: Any) -> Any:
 
 
 def _describe_mistakes(error: "ValidationError") -> str:
-    """Tell what is wrong and where, without what was sent: it may be large, and it may be private."""
+    """What is wrong and where, without the value: it may be large or private."""
     mistakes = error.errors(include_url=False, include_input=False, include_context=False)
     told = [f"{_format_location(mistake['loc'])}{mistake['msg']}" for mistake in mistakes[:_TOLD]]
     left = len(mistakes) - len(told)
@@ -220,7 +212,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class FunctionTool:
-    """A plain function as a tool. It fulfils the port `Tool`."""
+    """A plain function as a tool. It implements the port `Tool`."""
 
     def __init__(
         self,
@@ -248,15 +240,19 @@ class FunctionTool:
         if spec.isolate:
             check_findable(spec.name, function)
         if check is not None:
-            _demand_known_parameters(spec.name, check, self._arguments.names)
+            unknown = [name for name in inspect.signature(check).parameters if name not in self._arguments.names]
+            if unknown:
+                raise ConfigError(
+                    f"The check of the tool {spec.name} asks for {', '.join(unknown)}, "
+                    "which the tool itself does not take: it may use the parameters of the tool only."
+                )
 
     @property
     def spec(self) -> ToolSpec:
-        """What is known of it."""
         return self._spec
 
     def given(self, deps: Any) -> "FunctionTool":
-        """Make the same tool with what its program gives it: for each parameter of the type `Deps`."""
+        """The same tool with the program's values for parameters of the type `Deps`."""
         if not self._arguments.deps:
             return self
         made = copy.copy(self)
@@ -264,18 +260,17 @@ class FunctionTool:
         return made
 
     def trusted_by(self, starts: Callable[[], None]) -> "FunctionTool":
-        """Make the same tool, which asks `starts` each time before its code is loaded anew. That raises where not."""
+        """The same tool, which calls `starts` each time before its code is loaded; that raises if it may not."""
         made = copy.copy(self)
         made._starts = starts  # noqa: SLF001 It is this very class.
         return made
 
     def at(self, place: RootedTool) -> Self:
-        """Say which folder the tool works in: whoever puts an agent together tells it what must not be reached."""
+        """Set the folder that the tool works in, which is told what must not be reached."""
         self.place = place
         return self
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Check arguments as a model wrote them."""
         valid = self._arguments.validate(arguments)
         if not self._writes or isinstance(valid, Invalid):
             return valid
@@ -283,7 +278,6 @@ class FunctionTool:
         return replace(valid, writes=(sha256(content).hexdigest(),))
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        """Call the function."""
         function = self._function.open(permit)
         if self._spec.isolate:
             plain = self._arguments.revealed(arguments, permit)
@@ -295,7 +289,7 @@ class FunctionTool:
         return await self._called(function, self._filled(arguments, permit), unstoppable=unstoppable)
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """Ask the tool's own check; without one, nobody knows."""
+        """Run the tool's own check; without one, the outcome is unknown."""
         if self._check is None:
             return "unknown"
         check = self._check.open(permit)
@@ -305,7 +299,7 @@ class FunctionTool:
         return cast("EffectStatus", found) if found in get_args(EffectStatus) else "unknown"
 
     async def _called(self, function: Callable[..., Any], values: Mapping[str, Any], *, unstoppable: bool) -> Output:
-        """Call a function where it belongs: on the loop, in a thread, or in a copy of the process."""
+        """Call a function where it belongs: on the loop, in a thread, or in a fork."""
         if inspect.iscoroutinefunction(function):
             return to_output(await _await_call(function, values), self._max_output)
         call = partial(_call_now, function, values)
@@ -326,24 +320,24 @@ class FunctionTool:
         )
 
     def run_in_own_process(self, plain: bytes, permit: Permit) -> Any:
-        """Call the function at once, in the process that was made for this call and ends with it."""
+        """Call the function directly, in the process that was made for this call."""
         return _call_now(self._function.open(permit), self._arguments.read(plain, permit.id))
 
 
 class ToolOptions(TypedDict, total=False):
-    """What is said of a tool beside its function.
+    """Options of a tool.
 
-    `isolate` says where the function runs. Not given, a plain function runs in a copy of the process that is made for
+    `isolate` says where the function runs. By default a plain function runs in a fork of the process that is made for
     the call: it sees what the process has, changes nothing of it, uses none of its open connections, and can be killed.
     With True it runs in a new interpreter, which imports its module: for libraries that do not work after a fork. With
     False it runs in a thread, where it can change the process and use its connections, and cannot be stopped: it runs
-    on after a halt or a timeout, and if it keeps the interpreter to itself it stops the whole process, which then is
-    ended as a whole where `halter` runs it.
+    on after a halt or a timeout, and if it holds the GIL it blocks the whole process, which is then ended as a whole
+    where `halter` runs it.
 
     `cost` is in dollars, or "learned" from earlier calls. `timeout` is in seconds or written like `5m`. `check` finds
     out what became of a write whose answer was lost. `egress` says that the arguments choose where data goes.
-    `max_output` is how many characters of a result are kept. `writes` names the argument that is what a file will hold:
-    no watch of the agent takes that file for something new.
+    `max_output` is how many characters of a result are kept. `writes` names the argument that is the content of a file:
+    no watch of the agent is triggered by that file.
     """
 
     name: str
@@ -397,10 +391,10 @@ def _describe_function(function: Callable[..., Any], options: ToolOptions) -> To
 def spec_from_hints(
     name: str, description: str, schema: bytes, hints: Mapping[str, Any], *, server: str = ""
 ) -> ToolSpec:
-    """Understand what an MCP server says of a tool.
+    """The spec of an MCP server's tool.
 
-    Hints are claims: only a plain `true` counts, one that contradicts another counts for nothing, and what is not said
-    is taken to be the worse.
+    Hints are claims: only a plain `true` counts, contradictory hints count for nothing, and a missing one means the
+    worse.
     """
     reads = hints.get("readOnlyHint") is True and hints.get("destructiveHint") is not True
     spec = ToolSpec(
@@ -468,15 +462,6 @@ def _describe_error(error: BaseException) -> str:
         return f"it cannot say why, but raises {type(worse).__name__}"
 
 
-def _demand_known_parameters(tool: str, check: CheckArguments, known: frozenset[str]) -> None:
-    unknown = [name for name in inspect.signature(check).parameters if name not in known]
-    if unknown:
-        raise ConfigError(
-            f"The check of the tool {tool} asks for {', '.join(unknown)}, which the tool itself does not take: "
-            "it may use the parameters of the tool only."
-        )
-
-
 def _check_name(name: str) -> str:
     if _NAME.fullmatch(name):
         return name
@@ -499,14 +484,14 @@ def _micros(timeout: float | str) -> int:
 
 
 MAX_SCHEMA: Final = 100_000
-"""How many bytes a schema may have: every request to a model carries it."""
+"""Bytes of a schema: every request to a model carries it."""
 
 MAX_DEPTH: Final = 50
 MAX_CHECK_STEPS: Final = 100_000
-"""How much one check may look at. An ordinary one looks at less than a hundred things."""
+"""Steps of one check. An ordinary one takes less than a hundred."""
 
 _FOLLOWED: Final = 20
-"""What following a reference counts for: it takes so much longer than looking at a value."""
+"""Steps that following a reference counts for."""
 
 _REFERENCES: Final = frozenset({"$ref", "$dynamicRef", "$recursiveRef"})
 _SHOWN: Final = 120
@@ -525,11 +510,11 @@ class UnusableSchema(msgspec.Struct, frozen=True):
 
 
 class TooCostly(Exception):
-    """A check looked at more than it may. It never leaves this module."""
+    """A check took more steps than it may. It never leaves this module."""
 
 
 def compile_schema(schema: Any) -> "SchemaChecker | UnusableSchema":
-    """Make a checker of a schema, or say what is wrong with it."""
+    """Compile a schema to a checker; raises UnusableSchema."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
 
@@ -549,8 +534,6 @@ def compile_schema(schema: Any) -> "SchemaChecker | UnusableSchema":
 
 
 class SchemaChecker:
-    """Checks arguments against one schema. What is needed for that is made once."""
-
     def __init__(self, schema: Mapping[str, Any], text: bytes, base: Any) -> None:
         from jsonschema import validators
         from referencing import Registry
@@ -565,7 +548,7 @@ class SchemaChecker:
         self._validator: Any = kind(schema, registry=cast("Any", Registry)())
 
     def is_endless(self) -> bool:
-        """Tell whether not even the simplest arguments can be checked."""
+        """Whether not even the simplest arguments can be checked."""
         try:
             self._mistakes({})
         except (TooCostly, RecursionError):
@@ -575,7 +558,6 @@ class SchemaChecker:
         return False
 
     def validate(self, name: str, arguments: bytes) -> Valid | Invalid:
-        """Check arguments as a model wrote them."""
         try:
             values = json.loads(arguments.strip() or b"{}", parse_constant=_refuse_constant)
             if not isinstance(values, dict):
@@ -613,7 +595,7 @@ class SchemaChecker:
 
 
 def _list_schema_errors() -> tuple[type[Exception], ...]:
-    """List what applying a valid schema can still raise: references to nowhere, unknown types, numbers too large."""
+    """What applying a valid schema can still raise: dangling references, unknown types, numbers too large."""
     from jsonschema.exceptions import UndefinedTypeCheck, UnknownType
     from referencing.exceptions import Unresolvable
 
@@ -640,7 +622,7 @@ def _find_schema_flaw(schema: Any, text: bytes) -> str:
 
 
 def _walk_schema(schema: dict[str, Any]) -> Iterator[tuple[int, str, Any]]:
-    """Visit everything in a schema, with its depth and its key, without recursion."""
+    """Yield everything in a schema, with its depth and its key, without recursion."""
     waiting: list[tuple[int, str, Any]] = [(0, "", schema)]
     while waiting:
         depth, key, value = waiting.pop()
@@ -655,7 +637,7 @@ def _walk_schema(schema: dict[str, Any]) -> Iterator[tuple[int, str, Any]]:
 
 
 def _pattern(_validator: Any, pattern: str, instance: Any, _schema: Any) -> Iterator[Any]:
-    """Match in linear time; an expression that cannot be matched so is left to the server."""
+    """Match in linear time; an expression that RE2 refuses is left to the server."""
     from jsonschema import ValidationError
 
     re2: Any = import_module("re2")
@@ -676,7 +658,7 @@ def _skip_check(_validator: Any, _value: Any, _instance: Any, _schema: Any) -> N
 
 
 def _mistake(error: Any) -> str:
-    """Tell what is wrong and where, without what was sent: it may be large, and it may be private."""
+    """What is wrong and where, without the value: it may be large or private."""
     place = ".".join(str(step) for step in error.absolute_path)
     wanted = json.dumps(error.validator_value, ensure_ascii=False)
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):

@@ -1,9 +1,7 @@
-"""The web, without a way back inside: named hosts only, public addresses only, and the address that was checked.
+"""HTTP without a way to the inside: named hosts only, public addresses only, pinned to the checked address.
 
-A name is resolved once, every address it has is checked, and the connection goes to the checked address, so that a name
-which changes its mind in between gains nothing. Each redirect starts from the beginning.
-
-Which addresses of the internet are public, and which lead back inside.
+A name is resolved once, all of its addresses are checked, and the connection goes to a checked address, so that DNS
+rebinding gains nothing. Each redirect is checked from the beginning.
 """
 
 import socket
@@ -27,7 +25,6 @@ IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
 ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Finds the addresses of a host for a port."""
 
 _GLOBAL_V6: Final = IPv6Network("2000::/3")
 _NAT64: Final = IPv6Network("64:ff9b::/96")
@@ -36,7 +33,7 @@ _SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "192.88.99.0/24", "2001
 
 
 def is_public(address: IpAddress) -> bool:
-    """Tell whether an address belongs to the public internet and to nothing nearer."""
+    """Whether an address belongs to the public internet."""
     plain = _unwrap_address(address)
     if isinstance(plain, IPv6Address) and plain not in _GLOBAL_V6:
         return False
@@ -44,7 +41,7 @@ def is_public(address: IpAddress) -> bool:
 
 
 def check_addresses(host: str, found: Sequence[str], allowed: Sequence[IpNetwork]) -> Sequence[str]:
-    """Return the addresses of a host if every one of them may be reached; one that may not spoils them all."""
+    """The addresses of a host if every one of them may be reached."""
     if not found:
         raise Failed("UnknownHost", f"{host} has no address.")
     for text in found:
@@ -55,7 +52,7 @@ def check_addresses(host: str, found: Sequence[str], allowed: Sequence[IpNetwork
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Ask the system, which also reads decimal, octal and hexadecimal forms of addresses."""
+    """Resolve through the system, which also reads decimal, octal and hexadecimal addresses."""
     import asyncio
 
     look_up = asyncio.get_running_loop().run_in_executor(ThreadPerTaskExecutor(), _look_up, host, port)
@@ -71,7 +68,7 @@ def _look_up(host: str, port: int) -> list[str]:
 
 
 def _unwrap_address(address: IpAddress) -> IpAddress:
-    """Take a v4 address out of the v6 address that carries it to the same place."""
+    """Extract the IPv4 address that an IPv6 address carries."""
     if isinstance(address, IPv4Address):
         return address
     if address in _NAT64:
@@ -101,7 +98,7 @@ class HttpOptions(TypedDict, total=False):
 
 
 def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tuple[FunctionTool, ...]:
-    """Return tools that get from and post to the named hosts; `*.example.com` stands for all hosts below it."""
+    """Tools that get from and post to the named hosts; `*.example.com` matches all hosts below it."""
     reject_unknown_options(options, HttpOptions.__optional_keys__, "the http tools")
     if not hosts:
         raise ConfigError("The http tools have no hosts: name those that may be asked, as in hosts: [api.example.com].")
@@ -132,8 +129,6 @@ def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tup
 
 @dataclass(frozen=True)
 class OutgoingRequest:
-    """One request, before anybody has looked at where it goes."""
-
     method: str
     url: str
     headers: Mapping[str, str]
@@ -152,7 +147,7 @@ class WebAccess:
     tls: ssl.SSLContext | None
 
     async def ask(self, asked: OutgoingRequest) -> str:
-        """Send a request and follow where it leads, with a fresh look at each place."""
+        """Send a request and follow redirects, each of which is checked again."""
         from httpx2 import AsyncClient
 
         async with AsyncClient(verify=self._tls, trust_env=False, timeout=self.timeout) as client:
@@ -190,7 +185,15 @@ class WebAccess:
         response = await _send_request(client, asked, url, addresses)
         try:
             if asked.method == "GET" and response.status_code in _REDIRECTS and "location" in response.headers:
-                return _follow_redirect(asked, url, response.headers["location"])
+                location = response.headers["location"]
+                from httpx2 import InvalidURL
+
+                try:
+                    target = url.join(location)
+                except InvalidURL as error:
+                    raise Failed("BadUrl", f"{url.host} redirects to what cannot be read: {error}") from error
+                same = (target.scheme, target.raw_host, _port(target)) == (url.scheme, url.raw_host, _port(url))
+                return replace(asked, url=str(target)) if same else OutgoingRequest("GET", str(target), {})
             return await self._told(response)
         finally:
             await response.aclose()
@@ -241,7 +244,6 @@ async def _send_request(
 
 
 def matches_host(host: str, pattern: str) -> bool:
-    """Tell whether a host is the one that a pattern names, or one of all those below it."""
     return pattern in {"*", host} or (pattern.startswith("*.") and host.endswith(pattern[1:]))
 
 
@@ -253,7 +255,7 @@ def _patterns(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _pin_address(client: "AsyncClient", asked: OutgoingRequest, url: "URL", address: str) -> "Request":
-    """Address a request to one address, with the name that the other side and its certificate know."""
+    """Send a request to one address, with the name for the Host header and the certificate."""
     headers = _lower_names(asked.headers)
     ours = headers.keys() & _OURS
     if ours:
@@ -265,18 +267,6 @@ def _pin_address(client: "AsyncClient", asked: OutgoingRequest, url: "URL", addr
         content=asked.body or None,
         extensions={"sni_hostname": url.raw_host.decode()},
     )
-
-
-def _follow_redirect(asked: OutgoingRequest, url: "URL", location: str) -> OutgoingRequest:
-    """Say what to ask next. Headers that were meant for one place are not carried to another."""
-    from httpx2 import InvalidURL
-
-    try:
-        target = url.join(location)
-    except InvalidURL as error:
-        raise Failed("BadUrl", f"{url.host} redirects to what cannot be read: {error}") from error
-    same = (target.scheme, target.raw_host, _port(target)) == (url.scheme, url.raw_host, _port(url))
-    return replace(asked, url=str(target)) if same else OutgoingRequest("GET", str(target), {})
 
 
 def _port(url: "URL") -> int:

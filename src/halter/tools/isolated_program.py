@@ -1,7 +1,7 @@
 """The program of a process that runs one isolated tool.
 
-It makes the permit of the one call that it was started for, and ends with it. So it cannot be imported: no code of
-another process reaches a tool by way of it.
+It makes the permit of the one call that it was started for, and ends with it. It cannot be imported, so that no code of
+another process reaches a tool through it.
 """
 
 import importlib
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """Standard input ends when whoever asked is gone; nobody may act for them then."""
+    """Standard input ends when the parent is gone; the process must not act after that."""
     sys.stdin.buffer.read()
     os.killpg(0, signal.SIGKILL)
 
@@ -46,7 +46,6 @@ def _run_job(job: IsolatedJob) -> bytes:
 
 
 def _find_tool(job: IsolatedJob) -> FunctionTool:
-    """Find what stands under a tool's name: the tool itself, or the function that it was made of."""
     module = _load_object(job)
     found: Any = module
     for part in job.name.split("."):

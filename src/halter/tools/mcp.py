@@ -1,14 +1,8 @@
 """Tools of MCP servers.
 
-A server is a stranger. What it says of its tools is checked before anybody is offered them, what it answers is bounded,
-and whatever it does instead of answering becomes a structured failure. One task owns each connection from its beginning
-to its end; a server that has died is started again by the next call.
-
-What an MCP server says of its tools, looked at before anybody is offered them.
-
-What a tool of an MCP server gave, as text for a model.
-
-What is said to an MCP server, once messages travel: a greeting, a question for its tools, and calls.
+A server is not trusted. Its tools are checked before they are offered, its answers are bounded, and every other
+behaviour becomes a structured failure. One task owns each connection from its beginning to its end; a server that has
+died is started again by the next call.
 """
 
 import asyncio
@@ -71,7 +65,7 @@ if TYPE_CHECKING:
 
 MAX_TOOLS: Final = 500
 MAX_SENTENCES: Final = 20
-"""Of so many tools it is told why they are left out; the others are counted."""
+"""For this many tools the reason is given; the others are counted."""
 MAX_DESCRIPTION: Final = 20_000
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_./-]+")
@@ -82,8 +76,8 @@ _LONGEST: Final = 64
 class ToolListRecorder:
     """Carries requests to a server, and keeps its list of tools as it came.
 
-    A library that reads a list as a whole refuses all of it for one bad entry, and takes a hint that says "yes" for one
-    that says true. So it is shown only the parts that it needs, and only of entries that it can read.
+    The SDK refuses a whole list for one bad entry, and takes a hint that says "yes" for one that says true. So it sees
+    only the parts that it needs, and only of entries that it can read.
     """
 
     def __init__(self) -> None:
@@ -91,15 +85,12 @@ class ToolListRecorder:
         self.tools: list[Any] = []
 
     async def run(self, *arguments: Any, **more: Any) -> None:
-        """Receive messages until there are no more."""
         await self.inner.run(*arguments, **more)
 
     async def notify(self, *arguments: Any, **more: Any) -> None:
-        """Send a message that has no answer."""
         await self.inner.notify(*arguments, **more)
 
     async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
-        """Send a request and return what was answered."""
         answer: dict[str, Any] = await self.inner.send_raw_request(method, params, opts)
         tools = answer.get("tools")
         if method != "tools/list" or not isinstance(tools, list):
@@ -122,8 +113,6 @@ def _read_entry(entry: Any) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class DescribedTool:
-    """A tool that can be used: the name that its server knows, what is known of it, and what checks its arguments."""
-
     name: str
     spec: ToolSpec
     checker: SchemaChecker
@@ -131,14 +120,11 @@ class DescribedTool:
 
 @dataclass(frozen=True)
 class UsableTools:
-    """All tools of a server that can be used, and a sentence for each that cannot."""
-
     tools: tuple[DescribedTool, ...]
     left_out: tuple[str, ...]
 
 
 def describe_server_tools(server: str, entries: Sequence[Any]) -> UsableTools:
-    """Look at everything that a server offers."""
     looked = [(entry, _describe_tool(server, entry)) for entry in entries[:MAX_TOOLS]]
     names = Counter(tool.spec.name for _, tool in looked if isinstance(tool, DescribedTool))
     tools: list[DescribedTool] = []
@@ -159,7 +145,6 @@ def describe_server_tools(server: str, entries: Sequence[Any]) -> UsableTools:
 
 
 def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
-    """Describe one tool, or say why it cannot be used."""
     match entry:
         case {"name": str(name), "inputSchema": schema}:
             pass
@@ -189,7 +174,7 @@ def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
 
 
 def _seal_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> ToolSpec:
-    """Let the digest cover all hints: also those that change nothing here may change what a person thinks of a tool."""
+    """Include all hints in the digest: a person may judge a tool by any of them."""
     digest = hashlib.sha256(spec.digest.encode() + canonical_json(hints)).hexdigest()
     return replace(spec, digest=digest)
 
@@ -201,7 +186,7 @@ def _sentence(server: str, entry: Any, why: str) -> str:
 
 
 def render_contents(contents: Sequence[Any], structured: Any) -> str:
-    """Put all parts of an answer into one text; structured content is added unless a part says the same."""
+    """Join all parts of an answer into one text; structured content is added unless a part says the same."""
     from mcp_types import TextContent
 
     parts = [_part(content) for content in contents]
@@ -212,7 +197,7 @@ def render_contents(contents: Sequence[Any], structured: Any) -> str:
 
 
 def _part(content: Any) -> str:
-    """Models that read text have no use for pictures and sounds, and would pay for every letter of them."""
+    """Images and audio are only named: text models cannot use them and would pay for them."""
     from mcp_types import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
 
     match content:
@@ -243,7 +228,7 @@ def _resource(resource: Any) -> str:
 
 
 def _says_all(text: str, structured: Any) -> bool:
-    """Tell whether a text says all of a value. Servers wrap a value that is no object into one, as its `result`."""
+    """Whether a text contains all of a value. Servers wrap a value that is no object as `result`."""
     match structured:
         case {"result": wrapped, **others} if not others:
             meant = (structured, wrapped)
@@ -270,7 +255,7 @@ _PAGES: Final = 100
 async def open_mcp_session(
     raw: ToolListRecorder, heard: ServerOutput, said: ServerInput, changed: Callable[[], None]
 ) -> "AsyncGenerator[ClientSession]":
-    """Open a session over a connection; `changed` is called when the server says that it has other tools now."""
+    """Open a session over a connection; `changed` is called when the server announces other tools."""
     from mcp import ClientSession
     from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
     from mcp_types import Implementation, ToolListChangedNotification
@@ -286,7 +271,7 @@ async def open_mcp_session(
 
 
 async def negotiate_version(session: "ClientSession") -> None:
-    """Agree on a version. Most servers expect this handshake; the newest ones may know only the other."""
+    """Agree on a version. Most servers expect this handshake; the newest may know only the other."""
     from mcp.shared.exceptions import MCPError
     from mcp_types import CONNECTION_CLOSED
 
@@ -302,7 +287,6 @@ async def negotiate_version(session: "ClientSession") -> None:
 
 
 async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> Sequence[Any]:
-    """Ask for all tools, page by page, and return them as they came."""
     from mcp_types import PaginatedRequestParams
 
     raw.tools.clear()
@@ -321,7 +305,7 @@ async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> 
 async def send_tool_call(
     session: "ClientSession", name: str, arguments: Mapping[str, Any], key: str
 ) -> "CallToolResult | InputRequiredResult":
-    """Send a call. What it answers is not compared with a schema of the server's: it is only read."""
+    """Send a call. The answer is not checked against the server's schema: it is only read."""
     from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
     from pydantic import TypeAdapter
 
@@ -331,10 +315,10 @@ async def send_tool_call(
 
 
 _INHERITED: Final = ("PATH", "HOME", "LANG")
-"""All that a server's program gets from the environment: the rest of it holds keys."""
+"""All that a server inherits from the environment: the rest of it holds keys."""
 
 _NO_BYTECODE: Final[Mapping[str, str]] = {"PYTHONDONTWRITEBYTECODE": "1"}
-"""Bytecode beside trusted code would be code that nobody trusted."""
+"""Bytecode beside trusted code would be untrusted code."""
 
 T = TypeVar("T")
 
@@ -351,10 +335,10 @@ def _allow_start() -> None:
 
 @dataclass(frozen=True)
 class McpTerms:
-    """On which terms servers are used; times are in microseconds.
+    """The terms for servers; times are in microseconds.
 
-    A server is started again at most `restarts` times `within` a time. `grace` is how long a program has to end by
-    itself. `reveal` gives the secrets that the configuration refers to. `starts` is asked each time before a program is
+    A server is restarted at most `restarts` times `within` a time. `grace` is how long a program has to end by itself.
+    `reveal` gives the secrets that the configuration refers to. `starts` is called each time before a program is
     started, and raises Failed if it may not be.
     """
 
@@ -374,7 +358,7 @@ class McpTerms:
 
 @dataclass(frozen=True)
 class McpOffer:
-    """The tools that can be used, and a sentence for each tool or server that is left out."""
+    """The usable tools, and a sentence for each tool or server that is left out."""
 
     tools: tuple["McpTool", ...] = ()
     left_out: tuple[str, ...] = ()
@@ -382,7 +366,7 @@ class McpOffer:
 
 @asynccontextmanager
 async def open_mcp_tools(servers: Sequence[ToolServer], terms: McpTerms) -> AsyncGenerator[McpOffer]:
-    """Connect to all servers at once and offer their tools; at the end nothing of any server is left."""
+    """Connect to all servers at once and offer their tools; at the end every server is stopped."""
     if servers:
         _demand_installed(servers[0].name)
     connected = [McpServer(server, terms) for server in servers]
@@ -402,7 +386,7 @@ async def _offer_tools(server: "McpServer") -> McpOffer:
 
 
 class McpTool:
-    """One tool of one server. It fulfils the port `Tool`."""
+    """One tool of one server. It implements the port `Tool`."""
 
     def __init__(self, server: "McpServer", known: DescribedTool, timeout: int) -> None:
         self._server = server
@@ -413,21 +397,17 @@ class McpTool:
 
     @property
     def spec(self) -> ToolSpec:
-        """What is known of it."""
         return self._spec
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        """Check arguments as a model wrote them."""
         return self._checker.validate(self._spec.name, arguments)
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
-        """Call the tool on its server, and wait for the answer no longer than agreed."""
         plain = self._revealed(arguments, permit)
         async with asyncio.timeout(self._spec.timeout / SECOND):
             return await self._server.call(self._spec, self._name, plain, permit)
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
-        """No server can be asked what became of a call."""
         permit.use()
         return "unknown"
 
@@ -448,8 +428,6 @@ class McpTool:
 
 @dataclass
 class _LiveConnection:
-    """One connection, from its beginning to its end."""
-
     ready: "asyncio.Future[None]"
     ending: ConnectionEnding = field(default_factory=ConnectionEnding)
     raw: ToolListRecorder = field(default_factory=ToolListRecorder)
@@ -466,8 +444,6 @@ class _LiveConnection:
 
 
 class McpServer:
-    """One server, and the connection to it."""
-
     def __init__(self, server: ToolServer, terms: McpTerms) -> None:
         self.name = server.name
         self._server = server
@@ -478,18 +454,16 @@ class McpServer:
         self._closed = False
 
     async def open(self) -> McpOffer:
-        """Connect, and offer the server's tools. Raises Failed."""
         _demand_installed(self.name)
         return (await self._connected()).offer
 
     async def close(self) -> None:
-        """End the connection, and the server's program with everything that it started."""
         self._closed = True
         if self._live is not None:
             await self._end(self._live)
 
     async def call(self, spec: ToolSpec, name: str, arguments: Mapping[str, Any], permit: Permit) -> Output:
-        """Call a tool. Raises Failed, or Unstoppable if nobody can know whether something was done."""
+        """Call a tool. Raises Failed, or Unstoppable if the outcome is unknown."""
         from mcp.shared.exceptions import MCPError
 
         ask = send_tool_call.open(permit)
@@ -505,7 +479,14 @@ class McpServer:
             raise self._failure(live, spec, error.code, error.message) from error
         except (ValueError, RuntimeError) as error:
             raise self._failure(live, spec, LOST_CODE, f"its answer cannot be read ({type(error).__name__})") from error
-        return _output(result, self._terms.max_output)
+        from mcp_types import InputRequiredResult
+
+        if isinstance(result, InputRequiredResult):
+            raise Failed("InputRequired", "the server asks for something that nobody is here to answer.")
+        text = truncate_middle(render_contents(result.content, result.structured_content), self._terms.max_output)
+        if result.is_error:
+            raise Failed("ToolError", text or "the tool failed and does not say why.", text)
+        return Output(text)
 
     def _failure(self, live: _LiveConnection, spec: ToolSpec, code: int, message: str) -> Failed | Unstoppable:
         """Tell a server's own failure from an answer that got lost."""
@@ -527,7 +508,7 @@ class McpServer:
         return Unstoppable(f"Nobody knows whether the server {self.name} did it, since there was no answer: {why}.")
 
     async def _agreed(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":
-        """Make sure that the server still offers what was agreed to: it may have changed its tools meanwhile."""
+        """Check that the server still offers the agreed tool: it may have changed its tools."""
         from mcp.shared.exceptions import MCPError
 
         opened = _demand(live.session)
@@ -542,7 +523,7 @@ class McpServer:
         return opened
 
     async def _connected(self) -> _LiveConnection:
-        """Return a connection that is up; make one if there is none, at most so often."""
+        """Return the live connection, or make one within the restart limit."""
         async with self._one_at_a_time:
             if self._live is None or self._live.ending.over.is_set():
                 await self._replace()
@@ -563,26 +544,23 @@ class McpServer:
             raise Failed("NotConnected", f"the server {self.name} was closed.")
         if self._live is not None:
             await self._end(self._live)
-            self._count_restart()
+            now = self._terms.clock.now()
+            while self._restarts and self._restarts[0] <= now - self._terms.within:
+                self._restarts.popleft()
+            if len(self._restarts) >= self._terms.restarts:
+                wait = (self._restarts[0] + self._terms.within - now) // SECOND + 1 if self._restarts else 0
+                raise Failed(
+                    "NotConnected",
+                    f"the server {self.name} keeps ending and was started again {len(self._restarts)} times; "
+                    f"it is left alone for {wait} s.",
+                )
+            self._restarts.append(now)
         live = self._live = _LiveConnection(asyncio.get_running_loop().create_future())
         live.task = asyncio.create_task(self._own(live), name=f"mcp {self.name}")
         live.task.add_done_callback(partial(_note_end, live.ending))
 
-    def _count_restart(self) -> None:
-        now = self._terms.clock.now()
-        while self._restarts and self._restarts[0] <= now - self._terms.within:
-            self._restarts.popleft()
-        if len(self._restarts) >= self._terms.restarts:
-            wait = (self._restarts[0] + self._terms.within - now) // SECOND + 1 if self._restarts else 0
-            raise Failed(
-                "NotConnected",
-                f"the server {self.name} keeps ending and was started again {len(self._restarts)} times; "
-                f"it is left alone for {wait} s.",
-            )
-        self._restarts.append(now)
-
     async def _end(self, live: _LiveConnection) -> None:
-        """End a connection: at its own pace if it was up, and at once if it takes too long or never was."""
+        """End a connection: gracefully if it was up, at once if it takes too long or never was."""
         live.ending.over.set()
         task = _demand(live.task)
         if live.ready.done():
@@ -591,7 +569,7 @@ class McpServer:
         await asyncio.wait((task,), timeout=self._terms.grace / SECOND + _GRACE)
 
     async def _own(self, live: _LiveConnection) -> None:
-        """Hold the connection until it is over: what is entered in this task is also left in it."""
+        """Hold the connection until it is over: a task group must be left in the task that entered it."""
         if self._server.transport == "stdio":
             await asyncio.to_thread(self._terms.starts)
         async with (
@@ -622,7 +600,7 @@ class McpServer:
         return open_http_wire(remote) if server.transport == "http" else open_sse_wire(remote)
 
     async def _list(self, live: _LiveConnection, opened: "ClientSession") -> None:
-        """Ask for all tools and keep those that can be used. What changes meanwhile is asked for again later."""
+        """List the usable tools. A change meanwhile is fetched later."""
         live.stale = False
         try:
             known = describe_server_tools(self.name, await list_server_tools(opened, live.raw))
@@ -633,19 +611,7 @@ class McpServer:
         live.offer = McpOffer(tools, known.left_out)
 
 
-def _output(result: "CallToolResult | InputRequiredResult", max_output: int) -> Output:
-    from mcp_types import InputRequiredResult
-
-    if isinstance(result, InputRequiredResult):
-        raise Failed("InputRequired", "the server asks for something that nobody is here to answer.")
-    text = truncate_middle(render_contents(result.content, result.structured_content), max_output)
-    if result.is_error:
-        raise Failed("ToolError", text or "the tool failed and does not say why.", text)
-    return Output(text)
-
-
 def _note_end(ending: ConnectionEnding, task: "asyncio.Task[None]") -> None:
-    """Keep why a connection ended, for whoever asks next."""
     ending.over.set()
     error = None if task.cancelled() else task.exception()
     while isinstance(error, BaseExceptionGroup):

@@ -1,9 +1,7 @@
-"""How messages travel to and from an MCP server: over the pipes of a program, or over HTTP.
+"""Messages to and from an MCP server: over the pipes of a program, or over HTTP.
 
-A server is not trusted with memory: a message longer than agreed ends the connection, and so does noise that never
-becomes a message. It is not trusted with questions either: it is asked, and may not ask back.
-
-MCP servers that are asked over HTTP: bounded answers, and failures that say whether anything was sent.
+A server is not trusted with memory: a message longer than agreed ends the connection, and so does as much noise that
+is no message. It is asked, and may not ask back. A failure says whether anything was sent.
 """
 
 import asyncio
@@ -34,12 +32,12 @@ _PATIENCE: Final = 30.0
 """Seconds within which a server must take what is written to it."""
 
 _REAPED: Final = 1.0
-"""Seconds within which a killed program must be gone; only one that the kernel itself holds fast is not."""
+"""Seconds within which a killed program must be gone; only the kernel can hold it longer."""
 
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """What to start. `grace` are the seconds that it has to end by itself once its input is closed."""
+    """What to start. `grace` are the seconds it has to end by itself once its input is closed."""
 
     argv: Sequence[str]
     cwd: str
@@ -50,26 +48,23 @@ class LaunchSpec:
 
 @dataclass
 class ConnectionEnding:
-    """How a connection came to its end, and what the server said before, to a person."""
+    """How a connection ended, and what the server wrote to its standard error."""
 
     over: asyncio.Event = field(default_factory=asyncio.Event)
     why: str = ""
     words: "deque[int]" = field(default_factory=lambda: deque(maxlen=_LAST_WORDS))
 
     def told(self) -> str:
-        """Return the last that a program wrote to its standard error."""
         return bytes(self.words).decode(errors="replace").strip()
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines, in bounded memory."""
-
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._rest = bytearray()
 
     def cut(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that are complete. OverflowError says that one is longer than the limit."""
+        """Yield complete lines. OverflowError: one is longer than the limit."""
         *ended, rest = data.split(b"\n")
         for line in ended:
             self._keep(line)
@@ -85,7 +80,7 @@ class LineSplitter:
 
 @asynccontextmanager
 async def open_stdio_wire(launch: LaunchSpec, ending: ConnectionEnding) -> AsyncGenerator[tuple[Any, Any]]:
-    """Start a program in a group of its own and talk over its pipes; nothing of it is left at the end."""
+    """Start a program in a process group of its own and talk over its pipes; the group is killed at the end."""
     import anyio
 
     process = _start(launch)
@@ -124,7 +119,7 @@ def _start(launch: LaunchSpec) -> "subprocess.Popen[bytes]":
 
 
 async def _listen(fd: int, inbound: "MemoryObjectSendStream[Any]", limit: int, ending: ConnectionEnding) -> None:
-    """Pass on what are messages; whatever else a program prints is noise, of which there may be as much."""
+    """Pass messages on; all other output is noise, which is limited as well."""
     import anyio
 
     lines = LineSplitter(limit)
@@ -163,7 +158,7 @@ async def _speak(
     inbound: "MemoryObjectSendStream[Any]",
     ending: ConnectionEnding,
 ) -> None:
-    """Write messages; a program that does not take them is as good as gone."""
+    """Write messages; a program that does not read them counts as gone."""
     import anyio
 
     try:
@@ -203,7 +198,7 @@ async def _write(fd: int, data: bytes) -> None:
 
 
 async def _stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
-    """Let a program end, and kill what is left of its group: also if whoever waits here is cancelled."""
+    """Let a program end, then kill the rest of its group, also if this is cancelled."""
     import anyio
 
     try:
@@ -221,7 +216,7 @@ async def _stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
 
 
 async def _wait_for_exit(pid: int) -> None:
-    """Wait until a program has ended, and leave it to be reaped: until then its number is its own."""
+    """Wait for the end of a program without reaping it: until then its pid is its own."""
     import anyio
 
     ended = os.pidfd_open(pid)
@@ -245,16 +240,15 @@ def _close(pipe: IO[bytes] | None) -> None:
 async def watch_connection(
     transport: "Transport", ending: ConnectionEnding
 ) -> "AsyncGenerator[tuple[ServerOutput, ServerInput]]":
-    """Look after both directions of a connection."""
     async with transport as (read, write):
         heard = ServerOutput(read, ending)
         yield heard, ServerInput(write, heard)
 
 
 class ServerOutput:
-    """What a server says. It tells when there will be no more, and passes on no question but whether we are there.
+    """What a server says. It reports its end, and passes on no request but a ping.
 
-    Questions are answered while they wait in memory, so that a server which asks and never listens could fill it.
+    The SDK queues answers to requests, so a server that asks and never listens could fill the memory.
     """
 
     def __init__(self, inner: Any, ending: ConnectionEnding) -> None:
@@ -263,7 +257,6 @@ class ServerOutput:
         self.unanswered = 0
 
     async def receive(self) -> Any:
-        """Return the next message."""
         import anyio
 
         while True:
@@ -299,7 +292,6 @@ class ServerOutput:
             raise StopAsyncIteration from None
 
     async def aclose(self) -> None:
-        """Hear no more."""
         await self._inner.aclose()
 
     async def __aenter__(self) -> Self:
@@ -310,14 +302,11 @@ class ServerOutput:
 
 
 class ServerInput:
-    """What is said to a server."""
-
     def __init__(self, inner: Any, heard: ServerOutput) -> None:
         self._inner = inner
         self._heard = heard
 
     async def send(self, item: Any, /) -> None:
-        """Send a message."""
         from mcp_types import JSONRPCError, JSONRPCResponse
 
         await self._inner.send(item)
@@ -325,7 +314,6 @@ class ServerInput:
             self._heard.unanswered -= 1
 
     async def aclose(self) -> None:
-        """Say no more."""
         await self._inner.aclose()
 
     async def __aenter__(self) -> Self:
@@ -336,16 +324,16 @@ class ServerInput:
 
 
 NOT_SENT_CODE: Final = -32091
-"""The code of an answer that stands for: nothing of the request has reached the server."""
+"""Nothing of the request has reached the server."""
 
 LOST_CODE: Final = -32092
-"""The code of an answer that stands for: the request was sent, and nobody knows what became of it."""
+"""The request was sent, and its outcome is unknown."""
 
 FORGOTTEN_CODE: Final = -32093
-"""The code of an answer that stands for: the server does not know the session any more, and did nothing."""
+"""The server no longer knows the session, and did nothing."""
 
 REFUSED_CODE: Final = -32094
-"""The code of an answer that stands for: the server refused the request."""
+"""The server refused the request."""
 
 _BAD_REQUEST: Final = 400
 _NOT_FOUND: Final = 404
@@ -355,7 +343,7 @@ _SESSION: Final = "mcp-session-id"
 
 @dataclass(frozen=True)
 class RemoteServer:
-    """Where to ask. `connect` and `read` are seconds; `tls` is what certificates are checked with."""
+    """Where to connect. `connect` and `read` are seconds; `tls` verifies certificates."""
 
     url: str
     headers: Mapping[str, str]
@@ -367,7 +355,6 @@ class RemoteServer:
 
 @asynccontextmanager
 async def open_http_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]]:
-    """Talk over streamable HTTP."""
     from mcp.client.streamable_http import streamable_http_client
 
     async with (
@@ -379,7 +366,6 @@ async def open_http_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]
 
 @asynccontextmanager
 async def open_sse_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]]:
-    """Talk over server-sent events, as older servers do."""
     from mcp.client.sse import sse_client
 
     def client(headers: object = None, timeout: object = None, auth: object = None) -> "AsyncClient":  # noqa: ARG001 What this library would choose is chosen here.
@@ -423,7 +409,7 @@ def _wrap_transport(inner: "AsyncBaseTransport", limit: int) -> "AsyncBaseTransp
 
 
 async def _bound_response(request: "Request", response: "Response", limit: int) -> "Response":
-    """Read an answer up to its limit; events are read one by one, each up to the same limit, by whoever wants them."""
+    """Read an answer up to its limit; events are read lazily, each up to the same limit."""
     from httpx2 import Response
 
     if response.headers.get("content-encoding", "identity").lower() != "identity":
@@ -440,7 +426,10 @@ async def _bound_response(request: "Request", response: "Response", limit: int) 
     finally:
         await response.aclose()
     if response.status_code >= _BAD_REQUEST and not _is_error(bytes(body)):
-        return _status(request, response.status_code)
+        if response.status_code == _NOT_FOUND and _SESSION in request.headers:
+            return _answer(response.status_code, FORGOTTEN_CODE, "it does not know this session any more")
+        code = LOST_CODE if response.status_code >= _SERVER_ERROR else REFUSED_CODE
+        return _answer(response.status_code, code, f"it answered with HTTP status {response.status_code}")
     headers = {name: value for name, value in response.headers.items() if name.lower() != "transfer-encoding"}
     return Response(response.status_code, headers=headers, content=bytes(body))
 
@@ -449,14 +438,6 @@ async def _chunks(response: "Response") -> AsyncGenerator[bytes]:
     stream: Any = response.stream
     async for chunk in stream:
         yield chunk
-
-
-def _status(request: "Request", status: int) -> "Response":
-    """Say what an answer without words means."""
-    if status == _NOT_FOUND and _SESSION in request.headers:
-        return _answer(status, FORGOTTEN_CODE, "it does not know this session any more")
-    code = LOST_CODE if status >= _SERVER_ERROR else REFUSED_CODE
-    return _answer(status, code, f"it answered with HTTP status {status}")
 
 
 def _is_error(body: bytes) -> bool:

@@ -1,19 +1,11 @@
-"""Processes in groups of their own: drained while they run, and killed with all their children.
+"""Process groups, isolated interpreters and forked functions: drained while they run, killed with all their children.
 
-A thread of its own sees to each process: it reads, waits, kills and reaps, so that no signal can ever reach a process
-that has another's number. Cancelling the caller tells that thread to kill.
+A thread of its own attends to each process: it reads, waits, kills and reaps, so that no signal can reach a process
+with a recycled pid. Cancelling the caller tells that thread to kill. Only text and numbers cross the border.
 
-A function in a new interpreter, which can be killed. Only JSON crosses the border, in both directions.
-
-What a tool gave, as text for a model: always text, and never more than was agreed.
-
-What a call comes to in a process of its own. Only texts and numbers cross the border, never an object.
-
-A plain function in a copy of this process, which can be killed.
-
-The copy has all that the process has at that moment: closures, globals, what the program gave to its tools. What the
-function changes stays in the copy; what it returns comes back as text. Nothing of the copy reaches what it shares with
-the process: connections are closed there, what it prints is kept apart, and it ends without any clean-up.
+A forked function has all that the process has at that moment: closures, globals, the program's values. What it changes
+stays in the fork; what it returns comes back as text. Shared connections are closed there, its output is kept apart,
+and it ends without any clean-up.
 """
 
 import asyncio
@@ -46,14 +38,12 @@ from halter.core.text import from_body, to_body
 from halter.core.tools import AGENT_VARIABLE, Failed, Output, Unstoppable
 
 MAX_OUTPUT: Final = 10_000_000
-"""How many characters or bytes of one result are kept unless a tool says otherwise."""
 
 _WORD: Final = 4096
-"""How far from a cut its edge is looked for: no key that a redactor must recognise is cut in two there."""
+"""How far from a cut its edge is searched for, so that no recognisable key is cut in two."""
 
 
 def to_output(result: Any, max_output: int) -> Output:
-    """Turn what a function returned into an output."""
     if isinstance(result, Output):
         return Output(truncate_middle(result.text, max_output), result.cost_micros, result.happened)
     return Output(to_text(result, max_output))
@@ -71,7 +61,6 @@ def to_text(result: Any, max_output: int) -> str:
 
 
 def bytes_to_text(data: bytes, max_output: int) -> str:
-    """Read bytes as text if they are text; otherwise say what they are, in base64."""
     if b"\0" not in data:
         try:
             return truncate_middle(data.decode(), max_output)
@@ -91,7 +80,7 @@ def truncate_middle(text: str, max_output: int) -> str:
 
 
 def join_ends(head: str, missing: int, tail: str, unit: str) -> str:
-    """Put the two ends of a cut text together, both shortened to whole words."""
+    """Join the two ends of a cut text, both shortened to whole words."""
     first = max(head.rfind(space, max(0, len(head) - _WORD)) for space in " \n") + 1 or len(head)
     last = min((at for space in " \n" if (at := tail.find(space, 0, _WORD)) >= 0), default=0)
     missing += len(head) - first + last
@@ -111,19 +100,17 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PROGRAM_FOLDERS: Final = ("/usr/local/bin", "/usr/bin", "/bin")
-"""Where commands of agents, and the sandbox around them, are looked for."""
+"""Where commands of agents, and the sandbox, are searched for."""
 
 _CHUNK: Final = 1 << 18
 _WIDE: Final = 16
-"""So many bytes an answer may have for each character of output: a failure has two texts, of up to 4 bytes each."""
+"""Bytes of an answer per character of output: a failure has two texts, of up to 4 bytes each."""
 
 _GRACE: Final = 5.0
-"""Seconds within which a killed program must be gone; only one that the kernel itself holds fast is not."""
+"""Seconds within which a killed program must be gone; only the kernel can hold it longer."""
 
 
 class _Groups:
-    """The groups that run in the name of this process, by their leaders."""
-
     def __init__(self) -> None:
         self._lock = ForkLock()
         self._leaders = set[int]()
@@ -135,7 +122,7 @@ class _Groups:
             self._tell()
 
     def remove(self, leader: int) -> None:
-        """Forget a group before its leader is reaped, since the number may be another's after that."""
+        """Forget a group before its leader is reaped: the pid may be reused after that."""
         with self._lock:
             self._leaders.discard(leader)
             self._tell()
@@ -155,7 +142,7 @@ _GROUPS: Final = _Groups()
 
 @contextmanager
 def observe_groups(hear: Callable[[Collection[int]], None]) -> Generator[None]:
-    """Tell of every change which groups run, in any thread: whoever ends this process must end them, too."""
+    """Report every change of the running groups, in any thread: a supervisor that ends this process must end them."""
     _GROUPS.heard_by = hear
     try:
         yield
@@ -164,14 +151,14 @@ def observe_groups(hear: Callable[[Collection[int]], None]) -> Generator[None]:
 
 
 def forget_groups() -> None:
-    """Begin anew in a copy of the process: what the process has started is not the copy's."""
+    """Start anew in a fork: the parent's groups are not the fork's."""
     _GROUPS.forget()
 
 
 class ThreadPerTaskExecutor(Executor):
-    """Runs each piece of work in a thread of its own, which does not keep the program from ending.
+    """Runs each task in a daemon thread of its own.
 
-    A pool would be used up by work that hangs, and would be waited for at the end.
+    A pool would be exhausted by tasks that hang, and would be joined at exit.
     """
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
@@ -195,7 +182,7 @@ def _fulfil_future(future: "Future[Any]", work: Callable[[], Any]) -> None:
 class ProcessSpec:
     """What to start. `stdin` is written to it.
 
-    With `answers`, the last argument is the number of a pipe to answer on, and standard input ends with the starter.
+    With `answers`, the last argument is the number of a pipe to answer on, and standard input ends with the parent.
     """
 
     argv: Sequence[str]
@@ -208,7 +195,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How a program ended: its exit code, negative for a signal, and what it put out."""
+    """The exit code, negative for a signal, and the output."""
 
     code: int
     text: str
@@ -235,7 +222,9 @@ class _HeadAndTail:
     def text(self) -> str:
         self._shorten(len(self.tail) - self.limit // 2)
         if b"\0" in self.head or b"\0" in self.tail:
-            return self._marker() + bytes_to_text(bytes(self.head + self.tail), self.limit)
+            return (f"[{self.dropped:,} bytes are left out of the middle]\n" if self.dropped else "") + bytes_to_text(
+                bytes(self.head + self.tail), self.limit
+            )
         if not self.dropped:
             return (self.head + self.tail).decode(errors="replace")
         return join_ends(self.head.decode(errors="replace"), self.dropped, self.tail.decode(errors="replace"), "bytes")
@@ -245,13 +234,10 @@ class _HeadAndTail:
             del self.tail[:excess]
             self.dropped += excess
 
-    def _marker(self) -> str:
-        return f"[{self.dropped:,} bytes are left out of the middle]\n" if self.dropped else ""
-
 
 @dataclass(frozen=True)
 class StartedProcess:
-    """A process that runs in a group of its own: its number, and this end of its pipes, -1 for none.
+    """A process in a group of its own: its pid, and this end of its pipes, -1 for none.
 
     `stdin` is written to it; then its input is closed, unless it is held until the end. `reap` waits for its end and
     returns its exit code.
@@ -272,12 +258,11 @@ StartProcess = Callable[[], AbstractContextManager[StartedProcess]]
 
 
 async def run_group(program: ProcessSpec) -> ProcessExit:
-    """Run a program to its end; cancelled, kill its whole group and wait until it is gone."""
     return await attend_process(partial(_start_program, program), program.argv[0])
 
 
 async def attend_process(start: StartProcess, name: str) -> ProcessExit:
-    """Start a process and see it to its end; cancelled, kill its whole group and wait until it is gone."""
+    """Start a process and attend to it until its end; cancelled, kill its whole group and wait until it is gone."""
     future, stop = _attend_in_thread(start)
     future.add_done_callback(lambda _: os.close(stop))
     try:
@@ -293,7 +278,7 @@ async def attend_process(start: StartProcess, name: str) -> ProcessExit:
 
 
 def _attend_in_thread(start: StartProcess) -> tuple["asyncio.Future[ProcessExit]", int]:
-    """Begin in a thread; what is written to the returned number tells it to stop."""
+    """Start in a thread; a write to the returned descriptor tells it to stop."""
     try:
         stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
     except OSError as error:
@@ -356,8 +341,6 @@ def _start(program: ProcessSpec, answer_end: int) -> "subprocess.Popen[bytes]":
 
 
 class _Attendant:
-    """Reads, writes and waits for one process, and leaves nothing of it behind."""
-
     def __init__(self, started: StartedProcess) -> None:
         self._started = started
         self._unwritten = memoryview(started.stdin)
@@ -368,37 +351,34 @@ class _Attendant:
         self._over = False
 
     def attend(self, stop: int) -> ProcessExit:
-        """Go on until the process itself has ended, whoever else still holds its pipes, or until told to stop."""
+        """Continue until the process itself has ended, even if its pipes are still open, or until told to stop."""
         _GROUPS.add(self._started.pid)
         try:
-            self._wait_for_end(stop)
+            # Where SIGCHLD is ignored, an ended process is already reaped.
+            with (
+                suppress(ProcessLookupError),
+                _open_pidfd(self._started.pid) as exited,
+                selectors.DefaultSelector() as self._selector,
+            ):
+                if self._started.input >= 0:
+                    os.set_blocking(self._started.input, False)
+                    self._selector.register(self._started.input, selectors.EVENT_WRITE, self._write)
+                for fd in self._sinks:
+                    self._selector.register(fd, selectors.EVENT_READ, self._read)
+                for fd in (exited, stop):
+                    self._selector.register(fd, selectors.EVENT_READ, self._end)
+                while not self._over:
+                    for key, _ in self._selector.select():
+                        key.data(key.fd)
         finally:
-            _kill_group(self._started.pid)
+            # Not reaped yet, so the pid cannot be reused. A fork that has just started does not lead a group yet.
+            for kill in (os.kill, os.killpg):
+                with suppress(ProcessLookupError, PermissionError):
+                    kill(self._started.pid, signal.SIGKILL)
             _GROUPS.remove(self._started.pid)
             code = self._started.reap()
         self._read_rest()
         return ProcessExit(code, self._output.text(), bytes(self._answer.head + self._answer.tail))
-
-    def _wait_for_end(self, stop: int) -> None:
-        """Wait. Where SIGCHLD is ignored, a process that has ended is already forgotten, and there is no waiting."""
-        with (
-            suppress(ProcessLookupError),
-            _open_pidfd(self._started.pid) as exited,
-            selectors.DefaultSelector() as self._selector,
-        ):
-            self._watch(exited, stop)
-            while not self._over:
-                for key, _ in self._selector.select():
-                    key.data(key.fd)
-
-    def _watch(self, exited: int, stop: int) -> None:
-        if self._started.input >= 0:
-            os.set_blocking(self._started.input, False)
-            self._selector.register(self._started.input, selectors.EVENT_WRITE, self._write)
-        for fd in self._sinks:
-            self._selector.register(fd, selectors.EVENT_READ, self._read)
-        for fd in (exited, stop):
-            self._selector.register(fd, selectors.EVENT_READ, self._end)
 
     def _end(self, _: int) -> None:
         self._over = True
@@ -410,7 +390,7 @@ class _Attendant:
             self._selector.unregister(fd)
 
     def _write(self, fd: int) -> None:
-        """Write what the process reads; one that does not care to read it is no failure."""
+        """Write standard input; a process that does not read it is no failure."""
         try:
             written = os.write(fd, self._unwritten)
         except BlockingIOError:
@@ -424,22 +404,12 @@ class _Attendant:
                 self._started.close_input()
 
     def _read_rest(self) -> None:
-        """Read what the pipes still hold, but wait for nobody who escaped with one of them."""
+        """Read what the pipes still hold, without waiting for escaped children."""
         for fd, sink in self._sinks.items():
             os.set_blocking(fd, False)
             with suppress(BlockingIOError):
                 while data := os.read(fd, _CHUNK):
                     sink.add(data)
-
-
-def _kill_group(leader: int) -> None:
-    """Kill all of a group whose leader is not reaped yet, so that its number cannot be another's.
-
-    A copy that has just been forked does not lead a group yet, and is killed by itself.
-    """
-    for kill in (os.kill, os.killpg):
-        with suppress(ProcessLookupError, PermissionError):
-            kill(leader, signal.SIGKILL)
 
 
 @contextmanager
@@ -461,11 +431,11 @@ def _close(fd: int) -> None:
 
 
 ANSWER_MORE: Final = 1000
-"""How many characters of an answer may be something else than the output itself."""
+"""Characters of an answer beside the output itself."""
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """What came of a call: a text and perhaps a cost, a failure, or a doubt. Texts are bytes, since any is possible."""
+    """The result of a call: text and perhaps a cost, a failure, or a doubt. Texts are bytes, since any is possible."""
 
     text: bytes = b""
     cost: int | None = None
@@ -476,7 +446,7 @@ class ToolOutcome(msgspec.Struct, frozen=True):
 
 
 def perform_call(call: Callable[[], Any], max_output: int) -> bytes:
-    """Call a function that raises nothing but `Failed` and `Unstoppable`, and write down what came of it."""
+    """Call a function and record its outcome; only `Failed` and `Unstoppable` are expected."""
     return msgspec.msgpack.encode(_run_call(call, max_output))
 
 
@@ -495,7 +465,7 @@ def _run_call(call: Callable[[], Any], max_output: int) -> ToolOutcome:
 
 
 def read_answer(ended: ProcessExit) -> Output:
-    """Read what a process answered. What it printed is kept where it failed."""
+    """Decode a process's answer. Its output is kept where it failed."""
     try:
         done = msgspec.msgpack.decode(ended.answer, type=ToolOutcome)
     except msgspec.DecodeError:
@@ -517,8 +487,6 @@ _PROGRAM: Final = "halter.tools.isolated_program"
 
 
 class IsolatedJob(msgspec.Struct, frozen=True):
-    """Which function to run, with which arguments, and where to look for it."""
-
     module: str
     name: str
     file: str
@@ -529,7 +497,7 @@ class IsolatedJob(msgspec.Struct, frozen=True):
 
 
 def check_findable(tool: str, function: Callable[..., Any]) -> None:
-    """Refuse a function that another process could not find again."""
+    """Refuse a function that another process could not import."""
     if "<" in function.__qualname__ or inspect.getsourcefile(function) is None:
         raise ConfigError(
             f"The tool {tool} is to run isolated, but {function.__qualname__} stands inside another function: "
@@ -538,7 +506,6 @@ def check_findable(tool: str, function: Callable[..., Any]) -> None:
 
 
 async def run_isolated(function: Callable[..., Any], arguments: bytes, key: str, max_output: int) -> Output:
-    """Run a function in a new process; its group is killed at the end, or when this is cancelled."""
     file = inspect.getsourcefile(function) or ""
     job = IsolatedJob(function.__module__, function.__qualname__, file, sys.path, arguments.decode(), key, max_output)
     # Compiled code beside an agent's own would be code that nobody trusted.
@@ -554,7 +521,6 @@ _SET_PARENT_DEATH_SIGNAL: Final = 1
 
 
 async def run_forked(call: Callable[[], Any], name: str, max_output: int) -> Output:
-    """Call a function in a copy of this process; its group is killed at the end, or when this is cancelled."""
     ended = await attend_process(partial(_start_fork, call, max_output), name)
     print_masked_output(ended.text)
     return read_answer(ended)
@@ -562,7 +528,7 @@ async def run_forked(call: Callable[[], Any], name: str, max_output: int) -> Out
 
 @contextmanager
 def _start_fork(call: Callable[[], Any], max_output: int) -> Generator[StartedProcess]:
-    """Fork in the thread that attends to the copy: the kernel ends the copy when that thread is gone."""
+    """Fork in the attending thread: the kernel ends the fork when that thread is gone."""
     pipes: list[int] = []
     try:
         pipes += os.pipe()
@@ -579,7 +545,10 @@ def _start_fork(call: Callable[[], Any], max_output: int) -> Generator[StartedPr
 
 
 def _fork_child(call: Callable[[], Any], max_output: int, *, output: int, answer: int) -> int:
-    parent, handled = os.getpid(), _handled_signals()
+    parent, handled = (
+        os.getpid(),
+        [int(number) for number in signal.valid_signals() if callable(signal.getsignal(number))],
+    )
     pid = fork()
     if pid == 0:
         _run_as_child(partial(perform_call, call, max_output), parent, handled, output, answer)
@@ -592,26 +561,30 @@ def _close_all(pipes: Iterable[int]) -> None:
 
 
 def _reap(pid: int) -> int:
-    """Wait for the end of a copy. A program that ignores SIGCHLD, or waits for any child, may have taken its code."""
+    """Wait for a fork. A program that ignores SIGCHLD, or waits for any child, may have taken its exit code."""
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     except ChildProcessError:
         return 0
 
 
-def _handled_signals() -> list[int]:
-    """List the signals that the process handles in Python; the copy has more to do for each page that it touches."""
-    return [int(number) for number in signal.valid_signals() if callable(signal.getsignal(number))]
-
-
 def _run_as_child(work: Callable[[], bytes], parent: int, handled: list[int], output: int, answer: int) -> NoReturn:
-    """Do the work and end, whatever happens: this must never return into the code of the process."""
+    """Do the work and exit, always: this must never return into the code of the process."""
     code = 1
     try:
         _isolate_child(parent, handled)
-        _let_go_of_connections({answer, *_redirect(output)})
+        kept = {answer, *_redirect(output)}
+        # Two processes that use one connection corrupt it for both. Closing alone is not enough: the next opened file
+        # would get the descriptor and the connection's writes.
+        dead, other = socket.socketpair()
+        other.close()
+        for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 A path for each of them takes ten times as long.
+            if fd not in kept and fd != dead.fileno() and _has_another_end(fd):
+                os.dup2(dead.fileno(), fd, inheritable=False)
         done = memoryview(work())
-        _flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
         while done:
             done = done[os.write(answer, done) :]
         code = 0
@@ -622,15 +595,8 @@ def _run_as_child(work: Callable[[], bytes], parent: int, handled: list[int], ou
         os._exit(code)
 
 
-def _flush() -> None:
-    """Print what is buffered. The function may have closed the streams, or put something else in their place."""
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):
-            stream.flush()
-
-
 def _isolate_child(parent: int, handled: list[int]) -> None:
-    """Be a group of its own that ends with its parent, with no signal handled as the process handles it."""
+    """Lead a process group that ends with its parent, with default signal handlers."""
     os.setsid()
     _PRCTL(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:
@@ -645,19 +611,6 @@ def _isolate_child(parent: int, handled: list[int]) -> None:
     os.environ[AGENT_VARIABLE] = "tool"
 
 
-def _let_go_of_connections(kept: set[int]) -> None:
-    """Put a closed connection in the place of everything that has another end.
-
-    Two processes that speak over one connection destroy it for both. Only to close it would not do: the next file that
-    is opened would get its number, and be written to by whoever had the connection.
-    """
-    dead, other = socket.socketpair()
-    other.close()
-    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 A path for each of them takes ten times as long.
-        if fd not in kept and fd != dead.fileno() and _has_another_end(fd):
-            os.dup2(dead.fileno(), fd, inheritable=False)
-
-
 def _has_another_end(fd: int) -> bool:
     try:
         mode = os.fstat(fd).st_mode
@@ -669,9 +622,9 @@ def _has_another_end(fd: int) -> bool:
 
 
 def _redirect(output: int) -> set[int]:
-    """Read nothing, and print into the pipe, past whatever the process has buffered; return what leads there.
+    """Read nothing, and print into the pipe, past the process's buffers; returns the new streams.
 
-    A logger may have kept the streams of the process, so what stands behind those is exchanged too.
+    A logger may have kept the old streams, so their descriptors are replaced, too.
     """
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,9 +1,7 @@
-"""Programs, as lists of arguments: no shell reads them unless the list names one.
+"""Programs as lists of arguments, without a shell unless the list names one, in a bubblewrap sandbox.
 
-A sandbox from bubblewrap: one folder can be written, the system can be read, the rest is not there.
-
-Trust comes from looking: before the first command, a probe runs inside the very same sandbox and tries to do what must
-not be possible.
+In the sandbox one folder is writable, the system is readable, and the rest does not exist. Before the first command, a
+probe inside the same sandbox tries what must not be possible.
 """
 
 import asyncio
@@ -49,14 +47,14 @@ _SAME: Final = """
 [ "$(stat -c %d:%i -- "$1")" = "$2" ] || { echo "The root was exchanged for another folder: nothing was run."; exit 1; }
 shift 2; exec "$@"
 """
-"""Runs inside the sandbox, before the command: the root that it shows is the one that was looked at outside."""
+"""Runs inside the sandbox before the command: its root is the one that was checked outside."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxLimits:
-    """What one process of a command may use, and how many there may be.
+    """Limits of one process, and how many there may be.
 
-    The kernel does not count the processes of root, so that the last limit holds for other users only.
+    The kernel does not count the processes of root, so the last limit holds for other users only.
     """
 
     cpu_seconds: int = 300
@@ -80,7 +78,7 @@ class SandboxLimits:
 
 @dataclass
 class Sandbox:
-    """How commands are run below one folder; with `enclosed=False`, only limited and not shut in."""
+    """Runs commands below one folder; with `enclosed=False`, limited but not sandboxed."""
 
     root: Path
     limits: SandboxLimits = field(default_factory=SandboxLimits)
@@ -99,31 +97,28 @@ class Sandbox:
             raise ConfigError(f"{self.root} cannot be the root of the shell tool: name a folder of its own for it.")
 
     def protect(self, paths: ProtectedPaths) -> None:
-        """Reach none of these from now on, beside what is protected already."""
         self.protected = self.protected.joined(paths)
 
     async def run(self, argv: Sequence[str], folder: Path, stdin: bytes = b"") -> ProcessExit:
-        """Run a command; the first time, look first whether the sandbox holds."""
         if self.enclosed:
             await self.verify()
         return await self._run(argv, folder, stdin)
 
     async def verify(self) -> None:
-        """Try from inside what must not be possible; raises Failed with what was possible after all."""
+        """Try from inside what must not be possible; raises Failed with what was possible."""
         async with self._verifying:
             if not self._verified:
-                await self._probe()
+                if shutil.which("bwrap") is None:
+                    raise Failed(
+                        "NoSandbox", f"bubblewrap is not installed (on Debian: apt-get install bubblewrap). {_REMEDY}"
+                    )
+                with tempfile.TemporaryDirectory(dir=_find_place_outside(self.root), prefix="halter-canary-") as canary:
+                    network = "yes" if self.network else "no"
+                    parameters = [str(self.root), canary, str(self.limits.memory), network]
+                    ended = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
+                if ended.text.strip() != "verified":
+                    raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {_REMEDY}")
                 self._verified = True
-
-    async def _probe(self) -> None:
-        if shutil.which("bwrap") is None:
-            raise Failed("NoSandbox", f"bubblewrap is not installed (on Debian: apt-get install bubblewrap). {_REMEDY}")
-        with tempfile.TemporaryDirectory(dir=_find_place_outside(self.root), prefix="halter-canary-") as canary:
-            network = "yes" if self.network else "no"
-            parameters = [str(self.root), canary, str(self.limits.memory), network]
-            ended = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
-        if ended.text.strip() != "verified":
-            raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {_REMEDY}")
 
     async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> ProcessExit:
         device, inode = await asyncio.to_thread(self._looked_at)
@@ -136,7 +131,7 @@ class Sandbox:
         return await run_group(ProcessSpec(command, folder, environment, stdin, max_output=self.max_output))
 
     def _looked_at(self) -> FileIdentity:
-        """Tell which folder the root is at this moment; raises Failed if commands would reach what they must not."""
+        """The current identity of the root; raises Failed if commands would reach protected files."""
         try:
             fd = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:
@@ -172,13 +167,13 @@ _REMEDY: Final = "Nothing was run; `sandbox: false` in the configuration would r
 
 
 def _find_place_outside(root: Path) -> Path | None:
-    """Choose where a folder outside of the root can stand; the usual place will do unless the root holds it."""
+    """Choose a place for a folder outside of the root."""
     usual = Path(tempfile.gettempdir()).resolve()
     return root.parent if usual.is_relative_to(root) else None
 
 
 def _make_system_binds() -> list[str]:
-    """Show the system's programs, where newer systems have links and older ones have folders."""
+    """Bind the system's programs, which are links on newer systems and folders on older ones."""
     shown = ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
         place = Path("/") / name
@@ -194,7 +189,6 @@ def _list_etc_files(*, network: bool) -> list[Path]:
 
 
 def _list_shown_paths(*, network: bool) -> list[Path]:
-    """List what every sandbox shows of the machine."""
     system = (Path("/") / name for name in _SYSTEM)
     return [Path("/usr"), *(place for place in system if not place.is_symlink()), *_list_etc_files(network=network)]
 
@@ -204,7 +198,7 @@ def _make_bind_arguments(places: Iterable[Path]) -> list[str]:
 
 
 class ShellOptions(TypedDict, total=False):
-    """How commands run. `readable` are further folders that they can see; `environment` is all that they inherit."""
+    """How commands run. `readable` are further visible folders; `environment` is all that they inherit."""
 
     sandbox: bool
     network: bool
@@ -216,7 +210,7 @@ class ShellOptions(TypedDict, total=False):
 
 
 def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> FunctionTool:
-    """Return a tool that runs commands below a folder: in a sandbox, unless the configuration says otherwise."""
+    """A tool that runs commands below a folder, sandboxed unless the configuration says otherwise."""
     reject_unknown_options(options, ShellOptions.__optional_keys__, "the shell tool")
     enclosed = options.get("sandbox", True)
     network = options.get("network", False)
@@ -236,7 +230,11 @@ def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> Functi
         The answer is what it put out; an exit code other than 0 stands in the last line.
         """
         place = sandbox.root.joinpath(*split_path(folder))
-        return _render_exit(await sandbox.run(_check_argv(argv), place, stdin.encode("utf-8", "surrogatepass")))
+        ended = await sandbox.run(_check_argv(argv), place, stdin.encode("utf-8", "surrogatepass"))
+        if ended.code == 0:
+            return ended.text
+        line_end = "" if ended.text.endswith("\n") or not ended.text else "\n"
+        return f"{ended.text}{line_end}[exit code {ended.code}]"
 
     return tool(
         run_command,
@@ -253,10 +251,3 @@ def _check_argv(argv: list[str]) -> list[str]:
     if any("\0" in argument for argument in argv):
         raise Failed("BadCommand", "an argument cannot hold a NUL character.")
     return argv
-
-
-def _render_exit(ended: ProcessExit) -> str:
-    if ended.code == 0:
-        return ended.text
-    line_end = "" if ended.text.endswith("\n") or not ended.text else "\n"
-    return f"{ended.text}{line_end}[exit code {ended.code}]"
