@@ -41,7 +41,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ("model: 5\n", "agent.yaml line 2: `model` is the number 5, but must be one model"),
         ("model:\n", "agent.yaml line 2: `model` is empty, but must be one model"),
         ("model: 'openai:'\n", "agent.yaml line 2: `model` is the text 'openai:', but must be one model"),
-        ("model: opnai:gpt\n", "agent.yaml line 2: `model` is of a provider `opnai` that nobody knows: write it under"),
+        ("model: opnai:gpt\n", "agent.yaml line 2: `model` is of an unknown provider `opnai`: write it under"),
         ("model: a:b\nfallback_models: c:d\n", "agent.yaml line 3: `fallback_models` is the text 'c:d', but must be a"),
         ("fallback_models:\n- openai:a\n", "agent.yaml line 2: `fallback_models` stand in for a `model`, which is mis"),
         (
@@ -55,7 +55,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ),
         (
             "providers: {a: {}}\n",
-            "agent.yaml line 2: `base_url` is missing from `providers.a`, whose address nobody knows;",
+            "agent.yaml line 2: `base_url` is missing from `providers.a`, whose address is not known;",
         ),
         (
             "providers:\n  reflex:\n    base_url: http://a\n",

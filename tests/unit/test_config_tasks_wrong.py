@@ -220,7 +220,7 @@ OTHERS = [
     ("concurrency: 2.5\n", "line 2: `concurrency` is the number 2.5, but must be a whole number from 1 up."),
     ("concurrency: none\n", "line 2: `concurrency` is the text 'none', but must be a whole number from 1 up."),
     ("concurrency:\n", "line 2: `concurrency` is"),
-    ("review: {judges: [nobody:x]}\n", "line 2: `review.judges[1]` is of a provider `nobody` that nobody knows"),
+    ("review: {judges: [nobody:x]}\n", "line 2: `review.judges[1]` is of an unknown provider `nobody`"),
     (
         "allowed_models: ['openai:*']\nreview: {judges: ['anthropic:x']}\n",
         "line 3: `review.judges[1]` is `anthropic:x`, which is not among the `allowed_models` of agent.yaml line 2",

@@ -329,7 +329,7 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Source
     usual = DEFAULT_PROVIDERS.get(name, UNKNOWN_PROVIDER)
     base_url = value_or_default(theirs.base_url, value_or_default(ours.base_url, usual.base_url))
     if not base_url:
-        sentence = f"`base_url` is missing from `{format_key_path(path)}`, whose address nobody knows; write it"
+        sentence = f"`base_url` is missing from `{format_key_path(path)}`, whose address is not known; write it"
         raise places.wrong(path, f"{sentence}, as in http://localhost:8000/v1.")
     wire: WireFormat = value_or_default(theirs.wire, value_or_default(ours.wire, usual.wire))
     key, bills = (
@@ -382,9 +382,7 @@ def _check_models(both: FilePair, providers: Mapping[str, Provider]) -> None:
         provider = ModelName.parse(model).provider
         if provider not in known:
             hint = suggest_nearest(provider, known, "the known ones")
-            sentence = (
-                f"`{format_key_path(path)}` is of a provider `{provider}` that nobody knows: write it under `providers`"
-            )
+            sentence = f"`{format_key_path(path)}` is of an unknown provider `{provider}`: write it under `providers`"
             raise places.wrong(path, f"{sentence}; {hint}")
         _check_allowed(both, path, model)
 

@@ -50,11 +50,7 @@ _READINGS: Final[tuple[Any, ...]] = ({}, "", [], 0, 0.0, False, "1970-01-01T00:0
 _SIGNAL_KNOWS: Final[KnownVariables] = tuple({"value": value, "hot": _READINGS[0]} for value in _READINGS)
 """What an expression of a signal may use, for each type that a reading may have."""
 _TAKES: Final[Mapping[SensorType, tuple[str, ...]]] = MappingProxyType(
-    {
-        "poll": ("tool", "params", "url", "headers"),
-        "watch": ("path", "pattern"),
-        "stream": ("url", "headers", "format"),
-    }
+    {"poll": ("tool", "params", "url", "headers"), "watch": ("path", "pattern"), "stream": ("url", "headers", "format")}
 )
 _NEEDS: Final[Mapping[SensorType, str]] = MappingProxyType(
     {

@@ -28,7 +28,7 @@ from halter.config.roots import TOOLS_FILE, list_named_files, list_readable_plac
 from halter.core.errors import ConfigError
 from halter.core.folders import is_path_within
 from halter.core.ids import Digest
-from halter.core.text import join_names
+from halter.core.text import expand_names, join_names, word_set
 from halter.core.tools import ToolServer
 
 DATA_FOLDER: Final = "data"
@@ -53,35 +53,33 @@ class _Runner(msgspec.Struct, frozen=True):
     verb: str = ""
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_PYTHON: Final = _Runner(valued=_words("-X -W"), ends=_words("-m -c"), letters="bBdEIOPqsSuvx")
+_PYTHON: Final = _Runner(valued=word_set("-X -W"), ends=word_set("-m -c"), letters="bBdEIOPqsSuvx")
 _PACKAGE: Final = _Runner(
-    flags=_words("-y --yes -q --quiet --no-install --offline --isolated --prefer-offline"),
-    valued=_words("-p --package --from --with --python --registry"),
+    flags=word_set("-y --yes -q --quiet --no-install --offline --isolated --prefer-offline"),
+    valued=word_set("-p --package --from --with --python --registry"),
 )
-_SHELL: Final = _Runner(flags=_words("--norc --noprofile --login"), ends=_words("-c"), letters="aefuxlv")
-_NODE: Final = _Runner(flags=_words("--no-warnings --enable-source-maps --experimental-strip-types --trace-warnings"))
+_SHELL: Final = _Runner(flags=word_set("--norc --noprofile --login"), ends=word_set("-c"), letters="aefuxlv")
+_NODE: Final = _Runner(flags=word_set("--no-warnings --enable-source-maps --experimental-strip-types --trace-warnings"))
 _OF_UV: Final = _Runner(
-    flags=_words("-q --quiet --frozen --locked --no-sync --no-project --isolated --offline --no-dev"),
-    valued=_words("-p --python --with --extra --group"),
-    ends=_words("-m --module"),
+    flags=word_set("-q --quiet --frozen --locked --no-sync --no-project --isolated --offline --no-dev"),
+    valued=word_set("-p --python --with --extra --group"),
+    ends=word_set("-m --module"),
     verb="run",
 )
-_OF_DENO: Final = _Runner(flags=_words("-A -q --allow-all --quiet --no-lock --no-check --no-prompt"), verb="run")
-_RUNNERS: Final[Mapping[str, _Runner]] = {
-    **dict.fromkeys(("python", "pypy"), _PYTHON),
-    **dict.fromkeys(("npx", "bunx", "pnpx", "uvx"), _PACKAGE),
-    **dict.fromkeys(("sh", "bash", "dash", "zsh"), _SHELL),
-    **dict.fromkeys(("node", "nodejs", "tsx", "ts-node", "nodemon", "jiti"), _NODE),
-    **dict.fromkeys(("ruby", "perl"), _Runner(letters="w")),
-    "uv": _OF_UV,
-    "deno": _OF_DENO,
-    "bun": msgspec.structs.replace(_OF_DENO, flags=frozenset()),
-}
-_LOADERS: Final = _words(
+_OF_DENO: Final = _Runner(flags=word_set("-A -q --allow-all --quiet --no-lock --no-check --no-prompt"), verb="run")
+_RUNNERS: Final[Mapping[str, _Runner]] = expand_names(
+    {
+        "python pypy": _PYTHON,
+        "npx bunx pnpx uvx": _PACKAGE,
+        "sh bash dash zsh": _SHELL,
+        "node nodejs tsx ts-node nodemon jiti": _NODE,
+        "ruby perl": _Runner(letters="w"),
+        "uv": _OF_UV,
+        "deno": _OF_DENO,
+        "bun": msgspec.structs.replace(_OF_DENO, flags=frozenset()),
+    }
+)
+_LOADERS: Final = word_set(
     "runpy pdb trace timeit profile cProfile unittest pytest uvicorn gunicorn hypercorn streamlit flask celery"
 )
 """Modules and programs that load what their arguments name."""

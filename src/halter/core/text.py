@@ -6,7 +6,7 @@ An expression is compiled once and evaluated without I/O.
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -14,6 +14,18 @@ from halter.core.errors import ConfigError
 
 LAST_CHARACTER: Final = "\U0010ffff"
 """Sorts after every other character: prefix + this is an upper bound of all texts with the prefix."""
+
+T = TypeVar("T")
+
+
+def word_set(words: str) -> frozenset[str]:
+    return frozenset(words.split())
+
+
+def expand_names(table: Mapping[str, T]) -> dict[str, T]:
+    """Make a table of single names from one whose keys hold several, separated by spaces."""
+    return {name: value for names, value in table.items() for name in names.split()}
+
 
 _UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
 

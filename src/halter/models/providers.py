@@ -502,7 +502,7 @@ def _provider_key(name: ModelName, provider: Provider, key: FindKey) -> str:
     secret = key(found[1])
     if not secret:
         raise ConfigError(
-            f"`providers.{name.provider}.api_key` names the secret {found[1]}, which nobody has set: set it, "
+            f"`providers.{name.provider}.api_key` names the secret {found[1]}, which is not set: set it, "
             f"or take the line away if {name.provider} needs no key."
         )
     return secret
@@ -512,7 +512,7 @@ def _resolve_known(name: ModelName, key: FindKey) -> tuple[Endpoint, str]:
     known = KNOWN_PROVIDERS.get(name.provider)
     if known is None:
         raise ConfigError(
-            f"Nobody knows the provider {shorten(name.provider)!r} of {shorten(str(name))!r}: {_describe(name)} "
+            f"Unknown provider {shorten(name.provider)!r} of {shorten(str(name))!r}: {_describe(name)} "
             f"Known without that are {join_names(KNOWN_PROVIDERS)}."
         )
     moved = key(known.url_from) if known.url_from else None

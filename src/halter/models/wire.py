@@ -321,9 +321,7 @@ def translate_library_error(
         case ModelHTTPError():
             return _status(error, name, key, seen, begun=begun or error.in_stream, bills_errors=bills_errors)
         case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError() if not seen.sent:
-            return ModelUnavailable(
-                f"ConnectionFailed: nobody answers for {name}: {_quote_error(error, key)}", billed=False
-            )
+            return ModelUnavailable(f"ConnectionFailed: cannot reach {name}: {_quote_error(error, key)}", billed=False)
         case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError():
             if begun:
                 return make_cut_error(name, seen)

@@ -324,7 +324,7 @@ def _rehydrate_words(text: str, values: PlaceholderValues, nonce: str) -> str:
         return rehydrate_arguments(text, values)
     if not nonce:
         return rehydrate_text(text, values)
-    # The nonce itself may have looked like somebody's number.
+    # The nonce itself may have looked like a personal number.
     opening = f"<skill {next((each for each, value in values.items() if value == nonce), nonce)}>"
     put: list[str] = []
     place = 0

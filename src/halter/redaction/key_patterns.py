@@ -439,20 +439,11 @@ SECRET_FAMILIES: Final[tuple[SecretFamily, ...]] = (
     make_read_family("url-password", (b"://",), "://", read_token_url, near="[A-Za-z0-9_.~%-]{20}"),
     make_read_family("cookie", (b"co",), COOKIE_LEAD, read_cookie),
     make_read_family(
-        "password",
-        (b" -", b"--", b"-u", b"-p", b'"-', b"'-", b"sq", b"/t"),
-        USER_LEAD,
-        read_user,
-        roomy=True,
+        "password", (b" -", b"--", b"-u", b"-p", b'"-', b"'-", b"sq", b"/t"), USER_LEAD, read_user, roomy=True
     ),
     make_read_family("password", (b" -",), FLAG_LEAD, read_flag_password),
     make_read_family("password", (b"ds",), DSN_LEAD, read_dsn),
-    make_read_family(
-        "password",
-        tuple(f":{sign}".encode() for sign in "0123456789*"),
-        PGPASS_LEAD,
-        read_pgpass,
-    ),
+    make_read_family("password", tuple(f":{sign}".encode() for sign in "0123456789*"), PGPASS_LEAD, read_pgpass),
     make_read_family("password", (b"au", b"lo", b"ba", b"cr"), PAIR_LEAD, read_pair, roomy=True),
     make_read_family("token", (b"cl", b"lo", b"au", b"co", b"ap"), CALL_LEAD, read_call_argument),
     make_read_family(

@@ -108,7 +108,7 @@ def _list_accent_forms(name: str) -> set[str]:
 
 def _has_nested_names(names: set[str]) -> bool:
     folded = sorted({" ".join(name.split()).casefold() for name in names})
-    # In order, whatever begins with a name stands right behind it.
+    # In order, texts that begin with a name stand right behind it.
     return any(later.startswith(name) for name, later in pairwise(folded))
 
 

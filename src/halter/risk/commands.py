@@ -12,6 +12,7 @@ from typing import Final, Literal, TypedDict
 
 import msgspec
 
+from halter.core.text import expand_names, word_set
 from halter.risk.places import is_root
 from halter.risk.shell_syntax import (
     SHELLS,
@@ -195,18 +196,20 @@ def _parse_traits(text: str) -> _Traits:
 
 _WRAPPERS: Final = _parse_table(_TABLE)
 
-_ALIASES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("podman", "nerdctl", "docker-compose", "podman-compose", "buildah"), "docker"),
-    **dict.fromkeys(("oc", "k3s", "microk8s"), "kubectl"),
-    **dict.fromkeys(("slogin", "autossh", "mosh"), "ssh"),
-    **dict.fromkeys(("sem", "env_parallel"), "parallel"),
-    **dict.fromkeys(("mamba", "micromamba"), "conda"),
-    "gtimeout": "timeout",
-    "gnice": "nice",
-    "genv": "env",
-    "gxargs": "xargs",
-    "incus": "lxc",
-}
+_ALIASES: Final[Mapping[str, str]] = expand_names(
+    {
+        "podman nerdctl docker-compose podman-compose buildah": "docker",
+        "oc k3s microk8s": "kubectl",
+        "slogin autossh mosh": "ssh",
+        "sem env_parallel": "parallel",
+        "mamba micromamba": "conda",
+        "gtimeout": "timeout",
+        "gnice": "nice",
+        "genv": "env",
+        "gxargs": "xargs",
+        "incus": "lxc",
+    }
+)
 _GROUPS: Final = frozenset({"compose", "container", "kubectl"})
 """Words that only lead on to the verb, as in `docker compose exec`."""
 
@@ -335,9 +338,7 @@ UNKNOWN_WORDS: Final = "$*"
 _SIGNS: Final = frozenset("`$\n\r;&|<>(){}!#\0")
 EXEC_OPTIONS: Final = frozenset({"-exec", "-execdir", "-ok", "-okdir"})
 _CD_PROGRAMS: Final = frozenset({"cd", "pushd", "chdir"})
-_OPENS_SHELL: Final = frozenset(
-    {"ssh", "su", "sudo", "doas", "runuser", "script", "pkexec", "sg", "chroot", "unshare", "nsenter"}
-)
+_OPENS_SHELL: Final = word_set("ssh su sudo doas runuser script pkexec sg chroot unshare nsenter")
 _VALUED_BY_SHELLS: Final = frozenset({"--rcfile", "--init-file", "--init-command"})
 _MOST_WORDS: Final = 1000
 _LONGEST: Final = 4096

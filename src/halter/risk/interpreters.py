@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from halter.core.text import expand_names
 from halter.risk.commands import Command, split_shell_code
 from halter.risk.places import is_policy, is_root, path_risk
 from halter.risk.programs import (
@@ -153,7 +154,7 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
             case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if rest:
                 yield "HIGH", f"{module} runs code that was not looked at"
             case "http.server" | "smtpd":
-                yield "HIGH", "files are given to whoever asks"
+                yield "HIGH", "files are served to the network"
             case _:
                 yield "MEDIUM", f"the module {module} is run"
     elif not rest and {"--version", "-V", "-VV", "--help", "-h", "-v"} & set(words) and not command.is_fed:
@@ -436,13 +437,15 @@ def _eval(command: Command) -> Iterator[JudgeFinding]:
         yield "HIGH", "eval runs what is only known while it runs"
 
 
-CODE_JUDGES: Final[Mapping[str, Judge]] = {
-    **dict.fromkeys((".", "source"), _source),
-    **dict.fromkeys(("sed", "gsed", "ssed"), _sed),
-    **dict.fromkeys(("awk", "gawk", "mawk", "nawk", "original-awk"), _awk),
-    **dict.fromkeys(("vim", "vi", "nvim", "ex", "view", "vimdiff", "rvim", "ed", "red", "nano", "micro"), _editor),
-    **dict.fromkeys(("gdb", "lldb", "cgdb"), _debugger),
-    **dict.fromkeys(("make", "gmake", "remake"), _make),
-    **dict.fromkeys(("trap", "alias"), _trap_or_alias),
-    "eval": _eval,
-}
+CODE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
+    {
+        ". source": _source,
+        "sed gsed ssed": _sed,
+        "awk gawk mawk nawk original-awk": _awk,
+        "vim vi nvim ex view vimdiff rvim ed red nano micro": _editor,
+        "gdb lldb cgdb": _debugger,
+        "make gmake remake": _make,
+        "trap alias": _trap_or_alias,
+        "eval": _eval,
+    }
+)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
+from halter.core.text import word_set
 from halter.core.tools import Effect
 from halter.core.vocabulary import RiskLevel
 
@@ -14,37 +15,21 @@ RiskFinding = tuple[RiskLevel, str]
 
 HOME: Final = "~"
 _GLOB: Final = frozenset("*?[")
-_SYSTEM: Final = frozenset(
-    {
-        *("etc", "usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "boot", "dev", "proc", "sys", "var", "root"),
-        *("opt", "run", "nix", "snap", "efi", "System", "Library", "Applications", "private"),
-    }
+_SYSTEM: Final = word_set(
+    "etc usr bin sbin lib lib32 lib64 libx32 boot dev proc sys var root opt run nix snap efi System Library "
+    "Applications private"
 )
 _HARMLESS_DEVICES: Final = frozenset({"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/zero", "/dev/tty"})
 _KEYS: Final = frozenset({".ssh", ".gnupg", ".aws", ".kube", ".docker", ".azure"})
-_SECRET_FILES: Final = frozenset(
-    {
-        ".env",
-        ".netrc",
-        ".npmrc",
-        ".pypirc",
-        ".pgpass",
-        ".git-credentials",
-        ".envrc",
-        "id_rsa",
-        "id_ed25519",
-        "credentials.json",
-    }
+_SECRET_FILES: Final = word_set(
+    ".env .netrc .npmrc .pypirc .pgpass .git-credentials .envrc id_rsa id_ed25519 credentials.json"
 )
 _ACCOUNTS: Final = frozenset({"/etc/passwd", "/etc/shadow", "/etc/sudoers", "/etc/gshadow"})
-_STARTUP: Final = frozenset(
-    {
-        *(".bashrc", ".bash_profile", ".bash_login", ".bash_logout", ".bash_aliases", ".profile", ".zshrc", ".zshenv"),
-        *(".zprofile", ".zlogin", ".zlogout", ".kshrc", ".cshrc", ".tcshrc", ".login", ".inputrc", ".gitconfig"),
-        *(".vimrc", ".gvimrc", ".exrc", ".emacs", ".pythonrc", ".pythonrc.py", ".perldb", ".irbrc", ".gdbinit"),
-        *(".lldbinit", ".xinitrc", ".xprofile", ".xsession", ".xsessionrc", ".tmux.conf", ".screenrc", ".psqlrc"),
-        *(".sqliterc", ".Rprofile", "config.fish", "sitecustomize.py", "usercustomize.py"),
-    }
+_STARTUP: Final = word_set(
+    ".bashrc .bash_profile .bash_login .bash_logout .bash_aliases .profile .zshrc .zshenv .zprofile .zlogin .zlogout "
+    ".kshrc .cshrc .tcshrc .login .inputrc .gitconfig .vimrc .gvimrc .exrc .emacs .pythonrc .pythonrc.py .perldb "
+    ".irbrc .gdbinit .lldbinit .xinitrc .xprofile .xsession .xsessionrc .tmux.conf .screenrc .psqlrc .sqliterc "
+    ".Rprofile config.fish sitecustomize.py usercustomize.py"
 )
 """Files that a shell or another program runs when it starts."""
 
@@ -196,20 +181,16 @@ def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address |
 
 
 _PART: Final = re.compile(r"--[^\n]*|/\*(?:[^*]|\*(?!/))*(?:\*/)?|'(?:[^']|'')*'?|\"[^\"]*\"?|\w+|;|[^\s\w]")
-_VERBS: Final = frozenset(
-    {
-        *("SELECT", "WITH", "INSERT", "UPDATE", "DELETE", "DROP", "TRUNCATE", "ALTER", "CREATE", "GRANT", "REVOKE"),
-        *("MERGE", "REPLACE", "COPY", "VACUUM", "EXPLAIN", "SHOW", "PRAGMA", "BEGIN", "SET", "CALL", "DO", "EXEC"),
-    }
+_VERBS: Final = word_set(
+    "SELECT WITH INSERT UPDATE DELETE DROP TRUNCATE ALTER CREATE GRANT REVOKE MERGE REPLACE COPY VACUUM EXPLAIN SHOW "
+    "PRAGMA BEGIN SET CALL DO EXEC"
 )
 _CHANGING: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE", "REPLACE", "CREATE", "COPY", "CALL", "DO", "EXEC"})
 
 
-_OBJECTS: Final = frozenset(
-    {
-        *("TABLE", "DATABASE", "SCHEMA", "INDEX", "VIEW", "USER", "ROLE", "SEQUENCE", "FUNCTION", "TRIGGER", "TYPE"),
-        *("MATERIALIZED", "EXTENSION", "PROCEDURE", "COLLECTION", "KEYSPACE", "TABLESPACE", "COLUMN", "OWNED"),
-    }
+_OBJECTS: Final = word_set(
+    "TABLE DATABASE SCHEMA INDEX VIEW USER ROLE SEQUENCE FUNCTION TRIGGER TYPE MATERIALIZED EXTENSION PROCEDURE "
+    "COLLECTION KEYSPACE TABLESPACE COLUMN OWNED"
 )
 _CLAUSES: Final = frozenset({"WHERE", "USING", "RETURNING", "LIMIT", "ORDER"})
 _INSERTING: Final = frozenset({"VALUES", "SELECT", "DEFAULT"})

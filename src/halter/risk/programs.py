@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from halter.core.text import expand_names, word_set
 from halter.risk.commands import EXEC_OPTIONS, UNKNOWN_WORDS, Command, list_find_roots
 from halter.risk.places import RiskFinding, host_risk, is_root, normalize_path, path_risk, url_risk
 from halter.risk.shell_syntax import program_of
@@ -26,12 +27,9 @@ class MentionedWords(msgspec.Struct, frozen=True):
 
 JudgeFinding = RiskFinding | NestedCommand | MentionedWords
 
-_DELETING: Final = frozenset(
-    {
-        *("delete", "del", "destroy", "drop", "purge", "wipe", "erase", "remove", "rm", "nuke", "prune", "undefine"),
-        *("uninstall", "unregister", "unregistervm", "terminate", "truncate", "flush", "flushall", "flushdb", "fresh"),
-        *("reset", "decommission", "forget"),
-    }
+_DELETING: Final = word_set(
+    "delete del destroy drop purge wipe erase remove rm nuke prune undefine uninstall unregister unregistervm "
+    "terminate truncate flush flushall flushdb fresh reset decommission forget"
 )
 _DELETING_OPTIONS: Final = re.compile(r"--?(?:delete|destroy|purge|remove|wipe|erase|drop)(?:-[\w-]+)?(?:=.*)?")
 _PARTS: Final = re.compile(r"[:_-]")
@@ -136,14 +134,14 @@ def _rm(command: Command) -> Iterator[JudgeFinding]:
     recursive = has_flag(words, "rR", "--recursive")
     named = _resolve_paths(command, list_operands(words))
     if UNKNOWN_WORDS in named and any(map(is_root, named)):
-        yield "CRITICAL", "rm of whatever is found in a home or a system"
+        yield "CRITICAL", "rm of everything that is found in a home or a system"
     for given in list_operands(words):
         [path] = _resolve_paths(command, [given])
         where = normalize_path(path)
         if is_root(path):
             yield "CRITICAL" if recursive else "HIGH", f"rm of {path}"
         elif given == UNKNOWN_WORDS:
-            yield "HIGH", "rm of whatever it is given"
+            yield "HIGH", "rm of files that are not known"
         elif recursive and (
             where.startswith(("/", "~", "..", "$", "?", "["))
             or (where == ".git" or not where.partition("/")[0].strip("*?."))
@@ -328,35 +326,30 @@ def _pool(command: Command) -> Iterator[JudgeFinding]:
     yield "CRITICAL" if destroys else "HIGH", f"{command.program} {verb} changes whole disks"
 
 
-FILE_JUDGES: Final[Mapping[str, Judge]] = {
-    **dict.fromkeys(("rm", "rmdir", "unlink", "srm"), _rm),
-    **dict.fromkeys(("shred", "wipe"), _shred),
-    **dict.fromkeys(("chmod", "chown", "chgrp", "chattr", "setfacl"), _rights),
-    **dict.fromkeys(("tee", "touch", "mkdir", "mkfifo", "mknod", "sponge", "split", "csplit"), _writer),
-    **dict.fromkeys(("cp", "ln", "install", "link"), _copier),
-    **dict.fromkeys(("unzip", "7z", "7za", "cpio", "unrar", "bsdtar"), _unpacker),
-    **dict.fromkeys(
+FILE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
+    {
+        "rm rmdir unlink srm": _rm,
+        "shred wipe": _shred,
+        "chmod chown chgrp chattr setfacl": _rights,
+        "tee touch mkdir mkfifo mknod sponge split csplit": _writer,
+        "cp ln install link": _copier,
+        "unzip 7z 7za cpio unrar bsdtar": _unpacker,
         (
-            *("fdisk", "sfdisk", "cfdisk", "gdisk", "sgdisk", "parted", "wipefs", "mkswap", "cryptsetup", "lvremove"),
-            *("vgremove", "pvremove", "blkdiscard", "mdadm", "badblocks", "hdparm", "nvme", "dmsetup", "debugfs"),
-        ),
-        _disk,
-    ),
-    **dict.fromkeys(("zpool", "zfs", "btrfs"), _pool),
-    "patch": _patch,
-    "truncate": _truncate,
-    "fallocate": _truncate,
-    "dd": _dd,
-    "mv": _mover,
-    "rename": _mover,
-    "rsync": _rsync,
-    "find": _find,
-    "fd": _fd,
-    "fdfind": _fd,
-    "tar": _tar,
-    "gtar": _tar,
-    "zip": _zip,
-}
+            "fdisk sfdisk cfdisk gdisk sgdisk parted wipefs mkswap cryptsetup lvremove vgremove pvremove blkdiscard "
+            "mdadm badblocks hdparm nvme dmsetup debugfs"
+        ): _disk,
+        "zpool zfs btrfs": _pool,
+        "patch": _patch,
+        "truncate fallocate": _truncate,
+        "dd": _dd,
+        "mv rename": _mover,
+        "rsync": _rsync,
+        "find": _find,
+        "fd fdfind": _fd,
+        "tar gtar": _tar,
+        "zip": _zip,
+    }
+)
 
 
 _DELETING_METHODS: Final = frozenset({"DELETE", "PURGE"})
@@ -433,12 +426,12 @@ def _listener(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     yield "HIGH", f"{command.program} opens a way in or out"
     for line in list_option_values(words, "-e", "-c", "--exec", "--sh-exec"):
-        yield "CRITICAL", "a program is given to whoever is at the other end"
+        yield "CRITICAL", "a program is given to the other end of a connection"
         yield NestedCommand(line)
     for word in words:
         kind, _, line = word.partition(":")
         if kind.upper() in {"EXEC", "SYSTEM", "SHELL"}:
-            yield "CRITICAL", "a program is given to whoever is at the other end"
+            yield "CRITICAL", "a program is given to the other end of a connection"
             yield NestedCommand(line.partition(",")[0])
 
 
@@ -452,19 +445,21 @@ def _ssh(command: Command) -> Iterator[JudgeFinding]:
 
 
 def _mail(command: Command) -> Iterator[JudgeFinding]:
-    yield "HIGH", "a message goes to somebody"
+    yield "HIGH", "a message is sent"
     for path in (*list_option_values(command.argv[1:], "-a", "--attach"), *command.reads):
         yield from path_risk(path, "read")
 
 
-NETWORK_JUDGES: Final[Mapping[str, Judge]] = {
-    **dict.fromkeys(("curl", "wget", "aria2c", "axel", "fetch"), _fetch),
-    **dict.fromkeys(("http", "https", "xh", "xhs"), _httpie),
-    **dict.fromkeys(("scp", "sftp"), _remote_copy),
-    **dict.fromkeys(("nc", "ncat", "netcat", "socat", "telnet"), _listener),
-    **dict.fromkeys(("mail", "mailx", "mutt", "sendmail", "msmtp", "swaks"), _mail),
-    **dict.fromkeys(("ssh", "slogin", "autossh", "mosh"), _ssh),
-}
+NETWORK_JUDGES: Final[Mapping[str, Judge]] = expand_names(
+    {
+        "curl wget aria2c axel fetch": _fetch,
+        "http https xh xhs": _httpie,
+        "scp sftp": _remote_copy,
+        "nc ncat netcat socat telnet": _listener,
+        "mail mailx mutt sendmail msmtp swaks": _mail,
+        "ssh slogin autossh mosh": _ssh,
+    }
+)
 
 
 _VALUED: Final = frozenset({"-c", "-C", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"})

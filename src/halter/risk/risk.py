@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from halter.core.text import word_set
 from halter.core.tools import Effect, ToolSpec, Valid
 from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import (
@@ -84,12 +85,10 @@ _SHARED_PATH_FOLDER: Final = re.compile(r"(?:^|:)(?:\.{0,2}(?=:|$)|\./|/tmp|/var
 """A folder in a search path that anyone may write, or that is relative."""
 _GIT_CONFIG_VARIABLE: Final = re.compile(r"GIT_CONFIG_(KEY|VALUE)_\d+")
 
-_LOADED_BY_OTHERS: Final = frozenset(
-    {
-        *("LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", "DYLD_INSERT_LIBRARIES", "BASH_ENV", "ENV", "ZDOTDIR", "IFS"),
-        *("PERL5OPT", "PERL5LIB", "RUBYOPT", "RUBYLIB", "PYTHONSTARTUP", "PYTHONHOME", "GIT_CONFIG_PARAMETERS"),
-        *("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_EXEC_PATH", "GIT_TEMPLATE_DIR", "JAVA_TOOL_OPTIONS"),
-    }
+_LOADED_BY_OTHERS: Final = word_set(
+    "LD_PRELOAD LD_AUDIT LD_LIBRARY_PATH DYLD_INSERT_LIBRARIES BASH_ENV ENV ZDOTDIR IFS PERL5OPT PERL5LIB RUBYOPT "
+    "RUBYLIB PYTHONSTARTUP PYTHONHOME GIT_CONFIG_PARAMETERS GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_EXEC_PATH "
+    "GIT_TEMPLATE_DIR JAVA_TOOL_OPTIONS"
 )
 
 
@@ -295,20 +294,15 @@ def _variable_risk(name: str, value: str) -> Iterator[JudgeFinding]:
 
 RISK_ORDER: Final[tuple[RiskLevel, ...]] = ("LOW", "MEDIUM", "HIGH", "CRITICAL")
 
-COMMAND_ARGUMENTS: Final = frozenset(
-    {
-        *("command", "commands", "cmd", "cmds", "argv", "commandline", "cmdline", "script", "scripts", "bash", "shell"),
-        *("exec", "sh", "terminal"),
-    }
+COMMAND_ARGUMENTS: Final = word_set(
+    "command commands cmd cmds argv commandline cmdline script scripts bash shell exec sh terminal"
 )
 COMMAND_LIST_ARGUMENTS: Final = frozenset({"commands", "cmds", "scripts"})
 PROGRAM_ARGUMENTS: Final = frozenset({"program", "executable", "binary", "entrypoint"})
 WORD_ARGUMENTS: Final = frozenset({"args", "arguments", "parameters", "params", "argv"})
 INPUT_ARGUMENTS: Final = frozenset({"stdin", "input"})
 CODE_ARGUMENTS: Final = frozenset({"code", "python", "javascript", "source_code", "python_code", "snippet"})
-PATH_ARGUMENTS: Final = frozenset(
-    {"path", "file", "filename", "folder", "directory", "dir", "destination", "dest", "target", "source", "src"}
-)
+PATH_ARGUMENTS: Final = word_set("path file filename folder directory dir destination dest target source src")
 HOST_ARGUMENTS: Final = frozenset({"host", "hostname", "server", "domain"})
 QUERY_ARGUMENTS: Final = frozenset({"sql", "query", "statement"})
 METHOD_ARGUMENTS: Final = frozenset({"method", "verb", "action", "operation", "op"})
@@ -319,23 +313,9 @@ REASONS_SHOWN: Final = 12
 AMOUNT_STEPS: Final = (100, 1_000, 10_000)
 RECIPIENT_STEPS: Final = (5, 20, 200)
 
-_DELETING: Final = frozenset(
-    {
-        *(
-            "delete",
-            "destroy",
-            "drop",
-            "purge",
-            "wipe",
-            "erase",
-            "truncate",
-            "terminate",
-            "uninstall",
-            "revoke",
-            "format",
-        ),
-        *("remove", "deletemany", "dropdatabase", "deleteall", "delete_all", "shutdown", "unpublish", "reset_all"),
-    }
+_DELETING: Final = word_set(
+    "delete destroy drop purge wipe erase truncate terminate uninstall revoke format remove deletemany dropdatabase "
+    "deleteall delete_all shutdown unpublish reset_all"
 )
 _CHANGING: Final = frozenset({"put", "patch", "post", "update", "replace", "overwrite"})
 _CODE_SIGNS: Final = re.compile(r"[(;=\n]")

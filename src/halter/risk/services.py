@@ -1,9 +1,10 @@
 """Programs that control a machine, its services, containers, clouds, databases and packages."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from halter.core.text import expand_names, word_set
 from halter.risk.commands import Command
 from halter.risk.interpreters import source_risk
 from halter.risk.places import is_root, path_risk, sql_risk
@@ -71,7 +72,10 @@ def _at_or_batch(command: Command) -> Iterator[JudgeFinding]:
     yield NestedCommand(command.input or "")
 
 
-_UNITS_SHOWN: Final = "status show cat list-units list-timers list-unit-files is-active is-enabled is-failed help"
+_UNITS_SHOWN: Final = word_set(
+    "status show cat list-units list-timers list-unit-files is-active is-enabled is-failed help"
+)
+_UNITS_CHANGED: Final = word_set("stop disable mask kill enable link edit set-default revert import-environment")
 
 
 def _systemctl(command: Command) -> Iterator[JudgeFinding]:
@@ -79,20 +83,9 @@ def _systemctl(command: Command) -> Iterator[JudgeFinding]:
     verb = words[0] if words else "list-units"
     if verb in {"poweroff", "reboot", "halt", "kexec", "soft-reboot", "rescue", "emergency", "isolate"}:
         yield "CRITICAL", f"systemctl {verb} stops the machine"
-    elif verb in {
-        "stop",
-        "disable",
-        "mask",
-        "kill",
-        "enable",
-        "link",
-        "edit",
-        "set-default",
-        "revert",
-        "import-environment",
-    }:
+    elif verb in _UNITS_CHANGED:
         yield "HIGH", f"systemctl {verb} changes what runs"
-    elif verb not in _UNITS_SHOWN.split():
+    elif verb not in _UNITS_SHOWN:
         yield "MEDIUM", f"systemctl {verb} changes what runs"
 
 
@@ -181,9 +174,7 @@ def _database(command: Command) -> Iterator[JudgeFinding]:
         yield "MEDIUM", f"{command.program} runs a file that was not looked at"
 
 
-_REDIS_READS: Final = frozenset(
-    {"GET", "MGET", "KEYS", "SCAN", "INFO", "TTL", "TYPE", "EXISTS", "LRANGE", "HGETALL", "HGET", "SMEMBERS", "PING"}
-)
+_REDIS_READS: Final = word_set("GET MGET KEYS SCAN INFO TTL TYPE EXISTS LRANGE HGETALL HGET SMEMBERS PING")
 _REDIS: Final = frozenset({"FLUSHALL", "FLUSHDB", "SHUTDOWN"})
 
 
@@ -206,70 +197,17 @@ def _database_admin(command: Command) -> Iterator[JudgeFinding]:
         yield "CRITICAL", f"{command.program} deletes a whole database"
 
 
-_INSTALLS: Final = frozenset(
-    {
-        *("install", "i", "add", "ci", "update", "upgrade", "dist-upgrade", "full-upgrade", "get", "sync", "-S", "-U"),
-        *("reinstall", "localinstall", "link", "-i", "--install", "create", "exec", "dlx", "x", "-Syu", "-Sy", "tool"),
-    }
+_INSTALLS: Final = word_set(
+    "install i add ci update upgrade dist-upgrade full-upgrade get sync -S -U reinstall localinstall link -i "
+    "--install create exec dlx x -Syu -Sy tool"
 )
-_REMOVES: Final = frozenset(
-    {
-        "remove",
-        "purge",
-        "uninstall",
-        "autoremove",
-        "erase",
-        "rm",
-        "un",
-        "-R",
-        "-r",
-        "-P",
-        "--purge",
-        "del",
-        "delete",
-        "rollback",
-        "-Rns",
-        "-Rs",
-    }
+_REMOVES: Final = word_set(
+    "remove purge uninstall autoremove erase rm un -R -r -P --purge del delete rollback -Rns -Rs"
 )
-_PUBLISHES: Final = frozenset(
-    {"publish", "unpublish", "deprecate", "yank", "push", "upload", "login", "token", "owner"}
-)
-_LISTS: Final = frozenset(
-    {
-        *(
-            "list",
-            "ls",
-            "show",
-            "search",
-            "freeze",
-            "check",
-            "info",
-            "outdated",
-            "view",
-            "help",
-            "why",
-            "config",
-            "tree",
-        ),
-        *(
-            "audit",
-            "--version",
-            "-V",
-            "version",
-            "status",
-            "history",
-            "-l",
-            "-L",
-            "-Q",
-            "-Qi",
-            "-qa",
-            "-q",
-            "-s",
-            "policy",
-            "depends",
-        ),
-    }
+_PUBLISHES: Final = word_set("publish unpublish deprecate yank push upload login token owner")
+_LISTS: Final = word_set(
+    "list ls show search freeze check info outdated view help why config tree audit --version -V version status "
+    "history -l -L -Q -Qi -qa -q -s policy depends"
 )
 
 
@@ -309,11 +247,7 @@ def _fetching_runner(command: Command) -> Iterator[JudgeFinding]:
     yield "HIGH", f"{command.program} fetches a program and runs it"
 
 
-def _split_names(text: str) -> Sequence[str]:
-    return text.split()
-
-
-_DECIDING: Final = _split_names(
+_DECIDING: Final = word_set(
     "approve deny resume cancel trust on off erase budget rules tokens steer proposals halt init"
 )
 
@@ -361,61 +295,49 @@ def _forge(command: Command) -> Iterator[JudgeFinding]:
         yield "MEDIUM", f"{command.program} changes something outside"
 
 
-SERVICE_JUDGES: Final[Mapping[str, Judge]] = {
-    **dict.fromkeys(("shutdown", "reboot", "poweroff", "halt", "init", "telinit", "kexec"), _shutdown),
-    **dict.fromkeys(
-        _split_names(
+SERVICE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
+    {
+        "shutdown reboot poweroff halt init telinit kexec": _shutdown,
+        (
             "useradd userdel usermod groupadd groupdel groupmod passwd chpasswd visudo chsh chage vipw iptables "
-            "ip6tables nft ufw firewall-cmd mount umount swapoff swapon insmod rmmod modprobe sysctl ip ifconfig route "
-            "tc setenforce update-grub grub-install efibootmgr update-alternatives dpkg-reconfigure timedatectl "
+            "ip6tables nft ufw firewall-cmd mount umount swapoff swapon insmod rmmod modprobe sysctl ip ifconfig "
+            "route tc setenforce update-grub grub-install efibootmgr update-alternatives dpkg-reconfigure timedatectl "
             "hwclock nmcli netplan losetup tune2fs fsck setcap auditctl"
-        ),
-        _admin,
-    ),
-    **dict.fromkeys(("kill", "pkill", "killall", "xkill", "skill", "killall5"), _kill),
-    **dict.fromkeys(("docker", "podman", "nerdctl", "docker-compose", "podman-compose", "buildah"), _container),
-    **dict.fromkeys(("kubectl", "oc", "k3s", "microk8s"), _kubernetes),
-    **dict.fromkeys(
-        ("aws", "gcloud", "az", "gsutil", "doctl", "heroku", "flyctl", "fly", "s3cmd", "rclone"), _ssh_of_cloud
-    ),
-    **dict.fromkeys(
-        ("psql", "mysql", "mariadb", "sqlite3", "sqlcmd", "cqlsh", "duckdb", "clickhouse-client"), _database
-    ),
-    **dict.fromkeys(("dropdb", "dropuser", "mysqladmin"), _database_admin),
-    **dict.fromkeys(
-        _split_names(
+        ): _admin,
+        "kill pkill killall xkill skill killall5": _kill,
+        "docker podman nerdctl docker-compose podman-compose buildah": _container,
+        "kubectl oc k3s microk8s": _kubernetes,
+        "aws gcloud az gsutil doctl heroku flyctl fly s3cmd rclone": _ssh_of_cloud,
+        "psql mysql mariadb sqlite3 sqlcmd cqlsh duckdb clickhouse-client": _database,
+        "dropdb dropuser mysqladmin": _database_admin,
+        (
             "pip pip3 pipx uv conda mamba micromamba poetry pdm npm pnpm yarn gem apt apt-get aptitude dnf yum zypper "
             "pacman apk brew port snap flatpak dpkg rpm easy_install composer luarocks opam nix-env helm twine"
+        ): _packages,
+        "cargo go mvn gradle dotnet swift zig stack cabal mix sbt": _builder,
+        "terraform tofu pulumi terragrunt": make_verb_judge(
+            "apply up taint import", "destroy", "plan show validate fmt output version"
         ),
-        _packages,
-    ),
-    **dict.fromkeys(
-        ("cargo", "go", "mvn", "gradle", "dotnet", "swift", "zig", "stack", "cabal", "mix", "sbt"), _builder
-    ),
-    **dict.fromkeys(
-        ("terraform", "tofu", "pulumi", "terragrunt"),
-        make_verb_judge("apply up taint import", "destroy", "plan show validate fmt output version"),
-    ),
-    **dict.fromkeys(("npx", "bunx", "uvx"), _fetching_runner),
-    **dict.fromkeys(("at", "batch"), _at_or_batch),
-    **dict.fromkeys(("journalctl", "dmesg"), _journal),
-    **dict.fromkeys(("tmux", "screen", "byobu"), _terminal),
-    **dict.fromkeys(("gh", "glab", "hub"), _forge),
-    "crontab": _crontab,
-    "systemctl": _systemctl,
-    "service": make_verb_judge("stop"),
-    "launchctl": make_verb_judge("load unload bootstrap bootout remove"),
-    "redis-cli": _redis,
-    "halter": _halter,
-    "history": _history,
-    "date": _clock,
-    "hostname": _hostname,
-}
+        "npx bunx uvx": _fetching_runner,
+        "at batch": _at_or_batch,
+        "journalctl dmesg": _journal,
+        "tmux screen byobu": _terminal,
+        "gh glab hub": _forge,
+        "crontab": _crontab,
+        "systemctl": _systemctl,
+        "service": make_verb_judge("stop"),
+        "launchctl": make_verb_judge("load unload bootstrap bootout remove"),
+        "redis-cli": _redis,
+        "halter": _halter,
+        "history": _history,
+        "date": _clock,
+        "hostname": _hostname,
+    }
+)
 
-WRAPPER_JUDGES: Final[Mapping[str, Judge]] = {
-    **dict.fromkeys(("docker", "podman", "nerdctl", "docker-compose"), _container),
-    **dict.fromkeys(("npx", "bunx", "uvx", "npm", "pnpm", "yarn", "pipx"), _fetching_runner),
-}
+WRAPPER_JUDGES: Final[Mapping[str, Judge]] = expand_names(
+    {"docker podman nerdctl docker-compose": _container, "npx bunx uvx npm pnpm yarn pipx": _fetching_runner}
+)
 
 
 def wrapper_output_risk(command: Command) -> Iterator[JudgeFinding]:

@@ -17,23 +17,18 @@ from typing import Final
 
 import msgspec
 
+from halter.core.text import word_set
 
-def _split_names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+SHELLS: Final = word_set("sh bash zsh dash ksh mksh pdksh fish ash yash tcsh csh rbash rzsh lksh osh nu elvish xonsh")
 
-
-SHELLS: Final = _split_names(
-    "sh bash zsh dash ksh mksh pdksh fish ash yash tcsh csh rbash rzsh lksh osh nu elvish xonsh"
-)
-
-FETCHERS: Final = _split_names(
+FETCHERS: Final = word_set(
     "curl wget fetch http https httpie xh aria2c axel lynx w3m links elinks ftp lftp sftp scp nc ncat netcat socat "
     "telnet tftp hget GET"
 )
 
-PRIVILEGE_RAISERS: Final = _split_names("sudo doas su pkexec runuser sudoedit run0 gosu setpriv")
+PRIVILEGE_RAISERS: Final = word_set("sudo doas su pkexec runuser sudoedit run0 gosu setpriv")
 
-READERS: Final = _split_names(
+READERS: Final = word_set(
     "ls dir vdir cat tac bat batcat grep egrep fgrep zgrep rg ag ack head tail wc echo printf pwd whoami id groups "
     "users who w last date diff colordiff diff3 sdiff cmp sort uniq cut tr stat file du df ps pgrep pstree top htop "
     "which type whereis test [ [[ true false : jq basename dirname realpath readlink tree less more most zless zcat "
@@ -42,15 +37,15 @@ READERS: Final = _split_names(
     "printenv yes expr comm join paste fold fmt pr rev expand unexpand tsort factor numfmt man info apropos whatis "
     "help command tldr cal ncal locale getconf getent lscpu lsblk lsusb lspci lsmod lsof netstat ss dig nslookup host "
     "ping ping6 traceroute tracepath mtr base64 base32 basenc cloc tokei scc diffstat exa eza lsd look iconv tput bc "
-    "clear reset tty stty logname pathchk jobs fg bg disown hash shopt set unset export local declare typeset readonly "
-    "read mapfile readarray let return exit break continue shift getopts umask ulimit times logout for case select in "
-    "function esac xmllint xmlstarlet readelf objdump nm ldd size md5 shasum zipinfo ncdu pdftotext exiftool identify "
-    "pylint flake8 mypy pyright basedpyright shellcheck hadolint yamllint sw_vers lsb_release dmidecode acpi sensors "
-    "aspell hunspell env history uuidgen mktemp zdiff zcmp smartctl blkid lshw"
+    "clear reset tty stty logname pathchk jobs fg bg disown hash shopt set unset export local declare typeset "
+    "readonly read mapfile readarray let return exit break continue shift getopts umask ulimit times logout for case "
+    "select in function esac xmllint xmlstarlet readelf objdump nm ldd size md5 shasum zipinfo ncdu pdftotext "
+    "exiftool identify pylint flake8 mypy pyright basedpyright shellcheck hadolint yamllint sw_vers lsb_release "
+    "dmidecode acpi sensors aspell hunspell env history uuidgen mktemp zdiff zcmp smartctl blkid lshw"
 )
 """They write nothing and run nothing, unless an option says so."""
 
-DESTROYERS: Final = _split_names(
+DESTROYERS: Final = word_set(
     "rm rmdir unlink shred srm wipe chmod chown chgrp chattr setfacl mv dd truncate mkswap wipefs fdisk sfdisk cfdisk "
     "gdisk sgdisk parted cryptsetup lvremove vgremove pvremove zpool zfs blkdiscard mdadm shutdown reboot poweroff "
     "halt init telinit kexec kill pkill killall find git docker podman kubectl terraform tofu aws psql mysql mariadb "

@@ -55,7 +55,7 @@ def describe_folder(files: FileEntries, changed: list[dict[str, str]]) -> dict[s
 def describe_file(path: Path, shown: str, refuses: FileRefusal = refuse_nothing) -> dict[str, Any]:
     """Describe a file and its beginning. Raises SensorFailed for one that cannot be read."""
     try:
-        # A pipe that nobody writes to would be waited for.
+        # Opening a pipe without a writer would block.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # noqa: PTH123
             if refuses(path, file.fileno()):
                 raise SensorFailed(f"{shown} leads to what an agent may not read.")
@@ -135,7 +135,7 @@ class _Watch:
                         yield make_reading(seen.value, self._clock.now())
                     if seen.places != places or not await watched.changed():
                         break
-            # Where folders come and go all the time, nobody begins anew all the time.
+            # Where folders come and go all the time, restarts are limited.
             await self._clock.sleep(BURST_PAUSE_MS * MILLISECOND)
 
     def _places(self) -> WatchedFolders:
@@ -191,7 +191,7 @@ def watch_folders(places: WatchedFolders) -> Generator[WatchEvents]:
     watched, stop, loop = WatchEvents(), threading.Event(), asyncio.get_running_loop()
 
     def tell(*, over: bool = False, trouble: str = "") -> None:
-        with suppress(RuntimeError):  # The loop has closed, and nobody listens any more.
+        with suppress(RuntimeError):  # The loop has closed, and there is no listener.
             loop.call_soon_threadsafe(partial(watched.tell, over=over, trouble=trouble))
 
     threading.Thread(target=_watch, args=(places, stop, tell), name="halter-watch", daemon=True).start()
@@ -206,7 +206,7 @@ def _watch(places: WatchedFolders, stop: threading.Event, tell: Callable[..., No
     try:
         _watch_until_replaced(places, stop, tell)
     except FileNotFoundError:
-        pass  # One of them has just gone, as whoever begins anew will see.
+        pass  # One of them has just gone; the next look finds out.
     except OSError as error:
         trouble = f"The folder cannot be watched: {error.strerror or error}."
     except RuntimeError as error:

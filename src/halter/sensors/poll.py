@@ -110,7 +110,7 @@ class _Poll:
 def compute_poll_rest(period: int, elapsed: int) -> int:
     """How long to wait for the next poll, so long after the start of the last one.
 
-    Missed polls are not made up for. The wait is positive and at most a period, whatever the clock did.
+    Missed polls are not made up for. The wait is positive and at most a period, also after a clock jump.
     """
     return period - elapsed % period
 

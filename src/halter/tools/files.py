@@ -28,7 +28,7 @@ from halter.tools.function_tool import FunctionTool, tool
 from halter.tools.process import bytes_to_text
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# Opening a pipe that nobody writes to would wait for ever; with this flag it does not.
+# Opening a pipe without a writer would block for ever; with this flag it does not.
 _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _DEEPEST: Final = 64
 _MODE: Final = 0o666

@@ -434,7 +434,7 @@ async def _in_thread(call: Callable[[], Any], name: str, *, unstoppable: bool) -
     except asyncio.CancelledError:
         if unstoppable:
             raise Unstoppable(
-                f"{name} runs on in its thread, which cannot be stopped: nobody knows what it will do. "
+                f"{name} runs on in its thread, which cannot be stopped: its outcome is unknown. "
                 "Make it async, or let it run without isolate=False."
             ) from None
         raise

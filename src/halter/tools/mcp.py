@@ -482,7 +482,7 @@ class McpServer:
         from mcp_types import InputRequiredResult
 
         if isinstance(result, InputRequiredResult):
-            raise Failed("InputRequired", "the server asks for something that nobody is here to answer.")
+            raise Failed("InputRequired", "the server asks for input, which is not supported.")
         text = truncate_middle(render_contents(result.content, result.structured_content), self._terms.max_output)
         if result.is_error:
             raise Failed("ToolError", text or "the tool failed and does not say why.", text)
@@ -505,7 +505,7 @@ class McpServer:
         return Failed("AnswerLost", f"the server {self.name} did not answer: {why}", live.ending.told())
 
     def _unknown(self, why: str) -> Unstoppable:
-        return Unstoppable(f"Nobody knows whether the server {self.name} did it, since there was no answer: {why}.")
+        return Unstoppable(f"It is unknown whether the server {self.name} did it, since there was no answer: {why}.")
 
     async def _agreed(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":
         """Check that the server still offers the agreed tool: it may have changed its tools."""

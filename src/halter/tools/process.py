@@ -172,7 +172,7 @@ def _fulfil_future(future: "Future[Any]", work: Callable[[], Any]) -> None:
         return
     try:
         result = work()
-    except BaseException as error:  # noqa: BLE001 A future carries whatever was raised to the one who waits.
+    except BaseException as error:  # noqa: BLE001 A future carries every exception to its waiter.
         future.set_exception(error)
     else:
         future.set_result(result)
@@ -508,7 +508,7 @@ def check_findable(tool: str, function: Callable[..., Any]) -> None:
 async def run_isolated(function: Callable[..., Any], arguments: bytes, key: str, max_output: int) -> Output:
     file = inspect.getsourcefile(function) or ""
     job = IsolatedJob(function.__module__, function.__qualname__, file, sys.path, arguments.decode(), key, max_output)
-    # Compiled code beside an agent's own would be code that nobody trusted.
+    # Compiled code beside an agent's own would be untrusted code.
     argv = [sys.executable, "-P", "-B", "-m", _PROGRAM]
     stdin = msgspec.json.encode(job) + b"\n"
     environment = {**os.environ, AGENT_VARIABLE: "tool"}
@@ -588,7 +588,7 @@ def _run_as_child(work: Callable[[], bytes], parent: int, handled: list[int], ou
         while done:
             done = done[os.write(answer, done) :]
         code = 0
-    except BaseException:  # noqa: BLE001 Nobody is above this, and what it was must be told.
+    except BaseException:  # noqa: BLE001 There is no caller above, and the error must be reported.
         with suppress(BaseException):
             traceback.print_exc()
     finally:
