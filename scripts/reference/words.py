@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Final, get_args
 
 import halter
-from halter.config.agent_files import DEFAULT_PROVIDERS
 from halter.core import errors, vocabulary
+from halter.core.agent_spec import KNOWN_PROVIDERS
 from halter.core.spec import DEFAULT_RATES, DEFAULT_SIMULATE, MODES
 from halter.core.tools import LEVELS
 from halter.guard.judge import LEVEL_TABLE
@@ -103,8 +103,8 @@ def environment_page() -> str:
         )
     rows = ((code(name), *words) for name, words in VARIABLES.items() if name in there)
     keys = (
-        (code(name), code(usual.key) if usual.key else "none", code(usual.base_url) if usual.base_url else "")
-        for name, usual in DEFAULT_PROVIDERS.items()
+        (code(name), code(usual.keys[0]) if usual.keys else "none", code(usual.base_url) if usual.base_url else "")
+        for name, usual in KNOWN_PROVIDERS.items()
     )
     return "\n".join(
         (

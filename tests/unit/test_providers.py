@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from halter.core.agent_spec import Provider
+from halter.core.agent_spec import KNOWN_PROVIDERS, Provider
 from halter.core.errors import ConfigError
 from halter.core.usage import ModelName
-from halter.models.providers import DEFAULT_WINDOW, KNOWN_PROVIDERS, LOCAL_WINDOW, Prices, estimate_window, make_model
+from halter.models.providers import DEFAULT_WINDOW, LOCAL_WINDOW, Prices, estimate_window, make_model
 from halter.models.wire import WireModel
 
 

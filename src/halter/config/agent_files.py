@@ -18,9 +18,8 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final, cast
 
 import msgspec
@@ -29,7 +28,7 @@ from msgspec.structs import asdict, replace
 
 from halter.config.decode import decode_document
 from halter.config.yaml_reader import MAX_BYTES, Document, KeyPath, SourceMap, load_bytes, load_file
-from halter.core.agent_spec import REFERENCE_PATTERN, Playbook, Reference, Skill, Step, WireFormat, parse_reference
+from halter.core.agent_spec import REFERENCE_PATTERN, Playbook, Reference, Skill, Step, parse_reference
 from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
 from halter.core.spec import AgentSpec, Limits
@@ -280,34 +279,3 @@ def list_texts(value: Any, path: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 def _list_references(value: Any) -> Iterator[Reference]:
     for _, text in list_texts(value, ()):
         yield from (found for body in REFERENCE_PATTERN.findall(text) if (found := parse_reference(body)) is not None)
-
-
-class ProviderDefaults(msgspec.Struct, frozen=True):
-    """Defaults of a provider. A local server needs no key; without a `base_url` the file must give one."""
-
-    base_url: str = ""
-    key: str = ""
-    wire: WireFormat = "openai"
-
-
-_GOOGLE: Final = ProviderDefaults("https://generativelanguage.googleapis.com", "GEMINI_API_KEY", "google")
-
-DEFAULT_PROVIDERS: Final[Mapping[str, ProviderDefaults]] = MappingProxyType(
-    {
-        "openai": ProviderDefaults("https://api.openai.com/v1", "OPENAI_API_KEY"),
-        "anthropic": ProviderDefaults("https://api.anthropic.com", "ANTHROPIC_API_KEY", "anthropic"),
-        "google": _GOOGLE,
-        "gemini": _GOOGLE,
-        "openrouter": ProviderDefaults("https://openrouter.ai/api/v1", "OPENROUTER_API_KEY"),
-        "groq": ProviderDefaults("https://api.groq.com/openai/v1", "GROQ_API_KEY"),
-        "mistral": ProviderDefaults("https://api.mistral.ai/v1", "MISTRAL_API_KEY"),
-        "deepseek": ProviderDefaults("https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
-        "together": ProviderDefaults("https://api.together.xyz/v1", "TOGETHER_API_KEY"),
-        "ollama": ProviderDefaults("http://localhost:11434/v1"),
-        "llamacpp": ProviderDefaults("http://localhost:8080/v1"),
-        "vllm": ProviderDefaults("http://localhost:8000/v1"),
-        "lmstudio": ProviderDefaults("http://localhost:1234/v1"),
-        "llamafarm": ProviderDefaults(),
-    }
-)
-UNKNOWN_PROVIDER: Final = ProviderDefaults()

@@ -18,9 +18,7 @@ from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from halter.config.agent_files import (
-    DEFAULT_PROVIDERS,
     INSTRUCTIONS,
-    UNKNOWN_PROVIDER,
     AgentFile,
     UnusableFile,
     decode_file_text,
@@ -41,8 +39,10 @@ from halter.config.sections import (
 )
 from halter.config.yaml_reader import MAX_BYTES, KeyPath, SourceMap, load_bytes
 from halter.core.agent_spec import (
+    KNOWN_PROVIDERS,
     REFLEX,
     SCRIPTED,
+    UNKNOWN_PROVIDER,
     VERBS,
     Anonymize,
     Autonomy,
@@ -326,7 +326,7 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Source
     if name in _HERE:
         raise places.wrong(path, f"`{name}` is no provider that could be reached elsewhere; remove it.")
     theirs, ours = said
-    usual = DEFAULT_PROVIDERS.get(name, UNKNOWN_PROVIDER)
+    usual = KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER)
     base_url = value_or_default(theirs.base_url, value_or_default(ours.base_url, usual.base_url))
     if not base_url:
         sentence = f"`base_url` is missing from `{format_key_path(path)}`, whose address is not known; write it"
@@ -356,7 +356,7 @@ def _check_provider(both: FilePair, name: str, asked: ProviderSpec) -> None:
 def _check_address(both: FilePair, name: str, base_url: str) -> None:
     fleet, path = both.fleet.spec, ("providers", name, "base_url")
     if name in fleet.providers:
-        there = value_or_default(fleet.providers[name].base_url, DEFAULT_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url)
+        there = value_or_default(fleet.providers[name].base_url, KNOWN_PROVIDERS.get(name, UNKNOWN_PROVIDER).base_url)
         if there != base_url:
             raise both.looser(path, f"`{base_url}`", ("providers", name), f"`{there}`")
     both.reached(path, base_url)
@@ -377,7 +377,7 @@ def _check_models(both: FilePair, providers: Mapping[str, Provider]) -> None:
         raise places.wrong(
             ("fallback_models",), "`fallback_models` stand in for a `model`, which is missing; write it."
         )
-    known = sorted({*DEFAULT_PROVIDERS, *_HERE, *providers})
+    known = sorted({*KNOWN_PROVIDERS, *_HERE, *providers})
     for path, model in _named_models(spec):
         provider = ModelName.parse(model).provider
         if provider not in known:

@@ -10,9 +10,7 @@ from msgspec import UNSET
 
 from halter.config.agent_files import (
     AGENT_FILE,
-    DEFAULT_PROVIDERS,
     INSTRUCTIONS,
-    UNKNOWN_PROVIDER,
     AgentFile,
     read_agent,
 )
@@ -20,7 +18,7 @@ from halter.config.decode import format_key_path
 from halter.config.mcp_file import MCP_FILE
 from halter.config.sections import list_triggers, locate_folder
 from halter.config.yaml_reader import KeyPath
-from halter.core.agent_spec import REFLEX, SCRIPTED
+from halter.core.agent_spec import KNOWN_PROVIDERS, REFLEX, SCRIPTED, UNKNOWN_PROVIDER
 from halter.core.errors import ConfigError
 from halter.core.folders import ProtectedEntry, ProtectedPaths, WritableFolders
 from halter.core.spec import AgentSpec
@@ -99,7 +97,7 @@ def render_starter_files(name: str, model: str) -> Mapping[str, str]:
 
 
 def find_key_variable(model: str) -> str:
-    return DEFAULT_PROVIDERS.get(_provider(model), UNKNOWN_PROVIDER).key
+    return next(iter(KNOWN_PROVIDERS.get(_provider(model), UNKNOWN_PROVIDER).keys), "")
 
 
 def _provider(model: str) -> str:
@@ -117,7 +115,7 @@ def _model_lines(model: str) -> str:
 
 
 def _provider_lines(provider: str) -> str:
-    if DEFAULT_PROVIDERS.get(provider, UNKNOWN_PROVIDER).base_url:
+    if KNOWN_PROVIDERS.get(provider, UNKNOWN_PROVIDER).base_url:
         return ""
     comment = "where it is reached; what it costs is said in halter.yaml, under `models`"
     return f"providers:\n  {_plain(provider)}:\n    base_url: http://localhost:8000/v1  # {comment}\n"

@@ -98,6 +98,50 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True):
     bills_errors: bool = False
 
 
+class KnownProvider(msgspec.Struct, frozen=True, kw_only=True):
+    """A provider with defaults: its address, and the variables that hold its key or move it.
+
+    A local server needs no key. Without an address, the file or the variable must give one.
+    """
+
+    base_url: str = ""
+    wire: WireFormat = "openai"
+    keys: tuple[str, ...] = ()
+    url_from: str = ""
+    local: bool = False
+
+
+_GOOGLE: Final = KnownProvider(
+    base_url="https://generativelanguage.googleapis.com", wire="google", keys=("GEMINI_API_KEY", "GOOGLE_API_KEY")
+)
+UNKNOWN_PROVIDER: Final = KnownProvider()
+KNOWN_PROVIDERS: Final[Mapping[str, KnownProvider]] = MappingProxyType(
+    {
+        "openai": KnownProvider(
+            base_url="https://api.openai.com/v1", keys=("OPENAI_API_KEY",), url_from="OPENAI_BASE_URL"
+        ),
+        "anthropic": KnownProvider(
+            base_url="https://api.anthropic.com",
+            wire="anthropic",
+            keys=("ANTHROPIC_API_KEY",),
+            url_from="ANTHROPIC_BASE_URL",
+        ),
+        "google": _GOOGLE,
+        "gemini": _GOOGLE,
+        "openrouter": KnownProvider(base_url="https://openrouter.ai/api/v1", keys=("OPENROUTER_API_KEY",)),
+        "groq": KnownProvider(base_url="https://api.groq.com/openai/v1", keys=("GROQ_API_KEY",)),
+        "mistral": KnownProvider(base_url="https://api.mistral.ai/v1", keys=("MISTRAL_API_KEY",)),
+        "deepseek": KnownProvider(base_url="https://api.deepseek.com/v1", keys=("DEEPSEEK_API_KEY",)),
+        "together": KnownProvider(base_url="https://api.together.xyz/v1", keys=("TOGETHER_API_KEY",)),
+        "ollama": KnownProvider(base_url="http://localhost:11434/v1", url_from="OLLAMA_BASE_URL", local=True),
+        "llamacpp": KnownProvider(base_url="http://localhost:8080/v1", url_from="LLAMACPP_BASE_URL", local=True),
+        "vllm": KnownProvider(base_url="http://localhost:8000/v1", url_from="VLLM_BASE_URL", local=True),
+        "lmstudio": KnownProvider(base_url="http://localhost:1234/v1", url_from="LMSTUDIO_BASE_URL", local=True),
+        "llamafarm": KnownProvider(url_from="LLAMAFARM_BASE_URL", local=True),
+    }
+)
+
+
 class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that the loop needs to know of an agent, beside what the guard knows.
 

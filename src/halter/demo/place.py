@@ -18,10 +18,11 @@ from typing import Any, Final
 import msgspec
 
 from halter.config.trust import TrustFile, digest_folder
+from halter.core.agent_spec import KNOWN_PROVIDERS
 from halter.core.clock import DAY, MINUTE, SECOND, Clock
 from halter.core.errors import ConfigError
 from halter.loop.session_runtime import run_together
-from halter.models.providers import KNOWN_PROVIDERS, is_installed
+from halter.models.providers import is_installed
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
 from halter.server.auth import Keyring, describe_token, new_secret, suggest_token_name

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from halter.core.agent_spec import Provider, WireFormat
+from halter.core.agent_spec import KNOWN_PROVIDERS, KnownProvider, Provider, WireFormat
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError, explain_extra
 from halter.core.text import join_names, shorten
@@ -399,45 +399,6 @@ _SECRET: Final = re.compile(r"\$\{secret:([A-Za-z_][A-Za-z0-9_.-]*)\}")
 _LIBRARIES: Final = MappingProxyType({"openai": "openai", "anthropic": "anthropic", "google": "google.genai"})
 
 
-class KnownProvider(msgspec.Struct, frozen=True, kw_only=True):
-    """A provider with defaults: its address, and the variables that hold its key or move it."""
-
-    url: str = ""
-    wire: WireFormat = "openai"
-    keys: tuple[str, ...] = ()
-    url_from: str = ""
-    local: bool = False
-
-
-_GOOGLE: Final = KnownProvider(
-    url="https://generativelanguage.googleapis.com", wire="google", keys=("GEMINI_API_KEY", "GOOGLE_API_KEY")
-)
-
-KNOWN_PROVIDERS: Final = MappingProxyType(
-    {
-        "openai": KnownProvider(url="https://api.openai.com/v1", keys=("OPENAI_API_KEY",), url_from="OPENAI_BASE_URL"),
-        "anthropic": KnownProvider(
-            url="https://api.anthropic.com",
-            wire="anthropic",
-            keys=("ANTHROPIC_API_KEY",),
-            url_from="ANTHROPIC_BASE_URL",
-        ),
-        "google": _GOOGLE,
-        "gemini": _GOOGLE,
-        "openrouter": KnownProvider(url="https://openrouter.ai/api/v1", keys=("OPENROUTER_API_KEY",)),
-        "groq": KnownProvider(url="https://api.groq.com/openai/v1", keys=("GROQ_API_KEY",)),
-        "mistral": KnownProvider(url="https://api.mistral.ai/v1", keys=("MISTRAL_API_KEY",)),
-        "deepseek": KnownProvider(url="https://api.deepseek.com/v1", keys=("DEEPSEEK_API_KEY",)),
-        "together": KnownProvider(url="https://api.together.xyz/v1", keys=("TOGETHER_API_KEY",)),
-        "ollama": KnownProvider(url="http://localhost:11434/v1", url_from="OLLAMA_BASE_URL", local=True),
-        "llamacpp": KnownProvider(url="http://localhost:8080/v1", url_from="LLAMACPP_BASE_URL", local=True),
-        "vllm": KnownProvider(url="http://localhost:8000/v1", url_from="VLLM_BASE_URL", local=True),
-        "lmstudio": KnownProvider(url="http://localhost:1234/v1", url_from="LMSTUDIO_BASE_URL", local=True),
-        "llamafarm": KnownProvider(url_from="LLAMAFARM_BASE_URL", local=True),
-    }
-)
-
-
 class Endpoint(msgspec.Struct, frozen=True):
     wire: WireFormat
     url: str
@@ -516,9 +477,9 @@ def _resolve_known(name: ModelName, key: FindKey) -> tuple[Endpoint, str]:
             f"Known without that are {join_names(KNOWN_PROVIDERS)}."
         )
     moved = key(known.url_from) if known.url_from else None
-    if not (moved or known.url):
+    if not (moved or known.base_url):
         raise ConfigError(f"{name} has no address: set {known.url_from}, or {_describe(name)}")
-    url = _address(_complete_url(moved, known), known.url_from) if moved else known.url
+    url = _address(_complete_url(moved, known), known.url_from) if moved else known.base_url
     # A local server always has its address: whether it runs on this machine is seen by that.
     return Endpoint(known.wire, url, usual=not (moved or known.local)), _given_key(name, known, url, key)
 
