@@ -201,6 +201,10 @@ def _unless_none(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"anyOf": [schema, {"const": NONE_WORD}]}
 
 
+def _pattern_form(pattern: str, expected: str, *, secret: bool = False) -> ScalarForm:
+    return ScalarForm(_make_pattern_reader(pattern), expected, _text(pattern), secret)
+
+
 SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
     {
         "duration": ScalarForm(_duration, "a duration, as in 30s, 15m or 1h30m", _TIME),
@@ -210,7 +214,7 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
         ),
         "rate": ScalarForm(_or_none(_rate), "a rate, as in 20/hour, or none", _unless_none(_text(_RATE))),
         "zone": ScalarForm(_zone, "a time zone, as in Europe/Berlin", {"type": "string"}),
-        "name": ScalarForm(_make_pattern_reader(_NAME), "a name of up to 64 letters, digits, - and _", _text(_NAME)),
+        "name": _pattern_form(_NAME, "a name of up to 64 letters, digits, - and _"),
         "host": ScalarForm(_host, "a host, as in api.example.com, *.example.com or * for all", {"type": "string"}),
         "models": ScalarForm(_models, "a model, as in anthropic:claude-sonnet-4-5 or anthropic:*", {"type": "string"}),
         "model": ScalarForm(
@@ -229,11 +233,8 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
             _text(_URL),
             secret=True,
         ),
-        "reference": ScalarForm(
-            _make_pattern_reader(_REFERENCE),
-            "a reference, as in ${secret:OPENAI}, to a key that stands in HALTER_SECRET_OPENAI",
-            _text(_REFERENCE),
-            secret=True,
+        "reference": _pattern_form(
+            _REFERENCE, "a reference, as in ${secret:OPENAI}, to a key that stands in HALTER_SECRET_OPENAI", secret=True
         ),
         "address": ScalarForm(
             _address,
@@ -242,28 +243,16 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
             _text(_ADDRESS),
             secret=True,
         ),
-        "header_name": ScalarForm(
-            _make_pattern_reader(_HEADER_NAME), "the name of a header, as in Authorization", _text(_HEADER_NAME)
-        ),
+        "header_name": _pattern_form(_HEADER_NAME, "the name of a header, as in Authorization"),
         "header": ScalarForm(
             _header,
             "text on one line, without accents; a key is best written as in Bearer ${secret:API_KEY}",
             _text(_HEADER),
             secret=True,
         ),
-        "day_time": ScalarForm(
-            _make_pattern_reader(_DAY_TIME), "a time of day from 00:00 to 23:59, as in 08:00", _text(_DAY_TIME)
-        ),
-        "path_into": ScalarForm(
-            _make_pattern_reader(_PATH_INTO),
-            "the way into a reading, as in quotes.AAPL or items[0].price",
-            _text(_PATH_INTO),
-        ),
-        "secret": ScalarForm(
-            _make_pattern_reader(_REFERABLE),
-            "the name of a secret, made of letters, digits, _, . and -",
-            _text(_REFERABLE),
-        ),
+        "day_time": _pattern_form(_DAY_TIME, "a time of day from 00:00 to 23:59, as in 08:00"),
+        "path_into": _pattern_form(_PATH_INTO, "the way into a reading, as in quotes.AAPL or items[0].price"),
+        "secret": _pattern_form(_REFERABLE, "the name of a secret, made of letters, digits, _, . and -"),
     }
 )
 

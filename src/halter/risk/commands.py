@@ -8,7 +8,7 @@ import posixpath
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Final, Literal, TypedDict
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -170,28 +170,13 @@ def _parse_options(text: str) -> Mapping[str, OptionKind]:
     return kinds
 
 
-class _Traits(TypedDict, total=False):
-    skips: int
-    joins: bool
-    permutes: bool
-    only_lines: bool
-    looks: frozenset[str]
-
-
-def _parse_traits(text: str) -> _Traits:
-    traits: _Traits = {}
-    for word in text.split():
-        name, _, value = word.partition("=")
-        match name:
-            case "skips":
-                traits["skips"] = int(value)
-            case "looks":
-                traits["looks"] = frozenset(value.split(","))
-            case "joins" | "permutes" | "only_lines":
-                traits[name] = True
-            case _:
-                raise ValueError(word)
-    return traits
+def _parse_traits(text: str) -> dict[str, Any]:
+    """Parse `skips=1 joins looks=-p,-P`: numbers, sets and flags of a Wrapper."""
+    traits = (word.partition("=") for word in text.split())
+    return {
+        name: int(value) if value.isdigit() else frozenset(value.split(",")) if equals else True
+        for name, equals, value in traits
+    }
 
 
 _WRAPPERS: Final = _parse_table(_TABLE)

@@ -3,11 +3,13 @@
 import posixpath
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 import msgspec
 
 from halter.core.text import expand_names, word_set
+from halter.core.vocabulary import RiskLevel
 from halter.risk.commands import EXEC_OPTIONS, UNKNOWN_WORDS, Command, list_find_roots
 from halter.risk.places import RiskFinding, host_risk, is_root, normalize_path, path_risk, url_risk
 from halter.risk.shell_syntax import program_of
@@ -122,6 +124,10 @@ def make_verb_judge(high: str = "", critical: str = "", low: str = "", *, otherw
     return judge
 
 
+def _prepend_finding(level: RiskLevel, reason: str, judge: Judge) -> Judge:
+    return lambda command: chain([(level, reason)], judge(command))
+
+
 def _resolve_paths(command: Command, paths: Sequence[str]) -> list[str]:
     """Resolve paths against the line's working directory."""
     if not command.folder:
@@ -152,11 +158,6 @@ def _rm(command: Command) -> Iterator[JudgeFinding]:
         yield from path_risk(path, "write")
 
 
-def _shred(command: Command) -> Iterator[JudgeFinding]:
-    yield "HIGH", "what is overwritten cannot be restored"
-    yield from _rm(command)
-
-
 def _rights(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     recursive = has_flag(words, "R", "--recursive")
@@ -185,16 +186,6 @@ def _dd(command: Command) -> Iterator[JudgeFinding]:
 def _writer(command: Command) -> Iterator[JudgeFinding]:
     for path in _resolve_paths(command, list_operands(command.argv[1:])):
         yield from path_risk(path, "write")
-
-
-def _truncate(command: Command) -> Iterator[JudgeFinding]:
-    yield "MEDIUM", "files are cut"
-    yield from _writer(command)
-
-
-def _patch(command: Command) -> Iterator[JudgeFinding]:
-    yield "MEDIUM", "files are changed as another file says"
-    yield from _writer(command)
 
 
 def _copier(command: Command) -> Iterator[JudgeFinding]:
@@ -329,7 +320,7 @@ def _pool(command: Command) -> Iterator[JudgeFinding]:
 FILE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
     {
         "rm rmdir unlink srm": _rm,
-        "shred wipe": _shred,
+        "shred wipe": _prepend_finding("HIGH", "what is overwritten cannot be restored", _rm),
         "chmod chown chgrp chattr setfacl": _rights,
         "tee touch mkdir mkfifo mknod sponge split csplit": _writer,
         "cp ln install link": _copier,
@@ -339,8 +330,8 @@ FILE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
             "mdadm badblocks hdparm nvme dmsetup debugfs"
         ): _disk,
         "zpool zfs btrfs": _pool,
-        "patch": _patch,
-        "truncate fallocate": _truncate,
+        "patch": _prepend_finding("MEDIUM", "files are changed as another file says", _writer),
+        "truncate fallocate": _prepend_finding("MEDIUM", "files are cut", _writer),
         "dd": _dd,
         "mv rename": _mover,
         "rsync": _rsync,

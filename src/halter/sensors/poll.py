@@ -260,7 +260,7 @@ class Fetch:
         self._headers = dict(source.headers)
         shown = {"url": url, "headers": self._headers}
         self._valid = Valid(shown, msgspec.json.encode(shown, order="sorted"))
-        self._spec = add_spec_digest(
+        self.spec = add_spec_digest(
             ToolSpec(
                 name=f"poll_{sensor.name}",
                 description=f"Get {url} for the sensor {sensor.name}.",
@@ -272,20 +272,16 @@ class Fetch:
             )
         )
 
-    @property
-    def spec(self) -> ToolSpec:
-        return self._spec
-
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Accept no arguments, or those that the guard was shown before."""
         if arguments.strip() in {b"", b"{}", self._valid.canonical}:
             return self._valid
-        return Invalid(f"{self._spec.name} takes no arguments: its address is written in the agent's file.")
+        return Invalid(f"{self.spec.name} takes no arguments: its address is written in the agent's file.")
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         permit.use()
         headers = cast("Mapping[str, str]", substitute_secrets(self._headers, permit.reveal))
-        seconds = self._spec.timeout / SECOND
+        seconds = self.spec.timeout / SECOND
         try:
             async with asyncio.timeout(seconds), self._target.opened(headers) as response:
                 return Output(await _text(response))

@@ -234,7 +234,7 @@ class FunctionTool:
         self.place: RootedTool | None = None
         self._threaded = threaded
         self._starts: Callable[[], None] | None = None
-        self._spec = add_spec_digest(replace(spec, schema=self._arguments.schema))
+        self.spec = add_spec_digest(replace(spec, schema=self._arguments.schema))
         if spec.isolate and self._arguments.deps:
             raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
         if spec.isolate:
@@ -246,10 +246,6 @@ class FunctionTool:
                     f"The check of the tool {spec.name} asks for {', '.join(unknown)}, "
                     "which the tool itself does not take: it may use the parameters of the tool only."
                 )
-
-    @property
-    def spec(self) -> ToolSpec:
-        return self._spec
 
     def given(self, deps: Any) -> "FunctionTool":
         """The same tool with the program's values for parameters of the type `Deps`."""
@@ -279,13 +275,13 @@ class FunctionTool:
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         function = self._function.open(permit)
-        if self._spec.isolate:
+        if self.spec.isolate:
             plain = self._arguments.revealed(arguments, permit)
             if self._starts is not None:
                 # It reads the agent's folder, which may be large.
                 await asyncio.to_thread(self._starts)
             return await run_isolated(function, plain, permit.id, self._max_output)
-        unstoppable = self._spec.effect == "write"
+        unstoppable = self.spec.effect == "write"
         return await self._called(function, self._filled(arguments, permit), unstoppable=unstoppable)
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
@@ -310,13 +306,13 @@ class FunctionTool:
     def _filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
         missing = [name for name in self._arguments.deps if name not in self._given]
         if missing:
-            raise Failed("NoDeps", f"{self._spec.name} needs {', '.join(missing)}: run its agent with `deps`.")
+            raise Failed("NoDeps", f"{self.spec.name} needs {', '.join(missing)}: run its agent with `deps`.")
         return {**self._arguments.filled(arguments, permit), **self._given}
 
     def __call__(self, *_arguments: Any, **_more: Any) -> NoReturn:
         raise TypeError(
-            f"{self._spec.name} is a tool and is not called directly: it runs through the guard, as in "
-            f'guard.call("{self._spec.name}", ...).'
+            f"{self.spec.name} is a tool and is not called directly: it runs through the guard, as in "
+            f'guard.call("{self.spec.name}", ...).'
         )
 
     def run_in_own_process(self, plain: bytes, permit: Permit) -> Any:
@@ -514,7 +510,7 @@ class TooCostly(Exception):
 
 
 def compile_schema(schema: Any) -> "SchemaChecker | UnusableSchema":
-    """Compile a schema to a checker; raises UnusableSchema."""
+    """Compile a schema to a checker, or say why it cannot be used."""
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
 

@@ -393,19 +393,15 @@ class McpTool:
         self._name = known.name
         self._checker: SchemaChecker = known.checker
         # How long we wait is our own affair, so that it is no part of what a person agreed to.
-        self._spec = replace(known.spec, timeout=timeout)
-
-    @property
-    def spec(self) -> ToolSpec:
-        return self._spec
+        self.spec = replace(known.spec, timeout=timeout)
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
-        return self._checker.validate(self._spec.name, arguments)
+        return self._checker.validate(self.spec.name, arguments)
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
         plain = self._revealed(arguments, permit)
-        async with asyncio.timeout(self._spec.timeout / SECOND):
-            return await self._server.call(self._spec, self._name, plain, permit)
+        async with asyncio.timeout(self.spec.timeout / SECOND):
+            return await self._server.call(self.spec, self._name, plain, permit)
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         permit.use()
@@ -419,7 +415,7 @@ class McpTool:
             raise Failed("UnknownSecret", f"{missing.args[0]} is no secret that this call may use.") from None
         except ValueError:
             raise Failed("InvalidSecret", "a secret holds characters that cannot be sent.") from None
-        match self._checker.validate(self._spec.name, written):
+        match self._checker.validate(self.spec.name, written):
             case Valid(values):
                 return values
             case Invalid(sentence):
