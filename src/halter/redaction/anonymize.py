@@ -26,7 +26,7 @@ from halter.redaction.personal_data import (
     compile_names,
     split_pieces,
 )
-from halter.redaction.redact import change_json_strings, is_json
+from halter.redaction.redact import change_json_strings, change_texts, is_json
 
 PLACEHOLDER_DIGITS: Final = (6, 16, 64)
 """Digits of the digest in a placeholder; more where two values would collide."""
@@ -120,15 +120,12 @@ def _hide_message(message: Message, veil: _HidingRules) -> _HiddenPart:
 
 def _hide_part(part: Part, veil: _HidingRules) -> _HiddenPart:
     match part:
-        case Text(text=text):
+        case Text(text=text) | ToolResult(text=text):
             hidden = _hide_text(text, veil)
             return msgspec.structs.replace(hidden, what=msgspec.structs.replace(part, text=hidden.what))
         case ToolCall(arguments=arguments):
             hidden = _hide_json(arguments, veil, whole=is_json(arguments))
             return msgspec.structs.replace(hidden, what=msgspec.structs.replace(part, arguments=hidden.what))
-        case ToolResult(text=text):
-            hidden = _hide_text(text, veil)
-            return msgspec.structs.replace(hidden, what=msgspec.structs.replace(part, text=hidden.what))
 
 
 def _hide_text(text: str, veil: _HidingRules) -> _HiddenPart:
@@ -219,7 +216,7 @@ def _hide_schema_words(value: Any, hide: Callable[[str], str], *, naming: bool) 
         case dict():
             items = cast("dict[str, Any]", value).items()
             return {
-                key: _hide_everywhere(each, hide)
+                key: change_texts(each, hide)
                 if key in _WORDING_KEYS and not naming
                 else _hide_schema_words(each, hide, naming=key in _NAME_KEYS and not naming)
                 for key, each in items
@@ -230,24 +227,10 @@ def _hide_schema_words(value: Any, hide: Callable[[str], str], *, naming: bool) 
             return value
 
 
-def _hide_everywhere(value: Any, hide: Callable[[str], str]) -> Any:
-    match value:
-        case str():
-            return hide(value)
-        case list():
-            return [_hide_everywhere(each, hide) for each in cast("list[Any]", value)]
-        case dict():
-            return {key: _hide_everywhere(each, hide) for key, each in cast("dict[str, Any]", value).items()}
-        case _:
-            return value
-
-
 def _hide_facts(facts: Mapping[str, Any], veil: _HidingRules) -> _HiddenPart:
     """Hide values among the facts, which change from turn to turn and are not cached."""
     found: set[tuple[str, str]] = set()
-    made = {
-        key: _hide_everywhere(value, lambda text: _hide_and_collect(text, veil, found)) for key, value in facts.items()
-    }
+    made = change_texts(facts, lambda text: _hide_and_collect(text, veil, found))
     return _HiddenPart(made, frozenset(found)) if found else _HiddenPart(facts)
 
 

@@ -394,19 +394,8 @@ def _find_names(text: str, names: NamePatterns) -> Iterator[TextPiece]:
 
 def _find_matches(text: str, names: NameMatcher | None) -> Iterator[TextPiece]:
     data = to_body(text) if names else b""
-    found = list(names.find(data)) if names else []
-    if not found:
-        yield TextPiece(text)
-        return
-    at = 0
-    for start, end in found:
-        if start > at:
-            yield TextPiece(_decode_bytes(data[at:start]))
-        name = _decode_bytes(data[start:end])
-        yield TextPiece(name, "NAME", name)
-        at = end
-    if at < len(data):
-        yield TextPiece(_decode_bytes(data[at:]))
+    found = [(start, end, "NAME") for start, end in names.find(data)] if names else []
+    yield from _cut_pieces(data, found) if found else (TextPiece(text),)
 
 
 def _find_recognised(text: str, recognisers: tuple[Recogniser, ...]) -> Iterator[TextPiece]:
@@ -415,6 +404,10 @@ def _find_recognised(text: str, recognisers: tuple[Recogniser, ...]) -> Iterator
     spans: list[tuple[int, int, str]] = []
     for search in _compile_recognisers(recognisers):
         spans = _add_spans(search, data, spans)
+    yield from _cut_pieces(data, spans)
+
+
+def _cut_pieces(data: bytes, spans: Sequence[tuple[int, int, str]]) -> Iterator[TextPiece]:
     at = 0
     for start, end, kind in spans:
         if start > at:

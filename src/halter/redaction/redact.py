@@ -21,7 +21,7 @@ import msgspec
 
 from halter.core.messages import Message, Part, Prompt, Reply, Text, ToolCall, ToolResult
 from halter.core.ports import Lease
-from halter.core.text import clean, to_body
+from halter.core.text import clean, to_body, word_set
 from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES
 from halter.redaction.secret_values import (
@@ -47,11 +47,9 @@ _REFERENCE: Final = b"${"
 _STAND_IN: Final = b"xxxxxx"
 _BEHIND: Final = 40
 _ROOM: Final = len("://") + len("pwd=word")
-_SECRET_WORDS: Final = frozenset(
-    {
-        *("KEY", "KEYS", "APIKEY", "TOKEN", "TOKENS", "SECRET", "SECRETS", "PASSWORD", "PASSWD", "PASSPHRASE", "PASS"),
-        *("PAT", "CREDENTIAL", "CREDENTIALS", "DSN", "COOKIE", "AUTH", "WEBHOOK", "SALT"),
-    }
+_SECRET_WORDS: Final = word_set(
+    "KEY KEYS APIKEY TOKEN TOKENS SECRET SECRETS PASSWORD PASSWD PASSPHRASE PASS PAT CREDENTIAL CREDENTIALS DSN COOKIE "
+    "AUTH WEBHOOK SALT"
 )
 _NEVER_SECRET: Final = frozenset({"FILE", "PATH", "SOCK", "DIR", "ID", "NAME"})
 
@@ -360,7 +358,9 @@ class PromptMasker:
             system=_mask_text_cached(prompt.system, self._redact),
             messages=messages,
             tools=_mask_tools(prompt.tools, self._redact),
-            facts=_mask_facts(prompt.facts, self._redact) if prompt.facts else prompt.facts,
+            facts=change_texts(prompt.facts, lambda text: mask_text(text, self._redact))
+            if prompt.facts
+            else prompt.facts,
         )
 
 
@@ -377,51 +377,34 @@ def mask_message(message: Message, redact: Redact) -> Message:
     return made
 
 
-def _mask_facts(facts: Mapping[str, Any], redact: Redact) -> Mapping[str, Any]:
-    """Mask the facts, which change from turn to turn and are not cached."""
-    return {key: _mask_value(value, redact) for key, value in facts.items()}
-
-
-def _mask_value(value: Any, redact: Redact) -> Any:
+def change_texts(value: Any, change: Redact) -> Any:
+    """Change every text in a value of JSON, but no key."""
     match value:
         case str():
-            return mask_text(value, redact)
+            return change(value)
         case list():
-            return [_mask_value(each, redact) for each in cast("list[Any]", value)]
+            return [change_texts(each, change) for each in cast("list[Any]", value)]
         case dict():
-            return _mask_facts(cast("dict[str, Any]", value), redact)
+            return {key: change_texts(each, change) for key, each in cast("dict[str, Any]", value).items()}
         case _:
             return value
 
 
 def mask_reply(reply: Reply, redact: Redact) -> Reply:
-    parts = tuple(
-        [_mask_text_part(part, redact) if isinstance(part, Text) else _mask_call(part, redact) for part in reply.parts]
-    )
+    parts = cast("tuple[Text | ToolCall, ...]", tuple([_mask_part(part, redact) for part in reply.parts]))
     return reply if parts == reply.parts else msgspec.structs.replace(reply, parts=parts)
 
 
 def _mask_part(part: Part, redact: Redact) -> Part:
     match part:
-        case Text():
-            return _mask_text_part(part, redact)
-        case ToolCall():
-            return _mask_call(part, redact)
-        case ToolResult():
+        case Text() | ToolResult():
             text = mask_text(part.text, redact)
             return part if text is part.text else msgspec.structs.replace(part, text=text)
-
-
-def _mask_text_part(part: Text, redact: Redact) -> Text:
-    text = mask_text(part.text, redact)
-    return part if text is part.text else msgspec.structs.replace(part, text=text)
-
-
-def _mask_call(part: ToolCall, redact: Redact) -> ToolCall:
-    tool, arguments = mask_text(part.tool, redact), mask_text(part.arguments, redact)
-    if tool is part.tool and arguments is part.arguments:
-        return part
-    return msgspec.structs.replace(part, tool=tool, arguments=arguments)
+        case ToolCall():
+            tool, arguments = mask_text(part.tool, redact), mask_text(part.arguments, redact)
+            if tool is part.tool and arguments is part.arguments:
+                return part
+            return msgspec.structs.replace(part, tool=tool, arguments=arguments)
 
 
 @lru_cache(maxsize=64)
