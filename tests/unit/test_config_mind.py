@@ -51,7 +51,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ("model_for:\n  summary: b\n", "agent.yaml line 3: `model_for.summary` is the text 'b', but must be one model"),
         (
             "model_for:\n  summary: mine:b\n",
-            "agent.yaml line 3: `model_for.summary` is of a provider `mine` that nobody k",
+            "agent.yaml line 3: `model_for.summary` is of an unknown provider `mine`",
         ),
         (
             "providers: {a: {}}\n",

@@ -384,8 +384,8 @@ def change_texts(value: Any, change: Redact) -> Any:
             return change(value)
         case list():
             return [change_texts(each, change) for each in cast("list[Any]", value)]
-        case dict():
-            return {key: change_texts(each, change) for key, each in cast("dict[str, Any]", value).items()}
+        case Mapping():
+            return {key: change_texts(each, change) for key, each in cast("Mapping[str, Any]", value).items()}
         case _:
             return value
 
