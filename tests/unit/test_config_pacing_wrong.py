@@ -106,7 +106,7 @@ GATE = [
         "line 3: the expression `nosuch(hot)` cannot be worked out: Undefined variable or function: 'nosuch'.",
     ),
     ("autonomy: {gate: {model: small}}\n", "line 2: `autonomy.gate.model` is the text 'small', but must be one model"),
-    ("autonomy: {gate: {model: 'olama:s'}}\n", "line 2: `autonomy.gate.model` is of a provider `olama` that nobody kn"),
+    ("autonomy: {gate: {model: 'olama:s'}}\n", "line 2: `autonomy.gate.model` is of an unknown provider `olama`"),
     ("autonomy: {precheck_model: 'olama:s'}\n", "line 2: `autonomy.precheck_model` is of a provider `olama` that nob"),
     ("autonomy: {precheck_model: scripted}\n", "line 2: `autonomy.precheck_model` is `scripted`, but there is no `scr"),
     ("autonomy: {gate: {model: reflex}}\n", "line 2: `autonomy.gate.model` is `reflex`, but there is no `reflex`; wri"),
