@@ -81,7 +81,7 @@ REFUSALS = {
     b"HTTP/1.1 302 Found\r\nlocation: http://a:port/\r\ncontent-length: 0\r\n\r\n": "cannot be read",
     b"\x00\xff\x13 this is no HTTP\r\n\r\n": "cannot be read",
     b"": "cannot be read",
-    OK + b"content-encoding: gzip\r\n\r\n" + gzip.compress(b"data: 1\n\n"): "packed",
+    OK + b"content-encoding: gzip\r\n\r\n" + gzip.compress(b"data: 1\n\n"): "compressed",
     OK + b"content-length: 100\r\n\r\ndata: 1\n\ndata: 2": "cannot be read",
     OK + b"transfer-encoding: chunked\r\n\r\nzz\r\ndata: 1\n\n": "cannot be read",
 }

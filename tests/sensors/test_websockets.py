@@ -166,7 +166,7 @@ async def test_a_server_that_hangs_is_given_up(server: Any, clock: Any, read: Re
         await asyncio.Event().wait()
 
     server.answers = [hang]
-    with pytest.raises(SensorFailed, match=r"did not begin within 0\.1 s"):
+    with pytest.raises(SensorFailed, match=r"did not open within 0\.1 s"):
         await read(feed(over(server), clock, patience=0.1))
 
 
@@ -186,9 +186,9 @@ REFUSALS = {
     b"HTTP/1.1 401 No\r\ncontent-length: 0\r\n\r\n": "refused with 401",
     b"HTTP/1.1 302 Found\r\nlocation: ws://127.0.0.1:1/\r\ncontent-length: 0\r\n\r\n": "refused with 302",
     b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n": "refused with 200",
-    b"\x00\xff\x13 this is no HTTP\r\n\r\n": "did not begin as a WebSocket does",
-    b"": "did not begin as a WebSocket does",
-    b"HTTP/1.1 101 Switching Protocols\r\n\r\n": "did not begin as a WebSocket does",
+    b"\x00\xff\x13 this is no HTTP\r\n\r\n": "The WebSocket handshake failed",
+    b"": "The WebSocket handshake failed",
+    b"HTTP/1.1 101 Switching Protocols\r\n\r\n": "The WebSocket handshake failed",
 }
 
 

@@ -67,7 +67,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ),
         (
             "providers:\n  a:\n    wire: grpc\n",
-            "agent.yaml line 4: `providers.a.wire` is the text 'grpc', which is none of its words; they are",
+            "agent.yaml line 4: `providers.a.wire` is the text 'grpc', which is not allowed; they are",
         ),
         (
             "providers:\n  a:\n    base_url: a.example\n",
@@ -79,7 +79,10 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ("providers:\n  a:\n    key: x\n", "agent.yaml line 4: `key` is not a key of `providers.a`;"),
         ("temperature: 3\n", "agent.yaml line 2: `temperature` is the number 3, but must be a number from 0 to 2."),
         ("temperature: hot\n", "agent.yaml line 2: `temperature` is the text 'hot', but must be a number from 0 to 2."),
-        ("tool_calls: json\n", "agent.yaml line 2: `tool_calls` is the text 'json', which is none of its words; they"),
+        (
+            "tool_calls: json\n",
+            "agent.yaml line 2: `tool_calls` is the text 'json', which is not allowed; they",
+        ),
         ("instructions: [a]\n", "agent.yaml line 2: `instructions` is a list, but must be text"),
         (
             "model: scripted\n",

@@ -77,7 +77,7 @@ AUTONOMY = [
     (hours("start: 08:00, end: 12:60"), "line 3: `autonomy.active_hours.end` is the text '12:60', but must be a time"),
     (
         hours("start: 08:00, end: 08:00"),
-        "line 3: `autonomy.active_hours` starts and ends at 08:00; let one be another time, or remove it",
+        "line 3: `autonomy.active_hours` starts and ends at 08:00; change one of them, or remove it",
     ),
     (
         hours("start: 08:00, end: 09:00, timezone: Mars"),
@@ -91,7 +91,7 @@ AUTONOMY = [
 GATE = [
     (
         "autonomy: {gate: {on: changes}}\n",
-        "line 2: `autonomy.gate.on` is the text 'changes', which is none of its words; did you mean `change`?",
+        "line 2: `autonomy.gate.on` is the text 'changes', which is not allowed; did you mean `change`?",
     ),
     (
         "autonomy:\n  gate:\n    expression: hot.cash >\n",
@@ -133,7 +133,7 @@ FIELDS = [
         "line 2: `hot_state.fields.cash` is the text 'number', but must be a map",
     ),
     ("hot_state: {fields: {'a b': {}}}\n", "line 2: `hot_state.fields.a b` is the text 'a b', but must be a name"),
-    (field("type: list"), "line 4: `hot_state.fields.cash.type` is the text 'list', which is none of its words;"),
+    (field("type: list"), "line 4: `hot_state.fields.cash.type` is the text 'list', which is not allowed;"),
     (field("ttl: -5"), "line 4: `hot_state.fields.cash.ttl` is the number -5, but must be a duration"),
     (
         field("refresh_tool: ''"),
@@ -169,9 +169,9 @@ SOURCES = [
     ("sensors: [{name: feed, type: poll}]\n", "line 2: `source` is missing from `sensors[1]`; write it."),
     (
         sensor(kind="pol"),
-        "line 4: `sensors[1].type` is the text 'pol', which is none of its words; did you mean `poll`",
+        "line 4: `sensors[1].type` is the text 'pol', which is not allowed; did you mean `poll`",
     ),
-    (sensor("{}"), f"line 5: `sensors[1].source` says not where to read: {POLLED}"),
+    (sensor("{}"), f"line 5: `sensors[1].source` does not say where to read: {POLLED}"),
     (sensor("look"), "line 5: `sensors[1].source` must be a mapping, with a `key: value` on each line; what stands"),
     (sensor("{tool: ''}"), "line 5: `sensors[1].source.tool` is the text '', but must be text that is not empty"),
     (
@@ -200,7 +200,10 @@ SOURCES = [
     (sensor("{url: 'ftp://a'}"), "line 5: `sensors[1].source.url` must be an address"),
     (sensor("{url: 'http://a:99999/'}"), "line 5: `sensors[1].source.url` must be an address"),
     (sensor("{url: 'http://a/${secret:B}'}"), "line 5: `sensors[1].source.url` must be an address"),
-    (sensor("{}", kind="watch"), "line 5: `sensors[1].source` says not where to read: a sensor of type watch needs a"),
+    (
+        sensor("{}", kind="watch"),
+        "line 5: `sensors[1].source` does not say where to read: a sensor of type watch",
+    ),
     (sensor("{path: ''}", kind="watch"), "line 5: `sensors[1].source.path` is the text '', but must be text that is"),
     (sensor("{path: a, pattern: ''}", kind="watch"), "line 5: `sensors[1].source.pattern` is the text '', but must"),
     (
@@ -213,7 +216,7 @@ SOURCES = [
     ),
     (
         sensor("{}", kind="stream"),
-        "line 5: `sensors[1].source` says not where to read: a sensor of type stream needs a",
+        "line 5: `sensors[1].source` does not say where to read: a sensor of type stream needs a",
     ),
     (sensor("{tool: a}", kind="stream"), "line 5: `sensors[1].source.tool` means nothing to a sensor of type stream"),
     (
@@ -254,7 +257,7 @@ READINGS = [
     (sensor(more="  updates: [{path: a}]\n"), "line 6: `field` is missing from `sensors[1].updates[1]`; write it."),
     (
         sensor(more="  updates: [{field: a, path: 'b['}]\n"),
-        "line 6: `sensors[1].updates[1].path` is the text 'b[', but must be the way into a reading, as in quotes.AAPL",
+        "line 6: `sensors[1].updates[1].path` is the text 'b[', but must be a path into a reading, as in quotes.AAPL",
     ),
     (sensor(more="  updates: [{field: a, path: .b}]\n"), "line 6: `sensors[1].updates[1].path` is the text '.b', but"),
     (sensor(more="  updates: [{field: a, path: 'b[-1]'}]\n"), "line 6: `sensors[1].updates[1].path` is the text 'b[-1"),

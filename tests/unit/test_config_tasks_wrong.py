@@ -57,7 +57,7 @@ SCHEDULES = [
         schedule("every: 1h", "prompt: a", "playbook: b"),
         "line 6: `schedules[1]` has both a `prompt` and a `playbook`; keep one of them.",
     ),
-    (timed(), "line 3: `schedules[1]` says not when; write `cron`, `every` or `at`."),
+    (timed(), "line 3: `schedules[1]` does not say when; write `cron`, `every` or `at`."),
     (timed("every: 1h", "at: 2036-01-01 09:00"), "line 6: `schedules[1]` has both `every` and `at`; one of them says"),
     (timed("cron: 0 9 * * *", "every: 1h"), "line 6: `schedules[1]` has both `cron` and `every`; one of them says"),
     (
@@ -68,16 +68,22 @@ SCHEDULES = [
     (timed("every: 5m", "min_interval: 10m"), "line 5: `schedules[1].every` is 5m, which is shorter than its `min_in"),
     (
         timed("every: 5m", "min_interval: 59s"),
-        "line 6: `schedules[1].min_interval` is 59s, and a minute is the least; write 1m or more.",
+        "line 6: `schedules[1].min_interval` is 59s, but the minimum is 1m; write that or more.",
     ),
-    (timed("every: 5m", "min_interval: 0"), "line 6: `schedules[1].min_interval` is 0, and a minute is the least"),
+    (timed("every: 5m", "min_interval: 0"), "line 6: `schedules[1].min_interval` is 0, but the minimum is 1m"),
     (timed("every: 5m", "jitter: 5m"), "line 6: `schedules[1].jitter` is 5m, as long as its `every` or longer"),
-    (timed("every: 5m", "overlap: both"), "line 6: `schedules[1].overlap` is the text 'both', which is none of its w"),
-    (timed("every: 5m", "catch_up: all"), "line 6: `schedules[1].catch_up` is the text 'all', which is none of its w"),
+    (
+        timed("every: 5m", "overlap: both"),
+        "line 6: `schedules[1].overlap` is the text 'both', which is not allowed",
+    ),
+    (
+        timed("every: 5m", "catch_up: all"),
+        "line 6: `schedules[1].catch_up` is the text 'all', which is not allowed",
+    ),
     (timed("every: 5m", "timezone: Mars"), "line 6: `schedules[1].timezone` is the text 'Mars', but must be a time z"),
     (
         timed("every: 5m", "active_hours: {start: '08:00', end: '08:00'}"),
-        "line 6: `schedules[1].active_hours` starts and ends at 08:00; let one be another time, or remove it",
+        "line 6: `schedules[1].active_hours` starts and ends at 08:00; change one of them, or remove it",
     ),
     (
         timed("every: 1h", "max_cost_usd: 0"),
@@ -115,7 +121,7 @@ WATCHES = [
         f"{timed('every: 1h')}watches: [{{name: nightly, prompt: a, path: b}}]\n",
         "line 6: `watches[1].name` is `nightly`, as that of `schedules[1]`; choose another name.",
     ),
-    (watch(), "line 3: `watches[1]` says not what to watch; write a `path`, or name a `collection`."),
+    (watch(), "line 3: `watches[1]` does not say what to watch; write a `path`, or name a `collection`."),
     (
         f"{watch('path: a', 'collection: b')}collections: {{b: {{path: c}}}}\n",
         "line 6: `watches[1]` has both a `path` and a `collection`; keep one of them.",
@@ -155,7 +161,10 @@ WATCHES = [
     ("collections:\n  a: {path: b, pattern: ~/c}\n", "line 3: `collections.a.pattern` is `~/c`, which leads out of"),
 ]
 CHANNELS = [
-    (channel("type: fax"), "line 5: `notify.channels[1].type` is the text 'fax', which is none of its words; they are"),
+    (
+        channel("type: fax"),
+        "line 5: `notify.channels[1].type` is the text 'fax', which is not allowed; they are",
+    ),
     (channel("type: email"), "line 4: `notify.channels[1]` is of type email, which needs `to`; write it."),
     (
         channel("type: email", "to: [ada@example.com]", "sender: h@example.com"),
@@ -186,7 +195,7 @@ CHANNELS = [
     ),
     (
         f"secrets: [P]\n{mail('username: ada', 'password: ${secret:P}', 'security: none')}",
-        "line 12: `notify.channels[1].security` is none, so the password would be sent for all to read; write startt",
+        "line 12: `notify.channels[1].security` is none, so the password would be sent in plain text; write startt",
     ),
     (
         mail("username: ada", "password: ${secret:P}"),
@@ -209,10 +218,13 @@ CHANNELS = [
         f"{channel('type: in_app')}  - {{name: ops, type: in_app}}\n",
         "line 6: `notify.channels[2].name` is `ops`, as that of another; choose another name.",
     ),
-    ("notify: {on: [done]}\n", "line 2: `notify.on[1]` is the text 'done', which is none of its words; they are"),
+    ("notify: {on: [done]}\n", "line 2: `notify.on[1]` is the text 'done', which is not allowed; they are"),
 ]
 OTHERS = [
-    ("verbs: [shout]\n", "line 2: `verbs[1]` is the text 'shout', which is none of its words; they are `emit_findin"),
+    (
+        "verbs: [shout]\n",
+        "line 2: `verbs[1]` is the text 'shout', which is not allowed; they are `emit_findin",
+    ),
     ("anonymize: {names: [Ada]}\n", "line 2: `anonymize.names` hides nothing while nothing is hidden; write `enabled"),
     ("anonymize: 5\n", "line 2: `anonymize` is the number 5, but must be a mapping"),
     ("idle_halt_minutes: -1\n", "line 2: `idle_halt_minutes` is the number -1, but must be a number from 0"),

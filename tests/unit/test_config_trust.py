@@ -346,5 +346,5 @@ def test_a_folder_in_place_of_the_record_is_a_sentence(folder: Path, trust: Trus
 def test_too_much_code_is_a_sentence(folder: Path) -> None:
     with (folder / "large.py").open("wb") as file:
         file.truncate(MAX_BYTES + 1)
-    with pytest.raises(ConfigError, match="holds too much code to be looked at"):
+    with pytest.raises(ConfigError, match="holds too much code to check"):
         digest_folder(folder)

@@ -181,7 +181,7 @@ JSON = "content-type: application/json"
         (saying(f"500 Oh No\r\n{JSON}", b'{"error": "no"}'), "it answered with HTTP status 500"),
         (saying(f"200 OK\r\n{JSON}", b"<html>"), "Failed to parse JSON response"),
         (saying(f"200 OK\r\n{JSON}", b'{"jsonrpc":', cut=True), "the connection failed"),
-        (saying(f"200 OK\r\n{JSON}\r\ncontent-encoding: gzip", b"\x1f\x8b"), "it answered packed"),
+        (saying(f"200 OK\r\n{JSON}\r\ncontent-encoding: gzip", b"\x1f\x8b"), "it sent a compressed answer"),
         (saying("200 OK\r\ncontent-type: text/event-stream", b"data: {\n\n"), "Failed to parse SSE message"),
         (saying("200 OK\r\ncontent-type: text/event-stream", b""), "SSE stream ended without a response"),
     ],

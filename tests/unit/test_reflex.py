@@ -237,7 +237,7 @@ async def test_whatever_is_known_and_said_an_answer_comes(facts: dict[str, Any],
         ("- yield: {sleep: 5m}\n", "rules.yaml line 1: Object missing required field `mode`"),
         ("- yield:\n    mode: rest\n", "rules.yaml line 2: Invalid enum value 'rest'"),
         ("- yield:\n    mode: sleep\n    sleep: soon\n", "rules.yaml line 3: 'soon' is not a duration"),
-        ("- yield:\n    mode: sleep\n    sleep: -1\n", "rules.yaml line 3: -1.0 is no number of seconds"),
+        ("- yield:\n    mode: sleep\n    sleep: -1\n", "rules.yaml line 3: -1.0 is not a duration"),
         ("- yield:\n    mode: sleep\n    sleep: .nan\n", "rules.yaml line 3: '.nan' is not a duration"),
     ],
 )

@@ -123,7 +123,7 @@ async def test_nothing_is_said_without_a_fresh_permit() -> None:
         ("- calls:\n  - tool: a\n  - arguments: {}\n", "script.yaml line 3: Object missing required field `tool`"),
         ("- usage:\n    input_tokens: 1\n    cache_read_tokens: 2\n", "script.yaml line 1: Cached tokens are part of"),
         ("- text: One.\n  takes: soon\n", "script.yaml line 2: 'soon' is not a duration"),
-        ("- text: One.\n  takes: -1\n", "script.yaml line 2: -1.0 is no number of seconds"),
+        ("- text: One.\n  takes: -1\n", "script.yaml line 2: -1.0 is not a duration"),
         ("- fails:\n    kind: Busy\n    retry_after: later\n", "script.yaml line 3: 'later' is not a duration"),
         ("- fails:\n    kind: Busy\n    sort: x\n", "script.yaml line 3: Object contains unknown field `sort`"),
     ],

@@ -140,9 +140,9 @@ def read_skill(folder: Path, place: Path) -> Skill:
     values = _head(head, str(file))
     name, description = values.get("name", place.name), values.get("description", "")
     if not isinstance(name, str) or not isinstance(description, str) or not name.strip():
-        raise ConfigError(f"{file}: `name` and `description` must be words.")
+        raise ConfigError(f"{file}: `name` and `description` must be text.")
     if not body.strip():
-        raise ConfigError(f"{file} says nothing beside its head: write what is to be done.")
+        raise ConfigError(f"{file} has no text below its front matter: write the instructions.")
     return Skill(name.strip(), shorten(description.strip(), 1000), body.strip())
 
 

@@ -234,7 +234,7 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
             secret=True,
         ),
         "reference": _pattern_form(
-            _REFERENCE, "a reference, as in ${secret:OPENAI}, to a key that stands in HALTER_SECRET_OPENAI", secret=True
+            _REFERENCE, "a reference, as in ${secret:OPENAI}, to the key in HALTER_SECRET_OPENAI", secret=True
         ),
         "address": ScalarForm(
             _address,
@@ -251,7 +251,7 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
             secret=True,
         ),
         "day_time": _pattern_form(_DAY_TIME, "a time of day from 00:00 to 23:59, as in 08:00"),
-        "path_into": _pattern_form(_PATH_INTO, "the way into a reading, as in quotes.AAPL or items[0].price"),
+        "path_into": _pattern_form(_PATH_INTO, "a path into a reading, as in quotes.AAPL or items[0].price"),
         "secret": _pattern_form(_REFERABLE, "the name of a secret, made of letters, digits, _, . and -"),
     }
 )
@@ -318,7 +318,7 @@ class _Reader:
                 return self.read(_member(kind, value), value, path)
             case inspect.LiteralType():
                 if value not in kind.values:
-                    sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is none of its words"
+                    sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is not allowed"
                     raise self._places.wrong(path, f"{sentence}; {suggest_nearest(str(value), kind.values, 'they')}")
                 return value
             case inspect.AnyType():
@@ -328,7 +328,7 @@ class _Reader:
 
     def _wrong(self, value: Any, expected: str, path: KeyPath, *, hidden: bool = False) -> Exception:
         if hidden and value is not None:
-            sentence = f"`{format_key_path(path)}` must be {expected}; what stands there is something else."
+            sentence = f"`{format_key_path(path)}` must be {expected}; the value is something else."
             return self._places.wrong(path, sentence)
         subject = f"`{format_key_path(path)}` is" if path else "the file is"
         return self._places.wrong(path, f"{subject} {describe_value(value)}, but must be {expected}.")

@@ -155,7 +155,7 @@ def _autonomy_mistakes(autonomy: Autonomy) -> Iterator[Mistake]:
         sentence = f"the shortest sleep (`min_sleep`, {format_duration(least)}) is longer than the longest"
         yield path, f"{sentence} (`max_sleep`, {format_duration(most)}); change one of them."
     if hours is not UNSET and hours.start == hours.end:
-        sentence = f"starts and ends at {hours.start}; let one be another time"
+        sentence = f"starts and ends at {hours.start}; change one of them"
         yield make_mistake(
             ("autonomy", "active_hours"), f"{sentence}, or remove it for an agent that may always be awake."
         )
@@ -235,7 +235,7 @@ def _source_mistakes(sensor: SensorSpec, path: KeyPath) -> Iterator[Mistake]:
         "stream": source.url is UNSET,
     }
     if missing[kind]:
-        yield make_mistake(path, f"says not where to read: a sensor of type {kind} needs {_NEEDS[kind]}; write it.")
+        yield make_mistake(path, f"does not say where to read: a sensor of type {kind} needs {_NEEDS[kind]}; write it.")
     match kind:
         case "poll":
             yield from _poll_mistakes(source, path)
@@ -398,12 +398,12 @@ def _unreadable_mistakes(folder: Path, name: str, path: KeyPath) -> Iterator[Mis
 def _schedule_mistakes(schedule: Schedule, path: KeyPath, zone: str) -> Iterator[Mistake]:
     there, said = format_key_path(path), [key for key in _TIMES if getattr(schedule, key) is not UNSET]
     if not said:
-        yield path, f"`{there}` says not when; write `cron`, `every` or `at`."
+        yield path, f"`{there}` does not say when; write `cron`, `every` or `at`."
     for key in said[1:]:
         yield (*path, key), f"`{there}` has both `{said[0]}` and `{key}`; one of them says when: keep one."
     hours = schedule.active_hours
     if hours is not UNSET and hours.start == hours.end:
-        sentence = f"starts and ends at {hours.start}; let one be another time"
+        sentence = f"starts and ends at {hours.start}; change one of them"
         yield make_mistake((*path, "active_hours"), f"{sentence}, or remove it for a schedule that may always run.")
     yield from _pause_mistakes(schedule, path)
     yield from _moment_mistakes(schedule, path, value_or_default(schedule.timezone, zone))
@@ -413,7 +413,7 @@ def _pause_mistakes(schedule: Schedule, path: KeyPath) -> Iterator[Mistake]:
     least, every = schedule.min_interval, schedule.every
     if least < MINUTE:
         sentence = f"is {format_duration(least) if least else '0'}"
-        yield make_mistake((*path, "min_interval"), f"{sentence}, and a minute is the least; write 1m or more.")
+        yield make_mistake((*path, "min_interval"), f"{sentence}, but the minimum is 1m; write that or more.")
     if every is UNSET:
         return
     if every < least:
@@ -423,7 +423,7 @@ def _pause_mistakes(schedule: Schedule, path: KeyPath) -> Iterator[Mistake]:
         )
     elif schedule.jitter >= every:
         sentence = f"is {format_duration(schedule.jitter)}, as long as its `every`"
-        yield make_mistake((*path, "jitter"), f"{sentence} or longer, so that runs would meet; write less.")
+        yield make_mistake((*path, "jitter"), f"{sentence} or longer, so that runs would overlap; write less.")
 
 
 def _moment_mistakes(schedule: Schedule, path: KeyPath, zone: str) -> Iterator[Mistake]:
@@ -442,7 +442,7 @@ def _moment_mistakes(schedule: Schedule, path: KeyPath, zone: str) -> Iterator[M
 def _watch_mistakes(watch: Watch, spec: AgentSpec, folder: Path | None, path: KeyPath) -> Iterator[Mistake]:
     there = format_key_path(path)
     if watch.path is UNSET and watch.collection is UNSET:
-        yield path, f"`{there}` says not what to watch; write a `path`, or name a `collection`."
+        yield path, f"`{there}` does not say what to watch; write a `path`, or name a `collection`."
     if watch.path is not UNSET and watch.collection is not UNSET:
         yield (*path, "collection"), f"`{there}` has both a `path` and a `collection`; keep one of them."
     yield from _pattern_mistakes(watch.pattern, (*path, "pattern"))
@@ -534,7 +534,7 @@ def _mail_mistakes(channel: Channel, path: KeyPath) -> Iterator[Mistake]:
         has, lacks = ("password", "username") if channel.username is UNSET else ("username", "password")
         yield make_mistake((*path, has), f"needs a `{lacks}` beside it; write it, or remove `{has}`.")
     if channel.password is not UNSET and channel.security == "none" and not _is_here(channel.host or ""):
-        sentence = "is none, so the password would be sent for all to read"
+        sentence = "is none, so the password would be sent in plain text"
         yield make_mistake((*path, "security"), f"{sentence}; write starttls or tls.")
 
 

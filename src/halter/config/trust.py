@@ -257,7 +257,7 @@ class AgentCode:
             about = os.lstat(path)
             left -= about.st_size
             if left < 0 or len(found) >= MAX_FILES:
-                raise ConfigError(f"{folder} holds too much code to be looked at: keep an agent's folder small.")
+                raise ConfigError(f"{folder} holds too much code to check: keep an agent's folder small.")
             if name not in declared and not stat.S_ISSOCK(about.st_mode):
                 found[name] = self._named(path, about, own, places)
         return found | self._named_besides(own, found, places)

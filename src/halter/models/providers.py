@@ -464,7 +464,7 @@ def _provider_key(name: ModelName, provider: Provider, key: FindKey) -> str:
     if not secret:
         raise ConfigError(
             f"`providers.{name.provider}.api_key` names the secret {found[1]}, which is not set: set it, "
-            f"or take the line away if {name.provider} needs no key."
+            f"or remove the line if {name.provider} needs no key."
         )
     return secret
 
@@ -474,7 +474,7 @@ def _resolve_known(name: ModelName, key: FindKey) -> tuple[Endpoint, str]:
     if known is None:
         raise ConfigError(
             f"Unknown provider {shorten(name.provider)!r} of {shorten(str(name))!r}: {_describe(name)} "
-            f"Known without that are {join_names(KNOWN_PROVIDERS)}."
+            f"Known providers are {join_names(KNOWN_PROVIDERS)}."
         )
     moved = key(known.url_from) if known.url_from else None
     if not (moved or known.base_url):

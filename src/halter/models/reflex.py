@@ -178,9 +178,7 @@ def _calls(written: _Written, index: int, where: LocateKey) -> tuple[ToolCall, .
             except ConfigError as error:
                 raise ConfigError(f"{place}: {error}") from None
         elif written.yields.sleep is not None and not written.yields.sleep >= 0:
-            raise ConfigError(
-                f"{place}: {written.yields.sleep} is no number of seconds that can pass; write it like 5m."
-            )
+            raise ConfigError(f"{place}: {written.yields.sleep} is not a duration; write it like 5m.")
         calls.append((YIELD, msgspec.to_builtins(written.yields)))
     return tuple(
         ToolCall(f"{index}.{number}", tool, msgspec.json.encode(arguments).decode(), number)

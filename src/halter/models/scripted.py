@@ -302,5 +302,5 @@ def _micros(written: str | float, place: str) -> int:
         except ConfigError as error:
             raise ConfigError(f"{place}: {error}") from None
     if not 0 <= written < 10**9:
-        raise ConfigError(f"{place}: {written} is no number of seconds that can pass; write it like 2s.")
+        raise ConfigError(f"{place}: {written} is not a duration; write it like 2s.")
     return round(written * SECOND)

@@ -177,7 +177,7 @@ class _Bounded:
 
         self._left -= len(piece)
         if self._left < 0:
-            raise httpx2.DecodingError("The answer is longer than any answer is.")
+            raise httpx2.DecodingError("The answer is too long.")
         self._meter.feed(piece)
         return piece
 
@@ -315,7 +315,7 @@ def translate_library_error(
     from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
 
     if seen.led_elsewhere:
-        sentence = f"Redirected: {name} is elsewhere, as its address says; write the address it leads to as `base_url`"
+        sentence = f"Redirected: {name} redirects elsewhere; write the address it redirects to as `base_url`"
         return ModelRejected(sentence, billed=False)
     match error:
         case ModelHTTPError():

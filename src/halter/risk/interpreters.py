@@ -131,7 +131,7 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
         for path in rest:
             yield from path_risk(path, "write")
     for code in codes:
-        yield "HIGH", f"{program} runs code that was not looked at"
+        yield "HIGH", f"{program} runs code that was not inspected"
         yield from code_risk(code)
     if codes:
         return
@@ -142,7 +142,7 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
             case _ if module.partition(".")[0] == "halter":
                 yield NestedCommand(("halter", *rest))
             case "timeit" | "code" | "pdb" | "cProfile" | "profile" | "trace" | "runpy" if rest:
-                yield "HIGH", f"{module} runs code that was not looked at"
+                yield "HIGH", f"{module} runs code that was not inspected"
             case "http.server" | "smtpd":
                 yield "HIGH", "files are served to the network"
             case _:
@@ -150,7 +150,7 @@ def interpreter_risk(command: Command) -> Iterator[JudgeFinding]:
     elif not rest and {"--version", "-V", "-VV", "--help", "-h", "-v"} & set(words) and not command.is_fed:
         return
     elif rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
-        yield "MEDIUM", f"{program} runs a file that was not looked at"
+        yield "MEDIUM", f"{program} runs a file that was not inspected"
         if verb := find_deleting_word(rest[1:]):
             yield "HIGH", f"{rest[0]} {verb} deletes something"
     else:
@@ -213,7 +213,7 @@ def shell_risk(command: Command) -> Iterator[JudgeFinding]:
     if code is not None:
         return
     if rest and rest[0] not in _STANDARD_INPUT and rest[0] != "/dev/fd/63" and "$" not in rest[0]:
-        yield "MEDIUM", f"{command.program} runs a file that was not looked at"
+        yield "MEDIUM", f"{command.program} runs a file that was not inspected"
     else:
         yield from source_risk(command, rest[:1])
 
@@ -223,7 +223,7 @@ def _source(command: Command) -> Iterator[JudgeFinding]:
     if script and script[0].endswith("/bin/activate"):
         yield "MEDIUM", "a virtual environment is entered"
         return
-    yield "HIGH", "lines of a file are run that were not looked at"
+    yield "HIGH", "lines of a file are run that were not inspected"
     if script and (script[0] in _STANDARD_INPUT or script[0] == "/dev/fd/63"):
         yield from source_risk(command, script)
         for feed in command.given:
@@ -331,7 +331,7 @@ def _awk(command: Command) -> Iterator[JudgeFinding]:
     for script in list_option_values(words, "-f", "--file"):
         if command.is_fed and script in _STANDARD_INPUT:
             yield from source_risk(command, [script])
-        yield "MEDIUM", "awk runs a file that was not looked at"
+        yield "MEDIUM", "awk runs a file that was not inspected"
 
 
 def _awk_operands(words: Sequence[str]) -> list[str]:
@@ -387,7 +387,7 @@ def _debugger(command: Command) -> Iterator[JudgeFinding]:
         if word in {"--args", "-args", "--"}:
             yield NestedCommand(tuple(words[at + 1 :]))
             break
-    yield "MEDIUM", "a program is looked into"
+    yield "MEDIUM", "a program is debugged"
 
 
 _MAKE_RUNS: Final = re.compile(r"\$[({]shell\s+([^)}]*)")
@@ -424,7 +424,7 @@ def _eval(command: Command) -> Iterator[JudgeFinding]:
     if any(feed.fetched for feed in command.built):
         yield "CRITICAL", "eval runs what was fetched"
     elif command.built or any("$" in word for word in command.argv[1:]):
-        yield "HIGH", "eval runs what is only known while it runs"
+        yield "HIGH", "eval runs code that is only known at run time"
 
 
 CODE_JUDGES: Final[Mapping[str, Judge]] = expand_names(

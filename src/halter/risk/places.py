@@ -136,7 +136,7 @@ def url_risk(url: str) -> Iterator[RiskFinding]:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError:
-        yield "HIGH", "an URL that cannot be read"
+        yield "HIGH", "a URL that cannot be read"
         return
     if parts.scheme not in _SCHEMES:
         yield "HIGH", f"the scheme {parts.scheme} does not lead to the web"
@@ -146,7 +146,7 @@ def url_risk(url: str) -> Iterator[RiskFinding]:
     if port not in {None, 80, 443}:
         yield "MEDIUM", f"{port} is no port of the web"
     if parts.username or parts.password:
-        yield "MEDIUM", "an URL with a user in it"
+        yield "MEDIUM", "a URL with a user in it"
     yield from host_risk(host)
 
 

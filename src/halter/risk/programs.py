@@ -109,7 +109,7 @@ def make_verb_judge(high: str = "", critical: str = "", low: str = "", *, otherw
         words = command.argv[1:]
         for word in worse:
             if word in words:
-                yield "CRITICAL", f"{command.program} {word} cannot be taken back"
+                yield "CRITICAL", f"{command.program} {word} cannot be undone"
         for word in grave:
             if word in words:
                 yield "HIGH", f"{command.program} {word} changes or deletes a lot"
@@ -275,7 +275,7 @@ def _tar(command: Command) -> Iterator[JudgeFinding]:
         for folder in list_option_values(words, "-C", "--directory"):
             yield from _archive_folder_risk(folder)
         if has_flag(words, "P", "--absolute-names") or "P" in flags:
-            yield "HIGH", "files are unpacked to where the archive says"
+            yield "HIGH", "files are unpacked to paths in the archive"
     if has_flag(words, "", "--remove-files", "--delete"):
         yield "HIGH", "files are deleted"
     for path in list_option_values(words, "-f", "--file"):
@@ -371,7 +371,7 @@ def _fetch(command: Command) -> Iterator[JudgeFinding]:
     for line in list_option_values(words, "--use-askpass"):
         yield NestedCommand(line)
     if has_flag(words, "K", "--config"):
-        yield "HIGH", "what is fetched stands in a file"
+        yield "HIGH", "a file says what is fetched"
     for word in list_operands(words):
         yield from _address_risk(word)
 
@@ -572,9 +572,9 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
         case "reset" | "checkout" | "switch" | "restore" if has_flag(
             words, "f", "--hard", "--force", "--discard-changes"
         ):
-            yield "HIGH", f"git {verb} throws changes away"
+            yield "HIGH", f"git {verb} discards changes"
         case "checkout" | "restore" if {"--", "."} & set(words) and not has_flag(words, "bS", "--staged"):
-            yield "HIGH", f"git {verb} throws changes away"
+            yield "HIGH", f"git {verb} discards changes"
         case "clean" if has_flag(words, "f", "--force"):
             yield "HIGH", "git clean deletes files that git does not know"
         case "branch" | "tag" if has_flag(words, "Dd", "--delete"):
@@ -589,15 +589,15 @@ def _change_risk(verb: str, words: Sequence[str]) -> Iterator[JudgeFinding]:
                 f"git {verb} deletes objects",
             )
         case "stash" if words[:1] and words[0] in {"drop", "clear"}:
-            yield "HIGH", f"git stash {words[0]} throws changes away"
+            yield "HIGH", f"git stash {words[0]} discards changes"
         case "worktree" if "remove" in words and has_flag(words, "f", "--force"):
-            yield "HIGH", "git worktree remove throws changes away"
+            yield "HIGH", "git worktree remove discards changes"
         case "rm":
             yield "HIGH" if has_flag(words, "rf", "--force") else "MEDIUM", "git rm deletes files"
         case "remote" | "submodule" | "bisect" if set(words[:1]) <= _LOOKING:
             return
         case "submodule" | "apply" if has_flag(words, "f", "--force", "--all", "--unsafe-paths"):
-            yield "HIGH", f"git {verb} throws changes away, or writes anywhere"
+            yield "HIGH", f"git {verb} discards changes, or writes anywhere"
         case "remote" | "submodule" | "apply" | "am" | "bisect" | "lfs" | "daemon" | "svn" | "p4" | "credential":
             yield "MEDIUM", f"git {verb} changes something outside"
         case _ if verb in _READING:

@@ -60,7 +60,7 @@ _PROGRAMS: Final[Mapping[str, Judge]] = {
 _DANGEROUS: Final = DESTROYERS | SHELLS | WRAPPER_NAMES | INTERPRETERS | {"eval", "source", "mkfs"}
 _MOST_MENTIONS: Final = 16
 _MOST_WORDS: Final = 500
-_TOO_COMPLEX_REASON: Final = "a command line too tangled to be taken apart"
+_TOO_COMPLEX_REASON: Final = "a command line too complex to parse"
 
 PAGERS: Final = frozenset({"less", "more", "most", "zless", "man"})
 _PERSISTING: Final = frozenset({"nsenter", "chroot"})
@@ -101,7 +101,7 @@ def line_risk(given: str | Sequence[str], text: str | None = None) -> Iterator[R
 
 
 def code_line_risk(code: str) -> Iterator[RiskFinding]:
-    yield "HIGH", "code is run that was not looked at"
+    yield "HIGH", "code is run that was not inspected"
     yield from _judge_nested(code_risk(code), make_parse_budget(code), 0)
 
 
@@ -127,7 +127,7 @@ def _judge_line(given: str | Sequence[str], text: str | None, effort: ParseBudge
 
 def _unreadable_risk(line: UnreadableCommand) -> RiskFinding:
     """Judge an unparsable line: a typo is HIGH, apparent obfuscation is CRITICAL."""
-    return ("CRITICAL", _TOO_COMPLEX_REASON) if line.tangled else ("HIGH", "a command line that cannot be taken apart")
+    return ("CRITICAL", _TOO_COMPLEX_REASON) if line.tangled else ("HIGH", "a command line that cannot be parsed")
 
 
 def _judge_nested(found: Iterator[JudgeFinding], effort: ParseBudget, depth: int) -> Iterator[RiskFinding]:
@@ -174,7 +174,7 @@ def command_risk(command: Command, *, looks_further: bool = True) -> Iterator[Ju
     for name, value in command.sets:
         yield from _variable_risk(name, value)
     if command.recursive:
-        yield "CRITICAL", f"{command.program} starts itself again and again"
+        yield "CRITICAL", f"{command.program} calls itself without end"
     program = command.program
     raised = PRIVILEGE_RAISERS.intersection({program, *command.wrappers})
     if raised:
@@ -228,7 +228,7 @@ def _judge_for(program: str) -> Judge | None:
 def _dynamic_program_risk(command: Command) -> Iterator[JudgeFinding]:
     """Judge a program whose name is built while the line runs."""
     fetched = any(feed.fetched for feed in command.built)
-    yield "CRITICAL" if fetched else "HIGH", f"{command.program} is only known while it runs"
+    yield "CRITICAL" if fetched else "HIGH", f"{command.program} is only known at run time"
     yield MentionedWords(command.argv)
 
 
@@ -283,7 +283,7 @@ def _variable_risk(name: str, value: str) -> Iterator[JudgeFinding]:
     elif name.startswith("HALTER_"):
         yield "HIGH", f"{name} says who decides, or where it is kept"
     elif name == "PATH" and _SHARED_PATH_FOLDER.search(value):
-        yield "HIGH", "programs are looked for where anybody can put some"
+        yield "HIGH", "programs are searched for in a folder that anybody can write"
     elif name in _LOADED_BY_OTHERS:
         yield "HIGH", f"{name} makes other programs run something"
     elif _RUN_BY_OTHERS.fullmatch(name):

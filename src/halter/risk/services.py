@@ -51,14 +51,14 @@ def _clock(command: Command) -> Iterator[JudgeFinding]:
 
 def _hostname(command: Command) -> Iterator[JudgeFinding]:
     if list_operands(command.argv[1:])[-1:] and not has_flag(command.argv[1:], "fdiIsA"):
-        yield "HIGH", "the machine is given another name"
+        yield "HIGH", "the machine is renamed"
 
 
 def _crontab(command: Command) -> Iterator[JudgeFinding]:
     words = command.argv[1:]
     if "-l" in words:
         return
-    yield "HIGH", "what runs by itself changes"
+    yield "HIGH", "scheduled commands change"
     for line in (command.input or "").splitlines()[:100]:
         yield MentionedWords(tuple(line.split()))
 
@@ -67,7 +67,7 @@ def _at_or_batch(command: Command) -> Iterator[JudgeFinding]:
     """Judge `at` and `batch`, which run what they read."""
     if has_flag(command.argv[1:], "lcV"):
         return
-    yield "HIGH", "something runs later by itself"
+    yield "HIGH", "something is scheduled to run"
     yield from source_risk(command, [])
     yield NestedCommand(command.input or "")
 
@@ -103,9 +103,9 @@ def _container(command: Command) -> Iterator[JudgeFinding]:
         *list_option_values(words, "--pid"),
         *list_option_values(words, "--userns"),
     ):
-        yield "CRITICAL", "a container is given the machine"
+        yield "CRITICAL", "a container has access to the whole machine"
     if has_flag(words, "", "--cap-add", "--device", "--security-opt"):
-        yield "HIGH", "a container is given rights"
+        yield "HIGH", "a container has extra rights"
     yield from _container_verbs(command)
 
 
@@ -169,9 +169,9 @@ def _database(command: Command) -> Iterator[JudgeFinding]:
     for path in list_operands(words)[:1] if command.program in {"sqlite3", "duckdb"} else ():
         yield from (found for found in path_risk(path, "write") if found[0] == "CRITICAL")
     if command.is_fed and command.input is None:
-        yield "HIGH", f"{command.program} runs statements that were not looked at"
+        yield "HIGH", f"{command.program} runs statements that were not inspected"
     if any(True for _ in list_option_values(words, "-f", "--file")):
-        yield "MEDIUM", f"{command.program} runs a file that was not looked at"
+        yield "MEDIUM", f"{command.program} runs a file that was not inspected"
 
 
 _REDIS_READS: Final = word_set("GET MGET KEYS SCAN INFO TTL TYPE EXISTS LRANGE HGETALL HGET SMEMBERS PING")
@@ -256,7 +256,7 @@ def _halter(command: Command) -> Iterator[JudgeFinding]:
     words = list_operands(command.argv[1:])
     verb = next((word for word in words[:3] if word in _DECIDING), next(iter(words), ""))
     if verb in _DECIDING:
-        yield "CRITICAL", f"halter {verb} is for people to say"
+        yield "CRITICAL", f"halter {verb} is reserved for people"
     else:
         yield "MEDIUM", f"halter {verb}"
 

@@ -162,7 +162,7 @@ class Target:
                     await response.aclose()
         except LocalProtocolError:
             # The library quotes the header that it refuses, and that may hold a key.
-            raise NoAnswer("BadRequest", f"The request to {host} cannot be written: look at its headers.") from None
+            raise NoAnswer("BadRequest", f"The request to {host} cannot be written: check its headers.") from None
         except InvalidURL as error:
             raise NoAnswer("BadUrl", f"The address cannot be read: {error}.") from None
         except (TransportError, StreamError) as error:
@@ -194,7 +194,7 @@ def parse_web_url(text: str) -> "URL":
 
     url = URL(text)
     if url.scheme not in {"http", "https"} or not url.host:
-        raise NoAnswer("BadUrl", "The address is none of the web: it must begin with https:// or http://.")
+        raise NoAnswer("BadUrl", "The address is not a web address: it must begin with https:// or http://.")
     if url.userinfo:
         raise NoAnswer("BadUrl", f"The address of {url.host} holds a name or a password: use a header.")
     return url
@@ -206,7 +206,7 @@ async def _demand_usable(response: "Response", host: str) -> "Response":
         return response
     await response.aclose()
     if response.status_code in _OK:
-        raise NoAnswer("Encoded", f"{host} sends its answer packed, though it was asked not to.")
+        raise NoAnswer("Encoded", f"{host} sends a compressed answer, though it was asked not to.")
     said = f"{response.status_code} {response.reason_phrase}".strip()
     raise NoAnswer("HttpError", f"{host} answered {said}.", _retry_after(response))
 
@@ -286,7 +286,7 @@ class Fetch:
             async with asyncio.timeout(seconds), self._target.opened(headers) as response:
                 return Output(await _text(response))
         except TimeoutError:
-            raise Failed("Timeout", f"The answer did not come to its end within {seconds:g} s.") from None
+            raise Failed("Timeout", f"The answer was not complete within {seconds:g} s.") from None
         except NoAnswer as error:
             raise Failed(error.kind, str(error)) from error
 

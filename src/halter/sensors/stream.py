@@ -164,16 +164,16 @@ async def _connect(url: str, headers: Mapping[str, str], seconds: float) -> "Cli
     try:
         return await Straight(url, additional_headers=headers, **limits, **times)
     except TimeoutError:
-        raise SensorFailed(f"The stream did not begin within {seconds:g} s.") from None
+        raise SensorFailed(f"The stream did not open within {seconds:g} s.") from None
     except InvalidStatus as error:
         raise SensorFailed(f"The stream was refused with {error.response.status_code}.") from None
     except InvalidURI:
-        raise SensorFailed("The address is none of a WebSocket: it must begin with wss:// or ws://.") from None
+        raise SensorFailed("The address is not a WebSocket address: it must begin with wss:// or ws://.") from None
     except OSError as error:
         raise SensorFailed(f"The stream cannot be reached: {error.strerror or error}.") from error
     except (WebSocketException, ValueError, EOFError) as error:
         # What the library says may quote a header, and that may hold a key.
-        raise SensorFailed(f"The stream did not begin as a WebSocket does ({type(error).__name__}).") from None
+        raise SensorFailed(f"The WebSocket handshake failed ({type(error).__name__}).") from None
 
 
 _MILLISECOND: Final = 1000

@@ -190,7 +190,7 @@ def _refuse_agents(fd: int, path: str, sight: ProtectedSnapshot) -> None:
 def _refuse_target(name: str, parent: int, path: str, sight: ProtectedSnapshot) -> None:
     """Refuse a file that makes a folder an agent's, or another name of a protected file."""
     if name.casefold() in CONFIG_FILE_NAMES:
-        raise Failed("Protected", f"{path}: a file of this name is for people to write, and no tool may do so.")
+        raise Failed("Protected", f"{path}: only a person may write a file of this name.")
     with _translate_errors(path), suppress(FileNotFoundError):
         about = os.stat(name, dir_fd=parent, follow_symlinks=False)
         _refuse(sight.of_file((about.st_dev, about.st_ino)), path)

@@ -570,7 +570,7 @@ class SchemaChecker:
         try:
             mistakes = self._mistakes(values)
         except (TooCostly, RecursionError):
-            return "Its schema is too involved to check them against; simpler arguments may do."
+            return "Its schema is too complex to check them; simpler arguments may work."
         except _list_schema_errors() as error:
             return f"Its schema cannot be applied to them ({type(error).__name__})."
         left = len(mistakes) - _TOLD

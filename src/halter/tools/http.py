@@ -191,7 +191,7 @@ class WebAccess:
                 try:
                     target = url.join(location)
                 except InvalidURL as error:
-                    raise Failed("BadUrl", f"{url.host} redirects to what cannot be read: {error}") from error
+                    raise Failed("BadUrl", f"{url.host} redirects to an invalid address: {error}") from error
                 same = (target.scheme, target.raw_host, _port(target)) == (url.scheme, url.raw_host, _port(url))
                 return replace(asked, url=str(target)) if same else OutgoingRequest("GET", str(target), {})
             return await self._told(response)
@@ -207,7 +207,7 @@ class WebAccess:
         except (InvalidURL, UnicodeError) as error:
             raise Failed("BadUrl", f"{text[:100]} cannot be read: {error}") from error
         if url.scheme not in {"http", "https"} or not host:
-            raise Failed("BadUrl", f"{text[:100]} is no address of the web: it must begin with https:// or http://.")
+            raise Failed("BadUrl", f"{text[:100]} is not a web address: it must begin with https:// or http://.")
         if url.userinfo:
             raise Failed("BadUrl", "a URL cannot hold a name or a password: use a header.")
         if not any(matches_host(host, pattern) for pattern in self.hosts):

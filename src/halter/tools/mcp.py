@@ -470,7 +470,7 @@ class McpServer:
         except asyncio.CancelledError:
             if spec.effect == "read":
                 raise
-            raise self._unknown("it was told to stop, and may have done it before") from None
+            raise self._unknown("it was cancelled, and may have done it before") from None
         except MCPError as error:
             raise self._failure(live, spec, error.code, error.message) from error
         except (ValueError, RuntimeError) as error:

@@ -414,7 +414,7 @@ async def _bound_response(request: "Request", response: "Response", limit: int) 
 
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         await response.aclose()
-        return _answer(503, LOST_CODE, "it answered packed, which it was not asked to")
+        return _answer(503, LOST_CODE, "it sent a compressed answer, which was not requested")
     if response.headers.get("content-type", "").lower().startswith("text/event-stream"):
         return response
     body = bytearray()
