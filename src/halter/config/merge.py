@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from halter.config.agent_files import AgentFile
-from halter.config.decode import decode_document, format_key_path, value_or_default
+from halter.config.decode import decode_document, format_key_path, make_mistake, value_or_default
 from halter.config.sections import list_channel_mistakes
 from halter.config.yaml_reader import Document, KeyPath, Mistake, SourceMap, load_file
 from halter.core.clock import format_duration
@@ -70,15 +70,9 @@ def _rate_mistakes(spec: FleetSpec) -> Iterator[Mistake]:
     for model, rate in spec.rates.items():
         path = ("rates", model)
         if "*" in model and not model.endswith(":*"):
-            yield (
-                path,
-                f"`{format_key_path(path)}` is not one model; name one, or all of a provider, as in anthropic:*.",
-            )
+            yield make_mistake(path, "is not one model; name one, or all of a provider, as in anthropic:*.")
         if rate.requests_per_minute is UNSET and rate.tokens_per_minute is UNSET:
-            yield (
-                path,
-                f"`{format_key_path(path)}` limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.",
-            )
+            yield make_mistake(path, "limits nothing; write `requests_per_minute`, `tokens_per_minute` or both.")
 
 
 FormatValue = Callable[[Any], str]

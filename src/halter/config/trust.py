@@ -18,11 +18,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
 import msgspec
 
-from halter.config.agent_files import AGENT_FILE, INSTRUCTIONS, read_agent
+from halter.config.agent_files import AGENT_FILE, INSTRUCTIONS, list_texts, read_agent
 from halter.config.mcp_file import MCP_FILE
 from halter.config.roots import TOOLS_FILE, list_named_files, list_readable_places, list_tool_roots
 from halter.core.errors import ConfigError
@@ -168,7 +168,7 @@ def list_server_paths(folder: Path) -> Iterator[Path]:
         return
     for server in read.mcpServers.values():
         cwd = folder / _cwd(server)
-        yield from (cwd / word for text in _texts(server) for word in _paths_in(text))
+        yield from (cwd / word for _, text in list_texts(server, ()) for word in _paths_in(text))
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -181,20 +181,6 @@ def _cwd(server: object) -> str:
             return cwd
         case _:
             return "."
-
-
-def _texts(value: object) -> Iterator[str]:
-    match value:
-        case str():
-            yield value
-        case dict():
-            for each in cast("dict[str, object]", value).values():
-                yield from _texts(each)
-        case list():
-            for each in cast("list[object]", value):
-                yield from _texts(each)
-        case _:
-            return
 
 
 MAX_BYTES: Final = 2_000_000_000
