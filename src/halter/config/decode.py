@@ -319,7 +319,8 @@ class _Reader:
             case inspect.LiteralType():
                 if value not in kind.values:
                     sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is not allowed"
-                    raise self._places.wrong(path, f"{sentence}; {suggest_nearest(str(value), kind.values, 'they')}")
+                    hint = suggest_nearest(str(value), [str(word) for word in kind.values], "they")
+                    raise self._places.wrong(path, f"{sentence}; {hint}")
                 return value
             case inspect.AnyType():
                 return value
