@@ -314,7 +314,7 @@ async def test_a_server_that_knows_only_the_newest_protocol_is_used() -> None:
     always = {"resultType": "complete", "ttlMs": 0, "cacheScope": "public"}
     async with using(liar("echo", "contents", modern=True, always=always)) as tools:
         assert await ran(tools["echo"], {"x": 1}) == '{"x": 1}'
-        with pytest.raises(Failed, match="InputRequired: the server asks for something"):
+        with pytest.raises(Failed, match="InputRequired: the server asks for input"):
             await ran(tools["contents"], {"result": {"resultType": "input_required", "requestState": "s"}})
 
 
