@@ -366,13 +366,13 @@ def test_the_defaults_are_those_that_are_documented() -> None:
         ("limits:\n  timeout: -5\n", "agent.yaml line 3: `limits.timeout` is the number -5, but must be a duration"),
         (
             "limits:\n  on_cap: halt\n",
-            "agent.yaml line 3: `limits.on_cap` is the text 'halt', which is not allowed; they are `ask`, `stop`",
+            "agent.yaml line 3: `limits.on_cap` is the text 'halt', which is none of its values; they are `ask`, `stop",
         ),
         ("limits: [1]\n", "agent.yaml line 2: `limits` is a list, but must be a mapping"),
         ("limits:\n", "agent.yaml line 2: `limits` is empty, but must be a mapping"),
         (
             "mode: FULLL\n",
-            "agent.yaml line 2: `mode` is the text 'FULLL', which is not allowed; did you mean `FULL`? They",
+            "agent.yaml line 2: `mode` is the text 'FULLL', which is none of its values; did you mean `FULL`? They",
         ),
         ("observe: yes\n", "agent.yaml line 2: `observe` is the text 'yes', but must be true or false."),
         (
@@ -404,12 +404,12 @@ def test_the_defaults_are_those_that_are_documented() -> None:
         ("phases: {}\n", "agent.yaml line 2: `phases` is empty, but must be a mapping with at least one key."),
         (
             "phases: revew\n",
-            "agent.yaml line 2: `phases` is the text 'revew', which is not allowed; did you mean `review`?",
+            "agent.yaml line 2: `phases` is the text 'revew', which is none of its values; did you mean `review`?",
         ),
         ("phases: 5\n", "agent.yaml line 2: `phases` is the number 5, but must be a mapping"),
         (
             "phases: {work: some}\n",
-            "agent.yaml line 2: `phases.work` is the text 'some', which is not allowed; they are `all`.",
+            "agent.yaml line 2: `phases.work` is the text 'some', which is none of its values; they are `all`.",
         ),
         ("allowed_models: [claude]\n", "agent.yaml line 2: `allowed_models[1]` is the text 'claude', but must be a mo"),
         ("allowed_models: ['a*b:c']\n", "agent.yaml line 2: `allowed_models[1]` is the text 'a*b:c', but must be"),

@@ -93,7 +93,7 @@ def test_variables_come_from_the_given_environment() -> None:
         (entry('"comand": "x"'), "line 4: `comand` is not a key of `mcpServers.files`; did you mean `command`?"),
         (entry('"command": "x",\n"env": {"A": 1}'), "line 5: `mcpServers.files.env.A` is the number 1, but must be"),
         (entry('"command": "x",\n"args": ["a",\n7]'), "line 6: `mcpServers.files.args[2]` is the number 7"),
-        (entry('"type": "ws"'), "line 4: `mcpServers.files.type` is the text 'ws', which is not allowed"),
+        (entry('"type": "ws"'), "line 4: `mcpServers.files.type` is the text 'ws', which is none of its values"),
         (entry('"args": []'), "line 3: `mcpServers.files` has no `command`"),
         (entry('"type": "http"'), "line 3: `mcpServers.files` has no `url`"),
         (entry('"command": "x",\n"url": "y"'), "line 5: `mcpServers.files.url` does not belong to a server of type"),

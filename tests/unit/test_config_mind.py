@@ -67,7 +67,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ),
         (
             "providers:\n  a:\n    wire: grpc\n",
-            "agent.yaml line 4: `providers.a.wire` is the text 'grpc', which is not allowed; they are",
+            "agent.yaml line 4: `providers.a.wire` is the text 'grpc', which is none of its values; they are",
         ),
         (
             "providers:\n  a:\n    base_url: a.example\n",
@@ -81,7 +81,7 @@ def refused(folder: Path, said: str, bound: str = "") -> str:
         ("temperature: hot\n", "agent.yaml line 2: `temperature` is the text 'hot', but must be a number from 0 to 2."),
         (
             "tool_calls: json\n",
-            "agent.yaml line 2: `tool_calls` is the text 'json', which is not allowed; they",
+            "agent.yaml line 2: `tool_calls` is the text 'json', which is none of its values; they",
         ),
         ("instructions: [a]\n", "agent.yaml line 2: `instructions` is a list, but must be text"),
         (

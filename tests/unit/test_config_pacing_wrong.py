@@ -91,7 +91,7 @@ AUTONOMY = [
 GATE = [
     (
         "autonomy: {gate: {on: changes}}\n",
-        "line 2: `autonomy.gate.on` is the text 'changes', which is not allowed; did you mean `change`?",
+        "line 2: `autonomy.gate.on` is the text 'changes', which is none of its values; did you mean `change`?",
     ),
     (
         "autonomy:\n  gate:\n    expression: hot.cash >\n",
@@ -107,7 +107,7 @@ GATE = [
     ),
     ("autonomy: {gate: {model: small}}\n", "line 2: `autonomy.gate.model` is the text 'small', but must be one model"),
     ("autonomy: {gate: {model: 'olama:s'}}\n", "line 2: `autonomy.gate.model` is of an unknown provider `olama`"),
-    ("autonomy: {precheck_model: 'olama:s'}\n", "line 2: `autonomy.precheck_model` is of a provider `olama` that nob"),
+    ("autonomy: {precheck_model: 'olama:s'}\n", "line 2: `autonomy.precheck_model` is of an unknown provider `olama`"),
     ("autonomy: {precheck_model: scripted}\n", "line 2: `autonomy.precheck_model` is `scripted`, but there is no `scr"),
     ("autonomy: {gate: {model: reflex}}\n", "line 2: `autonomy.gate.model` is `reflex`, but there is no `reflex`; wri"),
     (
@@ -133,7 +133,7 @@ FIELDS = [
         "line 2: `hot_state.fields.cash` is the text 'number', but must be a map",
     ),
     ("hot_state: {fields: {'a b': {}}}\n", "line 2: `hot_state.fields.a b` is the text 'a b', but must be a name"),
-    (field("type: list"), "line 4: `hot_state.fields.cash.type` is the text 'list', which is not allowed;"),
+    (field("type: list"), "line 4: `hot_state.fields.cash.type` is the text 'list', which is none of its values;"),
     (field("ttl: -5"), "line 4: `hot_state.fields.cash.ttl` is the number -5, but must be a duration"),
     (
         field("refresh_tool: ''"),
@@ -169,10 +169,10 @@ SOURCES = [
     ("sensors: [{name: feed, type: poll}]\n", "line 2: `source` is missing from `sensors[1]`; write it."),
     (
         sensor(kind="pol"),
-        "line 4: `sensors[1].type` is the text 'pol', which is not allowed; did you mean `poll`",
+        "line 4: `sensors[1].type` is the text 'pol', which is none of its values; did you mean `poll`",
     ),
     (sensor("{}"), f"line 5: `sensors[1].source` does not say where to read: {POLLED}"),
-    (sensor("look"), "line 5: `sensors[1].source` must be a mapping, with a `key: value` on each line; what stands"),
+    (sensor("look"), "line 5: `sensors[1].source` must be a mapping, with a `key: value` on each line; the value"),
     (sensor("{tool: ''}"), "line 5: `sensors[1].source.tool` is the text '', but must be text that is not empty"),
     (
         sensor("{tool: a, url: 'http://a'}"),
@@ -284,7 +284,10 @@ SIGNALS = [
     (signal("model: 'ollama:s'"), "line 7: `sensors[1].signals[1]` has a `model` but no `prompt`; write what the mod"),
     (signal("model: 'ollama:s', prompt: ' '"), "line 7: `sensors[1].signals[1]` has a `model` but no `prompt`"),
     (signal("detector: {}, prompt: a"), "line 7: `sensors[1].signals[1].prompt` is for a `model`, which is missing"),
-    (signal("model: 'nobody:s', prompt: a"), "line 7: `sensors[1].signals[1].model` is of a provider `nobody` that no"),
+    (
+        signal("model: 'nobody:s', prompt: a"),
+        "line 7: `sensors[1].signals[1].model` is of an unknown provider `nobody`",
+    ),
     (signal("model: scripted, prompt: a"), "line 7: `sensors[1].signals[1].model` is `scripted`, but there is no `sc"),
     (
         signal("model: 'ollama:s', prompt: a, threshold: 80"),

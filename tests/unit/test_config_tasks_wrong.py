@@ -74,11 +74,11 @@ SCHEDULES = [
     (timed("every: 5m", "jitter: 5m"), "line 6: `schedules[1].jitter` is 5m, as long as its `every` or longer"),
     (
         timed("every: 5m", "overlap: both"),
-        "line 6: `schedules[1].overlap` is the text 'both', which is not allowed",
+        "line 6: `schedules[1].overlap` is the text 'both', which is none of its values",
     ),
     (
         timed("every: 5m", "catch_up: all"),
-        "line 6: `schedules[1].catch_up` is the text 'all', which is not allowed",
+        "line 6: `schedules[1].catch_up` is the text 'all', which is none of its values",
     ),
     (timed("every: 5m", "timezone: Mars"), "line 6: `schedules[1].timezone` is the text 'Mars', but must be a time z"),
     (
@@ -163,7 +163,7 @@ WATCHES = [
 CHANNELS = [
     (
         channel("type: fax"),
-        "line 5: `notify.channels[1].type` is the text 'fax', which is not allowed; they are",
+        "line 5: `notify.channels[1].type` is the text 'fax', which is none of its values; they are",
     ),
     (channel("type: email"), "line 4: `notify.channels[1]` is of type email, which needs `to`; write it."),
     (
@@ -218,12 +218,12 @@ CHANNELS = [
         f"{channel('type: in_app')}  - {{name: ops, type: in_app}}\n",
         "line 6: `notify.channels[2].name` is `ops`, as that of another; choose another name.",
     ),
-    ("notify: {on: [done]}\n", "line 2: `notify.on[1]` is the text 'done', which is not allowed; they are"),
+    ("notify: {on: [done]}\n", "line 2: `notify.on[1]` is the text 'done', which is none of its values; they are"),
 ]
 OTHERS = [
     (
         "verbs: [shout]\n",
-        "line 2: `verbs[1]` is the text 'shout', which is not allowed; they are `emit_findin",
+        "line 2: `verbs[1]` is the text 'shout', which is none of its values; they are `emit_findin",
     ),
     ("anonymize: {names: [Ada]}\n", "line 2: `anonymize.names` hides nothing while nothing is hidden; write `enabled"),
     ("anonymize: 5\n", "line 2: `anonymize` is the number 5, but must be a mapping"),

@@ -318,7 +318,7 @@ class _Reader:
                 return self.read(_member(kind, value), value, path)
             case inspect.LiteralType():
                 if value not in kind.values:
-                    sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is not allowed"
+                    sentence = f"`{format_key_path(path)}` is {describe_value(value)}, which is none of its values"
                     hint = suggest_nearest(str(value), [str(word) for word in kind.values], "they")
                     raise self._places.wrong(path, f"{sentence}; {hint}")
                 return value
