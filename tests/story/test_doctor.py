@@ -172,7 +172,7 @@ def test_sensors_are_tried_as_far_as_that_does_nothing(doctor: Doctor) -> None:
     told = found["watch sensors"][1]
     assert f"gone cannot reach 127.0.0.1:{gone} (" in told
     assert "later watches" in told
-    assert "which is not there" in told
+    assert "which does not exist" in told
     assert "web" not in told
     assert "logs" not in told
 
