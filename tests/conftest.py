@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from psycopg import sql
 
+from halter.journal.postgres import PostgresEngine
 from halter.testing.postgres import PostgresMissing, find_postgres_binaries, throwaway_cluster
 
 # No test asks how fast it is: the machine may be busy with something else.
@@ -71,11 +72,83 @@ def postgres_url(postgres_binaries: None) -> Iterator[str]:
 
 
 @pytest.fixture
-def postgres_schema_url(postgres_url: str) -> Iterator[str]:
+def empty_schema_url(postgres_url: str) -> Iterator[str]:
+    """A schema that does not exist yet, for a test that is about how it is made."""
     schema = f"test_{uuid.uuid4().hex}"
     yield f"{postgres_url}?schema={schema}"
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         connection.execute(sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema)))
+
+
+@pytest.fixture(scope="session")
+def shared_schema(postgres_url: str) -> "SharedSchema":
+    return SharedSchema(postgres_url)
+
+
+@pytest.fixture
+def postgres_schema_url(shared_schema: "SharedSchema") -> str:
+    return shared_schema.prepare()
+
+
+class SharedSchema:
+    """One migrated schema that is emptied for each test: the migrations take longer than most tests."""
+
+    SHAPE = """
+        SELECT md5(string_agg(item, ',' ORDER BY item)) FROM (
+            SELECT concat_ws(' ', relname, relkind, relnatts, reltablespace, relowner) FROM pg_class
+            WHERE relnamespace = %(schema)s::regnamespace
+            UNION ALL
+            SELECT concat_ws(' ', tgname, tgenabled) FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
+            WHERE relnamespace = %(schema)s::regnamespace AND NOT tgisinternal
+        ) AS items (item)"""
+
+    def __init__(self, server: str) -> None:
+        self._server = server
+        self._schema = ""
+        self._shape = ""
+        self._tables: list[str] = []
+        self._meta: dict[str, str] = {}
+
+    def prepare(self) -> str:
+        with psycopg.connect(self._server, autocommit=True) as connection:
+            if not self._schema or self._read_shape(connection) != self._shape:
+                self._create(connection)
+            else:
+                self._empty(connection)
+        return self._url()
+
+    def _url(self) -> str:
+        return f"{self._server}?schema={self._schema}"
+
+    def _create(self, connection: psycopg.Connection) -> None:
+        self._schema = f"test_{uuid.uuid4().hex}"
+        PostgresEngine(self._url(), new_id=lambda: uuid.uuid4().hex).close()
+        self._shape = self._read_shape(connection)
+        found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [self._schema]).fetchall()
+        self._tables = [name for (name,) in found if name != "meta"]
+        self._meta = dict(connection.execute(f"SELECT name, value FROM {self._schema}.meta").fetchall())
+
+    def _read_shape(self, connection: psycopg.Connection) -> str:
+        try:
+            found = connection.execute(self.SHAPE, {"schema": self._schema}).fetchone()
+        except psycopg.errors.InvalidSchemaName:
+            return "dropped"
+        return found[0] if found else "dropped"
+
+    def _empty(self, connection: psycopg.Connection) -> None:
+        """Close connections that a test left open, delete all rows, and give the store another id."""
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        )
+        connection.execute(f"SET search_path TO {self._schema}")
+        connection.execute("SET session_replication_role TO replica")
+        for table in self._tables:
+            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
+        connection.execute("DELETE FROM meta")
+        for name, value in (self._meta | {"store": uuid.uuid4().hex}).items():
+            connection.execute("INSERT INTO meta (name, value) VALUES (%s, %s)", [name, value])
+        connection.execute("SELECT setval(seqrelid, seqstart, false) FROM pg_sequence")
 
 
 class SmallDisk:

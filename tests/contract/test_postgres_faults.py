@@ -169,16 +169,16 @@ async def test_a_store_lives_in_a_schema_of_its_own(postgres_url: str, postgres_
 
 
 async def test_a_full_disk_loses_nothing_and_work_goes_on_when_there_is_room(
-    postgres_schema_url: str, small_disk: "SmallDisk"
+    empty_schema_url: str, small_disk: "SmallDisk"
 ) -> None:
     small_disk.change("size=4m")
     shutil.chown(small_disk.folder, "postgres", "postgres")
     small_disk.folder.chmod(0o700)
-    schema = postgres_schema_url.rpartition("=")[2]
+    schema = empty_schema_url.rpartition("=")[2]
     made = f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'"
     undo = [f"DROP SCHEMA {schema} CASCADE", f"DROP TABLESPACE {schema}"]
-    with arranged(postgres_schema_url, made, undo=undo):
-        store = opened(f"{postgres_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}")
+    with arranged(empty_schema_url, made, undo=undo):
+        store = opened(f"{empty_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}")
         bodies = {f"key {number}": os.urandom(100_000) for number in range(100)}
         kept: dict[str, bytes] = {}
         with pytest.raises(StoreUnavailable, match=r"disk of PostgreSQL at .* is full"):

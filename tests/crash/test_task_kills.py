@@ -6,8 +6,6 @@ import os
 import random
 import signal
 import sqlite3
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +24,7 @@ from halter.state.receipt import Receipt, make_receipt
 from halter_drills.checker import check, found_at
 from halter_drills.drill import engine
 from halter_drills.faults import NO_LEASE
+from tests.processes import Halter
 from tests.story.tasks import PRICED, REVIEW, SCRIPT, paper, watch
 
 OUR_CODE: Final = Path(__file__).parents[2] / "src"
@@ -52,8 +51,7 @@ def running(home: Path) -> Iterator[Iterator[dict[str, Any]]]:
         "USER": "ada",
         "HALTER_FLEET": str(home / "halter.yaml"),
     }
-    command = [sys.executable, "-m", "halter", "up", "clerk", "--json", "--store", str(home / "store.db")]
-    with subprocess.Popen(command, cwd=home, env=environ, stdout=subprocess.PIPE, text=True) as process:
+    with Halter(("up", "clerk", "--json", "--store", str(home / "store.db")), cwd=home, env=environ) as process:
         assert process.stdout is not None
         try:
             yield (json.loads(line) for line in process.stdout)

@@ -1,13 +1,11 @@
 """`halter run` and `halter chat` as a person types them: in a pipe, at a terminal, and with a finger on Ctrl-C."""
 
-import fcntl
 import json
 import os
 import pty
 import select
 import signal
 import subprocess
-import sys
 import termios
 import time
 from collections.abc import Sequence
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 
 from halter.config.trust import TrustFile, digest_folder
+from tests.processes import Halter
 
 REPLIES = """\
 - text: I look.
@@ -65,10 +64,8 @@ class Person:
         trust = TrustFile(self.home / "config" / "halter" / "trust.json")
         trust.trust(self.agent, digest_folder(self.agent), "ada", 0)
 
-    def begins(self, *words: str, **more: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "halter", *words]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **more}
-        return subprocess.Popen(command, env=self.environ, cwd=self.home, preexec_fn=heeding, **pipes)  # noqa: PLW1509 There are no threads here.
+    def begins(self, *words: str, stdin: int = subprocess.PIPE) -> Halter:
+        return Halter(words, env=self.environ, cwd=self.home, stdin=stdin)
 
     def types(self, *words: str, given: bytes = b"") -> tuple[int, str, str]:
         with self.begins(*words) as program:
@@ -232,15 +229,7 @@ class Terminal:
         self.keys, self.screen = pty.openpty()
         os.write(self.keys, typed.encode())
         self.before = termios.tcgetattr(self.screen)
-
-        def own() -> None:
-            heeding()
-            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-        command = [sys.executable, "-m", "halter", *words]
-        pipes: dict[str, Any] = {"stdin": self.screen, "stdout": self.screen, "stderr": self.screen}
-        pipes |= {"env": person.environ, "cwd": person.home, "start_new_session": True}
-        self.program = subprocess.Popen(command, preexec_fn=own, **pipes)  # noqa: PLW1509 There are no threads here.
+        self.program = Halter(words, env=person.environ, cwd=person.home, terminal=self.screen)
         self.seen = ""
 
     def until(self, text: str) -> str:

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from halter.core.clock import MINUTE
 from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.state.receipt import make_receipt
 from halter.testing.world import World
+from tests.processes import Halter
 from tests.story.autonomous import Fleet, rhythm
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -27,16 +27,14 @@ class Person:
     def __init__(self, home: Path) -> None:
         self.environ = {**os.environ, "HOME": str(home), "HALTER_PERSON": "ada", "COLUMNS": "200"}
 
-    def begins(self, *words: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "halter", *words]
-        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, env=self.environ, text=True, cwd="/", **pipes)
+    def begins(self, *words: str) -> Halter:
+        return Halter(words, env=self.environ, cwd="/", stdin=subprocess.DEVNULL)
 
     def types(self, *words: str) -> str:
         with self.begins(*words) as program:
-            said, complained = program.communicate(timeout=60)
-        assert program.returncode == 0, complained
-        return said
+            said, complained = program.communicate()
+        assert program.wait() == 0, complained.decode()
+        return said.decode()
 
     def looks(self, *words: str) -> Any:
         return json.loads(self.types(*words, "--json"))
@@ -49,7 +47,7 @@ def test_the_clerk_welcomes_somebody_and_asks_before_it_deletes(tmp_path: Path) 
     with person.begins("play", str(clerk / "welcome.yaml"), "--input", "who=Ada") as untrusted:
         _, complained = untrusted.communicate(timeout=60)
     assert untrusted.returncode == 3
-    assert f"halter trust {clerk}" in complained
+    assert f"halter trust {clerk}" in complained.decode()
     person.types("trust", str(clerk))
     with person.begins("play", str(clerk / "welcome.yaml"), "--input", "who=Ada") as playing:
         assert playing.stdout is not None
@@ -90,7 +88,7 @@ def test_what_cannot_be_gone_on_with_is_said_at_once(tmp_path: Path) -> None:
     ):
         with person.begins(*words) as program:
             _, complained = program.communicate(timeout=60)
-        assert (program.returncode, sentence in complained) == (code, True), complained
+        assert (program.returncode, sentence in complained.decode()) == (code, True), complained
 
 
 @pytest.mark.timeout(120)
@@ -111,17 +109,17 @@ def test_the_doorman_sleeps_and_wakes_when_a_letter_comes_as_the_pages_say(tmp_p
     shutil.copytree(EXAMPLES / "doorman", doorman)
     with person.begins("up", str(doorman)) as program:
         assert program.stdout is not None
-        shown = iter(program.stdout.readline, "")
-        assert any("sleep 1h (no letter has come)" in line for line in shown)
-        assert any("doorman-1 sleeps 1h" in line for line in shown)
+        shown = iter(program.stdout.readline, b"")
+        assert any(b"sleep 1h (no letter has come)" in line for line in shown)
+        assert any(b"doorman-1 sleeps 1h" in line for line in shown)
         (doorman / "letters" / "first.txt").write_text("Hello.")
-        assert any("alert: The signal `letter`" in line for line in shown)
-        assert any("sleep 1h (looked through the letters)" in line for line in shown)
+        assert any(b"alert: The signal `letter`" in line for line in shown)
+        assert any(b"sleep 1h (looked through the letters)" in line for line in shown)
         assert "doorman also runs by itself, in doorman-1" in person.types("chat", str(doorman))
         assert "doorman-1 is stopped" in person.types("off", "doorman")
-        assert any("is over: HALTED" in line for line in shown)
+        assert any(b"is over: HALTED" in line for line in shown)
         assert "doorman is on" in person.types("on", "doorman")
-        assert any("doorman-2 begins." in line for line in shown)
+        assert any(b"doorman-2 begins." in line for line in shown)
         program.send_signal(signal.SIGTERM)
         program.communicate(timeout=60)
     assert program.returncode == 130

@@ -234,15 +234,15 @@ async def sends_one(server: Server, tell: Callable[[str], None]) -> Answer:
 
 
 async def test_a_server_whose_disk_is_full_is_waited_for_and_that_is_told(
-    postgres_schema_url: str, tmp_path: Path, small_disk: "SmallDisk"
+    empty_schema_url: str, tmp_path: Path, small_disk: "SmallDisk"
 ) -> None:
     small_disk.change("size=4m")
     shutil.chown(small_disk.folder, "postgres", "postgres")
     small_disk.folder.chmod(0o700)
-    place, _, schema = postgres_schema_url.partition("?schema=")
+    place, _, schema = empty_schema_url.partition("?schema=")
     says(place, f"CREATE TABLESPACE {schema} LOCATION '{small_disk.folder}'")
-    url = f"{postgres_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}"
-    server = Server(postgres_schema_url, tmp_path)
+    url = f"{empty_schema_url}&options={quote(f'-cdefault_tablespace={schema}')}"
+    server = Server(empty_schema_url, tmp_path)
     told: list[str] = []
 
     def tell(sentence: str) -> None:

@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +32,7 @@ from halter.runtime.supervisor import FleetRunner, Supervisor
 from halter.settings import Settings, read_settings
 from halter.testing.world import World
 from halter.tools.function_tool import tool
+from tests.processes import Halter
 from tests.story.autonomous import Fleet
 from tests.story.dispatching import manner_of
 from tests.story.loops import calls, says
@@ -210,10 +209,10 @@ class Shell:
 
     def types(self, folder: Path, *words: str, **environ: str) -> tuple[int, str, str]:
         kept = {"PATH": os.environ["PATH"], "HOME": str(self.home), "HALTER_PERSON": "ada", "COLUMNS": "200", **environ}
-        command = [sys.executable, "-m", "halter", *words]
-        done = subprocess.run(command, check=False, env=kept, cwd=folder, capture_output=True, timeout=120)
-        assert b"Traceback" not in done.stderr, done.stderr.decode()
-        return done.returncode, done.stdout.decode(), done.stderr.decode()
+        with Halter(words, env=kept, cwd=folder) as program:
+            said, beside = program.communicate(timeout=120)
+        assert b"Traceback" not in beside, beside.decode()
+        return program.wait(), said.decode(), beside.decode()
 
 
 TOOLS = """
