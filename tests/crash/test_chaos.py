@@ -12,6 +12,7 @@ from halter_drills.drill import Setting
 pytestmark = [pytest.mark.postgres, pytest.mark.timeout(400)]
 
 
+@pytest.mark.soak
 @pytest.mark.usefixtures("postgres_binaries")
 def test_workers_that_are_killed_and_stopped_lose_nothing_and_do_nothing_twice() -> None:
     answer = CliRunner().invoke(build(), ["drill", "chaos", "--seeds", "30", "--json"])
@@ -24,6 +25,7 @@ def test_workers_that_are_killed_and_stopped_lose_nothing_and_do_nothing_twice()
     assert "chaos on postgresql" in answer.stderr
 
 
+@pytest.mark.soak
 def test_a_fence_that_is_gone_is_found(postgres_url: str) -> None:
     """Two workers have to meet at one session, which real processes do not do in every run."""
     told: list[str] = []

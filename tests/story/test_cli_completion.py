@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import Halter
 from tests.story.clerks import environment, furnish
 
 
@@ -22,9 +23,9 @@ def asked(home: Path, line: str, shell: str = "bash", **more: str) -> subprocess
     environ = {**os.environ, **environment(home), "_HALTER_COMPLETE": f"complete_{shell}", **more}
     environ |= {"COMP_WORDS": "\n".join(words), "COMP_CWORD": str(len(words) - 1)}
     environ |= {"_TYPER_COMPLETE_ARGS": line, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    program = "from halter.cli import main; main()"
-    command = [sys.executable, "-c", program]
-    return subprocess.run(command, env=environ, cwd=home, capture_output=True, text=True, check=False)
+    with Halter((), env=environ, cwd=home) as program:
+        said, beside = program.communicate()
+    return subprocess.CompletedProcess(line, program.wait(), said.decode(), beside.decode())
 
 
 def offered(home: Path, line: str, **more: str) -> list[str]:

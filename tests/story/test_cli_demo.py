@@ -37,6 +37,7 @@ def demo_of(person: Person) -> Path:
     return person.home / "state" / "halter" / "demo"
 
 
+@pytest.mark.soak
 def test_programs_get_the_figures_of_the_night_and_nothing_else(ada: Person) -> None:
     code, said, beside = ada.types("demo", "--json")
     assert (code, beside) == (0, "")

@@ -61,7 +61,7 @@ def test_the_clerk_welcomes_somebody_and_asks_before_it_deletes(tmp_path: Path) 
         person.types("approve", waiting[0]["decision"])
         said, _ = playing.communicate(timeout=60)
     assert playing.returncode == 0
-    assert "COMPLETED: completed." in said
+    assert b"COMPLETED: completed." in said
     assert not (clerk / "desk" / "welcome.txt").exists()
     (session,) = person.looks("sessions")
     assert person.looks("receipt", session["session"])["cost_usd"] == 0.01
