@@ -340,7 +340,7 @@ def test_a_yes_that_was_typed_before_it_was_asked_erases_nothing_and_a_pipe_is_n
     (session,) = ada.looks("sessions")
     words = ("erase", "--session", session["session"])
     code, _, beside = ada.types(*words, given=b"y\n")
-    assert (code, "add --yes" in beside) == (2, True)
+    assert (code, "pass --yes" in beside) == (2, True)
     terminal = Terminal(ada, *words, typed="y\n")
     terminal.until("does not answer it.")
     terminal.until("[y/N]: ")
