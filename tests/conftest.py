@@ -7,11 +7,13 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from hypothesis import settings
 from psycopg import sql
+from xdist.scheduler import LoadScopeScheduling
 
 from halter.journal.postgres import PostgresEngine
 from halter.testing.postgres import PostgresMissing, find_postgres_binaries, throwaway_cluster
@@ -21,6 +23,30 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 DISPATCHER = "HALTER_TEST_DISPATCHER"
+
+TOGETHER = (
+    "tests/aimock/",
+    "tests/browser/",
+    "tests/wheel/",
+    "tests/golden/test_upgrade.py",
+    "tests/story/test_cli_completion.py",
+    "tests/story/test_cli_help.py",
+    "tests/story/test_demo_night.py",
+    "tests/story/test_drills_journal.py",
+    "tests/unit/test_disk.py",
+    "tests/unit/test_query_plans.py",
+)
+"""Tests that share what takes long to make, such as a browser: one worker runs them all."""
+
+
+class Scheduling(LoadScopeScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

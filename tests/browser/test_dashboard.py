@@ -18,8 +18,6 @@ from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
 
 # One worker has the house, and the browser before it.
-pytestmark = pytest.mark.xdist_group("browser")
-
 OF_ALL = ("/", "/fleet", "/sessions", "/audit", "/budgets", "/triggers", "/findings")
 PAGES = (*OF_ALL, "/session/desk-1", "/receipt/desk-1")
 

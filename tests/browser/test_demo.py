@@ -18,8 +18,6 @@ from tests.story.test_cli_demo import Demo, demo_of
 from tests.story.test_cli_talk import Person, until
 
 # One worker has the house, and the browser before it.
-pytestmark = pytest.mark.xdist_group("browser")
-
 PATIENCE = 60_000
 
 

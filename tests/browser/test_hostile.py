@@ -17,8 +17,6 @@ from tests.browser.payloads import PAYLOADS
 from tests.browser.test_dashboard import OF_ALL, dialog, press
 
 # One worker has the house, and the browser before it.
-pytestmark = pytest.mark.xdist_group("browser")
-
 IMAGE = PAYLOADS[2]
 
 

@@ -11,7 +11,6 @@ from tests.browser.house import House
 from tests.browser.test_dashboard import PAGES
 
 # One worker has the house, and the browser before it.
-pytestmark = pytest.mark.xdist_group("browser")
 
 
 @pytest.fixture(scope="module", params=PAGES)

@@ -33,8 +33,6 @@ from halter.demo.night import (
     write_handbook,
 )
 
-pytestmark = pytest.mark.xdist_group("demo night")
-
 NAMES = [scene.name for scene in SCENES]
 STUCK, IDLE, PARALLEL = SCENES
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.xdist_group("wheel")
-
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 POSTGRES = "postgresql://nobody@127.0.0.1:1/nothing"
