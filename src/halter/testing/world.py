@@ -367,7 +367,12 @@ class World:
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in this world, from sync code. Everything it spawned ends with it."""
-        return self._runner.run(self._watched(main))
+        try:
+            return self._runner.run(self._watched(main))
+        except KeyboardInterrupt:
+            # It ends a task from within; asyncio would log that its exception was never retrieved.
+            self.clock.set_exception_handler(lambda *_: None)
+            raise
 
     def close(self) -> None:
         """Cancel everything that still runs, and close the journal."""
