@@ -43,6 +43,16 @@ class Scheduling(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         return next((place for place in TOGETHER if nodeid.startswith(place)), nodeid)
 
+    def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+        # What is done is dropped, for every pending test is counted each time.
+        nodeid = self.registered_collections[node][item_index]
+        scope = self._split_scope(nodeid)
+        unit = self.assigned_work[node][scope]
+        unit[nodeid] = True
+        if all(unit.values()):
+            del self.assigned_work[node][scope]
+        self._reschedule(node)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
