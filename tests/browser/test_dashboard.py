@@ -67,7 +67,7 @@ def test_a_turn_arrives_while_somebody_watches(house: House, comes: Comes) -> No
     page = comes("viewer").goes("/session/desk-1")
     house.tell("good evening")
     expect(page.get_by_text("A good evening to you.")).to_be_visible()
-    expect(page.get_by_label("Events", exact=True).get_by_text(re.compile(r"turn \d+, .*"))).not_to_have_count(0)
+    expect(page.get_by_label("Events", exact=True).get_by_text(re.compile(r"turn \d+ ends"))).not_to_have_count(0)
 
 
 def test_words_that_a_person_says_on_the_page_wake_the_session(comes: Comes) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import Halter
 from tests.story.clerks import environment, furnish
 
 STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -52,12 +53,18 @@ def screened(command: list[str], environ: dict[str, str], home: Path, **pipes: i
     streams = {"stdin": screen, "stdout": screen, "stderr": screen, **pipes}
     with subprocess.Popen(command, env={**os.environ, **environ}, cwd=home, **streams) as program:
         os.close(screen)
-        shown = io.BytesIO()
-        while piece := _piece(keys):
-            shown.write(piece)
+        shown = read_screen(keys)
         elsewhere = program.stdout.read().decode() if program.stdout else ""
+    return program.returncode, shown, elsewhere
+
+
+def read_screen(keys: int) -> str:
+    """Read what a terminal shows until its program has ended."""
+    shown = io.BytesIO()
+    while piece := _piece(keys):
+        shown.write(piece)
     os.close(keys)
-    return program.returncode, shown.getvalue().decode(errors="replace").replace("\r\n", "\n"), elsewhere
+    return shown.getvalue().decode(errors="replace").replace("\r\n", "\n")
 
 
 def _piece(keys: int) -> bytes:
@@ -68,9 +75,12 @@ def _piece(keys: int) -> bytes:
 
 
 def at_terminal(home: Path, line: str, **more: str) -> str:
-    command = [sys.executable, "-m", "halter", *line.split()]
-    code, shown, _ = screened(command, {**environment(home), "COLUMNS": "40", "TERM": "xterm", **more}, home)
-    assert code in {0, 1, 2}, shown
+    environ = {**os.environ, **environment(home), "COLUMNS": "40", "TERM": "xterm", **more}
+    keys, screen = pty.openpty()
+    with Halter(line.split(), env=environ, cwd=home, terminal=screen) as program:
+        os.close(screen)
+        shown = read_screen(keys)
+    assert program.wait() in {0, 1, 2}, shown
     assert "Traceback" not in shown
     assert "Internal error" not in shown
     return shown

@@ -160,9 +160,9 @@ async def test_a_wrong_key_is_said_at_once_and_not_tried_again(run: Desk) -> Non
 
 async def test_a_provider_that_hangs_ends_with_the_turn(run: Desk) -> None:
     run.provider.says("Wait for", until="text", hang=True)
-    result = await run.run(limits={"timeout": "1s"}, clock=SystemClock(), lease=15)
+    result = await run.run(limits={"timeout": "4s"}, clock=SystemClock(), lease=15)
     assert (result.state, result.terminal_reason) == ("TIMED_OUT", "timed_out")
-    assert result.sentence == "The turn took longer than it may, which is 1 second."
+    assert result.sentence == "The turn took longer than it may, which is 4 seconds."
     assert [outcome for _, outcome, _ in run.attempts] == ["timeout"]
     assert result.receipt.cost_usd == result.receipt.held_usd > 0
 
