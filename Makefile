@@ -37,7 +37,7 @@ run: setup
 # The types are checked while the tests run, and shown after them; it fails if either fails.
 test: style system
 	@$(BIN)/basedpyright >$(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/python -m pytest -n 3 --max-worker-restart 0; tests=$$?; \
+	$(BIN)/python -m pytest -n 4 --max-worker-restart 0; tests=$$?; \
 	wait $$types; types=$$?; echo basedpyright; cat $(VENV)/types.log; exit $$((tests | types))
 
 check: style types

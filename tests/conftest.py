@@ -26,6 +26,7 @@ DISPATCHER = "HALTER_TEST_DISPATCHER"
 
 TOGETHER = (
     "tests/aimock/",
+    "tests/architecture/",
     "tests/browser/",
     "tests/wheel/",
     "tests/golden/test_upgrade.py",

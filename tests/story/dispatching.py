@@ -6,6 +6,7 @@ which passes the contract suite of the real one.
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from weakref import WeakKeyDictionary
 
 from halter.core.clock import MINUTE
@@ -13,7 +14,7 @@ from halter.core.ports import AgentConcurrency
 from halter.dispatch.dispatcher import DEFAULT_CONCURRENCY, DistributedDispatcher, EmbeddedDispatcher, Sessions
 from halter.runtime.worker import Dispatcher, DispatchMode
 from halter.testing.fakes import LocalTicketQueue, SharedTickets
-from halter.testing.world import HEARTBEAT, World, quiet_manner
+from halter.testing.world import World, quiet_manner
 
 CHOICE = "HALTER_TEST_DISPATCHER"
 
@@ -37,7 +38,7 @@ def manner_of(world: World) -> DispatchMode:
     def dispatch(sessions: Sessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]) -> Dispatcher:
         return DistributedDispatcher(sessions, agents, LocalTicketQueue(tickets_of(world), versions))
 
-    return DispatchMode("worker", dispatch, DEFAULT_CONCURRENCY, heartbeat=HEARTBEAT, polling_interval=MINUTE)
+    return replace(quiet_manner(), kind="worker", dispatch=dispatch, concurrency=DEFAULT_CONCURRENCY)
 
 
 def dispatcher(

@@ -195,8 +195,15 @@ async def in_processes(url: str, count: int, effects: Path, *, fails: bool) -> C
     return Counter(outcome for out, _ in told for outcome in json.loads(out))
 
 
-@pytest.mark.parametrize(("count", "fails"), [(60, False), (200, True)])
-@pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+@pytest.mark.parametrize(
+    ("kind", "count", "fails"),
+    [
+        ("sqlite", 60, False),
+        pytest.param("sqlite", 200, True, marks=pytest.mark.soak),
+        pytest.param("postgres", 60, False, marks=[pytest.mark.postgres, pytest.mark.soak]),
+        pytest.param("postgres", 200, True, marks=pytest.mark.postgres),
+    ],
+)
 async def test_a_rate_holds_over_four_processes(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, count: int, *, fails: bool
 ) -> None:

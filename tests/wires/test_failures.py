@@ -182,7 +182,9 @@ async def test_a_host_that_nobody_knows_costs_nothing(desk: Any) -> None:
 
 @pytest.mark.parametrize("wire", ["openai"], indirect=True)
 async def test_a_connection_that_cannot_be_encrypted_costs_nothing(desk: Any) -> None:
-    model = WireModel(desk.model.name, "openai", f"https://127.0.0.1:{desk.provider.port}/v1", "k")
+    model = WireModel(
+        desk.model.name, "openai", f"https://127.0.0.1:{desk.provider.port}/v1", "k", terms=ExchangeTerms(connecting=1)
+    )
     error = await failed(desk, model)
     await model.aclose()
     assert str(error).startswith("ConnectionFailed: ")

@@ -260,8 +260,11 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
 T = TypeVar("T")
 
 
+_describe_type = cache(inspect.type_info)
+
+
 def decode_document(document: Document, kind: type[T]) -> T:
-    return cast("T", _Reader(document.places).read(inspect.type_info(kind), document.value, ()))
+    return cast("T", _Reader(document.places).read(_describe_type(kind), document.value, ()))
 
 
 def name_written_form(kind: inspect.Type) -> str:

@@ -54,8 +54,6 @@ from halter.runtime.worker import (
 )
 from halter.state import lifecycle
 
-SUPERVISOR_POLLING_INTERVAL: Final = 30 * SECOND
-"""Polling interval for changes: hints arrive at once, but may be lost."""
 SUPERVISOR_DEBOUNCE: Final = SECOND // 10
 NOTICE_POLLING_INTERVAL: Final = 10 * MINUTE
 """Polling interval for undelivered notices."""
@@ -245,7 +243,7 @@ class Supervisor:
                 starting = False
                 await wait_for_news(
                     self._news,
-                    max(0, min([SUPERVISOR_POLLING_INTERVAL, *(at - self._app.clock.now() for at in moments)])),
+                    max(0, min([self._manner.upkeep_interval, *(at - self._app.clock.now() for at in moments)])),
                 )
 
     async def _look_at_policy(self) -> None:

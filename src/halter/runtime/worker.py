@@ -192,6 +192,8 @@ def count_takeovers(events: Sequence[Stored], now: int) -> int:
     return count
 
 
+UPKEEP_INTERVAL: Final = 30 * SECOND
+"""Polling interval for changes: hints arrive at once, but may be lost."""
 DRAIN_TIMEOUT: Final = 30 * SECOND
 """How long running sessions may take to rest when a worker ends."""
 
@@ -217,6 +219,8 @@ class DispatchMode:
     heartbeat: int = HEARTBEAT_INTERVAL
     polling_interval: int = DUE_POLLING_INTERVAL
     """Polling interval for due sessions."""
+    upkeep_interval: int = UPKEEP_INTERVAL
+    """How often every agent is checked although nothing happened."""
 
 
 def make_embedded_mode(kind: str = "up") -> DispatchMode:

@@ -316,6 +316,10 @@ class _Task(asyncio.Task[T]):
 PAGE: Final = 1000
 
 
+def _ignore_exception(_: asyncio.AbstractEventLoop, __: dict[str, Any]) -> None:
+    pass
+
+
 class World:
     """One process, its disk and its time. The seed decides every interleaving, id, salt and random choice.
 
@@ -371,7 +375,7 @@ class World:
             return self._runner.run(self._watched(main))
         except KeyboardInterrupt:
             # It ends a task from within; asyncio would log that its exception was never retrieved.
-            self.clock.set_exception_handler(lambda *_: None)
+            self.clock.set_exception_handler(_ignore_exception)
             raise
 
     def close(self) -> None:
@@ -532,7 +536,7 @@ HEARTBEAT: Final = 14 * SECOND
 
 def quiet_manner() -> DispatchMode:
     """Dispatch with few idle ticks, which are the cost of a quiet hour in virtual time."""
-    return replace(make_embedded_mode(), heartbeat=HEARTBEAT, polling_interval=MINUTE)
+    return replace(make_embedded_mode(), heartbeat=HEARTBEAT, polling_interval=MINUTE, upkeep_interval=5 * MINUTE)
 
 
 class Fleet:
