@@ -81,7 +81,7 @@ def test_words_that_a_person_says_on_the_page_wake_the_session(comes: Comes) -> 
 def test_a_call_is_approved_on_the_page_and_runs_once(house: House, comes: Comes) -> None:
     page = comes("approver").goes("/")
     house.tell("pay bob")
-    card = page.get_by_role("article", name="May pay be called?")
+    card = page.get_by_role("article", name="wants to call pay")
     expect(card.get_by_text('"to": "bob"')).to_be_visible()
     press(card, "Approve pay")
     expect(page.get_by_text("Approved: pay of desk")).to_be_visible()
@@ -182,6 +182,7 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
     switch = page.get_by_role("switch", name="miser runs by itself")
     switch.click()
     expect(page.get_by_text("miser is switched off")).to_be_visible()
+    expect(switch).not_to_be_checked()
     switch.click()
     expect(page.get_by_text("miser is switched on")).to_be_visible()
     expect(agent_row(page, "miser").get_by_role("link", name="miser-2")).to_be_visible()

@@ -269,7 +269,7 @@ def test_switching_on_a_folder_says_first_what_it_may_cost(ada: Person) -> None:
     ada.types("approve", "schedule/desk/check-the-mail")
     lines = ada.types("on", str(ada.agent))[1].splitlines()
     assert lines[0].startswith("It may spend at most $1.00 a session")
-    assert lines[1].startswith("By the clock alone it spends at most ")
+    assert lines[1].startswith("Left alone, it spends at most ")
     assert lines[1].endswith(" in thirty days: the runs of its schedules, bounded by every cap.")
     assert lines[2] == "Messages, webhooks and watched folders add nothing to that: it is what its caps leave."
     assert lines[3].startswith("desk is on")

@@ -162,7 +162,7 @@ def place(tmp_path: Path) -> Place:
 def test_what_waits_is_shown_with_what_a_yes_and_a_no_do(place: Place) -> None:
     session, decision = place.play(LETTER)
     shown = place.answer("inbox")
-    assert "May send be called? (RESTRICTED, risk LOW)" in shown
+    assert "clerk wants to call send (RESTRICTED, risk LOW)." in shown
     assert '{"text":"hello","to":"bob"}' in shown
     assert f"halter deny {decision}" in shown
     assert max(map(len, shown.splitlines())) <= 80

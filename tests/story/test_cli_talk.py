@@ -121,7 +121,7 @@ def test_a_run_that_comes_to_a_bad_end_leaves_with_one_and_goes_on_later(ada: Pe
     ada.writes("- fails: {kind: Rejected, message: The machine is on fire.}\n")
     code, said, beside = ada.types("run", str(ada.agent), "look")
     assert (code, said) == (1, "")
-    assert "ERROR: model_error. Rejected: The machine is on fire." in beside
+    assert "ERROR: Rejected: The machine is on fire." in beside
     (session,) = ada.looks("sessions")
     ada.writes("- text: Better now.\n")
     code, said, _ = ada.types("run", str(ada.agent), "--resume", session["session"][:20])
@@ -185,7 +185,7 @@ def test_what_is_wrong_is_a_sentence_and_a_code(ada: Person, words: Sequence[str
 def test_a_message_that_no_model_could_read_is_said_to_be_too_large(ada: Person) -> None:
     code, said, beside = ada.types("run", str(ada.agent), "-", given=b"all work and no play " * 250_000)
     assert (code, said) == (1, "")
-    assert "ERROR: model_error. TooLarge: what the model has to be told has about 5,2" in beside
+    assert "ERROR: TooLarge: what the model has to be told has about 5,2" in beside
     assert len(beside) < 1000
 
 

@@ -72,7 +72,7 @@ def test_the_view_tells_of_the_money_then_of_turns_and_sleeps_and_ends_in_silenc
     assert up.ends() == (130, "")
     said = up.said()
     forecast = said.pop(2)
-    assert forecast.startswith("desk By the clock alone it spends at most $")
+    assert forecast.startswith("desk Left alone, it spends at most $")
     assert forecast.endswith(" in thirty days: its own turns, bounded by every cap.")
     assert said[:6] == [
         "Ctrl-C stops this; the next start continues.",

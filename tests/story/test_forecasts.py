@@ -59,7 +59,7 @@ async def test_an_agent_without_a_gate_is_forecast_at_what_its_caps_leave_and_sp
     assert spent == 111_600
     assert [said for _, said in fleet.told[1:3]] == [
         (
-            "By the clock alone it spends at most $5.00 in the next 12 hours and at most $150.00 in thirty days: "
+            "Left alone, it spends at most $5.00 in the next 12 hours and at most $150.00 in thirty days: "
             "its own turns, bounded by every cap."
         ),
         "Messages, webhooks and watched folders add nothing to that: it is what its caps leave.",
@@ -80,7 +80,7 @@ async def test_watched_folders_cost_nothing_by_the_clock_alone(world: World, tmp
         unbounded = await foreseen(desk, WIDE, [Watch(name="w")])
         assert (unbounded.night, unbounded.month) == (Forecast(0, None), Forecast(0, None))
         assert unbounded.told() == [
-            "By the clock alone it spends nothing: it takes no turns by itself, and has no schedules.",
+            "Left alone, it spends nothing: it takes no turns by itself, and has no schedules.",
             "Messages, webhooks and watched folders can add any amount, for no cap bounds it.",
         ]
         bounded = await foreseen(desk, Caps(), [Watch(name="w")])

@@ -21,10 +21,13 @@ from halter.core.messages import (
     bound_prompt_tokens,
     make_user_message,
 )
-from halter.core.tools import Permit
+from halter.core.tools import Permit, ToolSpec
 from halter.core.usage import ModelName, Usage
 from halter.models.providers import Prices
 from halter.models.reflex import NO_RULE, Reflex, make_reflex_model
+
+
+OFFERED = ToolSpec(name="clean", description="", schema=b"{}")
 
 
 def rules(text: str) -> Reflex:
@@ -34,7 +37,8 @@ def rules(text: str) -> Reflex:
 
 async def asked(model: Model, *messages: Message, **facts: Any) -> Reply:
     return await model.ask(
-        Prompt(messages=messages or (make_user_message("Hello."),), facts=facts), Permit("r/0", 0, {})
+        Prompt(messages=messages or (make_user_message("Hello."),), tools=(OFFERED,), facts=facts),
+        Permit("r/0", 0, {}),
     )
 
 
@@ -100,6 +104,11 @@ async def test_what_is_said_is_heard_and_asking_takes_a_permit() -> None:
 async def test_where_no_rule_holds_the_turn_ends_with_a_sentence() -> None:
     assert (await asked(rules("- {when: step > 5, say: Much.}\n"))).text == NO_RULE
     assert (await asked(rules("[]"))).text == NO_RULE
+
+
+async def test_where_no_tool_is_offered_no_rule_calls_one() -> None:
+    model, messages = rules("- call: {tool: clean}\n- say: All is well.\n"), (make_user_message("Go."),)
+    assert (await model.ask(Prompt(messages=messages), Permit("r/0", 0, {}))).text == "All is well."
 
 
 async def test_a_rule_does_not_make_its_calls_twice_in_a_turn() -> None:

@@ -50,7 +50,7 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         PLAIN,
     ),
     (TurnEnded(turn=3, why="yielded", yielded=YieldRequest("shutdown")), b"", "turn 3 ends, $0.00: shut down", PLAIN),
-    (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: it did not say how to go on", PLAIN),
+    (TurnEnded(turn=3, why="ended"), b"", "turn 3 ends, $0.00: it answered", PLAIN),
     (
         TurnEnded(turn=3, why="model_error", sentence="It is on fire."),
         b"",

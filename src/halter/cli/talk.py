@@ -262,7 +262,7 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
         finally:
             if lines.asking:
                 say("", at_once=True)
-            if talk.begun and not as_json:
+            if talk.begun and not (as_json or talk.over):
                 warn(f"Continue it with: halter chat {quote(str(folder))} --resume {session}", "dim")
 
 
@@ -357,7 +357,7 @@ def _show(result: Any, *, as_json: bool) -> None:
     elif result.question:
         say(f"? {result.question}", at_once=True)
     elif not result.ok:
-        warn(f"  {result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}")
+        warn(f"  {_describe_failure(result)}")
 
 
 class _DecisionPrompt:
@@ -441,8 +441,15 @@ def _tell(result: Any, agent: Path, *, as_json: bool) -> None:
         say(f"? {result.question}")
         warn(f'Answer it: halter run {quote(str(agent))} --resume {result.session} "your answer"', "dim")
     elif not result.ok:
-        warn(f"{result.state}: {result.terminal_reason or 'the turn ended early'}. {result.sentence}".strip())
+        warn(_describe_failure(result))
     warn(f"{result.state}, {format_usd(result.cost_usd)}. Its receipt: halter receipt {result.session}", "dim")
+
+
+def _describe_failure(result: Any) -> str:
+    reason = result.terminal_reason or "the turn ended early"
+    sentence = result.sentence.removeprefix(f"[{reason}] ")
+    raised = f" To continue, raise it: halter budget raise session:{result.session} AMOUNT"
+    return f"{result.state}: {sentence or f'{reason}.'}{raised if reason == 'cost_cap_reached' else ''}"
 
 
 def _as_object(result: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ REPLIES_FILE: Final = "replies.yaml"
 
 _AGENT: Final = """\
 # Who this agent is, what thinks for it, and how far it may go.
-# All keys: `halter schema`. A wrong one is a sentence with its line.
+# All keys: `halter schema`. A mistake is reported with its line.
 name: {name}
 {model}
 mode: SEMI  # you are asked before risky calls; with ASSIST before most

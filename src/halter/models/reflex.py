@@ -12,7 +12,7 @@ results of this turn, each with `tool`, `outcome` and `text`; and `step`, the nu
 condition that refers to a missing value, or compares what cannot be compared, does not hold.
 
 The calls of a rule run one after the other, and its yield comes last. A rule that has made its calls in this turn is
-skipped, unless it says `once: false`.
+skipped, unless it says `once: false`. So is every rule with calls in the last answer after a cap, which has no tools.
 """
 
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def answer_by_rules(rules: Sequence[ReflexRule], prompt: Prompt) -> Reply:
     made = {(call.tool, call.arguments) for message in turn for call in message.parts if isinstance(call, ToolCall)}
     for rule in rules:
         done = bool(rule.calls) and all((call.tool, call.arguments) in made for call in rule.calls)
-        if not (rule.once and done) and rule.holds(context):
+        if not (rule.once and done) and (prompt.tools or not rule.calls) and rule.holds(context):
             words = (Text(rule.say, "model", trusted=False),) if rule.say else ()
             return Reply((*words, *rule.calls), "calls" if rule.calls else "end", Usage())
     return Reply((Text(NO_RULE, "model", trusted=False),), "end", Usage())

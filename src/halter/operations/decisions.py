@@ -122,8 +122,8 @@ def put(one: WaitingDecision) -> Put:
             return Put(what, one.shown, "It is kept", "It is dismissed")
         case _:
             danger = f"{one.level}, risk {one.risk}" if one.risk else one.level
-            what = f"May {one.name} be called? ({danger})"
-            return Put(what, one.shown.removeprefix(f"{one.name} "), "Exactly this, once", "No")
+            what = f"{one.agent} wants to call {one.name} ({danger})."
+            return Put(what, one.shown.removeprefix(f"{one.name} "), "Exactly this call, once", "It does not run")
 
 
 SCOPES: Final[tuple[RuleScope, ...]] = get_args(RuleScope)

@@ -331,7 +331,7 @@ def _describe_turn_end(event: TurnEnded, *, task: bool) -> str:
     """Say why a turn ended. A task proceeds to its next phase, which needs no mention."""
     match event.why:
         case "ended" | "yielded":
-            return event.sentence or ("" if task else "it did not say how to go on")
+            return event.sentence or ("" if task else "it answered")
         case "asked":
             return "it asks you something"
         case _:

@@ -23,16 +23,17 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         f"{one.cause} from {one.sender} ({one.origin}, {_trust(trusted=one.trusted)})" for one in made.heard
     )
     ended = format_moment(made.ended_at) if made.ended_at else "not yet"
+    reason = made.terminal_reason or ""
     return [
         ("agent", f"{made.agent} ({made.kind})"),
         ("started by", f"{made.started_by} ({made.origin}, {_trust(trusted=made.trusted)})"),
         ("trigger", made.trigger),
         ("part of", made.parent),
         ("follows", f"{made.follows}: {made.because}" if made.follows else ""),
-        ("state", f"{made.state} {made.terminal_reason}".strip()),
+        ("state", made.state if reason in {"", made.state.lower()} else f"{made.state}: {reason}"),
         ("began, ended", f"{format_moment(made.started_at)}, {ended}"),
-        ("cost", f"{format_usd(made.cost_usd)} of {format_usd(made.held_usd)} held{purposes}"),
-        ("passed", ", ".join(f"{brake} {format_count(times, 'time')}" for brake, times in made.passed.items())),
+        ("cost", f"{format_usd(made.cost_usd)}{purposes} (reserved: {format_usd(made.held_usd)})"),
+        ("checks passed", ", ".join(f"{brake} {format_count(times, 'time')}" for brake, times in made.passed.items())),
         ("anonymized", ", ".join(f"{kind} {format_count(times, 'time')}" for kind, times in made.anonymized.items())),
         ("rules used", ", ".join(made.rules)),
         ("was given", ", ".join((*made.memories_given, *made.precedents_given))),
@@ -48,7 +49,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         *(("unknown", f"{call}: it is unknown whether it was done") for call in made.unknown_calls),
         ("not read", format_count(made.unknown, "event") + " of a newer Halter" if made.unknown else ""),
         ("erased", f"the words of {format_count(made.erased, 'event')}" if made.erased else ""),
-        ("agent's folder", made.folder),
+        ("folder digest", made.folder),
         ("definition", made.definition),
         ("events", f"{made.events}, the last with hash {made.hash[:16]}…"),
     ]
@@ -139,7 +140,7 @@ def _brakes(made: Receipt) -> list[Listing]:
 def _verdict(one: Decision) -> str:
     if not one.verdict:
         return "none known" if one.by else "none"
-    return one.verdict if one.used or one.about != "approval" else f"{one.verdict}, not used"
+    return one.verdict if one.used or one.about != "approval" or one.verdict == "deny" else f"{one.verdict}, not used"
 
 
 def _products(made: Receipt) -> list[Listing]:

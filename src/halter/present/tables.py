@@ -53,7 +53,8 @@ def describe_next_due(row: SessionRow, now: int) -> str:
 def build_budgets_sheet(found: "Budgets", _: int) -> Sheet:
     kept = any(row.kept for row in found.budgets)
     columns = ["scope", "window", "cap", "spent", "held", *(["kept"] if kept else []), "left", "set by"]
-    rows = [_budget(row, kept=kept) for row in found.budgets]
+    # Tokens are counted although nothing bounds them, which is no news as long as there are none.
+    rows = [_budget(row, kept=kept) for row in found.budgets if row.cap is not None or row.spent or row.held]
     spent = [
         [line.agent, line.purpose, line.name, str(line.spends), format_usd(line.spent_usd)] for line in found.last_day
     ]

@@ -16,6 +16,7 @@ context manager it keeps its store open from run to run.
 """
 
 import asyncio
+import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
@@ -43,6 +44,8 @@ from halter.core.tools import Tool
 from halter.core.usage import Usage
 from halter.core.vocabulary import END_STATES, SessionKind, State
 from halter.dispatch.heartbeat import keep_leases
+from halter.guard.tool_door import NeedsPerson
+from halter.journal.open import name_store_place
 from halter.journal.store import ReportProblem, ignore_problem
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, TROUBLED_ENDS
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
@@ -67,6 +70,8 @@ from halter.tools.function_tool import FunctionTool, ToolOptions
 from halter.tools.function_tool import tool as made_tool
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger("halter")
 
 GOOD_STATES: frozenset[State] = frozenset(("COMPLETED", "WAITING_FOR_INPUT", "SLEEPING"))
 
@@ -421,7 +426,7 @@ class Agent(AgentProgram):
             agent = replace(agent, mind=msgspec.structs.replace(agent.mind, streaming=True))
         context = msgspec.structs.replace(context, agent=_attach_deps(agent, deps))
         answer = None if output_type is None else make_answer_tool(output_type)
-        waits = self._said_of.get("waits", lambda _, __: None)
+        waits = self._said_of.get("waits", self._log_wait)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
         made = make_receipt(await read_stream(context.store, session_stream(session)))
@@ -431,6 +436,11 @@ class Agent(AgentProgram):
         arguments = _find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None
         output = None if arguments is None else _parse_output(output_type, arguments)
         return msgspec.structs.replace(result, output=output)
+
+    def _log_wait(self, asked: NeedsPerson, _: State) -> None:
+        """Say on the log, by default on stderr, why nothing seems to happen."""
+        place = name_store_place(self._settings.store)
+        _LOG.warning("%s waits for your decision %s: halter inbox --store %s", self._name, asked.decision, place)
 
     @asynccontextmanager
     async def _for_once(self) -> AsyncGenerator[AgentContext]:

@@ -58,10 +58,10 @@ class SpendingForecast(msgspec.Struct, frozen=True):
         """Says both amounts and what they assume."""
         if self.free:
             return ["It spends nothing: what it uses has no price."]
-        alone = "By the clock alone it spends nothing: it takes no turns by itself, and has no schedules."
+        alone = "Left alone, it spends nothing: it takes no turns by itself, and has no schedules."
         if self.causes:
             alone = (
-                f"By the clock alone it spends {format_bound(self.night.clock)} in the next 12 hours and "
+                f"Left alone, it spends {format_bound(self.night.clock)} in the next 12 hours and "
                 f"{format_bound(self.month.clock)} in thirty days: {' and '.join(self.causes)}, bounded by every cap."
             )
         return [alone, f"Messages, webhooks and watched folders {self._added()}"]

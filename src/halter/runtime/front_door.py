@@ -388,7 +388,7 @@ def _describe_decision(one: approvals.PendingDecision) -> str:
         case "schedule":
             return f"a schedule, {one.name}"
         case _:
-            return f"may {one.name} be called?"
+            return f"a call of {one.name}"
 
 
 def _indent(text: str) -> str:
