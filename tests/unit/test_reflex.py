@@ -26,7 +26,6 @@ from halter.core.usage import ModelName, Usage
 from halter.models.providers import Prices
 from halter.models.reflex import NO_RULE, Reflex, make_reflex_model
 
-
 OFFERED = ToolSpec(name="clean", description="", schema=b"{}")
 
 
