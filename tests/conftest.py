@@ -137,6 +137,8 @@ class SharedSchema:
             UNION ALL
             SELECT concat_ws(' ', tgname, tgenabled) FROM pg_trigger JOIN pg_class ON pg_class.oid = tgrelid
             WHERE relnamespace = %(schema)s::regnamespace AND NOT tgisinternal
+            UNION ALL
+            SELECT concat_ws(' ', proname, xmin) FROM pg_proc WHERE pronamespace = %(schema)s::regnamespace
         ) AS items (item)"""
 
     def __init__(self, server: str) -> None:
