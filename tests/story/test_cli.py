@@ -199,7 +199,7 @@ def test_sessions_are_listed_the_newest_first(halter: Halter, store_file: Path) 
 def test_a_receipt_says_what_was_done_and_spent_and_why_it_ended(halter: Halter, store_file: Path) -> None:
     receipt = json.loads(halter("receipt", "end", "--json").stdout)
     assert (receipt["session"], receipt["terminal_reason"], receipt["cost_usd"]) == ("ended", "completed", 0.5)
-    assert "$0.50 of $0.60 held" in halter("receipt", "ended").stdout
+    assert "$0.50 (reserved: $0.60)" in halter("receipt", "ended").stdout
 
 
 def test_show_tells_every_event_with_what_was_said(halter: Halter, store_file: Path) -> None:

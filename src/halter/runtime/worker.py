@@ -324,13 +324,9 @@ class WorkerState:
     async def beaten(self, beat: HeartbeatReply) -> None:
         """Compares the clocks, and finds the agents that are outdated here."""
         if isinstance(self._app.clock, StoreClock):
-            # A clock that was just set, or a machine that was paused in between, is not wrong the second time.
-            for _ in range(2):
-                await sync_store_clock(self._app.store, self._app.clock)
-                self._refusal = self._app.clock.refusal()
-                if not self._refusal:
-                    break
-            else:
+            await sync_store_clock(self._app.store, self._app.clock)
+            self._refusal = self._app.clock.refusal()
+            if self._refusal:
                 self.refused.set()
         workers = await self._sessions.store.ask(Query("all_workers", WorkerRow))
         newer = {

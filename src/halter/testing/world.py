@@ -536,7 +536,7 @@ HEARTBEAT: Final = 14 * SECOND
 
 def quiet_manner() -> DispatchMode:
     """Dispatch with few idle ticks, which are the cost of a quiet hour in virtual time."""
-    return replace(make_embedded_mode(), heartbeat=HEARTBEAT, polling_interval=MINUTE, upkeep_interval=5 * MINUTE)
+    return replace(make_embedded_mode(), heartbeat=HEARTBEAT, polling_interval=MINUTE, upkeep_interval=MINUTE)
 
 
 class Fleet:
