@@ -88,7 +88,7 @@ class ApprovalDesk:
     ground: Ground
     store: Store
     clock: Clock
-    gatehouse: GuardRuntime
+    guard: GuardRuntime
     tools: Mapping[str, Tool]
     lease: Lease
     policy: ResolvedPolicy
@@ -105,7 +105,7 @@ class ApprovalDesk:
     ) -> None:
         lease = lease or self.lease
         standing = standing_of(lease.session, policy or self.policy)
-        await self.gatehouse.call(lease, standing, call, self.tools, attempt)
+        await self.guard.call(lease, standing, call, self.tools, attempt)
 
     async def asks(self, call: Call) -> PendingDecision:
         """Take a call to the guard for the first time, and find its pending decision."""
@@ -382,16 +382,18 @@ def _agree_with(asked: CallRequest) -> Decide:
 def run(setting: Setting) -> DrillResult:
     rounds = setting.seeds or ROUNDS
     violations: list[str] = []
-    with own_store(in_memory(setting)) as ground:
-        for number in range(rounds):
-            setting.progress(number, rounds, f"{len(CASES)} approvals are used and misused")
-            effects = ground.folder / f"effects-{number}"
+    kind = ""
+    for number in range(rounds):
+        setting.progress(number, rounds, f"{len(CASES)} approvals are used and misused")
+        # A store for each round: with teeth, the rules of one round would answer the questions of the next.
+        with own_store(in_memory(setting)) as ground:
+            effects, kind = ground.folder / "effects", ground.kind
             effects.touch()
             asyncio.run(_round(ground, effects, number, teeth=setting.teeth))
             violations += amiss(effects.read_text().splitlines(), number)
-        setting.progress(rounds, rounds, "checked")
+    setting.progress(rounds, rounds, "checked")
     counts = {"rounds": rounds, "honest": len(HONEST), "forged": len(FORGED)}
-    return result(DRILL.name, ground.kind, rounds * len(CASES), violations, counts)
+    return result(DRILL.name, kind, rounds * len(CASES), violations, counts)
 
 
 async def _round(ground: Ground, effects: Path, number: int, *, teeth: bool) -> None:
@@ -411,7 +413,7 @@ async def _desk(
         ground=ground,
         store=store,
         clock=clock,
-        gatehouse=doors(store, clock),
+        guard=doors(store, clock),
         tools=till(effects),
         lease=await begun(store, WORKER, session, policy),
         policy=policy,
