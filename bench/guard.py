@@ -74,7 +74,7 @@ class Desk:
         self._lease = lease
         self._standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()))
         self._model = Scripted([say("It was shipped.", Usage(100, 20))] * (WARM + CALLS), CLOCK, MODEL)
-        self._gatehouse = GuardRuntime(
+        self._guard = GuardRuntime(
             store,
             CLOCK,
             redact=Redactor(texts.SECRETS).redact,
@@ -92,19 +92,19 @@ class Desk:
 
     async def look(self, name: str) -> None:
         """Poll the tool that is SAFE and free, as a sensor does."""
-        answer = await self._gatehouse.look(self._lease, self._standing, Call(name, "look_up", ARGUMENTS), TOOLS)
+        answer = await self._guard.look(self._lease, self._standing, Call(name, "look_up", ARGUMENTS), TOOLS)
         if not isinstance(answer, Answer) or answer.outcome != "ok":
             raise TypeError(answer)
 
     async def _call(self, name: str, called: str) -> None:
-        answer = await self._gatehouse.call(self._lease, self._standing, Call(name, called, ARGUMENTS), TOOLS)
+        answer = await self._guard.call(self._lease, self._standing, Call(name, called, ARGUMENTS), TOOLS)
         if not isinstance(answer, Answer) or answer.outcome != "ok":
             raise TypeError(answer)
 
     async def request(self, name: str) -> None:
         """Ask the scripted model."""
         asked = ModelRequest(id=name, prompt=PROMPT)
-        answer = await self._gatehouse.request(self._lease, self._standing, asked, self._model)
+        answer = await self._guard.request(self._lease, self._standing, asked, self._model)
         if not isinstance(answer, AnsweredRequest):
             raise TypeError(answer)
 

@@ -53,14 +53,14 @@ class Counting:
 
 async def work(store: Store, sessions: int, steps: int) -> int:
     """Let that many sessions take that many steps each, all at once; return the number of events."""
-    purse = Ledger(store, CLOCK)
+    ledger = Ledger(store, CLOCK)
     worker = WorkerId(IDS.new())
     names = [IDS.new() for _ in range(sessions)]
     await asyncio.gather(*(store.commit(lifecycle.start_session(started(name))) for name in names))
     leases: list[Lease] = []
     while len(leases) < sessions:
         leases += await store.claim(worker, sessions)
-    await asyncio.gather(*(one(purse, lease, steps) for lease in leases))
+    await asyncio.gather(*(one(ledger, lease, steps) for lease in leases))
     return sessions * steps * 2
 
 
@@ -68,15 +68,15 @@ def started(session: str) -> SessionStarted:
     return SessionStarted(session=session, agent="bench", kind="task", started_by="bench")
 
 
-async def one(purse: Ledger, lease: Lease, steps: int) -> None:
+async def one(ledger: Ledger, lease: Lease, steps: int) -> None:
     spender = Spender(lease.session, "bench")
     for step in range(steps):
         held = make_legs(NO_CAP, spender, CLOCK.now(), usd=1000)
         intent = CallStarted(call=f"{lease.session}.{step}", tool="look_up", legs=held)
-        answer = await hold(purse, lease, intent, ARGUMENTS)
+        answer = await hold(ledger, lease, intent, ARGUMENTS)
         if not isinstance(answer, HoldTaken):
             raise TypeError(answer)
-        await purse.settle(lease, answer.flight, ActualResult("ok", usd=400, body=RESULT))
+        await ledger.settle(lease, answer.flight, ActualResult("ok", usd=400, body=RESULT))
 
 
 RAW = (

@@ -355,10 +355,10 @@ async def blocked(_: Pipe, ground: Ground, marks: Marks, block: Block, watched: 
         keep_leases(store, clock, worker, LEASE // 3, pulse=pulse),
     ):
         lease = await begun(store, worker, block.session, policy, block.trigger)
-        gatehouse = doors(store, clock)
-        gatehouse.show_in(pulse)
+        guard = doors(store, clock)
+        guard.show_in(pulse)
         standing = standing_of(block.session, policy, block.trigger)
-        running = SessionRuntime(store, clock, gatehouse, lease, standing, toolbox(marks))
+        running = SessionRuntime(store, clock, guard, lease, standing, toolbox(marks))
         arguments = b'{"session":"%s"}' % block.session.encode()
         await running.call(Call(f"{block.session}.1", block.kind, arguments))
 

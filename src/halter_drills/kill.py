@@ -113,8 +113,8 @@ def app_on(real: Engine, folder: Path) -> Runtime:
     settings = Settings("", folder, folder / "key", PERSON, folder / "trust", None)
     store = JournalStore(real)
     checkpointer = Checkpointer(folder, settings.signing_key, "drill", clock.now)
-    ids, purse = SortableIds(clock.now), Ledger(store, clock)
-    return Runtime(settings, clock, ids, store, checkpointer, purse, {}, policy=use_local_policy(settings))
+    ids, ledger = SortableIds(clock.now), Ledger(store, clock)
+    return Runtime(settings, clock, ids, store, checkpointer, ledger, {}, policy=use_local_policy(settings))
 
 
 async def playing_victim(pipe: Pipe, url: str, shop: PlayShop, death: Death) -> None:

@@ -32,7 +32,7 @@ from halter.guard.model_door import ModelRequest
 from halter.guard.prepare import Call
 from halter.redaction.redact import Redactor, StreamRedactor
 from halter.redaction.secrets import SECRET_PREFIX, GivenSecrets
-from halter.runtime.agent_context import gatehouse_for
+from halter.runtime.agent_context import make_guard
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.sessions import begin_playbook
@@ -128,7 +128,7 @@ class Leaky:
         self._redactor = Redactor(place.secrets, app.environ)
         self._naive = place.naive() if naive else None
         self._doors = (
-            gatehouse_for(app, self._policy, self._secrets, self._mouth)
+            make_guard(app, self._policy, self._secrets, self._mouth)
             if self._naive is None
             else doors(app.store, app.clock, redact=self._naive, secrets=self._secrets, simulates=self._mouth)
         )

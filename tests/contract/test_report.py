@@ -63,11 +63,11 @@ async def begun(store: JournalStore, session: str, agent: str, trigger: str = ""
 
 async def spends(store: JournalStore, lease: Lease, agent: str, usd: int) -> None:
     now = await store.now()
-    purse = Ledger(store, ManualClock(now))
+    ledger = Ledger(store, ManualClock(now))
     held = make_legs(Caps(), Spender(lease.session, agent), now, usd=usd)
-    answer = await hold(purse, lease, CallStarted(call=f"{lease.session}.1", tool="look", legs=held), b"")
+    answer = await hold(ledger, lease, CallStarted(call=f"{lease.session}.1", tool="look", legs=held), b"")
     assert isinstance(answer, HoldTaken)
-    await purse.settle(lease, answer.flight, ActualResult("ok", usd=usd))
+    await ledger.settle(lease, answer.flight, ActualResult("ok", usd=usd))
 
 
 async def a_night(store: JournalStore) -> None:

@@ -85,7 +85,7 @@ class Snapshots:
     def about(self) -> str:
         return ""
 
-    async def beaten(self, beat: HeartbeatReply) -> None:
+    async def on_heartbeat(self, beat: HeartbeatReply) -> None:
         pass
 
 

@@ -124,8 +124,8 @@ async def _lives(home: Path, last: int | None) -> int:
     clock, watching = SystemClock(), Executioner(last)
     store = JournalStore(engine(f"sqlite://{home}/store.db", clock, NO_LEASE), observers=[watching])
     places = settings(home)
-    ids, purse, policy = SortableIds(clock.now), Ledger(store, clock), use_local_policy(places)
-    app = Runtime(places, clock, ids, store, cast("Any", None), purse, {}, policy=policy)
+    ids, ledger, policy = SortableIds(clock.now), Ledger(store, clock), use_local_policy(places)
+    app = Runtime(places, clock, ids, store, cast("Any", None), ledger, {}, policy=policy)
     running = asyncio.create_task(Supervisor(app, lambda _, __: None).run([home / "watch"]))
     async with asyncio.timeout(PATIENCE):
         while not await over(store):

@@ -108,7 +108,7 @@ class Household:
             await self.rest(world, lease, seen)
 
     async def settle_in_doubt(self, world: World, lease: Lease, flights: Sequence[InFlight]) -> None:
-        await world.purse.settle_in_doubt(lease, flights)
+        await world.ledger.settle_in_doubt(lease, flights)
 
     async def delegate(self, world: World, lease: Lease) -> None:
         child = SessionStarted(
@@ -143,12 +143,12 @@ class Household:
         call, caps = CALLS[name], CHILD_CAPS if lease.session == "child" else CAPS
         amounts = make_legs(caps, Spender(lease.session, "household"), world.now, usd=call.held)
         held = await patiently(
-            world, lambda: hold(world.purse, lease, CallStarted(call=name, tool="spend", legs=amounts))
+            world, lambda: hold(world.ledger, lease, CallStarted(call=name, tool="spend", legs=amounts))
         )
         assert isinstance(held, HoldTaken)
         self.acted[world][name] += 1
         await world.clock.sleep(SECOND)
-        await patiently(world, lambda: world.purse.settle(lease, held.flight, ActualResult("ok", usd=call.cost)))
+        await patiently(world, lambda: world.ledger.settle(lease, held.flight, ActualResult("ok", usd=call.cost)))
 
     async def rest(self, world: World, lease: Lease, seen: int) -> None:
         """Rest for a minute; if the inbox has grown meanwhile, whatever it is can wait that long too."""
@@ -253,7 +253,7 @@ class Generous(Household):
 
     async def settle_in_doubt(self, world: World, lease: Lease, flights: Sequence[InFlight]) -> None:
         for flight in flights:
-            await world.purse.settle(lease, flight, ActualResult("unknown", usd=0))
+            await world.ledger.settle(lease, flight, ActualResult("unknown", usd=0))
 
 
 class Eager(Household):

@@ -1,4 +1,4 @@
-"""Parallel spenders never pass a cap, in whatever order they run; with a purse that checks and then spends, they do."""
+"""Parallel spenders never pass a cap, in whatever order they run; with one that checks and then spends, they do."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -28,27 +28,27 @@ Taken = HoldTaken | HoldRefused | StillHeld
 Take = Callable[[World, Ledger, Lease, CallStarted], Awaitable[Taken]]
 
 
-async def as_it_should(_: World, purse: Ledger, lease: Lease, intent: CallStarted) -> Taken:
-    return await hold(purse, lease, intent)
+async def as_it_should(_: World, ledger: Ledger, lease: Lease, intent: CallStarted) -> Taken:
+    return await hold(ledger, lease, intent)
 
 
-async def check_then_spend(world: World, purse: Ledger, lease: Lease, intent: CallStarted) -> Taken:
+async def check_then_spend(world: World, ledger: Ledger, lease: Lease, intent: CallStarted) -> Taken:
     """Look at what is spent, find room, and then take it; the store is told of no cap that it could keep."""
     spent = {(row.scope, row.window): row.spent for row in await world.store.ask(Query("budgets", BudgetRow))}
     for leg in intent.legs:
         if leg.cap is not None and spent.get((leg.scope, leg.window), 0) + leg.amount > leg.cap:
             return StillHeld(intent.call)
     uncapped = tuple(msgspec.structs.replace(leg, cap=None) for leg in intent.legs)
-    return await hold(purse, lease, msgspec.structs.replace(intent, legs=uncapped))
+    return await hold(ledger, lease, msgspec.structs.replace(intent, legs=uncapped))
 
 
-async def spend(world: World, purse: Ledger, take: Take, lease: Lease) -> None:
+async def spend(world: World, ledger: Ledger, take: Take, lease: Lease) -> None:
     """Hold, take a while, settle at the full amount, and end."""
     amounts = make_legs(CAPS, Spender(lease.session, "crowd"), world.now, usd=AMOUNT)
-    held = await take(world, purse, lease, CallStarted(call=f"{lease.session}/call", tool="spend", legs=amounts))
+    held = await take(world, ledger, lease, CallStarted(call=f"{lease.session}/call", tool="spend", legs=amounts))
     if isinstance(held, HoldTaken):
         await world.clock.sleep(world.random.randrange(SECOND))
-        await purse.settle(lease, held.flight, ActualResult("ok"))
+        await ledger.settle(lease, held.flight, ActualResult("ok"))
     await world.store.commit(end_session(lease, "COMPLETED", "completed"))
 
 

@@ -29,7 +29,7 @@ from halter.runtime.supervisor import Supervisor
 from halter.runtime.worker import PulseListener
 from halter.settings import read_settings
 from halter.testing.world import VIRTUAL_START, World
-from tests.story.dispatching import manner_of
+from tests.story.dispatching import mode_of
 
 
 class Fleet:
@@ -71,7 +71,7 @@ class Fleet:
         store = cast("Any", self.world.journal if self.sturdy else self.world.store)
         world, policy = self.world, use_local_policy(self.settings)
         return Runtime(
-            self.settings, world.clock, world.ids, store, cast("Any", None), world.purse, self.environ, policy=policy
+            self.settings, world.clock, world.ids, store, cast("Any", None), world.ledger, self.environ, policy=policy
         )
 
     def start(self, *folders: Path, pulse: PulseListener | None = None) -> asyncio.Task[None]:
@@ -88,7 +88,7 @@ class Fleet:
             tell,
             pulse or note,
             random.Random(self.world.seed),
-            manner=manner_of(self.world),
+            mode=mode_of(self.world),
         )
         return self.world.spawn(self.up.run(folders))
 

@@ -103,9 +103,9 @@ async def _worked(app: Runtime) -> None:
     lease = await _begun(app, "clerk-2")
     held = make_legs(Caps(), Spender("clerk-2", "clerk"), app.clock.now(), usd=600_000)
     started = CallStarted(call="clerk-2.1", tool="look", legs=held)
-    answer = await hold(app.purse, lease, started, b'{"at":"it"}')
+    answer = await hold(app.ledger, lease, started, b'{"at":"it"}')
     assert isinstance(answer, HoldTaken)
-    await app.purse.settle(lease, answer.flight, ActualResult("ok", usd=500_000, body=b"seen"))
+    await app.ledger.settle(lease, answer.flight, ActualResult("ok", usd=500_000, body=b"seen"))
     assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
 
 

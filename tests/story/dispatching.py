@@ -14,7 +14,7 @@ from halter.core.ports import AgentConcurrency
 from halter.dispatch.dispatcher import DEFAULT_CONCURRENCY, DistributedDispatcher, EmbeddedDispatcher, Sessions
 from halter.runtime.worker import Dispatcher, DispatchMode
 from halter.testing.fakes import LocalTicketQueue, SharedTickets
-from halter.testing.world import World, quiet_manner
+from halter.testing.world import World, quiet_mode
 
 CHOICE = "HALTER_TEST_DISPATCHER"
 
@@ -30,15 +30,15 @@ def tickets_of(world: World) -> SharedTickets:
     return _tickets.setdefault(world, SharedTickets())
 
 
-def manner_of(world: World) -> DispatchMode:
+def mode_of(world: World) -> DispatchMode:
     """How processes of a world run agents."""
     if not distributed():
-        return quiet_manner()
+        return quiet_mode()
 
     def dispatch(sessions: Sessions, agents: Callable[[], AgentConcurrency], versions: Mapping[str, str]) -> Dispatcher:
         return DistributedDispatcher(sessions, agents, LocalTicketQueue(tickets_of(world), versions))
 
-    return replace(quiet_manner(), kind="worker", dispatch=dispatch, concurrency=DEFAULT_CONCURRENCY)
+    return replace(quiet_mode(), kind="worker", dispatch=dispatch, concurrency=DEFAULT_CONCURRENCY)
 
 
 def dispatcher(

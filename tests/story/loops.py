@@ -199,10 +199,10 @@ class Story:
             asked = [*self.models, *([self.simulates] if self.simulates else [])]
             prices = Prices({**{str(model.name): self.price for model in asked}, **self.prices})
             secrets = GivenSecrets({})
-            gatehouse = GuardRuntime(
+            guard = GuardRuntime(
                 store, clock, redact=self.redact, secrets=secrets, prices=prices, simulates=self.simulates
             )
-            running = SessionRuntime(store, clock, gatehouse, lease, self.standing(), self.tools(store))
+            running = SessionRuntime(store, clock, guard, lease, self.standing(), self.tools(store))
             self.loop = TurnLoop(
                 running,
                 clock,

@@ -248,7 +248,7 @@ async def test_the_record_of_a_request_holds_what_it_really_said(world: World) -
     standing = msgspec.structs.replace(standing_of("s", policy), anonymize=AnonymizationPolicy())
     model = Elsewhere(tells(lambda prompt: f"It is {shown(prompt, 'EMAIL')}."))
     prices = Prices({"openai:x": FREE_PRICE})
-    door = ModelDoor(world.store, world.clock, world.purse, prices, redact=lambda text: text)
+    door = ModelDoor(world.store, world.clock, world.ledger, prices, redact=lambda text: text)
     answer = await door.guarded_request(
         lease, standing, ModelRequest(id="s.1", prompt=Prompt(messages=(make_user_message(MAIL),))), model
     )

@@ -69,7 +69,7 @@ class Desk:
         self.lease = lease
         self.caps = caps
         self.door = ToolDoor(
-            world.store, world.clock, world.purse, redact=lambda text: text.replace("hunter2", "[redacted]")
+            world.store, world.clock, world.ledger, redact=lambda text: text.replace("hunter2", "[redacted]")
         )
         self._calls = itertools.count()
 

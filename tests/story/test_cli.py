@@ -58,10 +58,10 @@ async def _spend(app: Runtime, name: str, *, ends: bool) -> None:
     await app.store.commit(lifecycle.start_session(start, b"look after the canary"))
     (lease,) = await app.store.claim(WorkerId(name), 10)
     held = make_legs(Caps(), Spender(name, "watch"), app.clock.now(), usd=600_000)
-    answer = await hold(app.purse, lease, CallStarted(call=f"{name}.1", tool="look", legs=held), b"canary arguments")
+    answer = await hold(app.ledger, lease, CallStarted(call=f"{name}.1", tool="look", legs=held), b"canary arguments")
     assert isinstance(answer, HoldTaken)
     if ends:
-        await app.purse.settle(lease, answer.flight, ActualResult("ok", usd=500_000, body=b"canary result"))
+        await app.ledger.settle(lease, answer.flight, ActualResult("ok", usd=500_000, body=b"canary result"))
         assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
 
 

@@ -143,7 +143,7 @@ class Place:
         held = make_legs(Caps(), Spender(session, "clerk"), app.clock.now(), usd=cost)
         started = CallStarted(call=f"{session}.1", tool="send", legs=held, level="RESTRICTED")
         if not parked:
-            assert isinstance(await hold(app.purse, lease, started, b'{"to":"bob"}'), HoldTaken)
+            assert isinstance(await hold(app.ledger, lease, started, b'{"to":"bob"}'), HoldTaken)
         else:
             resting = SessionParked(state="SLEEPING", wake_at=app.clock.now() + HOUR)
             await app.store.commit(lifecycle.park_session(lease, f"{session}/park", resting))

@@ -63,9 +63,9 @@ async def _session(app: Runtime, name: str, parent: str) -> None:
     for number in (1, 2):
         held = make_legs(Caps(), Spender(name, "clerk"), app.clock.now(), usd=1000)
         call = CallStarted(call=f"{name}.{number}", tool="look", legs=held)
-        answer = await hold(app.purse, lease, call, b'{"at": "canary"}')
+        answer = await hold(app.ledger, lease, call, b'{"at": "canary"}')
         assert isinstance(answer, HoldTaken)
-        await app.purse.settle(lease, answer.flight, ActualResult("ok", usd=500, body=HOSTILE.encode()))
+        await app.ledger.settle(lease, answer.flight, ActualResult("ok", usd=500, body=HOSTILE.encode()))
     assert (await app.store.commit(lifecycle.end_session(lease, "COMPLETED", "completed"))).events
 
 

@@ -253,11 +253,11 @@ async def opened(folder: Path, *more: Tool) -> AsyncGenerator[Desk]:
         parse_fleet(load_bytes(b"mode: FULL\n", "halter.yaml")), parse_agent(load_bytes(AGENT, "agent.yaml"))
     )
     standing = SessionContext("s", "desk", Phase("work", None), policy, str(policy.digest()))
-    gatehouse = GuardRuntime(
+    guard = GuardRuntime(
         store, CLOCK, redact=Redactor({}).redact, secrets=GivenSecrets({}), prices=Prices(policy.prices)
     )
     tools = {each.spec.name: each for each in (*OWN, *make_file_tools(root), *more)}
-    yield Desk(store, SessionRuntime(store, CLOCK, gatehouse, lease, standing, tools), root, outside)
+    yield Desk(store, SessionRuntime(store, CLOCK, guard, lease, standing, tools), root, outside)
     await store.close()
 
 

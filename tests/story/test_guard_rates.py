@@ -76,11 +76,11 @@ async def all_at_once(store: Store, clock: Clock, lease: Lease, deploy: Function
     """Make that many calls together, and tell their outcomes."""
     policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk\n", "agent.yaml")))
     standing = SessionContext(lease.session, "desk", Phase("work", None), policy, str(policy.digest()))
-    gatehouse = GuardRuntime(
+    guard = GuardRuntime(
         store, clock, redact=Redactor({}).redact, secrets=GivenSecrets({}), prices=Prices(policy.prices)
     )
     calls = [Call(f"{lease.session}.{number}", "deploy", ARGUMENTS) for number in range(count)]
-    answers = await asyncio.gather(*(gatehouse.call(lease, standing, call, {"deploy": deploy}) for call in calls))
+    answers = await asyncio.gather(*(guard.call(lease, standing, call, {"deploy": deploy}) for call in calls))
     return [answer.outcome if isinstance(answer, Answer) else type(answer).__name__ for answer in answers]
 
 

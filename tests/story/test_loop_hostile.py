@@ -184,7 +184,7 @@ async def held_by_others(world: World, story: Story, usd: int) -> tuple[Lease, I
     assert lease is not None
     where = make_legs(story.standing().caps, Spender("other", "desk", ""), world.now, usd=usd)
     intent = RequestStarted(request="other.t/0", model="scripted:script", purpose="turn", legs=where)
-    held = await hold(world.purse, lease, intent)
+    held = await hold(world.ledger, lease, intent)
     assert isinstance(held, HoldTaken)
     return lease, held.flight
 
@@ -210,7 +210,7 @@ async def test_a_call_that_waits_for_money_does_not_wait_for_a_person_as_well(wo
     world.spawn(attended(story))
     await world.advance(2 * MINUTE)
     assert story.desk.done == {}
-    await world.purse.settle(lease, flight, ActualResult("ok", usd=1000))
+    await world.ledger.settle(lease, flight, ActualResult("ok", usd=1000))
     await world.advance(2 * MINUTE)
     assert story.desk.done == {"pay": 1}
     assert len(await list_pending_decisions(world.journal)) == 1

@@ -308,10 +308,10 @@ async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each
     story = Story(world, kind="autonomous")
     await story.begin("Watch.")
     (lease,) = await world.journal.claim(WorkerId("w"), 1, SessionId("s"))
-    gatehouse = GuardRuntime(world.store, world.clock, redact=redact, secrets=GivenSecrets({}), prices=Prices({}))
+    guard = GuardRuntime(world.store, world.clock, redact=redact, secrets=GivenSecrets({}), prices=Prices({}))
     for nap in (HOUR, DAY):
         # As after a breakdown: the process has the session still, and begins anew with it.
-        running = SessionRuntime(world.store, world.clock, gatehouse, lease, story.standing(), {})
+        running = SessionRuntime(world.store, world.clock, guard, lease, story.standing(), {})
         await running.take_up()
         assert await running.park("SLEEPING", 0, world.now + nap, resident=True)
         await running.wake()

@@ -36,7 +36,7 @@ from halter.journal.store import JournalStore, StoreProblem
 from halter.journal.verify import verify
 from halter.loop.session_runtime import SessionRuntime
 from halter.redaction.secrets import GivenSecrets
-from halter.runtime.agent_context import gatehouse_for
+from halter.runtime.agent_context import make_guard
 from halter.runtime.runtime import Runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -333,7 +333,7 @@ async def called(server: Server, tell: Callable[[str], None]) -> Answer:
     (lease,) = await store.claim(WorkerId("worker"), 1)
     policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
     standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()))
-    doors = gatehouse_for(app, policy, GivenSecrets({}))
+    doors = make_guard(app, policy, GivenSecrets({}))
     running = SessionRuntime(app.patient(), clock, doors, lease, standing, {"send": tool(server.send, **SEND)})
     answer = await running.call(Call("s.1", "send", b'{"text":"hello"}'))
     await running.end("COMPLETED", "completed")

@@ -25,7 +25,7 @@ from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer
 from halter.journal.verify import verify
 from halter.loop.session_runtime import SessionRuntime
-from halter.runtime.agent_context import gatehouse_for
+from halter.runtime.agent_context import make_guard
 from halter.runtime.assemble import MAX_TOOLS_PER_QUESTION, AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, open_runtime
 from halter.runtime.supervisor import turn_off
@@ -91,10 +91,8 @@ async def desk_of(app: Runtime, agent: AssembledAgent, tools: Mapping[str, Tool]
         lifecycle.start_session(SessionStarted(session=session, agent="desk", kind="task", started_by="ada"))
     )
     (lease,) = await app.store.claim(WorkerId("w"), 1, session)
-    gatehouse = gatehouse_for(app, agent.policy, agent.secrets)
-    return Desk(
-        app, SessionRuntime(app.store, app.clock, gatehouse, lease, agent.standing(session), tools or agent.tools)
-    )
+    guard = make_guard(app, agent.policy, agent.secrets)
+    return Desk(app, SessionRuntime(app.store, app.clock, guard, lease, agent.standing(session), tools or agent.tools))
 
 
 @asynccontextmanager

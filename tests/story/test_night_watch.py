@@ -40,7 +40,7 @@ from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.testing.world import World
 from tests.story.autonomous import rhythm
-from tests.story.dispatching import manner_of
+from tests.story.dispatching import mode_of
 
 SESSION = f"{AGENT}-1"
 
@@ -64,12 +64,12 @@ class Demo:
         store = cast("Any", self.world.store)
         settings = self.place.settings("ada")
         world, policy = self.world, use_local_policy(settings)
-        app = Runtime(settings, world.clock, world.ids, store, cast("Any", None), world.purse, {}, policy=policy)
+        app = Runtime(settings, world.clock, world.ids, store, cast("Any", None), world.ledger, {}, policy=policy)
         up = Supervisor(
             app,
             lambda _, sentence: self.told.append(sentence),
             chance=random.Random(self.world.seed),
-            manner=manner_of(self.world),
+            mode=mode_of(self.world),
         )
         around = Scenery(self.place.agent, self.world.clock).around
         await around(lambda: up.run([self.place.agent]))

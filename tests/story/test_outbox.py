@@ -60,7 +60,7 @@ def later(count: int = 1) -> list[Exception]:
 
 def app_in(world: World) -> Runtime:
     settings = read_settings({"USER": "ada"}, Path("/nowhere"), "memory:")
-    return Runtime(settings, world.clock, world.ids, cast("Any", world.store), cast("Any", None), world.purse, {})
+    return Runtime(settings, world.clock, world.ids, cast("Any", world.store), cast("Any", None), world.ledger, {})
 
 
 def open_outbox(world: World, senders: dict[ChannelKey, Sender]) -> asyncio.Task[None]:

@@ -133,11 +133,9 @@ class Play:
             yield store, await take_lease(store, world.clock, worker, SessionId("s"), 20 * SECOND)
 
     def running(self, world: World, store: Store, lease: Lease) -> SessionRuntime:
-        gatehouse = GuardRuntime(
-            store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({})
-        )
+        guard = GuardRuntime(store, world.clock, redact=lambda text: text, secrets=GivenSecrets({}), prices=Prices({}))
         standing = SessionContext("s", "desk", self.policy.phases[0], self.policy, str(self.policy.digest()))
-        return SessionRuntime(store, world.clock, gatehouse, lease, standing, self.desk.tools)
+        return SessionRuntime(store, world.clock, guard, lease, standing, self.desk.tools)
 
 
 async def receipt_in(world: World) -> Receipt:

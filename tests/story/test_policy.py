@@ -34,7 +34,7 @@ from halter.testing.world import World
 from halter.tools.function_tool import tool
 from tests.processes import Halter
 from tests.story.autonomous import Fleet
-from tests.story.dispatching import manner_of
+from tests.story.dispatching import mode_of
 from tests.story.loops import calls, says
 
 CENTS = {"limits": {"max_cost_usd_per_day": 0.05}}
@@ -293,7 +293,7 @@ async def test_agents_that_run_by_themselves_take_up_a_policy_at_once_that_a_per
         fleet.told.append((agent, said))
 
     def make(app: Runtime) -> Supervisor:
-        return Supervisor(app, tell, chance=random.Random(1), manner=manner_of(world))
+        return Supervisor(app, tell, chance=random.Random(1), mode=mode_of(world))
 
     runner = FleetRunner(fleet.app, make)
     world.spawn(runner.run([folder]))

@@ -58,9 +58,9 @@ async def crashed_in(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Reco
     await world.advance(MINUTE)
     (lease,) = await world.store.claim(WorkerId("second"), 1)
     (flight,) = replay(await world.store.read(session_stream("s"))).in_flight.values()
-    door = ToolDoor(world.store, world.clock, world.purse, redact=str)
+    door = ToolDoor(world.store, world.clock, world.ledger, redact=str)
     doubt = CallInDoubt(flight, ToolAction(tool, ARGUMENTS, {}, ("session:s",)))
-    return lease, doubt, Recovery(world.store, world.purse, door)
+    return lease, doubt, Recovery(world.store, world.ledger, door)
 
 
 @pytest.mark.parametrize("spec", [{"effect": "read"}, {"effect": "write", "idempotent": True}])
@@ -125,7 +125,7 @@ async def test_a_tools_own_check_decides(
 
 async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_predecessors_intent(world: World) -> None:
     tool = Deed()
-    door = ToolDoor(world.store, world.clock, world.purse, redact=str)
+    door = ToolDoor(world.store, world.clock, world.ledger, redact=str)
     await world.store.commit(
         lifecycle.start_session(SessionStarted(session="s", agent="desk", kind="task", started_by="ada"))
     )

@@ -68,7 +68,7 @@ class Desk:
         self.door = ModelDoor(
             world.store,
             world.clock,
-            world.purse,
+            world.ledger,
             Prices(standing.policy.prices),
             redact=lambda text: text.replace("hunter2", "[redacted]"),
         )
@@ -310,7 +310,7 @@ CAP = usd_to_micros("0.005")
 async def twenty_at_once(world: World, prices: PriceTable | None = None) -> tuple[Desk, Scripted, list[Any]]:
     desk = await desk_in(world, policy_of(fleet="limits: {max_cost_usd_per_day: 0.005}\n"))
     if prices is not None:
-        desk.door = ModelDoor(world.store, world.clock, world.purse, prices, redact=str)
+        desk.door = ModelDoor(world.store, world.clock, world.ledger, prices, redact=str)
     model = answers(*[say("Yes.", Usage(100, 500), takes=2 * SECOND)] * 20, world=world)
     return desk, model, await asyncio.gather(*(desk.asks(model, f"s.{number}") for number in range(20)))
 
@@ -634,8 +634,8 @@ def test_a_crash_between_intent_and_outcome_leaves_the_hold_and_recovery_settles
         assert (again.outcome, again.may_retry) == ("unknown", True)
         assert len(model.asked) == 1
         (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
-        door = ToolDoor(world.store, world.clock, world.purse, redact=str)
-        await Recovery(world.store, world.purse, door).resolve(lease, CallInDoubt(flight, None))
+        door = ToolDoor(world.store, world.clock, world.ledger, redact=str)
+        await Recovery(world.store, world.ledger, door).resolve(lease, CallInDoubt(flight, None))
         row = await heir.budget()
         assert (row.spent, row.held) == (flight.most().usd, 0)
         told = await heir.asks(model)

@@ -55,7 +55,7 @@ class Desk:
         self.standing = standing
         self.model = None if lines is None else Scripted(lines, world.clock, ModelName("test", "paid"))
         prices = Prices(standing.policy.prices)
-        self.door = ModelDoor(world.store, world.clock, world.purse, prices, redact=str)
+        self.door = ModelDoor(world.store, world.clock, world.ledger, prices, redact=str)
         self.simulator = Simulator(self.door, world.clock, self.model)
 
     async def begin(self) -> "Desk":

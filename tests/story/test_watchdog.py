@@ -197,13 +197,13 @@ class Holds(Hangs):
 
     async def works(self, lease: Lease) -> None:
         held = make_legs(Caps(), Spender(lease.session, "desk"), self.world.now, usd=1000)
-        answer = await hold(self.world.purse, lease, CallStarted(call="c", tool="look", legs=held), b"")
+        answer = await hold(self.world.ledger, lease, CallStarted(call="c", tool="look", legs=held), b"")
         assert isinstance(answer, HoldTaken)
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             if self.settles:
-                await asyncio.shield(self.world.purse.settle(lease, answer.flight, ActualResult("cancelled", usd=0)))
+                await asyncio.shield(self.world.ledger.settle(lease, answer.flight, ActualResult("cancelled", usd=0)))
             raise
 
 

@@ -35,9 +35,9 @@ class Diary:
         await world.store.commit(wake_session(lease, f"{turn}/wake", "timer", 0))
         spender = Spender(lease.session, "diarist")
         call = CallStarted(call=f"{turn}/call", tool="look", legs=make_legs(Caps(), spender, world.now, usd=20))
-        held = await hold(world.purse, lease, call)
+        held = await hold(world.ledger, lease, call)
         assert isinstance(held, HoldTaken)
-        await world.purse.settle(lease, held.flight, ActualResult("ok", usd=10))
+        await world.ledger.settle(lease, held.flight, ActualResult("ok", usd=10))
         if world.now >= self.until:
             await world.store.commit(end_session(lease, "COMPLETED", "completed"))
             return

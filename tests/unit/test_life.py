@@ -57,7 +57,7 @@ def child(parent: str = "s1", cap: int = CARVED) -> SessionStarted:
 
 async def held(world: World, lease: Lease, usd: int, caps: Caps = CAPS, call: str = "call") -> HoldTaken:
     amounts = make_legs(caps, Spender(lease.session, "agent"), world.now, usd=usd)
-    answer = await hold(world.purse, lease, CallStarted(call=call, tool="spend", legs=amounts))
+    answer = await hold(world.ledger, lease, CallStarted(call=call, tool="spend", legs=amounts))
     assert isinstance(answer, HoldTaken)
     return answer
 
@@ -180,7 +180,7 @@ async def test_a_session_cannot_end_while_it_holds_money(world: World) -> None:
     call = await held(world, lease, 20)
     assert (await world.store.commit(end_session(lease, "COMPLETED", "completed"))).events == ()
     assert (await row_of(world, "s1")).ended_at is None
-    await world.purse.settle(lease, call.flight, ActualResult("ok", usd=5))
+    await world.ledger.settle(lease, call.flight, ActualResult("ok", usd=5))
     assert len((await world.store.commit(end_session(lease, "COMPLETED", "completed"))).events) == 1
 
 
@@ -198,7 +198,7 @@ async def test_what_was_carved_is_the_sub_sessions_cap_whatever_its_own_configur
     kid = await claimed(world, "kid")
     generous = Caps(session=Cap(CAP * 10), agent=(), fleet=())
     amounts = make_legs(generous, Spender("kid", "helper"), world.now, usd=CARVED + 1)
-    answer = await hold(world.purse, kid, CallStarted(call="dear", tool="spend", legs=amounts))
+    answer = await hold(world.ledger, kid, CallStarted(call="dear", tool="spend", legs=amounts))
     assert isinstance(answer, HoldRefused)
     assert answer.event.cap == CARVED
 
@@ -214,10 +214,10 @@ async def test_a_sub_sessions_cap_is_never_raised_above_what_was_carved_for_it(w
 async def test_a_session_that_still_holds_tokens_does_not_end(world: World) -> None:
     lease = await begun(world)
     amounts = make_legs(Caps(token_budget=500), Spender("s1", "agent"), world.now, usd=0, tokens=100)
-    answer = await hold(world.purse, lease, RequestStarted(request="r", model="m", purpose="turn", legs=amounts))
+    answer = await hold(world.ledger, lease, RequestStarted(request="r", model="m", purpose="turn", legs=amounts))
     assert isinstance(answer, HoldTaken)
     assert (await world.store.commit(end_session(lease, "COMPLETED", "completed"))).events == ()
-    await world.purse.settle(lease, answer.flight, ActualResult("ok", tokens=40))
+    await world.ledger.settle(lease, answer.flight, ActualResult("ok", tokens=40))
     assert len((await world.store.commit(end_session(lease, "COMPLETED", "completed"))).events) == 1
 
 
@@ -235,7 +235,7 @@ async def test_a_sub_session_waits_for_its_parents_other_holds(world: World) -> 
     lease = await begun(world)
     call = await held(world, lease, 80)
     assert (await world.store.commit(start_child(child(), lease))).events == ()
-    await world.purse.settle(lease, call.flight, ActualResult("ok", usd=5))
+    await world.ledger.settle(lease, call.flight, ActualResult("ok", usd=5))
     assert len((await world.store.commit(start_child(child(), lease))).events) == 1
 
 
@@ -245,7 +245,7 @@ async def test_at_its_end_a_sub_session_settles_what_was_carved_out_with_what_it
     kid = await claimed(world, "kid")
     call = await held(world, kid, 20, CHILD_CAPS)
     assert (await budgets(world))["fleet"] == (0, 20, 0)
-    await world.purse.settle(kid, call.flight, ActualResult("ok", usd=12))
+    await world.ledger.settle(kid, call.flight, ActualResult("ok", usd=12))
     await world.store.commit(end_session(kid, "COMPLETED", "completed", "s1"))
     assert await budgets(world) == {"session:s1": (12, 0, 0), "session:kid": (12, 0, 0), "fleet": (12, 0, 0)}
     assert await world.store.ask(Query("holds", HoldRow)) == []
@@ -259,7 +259,7 @@ async def test_what_a_sub_session_spent_beyond_its_cap_is_charged_to_its_parent_
     await world.store.commit(start_child(child(), parent))
     kid = await claimed(world, "kid")
     call = await held(world, kid, CARVED, CHILD_CAPS)
-    await world.purse.settle(kid, call.flight, ActualResult("ok", usd=CARVED + 7))
+    await world.ledger.settle(kid, call.flight, ActualResult("ok", usd=CARVED + 7))
     committed = await world.store.commit(end_session(kid, "BUDGET_EXCEEDED", "cost_cap_reached", "s1"))
     incident, ended, told = (stored.event for stored in committed.events)
     assert isinstance(told, WakePosted)

@@ -279,8 +279,8 @@ def worker(
     async def job(app: Runtime) -> None:
         from halter.runtime.worker import make_distributed_mode
 
-        manner = make_distributed_mode(app.settings.store, app.clock, concurrency, grace)
-        await _work(app, folders, manner, where, as_json=as_json)
+        mode = make_distributed_mode(app.settings.store, app.clock, concurrency, grace)
+        await _work(app, folders, mode, where, as_json=as_json)
 
     run_with_app(
         store, job, new=True, acts=True, following=True, patient=True, settings=places, runs=WORKER_RESTART_HINT
@@ -317,7 +317,7 @@ def _demand_postgres(url: str) -> None:
 
 
 async def _work(
-    app: Runtime, folders: list[Path], manner: "DispatchMode", where: tuple[str, int] | None, *, as_json: bool
+    app: Runtime, folders: list[Path], mode: "DispatchMode", where: tuple[str, int] | None, *, as_json: bool
 ) -> None:
     from halter.loop.session_runtime import run_until_first
     from halter.runtime.supervisor import FleetRunner, Supervisor
@@ -334,7 +334,7 @@ async def _work(
         shows, bus = FeedPrinter(printer, app.clock, as_json=as_json), make_bus(app)
         if not as_json:
             printer.put(render_sentence(f"{format_count(len(folders), 'agent')} here. {HOW_TO_STOP_WORKER}"))
-        runs = FleetRunner(app, lambda app: Supervisor(app, shows.report, bus.pulse, serve=serve, manner=manner))
+        runs = FleetRunner(app, lambda app: Supervisor(app, shows.report, bus.pulse, serve=serve, mode=mode))
         _drain_on_signals(runs)
         committed = CommitObserver(
             asyncio.get_running_loop(), lambda stream: stream.startswith(("session:", "trigger:"))

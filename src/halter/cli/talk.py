@@ -122,7 +122,7 @@ class FrontDoorAnswer(msgspec.Struct, frozen=True):
 
 
 async def pass_front_door(
-    speaking: Any,
+    context: Any,
     session: SessionId,
     text: str,
     kind: SessionKind,
@@ -147,13 +147,13 @@ async def pass_front_door(
     told = False
     if routes:
         showing = SubSessionObserver(screen.beside_words(), waits, stepped, began)
-        done = await handle_message(speaking, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead)
+        done = await handle_message(context, session, text, kind=kind, answering=asked, showing=showing, ahead=ahead)
         if not isinstance(done, ForwardedMessage):
             routed = done.routed
             return FrontDoorAnswer(routed.route, routed.strategy, routed.why, done.ok, done.answer, done.session)
         told = done.told
     if not told:
-        await send_message(speaking, session, text, kind)
+        await send_message(context, session, text, kind)
     began()
     return None
 
@@ -196,18 +196,18 @@ def run(
     screen = Screen(quiet=as_json)
 
     async def job(app: Runtime) -> Any:
-        async with open_agent_context(app, resolve_agent_folder(agent)) as speaking:
-            session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
+        async with open_agent_context(app, resolve_agent_folder(agent)) as context:
+            session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.new())
             asked = bool(resume) and await _is_waiting_for_answer(app, session)
             if text.strip():
                 done = await pass_front_door(
-                    speaking, session, text, "task", screen, screen.waits, routes=not no_route, asked=asked
+                    context, session, text, "task", screen, screen.waits, routes=not no_route, asked=asked
                 )
                 if done is not None:
                     return done
             screen.beside(f"Session {session}")
             try:
-                return await _attend_session(speaking, session, screen)
+                return await _attend_session(context, session, screen)
             except asyncio.CancelledError:
                 screen.end_line()
                 warn(f"Continue it with: halter run {quote(str(agent))} --resume {session}")
@@ -243,20 +243,20 @@ def chat(
 
 async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_json: bool) -> None:
     """Talk line by line. A session begins with the first line."""
-    async with open_agent_context(app, folder) as speaking, LineReader(prompt="" if as_json else "you> ") as lines:
-        session = await _resume_session(app, speaking, resume) if resume else SessionId(app.ids.new())
+    async with open_agent_context(app, folder) as context, LineReader(prompt="" if as_json else "you> ") as lines:
+        session = await _resume_session(app, context, resume) if resume else SessionId(app.ids.new())
         talk = ChatState(begun=bool(resume), asked=bool(resume) and await _is_waiting_for_answer(app, session))
         if not as_json:
-            say(f"Session {session}, with {speaking.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
-            await _tell_of_what_runs(app, speaking)
+            say(f"Session {session}, with {context.agent.policy.name}. Ctrl-D or /quit leaves.", at_once=True)
+            await _tell_of_what_runs(app, context)
         try:
             if resume:
-                await _go_on_with_parts(app, speaking, session, lines, as_json=as_json)
+                await _go_on_with_parts(app, context, session, lines, as_json=as_json)
             async for line in lines:
                 if line.strip() in LEAVE_COMMANDS:
                     break
                 if line.strip():
-                    await _answer_line(app, speaking, session, line, lines, talk, routes=routes, as_json=as_json)
+                    await _answer_line(app, context, session, line, lines, talk, routes=routes, as_json=as_json)
                     if talk.over:
                         return
         finally:
@@ -280,7 +280,7 @@ class ChatState:
 
 async def _answer_line(
     app: Runtime,
-    speaking: Any,
+    context: Any,
     session: SessionId,
     line: str,
     lines: LineReader,
@@ -293,7 +293,7 @@ async def _answer_line(
     asking = _DecisionPrompt(app, lines, screen)
     try:
         done = await pass_front_door(
-            speaking,
+            context,
             session,
             line,
             "chat",
@@ -307,7 +307,7 @@ async def _answer_line(
         if done is not None:
             show_front_door_answer(done, as_json=as_json)
             return
-        result = await _attend_session(speaking, session, screen, asking.waits)
+        result = await _attend_session(context, session, screen, asking.waits)
     finally:
         await asking.end()
     _show(result, as_json=as_json)
@@ -317,7 +317,7 @@ async def _answer_line(
 
 
 async def _go_on_with_parts(
-    app: Runtime, speaking: Any, session: SessionId, lines: LineReader, *, as_json: bool
+    app: Runtime, context: Any, session: SessionId, lines: LineReader, *, as_json: bool
 ) -> None:
     """Resume the sub-sessions that were under way."""
     from halter.runtime.sessions import resume_delegation
@@ -325,7 +325,7 @@ async def _go_on_with_parts(
     screen = Screen(quiet=as_json)
     asking = _DecisionPrompt(app, lines, screen)
     try:
-        async with aclosing(resume_delegation(speaking, session, screen.beside_words(), asking.waits)) as parts:
+        async with aclosing(resume_delegation(context, session, screen.beside_words(), asking.waits)) as parts:
             async for came in parts:
                 screen.beside(f"Session {came.session}, a part of this one:")
                 if not as_json:
@@ -340,10 +340,10 @@ async def _is_waiting_for_answer(app: Runtime, session: SessionId) -> bool:
     return await asks(app, session)
 
 
-async def _tell_of_what_runs(app: Runtime, speaking: Any) -> None:
+async def _tell_of_what_runs(app: Runtime, context: Any) -> None:
     from halter.runtime.session_builder import find_autonomous_session
 
-    beside = await find_autonomous_session(speaking)
+    beside = await find_autonomous_session(context)
     if beside is not None and beside.ended_at is None:
         due = describe_next_due(beside, app.clock.now())
         rest = f", next turn {due}" if due else ""
@@ -403,30 +403,30 @@ class _DecisionPrompt:
 async def open_agent_context(app: Runtime, folder: Path) -> AsyncGenerator[Any]:
     from halter.operations import agents
 
-    async with agents.speaking_with(app, folder, warn) as speaking:
-        yield speaking
+    async with agents.speaking_with(app, folder, warn) as context:
+        yield context
 
 
-async def _resume_session(app: Runtime, speaking: Any, beginning: str) -> SessionId:
+async def _resume_session(app: Runtime, context: Any, beginning: str) -> SessionId:
     from halter.runtime.sessions import reopen_agent_session
 
     row = await find_session_by_prefix(app, beginning)
     if row.ended_at is not None and not may_decide(app.settings.person):
         raise ConfigError("Only a person may reopen a session that is over, and this was started by an agent.")
-    await reopen_agent_session(speaking, row.session)
+    await reopen_agent_session(context, row.session)
     return SessionId(row.session)
 
 
-async def _attend_session(speaking: Any, session: SessionId, screen: Screen, waits: Any = None) -> Any:
+async def _attend_session(context: Any, session: SessionId, screen: Screen, waits: Any = None) -> Any:
     from halter.loop.loop import LoopObserver
     from halter.runtime.agent import build_result
     from halter.runtime.sessions import attend_session
     from halter.state.receipt import make_receipt
 
     watching = LoopObserver(screen.listen, screen.said, screen.did)
-    came, loop = await attend_session(speaking, session, watching=watching, waits=waits or screen.waits)
+    came, loop = await attend_session(context, session, watching=watching, waits=waits or screen.waits)
     screen.end_line()
-    made = make_receipt(await all_events(speaking.app, session_stream(session)))
+    made = make_receipt(await all_events(context.app, session_stream(session)))
     return build_result(came, loop, made)
 
 

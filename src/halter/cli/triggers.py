@@ -56,13 +56,13 @@ def run(
         from halter.runtime.triggers import attend_run_here, run_now
 
         demand_person(app, "run a trigger by hand")
-        async with open_agent_context(app, folder) as speaking:
-            if speaking.agent.policy.name != name:
-                fail(f"{folder} is the folder of {speaking.agent.policy.name}, not of {name}.", EXIT_USAGE)
-            session = await run_now(speaking, folder, own, file)
+        async with open_agent_context(app, folder) as context:
+            if context.agent.policy.name != name:
+                fail(f"{folder} is the folder of {context.agent.policy.name}, not of {name}.", EXIT_USAGE)
+            session = await run_now(context, folder, own, file)
             if not as_json:
                 say(f"Session {session}", at_once=True)
-            here = await attend_run_here(speaking, folder, session)
+            here = await attend_run_here(context, folder, session)
             (row,) = await app.store.ask(Query("session", SessionRow, {"session": session}))
             return row, here
 

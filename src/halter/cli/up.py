@@ -109,7 +109,7 @@ async def run_and_show(
     store = app.patient()
     seen = dict(await read_stream_heads(store))
     runs = FleetRunner(
-        app, lambda app: Supervisor(app, shows.report, bus.pulse, serve=serve, manner=make_embedded_mode(kind))
+        app, lambda app: Supervisor(app, shows.report, bus.pulse, serve=serve, mode=make_embedded_mode(kind))
     )
 
     def wanted(stream: StreamId) -> bool:

@@ -55,7 +55,7 @@ from halter.runtime.feed import read_stream_heads
 from halter.runtime.runtime import Runtime, use_local_policy
 from halter.runtime.supervisor import Supervisor
 from halter.settings import Settings
-from halter.testing.world import VIRTUAL_START, World, quiet_manner
+from halter.testing.world import VIRTUAL_START, World, quiet_mode
 
 MODEL: Final = ModelName("anthropic", "claude-sonnet-4-5")
 BYTES_PER_TOKEN: Final = 4
@@ -497,9 +497,9 @@ def _make_supervisor(world: World, home: Path, model: Model) -> Supervisor:
     settings = Settings("memory:", home / "checkpoints", key, "demo", home / "trust.json")
     checkpointer = Checkpointer(settings.checkpoints, key, "demo", world.clock.now)
     policy = use_local_policy(settings)
-    app = Runtime(settings, world.clock, world.ids, world.journal, checkpointer, world.purse, {}, policy=policy)
+    app = Runtime(settings, world.clock, world.ids, world.journal, checkpointer, world.ledger, {}, policy=policy)
     given = {str(model.name): model}
-    return Supervisor(app, lambda _, __: None, chance=random.Random(world.seed), given=given, manner=quiet_manner())
+    return Supervisor(app, lambda _, __: None, chance=random.Random(world.seed), given=given, mode=quiet_mode())
 
 
 async def _read_bill(world: World) -> Bill:

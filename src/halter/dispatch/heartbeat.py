@@ -46,7 +46,7 @@ class LeaseHolder(Protocol):
         """Return the worker's description for the others."""
         ...
 
-    async def beaten(self, beat: HeartbeatReply) -> None:
+    async def on_heartbeat(self, beat: HeartbeatReply) -> None:
         """Handle the store's reply to a heartbeat."""
         ...
 
@@ -111,7 +111,7 @@ async def _send_heartbeat(
     beat = await store.beat(worker, changed, about if about != said else "")
     if beat.held is not None:
         hands.lost(leases - beat.held)
-    await hands.beaten(beat)
+    await hands.on_heartbeat(beat)
     return now, about
 
 

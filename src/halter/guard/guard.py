@@ -35,22 +35,22 @@ class GuardRuntime:
         simulates: Model | None = None,
         stream_mask: Callable[[], StreamMask] | None = None,
     ) -> None:
-        self.purse = Ledger(store, clock)
+        self.ledger = Ledger(store, clock)
         self._redact = redact
         self._halts = halts = HaltWatch(store, clock)
-        models = ModelDoor(store, clock, self.purse, prices, redact=redact, stream_mask=stream_mask, halts=halts)
+        models = ModelDoor(store, clock, self.ledger, prices, redact=redact, stream_mask=stream_mask, halts=halts)
         simulator = Simulator(models, clock, simulates)
         self._door = door = ToolDoor(
             store,
             clock,
-            self.purse,
+            self.ledger,
             redact=redact,
             halts=halts,
             print_mask=stream_mask,
             secrets=secrets,
             simulator=simulator,
         )
-        self._recovery = Recovery(store, self.purse, door)
+        self._recovery = Recovery(store, self.ledger, door)
         # Bound here, so that nothing lies between a caller and its door.
         self.call = door.call
         self.look = door.look

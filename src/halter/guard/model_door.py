@@ -212,7 +212,7 @@ class ModelDoor:
         self,
         store: Store,
         clock: Clock,
-        purse: Ledger,
+        ledger: Ledger,
         prices: PriceTable,
         *,
         redact: Redact,
@@ -221,12 +221,12 @@ class ModelDoor:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._purse = purse
+        self._ledger = ledger
         self._prices = prices
         self._stream_mask = stream_mask or partial(WholeTextMask, redact)
         self._redact = redact
         self._masks = PromptMasker(redact)
-        self._patience = purse.patience
+        self._patience = ledger.patience
         self._halts = halts or HaltWatch(store, clock)
 
     async def guarded_request(
@@ -323,7 +323,7 @@ class ModelDoor:
             return Write(stream, key, partial(judge_attempt, now_asking), list_request_rows(now_asking), lease)
 
         while True:
-            committed = await self._purse.commit_intent(intent, 0 if asking.optional else self._patience)
+            committed = await self._ledger.commit_intent(intent, 0 if asking.optional else self._patience)
             if committed is None:
                 return StillHeld(asking.request)
             answer = read_request_admission(committed)
@@ -379,14 +379,14 @@ class ModelDoor:
     async def _answered(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
         truth = _price_usage(flying, UsageReport(reply.usage), ActualResult("ok", body=msgspec.json.encode(reply)))
         flight = flying.admitted.flight
-        settled = await self._purse.settle(flying.lease, flight, truth, goes_on=flying.goes_on)
+        settled = await self._ledger.settle(flying.lease, flight, truth, goes_on=flying.goes_on)
         overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in settled.events)
         usd, tokens = compute_charged_amounts(flight, truth)
         return AnsweredRequest(flight.id, reply, usd, flying.admitted.max_output_tokens, overrun, tokens)
 
     async def _failed(self, flying: _RequestInFlight, truth: ActualResult) -> FailedRequest:
         flight = flying.admitted.flight
-        await self._purse.settle(flying.lease, flight, truth)
+        await self._ledger.settle(flying.lease, flight, truth)
         usd, tokens = compute_charged_amounts(flight, truth)
         return FailedRequest(flight.id, truth.outcome, truth.error, usd, truth.may_retry, truth.retry_after, tokens)
 

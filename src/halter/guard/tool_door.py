@@ -255,7 +255,7 @@ class ToolDoor:
         self,
         store: Store,
         clock: Clock,
-        purse: Ledger,
+        ledger: Ledger,
         *,
         redact: Redact,
         patience: int = BUDGET_WAIT,
@@ -266,7 +266,7 @@ class ToolDoor:
     ) -> None:
         self._store = store
         self._clock = clock
-        self._purse = purse
+        self._ledger = ledger
         self._redact = redact
         self._prints = partial(mask_prints, print_mask or partial(WholeTextMask, redact))
         self._patience = patience
@@ -330,7 +330,7 @@ class ToolDoor:
             for call in calls
         ]
         stream, rows = session_stream(lease.session), [(AuditRow, (call.id,)) for call in calls]
-        await self._purse.commit(Write(stream, f"{calls[0].id}/refused", lambda _: drafts, rows, lease))
+        await self._ledger.commit(Write(stream, f"{calls[0].id}/refused", lambda _: drafts, rows, lease))
         return [Answer(call.id, outcome, sentence) for call in calls]
 
     async def guarded_tool_call(
@@ -352,7 +352,7 @@ class ToolDoor:
                 session_stream(lease.session), key, partial(judge_call, now_asked), list_call_rows(now_asked), lease
             )
 
-        committed = await self._purse.commit_intent(intent, self._patience)
+        committed = await self._ledger.commit_intent(intent, self._patience)
         if committed is None:
             return StillHeld(asked.call)
         admitted = read_call_admission(committed)
@@ -411,7 +411,7 @@ class ToolDoor:
         now, usd = self._clock.now(), 0
         if tool is not None:
             cost = tool.spec.cost
-            usd = (await self._purse.forecast(tool.spec.name)).bound if cost == "learned" else cost
+            usd = (await self._ledger.forecast(tool.spec.name)).bound if cost == "learned" else cost
         prepared = prepare_call(standing, call, tool, now, usd)
         if prepared.asked.approval is None:
             return prepared
@@ -512,7 +512,7 @@ class ToolDoor:
     ) -> Answer:
         took = (self._clock.now() - began) // MILLISECOND
         truth = msgspec.structs.replace(truth, duration_ms=took, audited=flight.audited)
-        settled = await self._purse.settle(lease, flight, truth, goes_on=goes_on)
+        settled = await self._ledger.settle(lease, flight, truth, goes_on=goes_on)
         said = from_body(truth.body or b"")
         return Answer(
             call=flight.id,
@@ -588,16 +588,16 @@ class CallInDoubt(msgspec.Struct, frozen=True):
 class Recovery:
     """Settles every call that a crash left in doubt, or asks a person."""
 
-    def __init__(self, store: Store, purse: Ledger, door: ToolDoor) -> None:
+    def __init__(self, store: Store, ledger: Ledger, door: ToolDoor) -> None:
         self._store = store
-        self._purse = purse
+        self._ledger = ledger
         self._door = door
 
     async def resolve(self, lease: Lease, doubt: CallInDoubt) -> Answer | NeedsPerson:
         """Repeat what may be repeated, ask the tool's own check, or else a person."""
         flight, act = doubt.flight, doubt.act
         if not flight.is_call:
-            await self._purse.settle(lease, flight, ActualResult("unknown"))
+            await self._ledger.settle(lease, flight, ActualResult("unknown"))
             return Answer(flight.id, "unknown", "It is unknown whether the model answered.", flight.most().usd)
         if act is None:
             return await self._ask(lease, flight)
@@ -623,7 +623,7 @@ class Recovery:
         return await self._settle(lease, flight, msgspec.structs.replace(truth, audited=flight.audited))
 
     async def _settle(self, lease: Lease, flight: InFlight, truth: ActualResult) -> Answer:
-        await self._purse.settle(lease, flight, truth)
+        await self._ledger.settle(lease, flight, truth)
         return Answer(flight.id, truth.outcome, truth.error or DONE_BEFORE_CRASH)
 
     async def _ask(self, lease: Lease, flight: InFlight) -> NeedsPerson:

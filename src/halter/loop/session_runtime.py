@@ -148,7 +148,7 @@ class SessionRuntime:
         self,
         store: Store,
         clock: Clock,
-        gatehouse: GuardRuntime,
+        guard: GuardRuntime,
         lease: Lease,
         standing: SessionContext,
         tools: Mapping[str, Tool],
@@ -159,7 +159,7 @@ class SessionRuntime:
         self.state = Session()
         self._store = store
         self._clock = clock
-        self._gatehouse = gatehouse
+        self._guard = guard
         self._tools = tools
         self._waits = waits
         self._told: set[str] = set()
@@ -215,19 +215,19 @@ class SessionRuntime:
 
     async def _clear(self, flight: InFlight, arguments: bytes) -> None:
         """Settle one call in doubt; what stays unknown is charged at its maximum."""
-        answer = await self._gatehouse.recover(self.lease, self.standing, flight, arguments, self._tools)
+        answer = await self._guard.recover(self.lease, self.standing, flight, arguments, self._tools)
         if not isinstance(answer, NeedsPerson):
             return
         row = await self._decided(answer, "WAITING_FOR_APPROVAL")
         if row.verdict:
             happened = row.verdict == "approve"
-            await self._gatehouse.was_done(self.lease, flight, happened=happened)
+            await self._guard.was_done(self.lease, flight, happened=happened)
         else:
-            await self._gatehouse.purse.settle_in_doubt(self.lease, [flight])
+            await self._guard.ledger.settle_in_doubt(self.lease, [flight])
 
     async def attempt(self, call: Call, standing: SessionContext | None = None) -> Answer | NeedsPerson | StillHeld:
         attempt = self._attempts.get(call.id, 0)
-        answer = await self._gatehouse.call(self.lease, standing or self.standing, call, self._tools, attempt)
+        answer = await self._guard.call(self.lease, standing or self.standing, call, self._tools, attempt)
         return self._attempted(call, answer)
 
     def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
@@ -255,12 +255,12 @@ class SessionRuntime:
             if len(waiting) == 1:
                 call = waiting[0]
                 attempt, stands = self._attempts.get(call.id, 0), standing or self.standing
-                answer = await self._gatehouse.call(self.lease, stands, call, self._tools, attempt)
+                answer = await self._guard.call(self.lease, stands, call, self._tools, attempt)
                 tried: Sequence[Answer | NeedsPerson | StillHeld] = [self._attempted(call, answer)]
             else:
                 tried = await self._tried(waiting, standing)
             answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
-            beside = self._gatehouse.paid_beside(self.lease.session)
+            beside = self._guard.paid_beside(self.lease.session)
             overrun = overrun or beside.overrun
             self._spend(beside.usd + sum(each.cost_micros for each in tried if isinstance(each, Answer)), beside.tokens)
             waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
@@ -316,7 +316,7 @@ class SessionRuntime:
         standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0) if last else standing
         waited = 0
         while True:
-            answer = await self._gatehouse.request(self.lease, standing, request, model, attempt, waited)
+            answer = await self._guard.request(self.lease, standing, request, model, attempt, waited)
             match answer:
                 case RateUsedUp(until=until):
                     waited = answer.waited + 1
@@ -339,18 +339,18 @@ class SessionRuntime:
 
     async def settle_up(self) -> None:
         """Commit deferred writes, even if the caller is cancelled."""
-        if self._gatehouse.purse.owes(self.lease):
-            await run_shielded(self._gatehouse.purse.settle_up(self.lease))
+        if self._guard.ledger.owes(self.lease):
+            await run_shielded(self._guard.ledger.settle_up(self.lease))
 
     def _spend(self, usd: int, tokens: int = 0) -> None:
         self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
 
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
-        return await self._gatehouse.refuse(self.lease, calls, outcome, sentence)
+        return await self._guard.refuse(self.lease, calls, outcome, sentence)
 
     async def look(self, call: Call) -> Answer | NeedsPerson | StillHeld:
         """Make a sensor's call; a pure read leaves no trace."""
-        answer = await self._gatehouse.look(self.lease, self.standing, call, self._tools)
+        answer = await self._guard.look(self.lease, self.standing, call, self._tools)
         if isinstance(answer, Answer):
             self._spend(answer.cost_micros)
             self.overrun = self.overrun or answer.overrun
@@ -376,7 +376,7 @@ class SessionRuntime:
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
         # What a halt could not stop is unknown, and its session was halted all the same.
-        halt = await self._gatehouse.halted(self.standing) if answer.outcome in ("external_halt", "unknown") else None
+        halt = await self._guard.halted(self.standing) if answer.outcome in ("external_halt", "unknown") else None
         if halt is not None or answer.outcome == "external_halt":
             return ("CANCELLED", "cancelled") if halt is not None and halt.cancels else ("HALTED", "external_halt")
         if answer.outcome == "cost_cap_reached":
@@ -492,7 +492,7 @@ class SessionRuntime:
             while wake_at is None or self._clock.now() < wake_at:
                 if (await self._row()).inbox_wake > self._seen or (or_when and await or_when()):
                     return False
-                if await self._gatehouse.halted(self.standing) is not None:
+                if await self._guard.halted(self.standing) is not None:
                     return False
                 await wait_for_news(
                     news,
@@ -512,7 +512,7 @@ class SessionRuntime:
         first, *others = asked
 
         async def another() -> bool:
-            rows = [await self._gatehouse.decision(each.decision) for each in others]
+            rows = [await self._guard.decision(each.decision) for each in others]
             return any(row is not None and (row.verdict or self._clock.now() >= row.expires_at) for row in rows)
 
         for each in asked:
@@ -522,12 +522,12 @@ class SessionRuntime:
     async def _decided(self, asked: NeedsPerson, state: State, or_when: CheckWaiting | None = None) -> DecisionRow:
         """Rest until a person decides, the question expires, or a halt comes first."""
         while True:
-            row = await self._gatehouse.decision(asked.decision)
+            row = await self._guard.decision(asked.decision)
             if row is None:
                 raise LookupError(f"The decision {asked.decision} is gone from the store.")
             if row.verdict or self._clock.now() >= row.expires_at or (or_when and await or_when()):
                 return row
-            if await self._gatehouse.halted(self.standing) is not None:
+            if await self._guard.halted(self.standing) is not None:
                 return row
             self._tell(asked, state)
             await self._rest(state, row.expires_at, or_when)
@@ -538,18 +538,18 @@ class SessionRuntime:
             self._waits(asked, state)
 
     async def halted(self) -> HaltRow | None:
-        return await self._gatehouse.halted(self.standing)
+        return await self._guard.halted(self.standing)
 
     async def pause(self, duration: int) -> None:
         """Sleep; return early on halt."""
-        await self._gatehouse.pause(self.standing, duration)
+        await self._guard.pause(self.standing, duration)
 
     async def events(self, after: int = 0) -> list[Stored]:
         return await read_stream(self._store, session_stream(self.lease.session), after)
 
     async def commit(self, write: Write) -> Committed:
         """Commit a write of the session, and just before it its deferred writes."""
-        return await self._gatehouse.purse.commit(write)
+        return await self._guard.ledger.commit(write)
 
     async def write(self, key: str, event: ev.AnyEvent, body: bytes | None = None) -> None:
         await self.write_all(key, [(event, body)])
@@ -562,7 +562,7 @@ class SessionRuntime:
         rows = [row for event, _ in happened for row in rows_of_event(event)]
         write = Write(session_stream(self.lease.session), key, lambda _: drafts, rows, self.lease)
         if goes_on:
-            self._gatehouse.purse.put_off(self.lease, write)
+            self._guard.ledger.put_off(self.lease, write)
         else:
             await self.commit(write)
 
@@ -607,7 +607,7 @@ class SessionRuntime:
         return b""
 
     def redacted(self, text: str) -> str:
-        return self._gatehouse.redacted(text)
+        return self._guard.redacted(text)
 
 
 def has_overrun(events: Sequence[Stored]) -> bool:

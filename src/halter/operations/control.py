@@ -180,7 +180,7 @@ async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
                 lifecycle.park_session(lease, f"{lease.session}/{lease.generation}/cancelled", parked)
             )
             return "in doubt", _doubtful(held)
-        await app.purse.settle_in_doubt(lease, free)
+        await app.ledger.settle_in_doubt(lease, free)
         await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent))
     except LeaseLost:
         return "under way", "Another process took it at this moment, and will end it."

@@ -104,7 +104,7 @@ class _GuardInputs(NamedTuple):
 class _Made:
     """What is made once for all sessions of an agent, and again when its inputs change."""
 
-    gatehouse: tuple[_GuardInputs, GuardRuntime] | None = None
+    guard: tuple[_GuardInputs, GuardRuntime] | None = None
     definition: tuple[AssembledAgent, Digest, int] | None = None
 
 
@@ -143,7 +143,7 @@ class AgentContext(msgspec.Struct, frozen=True):
         mind = self.agent.mind
         return self.models.named(mind.model_for.get(purpose) or mind.model)
 
-    def gatehouse(self) -> GuardRuntime:
+    def guard(self) -> GuardRuntime:
         """Returns the guard that all sessions of the agent share, so that one check for halts serves them.
 
         Effects are not predicted for rules and scripts, unless a model for `simulation` is configured.
@@ -153,9 +153,9 @@ class AgentContext(msgspec.Struct, frozen=True):
         foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
         given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), dict(app.environ))
-        if self.made.gatehouse is None or not self.made.gatehouse[0].same(given):
-            self.made.gatehouse = (given, gatehouse_for(app, agent.policy, agent.secrets, model))
-        return self.made.gatehouse[1]
+        if self.made.guard is None or not self.made.guard[0].same(given):
+            self.made.guard = (given, make_guard(app, agent.policy, agent.secrets, model))
+        return self.made.guard[1]
 
     async def definition(self) -> Digest:
         """Stores the agent's definition without secrets, once for all its sessions."""
@@ -163,17 +163,15 @@ class AgentContext(msgspec.Struct, frozen=True):
         if kept is not None and kept[0] is self.agent and 0 <= now - kept[2] < GOOD_FOR:
             return kept[1]
         written = msgspec.json.encode(redact_definition(self.agent), order="sorted")
-        digest = await self.store.put(_without_secrets(written, self.gatehouse().redacted))
+        digest = await self.store.put(_without_secrets(written, self.guard().redacted))
         self.made.definition = (self.agent, digest, now)
         return digest
 
 
-def gatehouse_for(
-    app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None
-) -> GuardRuntime:
+def make_guard(app: Runtime, policy: ResolvedPolicy, secrets: Secrets, simulates: Model | None = None) -> GuardRuntime:
     """Makes a guard. While the store is unavailable, nothing runs that could not be recorded."""
     redactor = Redactor(_values(secrets), app.environ)
-    gatehouse = GuardRuntime(
+    guard = GuardRuntime(
         app.patient(),
         app.clock,
         redact=redactor.redact,
@@ -182,8 +180,8 @@ def gatehouse_for(
         simulates=simulates,
         stream_mask=partial(StreamRedactor, redactor),
     )
-    gatehouse.show_in(app.pulse)
-    return gatehouse
+    guard.show_in(app.pulse)
+    return guard
 
 
 def _values(secrets: Secrets) -> Mapping[str, str]:

@@ -122,7 +122,7 @@ def _find_objection(context: AgentContext, said: Scheduled) -> str:
     """Says why it cannot be planned; "" if it can."""
     if len(said.prompt) > MAX_TASK_LENGTH:
         return f"That is too long for a schedule: say it in at most {MAX_TASK_LENGTH:,} characters."
-    if context.gatehouse().redacted(said.prompt) != said.prompt:
+    if context.guard().redacted(said.prompt) != said.prompt:
         return "That holds a secret in plain text, so it was not planned: write ${secret:NAME} instead."
     if next_tick_after(said.timing, context.app.clock.now()) is None:
         return f"That is over: {explain_timing(said.timing)} does not come again."
@@ -668,7 +668,7 @@ async def _record_route(
     It stands in the inbox of its session, also of one that `begins` with it, so that it is erased with the session; a
     message without a session stands in the fleet's stream.
     """
-    redact = context.gatehouse().redacted
+    redact = context.guard().redacted
     said = {"text": redact(text), **({"answer": redact(answer)} if answer else {})}
     body, blob = await offload_body(context.store, msgspec.json.encode(said))
     event = MessageRouted(route=routed.route, strategy=routed.strategy or "", why=redact(routed.why))

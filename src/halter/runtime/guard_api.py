@@ -131,17 +131,15 @@ class Guard(AgentProgram):
             agent=self._agent,
             kind="task",
             started_by=self._settings.person,
-            definition=await keep_policy(opened.store, opened.agent.policy, opened.gatehouse().redacted),
+            definition=await keep_policy(opened.store, opened.agent.policy, opened.guard().redacted),
         )
-        body = to_body(opened.gatehouse().redacted(task))
+        body = to_body(opened.guard().redacted(task))
         await opened.store.commit(lifecycle.start_session(started, *await offload_body(opened.store, body)))
         lease = await self._lease(opened, SessionId(started.session))
         if lease is None:
             raise await _explain_not_taken(opened, started.session)
         standing = opened.agent.standing(started.session)
-        running = SessionRuntime(
-            opened.store, opened.app.clock, opened.gatehouse(), lease, standing, opened.agent.tools
-        )
+        running = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, standing, opened.agent.tools)
         events = await running.take_up()
         return GuardedSession(opened, running, len(events))
 

@@ -214,7 +214,7 @@ class Runtime:
     ids: Ids
     store: "JournalStore"
     checkpointer: "Checkpointer"
-    purse: Ledger
+    ledger: Ledger
     environ: Mapping[str, str]
     trouble: StoreProblem = field(default_factory=StoreProblem)
     writable: list[WritableFolders] = field(default_factory=list[WritableFolders])
@@ -283,12 +283,12 @@ async def open_runtime(  # noqa: PLR0913 Each is one independent option with a d
     try:
         if isinstance(clock, StoreClock):
             await sync_store_clock(store, clock)
-        purse = Ledger(store, clock)
+        ledger = Ledger(store, clock)
         policy = await bind_policy(store, written(settings), settings.person) if acts else None
         alive = pulse or LivenessWriter()
         with install_print_masks():
             yield Runtime(
-                settings, clock, ids, store, checkpointer, purse, environ, pulse=alive, doubt=doubt, policy=policy
+                settings, clock, ids, store, checkpointer, ledger, environ, pulse=alive, doubt=doubt, policy=policy
             )
     finally:
         await store.close()

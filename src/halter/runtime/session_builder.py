@@ -411,7 +411,7 @@ async def build_live_session(
     told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
     thinks = _build_loop_settings(agent, context.models, row.kind, told, phases[0], output=answer is not None)
     standing = resolve_standing(context, row, phases[0], began)
-    running = SessionRuntime(store, app.clock, context.gatehouse(), lease, standing, everything, waits)
+    running = SessionRuntime(store, app.clock, context.guard(), lease, standing, everything, waits)
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
     if terms.pacing.fields:

@@ -27,7 +27,7 @@ from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import keep_leases, take_lease
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, WaitListener, find_last_words
-from halter.runtime.agent_context import PATIENCE, AgentContext, gatehouse_for, keep_policy, models_of
+from halter.runtime.agent_context import PATIENCE, AgentContext, keep_policy, make_guard, models_of
 from halter.runtime.assemble import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime, read_budget
 from halter.runtime.session_builder import (
@@ -71,7 +71,7 @@ async def begin_session(
         event = msgspec.structs.replace(
             event, follows=before.session, because=before.because, origin="model", trusted=False
         )
-    body = to_body(context.gatehouse().redacted(text))
+    body = to_body(context.guard().redacted(text))
     committed = await context.store.commit(
         lifecycle.start_session(event, *await offload_body(context.store, body), more)
     )
@@ -109,7 +109,7 @@ async def say_to_session(context: AgentContext, session: str, text: str) -> None
     if not text.strip():
         raise ConfigError(NOTHING_SAID)
     app, store = context.app, context.store
-    body, blob = await offload_body(store, to_body(context.gatehouse().redacted(text)))
+    body, blob = await offload_body(store, to_body(context.guard().redacted(text)))
     event = lifecycle.make_message_event(app.settings.person)
     await store.commit(lifecycle.post_wake(session, app.ids.new(), event, body, blob))
     if (await read_session_row(context, session)).kind == "chat":
@@ -123,7 +123,7 @@ async def _pass_on(context: AgentContext, chat: str, text: str) -> None:
         return
     app, store = context.app, context.store
     event = msgspec.structs.replace(lifecycle.make_message_event(app.settings.person), notifies=True, name="message")
-    told = context.gatehouse().redacted(f"{app.settings.person} says in the chat {chat}: {text}")
+    told = context.guard().redacted(f"{app.settings.person} says in the chat {chat}: {text}")
     body, blob = await offload_body(store, to_body(told))
     await store.commit(lifecycle.post_wake(beside.session, app.ids.new(), event, body, blob))
 
@@ -286,7 +286,7 @@ async def begin_playbook(
             f"its tools are {join_names(sorted(agent.tools)) or 'none'}."
         )
     task = encode_task(Task(playbook, inputs))
-    redact = gatehouse_for(app, agent.policy, agent.secrets).redacted
+    redact = make_guard(app, agent.policy, agent.secrets).redacted
     if from_body(task) != redact(from_body(task)):
         raise ConfigError(
             f"{playbook.file}, or an input, holds a secret in plain text: write ${{secret:NAME}} instead."
@@ -321,7 +321,7 @@ async def run_leased_playbook(context: AgentContext, lease: Lease) -> PlaybookOu
     tasking = TaskTools(context, row, began.trigger, began.documents)
     tools = {**agent.tools, **{verb.spec.name: verb for verb in tasking.verbs()}}
     standing = resolve_standing(context, row, grant_phase_tools(agent.policy.phases[0], (), began.grants), began)
-    running = SessionRuntime(store, app.clock, context.gatehouse(), lease, standing, tools)
+    running = SessionRuntime(store, app.clock, context.guard(), lease, standing, tools)
     tasking.running = running
     return await walk_playbook(running, store, task)
 
@@ -340,8 +340,8 @@ async def resume_playbook(
         lease = await take_lease(app.store, app.clock, worker, session, PATIENCE)
         if lease is None:
             raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
-        store, gatehouse = app.patient(), gatehouse_for(app, agent.policy, agent.secrets)
-        running = SessionRuntime(store, app.clock, gatehouse, lease, agent.standing(session), agent.tools, waits)
+        store, guard = app.patient(), make_guard(app, agent.policy, agent.secrets)
+        running = SessionRuntime(store, app.clock, guard, lease, agent.standing(session), agent.tools, waits)
         return await walk_playbook(running, store, task, tell)
 
 
@@ -461,7 +461,7 @@ async def begin_sub_session(context: AgentContext, parent: SessionRow, other: Ag
     event = msgspec.structs.replace(
         event, parent=parent.session, carved=carved, grants=await _shared_grants(context, parent, other)
     )
-    body, blob = await offload_body(context.store, to_body(context.gatehouse().redacted(task)))
+    body, blob = await offload_body(context.store, to_body(context.guard().redacted(task)))
     committed = await context.store.commit(lifecycle.start_child(event, None, body, more, blob))
     return session if committed.events else ""
 

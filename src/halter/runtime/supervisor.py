@@ -78,7 +78,7 @@ class Supervisor:
         chance: random.Random = SYSTEM_RANDOM,
         serve: Serve | None = None,
         given: Mapping[str, Model] | None = None,
-        manner: DispatchMode | None = None,
+        mode: DispatchMode | None = None,
     ) -> None:
         """Models that are `given`, by name, replace the configured ones."""
         self.agents: dict[str, AutonomousAgent] = {}
@@ -91,17 +91,17 @@ class Supervisor:
         self._chance = chance
         self._serve = serve
         self._given = given
-        self._manner = manner or make_embedded_mode()
-        self._worker = make_worker_id(self._manner.kind, app.ids)
+        self._mode = mode or make_embedded_mode()
+        self._worker = make_worker_id(self._mode.kind, app.ids)
         self._said: dict[str, str] = {}
         self._news = asyncio.Event()
         self._tellable = False
         self._told_at = app.clock.now()
         self._notices = Notices(self._store, app.clock, self._tasks, self._redacted)
         self._sessions = Sessions(self._store, app.clock, self._worker, self._attend, self._redacted)
-        self._sessions.polling_interval = self._manner.polling_interval
+        self._sessions.polling_interval = self._mode.polling_interval
         self._sessions.patience = IdleLimits(self._idle_halt, lambda agent, flight: self.agents[agent].allowed(flight))
-        self._hands = WorkerState(app, self._sessions, self._manner, self.agents, tell)
+        self._hands = WorkerState(app, self._sessions, self._mode, self.agents, tell)
         self._ending = asyncio.Event()
         self.superseded = False
         """Set when the store's policy has changed: it applies after a restart."""
@@ -119,7 +119,7 @@ class Supervisor:
                     self._store,
                     self._app.clock,
                     self._worker,
-                    self._manner.heartbeat,
+                    self._mode.heartbeat,
                     hands=self._hands,
                     pulse=self._app.pulse,
                 )
@@ -140,7 +140,7 @@ class Supervisor:
                 if age is None
                 else [lambda: erase_expired(self._app, age, lambda told: self._tell("retention", told))]
             )
-            dispatch = self._manner.dispatch(self._sessions, self._hands.agents, self._hands.versions())
+            dispatch = self._mode.dispatch(self._sessions, self._hands.agents, self._hands.versions())
             with suppress(Drained):
                 await run_together([dispatch.run, self._keep, outbox.run, self._drained, *listening, *forgetting])
         self._hands.demand_clock()
@@ -152,7 +152,7 @@ class Supervisor:
     async def _drained(self) -> None:
         await wait_for_either(self._ending, self._hands.refused)
         self._sessions.closing.set()
-        await self._sessions.rested(self._manner.drain)
+        await self._sessions.rested(self._mode.drain)
         raise Drained
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
@@ -201,7 +201,7 @@ class Supervisor:
 
     def _redacted(self, text: str) -> str:
         for living in self.agents.values():
-            text = living.context.gatehouse().redacted(text)
+            text = living.context.guard().redacted(text)
         return text
 
     def _idle_halt(self, agent: str) -> int:
@@ -243,7 +243,7 @@ class Supervisor:
                 starting = False
                 await wait_for_news(
                     self._news,
-                    max(0, min([self._manner.upkeep_interval, *(at - self._app.clock.now() for at in moments)])),
+                    max(0, min([self._mode.upkeep_interval, *(at - self._app.clock.now() for at in moments)])),
                 )
 
     async def _look_at_policy(self) -> None:

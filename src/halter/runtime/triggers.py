@@ -169,7 +169,7 @@ async def start_run(
         format=SESSION_FORMAT,
     )
     run = msgspec.structs.replace(run, session=session)
-    redact = context.gatehouse().redacted
+    redact = context.guard().redacted
     task = await offload_body(context.store, _task(context, trigger, redact(trigger.prompt)))
     stream, inbox = session_stream(session), inbox_stream(session)
     words = [] if given is None else [await _draft_input(context, given, redact(given.text))]
@@ -322,7 +322,7 @@ class AgentTriggers:
             raise
         except Exception as error:  # noqa: BLE001  no failure here may stop another trigger
             raise_if_cancelled()
-            told = self._context.gatehouse().redacted(clean(f"{type(error).__name__}: {error}"))
+            told = self._context.guard().redacted(clean(f"{type(error).__name__}: {error}"))
             self._say(about, f"{shorten(told, 300)} It is tried again.")
             return None
         self._say(about, "")

@@ -255,7 +255,7 @@ class WorkerState:
         self,
         app: Runtime,
         sessions: Sessions,
-        manner: DispatchMode,
+        mode: DispatchMode,
         agents: Mapping[str, AutonomousAgent],
         tell: Callable[[str, str], None],
     ) -> None:
@@ -263,7 +263,7 @@ class WorkerState:
         """Set when this machine must not run anything."""
         self._app = app
         self._sessions = sessions
-        self._manner = manner
+        self._mode = mode
         self._living = agents
         self._tell = tell
         self._started_at = 0
@@ -273,7 +273,7 @@ class WorkerState:
     async def enter(self, store: Store) -> None:
         """Registers this worker before it claims anything."""
         self._started_at = self._app.clock.now()
-        await self.beaten(await store.beat(self._sessions.worker, {}, self.about()))
+        await self.on_heartbeat(await store.beat(self._sessions.worker, {}, self.about()))
         self.demand_clock()
 
     def demand_clock(self) -> None:
@@ -307,21 +307,21 @@ class WorkerState:
         from halter import __version__
 
         return WorkerInfo(
-            kind=self._manner.kind,
+            kind=self._mode.kind,
             host=socket.gethostname(),
             pid=os.getpid(),
             version=__version__,
             started_at=self._started_at,
             agents=dict(self.versions()),
             waiting=tuple(sorted(self._waiting)),
-            concurrency=self._manner.concurrency,
+            concurrency=self._mode.concurrency,
             awake=self._sessions.awake,
             residents=self._sessions.residents,
             closing=self._sessions.closing.is_set(),
             problem=self._refusal,
         ).said()
 
-    async def beaten(self, beat: HeartbeatReply) -> None:
+    async def on_heartbeat(self, beat: HeartbeatReply) -> None:
         """Compares the clocks, and finds the agents that are outdated here."""
         if isinstance(self._app.clock, StoreClock):
             await sync_store_clock(self._app.store, self._app.clock)

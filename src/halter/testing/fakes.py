@@ -388,7 +388,7 @@ class HoldRefused(msgspec.Struct, frozen=True):
 
 
 async def hold(
-    purse: Ledger, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
+    ledger: Ledger, lease: Lease, intent: Intent, body: bytes | None = None, attempt: int = 0
 ) -> HoldTaken | HoldRefused | StillHeld:
     """Commit an intent with its hold, as a door does: wait for other holds if that can make room."""
 
@@ -397,7 +397,7 @@ async def hold(
         key, rows = f"{intent_id(asked)}/held/{attempt}", rows_of_hold(intent_id(asked), asked.legs)
         return Write(session_stream(lease.session), key, partial(decide_hold, asked, body=body), rows, lease)
 
-    committed = await purse.commit_intent(write, purse.patience)
+    committed = await ledger.commit_intent(write, ledger.patience)
     for stored in () if committed is None else committed.events:
         match stored.event:
             case CostCapReached() as refusal:

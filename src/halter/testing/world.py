@@ -323,7 +323,7 @@ def _ignore_exception(_: asyncio.AbstractEventLoop, __: dict[str, Any]) -> None:
 class World:
     """One process, its disk and its time. The seed decides every interleaving, id, salt and random choice.
 
-    `journal` is the disk: it outlives crashes. `store` and `purse` are what the process works with; after a crash they
+    `journal` is the disk: it outlives crashes. `store` and `ledger` are what the process works with; after a crash they
     raise `Crashed`, and `restart` replaces them. With `orderly`, ready tasks run in asyncio's order, which is faster.
     Without `threads`, blocking work runs inline, so that it replays too.
     """
@@ -357,7 +357,7 @@ class World:
 
     def _begin(self, crash: Crash | None = None) -> None:
         self.store = CrashingStore(self.journal, crash, self._cancel_all)
-        self.purse = Ledger(self.store, self.clock)
+        self.ledger = Ledger(self.store, self.clock)
         self._lives.append(self.store)
 
     def __enter__(self) -> Self:
@@ -534,7 +534,7 @@ HEARTBEAT: Final = 14 * SECOND
 """Just before a lease expires."""
 
 
-def quiet_manner() -> DispatchMode:
+def quiet_mode() -> DispatchMode:
     """Dispatch with few idle ticks, which are the cost of a quiet hour in virtual time."""
     return replace(make_embedded_mode(), heartbeat=HEARTBEAT, polling_interval=MINUTE, upkeep_interval=MINUTE)
 
@@ -559,7 +559,7 @@ class Fleet:
         places = [Path(folder) for folder in folders]
         for place in places:
             open_trust(self._settings).trust(place, digest_folder(place), PERSON, self.world.now)
-        up = Supervisor(self._app(), self._hear, _ignore, random.Random(self.world.seed), manner=quiet_manner())
+        up = Supervisor(self._app(), self._hear, _ignore, random.Random(self.world.seed), mode=quiet_mode())
         return self.world.spawn(up.run(places))
 
     async def receipt(self, session: str) -> Receipt:
@@ -582,7 +582,8 @@ class Fleet:
         world = self.world
         store, no_log = cast("Any", world.store), cast("Any", None)
         policy = use_local_policy(self._settings)
-        return Runtime(self._settings, world.clock, world.ids, store, no_log, world.purse, self._environ, policy=policy)
+        settings, ledger = self._settings, world.ledger
+        return Runtime(settings, world.clock, world.ids, store, no_log, ledger, self._environ, policy=policy)
 
 
 def _ignore(*_: object) -> None:

@@ -57,14 +57,14 @@ def call(world: World, usd: int, name: str = "c1", caps: Caps = CAPS) -> CallSta
 
 
 async def held(world: World, lease: Lease, intent: Intent) -> HoldTaken:
-    answer = await hold(world.purse, lease, intent)
+    answer = await hold(world.ledger, lease, intent)
     assert isinstance(answer, HoldTaken)
     return answer
 
 
 async def spent(world: World, lease: Lease, usd: int, name: str, caps: Caps = CAPS) -> None:
     taken = await held(world, lease, call(world, usd, name, caps))
-    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=usd))
+    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=usd))
 
 
 async def budget(world: World, account: Account = SESSION) -> BudgetRow:
@@ -83,7 +83,7 @@ async def test_the_hold_stands_before_anything_acts_and_the_rest_is_freed_after_
     taken = await held(world, lease, call(world, 60))
     assert await sums(world) == (0, 60, 0)
     assert (await world.session("s1")).in_flight == {"c1": taken.flight}
-    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=25))
+    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))
     assert await sums(world) == (25, 0, 0)
     assert (await world.session("s1")).in_flight == {}
 
@@ -92,7 +92,7 @@ async def test_the_charge_is_the_reported_truth_and_the_hold_only_where_nothing_
     lease = await begun(world)
     for name, usd in (("known", 3), ("free", 0), ("unknown", None)):
         taken = await held(world, lease, call(world, 20, name))
-        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=usd))
+        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=usd))
     spends = await world.store.ask(Query("all_spends", SpendRow))
     assert {row.hold: (row.usd, row.held_usd) for row in spends} == {
         "known": (3, 20),
@@ -104,7 +104,7 @@ async def test_the_charge_is_the_reported_truth_and_the_hold_only_where_nothing_
 async def test_what_exceeds_the_unspent_is_refused_before_it_acts_and_the_refusal_is_recorded(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 90, "first")
-    answer = await hold(world.purse, lease, call(world, 11))
+    answer = await hold(world.ledger, lease, call(world, 11))
     assert isinstance(answer, HoldRefused)
     assert answer.event == CostCapReached(
         refused="c1", name="spend", scope="session:s1", window="", unit="usd", cap=100, spent=90, amount=11
@@ -116,11 +116,11 @@ async def test_what_exceeds_the_unspent_is_refused_before_it_acts_and_the_refusa
 async def test_a_budget_full_of_holds_makes_wait_and_the_wait_ends_when_a_hold_is_settled(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 80, "first"))
-    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
+    waiting = asyncio.create_task(hold(world.ledger, lease, call(world, 60)))
     await world.advance(10 * SECOND)
     assert not waiting.done()
     settled_at = world.now
-    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=30))
+    await world.ledger.settle(lease, first.flight, ActualResult("ok", usd=30))
     answer = await waiting
     assert isinstance(answer, HoldTaken)
     assert answer.flight.since == settled_at
@@ -130,9 +130,9 @@ async def test_a_budget_full_of_holds_makes_wait_and_the_wait_ends_when_a_hold_i
 async def test_a_wait_is_a_refusal_once_the_holds_before_it_were_really_spent(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 80, "first"))
-    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
+    waiting = asyncio.create_task(hold(world.ledger, lease, call(world, 60)))
     await world.advance(SECOND)
-    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=80))
+    await world.ledger.settle(lease, first.flight, ActualResult("ok", usd=80))
     assert isinstance(await waiting, HoldRefused)
 
 
@@ -140,7 +140,7 @@ async def test_a_wait_is_bounded_and_leaves_nothing_behind(world: World) -> None
     lease = await begun(world)
     await held(world, lease, call(world, 80, "first"))
     before, events = world.now, len(world.history)
-    answer = await hold(world.purse, lease, call(world, 60))
+    answer = await hold(world.ledger, lease, call(world, 60))
     assert answer == StillHeld("c1")
     assert world.now - before == BUDGET_WAIT
     assert len(world.history) == events
@@ -150,7 +150,7 @@ async def test_a_wait_is_bounded_and_leaves_nothing_behind(world: World) -> None
 async def test_a_hold_that_another_process_settles_is_noticed_within_half_a_second(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 80, "first"))
-    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60)))
+    waiting = asyncio.create_task(hold(world.ledger, lease, call(world, 60)))
     await world.advance(30 * SECOND)
     await Ledger(world.store, world.clock).settle(lease, first.flight, ActualResult("ok", usd=0))
     await world.advance(SECOND // 2)
@@ -163,7 +163,7 @@ async def test_all_who_wait_get_their_turn_as_holds_are_settled(world: World) ->
     async def spend(number: int) -> None:
         taken = await held(world, lease, call(world, 40, f"c{number}"))
         await world.clock.sleep(SECOND)
-        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=1))
+        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1))
 
     before = world.now
     await asyncio.gather(*(spend(number) for number in range(20)))
@@ -174,11 +174,11 @@ async def test_all_who_wait_get_their_turn_as_holds_are_settled(world: World) ->
 async def test_whoever_gives_up_waiting_does_not_take_the_word_from_others(world: World) -> None:
     lease = await begun(world)
     first = await held(world, lease, call(world, 100, "first"))
-    waiting = [asyncio.create_task(hold(world.purse, lease, call(world, 50, f"c{number}"))) for number in range(2)]
+    waiting = [asyncio.create_task(hold(world.ledger, lease, call(world, 50, f"c{number}"))) for number in range(2)]
     await world.advance(SECOND)
     waiting[0].cancel()
     before = world.now
-    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=0))
+    await world.ledger.settle(lease, first.flight, ActualResult("ok", usd=0))
     assert isinstance(await waiting[1], HoldTaken)
     assert world.now == before
 
@@ -188,7 +188,7 @@ def test_dearer_than_held_but_within_the_cap_just_settles(path: str | None) -> N
     async def scene() -> None:
         lease = await begun(world)
         taken = await held(world, lease, call(world, 10))
-        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=90))
+        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=90))
         assert await sums(world) == (90, 0, 0)
         assert not (await world.session("s1")).overrun
 
@@ -201,13 +201,13 @@ def test_a_truth_beyond_the_cap_is_recorded_in_full_as_an_overrun_with_an_incide
     async def scene() -> None:
         lease = await begun(world)
         taken = await held(world, lease, call(world, 10))
-        committed = await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=130))
+        committed = await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=130))
         assert committed.events[1].event == OverrunIncurred(
             hold="c1", scope="session:s1", window="", unit="usd", amount=30
         )
         assert await sums(world) == (130, 0, 30)
         assert (await world.session("s1")).overrun
-        assert isinstance(await hold(world.purse, lease, call(world, 1, "c2")), HoldRefused)
+        assert isinstance(await hold(world.ledger, lease, call(world, 1, "c2")), HoldRefused)
 
     with World(path=path) as world:
         world.run(scene())
@@ -219,9 +219,9 @@ def test_an_overrun_into_what_others_hold_breaks_no_promise_made_to_them(path: s
         lease = await begun(world)
         first = await held(world, lease, call(world, 50, "first"))
         second = await held(world, lease, call(world, 50, "second"))
-        await world.purse.settle(lease, first.flight, ActualResult("ok", usd=70))
+        await world.ledger.settle(lease, first.flight, ActualResult("ok", usd=70))
         assert await sums(world) == (70, 50, 20)
-        await world.purse.settle(lease, second.flight, ActualResult("ok", usd=50))
+        await world.ledger.settle(lease, second.flight, ActualResult("ok", usd=50))
         assert await sums(world) == (120, 0, 20)
 
     with World(path=path) as world:
@@ -237,9 +237,9 @@ def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more
         await world.store.commit(change_cap(SESSION, 50, "mara", "lower"))
         assert await sums(world) == (40, 30, 20)
         assert (await budget(world)).cap == 50
-        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=30))
+        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=30))
         assert await sums(world) == (70, 0, 20)
-        assert isinstance(await hold(world.purse, lease, call(world, 1, "third")), HoldRefused)
+        assert isinstance(await hold(world.ledger, lease, call(world, 1, "third")), HoldRefused)
 
     with World(path=path) as world:
         world.run(scene())
@@ -247,31 +247,31 @@ def test_a_cap_can_be_lowered_below_what_is_spent_and_held_and_then_nothing_more
 
 async def test_what_is_held_already_is_not_held_a_second_time_by_a_later_attempt(world: World) -> None:
     lease = await begun(world)
-    assert isinstance(await hold(world.purse, lease, call(world, 1)), HoldTaken)
+    assert isinstance(await hold(world.ledger, lease, call(world, 1)), HoldTaken)
     with pytest.raises(ValueError, match="is held already"):
-        await hold(world.purse, lease, call(world, 1), attempt=1)
+        await hold(world.ledger, lease, call(world, 1), attempt=1)
 
 
 async def test_after_a_person_raised_the_cap_the_next_attempt_goes_on_in_place(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 100, "first")
     intent = call(world, 50)
-    assert isinstance(await hold(world.purse, lease, intent), HoldRefused)
+    assert isinstance(await hold(world.ledger, lease, intent), HoldRefused)
     await world.store.commit(change_cap(SESSION, 200, "mara", "raise", "It is nearly done."))
-    assert isinstance(await hold(world.purse, lease, intent), HoldRefused)
-    assert isinstance(await hold(world.purse, lease, intent, attempt=1), HoldTaken)
+    assert isinstance(await hold(world.ledger, lease, intent), HoldRefused)
+    assert isinstance(await hold(world.ledger, lease, intent, attempt=1), HoldTaken)
     assert await sums(world) == (100, 50, 0)
 
 
 async def test_a_window_that_is_full_refuses_today_and_takes_the_same_tomorrow(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 100, "today", DAILY)
-    answer = await hold(world.purse, lease, call(world, 1, caps=DAILY))
+    answer = await hold(world.ledger, lease, call(world, 1, caps=DAILY))
     assert isinstance(answer, HoldRefused)
     rolls = window_end(answer.event.window)
     assert rolls == VIRTUAL_START + DAY
     await world.advance(rolls - world.now)
-    assert isinstance(await hold(world.purse, lease, call(world, 1, caps=DAILY), attempt=1), HoldTaken)
+    assert isinstance(await hold(world.ledger, lease, call(world, 1, caps=DAILY), attempt=1), HoldTaken)
 
 
 async def test_a_hold_is_settled_into_the_window_that_it_was_taken_from(world: World) -> None:
@@ -279,7 +279,7 @@ async def test_a_hold_is_settled_into_the_window_that_it_was_taken_from(world: W
     await world.advance(DAY - SECOND)
     taken = await held(world, lease, call(world, 60, caps=DAILY))
     await world.advance(HOUR)
-    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=45))
+    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=45))
     assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
     assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
 
@@ -289,10 +289,10 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
         lease = await begun(world)
         await world.advance(DAY - SECOND)
         with pytest.raises(StoreUnavailable):
-            await hold(world.purse, lease, call(world, 60, caps=DAILY))
+            await hold(world.ledger, lease, call(world, 60, caps=DAILY))
         await world.advance(MINUTE)
         taken = await held(world, lease, call(world, 60, caps=DAILY))
-        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=45))
+        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=45))
         assert await sums(world, Account("agent:a1", "day/2026-01-01", "usd")) == (45, 0, 0)
         assert await sums(world, Account("agent:a1", "day/2026-01-02", "usd")) == (0, 0, 0)
 
@@ -303,8 +303,8 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
 async def test_what_is_settled_twice_is_charged_once(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 60))
-    first = await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=25))
-    second = await world.purse.settle(lease, taken.flight, ActualResult("error", usd=99))
+    first = await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))
+    second = await world.ledger.settle(lease, taken.flight, ActualResult("error", usd=99))
     assert second.repeated
     assert second.events == first.events
     assert await sums(world) == (25, 0, 0)
@@ -318,7 +318,7 @@ async def test_what_is_spent_and_held_survives_a_restart(world: World) -> None:
     await world.restart()
     assert await sums(world) == (70, 20, 0)
     (again,) = await taken_over(world)
-    assert isinstance(await hold(world.purse, again, call(world, 40, "third")), HoldRefused)
+    assert isinstance(await hold(world.ledger, again, call(world, 40, "third")), HoldRefused)
 
 
 async def taken_over(world: World) -> list[Lease]:
@@ -335,7 +335,7 @@ async def test_a_hold_in_doubt_is_freed_by_no_timer_and_settled_at_its_most(worl
     assert await sums(world) == (0, 60, 0)
     (again,) = await taken_over(world)
     assert (await world.store.commit(end_session(again, "ERROR", "crashed"))).events == ()
-    await world.purse.settle_in_doubt(again, list((await world.session("s1")).in_flight.values()))
+    await world.ledger.settle_in_doubt(again, list((await world.session("s1")).in_flight.values()))
     assert await sums(world) == (60, 0, 0)
     assert await world.store.ask(Query("holds", HoldRow)) == []
 
@@ -345,9 +345,9 @@ async def test_an_owner_that_lost_its_lease_can_neither_hold_nor_settle(world: W
     taken = await held(world, lease, call(world, 60))
     await taken_over(world)
     with pytest.raises(LeaseLost):
-        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=1))
+        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1))
     with pytest.raises(LeaseLost):
-        await hold(world.purse, lease, call(world, 1, "c2"))
+        await hold(world.ledger, lease, call(world, 1, "c2"))
     assert await sums(world) == (0, 60, 0)
 
 
@@ -362,9 +362,9 @@ async def test_tokens_are_held_and_settled_like_money(world: World) -> None:
     account = Account("session:s1", "", "tokens")
     taken = await held(world, lease, request("r1", 800))
     assert await sums(world, account) == (0, 800, 0)
-    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=2, tokens=300))
+    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=2, tokens=300))
     assert await sums(world, account) == (300, 0, 0)
-    answer = await hold(world.purse, lease, request("r2", 701))
+    answer = await hold(world.ledger, lease, request("r2", 701))
     assert isinstance(answer, HoldRefused)
     assert answer.event.unit == "tokens"
 
@@ -373,7 +373,7 @@ async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: Wo
     lease = await begun(world, agent="night-watch")
     amounts = make_legs(CAPS, Spender("s1", "night-watch"), world.now, usd=50)
     taken = await held(world, lease, RequestStarted(request="r1", model="scripted:m", purpose="gate", legs=amounts))
-    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=7, usage=Usage(100, 20, 30, 4)))
+    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=7, usage=Usage(100, 20, 30, 4)))
     (spend,) = await world.store.ask(Query("all_spends", SpendRow))
     assert (spend.at, spend.hold, spend.session) == (world.now, "r1", "s1")
     assert (spend.agent, spend.trigger) == ("night-watch", "")
@@ -386,7 +386,7 @@ async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: Wo
 async def test_a_call_that_costs_nothing_is_settled_without_touching_any_budget(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 0))
-    committed = await world.purse.settle(lease, taken.flight, ActualResult("ok"))
+    committed = await world.ledger.settle(lease, taken.flight, ActualResult("ok"))
     assert [stored.kind for stored in committed.events] == ["call_settled"]
     assert await world.store.ask(Query("budgets", BudgetRow)) == []
 
@@ -405,7 +405,7 @@ async def test_the_forecast_learns_from_the_settled_costs_of_one_tool_and_purpos
     lease = await begun(world)
     for number in range(5):
         await spent(world, lease, 10, f"c{number}")
-    assert await world.purse.forecast(tool, purpose) == expected
+    assert await world.ledger.forecast(tool, purpose) == expected
 
 
 async def test_the_forecast_forgets_what_is_older_than_thirty_days(world: World) -> None:
@@ -413,16 +413,16 @@ async def test_the_forecast_forgets_what_is_older_than_thirty_days(world: World)
     for number in range(5):
         await spent(world, lease, 10, f"c{number}")
     await world.advance(30 * DAY)
-    assert (await world.purse.forecast("spend")).samples == 5
+    assert (await world.ledger.forecast("spend")).samples == 5
     await world.advance(1)
-    assert (await world.purse.forecast("spend", cold_start=77)) == CostForecast(77, 77, 0)
+    assert (await world.ledger.forecast("spend", cold_start=77)) == CostForecast(77, 77, 0)
 
 
 async def test_a_body_too_large_for_the_events_table_is_kept_as_a_blob(world: World) -> None:
     lease = await begun(world)
     large = bytes(BLOB_THRESHOLD + 1)
     taken = await held(world, lease, call(world, 1))
-    (settled,) = (await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))).events
+    (settled,) = (await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))).events
     assert settled.body is None
     assert settled.blob is not None
     assert await world.store.get(settled.blob) == large
@@ -442,7 +442,7 @@ async def test_a_cost_that_nothing_was_held_for_counts_all_the_same(world: World
     lease = await begun(world)
     free = await held(world, lease, CallStarted(call="c1", tool="look"))
     flight = msgspec.structs.replace(free.flight, accounts=list_accounts(CAPS, Spender("s1", "a1"), world.now))
-    await world.purse.settle(lease, flight, ActualResult("ok", usd=130))
+    await world.ledger.settle(lease, flight, ActualResult("ok", usd=130))
     assert await sums(world) == (130, 0, 30)
     (spend,) = await world.store.ask(Query("all_spends", SpendRow))
     assert (spend.name, spend.usd, spend.held_usd) == ("look", 130, 0)
@@ -455,7 +455,7 @@ def test_a_cost_that_cannot_be_is_taken_for_none_that_was_reported(reported: int
     async def scene() -> None:
         lease = await begun(world)
         taken = await held(world, lease, call(world, 60))
-        await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=reported, tokens=reported))
+        await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=reported, tokens=reported))
         assert await sums(world) == (60, 0, 0)
 
     with World(path=path) as world:
@@ -480,12 +480,12 @@ async def test_who_waits_past_midnight_spends_the_money_of_the_new_day(world: Wo
     await world.advance(midnight - world.now - 10 * SECOND)
     yesterday, today = (window_at("day", moment) for moment in (world.now, midnight))
     first = await held(world, lease, call(world, 80, "first", DAILY))
-    waiting = asyncio.create_task(hold(world.purse, lease, call(world, 60, "second", DAILY)))
+    waiting = asyncio.create_task(hold(world.ledger, lease, call(world, 60, "second", DAILY)))
     await world.advance(20 * SECOND)
     answer = await waiting
     assert isinstance(answer, HoldTaken)
     assert await sums(world, Account("agent:a1", today, "usd")) == (0, 60, 0)
-    await world.purse.settle(lease, first.flight, ActualResult("ok", usd=80))
+    await world.ledger.settle(lease, first.flight, ActualResult("ok", usd=80))
     assert await sums(world, Account("agent:a1", yesterday, "usd")) == (80, 0, 0)
 
 
@@ -500,16 +500,16 @@ async def test_money_of_a_day_that_is_over_is_not_held(world: World) -> None:
 async def test_what_was_settled_and_is_held_again_is_settled_again(world: World) -> None:
     lease = await begun(world)
     await spent(world, lease, 10, "c1")
-    again = await hold(world.purse, lease, call(world, 20), attempt=1)
+    again = await hold(world.ledger, lease, call(world, 20), attempt=1)
     assert isinstance(again, HoldTaken)
-    await world.purse.settle(lease, again.flight, ActualResult("ok", usd=15))
+    await world.ledger.settle(lease, again.flight, ActualResult("ok", usd=15))
     assert await sums(world) == (25, 0, 0)
 
 
 async def test_a_settlement_without_its_hold_charges_nothing(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 60))
-    await world.purse.settle(lease, taken.flight, ActualResult("ok", usd=25))
+    await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))
     twice = Write(
         session_stream("s1"),
         "another key",

@@ -41,14 +41,14 @@ async def test_a_call_in_doubt_is_repeated_only_as_it_was(
     policy = resolve_policy(FleetConfig(), parse_agent(load_bytes(b"name: desk", "agent.yaml")))
     standing = SessionContext("s", "desk", policy.phases[0], policy, str(policy.digest()), secrets=frozenset(granted))
     secrets = GivenSecrets({"KEY": "correct-horse"})
-    gatehouse = GuardRuntime(world.store, world.clock, redact=str, secrets=secrets, prices=Prices({}))
+    guard = GuardRuntime(world.store, world.clock, redact=str, secrets=secrets, prices=Prices({}))
     await world.start("s", agent="desk")
     (lease,) = await world.store.claim(make_worker_id("w", world.ids), 1)
     begun = CallStarted(call="s.1", tool="look", effect="read")
     await world.store.commit(Write(session_stream("s"), "begin", lambda _: [Draft(begun, arguments)], lease=lease))
     (flight,) = replay(await world.events(session_stream("s"))).in_flight.values()
     tools = {"look": tool(look, level="SAFE", effect="read")}
-    answer = await gatehouse.recover(lease, standing, flight, arguments, tools)
+    answer = await guard.recover(lease, standing, flight, arguments, tools)
     assert isinstance(answer, Answer if seen else NeedsPerson)
     assert looked == seen
 
