@@ -464,7 +464,7 @@ def test_a_decision_is_made_once(place: Place) -> None:
     place.answer("approve", decision)
     again = place.halter("deny", decision)
     assert again.exit_code == 2
-    assert "No open decision begins with" in again.stderr
+    assert "is answered already: approve, by " in again.stderr
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,15 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import yaml
-from yaml import events
-from yaml.reader import ReaderError
 
 from halter.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    # An agent of a program has no file, and does not wait for this library.
+    from yaml import MarkedYAMLError, events
 
 KeyPath = tuple[str | int, ...]
 Mistake = tuple[KeyPath, str]
@@ -90,7 +91,9 @@ _WORDS: Final[Mapping[str, bool | None]] = {
 _LONGEST_NUMBER: Final = 30
 
 
-def _events(text: str) -> Iterator[events.Event]:
+def _events(text: str) -> "Iterator[events.Event]":
+    import yaml
+
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     while loader.check_event():
         yield loader.get_event()
@@ -116,10 +119,13 @@ class YamlBuilder:
         self._value: Any = None
 
     def build(self, text: str) -> Document:
+        from yaml import MarkedYAMLError
+        from yaml.reader import ReaderError
+
         try:
             for event in _events(text):
                 self._take(event)
-        except yaml.MarkedYAMLError as error:
+        except MarkedYAMLError as error:
             raise self._unreadable(error, text) from None
         except ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
@@ -131,7 +137,7 @@ class YamlBuilder:
     def _wrong(self, line: int, sentence: str) -> ConfigError:
         return ConfigError(escape_sentence(f"{self._file} line {line}: {sentence}"))
 
-    def _unreadable(self, error: yaml.MarkedYAMLError, text: str) -> ConfigError:
+    def _unreadable(self, error: "MarkedYAMLError", text: str) -> ConfigError:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         lines = text.splitlines()
@@ -140,7 +146,9 @@ class YamlBuilder:
             return self._wrong(line, "there is a tab at the beginning; indent with spaces.")
         return self._wrong(line, f"this is not YAML: {error.problem or error.context or 'it cannot be read'}.")
 
-    def _take(self, event: events.Event) -> None:
+    def _take(self, event: "events.Event") -> None:
+        from yaml import events
+
         line = event.start_mark.line + 1
         match event:
             case events.AliasEvent():
@@ -163,13 +171,13 @@ class YamlBuilder:
             case _:
                 pass
 
-    def _plain(self, event: events.NodeEvent, line: int) -> None:
+    def _plain(self, event: "events.NodeEvent", line: int) -> None:
         if event.anchor is not None:
             raise self._wrong(line, "anchors (`&name`) are not understood here; write each value out.")
         if getattr(event, "tag", None) is not None:
             raise self._wrong(line, f"the tag `{getattr(event, 'tag', '')}` is not understood here; remove it.")
 
-    def _scalar(self, event: events.ScalarEvent, line: int) -> None:
+    def _scalar(self, event: "events.ScalarEvent", line: int) -> None:
         inside = self._open[-1] if self._open else None
         if inside is not None and isinstance(inside.value, dict) and inside.key is None:
             if not event.value:
@@ -208,7 +216,7 @@ class YamlBuilder:
         inside.value[key] = value
         return (*inside.path, key)
 
-    def _resolved(self, event: events.ScalarEvent, line: int) -> str | int | float | bool | None:
+    def _resolved(self, event: "events.ScalarEvent", line: int) -> str | int | float | bool | None:
         text: str = event.value
         if not event.implicit[0]:
             return text

@@ -31,8 +31,6 @@ from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import DecisionKind, RowKey, RuleScope, Verdict
 from halter.guard.judge import digest_edit
 from halter.guard.ledger import change_cap
-from halter.risk.commands import parse_plain_command
-from halter.risk.places import normalize_path
 
 STAR: Final = "*"
 LITERAL_STAR: Final = "[*]"
@@ -108,6 +106,8 @@ def _digest_text(text: str) -> str:
 
 def parse_argv(value: Any) -> tuple[str, ...] | None:
     """The words of a value that is one plain command and nothing else."""
+    from halter.risk.commands import parse_plain_command
+
     if isinstance(value, str):
         return parse_plain_command(value)
     if isinstance(value, list | tuple) and all(isinstance(word, str) for word in cast("Sequence[Any]", value)):
@@ -149,6 +149,8 @@ def is_inside(path: str, folder: str) -> bool:
 
     Nor does a URL, which only looks like a path, or what a program could take for an option.
     """
+    from halter.risk.places import normalize_path
+
     if not path.isprintable() or ".." in path.replace("\\", "/").split("/"):
         return False
     if _SCHEME.match(path) or path.startswith("-"):

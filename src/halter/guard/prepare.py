@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -27,7 +27,9 @@ from halter.guard.judge import (
 )
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
-from halter.risk.risk import Risk, assess_risk
+
+if TYPE_CHECKING:
+    from halter.risk.risk import Risk
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -120,7 +122,7 @@ def prepare_call(
         flaw = find_tool_flaw(standing, spec) or ("invalid_arguments", valid.sentence)
         return PreparedCall(_make_call_request(standing, call, now, flaw, spec, rule), tool, None, rule)
     meant, arguments = valid
-    risk = assess_risk(spec, arguments) if needs_risk_assessment(rule) else None
+    risk = _assess(spec, arguments) if needs_risk_assessment(rule) else None
     flaw = (
         find_tool_flaw(standing, spec)
         or _find_missing_secret(standing, arguments)
@@ -156,6 +158,13 @@ def _validate_arguments(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid
         return meant if isinstance(meant, Invalid) else (meant, meant)
     edited = tool.validate(call.edited)
     return edited if isinstance(edited, Invalid) else (meant, edited)
+
+
+def _assess(spec: ToolSpec, arguments: Valid) -> "Risk":
+    # Its tables of programs and shells take as long to import as the rest of the guard; many tools need none.
+    from halter.risk.risk import assess_risk
+
+    return assess_risk(spec, arguments)
 
 
 def _find_agreed_rule(
@@ -223,7 +232,7 @@ def _find_unknown_placeholder(standing: SessionContext, arguments: Valid) -> tup
 
 
 def _make_required_approval(
-    standing: SessionContext, call: Call, meant: Valid, arguments: Valid, risk: Risk | None, agreed: str
+    standing: SessionContext, call: Call, meant: Valid, arguments: Valid, risk: "Risk | None", agreed: str
 ) -> RequiredApproval:
     bound = digest_approval(call.tool, meant.canonical, standing.session, standing.policy_digest)
     return RequiredApproval(

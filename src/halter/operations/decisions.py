@@ -19,7 +19,7 @@ from halter.core.clock import DAY, SECOND, format_duration
 from halter.core.errors import NotDone
 from halter.core.money import Account, format_micros
 from halter.core.ports import BLOB_THRESHOLD, Query, Write
-from halter.core.rows import RuleRow
+from halter.core.rows import DecisionRow, RuleRow
 from halter.core.text import from_body, shorten, to_one_line
 from halter.core.tools import ToolSpec, Valid
 from halter.core.vocabulary import RuleScope
@@ -97,6 +97,12 @@ async def waiting(desk: Desk) -> list[WaitingDecision]:
 
 
 async def decision_meant(desk: Desk, decision: str) -> WaitingDecision:
+    """Find an open decision; one that was answered or has expired says so."""
+    for row in await desk.app.store.ask(Query("decision", DecisionRow, {"decision": decision})):
+        if desk.who.sees(row.agent) and row.verdict:
+            raise NotDone(f"{decision} is answered already: {row.verdict}, by {row.by}.", "missing")
+        if desk.who.sees(row.agent) and row.expires_at <= desk.app.clock.now():
+            raise NotDone(f"{decision} has expired without an answer, which counts as a no.", "missing")
     return desk.meant([(one.decision, one) for one in await waiting(desk)], decision, "open decision", "halter inbox")
 
 

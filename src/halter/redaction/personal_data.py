@@ -19,12 +19,20 @@ from typing import Final, NamedTuple
 from halter.core.text import to_body
 from halter.redaction.secret_values import Regex, RegexSet, escape_bytes, join_patterns
 
-_RANGES: Final = (
-    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3130-\u318f\u3400-\u9fff\ua960-\ua97f"
-    "\uac00-\ud7ff\uf900-\ufaff\U00020000-\U0003ffff"
+_EDGELESS: Final = (
+    ("\u0e00", "\u0eff"),
+    ("\u1000", "\u109f"),
+    ("\u1100", "\u11ff"),
+    ("\u1780", "\u17ff"),
+    ("\u3040", "\u30ff"),
+    ("\u3130", "\u318f"),
+    ("\u3400", "\u9fff"),
+    ("\ua960", "\ua97f"),
+    ("\uac00", "\ud7ff"),
+    ("\uf900", "\ufaff"),
+    ("\U00020000", "\U0003ffff"),
 )
-_EDGED: Final = re.compile(rf"[^\W_{_RANGES}]")
-"""Scripts with word edges. Others put no space between words, or append particles."""
+"""Scripts without word edges: they put no space between words, or append particles."""
 
 _BREAK: Final = re.compile(rb"\\(?:[nrtbf]|u00[aA]0|u20[0-9a-fA-F]{2})\Z")
 _ESCAPE: Final = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
@@ -36,6 +44,10 @@ _GAP: Final = rb"(?:" + _BLANK + rb"){1,4}"
 _ESCAPED_GAP: Final = rb"(?:" + _BLANK + rb"|\\[nrt]|\\u00[aA]0){1,4}"
 _NEAR: Final = 8
 _LONGEST: Final = 4096
+
+
+def _has_edge(letter: str) -> bool:
+    return letter.isalnum() and not any(first <= letter <= last for first, last in _EDGELESS)
 
 
 class NamePatterns(NamedTuple):
@@ -79,9 +91,9 @@ class NameMatcher:
         name = data[start:stop].decode("utf-8", "surrogatepass")
         name = unescape_name(name) if self._unescape else name
         before, after = data[max(0, start - _NEAR) : start], data[stop : stop + _NEAR]
-        if _EDGED.match(name[-1]) and _EDGED.match(after.decode("utf-8", "replace")[:1]):
+        if _has_edge(name[-1]) and _has_edge(after.decode("utf-8", "replace")[:1]):
             return False
-        if not _EDGED.match(name[0]) or not _EDGED.match(before.decode("utf-8", "replace")[-1:]):
+        if not _has_edge(name[0]) or not _has_edge(before.decode("utf-8", "replace")[-1:]):
             return True
         return self._unescape and _BREAK.search(before) is not None
 
