@@ -7,7 +7,7 @@ from halter.core.money import Charge, Leg
 from halter.core.ports import Draft, Lease, Write
 from halter.core.project import rows_of_hold
 from halter.journal.store import JournalStore
-from halter.operations.money import MAX_ENDED_SESSIONS, read_current_budgets
+from halter.runtime.budgets import MAX_ENDED_SESSIONS, read_current_budgets
 from halter.state import lifecycle
 
 

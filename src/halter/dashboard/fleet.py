@@ -28,7 +28,7 @@ from halter.dashboard.parts import (
 from halter.operations import artifacts, control, queries
 from halter.operations import fleet as desk_triggers
 from halter.operations.artifacts import Artifact
-from halter.operations.fleet import TriggerPlan, WorkerView
+from halter.operations.fleet import WorkerView
 from halter.operations.fleet import workers as known
 from halter.operations.queries import AgentLine
 from halter.present.events import format_relative_moment
@@ -41,6 +41,7 @@ from halter.present.report import (
     describe_worker_condition,
     name_worker,
 )
+from halter.runtime.trigger_plan import TriggerPlan
 
 WORKER_COLUMNS = ("process", "is", "awake", "agents", "last heard", "since", "version")
 

@@ -27,10 +27,10 @@ from halter.dashboard.parts import (
 from halter.dashboard.records import add_budget_bar, list_current_budgets
 from halter.operations import decisions, money, queries
 from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecision, offers, put, waiting
-from halter.operations.money import Budget
 from halter.operations.report import Report
 from halter.present.events import format_moment, format_relative_moment
 from halter.present.report import build_agents_table
+from halter.runtime.budgets import Budget
 
 DANGEROUS_LEVELS = ("HIGH", "CRITICAL")
 

@@ -41,10 +41,11 @@ from halter.dashboard.parts import (
 )
 from halter.operations import money, queries
 from halter.operations.desk import Desk
-from halter.operations.money import Budget, Direction
+from halter.operations.money import Direction
 from halter.operations.queries import AuditFilter, newest
 from halter.operations.queries import audit as audit_of
 from halter.present.events import format_moment
+from halter.runtime.budgets import Budget
 from halter.runtime.proof import encode_receipt
 from halter.runtime.runtime import Runtime
 from halter.server.middleware import WHO_KEY

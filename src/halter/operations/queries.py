@@ -17,9 +17,9 @@ from halter.core.ports import Query, Store, Stored, parse_notification
 from halter.core.rows import AgentRow, HaltRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, shorten, to_one_line
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
-from halter.operations.money import read_current_budgets
 from halter.operations.report import Report, ReportRows, read_report_rows
 from halter.operations.report import build_report as report_of
+from halter.runtime.budgets import read_current_budgets
 from halter.runtime.feed import serialize_event
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry

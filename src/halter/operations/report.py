@@ -15,7 +15,7 @@ from halter.core.ports import Draft, NotificationContent, Query, Store, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, FindingRow, HaltRow, ItemRow, NotificationRow, SessionRow
 from halter.core.text import clean, shorten
-from halter.operations.money import read_current_budgets
+from halter.runtime.budgets import read_current_budgets
 from halter.tasks.task_tools import name_by_parts
 
 NEAR_CAP_PERCENT: Final = 80

@@ -14,8 +14,9 @@ from halter.present.sheet import Facts, Listing, Sheet
 if TYPE_CHECKING:
     from halter.operations.artifacts import Artifact
     from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
-    from halter.operations.fleet import TriggerPlan
-    from halter.operations.money import Budget, Budgets
+    from halter.operations.money import Budgets
+    from halter.runtime.budgets import Budget
+    from halter.runtime.trigger_plan import TriggerPlan
     from halter.state.audit import AuditEntry
 
 DIGEST_PREFIX_LENGTH: Final = 16

@@ -52,11 +52,10 @@ from halter.guard import approvals, halts
 from halter.guard.approvals import PlannedTrigger, ask_question, list_pending_decisions, make_trigger_question
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import WaitListener
-from halter.operations.fleet import TriggerPlan, plan_triggers
-from halter.operations.money import shown_budgets
 from halter.runtime import sessions, triggers
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.assemble import OWN_TOOLS
+from halter.runtime.budgets import shown_budgets
 from halter.runtime.forecast import (
     MONTH,
     apply_policy_caps,
@@ -75,6 +74,7 @@ from halter.runtime.sessions import (
     open_delegate,
     say_to_session,
 )
+from halter.runtime.trigger_plan import TriggerPlan, plan_triggers
 from halter.runtime.triggers import digest_trigger
 from halter.state.receipt import make_receipt
 from halter.tasks.playbooks import StepListener

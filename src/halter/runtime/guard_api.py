@@ -38,10 +38,10 @@ from halter.guard.halts import StillHeld
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.loop.session_runtime import SessionRuntime
-from halter.operations.money import Budget, read_current_budgets, shown_budgets
 from halter.runtime.agent import AgentProgram, ProgramOptions, agent_said, resolve_secrets
 from halter.runtime.agent_context import AgentContext, Models, keep_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
+from halter.runtime.budgets import Budget, read_current_budgets, shown_budgets
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.receipt import Receipt
