@@ -552,13 +552,16 @@ HIDDEN_VALUE: Final = "…"
 _BELOW: Final = ("playbooks", ".agents")
 
 
-def definition_digest(folder: Path) -> str:
+def definition_digest(folder: Path, left_out: Iterable[Path] = ()) -> str:
     """Digest an agent's files: those in its folder, its playbooks and its skills.
 
-    Other folders hold data. A file that is too large to be a definition counts by its size.
+    Other folders hold data. A file that is too large to be a definition counts by its size. `left_out` is never opened:
+    a process that closes a file of its open SQLite store gives up the locks of that store.
     """
     digest = hashlib.sha256(b"halter definition 1\n")
-    for path in sorted(_files(folder), key=lambda found: found.as_posix()):
+    kept = set(map(_identify, left_out)) - {None}
+    files = (path for path in _files(folder) if _identify(path) not in kept)
+    for path in sorted(files, key=lambda found: found.as_posix()):
         name = path.relative_to(folder).as_posix().encode("utf-8", "surrogateescape")
         content = _content(path)
         digest.update(b"%d:%s%d:%s" % (len(name), name, len(content), content))
@@ -569,6 +572,15 @@ def _files(folder: Path) -> Iterator[Path]:
     yield from (path for path in folder.iterdir() if path.is_file())
     for name in _BELOW:
         yield from (path for path in (folder / name).rglob("*") if path.is_file())
+
+
+def _identify(path: Path) -> tuple[int, int] | None:
+    """What tells a file from others, whichever link leads to it; None if it is gone."""
+    try:
+        about = path.stat()
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
 
 
 def _content(path: Path) -> bytes:

@@ -451,7 +451,7 @@ async def assemble_agent(
             left_out=offer.left_out,
             library=Library(app.patient(), folder, make_file_refusal(protected, roots)),
             refuses=make_file_refusal(protected, roots),
-            folder=definition_digest(folder),
+            folder=definition_digest(folder, _list_secret_files(app.settings)),
         )
 
 
@@ -473,7 +473,11 @@ def open_trust(settings: Settings) -> TrustFile:
 
 def find_agent_code(settings: Settings, folder: Path) -> AgentCode:
     """Returns the code of a folder, without what Halter itself writes there."""
-    return AgentCode(folder, [thing.path for thing in list_halter_files(settings) if thing.secret])
+    return AgentCode(folder, _list_secret_files(settings))
+
+
+def _list_secret_files(settings: Settings) -> list[Path]:
+    return [thing.path for thing in list_halter_files(settings) if thing.secret]
 
 
 def demand_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> None:
