@@ -1,12 +1,16 @@
 """What can be known of a call before any row is locked."""
 
+from hashlib import sha256
+
 import pytest
 
 from halter.config.agent_files import parse_agent
 from halter.config.merge import parse_fleet
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
+from halter.core.rows import RuleRow
 from halter.core.spec import Phase
+from halter.guard.approvals import SameArguments, encode_matcher
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
 from halter.tools.function_tool import FunctionTool, tool
 
@@ -84,3 +88,20 @@ def test_a_privileged_tool_has_the_rate_that_its_level_has() -> None:
     assert rate is not None
     assert rate.limit == 20
     assert prepared(standing(), deed).asked.rate is None
+
+
+@tool(level="RESTRICTED")
+def shell(command: str) -> str:
+    """Run a command."""
+    return command
+
+
+@pytest.mark.parametrize(("command", "risk", "rule"), [("ls", "LOW", "r"), ("rm -rf /", "CRITICAL", "")])
+def test_no_rule_answers_for_a_call_of_critical_risk(command: str, risk: str, rule: str) -> None:
+    arguments = b'{"command":"%s"}' % command.encode()
+    same = encode_matcher(SameArguments(sha256(arguments).hexdigest()))
+    row = RuleRow("r", "shell", "fleet", matcher=same, keys='["command"]', by="ada", expires_at=9)
+    found = prepare_call(standing(), Call("s.1", "shell", arguments), shell, 1, 0, [row]).asked
+    assert found.risk == risk
+    assert found.approval is not None
+    assert found.approval.rule == rule
