@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.policy import SMTP as WIRE
 from email.utils import format_datetime
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
@@ -100,7 +101,9 @@ class WebhookSender:
         return DeliveryFailed(f"The webhook at {urlsplit(self._url).hostname} {said}.", may_retry=may_retry)
 
 
+@cache
 def _make_tls_context() -> ssl.SSLContext:
+    """Read the machine's certificates once for all."""
     from httpx2 import create_ssl_context
 
     return create_ssl_context(trust_env=False)

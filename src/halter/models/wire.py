@@ -33,7 +33,7 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
@@ -55,6 +55,8 @@ from halter.models.wire_format import (
 )
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
     from openai import AsyncOpenAI
     from pydantic_ai.exceptions import ModelAPIError, ModelHTTPError
@@ -198,8 +200,17 @@ def open_wire_client(name: ModelName, wire: WireFormat, url: str, key: str, term
     }
     # No proxy stands between this machine and itself.
     outside = not is_local_address(url)
-    pool = httpx2.AsyncClient(timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)
+    tls = _share_tls_context(trust_env=outside)
+    pool = httpx2.AsyncClient(verify=tls, timeout=None, limits=limits, trust_env=outside, event_hooks=hooks)
     return WireClient(_model(name, wire, url, key or NO_KEY, pool), pool)
+
+
+@cache
+def _share_tls_context(*, trust_env: bool) -> "ssl.SSLContext":
+    """Read the machine's certificates once, not for each model."""
+    import httpx2
+
+    return httpx2.create_ssl_context(trust_env=trust_env)
 
 
 def _model(name: ModelName, wire: WireFormat, url: str, key: str, pool: "httpx2.AsyncClient") -> "Model[Any]":
@@ -260,7 +271,15 @@ def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
             config["automatic_continuation"] = False
             return contents, config
 
-    options = HttpOptions(base_url=url, httpx_async_client=pool, retry_options=HttpRetryOptions(attempts=1))
+    tls = _share_tls_context(trust_env=True)
+    options = HttpOptions(
+        base_url=url,
+        httpx_async_client=pool,
+        # For clients that the library prepares besides, and that are never used.
+        client_args={"verify": tls},
+        async_client_args={"verify": tls, "ssl": tls},
+        retry_options=HttpRetryOptions(attempts=1),
+    )
     client = Client(vertexai=False, api_key=key, http_options=options)
     return OneRequest(name.model, provider=GoogleProvider(client=client))
 

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -234,7 +235,9 @@ def _keep_alive(timeout: int) -> list[tuple[int, int, int]]:
     return [*options, (tcp, socket.TCP_KEEPIDLE, seconds), (tcp, socket.TCP_KEEPINTVL, seconds)]
 
 
+@cache
 def _make_tls_context() -> ssl.SSLContext:
+    """Read the machine's certificates once for all."""
     from httpx2 import create_ssl_context
 
     return create_ssl_context(trust_env=False)

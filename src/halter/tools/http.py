@@ -8,7 +8,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
@@ -160,9 +160,7 @@ class WebAccess:
 
     @cached_property
     def _tls(self) -> ssl.SSLContext:
-        from httpx2 import create_ssl_context
-
-        return self.tls or create_ssl_context(trust_env=False)
+        return self.tls or make_tls_context()
 
     async def _ask_once(self, client: "AsyncClient", asked: OutgoingRequest) -> "str | OutgoingRequest":
         from httpx2 import LocalProtocolError, TransportError
@@ -241,6 +239,14 @@ async def _send_request(
         except (ConnectError, ConnectTimeout) as error:
             reason = str(error)
     raise Failed("ConnectError", f"{url.host} cannot be reached: {reason}")
+
+
+@cache
+def make_tls_context() -> ssl.SSLContext:
+    """Read the machine's certificates once for all."""
+    from httpx2 import create_ssl_context
+
+    return create_ssl_context(trust_env=False)
 
 
 def matches_host(host: str, pattern: str) -> bool:

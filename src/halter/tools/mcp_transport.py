@@ -18,6 +18,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Self
 import msgspec
 
 from halter.core.tools import Failed
+from halter.tools.http import make_tls_context
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -376,9 +377,9 @@ async def open_sse_wire(remote: RemoteServer) -> AsyncGenerator[tuple[Any, Any]]
 
 
 def _client(remote: RemoteServer) -> "AsyncClient":
-    from httpx2 import AsyncClient, AsyncHTTPTransport, Timeout, create_ssl_context
+    from httpx2 import AsyncClient, AsyncHTTPTransport, Timeout
 
-    tls = remote.tls or create_ssl_context(trust_env=False)
+    tls = remote.tls or make_tls_context()
     return AsyncClient(
         # What is packed small can unpack to anything, so nothing packed is asked for.
         headers={**remote.headers, "accept-encoding": "identity"},
