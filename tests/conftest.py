@@ -1,7 +1,5 @@
 """What tests ask of the machine: a PostgreSQL server with a schema for each test, and a disk that can be full."""
 
-import ctypes
-import gc
 import os
 import signal
 import subprocess
@@ -19,6 +17,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from halter.journal.postgres import PostgresEngine
 from halter.testing.postgres import PostgresMissing, find_postgres_binaries, throwaway_cluster
+from tests.memory import Memory
 
 # No test asks how fast it is: the machine may be busy with something else.
 settings.register_profile("patient", deadline=None)
@@ -75,35 +74,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # As in what a shell starts in the background; the programs that tests start would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Iterator[None]:
-    """Keep what is collected out of every later garbage collection, which would walk through all of it."""
-    gc.disable()
-    yield
-    gc.freeze()
-    gc.set_threshold(5_000, 10, 10)
-    gc.enable()
-
-
-class Memory:
-    """Freed memory goes back to the system: each fork of a test copies the page tables of all that is resident."""
-
-    GROWN_PAGES = 8_000
-
-    def __init__(self) -> None:
-        self._resident = 0
-        # Of glibc; other libraries give it back by themselves.
-        self._trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-    def pytest_runtest_logfinish(self) -> None:
-        if self._trim and self._read_resident_pages() > self._resident + self.GROWN_PAGES:
-            self._trim(0)
-            self._resident = self._read_resident_pages()
-
-    def _read_resident_pages(self) -> int:
-        return int(Path("/proc/self/statm").read_text().split()[1])
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

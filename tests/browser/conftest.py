@@ -29,7 +29,7 @@ expect.set_options(timeout=20_000)
 TRIPWIRE = "window.__xss = 0; for (const name of ['alert', 'confirm', 'prompt']) window[name] = () => window.__xss++;"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     """Skip loudly where there is no browser; where everything is required, fail."""
     found = shutil.which("chromium")
@@ -54,7 +54,7 @@ def find(payloads: Sequence[str]) -> Line:
     return line("find it all", "\n".join(payloads), *found)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Agents that pay where they are asked to, and one that says all that should never be run."""
     hostile = "\n".join(PAYLOADS)

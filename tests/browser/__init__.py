@@ -1,0 +1,1 @@
+"""A package, so that its browser and its house end with its last test."""
