@@ -46,7 +46,7 @@ from halter.tasks.conversation import Conclusion, Conversation
 from halter.testing.fakes import Crash
 from halter.testing.world import VIRTUAL_START, World, crash_everywhere
 from halter.tools.function_tool import tool
-from tests.crash.test_loop_crashes import EVERY, TEN, Sensible, reply, timeless
+from tests.crash.test_loop_crashes import TEN, Sensible, reply, timeless
 from tests.story.loops import Story, calls, says
 
 TICKER: Final = SensorSpec(
@@ -316,7 +316,7 @@ async def turns_of(world: World) -> Sequence[Told]:
     return turns
 
 
-@EVERY
+@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.soak)])
 def test_an_autonomous_hour_goes_on_after_a_crash_at_any_commit(every: int) -> None:
     for number, (world, manor) in enumerate(everywhere(0, every)):
         made = world.run(judged(world, manor))

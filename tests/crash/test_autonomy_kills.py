@@ -190,7 +190,7 @@ def life(home: Path, *lasts: int | None) -> int:
         return lived[-1].hear()
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.soak)])
 def test_an_agent_that_is_killed_at_any_event_is_gone_on_with_by_the_next_process(every: int, tmp_path: Path) -> None:
     events = life(tmp_path / "whole", None)
     assert events > 30

@@ -223,20 +223,21 @@ async def check_the_money(world: World, costs: dict[str, int]) -> None:
     assert await world.journal.ask(Query("holds", HoldRow)) == []
 
 
-def crash_and_check(new_world: Callable[[Crash | None], World], household: Household) -> int:
+def crash_and_check(new_world: Callable[[Crash | None], World], household: Household, every: int = 1) -> int:
     worlds = 0
-    for world in crash_everywhere(household.program, new_world):
+    for world in crash_everywhere(household.program, new_world, every=every):
         world.run(check(world, household.acted[world]))
         worlds += 1
     return worlds
 
 
+@pytest.mark.parametrize("every", [len(CRASH_KINDS), pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("seed", "path"), [(0, None), (1, None), (2, ":memory:")], ids=["0", "1", "2 on SQLite"])
 def test_a_crash_at_any_commit_loses_nothing_repeats_nothing_and_keeps_the_money_exact(
-    seed: int, path: str | None
+    seed: int, path: str | None, every: int
 ) -> None:
-    worlds = crash_and_check(lambda crash: World(seed, path=path, crash=crash), Household())
-    assert worlds > 20 * len(CRASH_KINDS)
+    worlds = crash_and_check(lambda crash: World(seed, path=path, crash=crash), Household(), every)
+    assert worlds > 20 * len(CRASH_KINDS) // every
 
 
 def test_without_a_crash_every_call_costs_what_it_costs() -> None:

@@ -193,7 +193,7 @@ def test_a_public_key_that_cannot_be_read_is_answered_in_a_sentence(
 def test_a_drill_beside_a_store_that_cannot_be_one_is_answered_in_a_sentence(
     halter: Callable[..., Result], store: str
 ) -> None:
-    words = ("drill", "tamper", "--seeds", "1", "--store", store)
+    words = ("drill", "restore", "--seeds", "1", "--store", store)
     answers_in_a_sentence(words, halter(*words))
 
 

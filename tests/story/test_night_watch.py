@@ -23,6 +23,7 @@ from halter.demo.place import (
     AGENT,
     FILES,
     LEFTOVER,
+    LEFTOVER_INTERVAL,
     MAX_LEFTOVERS,
     RULES_MODEL,
     SERVICE_ROUND,
@@ -138,7 +139,7 @@ async def test_who_is_not_answered_asks_whoever_comes_later_but_not_all_night(wo
     await world.advance(9 * MINUTE)
     assert [one.expires_at > world.now for one in await list_pending_decisions(world.journal)] == [False, True]
     assert [stored.kind for stored in await demo.events()].count("decision_asked") == 2
-    await world.advance(3 * HOUR)
+    await world.advance((MAX_LEFTOVERS + 2) * LEFTOVER_INTERVAL)
     assert not [one for one in await list_pending_decisions(world.journal) if one.expires_at > world.now]
     assert [stored.kind for stored in await demo.events()].count("decision_asked") == MAX_LEFTOVERS
     assert (await demo.rhythm())[-1] == "SLEEPING"

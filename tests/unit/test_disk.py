@@ -104,13 +104,17 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> tuple[Log, dict[str, Rows 
     return record(tmp_path_factory.mktemp("full") / "halter.db", "WAL", "FULL")
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
 def test_sqlite_recovers_every_image_to_the_commit_that_the_oracle_names(
-    full: tuple[Log, dict[str, Rows | None]], tmp_path: Path
+    full: tuple[Log, dict[str, Rows | None]], tmp_path: Path, every: int
 ) -> None:
     log, seen = full
     states = commits(log)
-    for image, number in numbers(log):
+    for place, (image, number) in enumerate(numbers(log)):
         assert number is not None, image.moment
+        assert number >= image.acknowledged, image.moment
+        if place % every:
+            continue
         assert recovered(image, tmp_path / "image.db") == seen.get(states[number].label), image.moment
 
 
@@ -157,8 +161,8 @@ def test_the_same_seed_gives_the_same_images_and_another_one_others(
     full: tuple[Log, dict[str, Rows | None]],
 ) -> None:
     log, _ = full
-    assert list(images(log, 3)) == list(images(log, 3))
-    assert list(images(log, 3)) != list(images(log, 4))
+    assert all(one == other for one, other in zip(images(log, 3), images(log, 3), strict=True))
+    assert any(one != other for one, other in zip(images(log, 3), images(log, 4), strict=False))
 
 
 def test_a_point_gives_at_most_as_many_images_as_asked_for(full: tuple[Log, dict[str, Rows | None]]) -> None:
@@ -178,7 +182,6 @@ def test_a_disk_that_only_claims_to_sync_loses_an_acknowledged_commit(
     full: tuple[Log, dict[str, Rows | None]],
 ) -> None:
     log = full[0]
-    assert lost(log) == 0
     assert lost(replace(log, operations=tuple(o for o in log.operations if not isinstance(o, Synced))[:300])) > 20
 
 

@@ -231,28 +231,37 @@ ONE_BYTE = {
 }
 
 
+FEW_OR_MANY = pytest.mark.parametrize(
+    "examples", [pytest.param(8, id=pytest.HIDDEN_PARAM), pytest.param(60, marks=pytest.mark.soak)]
+)
+
+
+def hides_every_value(values: st.SearchStrategy[str], spell: Callable[[str], str], examples: int) -> None:
+    @given(value=values)
+    @settings(max_examples=examples, deadline=None)
+    def hides(value: str) -> None:
+        spelled = spell(value)
+        assume(spelled.strip('"\\') not in "[redacted:MINE]")
+        redacted = Redactor({"MINE": value}).redact(f"<<{spelled}>>")
+        assert "[redacted:MINE]" in redacted
+        assert spelled.strip('"\\') not in redacted
+
+    hides()
+
+
+@FEW_OR_MANY
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@given(value=SECRET)
-@settings(max_examples=30, deadline=None)
-def test_a_known_value_is_hidden_in_every_spelling(spelling: str, value: str) -> None:
-    spelled = SPELLINGS[spelling](value)
-    assume(spelled.strip('"\\') not in "[redacted:MINE]")
-    redacted = Redactor({"MINE": value}).redact(f"<<{spelled}>>")
-    assert "[redacted:MINE]" in redacted
-    assert spelled.strip('"\\') not in redacted
+def test_a_known_value_is_hidden_in_every_spelling(spelling: str, examples: int) -> None:
+    hides_every_value(SECRET, SPELLINGS[spelling], examples)
 
 
+@FEW_OR_MANY
 @pytest.mark.parametrize("spelling", ONE_BYTE)
-@given(value=st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40))
-@settings(max_examples=30, deadline=None)
 def test_a_known_value_of_plain_letters_is_hidden_however_it_is_cased_widened_or_wrapped(
-    spelling: str, value: str
+    spelling: str, examples: int
 ) -> None:
-    spelled = ONE_BYTE[spelling](value)
-    assume(spelled.strip('"\\') not in "[redacted:MINE]")
-    redacted = Redactor({"MINE": value}).redact(f"<<{spelled}>>")
-    assert "[redacted:MINE]" in redacted
-    assert spelled.strip('"\\') not in redacted
+    plain = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=8, max_size=40)
+    hides_every_value(plain, ONE_BYTE[spelling], examples)
 
 
 @pytest.mark.parametrize("size", [8, 9, 10, 41, 255, 700])
