@@ -37,6 +37,7 @@ TOGETHER = (
     "tests/story/test_drills_journal.py",
     "tests/unit/test_disk.py",
     "tests/unit/test_query_plans.py",
+    "tests/wires/test_docs_programs.py",
 )
 """Tests that share what takes long to make, such as a browser: one worker runs them all."""
 
@@ -120,8 +121,9 @@ def empty_schema_url(postgres_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def shared_schema(postgres_url: str) -> "SharedSchema":
-    return SharedSchema(postgres_url)
+def shared_schema(postgres_url: str) -> Iterator["SharedSchema"]:
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        yield SharedSchema(postgres_url, connection)
 
 
 @pytest.fixture
@@ -143,19 +145,19 @@ class SharedSchema:
             SELECT concat_ws(' ', proname, xmin) FROM pg_proc WHERE pronamespace = %(schema)s::regnamespace
         ) AS items (item)"""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, connection: psycopg.Connection) -> None:
         self._server = server
+        self._connection = connection
         self._schema = ""
         self._shape = ""
         self._tables: list[str] = []
         self._meta: dict[str, str] = {}
 
     def prepare(self) -> str:
-        with psycopg.connect(self._server, autocommit=True) as connection:
-            if not self._schema or self._read_shape(connection) != self._shape:
-                self._create(connection)
-            else:
-                self._empty(connection)
+        if not self._schema or self._read_shape(self._connection) != self._shape:
+            self._create(self._connection)
+        else:
+            self._empty(self._connection)
         return self._url()
 
     def _url(self) -> str:
@@ -182,11 +184,17 @@ class SharedSchema:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
         )
-        connection.execute(f"SET search_path TO {self._schema}")
-        connection.execute("SET session_replication_role TO replica")
-        for table in self._tables:
-            connection.execute(sql.SQL("DELETE FROM {}").format(sql.Identifier(table)))
-        connection.execute("DELETE FROM meta")
+        tables = (sql.SQL("DELETE FROM {}").format(sql.Identifier(self._schema, table)) for table in self._tables)
+        connection.execute(
+            sql.SQL("; ").join(
+                [
+                    sql.SQL("SET search_path TO {}").format(sql.Identifier(self._schema)),
+                    sql.SQL("SET session_replication_role TO replica"),
+                    *tables,
+                    sql.SQL("DELETE FROM meta"),
+                ]
+            )
+        )
         for name, value in (self._meta | {"store": uuid.uuid4().hex}).items():
             connection.execute("INSERT INTO meta (name, value) VALUES (%s, %s)", [name, value])
         connection.execute("SELECT setval(seqrelid, seqstart, false) FROM pg_sequence")

@@ -124,6 +124,12 @@ class Halter:
         self.wait(60)
 
 
+def warm_command(kind: str, *words: str, imports: Sequence[str] = ()) -> list[str]:
+    """The command that runs `halter`, or with `python` a file, in a fork of a process that has imported Halter."""
+    client = str(Path(__file__).parent / "warm_client.py")
+    return [sys.executable, "-IS", client, str(_forking_process()), ",".join(imports), kind, *words]
+
+
 @functools.cache
 def _forking_process() -> Path:
     """Start it once for all tests of this process; it ends when this process does."""

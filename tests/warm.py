@@ -13,6 +13,7 @@ import importlib.util
 import json
 import os
 import pkgutil
+import runpy
 import selectors
 import signal
 import socket
@@ -72,6 +73,8 @@ def serve(listener: socket.socket) -> None:
             if key.fileobj is listener:
                 connection, _ = listener.accept()
                 request, streams = receive(connection)
+                for name in request.get("imports", ()):
+                    importlib.import_module(name)
                 pid = os.fork()
                 if pid == 0:
                     raise Forked(request, streams)
@@ -106,13 +109,22 @@ def become(request: dict[str, Any], streams: list[int]) -> int:
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", closefd=False, buffering=1)
-    from halter.cli import main
-
     try:
-        main()
+        run(request.get("kind", "halter"))
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
     return 0
+
+
+def run(kind: str) -> None:
+    if kind == "halter":
+        from halter.cli import main
+
+        main()
+    else:
+        sys.argv = sys.argv[1:]
+        sys.path[0] = str(Path(sys.argv[0]).parent)
+        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from halter.cli import build
+from tests.processes import warm_command
 
 PATIENCE = 30
 COLUMNS = "110"
@@ -21,8 +22,6 @@ SHELL = re.compile(r"[|<>&;$`*]")
 
 LIVE = {"up", "serve", "demo"}
 """Commands that write to the screen themselves, and so need one of their own."""
-PROGRAMS = {"halter": "-m halter", "python": "", "pytest": "-m pytest -p no:cacheprovider -p no:asyncio"}
-"""What can be typed, and how this Python runs it."""
 
 
 class Running:
@@ -68,12 +67,13 @@ class Terminal:
     def __init__(self, home: Path) -> None:
         shims = home / ".shims"
         shims.mkdir()
+        python = shlex.quote(sys.executable)
         for name, words in (
-            ("halter", "-m halter"),
-            ("python", ""),
-            ("pytest", "-m pytest -p no:cacheprovider -p no:asyncio"),
+            ("halter", shlex.join(warm_command("halter"))),
+            ("python", python),
+            ("pytest", f"{python} -m pytest -p no:cacheprovider -p no:asyncio -p no:schemathesis"),
         ):
-            (shims / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {words} "$@"\n')
+            (shims / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
             (shims / name).chmod(0o755)
         self.environ = {name: value for name, value in os.environ.items() if name in KEPT}
         self.environ |= {"HOME": str(home), "HALTER_PERSON": "ada", "COLUMNS": COLUMNS, "TERM": "dumb"}

@@ -3,12 +3,13 @@
 import os
 import sqlite3
 import subprocess
-import sys
 import time
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.processes import warm_command
 
 CROWD = Path(__file__).parent / "programs" / "crowd.py"
 DOLLAR = 1_000_000
@@ -30,7 +31,7 @@ def states(file: Path) -> list[str]:
 def watched(file: Path, processes: int, *words: str) -> list[tuple[int, int]]:
     """Let a crowd run, and look at its budget all the while."""
     environ = {**os.environ, "HOME": str(file.parent)}
-    command = [sys.executable, str(CROWD), str(file), *words]
+    command = warm_command("python", str(CROWD), str(file), *words)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     crowd = [subprocess.Popen(command, env=environ, **pipes) for _ in range(processes)]
     seen: list[tuple[int, int]] = []

@@ -2,10 +2,11 @@
 
 import asyncio
 import os
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import warm_command
 
 SECRET = "correct-horse-battery-staple-41"
 FOUND = "ghp_" + "Zx81Qw" * 6
@@ -62,7 +63,7 @@ async def halter(folder: Path, *words: str) -> tuple[str, str]:
     home = str(folder / "home")
     places = {"HALTER_STORE": str(folder / "halter.db"), "HOME": home, "HALTER_PERSON": "ada", "XDG_STATE_HOME": home}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "halter", *words),
+        *warm_command("halter", *words),
         env={**os.environ, **places, "HALTER_SECRET_TOKEN": SECRET},
         cwd=folder,
         stdout=asyncio.subprocess.PIPE,

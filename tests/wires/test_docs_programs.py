@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.processes import warm_command
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "programs.md").read_text("utf-8")
 README = (ROOT / "README.md").read_text("utf-8")
@@ -42,10 +44,17 @@ def test_every_example_is_run() -> None:
     assert PAGE.count("```python") == len(TOLD) + 1
 
 
-async def ran(program: str, folder: Path, address: str = "") -> str:
+IMPORTS = ("halter", "anthropic", "pydantic_ai.models.anthropic", "pydantic_ai.providers.anthropic")
+"""What takes seconds to import, and is imported once for all examples but the first one."""
+
+
+async def ran(program: str, folder: Path, address: str = "", *, warm: bool = True) -> str:
+    file = folder / "program.py"
+    file.write_text(program)
+    command = warm_command("python", str(file), imports=IMPORTS) if warm else [sys.executable, str(file)]
     environ = {**os.environ, "HOME": str(folder), "ANTHROPIC_API_KEY": "made-up", "ANTHROPIC_BASE_URL": address}
     pipes = {"stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
-    running = await asyncio.create_subprocess_exec(sys.executable, "-c", program, cwd=folder, env=environ, **pipes)
+    running = await asyncio.create_subprocess_exec(*command, cwd=folder, env=environ, **pipes)
     said, complained = await running.communicate()
     assert running.returncode == 0, complained.decode()
     return said.decode()
@@ -65,7 +74,7 @@ async def test_the_first_example_of_all_does_what_it_says(provider: Any, tmp_pat
     for reply in (calls("weather", '{"city":"Oslo"}'), says("Yes, it rains.")):
         reply(provider)
         provider.then()
-    said = await ran(FIRST[1], tmp_path, f"http://127.0.0.1:{provider.port}")
+    said = await ran(FIRST[1], tmp_path, f"http://127.0.0.1:{provider.port}", warm=False)
     assert said == "Yes, it rains. 0.000984\n", "a model that a server on this machine passes on costs its price"
 
 
