@@ -29,9 +29,9 @@ from halter.core.money import (
     make_rate_legs,
     settle,
 )
-from halter.core.project import RowDeleted, budget_row, project_event
+from halter.core.project import EraseBodies, budget_row, project_event
 from halter.core.usage import FREE_PRICE
-from halter.core.vocabulary import Row
+from halter.core.vocabulary import Row, RowKey
 from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
 from halter.models.providers import compile_stated_price
 from halter.operations.money import is_current
@@ -53,11 +53,15 @@ class Rows:
         return self.kept.get((kind, key))
 
     def take(self, event: AnyEvent, stream: StreamId, seq: int) -> None:
-        for change in project_event(event, Standing(stream, seq, self.now), self):
-            if isinstance(change, RowDeleted):
-                del self.kept[change.key]
-            elif isinstance(change, Row):
-                self.kept[change.key()] = change
+        project_event(event, Standing(stream, seq, self.now), self)
+
+    def put(self, row: Row) -> None:
+        self.kept[row.key()] = row
+
+    def drop(self, key: RowKey) -> None:
+        del self.kept[key]
+
+    def erase(self, bodies: EraseBodies) -> None: ...
 
 
 class Standing(msgspec.Struct):

@@ -10,7 +10,7 @@ events of earlier ones no longer change it.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_CEILING, Decimal
 from functools import lru_cache
@@ -152,18 +152,18 @@ class BudgetRow(Row, frozen=True):
         """The end of its window, or None for a scope's whole life."""
         return self.cap_at + MINUTE if self.window == MINUTE_WINDOW else window_end(self.window)
 
-    def capped(self, cap: int | None, at: int, by: str = "") -> "BudgetRow":
-        """Take in a cap: a person's newest word wins, then what was carved out, then the configuration.
+    def capped(self, cap: int | None, at: int, by: str = "", held: int = 0) -> "BudgetRow":
+        """Take in a cap, and hold an amount: a person's newest word wins, then what was carved out, then the rest.
 
         People's caps are in one stream and read in order. Configured caps are in each session's own stream, between
         which there is no order: there the latest counts, of equals the larger, so that any order of the same events
         gives the same cap.
         """
-        if not by and (self.cap_by or (at, _rank(cap)) < (self.cap_at, _rank(self.cap))):
-            return self
-        if by == CARVED_CAP and self.cap_by not in {"", CARVED_CAP}:
-            return self
-        return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, self.held, self.overrun)
+        held += self.held
+        older = at < self.cap_at or (at == self.cap_at and _rank(cap) < _rank(self.cap))
+        if (not by and (self.cap_by or older)) or (by == CARVED_CAP and self.cap_by not in {"", CARVED_CAP}):
+            cap, at, by = self.cap, self.cap_at, self.cap_by
+        return BudgetRow(self.scope, self.window, self.unit, cap, at, by, self.spent, held, self.overrun)
 
     def binding(self, configured: int | None) -> int | None:
         """The cap in force for a session whose configuration says `configured`."""
@@ -455,17 +455,17 @@ def start_minute_row(row: BudgetRow | None, account: Account) -> BudgetRow:
     return BudgetRow(account.scope, MINUTE_WINDOW, account.unit, 0, began)
 
 
-def add_to_minute(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> Iterator[BudgetRow]:
+def add_to_minute(row: BudgetRow, leg: Leg, *, spent: int = 0, held: int = 0) -> BudgetRow:
     """Add to the sums of a minute; a past minute stays as it is.
 
     The excess is derived from the sums, so that any order of the same events gives the same row.
     """
     began = _minute_start(leg)
     if row.cap_at > began:
-        return
+        return row
     after = row.capped(leg.cap, began).moved(spent=spent, held=held)
     beyond = 0 if after.cap is None else max(0, after.spent + after.held - after.cap)
-    yield msgspec.structs.replace(after, overrun=beyond)
+    return msgspec.structs.replace(after, overrun=beyond)
 
 
 def _minute_start(account: Account) -> int:

@@ -6,7 +6,7 @@ class of streams: the session's, the fleet's, or the outbox's. Of several sessio
 and name provides its text; how often it was met is a sum.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Protocol, TypeVar, cast, get_args
 
 import msgspec
@@ -44,6 +44,14 @@ class RowsBefore(Protocol):
     def get(self, kind: type[R], *key: Any) -> R | None: ...
 
 
+class MutableRows(RowsBefore, Protocol):
+    """Rows that events change."""
+
+    def put(self, row: Row) -> None: ...
+    def drop(self, key: RowKey) -> None: ...
+    def erase(self, bodies: "EraseBodies") -> None: ...
+
+
 class EventPlace(Protocol):
     @property
     def stream(self) -> StreamId: ...
@@ -62,27 +70,27 @@ def find_session_row(place: EventPlace, known: RowsBefore) -> SessionRow:
 T = TypeVar("T", bound=Row)
 
 
-def project_trigger_event(event: ev.TriggerEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
+def project_trigger_event(event: ev.TriggerEvent, place: EventPlace, known: MutableRows) -> None:
     row = known.get(TriggerRow, event.trigger) or TriggerRow(event.trigger)
     match event:
         case ev.TriggerMade():
-            yield _apply_trigger_made(row, event, place)
+            known.put(_apply_trigger_made(row, event, place))
         case ev.TriggerEnded():
-            yield _replace_fields(row, ended_at=place.at, queued_at=None)
+            known.put(_replace_fields(row, ended_at=place.at, queued_at=None))
         case ev.RunStarted():
-            yield _apply_run_started(row, event, place)
+            known.put(_apply_run_started(row, event, place))
             if event.item:
                 item = _find_item_row(known, event.trigger, event.item)
-                yield _replace_fields(item, attempts=event.attempt, session=event.session)
+                known.put(_replace_fields(item, attempts=event.attempt, session=event.session))
         case ev.RunSkipped():
             queued = None if row.queued_at == event.due_at else row.queued_at
-            yield _replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued)
+            known.put(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=queued))
         case ev.RunQueued():
-            yield _replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at)
+            known.put(_replace_fields(row, ticked_at=max(row.ticked_at, event.due_at), queued_at=event.due_at))
         case ev.RunsDelayed():
-            yield _replace_fields(row, delayed=event.sentence, delayed_until=event.until)
+            known.put(_replace_fields(row, delayed=event.sentence, delayed_until=event.until))
         case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
-            yield _apply_item_event(_find_item_row(known, event.trigger, event.item), event, place)
+            known.put(_apply_item_event(_find_item_row(known, event.trigger, event.item), event, place))
 
 
 def _apply_trigger_made(row: TriggerRow, event: ev.TriggerMade, place: EventPlace) -> TriggerRow:
@@ -130,25 +138,27 @@ def _find_item_row(known: RowsBefore, trigger: str, item: str) -> ItemRow:
     return known.get(ItemRow, trigger, item) or ItemRow(trigger, item)
 
 
-def project_artifact_event(event: ev.ArtifactEvent, place: EventPlace, known: RowsBefore) -> Iterator[Row]:
+def project_artifact_event(event: ev.ArtifactEvent, place: EventPlace, known: MutableRows) -> None:
     session = session_of(place.stream) or ""
     match event:
         case ev.FindingEmitted():
             row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
             facts = {key: getattr(event, key) for key in ("agent", "severity", "support", "document", "name")}
-            yield _replace_fields(row, session=session, emitted_at=place.at, emitted_seq=place.seq, **facts)
+            known.put(_replace_fields(row, session=session, emitted_at=place.at, emitted_seq=place.seq, **facts))
         case ev.FindingReviewed():
             row = known.get(FindingRow, event.finding) or FindingRow(event.finding)
-            yield _replace_fields(row, review=event.verdict, reviewed_seq=place.seq)
+            known.put(_replace_fields(row, review=event.verdict, reviewed_seq=place.seq))
         case ev.MemoryProposed():
             row = known.get(MemoryRow, event.memory) or MemoryRow(event.memory)
-            yield _replace_fields(row, session=session, agent=event.agent, proposed_at=place.at, proposed_seq=place.seq)
+            known.put(
+                _replace_fields(row, session=session, agent=event.agent, proposed_at=place.at, proposed_seq=place.seq)
+            )
         case ev.PrecedentProposed():
-            yield _apply_precedent(known.get(PrecedentRow, event.precedent), event, session, place)
+            known.put(_apply_precedent(known.get(PrecedentRow, event.precedent), event, session, place))
         case ev.ProposalDecided():
-            yield _apply_proposal_decision(event, place, known)
+            known.put(_apply_proposal_decision(event, place, known))
         case ev.NotificationQueued() | ev.NotificationSent() | ev.NotificationFailed():
-            yield _apply_notification(event, place, known)
+            known.put(_apply_notification(event, place, known))
 
 
 def _apply_precedent(
@@ -282,10 +292,6 @@ def project_rule_made(event: ev.RuleMade, place: EventPlace) -> RuleRow:
     )
 
 
-class RowDeleted(msgspec.Struct, frozen=True):
-    key: RowKey
-
-
 class EraseBodies(msgspec.Struct, frozen=True):
     """Bodies to erase, with the blobs that only they name."""
 
@@ -293,47 +299,53 @@ class EraseBodies(msgspec.Struct, frozen=True):
     through: int
 
 
-RowEffect = Row | RowDeleted | EraseBodies
-
-# Asking a union of types one by one takes longer than all that follows.
 POLICY_KEY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
+NO_USAGE: Final = Usage()
 _TRIGGER_EVENTS: Final = frozenset(get_args(ev.TriggerEvent))
 _ARTIFACT_EVENTS: Final = frozenset(get_args(ev.ArtifactEvent))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
-def project_event(event: ev.AnyEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
-    kind = type(event)
-    if kind in _TRIGGER_EVENTS:
-        return project_trigger_event(cast("ev.TriggerEvent", event), place, known)
-    if kind in _ARTIFACT_EVENTS:
-        return project_artifact_event(cast("ev.ArtifactEvent", event), place, known)
-    return _project_session_event(cast("ev.SessionEvent", event), place, known)
-
-
-def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> None:
+    """Change the rows as an event says. The events of every step come first."""
     match event:
         case ev.RequestStarted():
-            yield from _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
+            if event.legs:
+                _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
         case ev.CallStarted():
-            yield from _call_started(event, place, known)
+            _call_started(event, place, known)
         case ev.RequestSettled():
-            yield from _settle_hold(event.request, event, event.usage or Usage(), place, known)
+            if event.charge is not None:
+                _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, place, known)
         case ev.CallSettled():
-            yield from _settle_hold(event.call, event, Usage(), place, known)
-            yield from _settle_audit(event, place, known)
+            if event.charge is not None:
+                _settle_hold(event.call, event, event.charge, NO_USAGE, place, known)
+            if event.audited:
+                _settle_audit(event, place, known)
+        case _:
+            kind = type(event)
+            if kind in _TRIGGER_EVENTS:
+                project_trigger_event(cast("ev.TriggerEvent", event), place, known)
+            elif kind in _ARTIFACT_EVENTS:
+                project_artifact_event(cast("ev.ArtifactEvent", event), place, known)
+            else:
+                _project_session_event(cast("ev.SessionEvent", event), place, known)
+
+
+def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
+    match event:
         case ev.CallRefused():
-            yield from _call_refused(event, place, known)
+            _call_refused(event, place, known)
         case ev.SessionStarted():
-            yield from _session_started(event, place, known)
+            _session_started(event, place, known)
         case ev.SessionWoken() | ev.SessionParked() | ev.SessionResumed():
-            yield _move_session(event, place, known)
+            known.put(_move_session(event, place, known))
         case ev.SessionEnded():
-            yield from _session_ended(event, place, known)
+            _session_ended(event, place, known)
         case ev.TurnStarted():
-            yield _change_session(place, known, inbox_seen=event.inbox_seen)
+            known.put(_change_session(place, known, inbox_seen=event.inbox_seen))
         case ev.WakePosted():
-            yield _wake_posted(event, place, known)
+            known.put(_wake_posted(event, place, known))
         case (
             ev.CostCapReached()
             | ev.OverrunIncurred()
@@ -354,8 +366,10 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Row
             | ev.StoreAccepted()
         ):
             pass
+        case ev.RequestStarted() | ev.CallStarted() | ev.RequestSettled() | ev.CallSettled():
+            pass  # By `project_event`.
         case _:
-            yield from _project_statement(event, place, known)
+            _project_statement(event, place, known)
 
 
 _Statement = (
@@ -374,38 +388,40 @@ _Statement = (
 )
 
 
-def _project_statement(event: _Statement, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
+def _project_statement(event: _Statement, place: EventPlace, known: MutableRows) -> None:
     """Yield the rows of what people are asked and say."""
     match event:
         case ev.CapChanged():
             row = budget_row(known, Account(event.scope, event.window, event.unit))
-            yield row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun)
+            known.put(row.capped(event.cap, place.at, event.by).moved(overrun=event.overrun))
         case ev.HaltRequested() | ev.HaltLifted():
-            yield _project_halt(event, place)
+            known.put(_project_halt(event, place))
         case ev.DecisionAsked():
-            yield project_decision_asked(event, place, known)
+            known.put(project_decision_asked(event, place, known))
         case ev.DecisionMade():
-            yield project_decision_made(event, place, known)
+            known.put(project_decision_made(event, place, known))
             if session_of(place.stream):
-                yield _change_session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
+                known.put(
+                    _change_session(place, known, inbox_head=place.seq, inbox_wake=place.seq, inbox_wake_at=place.at)
+                )
         case ev.DecisionWithdrawn():
             # The missing time shows that no person decided it.
             row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-            yield msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq)
+            known.put(msgspec.structs.replace(row, verdict="withdrawn", decided_seq=place.seq))
         case ev.RuleMade():
-            yield project_rule_made(event, place)
+            known.put(project_rule_made(event, place))
         case ev.RuleEnded():
             row = known.get(RuleRow, event.rule) or RuleRow(event.rule)
-            yield msgspec.structs.replace(row, ended_at=place.at, ended_by=event.by)
+            known.put(msgspec.structs.replace(row, ended_at=place.at, ended_by=event.by))
         case ev.ToolPinned():
-            yield PinRow(event.agent, event.tool, event.digest, event.by, place.at)
+            known.put(PinRow(event.agent, event.tool, event.digest, event.by, place.at))
         case ev.BodiesErased():
-            yield EraseBodies(StreamId(event.stream), event.through)
+            known.erase(EraseBodies(StreamId(event.stream), event.through))
         case ev.AgentSwitched():
-            yield AgentRow(event.agent, int(event.on), place.at, event.by, event.reason)
+            known.put(AgentRow(event.agent, int(event.on), place.at, event.by, event.reason))
         case ev.FleetPolicyAdopted():
             caps = (event.day_cap, event.month_cap)
-            yield FleetPolicyRow(place.stream, place.seq, event.policy, event.digest, place.at, event.by, *caps)
+            known.put(FleetPolicyRow(place.stream, place.seq, event.policy, event.digest, place.at, event.by, *caps))
 
 
 def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
@@ -431,23 +447,26 @@ def _project_halt(event: ev.HaltRequested | ev.HaltLifted, place: EventPlace) ->
             return HaltRow(event.scope, 0, place.at, event.by, event.reason, event.ramp)
 
 
-def _session_started(event: ev.SessionStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
-    yield _change_session(
-        place,
-        known,
-        agent=event.agent,
-        kind=event.kind,
-        trigger=event.trigger,
-        parent=event.parent,
-        definition=event.definition,
-        format=event.format,
-        started_at=place.at,
-        wake_at=place.at,
+def _session_started(event: ev.SessionStarted, place: EventPlace, known: MutableRows) -> None:
+    known.put(
+        _change_session(
+            place,
+            known,
+            agent=event.agent,
+            kind=event.kind,
+            trigger=event.trigger,
+            parent=event.parent,
+            definition=event.definition,
+            format=event.format,
+            started_at=place.at,
+            wake_at=place.at,
+        )
     )
-    yield from _place_hold(event.session, event.agent, "turn", event.carved, place, known)
+    if event.carved:
+        _place_hold(event.session, event.agent, "turn", event.carved, place, known)
     for leg in event.carved if event.bound else ():
         own = budget_row(known, Account(place.stream, "", leg.unit))
-        yield own.capped(leg.amount, place.at, CARVED_CAP)
+        known.put(own.capped(leg.amount, place.at, CARVED_CAP))
 
 
 def _move_session(
@@ -486,21 +505,23 @@ def _session_parked(event: ev.SessionParked, place: EventPlace, known: RowsBefor
     )
 
 
-def _session_ended(event: ev.SessionEnded, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
-    yield _change_session(
-        place,
-        known,
-        state=event.state,
-        terminal_reason=event.terminal_reason,
-        ended_at=place.at,
-        wake_at=None,
-        wake_on="",
-        owner=NO_OWNER,
+def _session_ended(event: ev.SessionEnded, place: EventPlace, known: MutableRows) -> None:
+    known.put(
+        _change_session(
+            place,
+            known,
+            state=event.state,
+            terminal_reason=event.terminal_reason,
+            ended_at=place.at,
+            wake_at=None,
+            wake_on="",
+            owner=NO_OWNER,
+        )
     )
     session = session_of(place.stream) or ""
     hold = known.get(HoldRow, session) if event.charge is not None else None
     if hold is not None and event.charge is not None:
-        yield from _free_hold(hold, hold.taken(), event.charge, known)
+        _free_hold(hold, hold.taken(), event.charge, known)
 
 
 def _wake_posted(event: ev.WakePosted, place: EventPlace, known: RowsBefore) -> SessionRow:
@@ -509,45 +530,46 @@ def _wake_posted(event: ev.WakePosted, place: EventPlace, known: RowsBefore) -> 
 
 
 def _place_hold(
-    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: EventPlace, known: RowsBefore
-) -> Iterator[RowEffect]:
-    if not legs:
-        return
-    session = session_of(place.stream) or ""
-    yield HoldRow(hold, session, place.at, purpose, name, _ENCODE_LEGS(legs))
+    hold: str, name: str, purpose: Purpose, legs: tuple[Leg, ...], place: EventPlace, known: MutableRows
+) -> None:
+    known.put(HoldRow(hold, session_of(place.stream) or "", place.at, purpose, name, _ENCODE_LEGS(legs)))
     for leg in legs:
         row = budget_row(known, leg)
-        if leg.is_rate:
-            yield from money.add_to_minute(row, leg, held=leg.amount)
+        if leg.window.startswith(MINUTE_WINDOW):
+            known.put(money.add_to_minute(row, leg, held=leg.amount))
         else:
-            yield row.capped(leg.cap, place.at).moved(held=leg.amount)
+            known.put(row.capped(leg.cap, place.at, held=leg.amount))
 
 
 def _settle_hold(
-    call: str, event: ev.CallSettled | ev.RequestSettled, usage: Usage, place: EventPlace, known: RowsBefore
-) -> Iterator[RowEffect]:
-    if event.charge is None:
-        return
-    if event.unheld is not None:
+    call: str,
+    event: ev.CallSettled | ev.RequestSettled,
+    charge: Charge,
+    usage: Usage,
+    place: EventPlace,
+    known: MutableRows,
+) -> None:
+    unheld = event.unheld
+    if unheld is not None and unheld.accounts:
         # Nothing was held for it, which is a hold of nothing: the truth counts all the same.
-        yield from _place_hold(call, event.unheld.name, event.unheld.purpose, event.unheld.accounts, place, known)
+        _place_hold(call, unheld.name, unheld.purpose, unheld.accounts, place, known)
     hold = known.get(HoldRow, call)
     if hold is not None:
         legs = hold.taken()
-        yield from _free_hold(hold, legs, event.charge, known)
-        yield _make_spend_row(hold, legs, event.charge, usage, place, known)
+        _free_hold(hold, legs, charge, known)
+        known.put(_make_spend_row(hold, legs, charge, usage, place, known))
 
 
-def _free_hold(hold: HoldRow, legs: Sequence[Leg], charge: Charge, known: RowsBefore) -> Iterator[RowEffect]:
-    yield RowDeleted(hold.key())
+def _free_hold(hold: HoldRow, legs: Sequence[Leg], charge: Charge, known: MutableRows) -> None:
+    known.drop((HoldRow, (hold.hold,)))
     for leg in legs:
         row, spent = budget_row(known, leg), charge.of(leg.unit)
-        if leg.is_rate:
-            yield from money.add_to_minute(row, leg, spent=spent, held=-leg.amount)
+        if leg.window.startswith(MINUTE_WINDOW):
+            known.put(money.add_to_minute(row, leg, spent=spent, held=-leg.amount))
         else:
-            yield row.moved(spent=spent, held=-leg.amount)
+            known.put(row.moved(spent=spent, held=-leg.amount))
     for over in charge.overruns:
-        yield budget_row(known, over).moved(overrun=over.amount)
+        known.put(budget_row(known, over).moved(overrun=over.amount))
 
 
 def _make_spend_row(
@@ -571,20 +593,60 @@ def _make_spend_row(
     )
 
 
-def _call_started(event: ev.CallStarted, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
-    yield from _place_hold(event.call, event.tool, event.purpose, event.legs, place, known)
+def _call_started(event: ev.CallStarted, place: EventPlace, known: MutableRows) -> None:
+    if event.legs:
+        _place_hold(event.call, event.tool, event.purpose, event.legs, place, known)
     for digest in event.writes:
         agent = find_session_row(place, known).agent
         before = known.get(OutputRow, agent, digest)
-        yield OutputRow(agent, digest, min(place.at, before.at) if before else place.at)
+        known.put(OutputRow(agent, digest, min(place.at, before.at) if before else place.at))
     if event.rated:
-        yield rate_row(known, find_session_row(place, known).agent, event.tool, event.rated, attempts=1)
+        known.put(rate_row(known, find_session_row(place, known).agent, event.tool, event.rated, attempts=1))
     if event.decision:
         row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
-        yield msgspec.structs.replace(row, used_at=place.at)
+        known.put(msgspec.structs.replace(row, used_at=place.at))
     if event.audit:
         session = find_session_row(place, known)
-        yield AuditRow(
+        known.put(
+            AuditRow(
+                call=event.call,
+                session=session.session,
+                agent=session.agent,
+                tool=event.tool,
+                capability_level=event.level,
+                risk_level=event.risk or "",
+                decision=event.decision,
+                decided_by=event.decided_by,
+                outcome="",
+                cost_usd=0,
+                duration_ms=0,
+                created_at=place.at,
+                shows_result=int(event.audit == "full"),
+                asked_seq=place.seq,
+                settled_seq=0,
+            )
+        )
+
+
+def _settle_audit(event: ev.CallSettled, place: EventPlace, known: MutableRows) -> None:
+    row = known.get(AuditRow, event.call)
+    if row is not None:
+        known.put(
+            msgspec.structs.replace(
+                row,
+                outcome=event.outcome,
+                cost_usd=event.charge.usd if event.charge else 0,
+                duration_ms=event.duration_ms,
+                settled_seq=place.seq,
+            )
+        )
+
+
+def _call_refused(event: ev.CallRefused, place: EventPlace, known: MutableRows) -> None:
+    """Refused calls of any level are audited."""
+    session = find_session_row(place, known)
+    known.put(
+        AuditRow(
             call=event.call,
             session=session.session,
             agent=session.agent,
@@ -593,47 +655,14 @@ def _call_started(event: ev.CallStarted, place: EventPlace, known: RowsBefore) -
             risk_level=event.risk or "",
             decision=event.decision,
             decided_by=event.decided_by,
-            outcome="",
+            outcome=event.outcome,
             cost_usd=0,
             duration_ms=0,
             created_at=place.at,
-            shows_result=int(event.audit == "full"),
+            shows_result=0,
             asked_seq=place.seq,
-            settled_seq=0,
-        )
-
-
-def _settle_audit(event: ev.CallSettled, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
-    row = known.get(AuditRow, event.call) if event.audited else None
-    if row is not None:
-        yield msgspec.structs.replace(
-            row,
-            outcome=event.outcome,
-            cost_usd=event.charge.usd if event.charge else 0,
-            duration_ms=event.duration_ms,
             settled_seq=place.seq,
         )
-
-
-def _call_refused(event: ev.CallRefused, place: EventPlace, known: RowsBefore) -> Iterator[RowEffect]:
-    """Refused calls of any level are audited."""
-    session = find_session_row(place, known)
-    yield AuditRow(
-        call=event.call,
-        session=session.session,
-        agent=session.agent,
-        tool=event.tool,
-        capability_level=event.level,
-        risk_level=event.risk or "",
-        decision=event.decision,
-        decided_by=event.decided_by,
-        outcome=event.outcome,
-        cost_usd=0,
-        duration_ms=0,
-        created_at=place.at,
-        shows_result=0,
-        asked_seq=place.seq,
-        settled_seq=place.seq,
     )
 
 

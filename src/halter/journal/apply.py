@@ -5,7 +5,7 @@ previous hash, the header with the facts, and a salted digest of the body. Erasi
 digest, so the chain still holds and the body cannot be guessed.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
@@ -16,7 +16,7 @@ from halter.core.errors import LeaseLost, UndeclaredRow
 from halter.core.ids import StreamId, is_inbox, session_of, session_stream
 from halter.core.money import BudgetRow
 from halter.core.ports import Committed, Draft, Lease, Stored, Write
-from halter.core.project import EraseBodies, RowDeleted, project_event
+from halter.core.project import EraseBodies, project_event
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format
 from halter.core.vocabulary import R, Row, RowKey
 
@@ -49,10 +49,19 @@ NO_BODY: Final = b""
 class WorkingSet:
     """The locked rows of one transaction, as its writes change them one after the other."""
 
+    __slots__ = ("_appended", "_loaded", "_rows", "_touched", "erasures", "events", "now")
+
     def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
         self._rows: dict[RowKey, Any] = dict(loaded)
         self._loaded = loaded
-        self.now = _clamp_time(loaded.values(), now)
+        # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
+        for row in loaded.values():
+            kind = type(row)
+            if kind is StreamRow:
+                now = max(now, row.at)
+            elif kind is BudgetRow:
+                now = max(now, row.cap_at)
+        self.now = now
         self.events: list[Stored] = []
         self.erasures: list[EraseBodies] = []
         self._touched: dict[RowKey, None] = {}
@@ -81,10 +90,14 @@ class WorkingSet:
         self._rows[key] = None
         self._touched[key] = None
 
+    def erase(self, bodies: EraseBodies) -> None:
+        self.erasures.append(bodies)
+
     def changes(self) -> "Changes":
-        changes = Changes([*self._appended], [], [], self.events, self.erasures)
+        changes = Changes(self._appended, [], [], self.events, self.erasures)
+        loaded, rows = self._loaded, self._rows
         for key in self._touched:
-            before, after = self._loaded[key], self._rows[key]
+            before, after = loaded[key], rows[key]
             if after is None:
                 if before is not None:
                     changes.deletes.append(key)
@@ -93,18 +106,6 @@ class WorkingSet:
             else:
                 changes.updates.append(after)
         return changes
-
-
-def _clamp_time(rows: Iterable[Row | None], now: int) -> int:
-    """The time of a new event: never before its predecessors, so a clock set back reorders nothing."""
-    for row in rows:
-        if row is None:
-            continue
-        if isinstance(row, StreamRow):
-            now = max(now, row.at)
-        elif isinstance(row, BudgetRow):
-            now = max(now, row.cap_at)
-    return now
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -124,12 +125,13 @@ class Applier(Protocol):
 def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
     keys: dict[RowKey, None] = {}
     for write in writes:
-        for stream in (write.stream, *write.others):
+        for stream in (write.stream, *write.others) if write.others else (write.stream,):
             keys[StreamRow, (stream,)] = None
             session = session_of(stream)
             if session is not None:
                 keys[SessionRow, (session,)] = None
-        keys.update(dict.fromkeys(write.reads))
+        for key in write.reads:
+            keys[key] = None
     return list(keys)
 
 
@@ -145,7 +147,7 @@ def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) ->
 
 def fence(lease: Lease, rows: WorkingSet) -> None:
     row = rows.get(SessionRow, lease.session)
-    if row is None or (row.owner, row.generation) != (lease.worker, lease.generation):
+    if row is None or row.owner != lease.worker or row.generation != lease.generation:
         owner = f"{row.owner or 'no worker'} (generation {row.generation})" if row else "no worker: it does not exist"
         message = (
             f"Session {lease.session} is no longer held by {lease.worker} (generation {lease.generation}); "
@@ -163,25 +165,21 @@ def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
 
 
 def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:
+    """Link an event to its stream, and change the rows as it says."""
     event, facts = encode(draft.event)
-    stream = draft.stream or write.stream
+    stream, body, now, lease = draft.stream or write.stream, draft.body, rows.now, write.lease
     head = rows.get(StreamRow, stream)
     seq, previous = (head.head + 1, head.hash) if head else (1, CHAIN_START)
     # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
-    generation = write.lease.generation if write.lease and stream == session_stream(write.lease.session) else 0
-    body_salt = None if draft.body is None else salt(SALT_BYTES)
-    digest = NO_BODY if body_salt is None or draft.body is None else digest_body(body_salt, draft.body)
-    header = (stream, seq, event.KIND, event.VERSION, rows.now, generation, write.key, draft.blob)
+    generation = lease.generation if lease and stream == session_stream(lease.session) else 0
+    body_salt, digest = None, NO_BODY
+    if body is not None:
+        body_salt = salt(SALT_BYTES)
+        digest = digest_body(body_salt, body)
+    header = (stream, seq, event.KIND, event.VERSION, now, generation, write.key, draft.blob)
     chained = hash_event(previous, header, facts, digest)
-    stored = Stored(*header, facts, draft.body, body_salt, digest, chained, event)
+    stored = Stored(*header, facts, body, body_salt, digest, chained, event)
     rows.events.append(stored)
-    rows.put(StreamRow(stream, seq, chained, rows.now))
-    for effect in project_event(event, stored, rows):
-        match effect:
-            case Row():
-                rows.put(effect)
-            case RowDeleted():
-                rows.drop(effect.key)
-            case EraseBodies():
-                rows.erasures.append(effect)
+    rows.put(StreamRow(stream, seq, chained, now))
+    project_event(event, stored, rows)
     return stored

@@ -40,7 +40,7 @@ from halter.core.vocabulary import Row, RowKey, lock_order
 from halter.journal.apply import Changes
 from halter.journal.engine import PROJECTIONS, IndexedChunk, StoreView
 from halter.journal.sqlite import LEASE_DURATION, SqliteEngine
-from halter.journal.store import UNREFERENCED_BLOB_AGE, describe_missing_blob, list_named_blobs
+from halter.journal.store import UNREFERENCED_BLOB_AGE, describe_missing_blob
 
 
 class MemoryLeasing:
@@ -197,14 +197,16 @@ class MemoryEngine:
 
     def save(self, changes: Changes) -> None:
         """Apply all changes; nothing can fail half-way."""
-        for digest in list_named_blobs(changes.events):
-            if digest not in self._blobs:
-                raise BlobMissing(describe_missing_blob(digest, "in memory"))
+        for event in changes.events:
+            if event.blob is not None and event.blob not in self._blobs:
+                raise BlobMissing(describe_missing_blob(event.blob, "in memory"))
         with self._mirroring:
             self._apply(changes)
 
     def _apply(self, changes: Changes) -> None:
-        for row in (*changes.inserts, *changes.updates):
+        for row in changes.inserts:
+            self._place(row)
+        for row in changes.updates:
             self._place(row)
         for key in changes.deletes:
             del self._rows[key]
@@ -227,10 +229,11 @@ class MemoryEngine:
         key = row.key()
         self._rows[key] = row
         self._unmirrored.rows[key] = None
-        if key[0] is SessionRow:
+        kind = key[0]
+        if kind is SessionRow:
             self._sessions[key[1][0]] = key
-        elif key[0] in self._tables:
-            self._tables[key[0]][key] = None
+        elif kind in self._tables:
+            self._tables[kind][key] = None
 
     def _erase(self, stream: StreamId, through: int) -> None:
         events = self._streams.get(stream, [])

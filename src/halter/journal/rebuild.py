@@ -16,7 +16,7 @@ from halter.core.errors import StoreUnusable
 from halter.core.events import AnyEvent, BodiesErased, Unknown
 from halter.core.ids import FLEET, StreamId, is_inbox, session_of, session_stream
 from halter.core.ports import Stored
-from halter.core.project import EraseBodies, RowDeleted, project_event
+from halter.core.project import EraseBodies, project_event
 from halter.core.rows import NO_OWNER, SessionRow
 from halter.core.vocabulary import R, Row, RowKey
 from halter.journal.engine import PROJECTIONS, StoreView
@@ -232,20 +232,22 @@ class RowFold:
     def get(self, kind: type[R], *key: Any) -> R | None:
         return self._rows.get((kind, key))
 
+    def put(self, row: Row) -> None:
+        self._rows[row.key()] = row
+
+    def drop(self, key: RowKey) -> None:
+        self._rows.pop(key, None)
+
+    def erase(self, bodies: EraseBodies) -> None:
+        """Bodies are no rows."""
+
     def take(self, stored: Stored) -> None:
         if isinstance(stored.event, Unknown):
             self._give_up(stored)
             return
         if stored.generation > self._generations.get(stored.stream, 0):
             self._generations[stored.stream] = stored.generation
-        for effect in project_event(stored.event, stored, self):
-            match effect:
-                case Row():
-                    self._rows[effect.key()] = effect
-                case RowDeleted():
-                    self._rows.pop(effect.key, None)
-                case EraseBodies():
-                    pass
+        project_event(stored.event, stored, self)
 
     def _give_up(self, stored: Stored) -> None:
         what = (

@@ -238,7 +238,8 @@ class _Journal:
         """
         if not self._writing_now.acquire(blocking=wait):
             raise Busy
-        engine, every, refused = self.engine, [each for write in writes for each in list_write_chain(write)], False
+        engine, refused = self.engine, False
+        every = [each for write in writes for each in (list_write_chain(write) if write.first else (write,))]
         try:
             for _ in range(MOST_DECISION_ATTEMPTS):
                 engine.begin(wait=wait)
@@ -246,7 +247,7 @@ class _Journal:
                     loaded = engine.load(list_declared_rows(every))
                     earlier = dict(engine.committed([write.key for write in every]))
                     rows = WorkingSet(loaded, engine.now())
-                    answers = [_commit_one(write, earlier, rows, self._applier, self._salt) for write in writes]
+                    answers = [self._commit_one(write, earlier, rows) for write in writes]
                     changes = rows.changes()
                     if changes.events:
                         engine.save(changes)
@@ -266,10 +267,31 @@ class _Journal:
                 raise StoreUnavailable(message)
         finally:
             self._writing_now.release()
-        fresh = [event for each in answers if isinstance(each, Committed) for event in each.fresh()]
-        for observer in self.observers if fresh else ():
-            observer.saw(fresh)
+        for observer in self.observers if rows.events else ():
+            observer.saw(rows.events)
         return answers
+
+    def _commit_one(self, write: Write, earlier: dict[str, tuple[Stored, ...]], rows: WorkingSet) -> WriteAnswer:
+        """Do one write after its `first`; if that is refused, so is this one."""
+        first = None
+        if write.first is not None:
+            first = self._commit_one(write.first, earlier, rows)
+            if isinstance(first, LeaseLost):
+                return first
+        try:
+            # In another stream the same key is another write.
+            known = earlier.get(write.key, ())
+            known = tuple([each for each in known if each.stream in {write.stream, *write.others}]) if known else ()
+            if not known:
+                answer = self._applier(write, rows, self._salt)
+                earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
+                return answer if first is None else Committed(answer.events, first=first)
+            if write.lease is not None and write.lease.generation != known[0].generation:
+                # An owner that lost its lease must not take its successor's write for its own.
+                fence(write.lease, rows)
+        except LeaseLost as lost:
+            return lost
+        return Committed(known, repeated=True, first=first)
 
     def _set_timer(self, observer: Observer) -> None:
         later = asyncio.get_running_loop().call_later
@@ -543,32 +565,15 @@ def list_write_chain(write: Write) -> Sequence[Write]:
     return (write,) if write.first is None else (*list_write_chain(write.first), write)
 
 
-def _commit_one(
-    write: Write, earlier: dict[str, tuple[Stored, ...]], rows: WorkingSet, apply: Applier, salt: Callable[[int], bytes]
-) -> WriteAnswer:
-    """Do one write after its `first`; if that is refused, so is this one."""
-    first = None if write.first is None else _commit_one(write.first, earlier, rows, apply, salt)
-    if isinstance(first, LeaseLost):
-        return first
-    # In another stream the same key is another write.
-    known = tuple(each for each in earlier.get(write.key, ()) if each.stream in {write.stream, *write.others})
-    try:
-        if known and write.lease is not None and write.lease.generation != known[0].generation:
-            # An owner that lost its lease must not take its successor's write for its own.
-            fence(write.lease, rows)
-        answer = Committed(known, repeated=True) if known else apply(write, rows, salt)
-    except LeaseLost as lost:
-        return lost
-    if not answer.repeated:
-        earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
-    return answer if first is None else Committed(answer.events, answer.repeated, first)
-
-
 def _clean_write_keys(write: Write) -> Write:
     """Make the keys of a write and of those before it fit for a store."""
-    key = clean(write.key)
+    unseen: Write | None = write
+    while unseen is not None and unseen.key.isascii() and "\x00" not in unseen.key:
+        unseen = unseen.first
+    if unseen is None:
+        return write
     first = None if write.first is None else _clean_write_keys(write.first)
-    return write if key == write.key and first is write.first else msgspec.structs.replace(write, key=key, first=first)
+    return msgspec.structs.replace(write, key=clean(write.key), first=first)
 
 
 MOST_CACHED_ROWS: Final = 10_000
