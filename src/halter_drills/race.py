@@ -76,10 +76,8 @@ class CheckThenSpend(Till):
             return await super().admit(lease, asked)
         found = await self._store.ask(Query("budgets", BudgetRow))
         rows = {(row.scope, row.window, row.unit): row for row in found}
-        verdict = reserve(
-            asked.legs,
-            lambda leg: rows.get((leg.scope, leg.window, leg.unit)) or BudgetRow(leg.scope, leg.window, leg.unit),
-        )
+        accounts = [(leg.scope, leg.window, leg.unit) for leg in asked.legs]
+        verdict = reserve(asked.legs, [rows.get(account) or BudgetRow(*account) for account in accounts])
         if isinstance(verdict, MustWait):
             return StillHeld(asked.call)
         legs = remove_caps(asked.legs)

@@ -100,7 +100,7 @@ class Mortal:
             effects.write(f"{flight.id}\n")
 
     async def _settle(self, lease: Lease, flight: InFlight) -> Committed:
-        return await self._till.settle(lease, flight, ActualResult("ok", usd=AMOUNT // 2))
+        return (await self._till.settle(lease, flight, ActualResult("ok", usd=AMOUNT // 2))).committed
 
 
 class Heir(Mortal):

@@ -81,7 +81,7 @@ class Desk:
 
     async def calls(self, tool: Deed, asked: CallRequest, attempt: int = 0) -> Any:
         return await self.door.guarded_tool_call(
-            self.lease, asked, ToolAction(tool, ARGUMENTS, {}, asked.scopes), attempt
+            self.lease, asked, ToolAction(tool, ARGUMENTS, {}, asked.scopes, tool.spec.timeout), attempt
         )
 
     async def kinds(self) -> list[str]:
@@ -409,7 +409,9 @@ class Counted:
 
 async def test_a_watch_asks_nothing_any_more_once_nobody_waits(world: World) -> None:
     store: Any = Counted(world.store)
-    with HaltWatch(store, world.clock).listening(SCOPES):
-        await world.advance(2 * HALT_POLL_INTERVAL - 1)
+    pause = HaltWatch(store, world.clock).run(world.clock.sleep(2 * HALT_POLL_INTERVAL - 1), SCOPES, MINUTE)
+    waiting = asyncio.create_task(pause)
+    await world.advance(2 * HALT_POLL_INTERVAL - 1)
+    await waiting
     await world.advance(SECOND)
     assert store.asked == 1

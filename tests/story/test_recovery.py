@@ -59,7 +59,7 @@ async def crashed_in(world: World, tool: Deed) -> tuple[Lease, CallInDoubt, Reco
     (lease,) = await world.store.claim(WorkerId("second"), 1)
     (flight,) = replay(await world.store.read(session_stream("s"))).in_flight.values()
     door = ToolDoor(world.store, world.clock, world.ledger, redact=str)
-    doubt = CallInDoubt(flight, ToolAction(tool, ARGUMENTS, {}, ("session:s",)))
+    doubt = CallInDoubt(flight, ToolAction(tool, ARGUMENTS, {}, ("session:s",), tool.spec.timeout))
     return lease, doubt, Recovery(world.store, world.ledger, door)
 
 
@@ -133,6 +133,6 @@ async def test_a_successor_that_asks_for_the_same_call_does_not_act_on_its_prede
     for worker in ("first", "second"):
         (lease,) = await world.store.claim(WorkerId(worker), 1)
         assert lease.session == SessionId("s")
-        await door.guarded_tool_call(lease, asked, ToolAction(tool, ARGUMENTS, {}, asked.scopes))
+        await door.guarded_tool_call(lease, asked, ToolAction(tool, ARGUMENTS, {}, asked.scopes, tool.spec.timeout))
         await world.advance(MINUTE)
     assert tool.keys == ["s.1"]

@@ -201,7 +201,7 @@ def test_a_truth_beyond_the_cap_is_recorded_in_full_as_an_overrun_with_an_incide
     async def scene() -> None:
         lease = await begun(world)
         taken = await held(world, lease, call(world, 10))
-        committed = await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=130))
+        committed = (await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=130))).committed
         assert committed.events[1].event == OverrunIncurred(
             hold="c1", scope="session:s1", window="", unit="usd", amount=30
         )
@@ -303,8 +303,8 @@ def test_a_hold_whose_answer_was_lost_at_midnight_is_still_the_hold_of_yesterday
 async def test_what_is_settled_twice_is_charged_once(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 60))
-    first = await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))
-    second = await world.ledger.settle(lease, taken.flight, ActualResult("error", usd=99))
+    first = (await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=25))).committed
+    second = (await world.ledger.settle(lease, taken.flight, ActualResult("error", usd=99))).committed
     assert second.repeated
     assert second.events == first.events
     assert await sums(world) == (25, 0, 0)
@@ -386,7 +386,7 @@ async def test_every_spend_is_logged_with_who_spent_it_on_what_and_why(world: Wo
 async def test_a_call_that_costs_nothing_is_settled_without_touching_any_budget(world: World) -> None:
     lease = await begun(world)
     taken = await held(world, lease, call(world, 0))
-    committed = await world.ledger.settle(lease, taken.flight, ActualResult("ok"))
+    committed = (await world.ledger.settle(lease, taken.flight, ActualResult("ok"))).committed
     assert [stored.kind for stored in committed.events] == ["call_settled"]
     assert await world.store.ask(Query("budgets", BudgetRow)) == []
 
@@ -422,7 +422,7 @@ async def test_a_body_too_large_for_the_events_table_is_kept_as_a_blob(world: Wo
     lease = await begun(world)
     large = bytes(BLOB_THRESHOLD + 1)
     taken = await held(world, lease, call(world, 1))
-    (settled,) = (await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))).events
+    (settled,) = (await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))).committed.events
     assert settled.body is None
     assert settled.blob is not None
     assert await world.store.get(settled.blob) == large

@@ -34,12 +34,15 @@ def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
     pulse.beat()
     pulse.show_groups([7, 8])
     assert read_liveness(memory)[1:] == (0, "", (), (7, 8))
-    with pulse.works_as("up.1"), pulse.in_flight("slow\0tool", 60 * SECOND):
-        with pulse.in_flight("quick", SECOND):
-            signs = read_liveness(memory)
+    with pulse.works_as("up.1"):
+        slow = pulse.begin_call("slow\0tool", 60 * SECOND)
+        quick = pulse.begin_call("quick", SECOND)
+        signs = read_liveness(memory)
+        pulse.end_call(quick)
         assert (signs.call, signs.workers, signs.groups) == ("quick", ("up.1",), (7, 8))
         assert 0 < signs.deadline - signs.alive_at <= NANO
         assert read_liveness(memory).deadline - signs.alive_at > 59 * NANO
+        pulse.end_call(slow)
     assert read_liveness(memory)[1:] == (0, "quick", (), (7, 8))
     assert begun == [1]
 
@@ -47,7 +50,8 @@ def test_a_pulse_shows_what_another_process_has_to_know(memory: mmap) -> None:
 def test_whatever_a_process_has_fits_into_its_pulse(memory: mmap) -> None:
     pulse = LivenessWriter(memory)
     pulse.show_groups(range(100_000))
-    with pulse.works_as("w" * 100_000), pulse.in_flight("ü" * 100_000, SECOND):
+    with pulse.works_as("w" * 100_000):
+        pulse.begin_call("ü" * 100_000, SECOND)
         signs = read_liveness(memory)
     assert signs.call == "ü" * 200
     assert len(signs.groups) == 1024
@@ -55,7 +59,8 @@ def test_whatever_a_process_has_fits_into_its_pulse(memory: mmap) -> None:
 
 def test_a_pulse_that_nobody_reads_costs_nothing() -> None:
     pulse = LivenessWriter()
-    with pulse.works_as("up.1"), pulse.in_flight("tool", SECOND):
+    with pulse.works_as("up.1"):
+        assert pulse.begin_call("tool", SECOND) is None
         pulse.beat()
         pulse.show_groups([1])
 

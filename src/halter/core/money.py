@@ -97,7 +97,7 @@ class Leg(Account, frozen=True, array_like=True):
 
     def __post_init__(self) -> None:
         """Refuse an amount that would free money, or that no store can count."""
-        if not is_plausible_amount(self.amount):
+        if not 0 <= self.amount <= LARGEST_AMOUNT:
             raise ValueError(f"{self.amount} cannot be held in {self.scope}: it must be from 0 to {LARGEST_AMOUNT}.")
 
 
@@ -116,13 +116,7 @@ class Charge(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             raise ValueError(f"{self.usd} micro-dollars and {self.tokens} tokens cannot be charged.")
 
     def of(self, unit: Unit) -> int:
-        match unit:
-            case "usd":
-                return self.usd
-            case "tokens":
-                return self.tokens
-            case "requests":
-                return 1
+        return self.usd if unit == "usd" else self.tokens if unit == "tokens" else 1
 
 
 class BudgetRow(Row, frozen=True):
@@ -220,17 +214,17 @@ CARVED_CAP: Final = "carved"
 BudgetOf = Callable[[Leg], BudgetRow]
 
 
-def reserve(legs: Sequence[Leg], budget_of: BudgetOf) -> Reserved | MustWait | CapReached:
-    """Decide whether all legs fit; a cap reached anywhere outranks a wait elsewhere."""
+def reserve(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> Reserved | MustWait | CapReached:
+    """Decide whether all legs fit their budgets; a cap reached anywhere outranks a wait elsewhere."""
     waiting: MustWait | None = None
-    for leg in legs:
-        budget = budget_of(leg)
-        cap = budget.binding(leg.cap)
+    for leg, budget in zip(legs, budgets, strict=True):
+        cap = budget.cap if budget.cap_by else leg.cap
         if cap is None:
             continue
-        if leg.amount > cap - budget.spent:
+        left = cap - budget.spent
+        if leg.amount > left:
             return CapReached(leg, cap, budget)
-        if leg.amount > cap - budget.spent - budget.held and waiting is None:
+        if leg.amount > left - budget.held and waiting is None:
             waiting = MustWait(leg, budget)
     return waiting or Reserved(tuple(legs))
 
@@ -245,9 +239,11 @@ def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> C
     charge = Charge(usd=usd, tokens=tokens)
     overruns: list[Overrun] = []
     for leg in legs:
-        budget = budget_of(leg)
         beyond = charge.of(leg.unit) - leg.amount
-        if leg.is_rate or budget.cap is None or beyond <= 0:
+        if beyond <= 0 or leg.is_rate:
+            continue
+        budget = budget_of(leg)
+        if budget.cap is None:
             continue
         excess = min(beyond, budget.spent + budget.held + beyond - budget.cap)
         if excess > 0:
@@ -371,8 +367,14 @@ def roll_legs(held: tuple[Leg, ...], now: int) -> tuple[Leg, ...]:
     return tuple(msgspec.structs.replace(leg, window=window_after(leg.window, now)) for leg in held)
 
 
+def first_window_end(legs: Iterable[Leg]) -> int | None:
+    """When the first of the legs' windows ends: from then on an amount belongs into the next one."""
+    return min([end for leg in legs if (end := window_end(leg.window)) is not None], default=None)
+
+
 def has_past_window(held: tuple[Leg, ...], now: int) -> bool:
-    return any(end is not None and end <= now for end in (window_end(leg.window) for leg in held))
+    end = first_window_end(held)
+    return end is not None and end <= now
 
 
 def _pick_tighter_leg(leg: Leg, other: Leg | None) -> Leg:

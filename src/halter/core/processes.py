@@ -177,19 +177,18 @@ class LivenessWriter:
             struct.pack_into(f"={len(shown)}Q", self._memory, _GROUPS_AT, *shown)
             _COUNT.pack_into(self._memory, _COUNT_AT, len(shown))
 
-    @contextmanager
-    def in_flight(self, call: str, allowed: int) -> Generator[None]:
+    def begin_call(self, call: str, allowed: int) -> object | None:
+        """Record that a call is in flight, and how long it may take; returns the mark that `end_call` takes."""
         if self._memory is None:
-            yield
-            return
+            return None
         mark, self._call = object(), call[:_LONGEST_NAME].replace("\0", "")
         self._deadlines[mark] = time.monotonic_ns() + allowed * 1000
         self._write()
-        try:
-            yield
-        finally:
-            del self._deadlines[mark]
-            self._write()
+        return mark
+
+    def end_call(self, mark: object) -> None:
+        del self._deadlines[mark]
+        self._write()
 
     @contextmanager
     def works_as(self, worker: str) -> Generator[None]:

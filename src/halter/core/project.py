@@ -429,8 +429,12 @@ def rows_of_hold(hold: str, legs: Sequence[Leg]) -> tuple[RowKey, ...]:
 
     A hold on the fleet obeys the current policy of the store.
     """
-    policy = (POLICY_KEY,) if any(leg.scope == FLEET for leg in legs) else ()
-    return ((HoldRow, (hold,)), *map(budget_key, legs), *policy)
+    return ((HoldRow, (hold,)), *list_budget_rows(legs)) if legs else ((HoldRow, (hold,)),)
+
+
+def list_budget_rows(legs: Sequence[Leg]) -> list[RowKey]:
+    keys = [budget_key(leg) for leg in legs]
+    return [*keys, POLICY_KEY] if any(leg.scope == FLEET for leg in legs) else keys
 
 
 def _change_session(place: EventPlace, known: RowsBefore, **changes: Any) -> SessionRow:

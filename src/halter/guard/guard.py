@@ -1,16 +1,15 @@
 """The two doors of one process, and what they share. Every effect of a session goes through here."""
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from halter.core.clock import SECOND, Clock
+from halter.core.clock import MINUTE, Clock
 from halter.core.messages import Model
 from halter.core.ports import Lease, Store
 from halter.core.processes import LivenessWriter
 from halter.core.tools import Tool, Valid
 from halter.core.usage import PriceTable
-from halter.guard.halts import HaltWatch
+from halter.guard.halts import HaltWatch, Stopped
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import ModelDoor, StreamMask
 from halter.guard.prepare import SessionContext
@@ -36,6 +35,7 @@ class GuardRuntime:
         stream_mask: Callable[[], StreamMask] | None = None,
     ) -> None:
         self.ledger = Ledger(store, clock)
+        self._clock = clock
         self._redact = redact
         self._halts = halts = HaltWatch(store, clock)
         models = ModelDoor(store, clock, self.ledger, prices, redact=redact, stream_mask=stream_mask, halts=halts)
@@ -64,9 +64,12 @@ class GuardRuntime:
         self._halts.pulse = pulse
 
     async def pause(self, standing: SessionContext, duration: int) -> bool:
-        with self._halts.listening(standing.scopes) as halted:
-            done, _ = await asyncio.wait((halted,), timeout=duration / SECOND)
-        return bool(done)
+        """Sleep; return whether a halt ended it early."""
+        try:
+            await self._halts.run(self._clock.sleep(duration), standing.scopes, duration + MINUTE)
+        except Stopped:
+            return True
+        return False
 
     async def recover(
         self, lease: Lease, standing: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]

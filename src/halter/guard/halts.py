@@ -1,8 +1,7 @@
-"""Halts from any process, in four scopes, and how both doors wait: until done, timed out or halted."""
+"""Halts from any process, in four scopes, and how both doors run an effect: until it is done, late or halted."""
 
 import asyncio
-from collections.abc import Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
@@ -14,8 +13,10 @@ from halter.core.ids import FLEET, StreamId, may_decide
 from halter.core.ports import Draft, Query, Rows, Store, Stored, Write
 from halter.core.processes import LivenessWriter
 from halter.core.rows import AgentRow, HaltRow
-from halter.core.vocabulary import R
+from halter.core.vocabulary import Outcome, R
 from halter.state.session import InFlight
+
+T = TypeVar("T")
 
 HALT_POLL_INTERVAL: Final = SECOND // 5
 """How often the store is polled while something is in flight: a halt must arrive well within a second."""
@@ -63,27 +64,129 @@ def resume(scope: str, by: str, key: str, ramp: int = 0, reason: str = "") -> Wr
     return Write(FLEET, key, decide, [(HaltRow, (scope,))])
 
 
+class Stopped(Exception):
+    """A halt or its deadline stopped an effect. Never leaves the doors.
+
+    `left` is what the effect ended with all the same: a value, or an exception.
+    """
+
+    def __init__(self, outcome: Outcome, sentence: str, left: object) -> None:
+        super().__init__(sentence)
+        self.outcome: Outcome = outcome
+        self.left = left
+
+
+class SessionCancelled(asyncio.CancelledError):
+    """The session's task was cancelled while an effect ran in it; `left` is what the effect ended with.
+
+    Cancelled `twice`, the effect could not finish stopping, so its outcome is unknown.
+    """
+
+    def __init__(self, left: object, *, twice: bool) -> None:
+        super().__init__()
+        self.left = left
+        self.twice = twice
+
+
+class _Flight:
+    """An effect in flight: the task that it runs in, what halts it, its deadline, and what stopped it."""
+
+    __slots__ = ("deadline", "halted", "late", "scopes", "task")
+
+    def __init__(self, task: asyncio.Task[Any], scopes: tuple[str, ...], deadline: float) -> None:
+        self.task = task
+        self.scopes = scopes
+        self.deadline = deadline
+        self.halted = ""
+        self.late = False
+
+
 class HaltWatch:
-    """Reports halts to calls in flight. One poll serves all; with nothing in flight there is none."""
+    """Stops effects that are halted or late. One timer and one poll serve all; with nothing in flight there is none.
+
+    An effect runs in the task of its caller and is stopped by cancelling that task once, so one that does not wait
+    costs no trip through the event loop.
+    """
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self.pulse = LivenessWriter()
-        self._waiting: dict[asyncio.Future[str], frozenset[str]] = {}
-        self._looking: asyncio.Task[None] | None = None
+        self._flights: dict[_Flight, None] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = 0.0
+        self._poll_at = 0.0
+        self._polling: asyncio.Task[None] | None = None
 
-    @contextmanager
-    def listening(self, scopes: Iterable[str]) -> Generator[asyncio.Future[str]]:
-        """While the block runs, the future resolves to the first scope that is halted."""
-        word: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._waiting[word] = frozenset(scopes)
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look(), name="halter-halt-watch")
+    async def run(self, effect: Coroutine[Any, Any, T], scopes: tuple[str, ...], allowed: int, name: str = "") -> T:
+        """Run an effect until it is done, late or halted.
+
+        Raises Stopped, or SessionCancelled where the caller was cancelled; else what the effect raises.
+        """
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        loop = task.get_loop()
+        flight = _Flight(task, scopes, loop.time() + allowed / SECOND)
+        self._flights[flight] = None
+        if self._timer is None or flight.deadline < self._next or self._loop is not loop:
+            self._arm(loop, flight.deadline)
+        mark, before = self.pulse.begin_call(name, allowed), task.cancelling()
         try:
-            yield word
+            done = await effect
+            # Only a task that was told to stop was stopped: what is done just as its time is up counts as done.
+            if task.cancelling() == before:
+                return done
+            left: object = done
+        except asyncio.CancelledError as error:
+            left = error
+        except Exception as error:
+            if task.cancelling() == before:
+                raise
+            left = error
         finally:
-            del self._waiting[word]
+            del self._flights[flight]
+            if mark is not None:
+                self.pulse.end_call(mark)
+        stops = task.cancelling() - before
+        if (flight.halted or flight.late) and task.uncancel() == before:
+            if flight.halted:
+                raise Stopped("external_halt", f"{flight.halted} was halted.", left)
+            raise Stopped("timeout", f"TimeoutError: {name} took longer than it may", left)
+        raise SessionCancelled(left, twice=stops > 1)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
+        """Set the timer for the next deadline or poll, whichever comes first."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._timer is None or self._loop is not loop:
+            self._poll_at = loop.time() + HALT_POLL_INTERVAL / SECOND
+        self._loop = loop
+        self._next = min(deadline, self._poll_at)
+        self._timer = loop.call_at(self._next, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for flight in self._flights:
+            if flight.deadline <= now and not flight.late and not flight.halted:
+                flight.late = True
+                flight.task.cancel()
+        waiting = [flight.deadline for flight in self._flights if not flight.late]
+        if not waiting:
+            self._timer = None
+            return
+        if self._poll_at <= now:
+            self._poll_at = now + HALT_POLL_INTERVAL / SECOND
+            if self._polling is None or self._polling.done():
+                self._polling = loop.create_task(self._poll(), name="halter-halt-watch")
+        self._arm(loop, min(waiting))
+
+    async def _poll(self) -> None:
+        halted = await self._halted()
+        for flight in self._flights if halted else ():
+            hit = halted.intersection(flight.scopes)
+            if hit and not flight.halted and not flight.late:
+                flight.halted = min(hit)
+                flight.task.cancel()
 
     async def now(self, scopes: Iterable[str]) -> str | None:
         return min(await self._halted() & frozenset(scopes), default=None)
@@ -92,16 +195,6 @@ class HaltWatch:
         """All halts, for a decision that reads no other rows."""
         rows = await self._store.ask(Query("all_halts", HaltRow))
         return _HaltRows(self._clock.now(), {row.scope: row for row in rows})
-
-    async def _look(self) -> None:
-        while self._waiting:
-            await self._clock.sleep(HALT_POLL_INTERVAL)
-            # A caller that has finished meanwhile may have closed the store as well.
-            halted = await self._halted() if self._waiting else frozenset[str]()
-            for word, scopes in self._waiting.items():
-                hit = halted & scopes
-                if hit and not word.done():
-                    word.set_result(min(hit))
 
     async def _halted(self) -> frozenset[str]:
         """Halted scopes; an unavailable store is polled again at the next interval."""
@@ -119,9 +212,6 @@ class _HaltRows(msgspec.Struct, frozen=True):
     def get(self, kind: type[R], *key: Any) -> R | None:
         row = self.halts.get(key[0]) if kind is HaltRow else None
         return cast("R | None", row)
-
-
-T = TypeVar("T")
 
 
 LONGEST_ERROR: Final = 300
@@ -143,35 +233,6 @@ class RateUsedUp(msgspec.Struct, frozen=True):
     id: str
     until: int
     waited: int = 0
-
-
-class Halted(Exception):
-    """A halt stopped what was in flight. Never leaves the doors."""
-
-
-async def wait_unless_halted(
-    halts: HaltWatch, scopes: Iterable[str], acting: asyncio.Future[T], allowed: int, name: str = ""
-) -> T:
-    """Wait until it is done, timed out or halted."""
-    with halts.pulse.in_flight(name, allowed):
-        try:
-            await asyncio.sleep(0)
-            if acting.done():
-                # Done at once: there is nothing to watch.
-                return acting.result()
-            with halts.listening(scopes) as halted:
-                first = asyncio.FIRST_COMPLETED
-                await asyncio.wait((acting, halted), timeout=allowed / SECOND, return_when=first)
-            # What is done just as its time is up counts as done: it may have been paid for.
-            if acting.done():
-                return acting.result()
-            if halted.done():
-                raise Halted(f"{halted.result()} was halted.")
-            raise TimeoutError
-        finally:
-            if not acting.done():
-                acting.cancel()
-                await asyncio.wait((acting,))
 
 
 async def run_shielded(act: Coroutine[Any, Any, T]) -> T:

@@ -9,7 +9,7 @@ is read under the lock of each hold, so a process that started before it was tig
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Final
@@ -20,14 +20,12 @@ from halter.core.clock import HOUR, QUARTER
 from halter.core.events import AnyEvent, CallRefused, CallStarted, CostCapReached, DecisionAsked, FleetPolicyAdopted
 from halter.core.ids import FLEET, Digest, may_decide
 from halter.core.money import (
-    Account,
     BudgetRow,
     Cap,
     CapReached,
     Caps,
     Leg,
     MustWait,
-    Reserved,
     format_micros,
     has_past_window,
     reserve,
@@ -63,12 +61,12 @@ def adopt_policy(event: FleetPolicyAdopted, key: str) -> Write:
 
 
 def lower_legs_to_policy(legs: tuple[Leg, ...], rows: Rows) -> tuple[Leg, ...]:
-    row = rows.get(FleetPolicyRow, FLEET) if any(leg.scope == FLEET for leg in legs) else None
-    return legs if row is None else tuple(_lower_leg(leg, row) for leg in legs)
-
-
-def lower_caps_to_store(caps: Caps, rows: Rows) -> Caps:
-    return lower_caps_to_policy(caps, rows.get(FleetPolicyRow, FLEET) if caps.fleet else None)
+    """Bind what is held for the fleet to the current policy of the store."""
+    for leg in legs:
+        if leg.scope == FLEET:
+            row = rows.get(FleetPolicyRow, FLEET)
+            return legs if row is None else tuple([_lower_leg(leg, row) for leg in legs])
+    return legs
 
 
 def lower_caps_to_policy(caps: Caps, row: FleetPolicyRow | None) -> Caps:
@@ -129,11 +127,15 @@ class Reserve(msgspec.Struct, frozen=True):
 NO_RESERVE: Final = Reserve()
 
 
-def find_spendable_budget(rows: Rows, kept: Reserve, leg: Account) -> BudgetRow:
-    row = budget_row(rows, leg)
-    if leg.window or leg.scope != f"session:{kept.session}":
-        return row
-    return row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
+def find_spendable_budgets(rows: Rows, kept: Reserve, legs: Iterable[Leg]) -> list[BudgetRow]:
+    """What stands against each leg's cap, less what the session keeps back for its last words."""
+    own, budgets = f"session:{kept.session}", list[BudgetRow]()
+    for leg in legs:
+        row = budget_row(rows, leg)
+        if not leg.window and leg.scope == own:
+            row = row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
+        budgets.append(row)
+    return budgets
 
 
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,49 +181,61 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     def at(self, now: int) -> "CallRequest":
         """The same request at a later time: rates and windows have moved on."""
         if now // QUARTER == self.now // QUARTER:
-            return msgspec.structs.replace(self, now=now)
+            return self if self.rate is None else msgspec.structs.replace(self, now=now)
         return msgspec.structs.replace(
             self, now=now, legs=roll_legs(self.legs, now), accounts=roll_legs(self.accounts, now)
         )
 
 
+@lru_cache(maxsize=1024)
+def list_halt_rows(scopes: tuple[str, ...]) -> tuple[RowKey, ...]:
+    return tuple((HaltRow, (scope,)) for scope in scopes)
+
+
 def list_call_rows(asked: CallRequest) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    keys: list[RowKey] = [(HaltRow, (scope,)) for scope in asked.scopes]
-    keys.append((AuditRow, (asked.call,)))
+    keys: list[RowKey] = [*list_halt_rows(asked.scopes), (AuditRow, (asked.call,))]
     if asked.rate is not None:
         keys += [(RateRow, (asked.agent, asked.tool, number)) for number in asked.rate.slices(asked.now)]
     if asked.approval is not None:
         keys.append((DecisionRow, (asked.approval.decision,)))
         if asked.approval.rule:
             keys.append((RuleRow, (asked.approval.rule,)))
-    keys += [(OutputRow, (asked.agent, digest)) for digest in asked.writes]
-    return keys + list(rows_of_hold(asked.call, asked.legs))
+    if asked.writes:
+        keys += [(OutputRow, (asked.agent, digest)) for digest in asked.writes]
+    keys += rows_of_hold(asked.call, asked.legs)
+    return keys
 
 
 def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
     halt = explain_halt(asked.scopes, asked.session, rows)
     if halt is not None:
         return [_make_call_refusal(asked, "external_halt", halt)]
-    waived: list[Outcome] = []
-    for refusal in _find_refusals(asked, rows):
-        if not asked.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
-            return [_make_call_refusal(asked, *refusal)]
-        waived.append(refusal[0])
-    if has_past_window(asked.legs, rows.now):
-        return []
-    verdict = reserve(lower_legs_to_policy(asked.legs, rows), partial(find_spendable_budget, rows, asked.kept))
-    if isinstance(verdict, CapReached) and asked.observe:
-        waived.append("cost_cap_reached")
-        verdict = reserve(remove_caps(asked.legs), lambda leg: budget_row(rows, leg))
-    if isinstance(verdict, CapReached):
-        return _refuse_at_cap(asked, verdict)
-    answer = _check_approval(asked, rows)
+    waived: tuple[Outcome, ...] = ()
+    if asked.flaw is not None or asked.rate is not None:
+        for refusal in _find_refusals(asked, rows):
+            if not asked.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
+                return [_make_call_refusal(asked, *refusal)]
+            waived = (*waived, refusal[0])
+    held: tuple[Leg, ...] = ()
+    if asked.legs:
+        if has_past_window(asked.legs, rows.now):
+            return []
+        legs = lower_legs_to_policy(asked.legs, rows)
+        verdict = reserve(legs, find_spendable_budgets(rows, asked.kept, legs))
+        if isinstance(verdict, CapReached) and asked.observe:
+            waived = (*waived, "cost_cap_reached")
+            legs = remove_caps(asked.legs)
+            verdict = reserve(legs, [budget_row(rows, leg) for leg in legs])
+        if isinstance(verdict, CapReached):
+            return _refuse_at_cap(asked, verdict)
+        held = () if isinstance(verdict, MustWait) else verdict.legs
+    answer = ("", "") if asked.approval is None else _check_approval(asked, asked.approval, rows)
     if isinstance(answer, Draft):
         return [answer]
-    if answer is None or isinstance(verdict, MustWait):
+    if answer is None or (asked.legs and not held):
         return []
-    return [asked.draft(_make_call_intent(asked, answer, verdict, waived))]
+    return [asked.draft(_make_call_intent(asked, answer, held, waived))]
 
 
 def explain_halt(scopes: Iterable[str], session: str, rows: Rows) -> str | None:
@@ -259,10 +273,9 @@ def _find_refusals(asked: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, st
             )
 
 
-def _check_approval(asked: CallRequest, rows: Rows) -> tuple[str, str] | Draft | None:
+def _check_approval(asked: CallRequest, need: RequiredApproval, rows: Rows) -> tuple[str, str] | Draft | None:
     """The decision and person that approve the call; or the question, the refusal, or None to wait."""
-    need = asked.approval
-    if need is None or asked.observe:
+    if asked.observe:
         return ("", "")
     row = rows.get(DecisionRow, need.decision)
     rule = rows.get(RuleRow, need.rule) if need.rule else None
@@ -347,14 +360,14 @@ def _make_call_refusal(asked: CallRequest, outcome: Outcome, sentence: str, deci
 
 
 def _make_call_intent(
-    asked: CallRequest, answer: tuple[str, str], verdict: Reserved, waived: Sequence[Outcome]
+    asked: CallRequest, answer: tuple[str, str], held: tuple[Leg, ...], waived: tuple[Outcome, ...]
 ) -> AnyEvent:
     decision, decided_by = answer
     return CallStarted(
         call=asked.call,
         tool=asked.tool,
         purpose=asked.purpose,
-        legs=verdict.legs,
+        legs=held,
         level=asked.level,
         effect=asked.effect,
         idempotent=asked.idempotent,
@@ -367,7 +380,7 @@ def _make_call_intent(
         audit=asked.audit,
         parallel_group=asked.parallel_group,
         phase=asked.phase,
-        observed=tuple(waived),
+        observed=waived,
         writes=asked.writes,
     )
 

@@ -7,14 +7,16 @@ settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Final
 
 import msgspec
 
+from halter.core.clock import QUARTER
 from halter.core.events import CostCapReached, GuardrailTriggered, RequestRefused, RequestStarted
 from halter.core.ids import Digest
 from halter.core.money import (
+    BudgetRow,
     CapReached,
     Caps,
     Leg,
@@ -23,16 +25,15 @@ from halter.core.money import (
     RateReached,
     Reserved,
     Spender,
-    Unit,
     check_rate_legs,
-    has_past_window,
+    first_window_end,
     make_legs,
     make_rate_legs,
     reserve,
 )
 from halter.core.ports import Draft, Rows
-from halter.core.project import budget_row, rows_of_hold
-from halter.core.rows import HaltRow
+from halter.core.project import budget_key, budget_row, list_budget_rows
+from halter.core.rows import HoldRow
 from halter.core.usage import ModelPrices, Unpriced
 from halter.core.vocabulary import Outcome, Purpose, RowKey
 from halter.guard.judge import (
@@ -40,8 +41,9 @@ from halter.guard.judge import (
     Reserve,
     describe_cap_reached,
     explain_halt,
-    find_spendable_budget,
-    lower_caps_to_store,
+    find_spendable_budgets,
+    list_halt_rows,
+    lower_legs_to_policy,
     remove_caps,
 )
 
@@ -87,7 +89,8 @@ MODEL_RATE_GUARDRAIL: Final = "model_rate"
 class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything about one attempt that is known before any row is locked.
 
-    The refusal of an `optional` one is recorded, but ends no session. `paces` are the rates of its model.
+    The refusal of an `optional` one is recorded, but ends no session. `paces` are the rates of its model; `terms` say
+    where its amount is held, which follows from `caps` and `spender`.
     """
 
     request: str
@@ -109,65 +112,99 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     blob: Digest | None = None
     anonymized: Mapping[str, int] = {}
     paces: RateLimits = ()
+    terms: "HoldTerms | None" = None
 
     def at(self, now: int) -> "RequestAttempt":
         """The same request at a later time: windows have moved on."""
-        return msgspec.structs.replace(self, now=now)
-
-    def legs(self, usd: int, tokens: int) -> tuple[Leg, ...]:
-        return make_legs(self.caps, self.spender, self.now, usd=usd, tokens=tokens)
+        if now // QUARTER == self.now // QUARTER:
+            return self
+        return msgspec.structs.replace(self, now=now, terms=None)
 
     @cached_property
-    def everywhere(self) -> tuple[Leg, ...]:
-        """Every account that an amount may be held in: the smallest amount touches all of them."""
-        return self.legs(1, 1)
+    def hold(self) -> "HoldTerms":
+        return self.terms or compile_hold_terms(self.caps, self.spender, self.now // QUARTER)
 
     def least_output(self) -> int:
         """The shortest answer worth making the request for."""
         return min(self.min_output_tokens, self.max_output_tokens)
 
 
+class HoldTerms(msgspec.Struct, frozen=True):
+    """Where a request's amount is held: every account with its row, and when the first of their windows ends."""
+
+    legs: tuple[Leg, ...]
+    rows: tuple[RowKey, ...]
+    ends_at: int | None
+
+
+@lru_cache(maxsize=4096)
+def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
+    """Work out where a session's amounts are held, for a quarter of an hour: no window begins or ends within one."""
+    # The smallest amount touches every account.
+    legs = make_legs(caps, spender, quarter * QUARTER, usd=1, tokens=1)
+    return HoldTerms(legs, tuple(list_budget_rows(legs)), first_window_end(legs))
+
+
 def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    halts: list[RowKey] = [(HaltRow, (scope,)) for scope in asking.scopes]
-    return [*halts, *rows_of_hold(asking.request, (*asking.everywhere, *make_rate_legs(asking.paces, asking.now, 1)))]
+    keys: list[RowKey] = [*list_halt_rows(asking.scopes), (HoldRow, (asking.request,)), *asking.hold.rows]
+    if asking.paces:
+        keys += map(budget_key, make_rate_legs(asking.paces, asking.now, 1))
+    return keys
 
 
 def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
-    caps = lower_caps_to_store(asking.caps, rows)
-    asking = asking if caps is asking.caps else msgspec.structs.replace(asking, caps=caps)
     halt = explain_halt(asking.scopes, asking.spender.session, rows)
     if halt is not None:
         return [_make_request_refusal(asking, "external_halt", halt)]
-    waived: list[Outcome] = []
-    for refusal in _find_refusals(asking, rows):
-        if not asking.observe:
-            return [_make_request_refusal(asking, *refusal)]
-        waived.append(refusal[0])
-    if has_past_window(asking.everywhere, rows.now):
+    legs = lower_legs_to_policy(asking.hold.legs, rows)
+    budgets = find_spendable_budgets(rows, asking.kept, legs)
+    usd, tokens = _least_unspent(legs, budgets)
+    waived: tuple[Outcome, ...] = ()
+    if asking.flaw is not None or isinstance(asking.rates, Unpriced):
+        for refusal in _find_refusals(asking, usd):
+            if not asking.observe:
+                return [_make_request_refusal(asking, *refusal)]
+            waived = (*waived, refusal[0])
+    ends_at = asking.hold.ends_at
+    if ends_at is not None and ends_at <= rows.now:
         return []
-    fitting = _fit_output(asking, rows)
-    verdict = _reserve_budget(asking, asking.legs(fitting.usd, fitting.tokens), rows)
+    fitting = _fit_output(asking, usd, tokens, rows.now)
+    verdict = _reserve_budget(legs, budgets, fitting)
     if asking.observe:
         if isinstance(verdict, CapReached):
-            waived.append("cost_cap_reached")
+            waived = (*waived, "cost_cap_reached")
         fitting = _bound_attempt(asking, asking.max_output_tokens, rows.now, left=None)
-        verdict = _reserve_budget(asking, remove_caps(asking.legs(fitting.usd, fitting.tokens)), rows)
-    match verdict:
-        case Reserved():
-            return _admit_at_rate(asking, _make_request_intent(asking, verdict, fitting, waived), fitting.tokens, rows)
-        case CapReached():
-            return _refuse_at_cap(asking, verdict)
-        case MustWait():
-            return []
+        verdict = _reserve_budget(remove_caps(legs), budgets, fitting)
+    if isinstance(verdict, Reserved):
+        return _admit_at_rate(asking, _make_request_intent(asking, verdict, fitting, waived), fitting.tokens, rows)
+    return _refuse_at_cap(asking, verdict) if isinstance(verdict, CapReached) else []
+
+
+def _least_unspent(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> tuple[int | None, int | None]:
+    """The dollars and the tokens that the tightest cap leaves; None where no cap binds."""
+    usd: int | None = None
+    tokens: int | None = None
+    for leg, budget in zip(legs, budgets, strict=True):
+        cap = budget.cap if budget.cap_by else leg.cap
+        if cap is None:
+            continue
+        left = cap - budget.spent
+        if leg.unit == "usd":
+            usd = left if usd is None or left < usd else usd
+        else:
+            tokens = left if tokens is None or left < tokens else tokens
+    return usd, tokens
 
 
 def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, rows: Rows) -> Sequence[Draft]:
     """Admit a request that fits this minute by the store's clock; otherwise it waits and holds nothing."""
+    if not asking.paces:
+        return [Draft(intent, asking.body, asking.blob)]
     verdict = check_rate_legs(make_rate_legs(asking.paces, rows.now, tokens), partial(budget_row, rows))
     match verdict:
         case Reserved(legs=more):
-            held = msgspec.structs.replace(intent, legs=(*intent.legs, *more)) if more else intent
+            held = msgspec.structs.replace(intent, legs=(*intent.legs, *more))
             return [Draft(held, asking.body, asking.blob)]
         case RateReached() if asking.optional:
             return [_make_request_refusal(asking, "rate_limited", verdict.sentence)]
@@ -181,27 +218,19 @@ def _admit_at_rate(asking: RequestAttempt, intent: RequestStarted, tokens: int, 
             return []
 
 
-def _find_refusals(asking: RequestAttempt, rows: Rows) -> Iterable[tuple[Outcome, str]]:
-    """R6: the reasons against the request, the first one first."""
+def _find_refusals(asking: RequestAttempt, usd: int | None) -> Iterable[tuple[Outcome, str]]:
+    """R6: the reasons against the request, the first one first. `usd` is what caps leave, if any binds."""
     if asking.flaw is not None:
         yield asking.flaw
-    if isinstance(asking.rates, Unpriced) and _least_unspent(asking, rows, "usd") is not None:
+    if isinstance(asking.rates, Unpriced) and usd is not None:
         yield ("disabled", asking.rates.sentence)
 
 
-def _least_unspent(asking: RequestAttempt, rows: Rows, unit: Unit) -> int | None:
-    legs = [leg for leg in asking.everywhere if leg.unit == unit]
-    budgets = [(leg, find_spendable_budget(rows, asking.kept, leg)) for leg in legs]
-    caps = [(budget.binding(leg.cap), budget.spent) for leg, budget in budgets]
-    return min([cap - spent for cap, spent in caps if cap is not None], default=None)
-
-
-def _fit_output(asking: RequestAttempt, rows: Rows) -> Estimate:
+def _fit_output(asking: RequestAttempt, usd: int | None, tokens: int | None, at: int) -> Estimate:
     most = asking.max_output_tokens
-    tokens = _least_unspent(asking, rows, "tokens")
     if tokens is not None:
         most = max(asking.least_output(), min(most, tokens - asking.input_tokens))
-    return _bound_attempt(asking, most, rows.now, _least_unspent(asking, rows, "usd"))
+    return _bound_attempt(asking, most, at, usd)
 
 
 def _bound_attempt(asking: RequestAttempt, most: int, at: int, left: int | None) -> Estimate:
@@ -215,8 +244,18 @@ def _bound_attempt(asking: RequestAttempt, most: int, at: int, left: int | None)
     return found
 
 
-def _reserve_budget(asking: RequestAttempt, held: Sequence[Leg], rows: Rows) -> Reserved | MustWait | CapReached:
-    return reserve(held, partial(find_spendable_budget, rows, asking.kept))
+def _reserve_budget(
+    legs: Sequence[Leg], budgets: Sequence[BudgetRow], fitting: Estimate
+) -> Reserved | MustWait | CapReached:
+    """Spread an amount over its accounts; nothing is held where there is nothing to hold."""
+    held: list[Leg] = []
+    found: list[BudgetRow] = []
+    for leg, budget in zip(legs, budgets, strict=True):
+        amount = fitting.usd if leg.unit == "usd" else fitting.tokens
+        if amount:
+            held.append(Leg(leg.scope, leg.window, leg.unit, leg.cap, amount))
+            found.append(budget)
+    return reserve(held, found)
 
 
 def _refuse_at_cap(asking: RequestAttempt, verdict: CapReached) -> Sequence[Draft]:
@@ -235,7 +274,7 @@ def _make_request_refusal(asking: RequestAttempt, outcome: Outcome, sentence: st
 
 
 def _make_request_intent(
-    asking: RequestAttempt, verdict: Reserved, fitting: Estimate, waived: Sequence[Outcome]
+    asking: RequestAttempt, verdict: Reserved, fitting: Estimate, waived: tuple[Outcome, ...]
 ) -> RequestStarted:
     return RequestStarted(
         request=asking.request,
@@ -243,6 +282,6 @@ def _make_request_intent(
         purpose=asking.purpose,
         legs=verdict.legs,
         max_output_tokens=fitting.max_output_tokens,
-        observed=tuple(waived),
+        observed=waived,
         anonymized=asking.anonymized,
     )

@@ -7,6 +7,7 @@ in the way.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final, cast
 
 import msgspec
@@ -17,16 +18,16 @@ from halter.core.effect_events import UnheldCost
 from halter.core.ids import FLEET, Digest, StreamId, may_decide, session_of, session_stream
 from halter.core.money import (
     COLD_START_COST,
+    LARGEST_AMOUNT,
     SAMPLES_KEPT,
     Account,
     Charge,
     CostForecast,
     compute_cap_overrun,
     forecast_cost,
-    is_plausible_amount,
     settle,
 )
-from halter.core.ports import Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
+from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
 from halter.core.project import budget_key, budget_row, rows_of_event, rows_of_hold
 from halter.core.rows import AuditRow, DecisionRow, HoldRow
 from halter.core.tools import JournalEffect
@@ -56,17 +57,26 @@ class ActualResult(msgspec.Struct, frozen=True):
     happened: tuple[JournalEffect, ...] = ()
 
 
+class Settlement(msgspec.Struct, frozen=True):
+    """What was charged, whether a cap was passed by it, and the commit; a deferred one has no events yet."""
+
+    usd: int
+    tokens: int
+    overrun: bool = False
+    committed: Committed = Committed(())
+
+
 def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence[Draft]:
     """Settle exactly once, at the true cost, with an incident for each cap that it passed."""
     if flight.legs and rows.get(HoldRow, flight.id) is None:
         return []
     charge = _compute_charge(flight, truth, rows)
-    incidents = [Draft(ev.OverrunIncurred.by(flight.id, over)) for over in (charge.overruns if charge else ())]
-    return [
-        Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob),
-        *incidents,
-        *(_draft_effects(truth, rows) if truth.happened else ()),
-    ]
+    drafts = [Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob)]
+    if charge is not None and charge.overruns:
+        drafts += [Draft(ev.OverrunIncurred.by(flight.id, over)) for over in charge.overruns]
+    if truth.happened:
+        drafts += _draft_effects(truth, rows)
+    return drafts
 
 
 def _list_effect_rows(happened: Sequence[JournalEffect]) -> Iterator[RowKey]:
@@ -99,20 +109,22 @@ def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge
 
 def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int, int]:
     """Dollars and tokens to charge: as reported, or as held where no plausible figure was reported."""
-    held = flight.most()
-    usd = truth.usd if truth.usd is not None and is_plausible_amount(truth.usd) else held.usd
-    tokens = truth.tokens if truth.tokens is not None and is_plausible_amount(truth.tokens) else held.tokens
+    usd, tokens = truth.usd, truth.tokens
+    if usd is None or not 0 <= usd <= LARGEST_AMOUNT:
+        usd = flight.most().usd
+    if tokens is None or not 0 <= tokens <= LARGEST_AMOUNT:
+        tokens = flight.most().tokens
     return usd, tokens
 
 
-def settles_within_hold(flight: InFlight, truth: ActualResult) -> bool:
+def settles_within_hold(flight: InFlight, truth: ActualResult, usd: int, tokens: int) -> bool:
     """Whether the result of settling is known without reading rows: it succeeded within its hold."""
     if truth.outcome != "ok" or truth.happened:
         return False
-    usd, tokens = compute_charged_amounts(flight, truth)
-    if not flight.legs:
-        return not usd
-    return all((usd if leg.unit == "usd" else tokens) <= leg.amount for leg in flight.legs)
+    for leg in flight.legs:
+        if (usd if leg.unit == "usd" else tokens) > leg.amount:
+            return False
+    return bool(flight.legs) or not usd
 
 
 def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | None) -> ev.AnyEvent:
@@ -175,6 +187,16 @@ def _exceeds_carved_cap(cap: int | None, carved: HoldRow, account: Account) -> b
     return any(leg.unit == account.unit and (cap is None or cap > leg.amount) for leg in carved.taken())
 
 
+def _list_settled_rows(flight: InFlight, truth: ActualResult, usd: int) -> Sequence[RowKey]:
+    """The rows that settling reads or changes; a call without a hold or a cost has at most its line of the audit."""
+    rows = flight.rows
+    if not rows and (flight.legs or usd):
+        rows = rows_of_hold(flight.id, flight.legs or flight.accounts)
+    if truth.audited:
+        rows = (*rows, (AuditRow, (flight.id,)))
+    return (*rows, *_list_effect_rows(truth.happened)) if truth.happened else rows
+
+
 class Ledger:
     def __init__(self, store: Store, clock: Clock, patience: int = BUDGET_WAIT) -> None:
         self._store = store
@@ -196,19 +218,21 @@ class Ledger:
 
         If other holds are in the way, decide again when one settles; None when they stay for longer than `patience`.
         """
-        deadline = self._clock.now() + patience
+        now = self._clock.now()
+        deadline = now + patience
         while True:
-            write = intent(self._clock.now())
+            write = intent(now)
             joined = self._joined(write)
             committed = await self._store.commit(joined)
             if joined is not write:
                 self._wrote(joined)
             if committed.events:
                 return committed
-            left = deadline - self._clock.now()
-            if left <= 0:
+            now = self._clock.now()
+            if now >= deadline:
                 return None
-            await self.until_freed(min(left, LONGEST_BUDGET_POLL))
+            await self.until_freed(min(deadline - now, LONGEST_BUDGET_POLL))
+            now = self._clock.now()
 
     def _joined(self, write: Write) -> Write:
         before = None if write.lease is None else self._put_off.get(write.lease)
@@ -217,7 +241,8 @@ class Ledger:
     def _wrote(self, joined: Write) -> None:
         if joined.lease is not None and self._put_off.get(joined.lease) is joined.first:
             del self._put_off[joined.lease]
-        self._let_next_try()
+        if self._waiting:
+            self._let_next_try()
 
     def put_off(self, lease: Lease, write: Write) -> None:
         """Defer a write into the session's next commit."""
@@ -234,31 +259,33 @@ class Ledger:
             await self._store.commit(before)
             self._let_next_try()
 
-    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult, *, goes_on: bool = False) -> Committed:
+    async def settle(self, lease: Lease, flight: InFlight, truth: ActualResult, *, goes_on: bool = False) -> Settlement:
         """Commit the outcome with its true cost, and wake a waiter for money.
 
         If the session `goes_on` and the result is certain, defer it into the session's next write: both are durable
         before anything else acts.
         """
-        if truth.body is not None:
+        if truth.body is not None and len(truth.body) > BLOB_THRESHOLD:
             body, blob = await offload_body(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
-        legs = flight.legs or flight.accounts
-        reads = [*rows_of_hold(flight.id, legs), *([(AuditRow, (flight.id,))] if truth.audited else [])]
+        usd, tokens = compute_charged_amounts(flight, truth)
         write = Write(
             session_stream(lease.session),
             f"{flight.id}/settled/{flight.seq}",
-            lambda rows: settle_flight(flight, truth, rows),
-            [*reads, *_list_effect_rows(truth.happened)] if truth.happened else reads,
+            partial(settle_flight, flight, truth),
+            _list_settled_rows(flight, truth, usd),
             lease,
-            tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream)),
+            tuple(dict.fromkeys(StreamId(each.stream) for each in truth.happened if each.stream))
+            if truth.happened
+            else (),
         )
-        if goes_on and settles_within_hold(flight, truth):
+        if goes_on and settles_within_hold(flight, truth, usd, tokens):
             self.put_off(lease, write)
-            return Committed(())
+            return Settlement(usd, tokens)
         committed = await self.commit(write)
         self._let_next_try()
-        return committed
+        overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in committed.events)
+        return Settlement(usd, tokens, overrun, committed)
 
     async def settle_in_doubt(self, lease: Lease, flights: Sequence[InFlight]) -> None:
         """Settle what a crash left unanswered at its maximum: it may have been spent."""

@@ -22,25 +22,25 @@ from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable
 from halter.core.ids import StreamId, session_stream
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, TextListener
-from halter.core.money import Charge, find_rate_limits, is_plausible_amount, list_accounts
-from halter.core.ports import Committed, Lease, Store, Write, offload_body, read_body
+from halter.core.money import Charge, is_plausible_amount, list_accounts
+from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
 from halter.core.text import to_body
 from halter.core.tools import Permit
-from halter.core.usage import ModelPrices, PriceTable, Unpriced, Usage, runs_locally
-from halter.core.vocabulary import Outcome, Purpose
+from halter.core.usage import ModelPrices, PriceTable, Unpriced, Usage
+from halter.core.vocabulary import Outcome, Purpose, RowKey
 from halter.guard.halts import (
     LONGEST_ERROR,
-    Halted,
     HaltWatch,
     RateUsedUp,
+    SessionCancelled,
     StillHeld,
+    Stopped,
     find_outcome,
     run_shielded,
-    wait_unless_halted,
 )
 from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
-from halter.guard.ledger import ActualResult, Ledger, compute_charged_amounts
-from halter.guard.prepare import SessionContext
+from halter.guard.ledger import ActualResult, Ledger
+from halter.guard.prepare import RequestTerms, SessionContext
 from halter.redaction.anonymize import AnonymizedPrompt, StreamRehydrator, anonymize_prompt, rehydrate_reply
 from halter.redaction.redact import PromptMasker, Redact, mask_reply, mask_text
 from halter.state.session import InFlight, track_request
@@ -122,6 +122,9 @@ MODEL_REQUEST_TIMEOUT: Final = 10 * MINUTE
 OUTCOME_UNKNOWN: Final = "It is unknown whether the model answered."
 
 _NO_SECRETS: Final = MappingProxyType[str, str]({})
+_NO_VALUES: Final = MappingProxyType[str, str]({})
+_NO_COUNTS: Final[Mapping[str, int]] = {}
+_ENCODE: Final = msgspec.json.Encoder().encode
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,16 +191,16 @@ class AdmittedRequest(msgspec.Struct, frozen=True):
 
 
 class _RequestInFlight(msgspec.Struct, frozen=True):
-    """A request in flight, with its price and the values of its placeholders."""
+    """A request in flight: its price, its permit, and the values of its placeholders."""
 
     lease: Lease
-    admitted: AdmittedRequest
+    flight: InFlight
+    request: ModelRequest
+    max_output_tokens: int
     rates: ModelPrices | Unpriced
     began: int
     permit: Permit
     values: Mapping[str, str]
-    nonce: str
-    goes_on: bool
 
 
 class UsageReport(msgspec.Struct, frozen=True):
@@ -239,104 +242,130 @@ class ModelDoor:
         waited: int = 0,
     ) -> RequestOutcome:
         """Admit a request or refuse it; the outcome is in the journal when this returns."""
+        now = self._clock.now()
+        terms = standing.terms_of_model(model, self._prices, now)
         prompt = self._masks.prompt(lease, request.prompt)
-        hidden = anonymize_for_model(standing, prompt, model)
-        asking = await self._asking(standing, request, prompt, hidden, model, attempt)
-        admitted = await self._admit(lease, asking, waited)
+        hidden = hide_personal_data(standing, prompt, terms)
+        asking = await self._make_attempt(standing, terms, request, prompt, hidden, attempt, now)
+        admitted = await self._admit(lease, asking, terms, waited)
         if not isinstance(admitted, AdmittedRequest):
             return admitted
-        began, goes_on = self._clock.now(), request.goes_on
+        began = self._clock.now()
         permit = Permit(admitted.flight.id, began + request.timeout, _NO_SECRETS)
-        flying = _RequestInFlight(lease, admitted, asking.rates, began, permit, hidden.values, request.nonce, goes_on)
-        sent = msgspec.structs.replace(hidden.prompt, max_output_tokens=admitted.max_output_tokens)
-        return await self._spoken(flying, request, lambda hear: model.ask(sent, permit, hear), asking.scopes)
+        flying = _RequestInFlight(
+            lease,
+            admitted.flight,
+            request,
+            admitted.max_output_tokens,
+            terms.rates,
+            began,
+            permit,
+            _NO_VALUES if hidden is None else hidden.values,
+        )
+        sent = prompt if hidden is None else hidden.prompt
+        if sent.max_output_tokens != admitted.max_output_tokens:
+            sent = msgspec.structs.replace(sent, max_output_tokens=admitted.max_output_tokens)
+        if request.listen is None:
+            return await self._answer(flying, model.ask(sent, permit, None), standing.scopes)
+        return await self._stream(flying, request.listen, lambda hear: model.ask(sent, permit, hear), standing.scopes)
 
-    async def _spoken(
+    async def _stream(
         self,
         flying: _RequestInFlight,
-        request: ModelRequest,
-        ask: Callable[[TextListener | None], Coroutine[Any, Any, Reply]],
+        listen: ChunkListener,
+        ask: Callable[[TextListener], Coroutine[Any, Any, Reply]],
         scopes: tuple[str, ...],
     ) -> AnsweredRequest | FailedRequest:
-        """Wait for the answer and stream it to the listener, who always receives its end."""
-        if request.listen is None:
-            return await self._answer(flying, asyncio.create_task(ask(None)), scopes, request.timeout)
+        """Stream the answer to the listener, who always receives its end."""
         mask = RehydratingMask(self._stream_mask(), flying.values) if flying.values else self._stream_mask()
-        voice = AnswerStream(flying.admitted.flight.id, request.listen, mask, discards=request.discards)
+        voice = AnswerStream(flying.flight.id, listen, mask, discards=flying.request.discards)
         whole = False
         try:
-            answer = await self._answer(flying, asyncio.create_task(ask(voice.hear)), scopes, request.timeout)
+            answer = await self._answer(flying, ask(voice.hear), scopes)
             whole = isinstance(answer, AnsweredRequest)
             return answer
         finally:
             voice.finish(whole=whole)
 
-    async def _asking(
+    async def _make_attempt(
         self,
         standing: SessionContext,
+        terms: RequestTerms,
         request: ModelRequest,
         prompt: Prompt,
-        hidden: AnonymizedPrompt,
-        model: Model,
+        hidden: AnonymizedPrompt | None,
         attempt: int,
+        now: int,
     ) -> RequestAttempt:
         """Collect what the judge needs; the full prompt is recorded, not only what is sent."""
-        policy = standing.policy
         record = msgspec.json.encode(prompt) if request.record is None else to_body(self._redact(request.record))
-        body, blob = await offload_body(self._store, record)
+        body, blob = (record, None) if len(record) <= BLOB_THRESHOLD else await offload_body(self._store, record)
+        if request.input_tokens is None:
+            tokens = terms.model.count(prompt if hidden is None else hidden.prompt)
+        else:
+            # Placeholders may be longer than their values.
+            tokens = request.input_tokens + (0 if hidden is None else hidden.growth)
         return RequestAttempt(
             request=f"{request.id}/{attempt}",
-            model=str(model.name),
+            model=terms.name,
             purpose=request.purpose,
             spender=standing.spender,
             caps=standing.caps,
-            now=self._clock.now(),
-            rates=self._prices.find(model.name, model.base_url),
-            # Placeholders may be longer than their values.
-            input_tokens=(
-                model.count(hidden.prompt) if request.input_tokens is None else request.input_tokens + hidden.growth
-            ),
+            now=now,
+            rates=terms.rates,
+            input_tokens=tokens,
             max_output_tokens=prompt.max_output_tokens,
-            min_output_tokens=policy.min_output_tokens,
+            min_output_tokens=standing.policy.min_output_tokens,
             scopes=standing.scopes,
             kept=standing.kept,
-            flaw=find_model_flaw(standing, str(model.name)),
+            flaw=terms.flaw,
             optional=request.optional,
-            observe=policy.observe,
+            observe=standing.policy.observe,
             body=body,
             blob=blob,
-            anonymized=hidden.counts,
-            paces=find_rate_limits(standing.rates, str(model.name)),
+            anonymized=_NO_COUNTS if hidden is None else hidden.counts,
+            paces=terms.paces,
+            terms=terms.hold,
         )
 
-    async def _admit(self, lease: Lease, asking: RequestAttempt, waited: int) -> AdmittedRequest | RequestOutcome:
+    async def _admit(
+        self, lease: Lease, asking: RequestAttempt, terms: RequestTerms, waited: int
+    ) -> AdmittedRequest | RequestOutcome:
         """Decide in one short transaction, again while other holds are in the way.
 
         Each wait for a rate is a decision of its own, which is read again after a crash.
         """
         stream, now_asking = session_stream(lease.session), asking
+        rows: list[RowKey] = []
 
         def intent(now: int) -> Write:
-            nonlocal now_asking
+            nonlocal now_asking, rows
             now_asking = asking.at(now)
-            key = f"{asking.request}/asked" + (f"/{waited}" if waited else "")
-            return Write(stream, key, partial(judge_attempt, now_asking), list_request_rows(now_asking), lease)
+            rows = list_request_rows(now_asking)
+            key = f"{asking.request}/asked/{waited}" if waited else f"{asking.request}/asked"
+            return Write(stream, key, partial(judge_attempt, now_asking), rows, lease)
 
         while True:
-            committed = await self._ledger.commit_intent(intent, 0 if asking.optional else self._patience)
+            patience = 0 if asking.optional else self._patience
+            committed = await self._ledger.commit_intent(intent, patience)
             if committed is None:
                 return StillHeld(asking.request)
+            started = committed.events[0].event
+            if isinstance(started, ev.RequestStarted):
+                where = terms.accounts
+                if now_asking is not asking:
+                    where = list_accounts(asking.caps, asking.spender, now_asking.now)
+                flight = track_request(started, committed.events[0], where, tuple(rows[len(asking.scopes) :]))
+                admitted = AdmittedRequest(flight, started.max_output_tokens)
+                before = await self._settled_before(stream, admitted, committed, lease) if committed.repeated else None
+                return before or admitted
             answer = read_request_admission(committed)
-            if isinstance(answer, ev.GuardrailTriggered):
-                until = answer.until or 0
-                if not committed.repeated or until > self._clock.now():
-                    return RateUsedUp(asking.request, until, waited)
-                waited += 1
-                continue
-            if isinstance(answer, AdmittedRequest):
-                before = await self._settled_before(stream, answer, committed, lease) if committed.repeated else None
-                return before or _with_accounts(answer, now_asking)
-            return answer
+            if not isinstance(answer, ev.GuardrailTriggered):
+                return answer
+            until = answer.until or 0
+            if not committed.repeated or until > self._clock.now():
+                return RateUsedUp(asking.request, until, waited)
+            waited += 1
 
     async def _settled_before(
         self, stream: StreamId, admitted: AdmittedRequest, committed: Committed, lease: Lease
@@ -353,51 +382,61 @@ class ModelDoor:
         return None
 
     async def _answer(
-        self, flying: _RequestInFlight, acting: asyncio.Future[Reply], scopes: tuple[str, ...], allowed: int
+        self, flying: _RequestInFlight, asks: Coroutine[Any, Any, Reply], scopes: tuple[str, ...]
     ) -> AnsweredRequest | FailedRequest:
         """Wait for the model and settle, also when halted, timed out or cancelled."""
+        name = flying.flight.name
         try:
-            reply = await wait_unless_halted(self._halts, scopes, acting, allowed)
-        except asyncio.CancelledError:
-            stopped = self._cut(flying, acting, "cancelled", "CancelledError: the session was cancelled")
+            reply = await self._halts.run(asks, scopes, flying.request.timeout, name)
+        except asyncio.CancelledError as stop:
+            left = stop.left if isinstance(stop, SessionCancelled) else None
+            stopped = self._cut(flying, left, "cancelled", "CancelledError: the session was cancelled")
             await run_shielded(self._failed(flying, stopped))
             raise
-        except TimeoutError:
-            late = f"TimeoutError: {flying.admitted.flight.name} took longer than it may"
-            truth = msgspec.structs.replace(self._cut(flying, acting, "timeout", late), may_retry=True)
-            return await self._failed(flying, truth)
-        except Halted as word:
-            return await self._failed(flying, self._cut(flying, acting, "external_halt", str(word)))
+        except Stopped as stop:
+            truth = self._cut(flying, stop.left, stop.outcome, str(stop))
+            return await self._failed(flying, msgspec.structs.replace(truth, may_retry=stop.outcome == "timeout"))
+        except TimeoutError as late:
+            truth = self._cut(flying, late, "timeout", f"TimeoutError: {name} took longer than it may")
+            return await self._failed(flying, msgspec.structs.replace(truth, may_retry=True))
         except ModelError as error:
             return await self._failed(flying, self._refused(flying, error))
         if not _is_plausible_usage(reply.usage):
             # No store could keep such a report.
             reply = msgspec.structs.replace(reply, usage=None)
-        meant = rehydrate_reply(reply, flying.values, flying.nonce)
-        return await self._answered(flying, mask_reply(meant, self._redact))
+        if flying.values:
+            reply = rehydrate_reply(reply, flying.values, flying.request.nonce)
+        return await self._answered(flying, mask_reply(reply, self._redact))
 
     async def _answered(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
-        truth = _price_usage(flying, UsageReport(reply.usage), ActualResult("ok", body=msgspec.json.encode(reply)))
-        flight = flying.admitted.flight
-        settled = await self._ledger.settle(flying.lease, flight, truth, goes_on=flying.goes_on)
-        overrun = any(isinstance(stored.event, ev.OverrunIncurred) for stored in settled.events)
-        usd, tokens = compute_charged_amounts(flight, truth)
-        return AnsweredRequest(flight.id, reply, usd, flying.admitted.max_output_tokens, overrun, tokens)
+        usage, usd, tokens = reply.usage, None, None
+        if usage is not None:
+            usd = None if isinstance(flying.rates, Unpriced) else flying.rates.cost(usage, flying.began)
+            tokens = usage.uncached
+        truth = ActualResult("ok", usd, tokens, usage, _ENCODE(reply))
+        settled = await self._ledger.settle(flying.lease, flying.flight, truth, goes_on=flying.request.goes_on)
+        return AnsweredRequest(
+            flying.flight.id, reply, settled.usd, flying.max_output_tokens, settled.overrun, settled.tokens
+        )
 
     async def _failed(self, flying: _RequestInFlight, truth: ActualResult) -> FailedRequest:
-        flight = flying.admitted.flight
-        await self._ledger.settle(flying.lease, flight, truth)
-        usd, tokens = compute_charged_amounts(flight, truth)
-        return FailedRequest(flight.id, truth.outcome, truth.error, usd, truth.may_retry, truth.retry_after, tokens)
+        settled = await self._ledger.settle(flying.lease, flying.flight, truth)
+        return FailedRequest(
+            flying.flight.id,
+            truth.outcome,
+            truth.error,
+            settled.usd,
+            truth.may_retry,
+            truth.retry_after,
+            settled.tokens,
+        )
 
-    def _cut(
-        self, flying: _RequestInFlight, acting: asyncio.Future[Reply], outcome: Outcome, error: str
-    ) -> ActualResult:
+    def _cut(self, flying: _RequestInFlight, left: object, outcome: Outcome, error: str) -> ActualResult:
         """A stopped request costs nothing if it was never sent, otherwise at most its hold."""
         truth = ActualResult(outcome, error=mask_text(error, self._redact)[:LONGEST_ERROR])
         if flying.permit.unsent:
             return msgspec.structs.replace(truth, usd=0, tokens=0)
-        return _price_usage(flying, read_usage_report(acting), truth)
+        return _price_usage(flying, read_usage_report(left), truth)
 
     def _refused(self, flying: _RequestInFlight, error: ModelError) -> ActualResult:
         truth = ActualResult(
@@ -411,29 +450,18 @@ class ModelDoor:
         return _price_usage(flying, UsageReport(error.usage, final=error.final), truth)
 
 
-def anonymize_for_model(standing: SessionContext, prompt: Prompt, model: Model) -> AnonymizedPrompt:
-    """Hide personal data from a model; one on this machine sees everything."""
-    if standing.anonymize is None or runs_locally(model.name, model.base_url):
-        return AnonymizedPrompt(prompt, {}, {})
+def hide_personal_data(standing: SessionContext, prompt: Prompt, terms: RequestTerms) -> AnonymizedPrompt | None:
+    """Hide personal data from a model, if the policy says so; one on this machine sees everything."""
+    if standing.anonymize is None or terms.local:
+        return None
     return anonymize_prompt(prompt, standing.anonymize.salt or standing.session, standing.anonymize.names)
 
 
-def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
-    policy = standing.policy
-    if policy.allows_model(model):
-        return None
-    allowed = ", ".join(policy.allowed_models or ()) or "none"
-    sentence = f"{model} may not be asked by {standing.agent}: `allowed_models` has {allowed}."
-    return ("disabled", sentence)
-
-
-def read_usage_report(acting: asyncio.Future[Reply]) -> UsageReport:
-    if not acting.done() or acting.cancelled():
-        return UsageReport(None)
-    failure = acting.exception()
-    if failure is None:
-        return UsageReport(acting.result().usage)
-    return UsageReport(failure.usage, final=failure.final) if isinstance(failure, ModelError) else UsageReport(None)
+def read_usage_report(left: object) -> UsageReport:
+    """What a stopped request reported before its end."""
+    if isinstance(left, Reply):
+        return UsageReport(left.usage)
+    return UsageReport(left.usage, final=left.final) if isinstance(left, ModelError) else UsageReport(None)
 
 
 def _is_plausible_usage(usage: Usage | None) -> bool:
@@ -447,16 +475,11 @@ def _price_usage(flying: _RequestInFlight, report: UsageReport, truth: ActualRes
         return truth
     if not report.final:
         # A cut-off answer counts as the longest possible: hidden reasoning is billed, and reported only at the end.
-        most = max(usage.output_tokens, flying.admitted.max_output_tokens)
+        most = max(usage.output_tokens, flying.max_output_tokens)
         usage = msgspec.structs.replace(usage, output_tokens=most)
     rates = flying.rates
     usd = None if isinstance(rates, Unpriced) else rates.cost(usage, flying.began)
     return msgspec.structs.replace(truth, usd=usd, tokens=usage.uncached, usage=usage)
-
-
-def _with_accounts(admitted: AdmittedRequest, asking: RequestAttempt) -> AdmittedRequest:
-    where = list_accounts(asking.caps, asking.spender, asking.now)
-    return msgspec.structs.replace(admitted, flight=msgspec.structs.replace(admitted.flight, accounts=where))
 
 
 def restore_request_outcome(

@@ -1,21 +1,38 @@
-"""Prepare a call for the judge: everything that can be known before a row is locked."""
+"""Prepare a call for the judge: everything that can be known before a row is locked.
+
+What follows from the session's context alone is worked out once, as the terms of a tool or of a model, and again when
+the context or a window changes.
+"""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from halter.core.messages import AnonymizationPolicy
-from halter.core.money import Cap, Caps, RateLimit, Spender, list_accounts, make_legs
+from halter.core.clock import QUARTER
+from halter.core.messages import AnonymizationPolicy, Model
+from halter.core.money import (
+    Cap,
+    Caps,
+    Leg,
+    RateLimit,
+    RateLimits,
+    Spender,
+    find_rate_limits,
+    list_accounts,
+    make_legs,
+)
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
 from halter.core.text import clean
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, find_secret_names
-from halter.core.vocabulary import Outcome, Purpose
+from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
+from halter.core.vocabulary import Audit, Outcome, Purpose
 from halter.guard.approvals import digest_approval, matches_rule, read_standing_rule
 from halter.guard.judge import (
+    AttemptRate,
     CallRequest,
     RequiredApproval,
     Reserve,
@@ -25,6 +42,7 @@ from halter.guard.judge import (
     needs_approval,
     needs_risk_assessment,
 )
+from halter.guard.judge_request import HoldTerms, compile_hold_terms
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -87,6 +105,30 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
             return caps
         return msgspec.structs.replace(caps, tokens_per_hour=self.tokens_per_hour)
 
+    @cached_property
+    def _tool_terms(self) -> dict[str, "ToolTerms"]:
+        return {}
+
+    @cached_property
+    def _request_terms(self) -> dict[int, "RequestTerms"]:
+        return {}
+
+    def terms_of_tool(self, spec: ToolSpec, now: int) -> "ToolTerms":
+        """What calls of a tool have in common here, worked out once for a quarter of an hour."""
+        known = self._tool_terms.get(spec.name)
+        if known is not None and known.spec is spec and known.quarter == now // QUARTER:
+            return known
+        made = self._tool_terms[spec.name] = compile_tool_terms(self, spec, now // QUARTER)
+        return made
+
+    def terms_of_model(self, model: Model, prices: PriceTable, now: int) -> "RequestTerms":
+        """What requests to a model have in common here, worked out once for a quarter of an hour."""
+        known = self._request_terms.get(id(model))
+        if known is not None and known.model is model and known.quarter == now // QUARTER:
+            return known
+        made = self._request_terms[id(model)] = compile_request_terms(self, model, prices, now // QUARTER)
+        return made
+
     def within(self, usd: int, spent: int) -> "SessionContext":
         """Narrow the context: after `spent`, spend at most `usd` more."""
         caps = self.policy.caps
@@ -99,6 +141,79 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
     def scopes(self) -> tuple[str, ...]:
         trigger = (f"trigger:{self.trigger}",) if self.trigger else ()
         return (f"session:{self.session}", *trigger, f"agent:{self.agent}", "fleet")
+
+
+class ToolTerms(msgspec.Struct, frozen=True):
+    """What a session's calls of one tool have in common while its context and the windows stay.
+
+    `asks` says whether a person must agree, whatever the risk turns out to be.
+    """
+
+    spec: ToolSpec
+    quarter: int
+    rule: ToolPolicy
+    flaw: tuple[Outcome, str] | None
+    audit: Audit
+    rate: AttemptRate | None
+    assessed: bool
+    asks: bool
+    accounts: tuple[Leg, ...]
+
+
+def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
+    policy = standing.policy
+    rule = find_tool_policy(policy, spec)
+    return ToolTerms(
+        spec=spec,
+        quarter=quarter,
+        rule=rule,
+        flaw=find_tool_flaw(standing, spec),
+        audit=audit_of_policy(rule),
+        rate=find_attempt_rate(rule),
+        assessed=needs_risk_assessment(rule),
+        asks=needs_approval(rule, policy.mode, None),
+        accounts=list_accounts(policy.caps, standing.spender, quarter * QUARTER),
+    )
+
+
+class RequestTerms(msgspec.Struct, frozen=True):
+    """What a session's requests to one model have in common while its context and the windows stay.
+
+    From a `local` model nothing is hidden: what it is sent stays on this machine.
+    """
+
+    model: Model
+    quarter: int
+    name: str
+    rates: ModelPrices | Unpriced
+    flaw: tuple[Outcome, str] | None
+    paces: RateLimits
+    hold: HoldTerms
+    accounts: tuple[Leg, ...]
+    local: bool
+
+
+def compile_request_terms(standing: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
+    name = str(model.name)
+    return RequestTerms(
+        model=model,
+        quarter=quarter,
+        name=name,
+        rates=prices.find(model.name, model.base_url),
+        flaw=find_model_flaw(standing, name),
+        paces=find_rate_limits(standing.rates, name),
+        hold=compile_hold_terms(standing.caps, standing.spender, quarter),
+        accounts=list_accounts(standing.caps, standing.spender, quarter * QUARTER),
+        local=runs_locally(model.name, model.base_url),
+    )
+
+
+def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
+    policy = standing.policy
+    if policy.allows_model(model):
+        return None
+    allowed = ", ".join(policy.allowed_models or ()) or "none"
+    return ("disabled", f"{model} may not be asked by {standing.agent}: `allowed_models` has {allowed}.")
 
 
 class PreparedCall(msgspec.Struct, frozen=True):
@@ -114,39 +229,46 @@ def prepare_call(
     """Prepare a call; `usd` is its maximum cost, `rules` are the standing approvals."""
     if tool is None:
         flaw: tuple[Outcome, str] | None = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
-        return PreparedCall(_make_call_request(standing, call, now, flaw), None, None)
-    policy, spec = standing.policy, tool.spec
-    rule = find_tool_policy(policy, spec)
+        return PreparedCall(_make_flawed_request(standing, call, now, flaw), None, None)
+    terms = standing.terms_of_tool(tool.spec, now)
     valid = _validate_arguments(tool, call)
     if isinstance(valid, Invalid):
-        flaw = find_tool_flaw(standing, spec) or ("invalid_arguments", valid.sentence)
-        return PreparedCall(_make_call_request(standing, call, now, flaw, spec, rule), tool, None, rule)
+        flaw = terms.flaw or ("invalid_arguments", valid.sentence)
+        return PreparedCall(_make_flawed_request(standing, call, now, flaw, terms), tool, None, terms.rule)
     meant, arguments = valid
-    risk = _assess(spec, arguments) if needs_risk_assessment(rule) else None
-    flaw = (
-        find_tool_flaw(standing, spec)
-        or _find_missing_secret(standing, arguments)
-        or _find_unknown_placeholder(standing, arguments)
-    )
-    spender, level, approval = standing.spender, risk.level if risk else None, None
-    if needs_approval(rule, policy.mode, level):
+    spec, rule = terms.spec, terms.rule
+    risk = _assess(spec, arguments) if terms.assessed else None
+    level, approval = risk.level if risk else None, None
+    if terms.asks or level == "CRITICAL":
         agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, spec, arguments, now)
         approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
-    asked = _make_call_request(
-        standing,
-        msgspec.structs.replace(call, arguments=arguments.canonical),
-        now,
-        flaw,
-        spec,
-        rule,
-        writes=arguments.writes,
+    asked = CallRequest(
+        call=call.id,
+        tool=clean(call.tool)[:200],
+        arguments=arguments.canonical,
+        session=standing.session,
+        agent=standing.agent,
+        now=now,
+        flaw=terms.flaw
+        or _find_missing_secret(standing, arguments)
+        or (None if standing.anonymize is None else _find_unknown_placeholder(arguments)),
+        scopes=standing.scopes,
+        purpose=call.purpose,
+        phase=standing.phase.name,
+        level=rule.level,
+        effect=spec.effect,
+        idempotent=spec.idempotent,
+        egress=spec.egress,
         risk=level,
-        audit=audit_of_policy(rule),
-        rate=find_attempt_rate(rule),
-        legs=make_legs(standing.caps, spender, now, usd=usd),
-        accounts=list_accounts(policy.caps, spender, now),
-        kept=standing.kept,
+        audit=terms.audit,
+        rate=terms.rate,
         approval=approval,
+        legs=make_legs(standing.caps, standing.spender, now, usd=usd) if usd else (),
+        accounts=terms.accounts,
+        kept=standing.kept,
+        parallel_group=call.parallel_group,
+        observe=standing.policy.observe,
+        writes=arguments.writes,
     )
     return PreparedCall(asked, tool, arguments, rule)
 
@@ -189,18 +311,10 @@ def find_tool_flaw(standing: SessionContext, spec: ToolSpec) -> tuple[Outcome, s
     return None
 
 
-def _make_call_request(
-    standing: SessionContext,
-    call: Call,
-    now: int,
-    flaw: tuple[Outcome, str] | None,
-    spec: ToolSpec | None = None,
-    rule: ToolPolicy | None = None,
-    **known: Any,
+def _make_flawed_request(
+    standing: SessionContext, call: Call, now: int, flaw: tuple[Outcome, str], terms: ToolTerms | None = None
 ) -> CallRequest:
-    if spec is not None and rule is not None:
-        known |= {"level": rule.level, "effect": spec.effect, "idempotent": spec.idempotent, "egress": spec.egress}
-    return CallRequest(
+    asked = CallRequest(
         call=call.id,
         tool=clean(call.tool)[:200],
         arguments=call.arguments,
@@ -213,19 +327,26 @@ def _make_call_request(
         phase=standing.phase.name,
         parallel_group=call.parallel_group,
         observe=standing.policy.observe,
-        **known,
+    )
+    if terms is None:
+        return asked
+    spec = terms.spec
+    return msgspec.structs.replace(
+        asked, level=terms.rule.level, effect=spec.effect, idempotent=spec.idempotent, egress=spec.egress
     )
 
 
 def _find_missing_secret(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
     """Refuse a secret that the agent was not granted or that is not set."""
+    if b"${" not in arguments.canonical:
+        return None
     unknown = sorted(find_secret_names(arguments.canonical) - standing.secrets)
     return ("invalid_arguments", describe_missing_secrets(unknown)) if unknown else None
 
 
-def _find_unknown_placeholder(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
+def _find_unknown_placeholder(arguments: Valid) -> tuple[Outcome, str] | None:
     """Refuse a placeholder that cannot be resolved: a tool would take it for the value itself."""
-    left = find_placeholders(arguments.canonical.decode()) if standing.anonymize is not None else ()
+    left = find_placeholders(arguments.canonical.decode())
     if not left:
         return None
     return ("invalid_arguments", f"The value of {left[0]} is no longer known: ask again for the value.")

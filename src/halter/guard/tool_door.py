@@ -11,7 +11,7 @@ the model. It is no security control: the call passes the same brakes with or wi
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from hashlib import sha256
@@ -32,7 +32,6 @@ from halter.core.text import clean, from_body, to_body
 from halter.core.tools import (
     EffectStatus,
     Failed,
-    Output,
     Permit,
     Tool,
     ToolSpec,
@@ -44,16 +43,16 @@ from halter.core.vocabulary import Outcome
 from halter.guard.approvals import Question, ask_question
 from halter.guard.halts import (
     LONGEST_ERROR,
-    Halted,
     HaltWatch,
     RateUsedUp,
+    SessionCancelled,
     StillHeld,
+    Stopped,
     find_outcome,
     run_shielded,
-    wait_unless_halted,
 )
 from halter.guard.judge import CallRequest, RequiredApproval, judge_call, list_call_rows, needs_simulation
-from halter.guard.ledger import BUDGET_WAIT, ActualResult, Ledger, compute_charged_amounts
+from halter.guard.ledger import BUDGET_WAIT, ActualResult, Ledger
 from halter.guard.model_door import (
     AnsweredRequest,
     FailedRequest,
@@ -225,20 +224,15 @@ class NeedsPerson(msgspec.Struct, frozen=True):
 class ToolAction(msgspec.Struct, frozen=True):
     """A tool with all it needs to run, and the scopes whose halt stops it.
 
-    `at_most` shortens the tool's own timeout. With `goes_on` the outcome may be written with what follows.
+    With `goes_on` the outcome may be written with what follows.
     """
 
     tool: Tool
     arguments: Valid
     secrets: Mapping[str, str]
     scopes: tuple[str, ...]
-    at_most: int | None = None
+    timeout: int
     goes_on: bool = False
-
-    @property
-    def timeout(self) -> int:
-        own = self.tool.spec.timeout
-        return own if self.at_most is None else min(own, self.at_most)
 
 
 class _PreparedLook(NamedTuple):
@@ -273,7 +267,7 @@ class ToolDoor:
         self._halts = halts or HaltWatch(store, clock)
         self._secrets = secrets
         self._simulator = simulator
-        self._acting: dict[str, asyncio.Event] = {}
+        self._acting: dict[str, asyncio.Event | None] = {}
         self._looked_at: dict[tuple[str, bytes, int | None], _PreparedLook] = {}
 
     async def call(
@@ -341,29 +335,30 @@ class ToolDoor:
         Without an `act` the call is flawed, and the judge refuses it.
         """
         asked = self._masked_call(asked)
-        _, blob = await offload_body(self._store, asked.arguments)
-        asked = now_asked = asked if blob is None else msgspec.structs.replace(asked, blob=blob)
+        if len(asked.arguments) > BLOB_THRESHOLD:
+            _, blob = await offload_body(self._store, asked.arguments)
+            asked = msgspec.structs.replace(asked, blob=blob)
+        now_asked = asked
 
         def intent(now: int) -> Write:
             nonlocal now_asked
             now_asked = asked.at(now)
-            key = f"{asked.call}/asked/{attempt}"
-            return Write(
-                session_stream(lease.session), key, partial(judge_call, now_asked), list_call_rows(now_asked), lease
-            )
+            key, decide = f"{asked.call}/asked/{attempt}", partial(judge_call, now_asked)
+            return Write(session_stream(lease.session), key, decide, list_call_rows(now_asked), lease)
 
         committed = await self._ledger.commit_intent(intent, self._patience)
         if committed is None:
             return StillHeld(asked.call)
-        admitted = read_call_admission(committed)
-        if not isinstance(admitted, InFlight):
-            return admitted
-        before = await self._begun_before(lease, committed, admitted) if committed.repeated else None
+        started = committed.events[0].event
+        if not isinstance(started, ev.CallStarted):
+            return read_call_refusal(committed)
+        flight = track_call(started, committed.events[0], now_asked.accounts)
+        before = await self._begun_before(lease, committed, flight) if committed.repeated else None
         if before is not None:
             return before
         if act is None:
             raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
-        return await self._act(lease, msgspec.structs.replace(admitted, accounts=now_asked.accounts), act)
+        return await self._act(lease, flight, act)
 
     async def guarded_look(self, asked: CallRequest, act: ToolAction | None) -> Answer:
         """Judge a call that only reads and costs nothing: same order, nothing written.
@@ -375,9 +370,7 @@ class ToolDoor:
             return Answer(asked.call, draft.event.outcome, self._redact(draft.event.sentence))
         if act is None or not isinstance(draft.event, ev.CallStarted):
             raise AssertionError(f"{asked.call} needs more than a look: a tool, a person, money.")
-        timeout = act.timeout
-        acting = asyncio.create_task(self._run(act, Permit(asked.call, self._clock.now() + timeout, act.secrets)))
-        truth = await self._wait(acting, asked.tool, act.scopes, timeout)
+        truth = await self._run(act, Permit(asked.call, asked.now + act.timeout, act.secrets), asked.tool)
         return Answer(asked.call, truth.outcome, truth.error or from_body(truth.body or b""))
 
     async def decision(self, decision: str) -> DecisionRow | None:
@@ -440,18 +433,21 @@ class ToolDoor:
         goes_on: bool = False,
     ) -> ToolAction | None:
         """Bundle what a call needs to run, with only the secrets that it refers to."""
-        names = find_secret_names(arguments.canonical) if arguments else frozenset[str]()
-        if tool is None or arguments is None or not names <= standing.secrets:
+        if tool is None or arguments is None:
+            return None
+        names = find_secret_names(arguments.canonical)
+        if not names <= standing.secrets:
             return None
         secrets = {name: self._secrets.value(name) for name in names}
-        return ToolAction(tool, arguments, secrets, standing.scopes, at_most, goes_on)
+        timeout = tool.spec.timeout if at_most is None else min(tool.spec.timeout, at_most)
+        return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on)
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """The outcome of a call admitted before; None if only the answer to that commit was lost just now."""
         stored = await find_outcome(self._store, session_stream(lease.session), flight)
-        acting = self._acting.get(flight.id)
-        if stored is None and acting is not None:
-            await acting.wait()
+        if stored is None and flight.id in self._acting:
+            ended = self._acting[flight.id] = self._acting[flight.id] or asyncio.Event()
+            await ended.wait()
             stored = await find_outcome(self._store, session_stream(lease.session), flight)
         if stored is not None and isinstance(stored.event, ev.CallSettled):
             return restore_call_answer(stored.event, await read_body(self._store, stored))
@@ -464,44 +460,42 @@ class ToolDoor:
 
         A second request for the same call waits for this one's outcome.
         """
-        ended = self._acting[flight.id] = asyncio.Event()
-        began, timeout = self._clock.now(), act.timeout
-        acting = asyncio.create_task(self._run(act, Permit(flight.id, began + timeout, act.secrets)))
+        self._acting[flight.id] = None
+        began = self._clock.now()
         try:
             try:
-                truth = await self._wait(acting, flight.name, act.scopes, timeout)
-            except asyncio.CancelledError:
+                truth = await self._run(act, Permit(flight.id, began + act.timeout, act.secrets), flight.name)
+            except asyncio.CancelledError as stop:
                 stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
-                await run_shielded(self._settle(lease, flight, _result_after_stop(acting, stopped), began))
+                await run_shielded(self._settle(lease, flight, _result_after_stop(stop, stopped), began))
                 raise
             return await self._settle(lease, flight, truth, began, goes_on=act.goes_on)
         finally:
-            del self._acting[flight.id]
-            ended.set()
+            ended = self._acting.pop(flight.id)
+            if ended is not None:
+                ended.set()
 
-    async def _run(self, act: ToolAction, permit: Permit) -> Output:
-        """Run a tool in a task of its own, in whose context its prints are masked."""
-        with self._prints():
-            return await act.tool.run(act.arguments, permit)
-
-    async def _wait(
-        self, acting: asyncio.Future[Output], name: str, scopes: Iterable[str], allowed: int
-    ) -> ActualResult:
+    async def _run(self, act: ToolAction, permit: Permit, name: str) -> ActualResult:
+        """Run a tool, with its prints masked; how it ended is a value, unless the session was cancelled."""
         try:
-            output = await wait_unless_halted(self._halts, scopes, acting, allowed, name)
+            with self._prints():
+                output = await self._halts.run(act.tool.run(act.arguments, permit), act.scopes, act.timeout, name)
+        except Stopped as stop:
+            return _result_after_stop(stop, self._failed(stop.outcome, str(stop)))
         except TimeoutError:
-            return _result_after_stop(acting, self._failed("timeout", f"TimeoutError: {name} took longer than it may"))
-        except Halted as word:
-            return _result_after_stop(acting, self._failed("external_halt", str(word)))
+            return self._failed("timeout", f"TimeoutError: {name} took longer than it may")
         except Unstoppable as lost:
             return self._failed("unknown", str(lost))
         except Failed as failure:
             return self._failed("error", str(failure), failure.partial)
-        happened = tuple(
-            each if each.body is None else msgspec.structs.replace(each, body=self._masked(each.body))
-            for each in output.happened
-        )
-        return ActualResult("ok", usd=output.cost_micros, body=self._masked(to_body(output.text)), happened=happened)
+        happened = output.happened
+        if happened:
+            happened = tuple(
+                each if each.body is None else msgspec.structs.replace(each, body=self._masked(each.body))
+                for each in happened
+            )
+        text = self._redact(output.text)
+        return ActualResult("ok", usd=output.cost_micros, body=to_body(text), happened=happened)
 
     def _failed(self, outcome: Outcome, error: str, partial: str = "") -> ActualResult:
         body = to_body(self._redact(partial)) if partial else None
@@ -518,18 +512,19 @@ class ToolDoor:
             call=flight.id,
             outcome=truth.outcome,
             text=truth.error or said,
-            cost_micros=compute_charged_amounts(flight, truth)[0],
+            cost_micros=settled.usd,
             duration_ms=took,
-            overrun=any(isinstance(stored.event, ev.OverrunIncurred) for stored in settled.events),
+            overrun=settled.overrun,
             partial=said if truth.error else "",
         )
 
     def _masked_call(self, asked: CallRequest) -> CallRequest:
         """Mask what will be written or shown; digests were made from the original."""
-        arguments = self._masked(asked.arguments)
+        arguments, tool = self._masked(asked.arguments), self._redact(asked.tool)
+        if arguments is asked.arguments and tool == asked.tool and asked.flaw is None and asked.approval is None:
+            return asked
         flaw = asked.flaw and (asked.flaw[0], self._redact(asked.flaw[1]))
         approval = asked.approval and self._masked_need(asked.approval, hidden=arguments != asked.arguments)
-        tool = self._redact(asked.tool)
         return msgspec.structs.replace(asked, tool=tool, arguments=arguments, flaw=flaw, approval=approval)
 
     def _masked_need(self, need: RequiredApproval, *, hidden: bool) -> RequiredApproval:
@@ -539,16 +534,15 @@ class ToolDoor:
         return msgspec.structs.replace(need, shown=self._masked(need.shown), reasons=reasons, keys=keys)
 
     def _masked(self, body: bytes) -> bytes:
-        return to_body(self._redact(from_body(body)))
+        text = from_body(body)
+        masked = self._redact(text)
+        return body if masked is text else to_body(masked)
 
 
-def _result_after_stop(acting: asyncio.Future[Output], stopped: ActualResult) -> ActualResult:
-    """Outcome of a stopped tool: one that could not be stopped may have taken effect.
-
-    Cancelled twice: we did not wait, so the outcome is unknown.
-    """
-    lost = None if acting.cancelled() or not acting.done() else acting.exception()
-    unknown = isinstance(lost, Unstoppable) or not acting.done()
+def _result_after_stop(stop: BaseException, stopped: ActualResult) -> ActualResult:
+    """Outcome of a stopped tool: one that could not be stopped, or was stopped twice, may have taken effect."""
+    unknown = isinstance(stop, Stopped | SessionCancelled) and isinstance(stop.left, Unstoppable)
+    unknown = unknown or (isinstance(stop, SessionCancelled) and stop.twice)
     return msgspec.structs.replace(stopped, outcome="unknown") if unknown else stopped
 
 
@@ -560,11 +554,15 @@ def restore_call_answer(settled: ev.CallSettled, body: bytes) -> Answer:
 
 
 def read_call_admission(committed: Committed) -> InFlight | Answer | NeedsPerson:
+    stored = committed.events[0]
+    started = stored.event
+    return track_call(started, stored) if isinstance(started, ev.CallStarted) else read_call_refusal(committed)
+
+
+def read_call_refusal(committed: Committed) -> Answer | NeedsPerson:
     cap: ev.CostCapReached | None = None
     for stored in committed.events:
         match stored.event:
-            case ev.CallStarted() as started:
-                return track_call(started, stored)
             case ev.CostCapReached() as reached:
                 cap = reached
             case ev.CallRefused() as refused:

@@ -56,11 +56,12 @@ class WorkingSet:
         self._loaded = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
         for row in loaded.values():
-            kind = type(row)
-            if kind is StreamRow:
-                now = max(now, row.at)
-            elif kind is BudgetRow:
-                now = max(now, row.cap_at)
+            if row is None:
+                continue
+            if isinstance(row, BudgetRow):
+                now = row.cap_at if row.cap_at > now else now
+            elif isinstance(row, StreamRow):
+                now = row.at if row.at > now else now
         self.now = now
         self.events: list[Stored] = []
         self.erasures: list[EraseBodies] = []

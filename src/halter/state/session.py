@@ -10,7 +10,7 @@ from halter.core import events as ev
 from halter.core.money import Charge, Leg
 from halter.core.ports import Stored
 from halter.core.tools import Effect
-from halter.core.vocabulary import END_STATES, Purpose, SessionKind, State
+from halter.core.vocabulary import END_STATES, Purpose, RowKey, SessionKind, State
 
 _NO_CHARGE: Final = Charge()
 
@@ -19,6 +19,7 @@ class InFlight(msgspec.Struct, frozen=True):
     """An intent without its outcome: after a crash it is in doubt.
 
     `seq` is the intent's place in its stream. `accounts` are charged if it costs something although nothing was held.
+    `rows` are those of its hold, where they are known.
     """
 
     id: str
@@ -33,6 +34,7 @@ class InFlight(msgspec.Struct, frozen=True):
     phase: str = ""
     seq: int = 0
     accounts: tuple[Leg, ...] = ()
+    rows: tuple[RowKey, ...] = ()
 
     @property
     def may_repeat(self) -> bool:
@@ -150,11 +152,23 @@ def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
             return {}
 
 
-def track_request(event: ev.RequestStarted, stored: Stored) -> InFlight:
-    return InFlight(event.request, event.model, event.purpose, event.legs, stored.at, is_call=False, seq=stored.seq)
+def track_request(
+    event: ev.RequestStarted, stored: Stored, accounts: tuple[Leg, ...] = (), rows: tuple[RowKey, ...] = ()
+) -> InFlight:
+    return InFlight(
+        id=event.request,
+        name=event.model,
+        purpose=event.purpose,
+        legs=event.legs,
+        since=stored.at,
+        is_call=False,
+        seq=stored.seq,
+        accounts=accounts,
+        rows=rows,
+    )
 
 
-def track_call(event: ev.CallStarted, stored: Stored) -> InFlight:
+def track_call(event: ev.CallStarted, stored: Stored, accounts: tuple[Leg, ...] = ()) -> InFlight:
     return InFlight(
         id=event.call,
         name=event.tool,
@@ -167,6 +181,7 @@ def track_call(event: ev.CallStarted, stored: Stored) -> InFlight:
         audited=event.audit != "",
         phase=event.phase,
         seq=stored.seq,
+        accounts=accounts,
     )
 
 

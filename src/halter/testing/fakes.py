@@ -425,7 +425,8 @@ def decide_hold(intent: Intent, rows: Rows, body: bytes | None = None, blob: Dig
         raise ValueError(f"{intent_id(intent)} is held already: settle it, or repeat the attempt that held it.")
     if has_past_window(intent.legs, rows.now):
         return []
-    verdict = reserve(lower_legs_to_policy(intent.legs, rows), lambda leg: budget_row(rows, leg))
+    legs = lower_legs_to_policy(intent.legs, rows)
+    verdict = reserve(legs, [budget_row(rows, leg) for leg in legs])
     match verdict:
         case Reserved():
             return [Draft(msgspec.structs.replace(intent, legs=verdict.legs), body, blob)]
