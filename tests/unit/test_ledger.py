@@ -422,7 +422,8 @@ async def test_a_body_too_large_for_the_events_table_is_kept_as_a_blob(world: Wo
     lease = await begun(world)
     large = bytes(BLOB_THRESHOLD + 1)
     taken = await held(world, lease, call(world, 1))
-    (settled,) = (await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))).committed.events
+    settlement = await world.ledger.settle(lease, taken.flight, ActualResult("ok", usd=1, body=large))
+    (settled,) = settlement.committed.events
     assert settled.body is None
     assert settled.blob is not None
     assert await world.store.get(settled.blob) == large

@@ -102,7 +102,7 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        return "".join(part.text for part in self.parts if isinstance(part, Text))
+        return "".join([part.text for part in self.parts if isinstance(part, Text)])
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -164,15 +164,14 @@ def bound_prompt_tokens(prompt: Prompt) -> int:
 
 
 def bound_message_tokens(message: Message) -> int:
-    return MESSAGE_OVERHEAD + sum(map(_bound_part_tokens, message.parts))
-
-
-def _bound_part_tokens(part: Part) -> int:
-    match part:
-        case Text(text=text):
-            return MESSAGE_OVERHEAD + _count_bytes(text)
-        case ToolCall(id=name, tool=tool, arguments=said) | ToolResult(id=name, tool=tool, text=said):
-            return MESSAGE_OVERHEAD + _count_bytes(name) + _count_bytes(tool) + _count_bytes(said)
+    size = MESSAGE_OVERHEAD
+    for part in message.parts:
+        size += MESSAGE_OVERHEAD + (
+            _count_bytes(part.arguments) if isinstance(part, ToolCall) else _count_bytes(part.text)
+        )
+        if not isinstance(part, Text):
+            size += _count_bytes(part.id) + _count_bytes(part.tool)
+    return size
 
 
 def _count_bytes(text: str) -> int:

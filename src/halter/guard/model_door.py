@@ -24,7 +24,6 @@ from halter.core.ids import StreamId, session_stream
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, TextListener
 from halter.core.money import Charge, is_plausible_amount, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
-from halter.core.text import to_body
 from halter.core.tools import Permit
 from halter.core.usage import ModelPrices, PriceTable, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Purpose, RowKey
@@ -127,6 +126,13 @@ _NO_COUNTS: Final[Mapping[str, int]] = {}
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
+class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the journal keeps of a request: the part of the prompt that is not in it already."""
+
+    volatile: str = ""
+    nonce: str = ""
+
+
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One model request.
 
@@ -142,7 +148,7 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Purpose = "turn"
     timeout: int = MODEL_REQUEST_TIMEOUT
     optional: bool = False
-    record: str | None = None
+    record: RequestRecord | None = None
     input_tokens: int | None = None
     listen: ChunkListener | None = None
     discards: bool = False
@@ -298,7 +304,9 @@ class ModelDoor:
         now: int,
     ) -> RequestAttempt:
         """Collect what the judge needs; the full prompt is recorded, not only what is sent."""
-        record = msgspec.json.encode(prompt) if request.record is None else to_body(self._redact(request.record))
+        # Masked before it is encoded: inside JSON a secret would be spelled otherwise.
+        kept = request.record
+        record = _ENCODE(prompt if kept is None else RequestRecord(mask_text(kept.volatile, self._redact), kept.nonce))
         body, blob = (record, None) if len(record) <= BLOB_THRESHOLD else await offload_body(self._store, record)
         if request.input_tokens is None:
             tokens = terms.model.count(prompt if hidden is None else hidden.prompt)

@@ -59,9 +59,9 @@ class WorkingSet:
             if row is None:
                 continue
             if isinstance(row, BudgetRow):
-                now = row.cap_at if row.cap_at > now else now
+                now = max(now, row.cap_at)
             elif isinstance(row, StreamRow):
-                now = row.at if row.at > now else now
+                now = max(now, row.at)
         self.now = now
         self.events: list[Stored] = []
         self.erasures: list[EraseBodies] = []

@@ -9,7 +9,7 @@ the same thing again, a changed result is progress, and a turn after a chosen sl
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -47,14 +47,11 @@ class RepeatedSteps(msgspec.Struct, frozen=True):
 
 def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str:
     """Hash a step's calls with their full arguments and results, independent of order and call ids."""
-    given: dict[str, list[bytes]] = {}
+    given: dict[str, list[tuple[str, bytes]]] = {}
     for result in results:
-        given.setdefault(result.id, []).append(_join_fields((result.outcome.encode(), to_body(result.text))))
-    steps = [
-        _join_fields((to_body(call.tool), _canonical(call.arguments), *sorted(given.get(call.id, ()))))
-        for call in calls
-    ]
-    return hashlib.sha256(_join_fields(sorted(steps))).hexdigest()
+        given.setdefault(result.id, []).append((result.outcome, to_body(result.text)))
+    steps = [(to_body(call.tool), *_canonical(call.arguments), sorted(given.get(call.id, ()))) for call in calls]
+    return hashlib.sha256(_CANONICAL_ENCODER.encode(sorted(steps))).hexdigest()
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:
@@ -79,24 +76,20 @@ def _repeats(steps: Sequence[str], period: int, repeated: int) -> bool:
     return all(steps[place] == steps[place - period] for place in range(end - 1, end - 1 - repeated, -1))
 
 
-def _canonical(arguments: str) -> bytes:
+def _canonical(arguments: str) -> tuple[str, bytes]:
     """Canonical JSON; invalid JSON stands for itself."""
     body = to_body(arguments)
     try:
-        return b"json " + _CANONICAL_ENCODER.encode(msgspec.json.decode(body))
+        return "json", _CANONICAL_ENCODER.encode(msgspec.json.decode(body))
     except (ValueError, RecursionError):
-        return b"text " + body
-
-
-def _join_fields(fields: Iterable[bytes]) -> bytes:
-    """Join fields so that no two lists of them look the same."""
-    return b"".join([b"%d:%b" % (len(field), field) for field in fields])
+        return "text", body
 
 
 ASK_USER: Final = "ask_user"
 FINAL_ANSWER: Final = "final_answer"
 YIELD: Final = "yield"
 """The tools that end a turn, and only by a call with the outcome `ok`."""
+_VERBS: Final = frozenset((ASK_USER, FINAL_ANSWER, YIELD))
 
 TROUBLED_ENDS: Final[frozenset[TurnEnd]] = frozenset(("max_steps", "timed_out", "repetition", "model_error"))
 """Unwanted ends of a turn. An autonomous session rests after one, and gives up after three."""
@@ -233,9 +226,22 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
         """Take in the results of all calls of a step; of several yields the last one counts."""
-        done = {result.id for result in results if result.outcome == "ok"}
-        verbs = {call.tool: call for call in calls if call.id in done}
-        capped = next((result.text for result in results if result.outcome == "cost_cap_reached"), "")
+        done, halted, capped = set[str](), self.halted, ""
+        for result in results:
+            if result.outcome == "ok":
+                done.add(result.id)
+            elif result.outcome == "external_halt":
+                halted = True
+            elif result.outcome == "cost_cap_reached":
+                capped = capped or result.text
+        active, tried, verbs = self.active, False, dict[str, ToolCall]()
+        for call in calls:
+            if call.tool not in _VERBS:
+                active = True
+                continue
+            tried = tried or call.tool == FINAL_ANSWER
+            if call.id in done:
+                verbs[call.tool] = call
         return msgspec.structs.replace(
             self,
             calls=(),
@@ -244,11 +250,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             capped=self.capped or capped != "",
             refusal=self.refusal or capped,
             prints=(*self.prints, fingerprint_step(calls, results)),
-            halted=self.halted or any(result.outcome == "external_halt" for result in results),
-            active=self.active or any(call.tool not in (ASK_USER, FINAL_ANSWER, YIELD) for call in calls),
+            halted=halted,
+            active=active,
             asked=ASK_USER in verbs,
             answered=FINAL_ANSWER in verbs,
-            expected=self.expected + (FINAL_ANSWER not in verbs and any(call.tool == FINAL_ANSWER for call in calls)),
+            expected=self.expected + (tried and FINAL_ANSWER not in verbs),
             yielded=parse_yield(verbs[YIELD].arguments) if YIELD in verbs else None,
             seen_at=at,
         )
@@ -393,11 +399,10 @@ def describe_last_stop(sentence: str) -> str:
 
 
 def describe_remaining_budget(usd: int | None, tokens: int | None) -> str:
-    known = [
-        *([] if usd is None else [f"{format_micros(max(usd, 0))}"]),
-        *([] if tokens is None else [f"{max(tokens, 0):,} tokens"]),
-    ]
-    return f"Left to spend: {' and '.join(known)}." if known else ""
+    if usd is None:
+        return "" if tokens is None else f"Left to spend: {max(tokens, 0):,} tokens."
+    counted = "" if tokens is None else f" and {max(tokens, 0):,} tokens"
+    return f"Left to spend: {format_micros(max(usd, 0))}{counted}."
 
 
 def describe_too_many_actions(most: int) -> str:

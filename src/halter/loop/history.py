@@ -23,6 +23,7 @@ from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult, bou
 from halter.core.ports import Stored
 from halter.core.text import from_body
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
+from halter.guard.model_door import RequestRecord
 from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
 from halter.loop.decide import FailedAttempt, Turn
 from halter.loop.text_calls import read_calls
@@ -72,7 +73,11 @@ class TooLarge(msgspec.Struct, frozen=True):
 
 def may_start(message: Message) -> bool:
     """Whether the kept part may begin with a message: not with one that holds results."""
-    return message.role == "assistant" or not any(isinstance(part, ToolResult) for part in message.parts)
+    if message.role != "assistant":
+        for part in message.parts:
+            if isinstance(part, ToolResult):
+                return False
+    return True
 
 
 def find_unanswered(history: Sequence[Message]) -> int:
@@ -196,6 +201,8 @@ def _merge_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
 
 def shorten_results(message: Message, limit: int) -> Message:
     """Show only the beginning and the end of results longer than `limit` characters."""
+    if all(not isinstance(part, ToolResult) or len(part.text) <= limit for part in message.parts):
+        return message
     cache, key = vars(message), f"shortened {limit}"
     if key not in cache:
         parts = tuple(_shorten_result(part, limit) if isinstance(part, ToolResult) else part for part in message.parts)
@@ -303,18 +310,10 @@ class Transcript:
         self.turn = 0
         self._marker: Text | None = None
         self._starts: list[bool] = []
-        self._sent: list[Message] = []
-        self._size = 0
-
-    @property
-    def size(self) -> int:
-        """Upper bound of the tokens of what is sent."""
-        return self._size
-
-    @property
-    def sent(self) -> tuple[Message, ...]:
+        self.sent: list[Message] = []
         """What is sent, without the ending of each request."""
-        return tuple(self._sent)
+        self.size = 0
+        """Upper bound of the tokens of what is sent."""
 
     def opened(self, message: Message) -> None:
         self.turn = len(self.messages)
@@ -325,14 +324,14 @@ class Transcript:
         message = shorten_results(message, LONGEST_RESULT)
         self.messages.append(message)
         self._starts.append(may_start(message))
-        last = self._sent[-1] if self._sent else None
+        last = self.sent[-1] if self.sent else None
         if last is not None and last.role == message.role == "user":
             merged = Message("user", (*last.parts, *message.parts))
-            self._size += measure_message(merged) - measure_message(last)
-            self._sent[-1] = merged
+            self.size += measure_message(merged) - measure_message(last)
+            self.sent[-1] = merged
         else:
-            self._size += measure_message(message)
-            self._sent.append(message)
+            self.size += measure_message(message)
+            self.sent.append(message)
 
     def fit(self, window: int, tokens: Sequence[int], marker: int) -> Cut | Fits | TooLarge:
         """Whether what is sent fits a window, given the tokens of each message.
@@ -346,8 +345,8 @@ class Transcript:
 
     def cut_at(self, cut: Cut, marker: Text | None) -> None:
         self.cut, self._marker = cut, marker
-        self._sent = list(build_history_view(self.messages, cut, marker))
-        self._size = sum(map(measure_message, self._sent))
+        self.sent = list(build_history_view(self.messages, cut, marker))
+        self.size = sum(map(measure_message, self.sent))
 
     @property
     def marker(self) -> Text | None:
@@ -357,8 +356,10 @@ class Transcript:
 def assign_call_ids(calls: Sequence[ToolCall], turn: int, step: int) -> tuple[ToolCall, ...]:
     """Give calls ids of our own: a model's may be missing or repeated."""
     return tuple(
-        ToolCall(f"c{turn}_{step}_{index}", call.tool[:LONGEST_NAME], call.arguments, call.group)
-        for index, call in enumerate(calls)
+        [
+            ToolCall(f"c{turn}_{step}_{index}", call.tool[:LONGEST_NAME], call.arguments, call.group)
+            for index, call in enumerate(calls)
+        ]
     )
 
 
@@ -372,18 +373,12 @@ def describe_call_result(
 ) -> ToolResult:
     """The result as the model sees it: a refusal with its code, a failure with the output before it."""
     said = text if outcome == "ok" else f"[{outcome}] {text}"
-    parts = (said, partial, simulation)
-    return ToolResult(call.id, call.tool, outcome, "\n\n".join(part for part in parts if part))
+    if partial or simulation:
+        said = "\n\n".join(part for part in (said, partial, simulation) if part)
+    return ToolResult(call.id, call.tool, outcome, said)
 
 
 ReadBody = Callable[[Stored], Awaitable[bytes]]
-
-
-class RequestRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What the journal keeps of a request: the part of the prompt that is not in it already."""
-
-    volatile: str = ""
-    nonce: str = ""
 
 
 class SessionHistory:
@@ -422,7 +417,7 @@ class SessionHistory:
         calls = assign_call_ids(
             [part for part in parts if isinstance(part, ToolCall)], self.turn.number, self.turn.steps
         )
-        said = tuple(part for part in parts if isinstance(part, Text) and part.text.strip())
+        said = [part for part in parts if isinstance(part, Text) and part.text.strip()]
         if said or calls:
             self.transcript.add(Message("assistant", (*said, *calls)))
         self.done = {}
@@ -430,7 +425,7 @@ class SessionHistory:
 
     def acted(self, at: int) -> None:
         calls = self.turn.calls
-        results = tuple(self.done[call.id] for call in calls)
+        results = tuple([self.done[call.id] for call in calls])
         self.transcript.add(Message("user", results))
         self.done = {}
         self.turn = self.turn.acted(calls, results, at)

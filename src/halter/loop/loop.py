@@ -7,19 +7,27 @@ events is in the same state, and continues from there.
 import random
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 import msgspec
 
 from halter.core import events as ev
 from halter.core.clock import Clock
-from halter.core.messages import Message, Model, StreamChunk, Text, ToolCall
+from halter.core.messages import Message, StreamChunk, ToolCall
 from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
-from halter.guard.model_door import MODEL_REQUEST_TIMEOUT, AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
+from halter.guard.model_door import (
+    MODEL_REQUEST_TIMEOUT,
+    AnsweredRequest,
+    FailedRequest,
+    ModelRequest,
+    RefusedRequest,
+    RequestRecord,
+)
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer
 from halter.loop import decide
@@ -35,7 +43,7 @@ from halter.loop.decide import (
     count_allowed_calls,
     decide_next_step,
 )
-from halter.loop.history import RequestRecord, SessionHistory, call_id, describe_call_result, parse_attempt
+from halter.loop.history import SessionHistory, call_id, describe_call_result, parse_attempt
 from halter.loop.prompt import (
     BuiltPrompt,
     ContextWindow,
@@ -101,6 +109,8 @@ class TurnLoop:
         self._watching = watching
         # No callback receives outcomes. Otherwise these must be durable first.
         self._away = watching.said is _ignore_words and watching.did is _ignore_answer
+        self._streams = thinking.mind.streaming if thinking.mind.streaming is not None else self.rules.kind == "chat"
+        self._names = [str(model.name) for model in thinking.models]
         self._offered = thinking.offered
         self._session = running.lease.session
         self._recalled = SessionHistory(self._session, thinking.rules.min_sleep)
@@ -195,10 +205,11 @@ class TurnLoop:
         The outcome of a step is committed with the next step's intent, and the turn's end with what follows: that the
         session rests, or ends.
         """
-        while not self.turn.over:
-            chance = self._chance.random() if self.turn.failures else 1.0
-            near = not self.turn.warned and self.near_budget()
-            match decide_next_step(self.turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
+        recalled = self._recalled
+        while not (turn := recalled.turn).over:
+            chance = self._chance.random() if turn.failures else 1.0
+            near = not turn.warned and not turn.calls and self.near_budget()
+            match decide_next_step(turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
                 case Think(model, after):
                     await self._think(model, after)
                 case Act(calls):
@@ -212,7 +223,7 @@ class TurnLoop:
                         self.turn = self.turn.hopeless()
                 case Finish(why, sentence):
                     await self._finish(why, sentence)
-        return self.turn
+        return recalled.turn
 
     def _rested(self, duration: int) -> None:
         self.turn = self.turn.waited(duration)
@@ -229,59 +240,52 @@ class TurnLoop:
     async def _think(self, number: int, after: int) -> None:
         if after:
             await self._running.pause(after)
-        model = self._thinking.models[number]
-        volatile = "\n\n".join(
-            part for part in (self._senses.volatile(), decide.describe_remaining_budget(*self._running.left())) if part
-        )
-        too_large = await self._window.make_room(model, len(to_body(volatile)))
+        volatile = self._senses.volatile()
+        left = decide.describe_remaining_budget(*self._running.left())
+        volatile = f"{volatile}\n\n{left}" if volatile and left else volatile or left
+        name, turn = self._names[number], self._recalled.turn
+        too_large = await self._window.make_room(name, len(to_body(volatile)))
         if too_large:
             self.turn = self.turn.failed(self.turn.attempts, FailedAttempt(too_large), self._clock.now())
             return
         nonce = f"{self._chance.getrandbits(40):08x}" if self._mind.tool_calls == "text" else ""
-        prompt = self._prompt(volatile, nonce)
-        request = self._request(prompt, model, nonce)
-        answer = await self._running.request(request, model, self.turn.attempts, last=self.turn.wrapping)
-        self._heard(answer, prompt, model, nonce)
-
-    def _prompt(self, volatile: str, nonce: str) -> BuiltPrompt:
-        found = build_prompt(
-            self._start, self._recalled.transcript, self._mind, volatile, nonce, last_words=self.turn.wrapping
+        prompt = build_prompt(
+            self._start, self._recalled.transcript, self._mind, volatile, nonce, last_words=turn.wrapping
         )
-        facts = self._senses.facts()
-        if not facts:
-            return found
-        return BuiltPrompt(msgspec.structs.replace(found.prompt, facts=facts), found.size)
-
-    def _request(self, prompt: BuiltPrompt, model: Model, nonce: str) -> ModelRequest:
-        last = prompt.prompt.messages[-1].parts[-1] if prompt.prompt.messages else None
-        # Inside JSON a secret would be spelled otherwise.
-        ending = self._running.redacted(last.text) if isinstance(last, Text) and last.reason == "volatile" else ""
-        streams = self._mind.streaming if self._mind.streaming is not None else self.rules.kind == "chat"
-        listen = self._watching.listen if streams else None
-        return ModelRequest(
-            id=f"{self._session}.t{self.turn.number}_{self.turn.steps}",
+        if facts := self._senses.facts():
+            prompt = BuiltPrompt(msgspec.structs.replace(prompt.prompt, facts=facts), prompt.size, prompt.ending)
+        listen = self._watching.listen if self._streams else None
+        request = ModelRequest(
+            id=f"{self._session}.t{turn.number}_{turn.steps}",
             prompt=prompt.prompt,
             timeout=min(MODEL_REQUEST_TIMEOUT, self._time_left()),
-            record=msgspec.json.encode(RequestRecord(ending, nonce)).decode(),
-            input_tokens=self._window.bound(model, prompt.size),
+            record=RequestRecord(prompt.ending, nonce),
+            input_tokens=self._window.bound(name, prompt.size),
             listen=listen,
-            discards=bool(self.turn.failures),
+            discards=bool(turn.failures),
             nonce=nonce,
             goes_on=self._away and listen is None,
         )
+        model = self._thinking.models[number]
+        answer = await self._running.request(request, model, turn.attempts, last=turn.wrapping)
+        if isinstance(answer, AnsweredRequest):
+            self._heard(answer, prompt, name, nonce)
+        else:
+            self._unheard(answer)
 
-    def _heard(
-        self, answer: AnsweredRequest | RefusedRequest | FailedRequest, prompt: BuiltPrompt, model: Model, nonce: str
-    ) -> None:
+    def _heard(self, answer: AnsweredRequest, prompt: BuiltPrompt, name: str, nonce: str) -> None:
+        reply, recalled = answer.reply, self._recalled
+        if reply.usage is not None:
+            self._window.learn(name, prompt.size, reply.usage.input_tokens)
+        recalled.thought(reply, nonce, self._clock.now())
+        if answer.overrun:
+            recalled.turn = msgspec.structs.replace(recalled.turn, overrun=True)
+        if not self._away:
+            self._watching.said(reply.text, answer.cost_usd)
+
+    def _unheard(self, answer: RefusedRequest | FailedRequest) -> None:
         now, attempt = self._clock.now(), parse_attempt(answer.request)
         match answer:
-            case AnsweredRequest(reply=reply):
-                if reply.usage is not None:
-                    self._window.learn(model, prompt.size, reply.usage.input_tokens)
-                self._recalled.thought(reply, nonce, now)
-                if answer.overrun:
-                    self.turn = msgspec.structs.replace(self.turn, overrun=True)
-                self._watching.said(reply.text, answer.cost_usd)
             case RefusedRequest(outcome=outcome, sentence=sentence):
                 self.turn = self.turn.refused(attempt, outcome, sentence, now)
             case FailedRequest(outcome="external_halt", error=error):
@@ -292,22 +296,24 @@ class TurnLoop:
 
     async def _act(self, calls: Sequence[ToolCall]) -> None:
         """Make the calls without a result: each group concurrently, one group after the other."""
-        missing = [call for call in calls if call.id not in self._recalled.done]
-        for group, together in groupby(missing, key=lambda call: call.group):
-            if self.rules.timeout and self.turn.time_worked(self._clock.now()) >= self.rules.timeout:
+        recalled = self._recalled
+        missing = [call for call in calls if call.id not in recalled.done] if recalled.done else list(calls)
+        for group, together in groupby(missing, key=attrgetter("group")) if len(calls) > 1 else ((0, missing),):
+            if self.rules.timeout and recalled.turn.time_worked(self._clock.now()) >= self.rules.timeout:
                 return
-            members = await self._allowed(list(together))
+            members = list(together)
+            if self.rules.max_actions_per_minute:
+                members = await self._allowed(members)
             if not members:
                 continue
-            alone = sum(call.group == group for call in calls) == 1
-            name = "" if alone else f"{self._session}.t{self.turn.number}_{self.turn.steps}_{group}"
+            alone = len(calls) == 1 or sum(call.group == group for call in calls) == 1
+            name = "" if alone else f"{self._session}.t{recalled.turn.number}_{recalled.turn.steps}_{group}"
             goes_on = len(members) == 1 and self._away
-            asked = [self._call(call, name, goes_on=goes_on) for call in members]
-            answers = await self._running.calls(asked)
+            answers = await self._running.calls([self._call(call, name, goes_on=goes_on) for call in members])
             self._keep(members, answers)
         if self._running.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
-        self._recalled.acted(self._clock.now())
+        recalled.acted(self._clock.now())
 
     async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:
         """Refuse calls beyond an autonomous agent's actions per minute."""
@@ -357,7 +363,7 @@ class TurnLoop:
     def _time_left(self) -> int:
         if not self.rules.timeout:
             return MODEL_REQUEST_TIMEOUT
-        return max(1, self.rules.timeout - self.turn.time_worked(self._clock.now()))
+        return max(1, self.rules.timeout - self._recalled.turn.time_worked(self._clock.now()))
 
     async def _say(self, reason: MessageReason, text: str) -> None:
         """Tell the model something, once per step. After an erasure there is no other count."""

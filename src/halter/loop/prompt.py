@@ -31,7 +31,7 @@ from halter.core.messages import (
 )
 from halter.core.text import to_body
 from halter.core.tools import ToolSpec, add_spec_digest
-from halter.guard.model_door import AnsweredRequest, ModelRequest
+from halter.guard.model_door import AnsweredRequest, ModelRequest, RequestRecord
 from halter.loop import decide
 from halter.loop.decide import TurnLimits
 from halter.loop.history import (
@@ -83,18 +83,23 @@ def build_stable_prefix(mind: BrainSpec, offered: Sequence[ToolSpec], given: str
 
 
 class BuiltPrompt(msgspec.Struct, frozen=True):
+    """A prompt, its size, and what stands only at its end."""
+
     prompt: Prompt
     size: PromptSize
+    ending: str = ""
 
 
 def build_prompt(
     start: StablePrefix, transcript: Transcript, mind: BrainSpec, volatile: str, nonce: str, *, last_words: bool = False
 ) -> BuiltPrompt:
     """Build a prompt. Last words are asked for without tools, and the history then shows calls as text."""
-    messages = transcript.sent
+    messages: Sequence[Message] = transcript.sent
     if mind.tool_calls == "text" or last_words:
-        messages = tuple(map(to_text_message, messages))
-    ending = "\n\n".join(part for part in (volatile, explain_nonce(nonce) if nonce and not last_words else "") if part)
+        messages = [to_text_message(message) for message in messages]
+    ending = volatile
+    if nonce and not last_words:
+        ending = "\n\n".join(part for part in (volatile, explain_nonce(nonce)) if part)
     prompt = Prompt(
         system=start.system,
         messages=append_ending(messages, ending),
@@ -103,9 +108,8 @@ def build_prompt(
     )
     cut = transcript.cut.through if transcript.cut else 0
     prefix = f"{start.digest}/{cut}/{'last' if last_words else ''}"
-    return BuiltPrompt(
-        prompt, PromptSize(prefix, start.size + transcript.size, len(ending.encode("utf-8", "surrogatepass")) + 64)
-    )
+    size = PromptSize(prefix, start.size + transcript.size, len(to_body(ending)) + 64)
+    return BuiltPrompt(prompt, size, ending)
 
 
 def append_ending(messages: Sequence[Message], ending: str) -> tuple[Message, ...]:
@@ -155,32 +159,31 @@ class ContextWindow:
         self._most: int | None = None
         self._ending = 0
 
-    def bound(self, model: Model, sent: PromptSize) -> int:
-        return self._meter.bound(str(model.name), sent)
+    def bound(self, model: str, sent: PromptSize) -> int:
+        return self._meter.bound(model, sent)
 
-    def learn(self, model: Model, sent: PromptSize, reported: int) -> None:
-        self._meter = self._meter.learned(str(model.name), sent, reported)
+    def learn(self, model: str, sent: PromptSize, reported: int) -> None:
+        self._meter = self._meter.learned(model, sent, reported)
 
     async def shrink(self) -> bool:
         """Drop more, since the window is smaller than assumed; False if nothing could be dropped."""
-        model = self._thinking.models[0]
-        sent = self._meter.estimate(str(model.name), self._recalled.transcript.size)
+        model = str(self._thinking.models[0].name)
+        sent = self._meter.estimate(model, self._recalled.transcript.size)
         self._most = int(SHRINK_FACTOR * min(sent, self._room(model)))
         before = self._recalled.transcript.cut
         too_large = await self.make_room(model, self._ending)
         return not too_large and self._recalled.transcript.cut != before
 
-    async def make_room(self, model: Model, ending: int) -> str:
+    async def make_room(self, model: str, ending: int) -> str:
         """Cut the history if it has outgrown the window beside an ending of that many bytes.
 
         Return why if nothing helps.
         """
         self._ending = ending
-        name, transcript = str(model.name), self._recalled.transcript
-        room = self._room(model)
-        if self._meter.estimate(name, transcript.size) <= room:
+        transcript, room = self._recalled.transcript, self._room(model)
+        if self._meter.estimate(model, transcript.size) <= room:
             return ""
-        tokens = [self._meter.estimate(name, measure_message(message)) for message in transcript.messages]
+        tokens = [self._meter.estimate(model, measure_message(message)) for message in transcript.messages]
         marker = SUMMARY_TOKENS if self._mind.context_strategy == "summarize" else MARKER_TOKENS
         match transcript.fit(room, tokens, marker):
             case Cut() as cut:
@@ -191,9 +194,9 @@ class ContextWindow:
             case TooLarge() as found:
                 return _explain_too_large(found)
 
-    def _room(self, model: Model) -> int:
+    def _room(self, model: str) -> int:
         room = self._thinking.window - self._mind.max_output_tokens
-        room -= self._meter.estimate(str(model.name), self.fixed + self._ending) + MARKER_TOKENS
+        room -= self._meter.estimate(model, self.fixed + self._ending) + MARKER_TOKENS
         return room if self._most is None else min(room, self._most)
 
     async def _cut(self, cut: Cut) -> None:
@@ -238,7 +241,7 @@ class ContextWindow:
             purpose="summary",
             timeout=SUMMARY_TIMEOUT,
             optional=True,
-            record="{}",
+            record=RequestRecord(),
         )
         answer = await self._running.request(request, model)
         if not isinstance(answer, AnsweredRequest):

@@ -236,8 +236,11 @@ class SessionRuntime:
             return answer
         if isinstance(answer, NeedsPerson) or answer.outcome in REFUSAL_OUTCOMES:
             self._attempts[call.id] = self._attempts.get(call.id, 0) + 1
-        said = self.foreseen[answer.call] = answer.simulation or self.foreseen.get(answer.call, "")
-        return answer if said == answer.simulation else msgspec.structs.replace(answer, simulation=said)
+        if answer.simulation:
+            self.foreseen[answer.call] = answer.simulation
+        elif said := self.foreseen.get(answer.call, ""):
+            return msgspec.structs.replace(answer, simulation=said)
+        return answer
 
     async def call(self, call: Call, standing: SessionContext | None = None) -> Answer:
         """Make a call, and wait for a person, money or a window if needed.
@@ -250,7 +253,7 @@ class SessionRuntime:
     async def calls(self, calls: Sequence[Call], standing: SessionContext | None = None) -> Sequence[Answer]:
         """Make calls concurrently up to a limit; one that waits does not block the others."""
         answers: dict[str, Answer] = {}
-        waiting, overrun = list(calls), False
+        waiting, overrun = calls, False
         while waiting:
             if len(waiting) == 1:
                 call = waiting[0]
@@ -259,11 +262,15 @@ class SessionRuntime:
                 tried: Sequence[Answer | NeedsPerson | StillHeld] = [self._attempted(call, answer)]
             else:
                 tried = await self._tried(waiting, standing)
-            answers |= {answer.call: answer for answer in tried if isinstance(answer, Answer)}
             beside = self._guard.paid_beside(self.lease.session)
-            overrun = overrun or beside.overrun
-            self._spend(beside.usd + sum(each.cost_micros for each in tried if isinstance(each, Answer)), beside.tokens)
-            waiting = await self._waited_for(list(zip(waiting, tried, strict=True)))
+            overrun, usd, passed = overrun or beside.overrun, beside.usd, True
+            for each in tried:
+                if isinstance(each, Answer):
+                    answers[each.call] = each
+                    usd += each.cost_micros
+                passed = passed and isinstance(each, Answer) and each.cap is None
+            self._spend(usd, beside.tokens)
+            waiting = () if passed else await self._waited_for(list(zip(waiting, tried, strict=True)))
         found = [answers[call.id] for call in calls]
         return [msgspec.structs.replace(answer, overrun=True) for answer in found] if overrun else found
 
@@ -317,6 +324,11 @@ class SessionRuntime:
         waited = 0
         while True:
             answer = await self._guard.request(self.lease, standing, request, model, attempt, waited)
+            if isinstance(answer, AnsweredRequest):
+                self._spend(answer.cost_usd, answer.tokens)
+                if answer.overrun and request.purpose != "turn":
+                    self.overrun = True
+                return answer
             match answer:
                 case RateUsedUp(until=until):
                     waited = answer.waited + 1
@@ -329,10 +341,8 @@ class SessionRuntime:
                     request.id, str(model.name), cap
                 ):
                     attempt, waited = attempt + 1, 0
-                case AnsweredRequest() | FailedRequest():
+                case FailedRequest():
                     self._spend(answer.cost_usd, answer.tokens)
-                    passed = isinstance(answer, AnsweredRequest) and answer.overrun
-                    self.overrun = self.overrun or (request.purpose != "turn" and passed)
                     return answer
                 case RefusedRequest():
                     return answer
@@ -343,7 +353,8 @@ class SessionRuntime:
             await run_shielded(self._guard.ledger.settle_up(self.lease))
 
     def _spend(self, usd: int, tokens: int = 0) -> None:
-        self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
+        if usd or tokens:
+            self.spent = Charge(usd=self.spent.usd + usd, tokens=self.spent.tokens + tokens)
 
     async def refuse(self, calls: Sequence[Call], outcome: Outcome, sentence: str) -> Sequence[Answer]:
         return await self._guard.refuse(self.lease, calls, outcome, sentence)
