@@ -46,7 +46,7 @@ class Sensible(Scripted):
         self.asked.append(prompt)
         again = await recalled(self._world)
         if prompt.tools:
-            assert without_ending(prompt) == again.transcript.sent
+            assert without_ending(prompt) == tuple(again.transcript.sent)
         return self._answer(prompt, len(self.asked))
 
 

@@ -46,12 +46,20 @@ class RepeatedSteps(msgspec.Struct, frozen=True):
 
 
 def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str:
-    """Hash a step's calls with their full arguments and results, independent of order and call ids."""
-    given: dict[str, list[tuple[str, bytes]]] = {}
+    """Hash a step's calls with their full arguments and results, independent of order and call ids.
+
+    Every field has its length before it, so that no two lists of fields look the same.
+    """
+    given: dict[str, list[bytes]] = {}
     for result in results:
-        given.setdefault(result.id, []).append((result.outcome, to_body(result.text)))
-    steps = [(to_body(call.tool), *_canonical(call.arguments), sorted(given.get(call.id, ()))) for call in calls]
-    return hashlib.sha256(_CANONICAL_ENCODER.encode(sorted(steps))).hexdigest()
+        outcome, text = result.outcome.encode(), to_body(result.text)
+        given.setdefault(result.id, []).append(b"%d:%b%d:%b" % (len(outcome), outcome, len(text), text))
+    steps: list[bytes] = []
+    for call in calls:
+        tool, arguments = to_body(call.tool), _canonical(call.arguments)
+        step = b"%d:%b%d:%b" % (len(tool), tool, len(arguments), arguments)
+        steps.append(step + b"".join([b"%d:%b" % (len(each), each) for each in sorted(given.get(call.id, ()))]))
+    return hashlib.sha256(b"".join([b"%d:%b" % (len(step), step) for step in sorted(steps)])).hexdigest()
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:
@@ -76,13 +84,13 @@ def _repeats(steps: Sequence[str], period: int, repeated: int) -> bool:
     return all(steps[place] == steps[place - period] for place in range(end - 1, end - 1 - repeated, -1))
 
 
-def _canonical(arguments: str) -> tuple[str, bytes]:
+def _canonical(arguments: str) -> bytes:
     """Canonical JSON; invalid JSON stands for itself."""
     body = to_body(arguments)
     try:
-        return "json", _CANONICAL_ENCODER.encode(msgspec.json.decode(body))
+        return b"json " + _CANONICAL_ENCODER.encode(msgspec.json.decode(body))
     except (ValueError, RecursionError):
-        return "text", body
+        return b"text " + body
 
 
 ASK_USER: Final = "ask_user"
