@@ -421,13 +421,11 @@ async def _attend_session(context: Any, session: SessionId, screen: Screen, wait
     from halter.loop.loop import LoopObserver
     from halter.runtime.agent import build_result
     from halter.runtime.sessions import attend_session
-    from halter.state.receipt import make_receipt
 
     watching = LoopObserver(screen.listen, screen.said, screen.did)
     came, loop = await attend_session(context, session, watching=watching, waits=waits or screen.waits)
     screen.end_line()
-    made = make_receipt(await all_events(context.app, session_stream(session)))
-    return build_result(came, loop, made)
+    return build_result(came, loop, session, await all_events(context.app, session_stream(session)))
 
 
 def _tell(result: Any, agent: Path, *, as_json: bool) -> None:

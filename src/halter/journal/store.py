@@ -397,11 +397,16 @@ class JournalStore:
         self._engine = engine
         self._journal = _Journal(engine, inline=inline, salt=salt, applier=applier, observers=observers)
         self.retry: Retry | None = None
+        self._patient: tuple[Clock, StoreProblem, Self] | None = None
 
     def patient(self, clock: Clock, trouble: StoreProblem | None = None) -> Self:
         """A handle on the same store that waits while the store is unavailable, instead of raising."""
-        handle = copy.copy(self)
-        handle.retry = Retry(clock, trouble or StoreProblem())
+        known = self._patient
+        if known is not None and trouble is not None and known[:2] == (clock, trouble):
+            return known[2]
+        handle, trouble = copy.copy(self), trouble or StoreProblem()
+        handle.retry = Retry(clock, trouble)
+        self._patient = (clock, trouble, handle)
         return handle
 
     def observe(self, observer: Observer) -> None:

@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from decimal import Decimal
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
@@ -36,9 +37,9 @@ from halter.config.resolve import check_named_tools, resolve_agent
 from halter.config.yaml_reader import Document, SourceMap
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError, HalterError
-from halter.core.ids import make_worker_id, session_stream
+from halter.core.ids import make_worker_id
 from halter.core.messages import Message, Model, StreamChunk, ToolCall, ToolResult
-from halter.core.ports import read_stream
+from halter.core.ports import Stored
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool
 from halter.core.usage import Usage
@@ -85,7 +86,7 @@ class RunFailed(HalterError):
         self.result = result
 
 
-class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
     """The result of a run. `cost_usd` is in dollars and counts the whole session.
 
     `ok` says that the model finished, or asks a person for something; otherwise `sentence` says what stopped it.
@@ -100,11 +101,29 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     terminal_reason: str = ""
     sentence: str = ""
     question: str = ""
-    usage: Usage = Usage()
-    cost_usd: Decimal = Decimal(0)
-    receipt: Receipt = Receipt()
     messages: tuple[Message, ...] = ()
     near_budget: bool = False
+    events: tuple[Stored, ...] = ()
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """What the session did and cost, made from its events when it is first asked for."""
+        return make_receipt(self.events)
+
+    @property
+    def cost_usd(self) -> Decimal:
+        return self.receipt.cost_usd
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all requests."""
+        used = [line.usage for line in self.receipt.requests if line.usage is not None]
+        return Usage(
+            sum(each.input_tokens for each in used),
+            sum(each.output_tokens for each in used),
+            sum(each.cache_read_tokens for each in used),
+            sum(each.cache_write_tokens for each in used),
+        )
 
     @property
     def over(self) -> bool:
@@ -118,11 +137,11 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         return self
 
 
-def build_result(came: Conclusion, loop: TurnLoop, receipt: Receipt) -> Result[Any]:
+def build_result(came: Conclusion, loop: TurnLoop, session: str, events: Sequence[Stored]) -> Result[Any]:
     turn, messages = loop.turn, loop.messages
     text = find_last_words(messages)
     return Result(
-        session=receipt.session,
+        session=session,
         state=came.state,
         ok=came.state in GOOD_STATES and turn.why not in TROUBLED_ENDS,
         text=text,
@@ -130,11 +149,9 @@ def build_result(came: Conclusion, loop: TurnLoop, receipt: Receipt) -> Result[A
         terminal_reason=came.terminal_reason,
         sentence=came.sentence,
         question=_question(messages) if turn.why == "asked" else "",
-        usage=_sum_usage(receipt),
-        cost_usd=receipt.cost_usd,
-        receipt=receipt,
         messages=tuple(messages),
         near_budget=loop.near_budget(),
+        events=tuple(events),
     )
 
 
@@ -148,17 +165,6 @@ def _find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:
     accepted = {part.id for part in parts if isinstance(part, ToolResult) and part.outcome == "ok"}
     found = [part for part in parts if isinstance(part, ToolCall) and part.tool == tool and part.id in accepted]
     return found[-1].arguments if found else None
-
-
-def _sum_usage(receipt: Receipt) -> Usage:
-    """Sums the tokens of all requests."""
-    used = [line.usage for line in receipt.requests if line.usage is not None]
-    return Usage(
-        sum(each.input_tokens for each in used),
-        sum(each.output_tokens for each in used),
-        sum(each.cache_read_tokens for each in used),
-        sum(each.cache_write_tokens for each in used),
-    )
 
 
 class ProgramOptions(TypedDict, total=False):
@@ -429,8 +435,7 @@ class Agent(AgentProgram):
         waits = self._said_of.get("waits", self._log_wait)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
-        made = make_receipt(await read_stream(context.store, session_stream(session)))
-        result = build_result(came, loop, made)
+        result = build_result(came, loop, session, await claimed.running.events())
         if output_type is None:
             return result
         arguments = _find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None
