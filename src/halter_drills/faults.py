@@ -149,7 +149,7 @@ class _WriteBehind(Delegating):
 
     def save(self, changes: Changes) -> None:
         self._kept.append(changes)
-        self._rows |= {row.key(): row for row in (*changes.inserts, *changes.updates)}
+        self._rows |= changes.inserts | changes.updates
         self._rows |= dict.fromkeys(changes.deletes)
 
     def commit(self) -> None:

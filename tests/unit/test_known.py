@@ -32,7 +32,7 @@ class Table:
 
 
 def changing(*rows: HaltRow, deletes: list[RowKey] | None = None) -> Changes:
-    return Changes([], list(rows), deletes or [], [], [])
+    return Changes({}, {row.key(): row for row in rows}, deletes or [], [], [])
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def engine(tmp_path: Path) -> Callable[[], SqliteEngine]:
 def written(engine: SqliteEngine, row: HaltRow) -> None:
     engine.begin()
     known = engine.load([FLEET])[FLEET]
-    engine.save(changing(row) if known else Changes([row], [], [], [], []))
+    engine.save(changing(row) if known else Changes({row.key(): row}, {}, [], [], []))
     engine.commit()
 
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from halter.core.processes import install_print_masks, mask_prints, print_masked_output
+from halter.core.processes import MaskedPrints, install_print_masks, print_masked_output
 from halter.redaction.redact import Redactor, StreamRedactor
 
 SECRET = "correct-horse-battery-staple-41"
@@ -20,7 +20,7 @@ def test_what_is_printed_outside_of_a_call_passes_as_it_is(capsys: pytest.Captur
     """Commands print tokens on purpose."""
     with install_print_masks():
         sys.stdout.write(f"log in with {SECRET}\n")
-        with mask_prints(MASK):
+        with MaskedPrints(MASK):
             sys.stdout.write(f"the tool has {SECRET}\n")
         sys.stdout.writelines([f"again {SECRET}\n"])
     out = capsys.readouterr().out
@@ -35,7 +35,7 @@ async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsy
         sys.stdout.write(f"left {SECRET}\n")
 
     async def call() -> "asyncio.Task[None]":
-        with mask_prints(MASK):
+        with MaskedPrints(MASK):
             lingering = asyncio.create_task(lingers())
             beside.set()
             await asyncio.sleep(0)
@@ -56,7 +56,7 @@ async def test_only_the_task_of_a_call_is_masked_and_what_it_leaves_behind(capsy
 def test_a_call_that_asks_for_what_it_printed_to_be_shown_has_it_shown_at_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with install_print_masks(), mask_prints(MASK):
+    with install_print_masks(), MaskedPrints(MASK):
         sys.stdout.write(f"half way, with {SECRET}\n")
         assert capsys.readouterr().out == ""
         sys.stdout.flush()
@@ -82,7 +82,7 @@ def test_a_stream_that_somebody_else_exchanged_is_left_to_them() -> None:
 
 
 def test_a_log_record_has_no_secrets_for_any_handler(caplog: pytest.LogCaptureFixture) -> None:
-    with install_print_masks(), mask_prints(MASK):
+    with install_print_masks(), MaskedPrints(MASK):
         try:
             int(SECRET)
         except ValueError:
@@ -95,7 +95,7 @@ def test_a_log_record_has_no_secrets_for_any_handler(caplog: pytest.LogCaptureFi
 
 
 def test_a_closed_stream_is_no_failure_of_the_call() -> None:
-    with redirect_stdout(io.StringIO()), install_print_masks(), mask_prints(MASK):
+    with redirect_stdout(io.StringIO()), install_print_masks(), MaskedPrints(MASK):
         sys.stdout.write("something")
         sys.stdout.close()
 
@@ -103,7 +103,7 @@ def test_a_closed_stream_is_no_failure_of_the_call() -> None:
 def test_what_a_process_printed_is_shown_for_a_call_only(capsys: pytest.CaptureFixture[str]) -> None:
     with install_print_masks():
         print_masked_output("of nobody's call")
-        with mask_prints(MASK):
+        with MaskedPrints(MASK):
             print_masked_output(f"it is {SECRET}")
             print_masked_output("")
     assert capsys.readouterr() == ("", "it is [redacted:TOKEN]\n")

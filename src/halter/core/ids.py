@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable
+from functools import lru_cache
 from typing import NewType, Protocol
 
 StreamId = NewType("StreamId", str)
@@ -60,6 +61,7 @@ def make_worker_id(name: str, ids: Ids) -> WorkerId:
     return WorkerId(f"{name}.{ids.new()}")
 
 
+@lru_cache(maxsize=8192)
 def session_stream(session: str) -> StreamId:
     """The stream of a session: written only by the owner of its lease."""
     return StreamId(f"session:{session}")
@@ -74,6 +76,7 @@ def trigger_stream(trigger: str) -> StreamId:
     return StreamId(f"trigger:{trigger}")
 
 
+@lru_cache(maxsize=8192)
 def session_of(stream: StreamId) -> SessionId | None:
     """The session of a stream (its own or its inbox), if any."""
     if not stream.startswith("session:"):

@@ -166,11 +166,11 @@ def bound_prompt_tokens(prompt: Prompt) -> int:
 def bound_message_tokens(message: Message) -> int:
     size = MESSAGE_OVERHEAD
     for part in message.parts:
-        size += MESSAGE_OVERHEAD + (
-            _count_bytes(part.arguments) if isinstance(part, ToolCall) else _count_bytes(part.text)
-        )
+        text = part.arguments if isinstance(part, ToolCall) else part.text
+        size += MESSAGE_OVERHEAD + (len(text) if text.isascii() else len(to_body(text)))
         if not isinstance(part, Text):
-            size += _count_bytes(part.id) + _count_bytes(part.tool)
+            name = part.id + part.tool
+            size += len(name) if name.isascii() else len(to_body(name))
     return size
 
 

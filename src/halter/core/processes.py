@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from mmap import mmap
 from typing import Any, Final, NamedTuple, Protocol, TextIO, cast
 from weakref import WeakValueDictionary
@@ -220,17 +220,34 @@ class PrintMask(Protocol):
     def finish(self) -> str: ...
 
 
-class _Call:
-    """The output of one call.
+class MaskedPrints:
+    """While the block runs, masks what its code prints, and what that starts.
 
     The end of each text is held back, since a secret may be printed in pieces, until the call ends or flushes.
     """
+
+    __slots__ = ("_lock", "_make", "_masks", "_over", "_token")
 
     def __init__(self, make: Callable[[], PrintMask]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._masks: dict[int, tuple[TextIO, PrintMask]] = {}
         self._over = False
+        self._token: Token[MaskedPrints | None] | None = None
+
+    def __enter__(self) -> None:
+        self._token = _CALL.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            _CALL.reset(self._token)
+        with self._lock:
+            self._over = True
+            for stream, mask in self._masks.values():
+                # A terminal that is gone is no failure of the call.
+                with suppress(OSError, ValueError):
+                    stream.write(mask.finish())
+                    stream.flush()
 
     def write(self, stream: TextIO, text: str) -> None:
         with self._lock:
@@ -248,33 +265,12 @@ class _Call:
                 stream.write(mask.finish())
             stream.flush()
 
-    def finish(self) -> None:
-        with self._lock:
-            self._over = True
-            for stream, mask in self._masks.values():
-                # A terminal that is gone is no failure of the call.
-                with suppress(OSError, ValueError):
-                    stream.write(mask.finish())
-                    stream.flush()
-
     def masked(self, text: str) -> str:
         mask = self._make()
         return mask.feed(text) + mask.finish()
 
 
-_CALL: Final = ContextVar[_Call | None]("halter_prints", default=None)
-
-
-@contextmanager
-def mask_prints(make: Callable[[], PrintMask]) -> Generator[None]:
-    """Mask what the code in this block prints, and what it starts."""
-    call = _Call(make)
-    token = _CALL.set(call)
-    try:
-        yield
-    finally:
-        _CALL.reset(token)
-        call.finish()
+_CALL: Final = ContextVar[MaskedPrints | None]("halter_prints", default=None)
 
 
 def print_masked_output(text: str) -> None:
@@ -325,7 +321,7 @@ class _MaskingRecordFactory:
         return record if call is None else _mask_record(record, call)
 
 
-def _mask_record(record: logging.LogRecord, call: _Call) -> logging.LogRecord:
+def _mask_record(record: logging.LogRecord, call: MaskedPrints) -> logging.LogRecord:
     """Mask the text of a record for all handlers. A malformed one is reported by logging itself."""
     try:
         message = record.getMessage()

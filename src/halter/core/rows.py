@@ -271,6 +271,9 @@ class SpendRow(Row, frozen=True):
     cache_read_tokens: int
     cache_write_tokens: int
 
+    def key(self) -> RowKey:
+        return (SpendRow, (self.at, self.hold))
+
 
 class HaltRow(Row, frozen=True):
     """Whether a scope is halted, or since when it is being let go again."""

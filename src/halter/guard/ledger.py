@@ -222,9 +222,12 @@ class Ledger:
         deadline = now + patience
         while True:
             write = intent(now)
-            joined = self._joined(write)
-            committed = await self._store.commit(joined)
-            if joined is not write:
+            before = self._put_off.get(write.lease) if write.lease is not None else None
+            if before is None:
+                committed = await self._store.commit(write)
+            else:
+                joined = Write(write.stream, write.key, write.decide, write.reads, write.lease, write.others, before)
+                committed = await self._store.commit(joined)
                 self._wrote(joined)
             if committed.events:
                 return committed

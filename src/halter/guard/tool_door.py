@@ -26,7 +26,7 @@ from halter.core.ids import inbox_stream, session_stream
 from halter.core.messages import Message, Model, Prompt, Text
 from halter.core.money import micros_to_usd
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Store, Write, offload_body, read_body
-from halter.core.processes import PrintMask, mask_prints
+from halter.core.processes import MaskedPrints, PrintMask
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, RuleRow
 from halter.core.text import clean, from_body, to_body
 from halter.core.tools import (
@@ -262,7 +262,7 @@ class ToolDoor:
         self._clock = clock
         self._ledger = ledger
         self._redact = redact
-        self._prints = partial(mask_prints, print_mask or partial(WholeTextMask, redact))
+        self._prints = partial(MaskedPrints, print_mask or partial(WholeTextMask, redact))
         self._patience = patience
         self._halts = halts or HaltWatch(store, clock)
         self._secrets = secrets

@@ -49,7 +49,7 @@ NO_BODY: Final = b""
 class WorkingSet:
     """The locked rows of one transaction, as its writes change them one after the other."""
 
-    __slots__ = ("_appended", "_loaded", "_rows", "_touched", "erasures", "events", "now")
+    __slots__ = ("_changed", "_loaded", "_rows", "erasures", "events", "now")
 
     def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
         self._rows: dict[RowKey, Any] = dict(loaded)
@@ -65,8 +65,7 @@ class WorkingSet:
         self.now = now
         self.events: list[Stored] = []
         self.erasures: list[EraseBodies] = []
-        self._touched: dict[RowKey, None] = {}
-        self._appended: list[Row] = []
+        self._changed: dict[RowKey, Row | None] = {}
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         try:
@@ -77,41 +76,34 @@ class WorkingSet:
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
-        if row.APPEND_ONLY:
-            self._appended.append(row)
-            return
         key = row.key()
-        if key not in self._rows:
+        if key not in self._rows and not row.APPEND_ONLY:
             message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
             raise UndeclaredRow(message)
-        self._rows[key] = row
-        self._touched[key] = None
+        self._rows[key] = self._changed[key] = row
 
     def drop(self, key: RowKey) -> None:
-        self._rows[key] = None
-        self._touched[key] = None
+        self._rows[key] = self._changed[key] = None
 
     def erase(self, bodies: EraseBodies) -> None:
         self.erasures.append(bodies)
 
     def changes(self) -> "Changes":
-        changes = Changes(self._appended, [], [], self.events, self.erasures)
-        loaded, rows = self._loaded, self._rows
-        for key in self._touched:
-            before, after = loaded[key], rows[key]
-            if after is None:
-                if before is not None:
+        changes, loaded = Changes({}, {}, [], self.events, self.erasures), self._loaded
+        for key, row in self._changed.items():
+            if row is None:
+                if loaded.get(key) is not None:
                     changes.deletes.append(key)
-            elif before is None:
-                changes.inserts.append(after)
+            elif loaded.get(key) is None:
+                changes.inserts[key] = row
             else:
-                changes.updates.append(after)
+                changes.updates[key] = row
         return changes
 
 
 class Changes(msgspec.Struct, frozen=True):
-    inserts: list[Row]
-    updates: list[Row]
+    inserts: dict[RowKey, Row]
+    updates: dict[RowKey, Row]
     deletes: list[RowKey]
     events: list[Stored]
     erasures: list[EraseBodies]
@@ -143,6 +135,8 @@ def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) ->
     if write.lease is None:
         for draft in drafts:
             _refuse_newer_session(draft.stream or write.stream, rows)
+    if len(drafts) == 1:
+        return Committed((append_event(drafts[0], write, rows, salt),))
     return Committed(tuple([append_event(draft, write, rows, salt) for draft in drafts]))
 
 

@@ -182,15 +182,14 @@ class MemoryEngine:
     def begin(self, *, wait: bool = True) -> None: ...
 
     def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        rows = self._rows
-        return {key: rows.get(key) for key in keys}
+        return dict(zip(keys, map(self._rows.get, keys), strict=True))
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
-        return {
-            key: tuple(self._streams[stream][seq - 1] for stream, seq in self._keys[key])
-            for key in keys
-            if key in self._keys
-        }
+        found: dict[str, tuple[Stored, ...]] = {}
+        for key in keys:
+            if key in self._keys:
+                found[key] = tuple(self._streams[stream][seq - 1] for stream, seq in self._keys[key])
+        return found
 
     def now(self) -> int:
         return self._clock()
@@ -204,17 +203,27 @@ class MemoryEngine:
             self._apply(changes)
 
     def _apply(self, changes: Changes) -> None:
-        for row in changes.inserts:
-            self._place(row)
-        for row in changes.updates:
-            self._place(row)
+        self._rows.update(changes.inserts)
+        self._rows.update(changes.updates)
+        self._unmirrored.rows.update(dict.fromkeys(changes.inserts))
+        self._unmirrored.rows.update(dict.fromkeys(changes.updates))
+        for key in changes.inserts:
+            self._list(key)
         for key in changes.deletes:
             del self._rows[key]
             self._tables.get(key[0], {}).pop(key, None)
             self._unmirrored.rows[key] = None
+        streams, keys = self._streams, self._keys
         for event in changes.events:
-            self._streams.setdefault(event.stream, []).append(event)
-            self._keys.setdefault(event.key, []).append((event.stream, event.seq))
+            stream, key = event.stream, event.key
+            if stream in streams:
+                streams[stream].append(event)
+            else:
+                streams[stream] = [event]
+            if key in keys:
+                keys[key].append((stream, event.seq))
+            else:
+                keys[key] = [(stream, event.seq)]
         self._unmirrored.events.extend(changes.events)
         for erase in changes.erasures:
             self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))
@@ -229,6 +238,10 @@ class MemoryEngine:
         key = row.key()
         self._rows[key] = row
         self._unmirrored.rows[key] = None
+        self._list(key)
+
+    def _list(self, key: RowKey) -> None:
+        """Note a key of a table that queries go through."""
         kind = key[0]
         if kind is SessionRow:
             self._sessions[key[1][0]] = key
@@ -364,11 +377,11 @@ class MemoryEngine:
     def _mirror_into(self, mirror: SqliteEngine, pending: "MirrorBacklog") -> None:
         mirror.begin()
         before = mirror.load(list(pending.rows))
-        changes = Changes([], [], [], pending.events, [])
+        changes = Changes({}, {}, [], pending.events, [])
         for key, old in before.items():
             new = self._rows.get(key)
             if new is not None:
-                (changes.inserts if old is None else changes.updates).append(new)
+                (changes.inserts if old is None else changes.updates)[key] = new
             elif old is not None:
                 changes.deletes.append(key)
         mirror.write(changes)

@@ -345,9 +345,8 @@ class PostgresEngine:
 
     def _write(self, connection: PgConnection, changes: Changes) -> None:
         """Insert in lock order too: two processes that insert the same rows wait, but never deadlock."""
-        inserts = sorted(((row.key(), row) for row in changes.inserts), key=lambda pair: lock_order(pair[0]))
-        self._insert(connection, [row for _, row in inserts])
-        for table, rows in groupby(sorted(changes.updates, key=_table_order), type):
+        self._insert(connection, [changes.inserts[key] for key in sorted(changes.inserts, key=lock_order)])
+        for table, rows in groupby(sorted(changes.updates.values(), key=_table_order), type):
             statement = make_batch_statements(table)
             connection.execute(statement.update, to_columns(statement.kinds, map(msgspec.structs.astuple, rows)))
         for table, keys in _group_by_table(changes.deletes):

@@ -438,12 +438,11 @@ class SqliteEngine:
         """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
         with self._in_words:
             execute = self._connection.execute
-            for row in changes.inserts:
-                execute(make_row_statements(type(row)).insert, msgspec.structs.astuple(row))
-            for row in changes.updates:
+            for (kind, _), row in changes.inserts.items():
+                execute(make_row_statements(kind).insert, msgspec.structs.astuple(row))
+            for (kind, key), row in changes.updates.items():
                 values = msgspec.structs.astuple(row)
-                size = len(row.KEY)
-                execute(make_row_statements(type(row)).update, values[size:] + values[:size])
+                execute(make_row_statements(kind).update, (*values[len(key) :], *key))
             for kind, values in changes.deletes:
                 execute(make_row_statements(kind).delete, values)
             self._known.wrote(changes)

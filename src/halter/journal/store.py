@@ -239,7 +239,7 @@ class _Journal:
         if not self._writing_now.acquire(blocking=wait):
             raise Busy
         engine, refused = self.engine, False
-        every = [each for write in writes for each in (list_write_chain(write) if write.first else (write,))]
+        every = [each for write in writes for each in list_write_chain(write)]
         try:
             for _ in range(MOST_DECISION_ATTEMPTS):
                 engine.begin(wait=wait)
@@ -566,8 +566,14 @@ def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Se
     return done.result() if error is None else [error] * count
 
 
-def list_write_chain(write: Write) -> Sequence[Write]:
-    return (write,) if write.first is None else (*list_write_chain(write.first), write)
+def list_write_chain(write: Write) -> list[Write]:
+    """A write after those that are done just before it."""
+    chain, before = [write], write.first
+    while before is not None:
+        chain.append(before)
+        before = before.first
+    chain.reverse()
+    return chain
 
 
 def _clean_write_keys(write: Write) -> Write:
@@ -613,8 +619,8 @@ class RowCache:
 
     def wrote(self, changes: Changes) -> None:
         """Take in the changes of the open transaction. Append-only rows are rarely read again, so they are skipped."""
-        for row in (*changes.inserts, *changes.updates):
-            key = row.key()
+        self._written |= changes.updates
+        for key, row in changes.inserts.items():
             if not row.APPEND_ONLY or key in self._rows:
                 self._written[key] = row
         for key in changes.deletes:

@@ -321,9 +321,14 @@ class Transcript:
 
     def add(self, message: Message) -> None:
         """Add a message; consecutive messages to the model are merged."""
-        message = shorten_results(message, LONGEST_RESULT)
+        starts = True
+        for part in message.parts:
+            if isinstance(part, ToolResult):
+                starts = message.role == "assistant"
+                if len(part.text) > LONGEST_RESULT:
+                    message = shorten_results(message, LONGEST_RESULT)
         self.messages.append(message)
-        self._starts.append(may_start(message))
+        self._starts.append(starts)
         last = self.sent[-1] if self.sent else None
         if last is not None and last.role == message.role == "user":
             merged = Message("user", (*last.parts, *message.parts))

@@ -110,7 +110,11 @@ class Tariff(msgspec.Struct, frozen=True):
     loading: tuple[int, int]
 
     def cost(self, usage: Usage, at: int) -> int:
-        period = next(period for period in self.periods if period.holds(at))
+        period = self.periods[-1]
+        for each in self.periods[:-1]:
+            if each.holds(at):
+                period = each
+                break
         read, write = usage.cache_read_tokens, usage.cache_write_tokens
         tier = _find_tier(period.tiers, usage.input_tokens)
         exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
@@ -120,9 +124,8 @@ class Tariff(msgspec.Struct, frozen=True):
         """The most that a request of these tokens can cost, also if it is billed up to a day later."""
         if max_output_tokens < 0:
             raise ValueError(f"A request cannot have {max_output_tokens} output tokens.")
-        dearest = max(
-            ceiling.cost(input_tokens, 0, 0, max_output_tokens) for ceiling in self._ceilings(input_tokens, at)
-        )
+        ceilings = self._ceilings(input_tokens, at)
+        dearest = max([ceiling.cost(input_tokens, 0, 0, max_output_tokens) for ceiling in ceilings])
         numerator, denominator = self.loading
         return -(-dearest * numerator // (denominator * SCALE))
 
@@ -133,13 +136,15 @@ class Tariff(msgspec.Struct, frozen=True):
         fitting = (_output_in(room, ceiling, input_tokens) for ceiling in self._ceilings(input_tokens, at))
         return max(0, min(at_most, *fitting))
 
-    def _ceilings(self, input_tokens: int, at: int) -> Iterator[Tier]:
-        """Yield what may apply when the request is billed: any time of day, and what starts within a day."""
+    def _ceilings(self, input_tokens: int, at: int) -> list[Tier]:
+        """What may apply when the request is billed: any time of day, and what starts within a day."""
+        found: list[Tier] = []
         for period in self.periods:
             if period.since <= at + DAY:
-                yield _find_tier(period.ceilings, input_tokens)
+                found.append(_find_tier(period.ceilings, input_tokens))
             if period.since <= at and period.daily is None:
-                return
+                break
+        return found
 
 
 def _find_tier(tiers: Iterable[Tier], input_tokens: int) -> Tier:

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 import msgspec
 
-from halter.core.messages import Message, Part, Prompt, Reply, Text, ToolCall, ToolResult
+from halter.core.messages import Message, Part, Prompt, Reply, ToolCall
 from halter.core.ports import Lease
 from halter.core.text import clean, to_body, word_set
 from halter.core.tools import ToolSpec
@@ -332,7 +332,7 @@ _CACHE_ATTRIBUTE: Final = "masked"
 
 
 def mask_text(text: str, redact: Redact) -> str:
-    return redact(clean(text))
+    return redact(text if text.isascii() and "\x00" not in text else clean(text))
 
 
 class PromptMasker:
@@ -369,8 +369,8 @@ def mask_message(message: Message, redact: Redact) -> Message:
     kept = vars(message).get(_CACHE_ATTRIBUTE)
     if kept is not None and kept[0] == redact:
         return kept[1]
-    parts = tuple([_mask_part(part, redact) for part in message.parts])
-    made = message if parts == message.parts else Message(message.role, parts)
+    parts = _mask_parts(message.parts, redact)
+    made = message if parts is message.parts else Message(message.role, parts)
     if made is not message:
         vars(made)[_CACHE_ATTRIBUTE] = (redact, made)
     vars(message)[_CACHE_ATTRIBUTE] = (redact, made)
@@ -391,20 +391,27 @@ def change_texts(value: Any, change: Redact) -> Any:
 
 
 def mask_reply(reply: Reply, redact: Redact) -> Reply:
-    parts = cast("tuple[Text | ToolCall, ...]", tuple([_mask_part(part, redact) for part in reply.parts]))
-    return reply if parts == reply.parts else msgspec.structs.replace(reply, parts=parts)
+    parts = _mask_parts(reply.parts, redact)
+    return reply if parts is reply.parts else msgspec.structs.replace(reply, parts=parts)
 
 
-def _mask_part(part: Part, redact: Redact) -> Part:
-    match part:
-        case Text() | ToolResult():
-            text = mask_text(part.text, redact)
-            return part if text is part.text else msgspec.structs.replace(part, text=text)
-        case ToolCall():
+def _mask_parts(parts: tuple[Part, ...], redact: Redact) -> tuple[Part, ...]:
+    """Mask every text of a message; the same tuple, if there is nothing to mask."""
+    masked: list[Part] | None = None
+    for place, part in enumerate(parts):
+        if isinstance(part, ToolCall):
             tool, arguments = mask_text(part.tool, redact), mask_text(part.arguments, redact)
             if tool is part.tool and arguments is part.arguments:
-                return part
-            return msgspec.structs.replace(part, tool=tool, arguments=arguments)
+                continue
+            changed: Part = msgspec.structs.replace(part, tool=tool, arguments=arguments)
+        else:
+            text = mask_text(part.text, redact)
+            if text is part.text:
+                continue
+            changed = msgspec.structs.replace(part, text=text)
+        masked = masked or list(parts)
+        masked[place] = changed
+    return parts if masked is None else tuple(masked)
 
 
 @lru_cache(maxsize=64)

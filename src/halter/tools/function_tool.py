@@ -134,7 +134,7 @@ class FunctionArguments:
         """The arguments of the call: secrets in place of their names, and the call's id."""
         if find_secret_names(arguments.canonical):
             return self.read(self.revealed(arguments, permit), permit.id)
-        return {**arguments.values, **dict.fromkeys(self._keys, CallKey(permit.id))}
+        return {**arguments.values, **dict.fromkeys(self._keys, CallKey(permit.id))} if self._keys else arguments.values
 
     def revealed(self, arguments: Valid, permit: Permit) -> bytes:
         """Put secrets into the plain JSON, so that they reach arguments of every type."""
@@ -226,6 +226,7 @@ class FunctionTool:
         threaded: bool = False,
     ) -> None:
         self._function = PermitGate(function)
+        self._awaited = inspect.iscoroutinefunction(function)
         self._arguments = FunctionArguments(spec.name, function)
         self._check = None if check is None else PermitGate(check)
         self._max_output = max_output
@@ -281,8 +282,10 @@ class FunctionTool:
                 # It reads the agent's folder, which may be large.
                 await asyncio.to_thread(self._starts)
             return await run_isolated(function, plain, permit.id, self._max_output)
-        unstoppable = self.spec.effect == "write"
-        return await self._called(function, self._filled(arguments, permit), unstoppable=unstoppable)
+        filled = self._filled(arguments, permit)
+        if self._awaited:
+            return to_output(await _await_call(function, filled), self._max_output)
+        return await self._called(function, filled, unstoppable=self.spec.effect == "write")
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         """Run the tool's own check; without one, the outcome is unknown."""
@@ -304,10 +307,13 @@ class FunctionTool:
         return await run_forked(call, function.__name__, self._max_output)
 
     def _filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
-        missing = [name for name in self._arguments.deps if name not in self._given]
+        filled, deps = self._arguments.filled(arguments, permit), self._arguments.deps
+        if not deps:
+            return filled
+        missing = [name for name in deps if name not in self._given]
         if missing:
             raise Failed("NoDeps", f"{self.spec.name} needs {', '.join(missing)}: run its agent with `deps`.")
-        return {**self._arguments.filled(arguments, permit), **self._given}
+        return {**filled, **self._given}
 
     def __call__(self, *_arguments: Any, **_more: Any) -> NoReturn:
         raise TypeError(
