@@ -260,13 +260,15 @@ class Checkpointer:
     def saw(self, events: Sequence[Stored]) -> None:
         with self._guard:
             for event in events:
-                if event.seq > self._heads.get(event.stream, (0, b""))[0]:
+                known = self._heads.get(event.stream)
+                if known is None or event.seq > known[0]:
                     self._heads[event.stream] = (event.seq, event.hash)
                     self._last = event.stream
-                self._tally.update(_tally(event))
+                if told := _tally(event):
+                    self._tally.update(told)
+                if event.kind in IMMEDIATE_KINDS and not self.problem:
+                    self._due_at = 0
             self._events += len(events)
-            if not self.problem and any(event.kind in IMMEDIATE_KINDS for event in events):
-                self._due_at = 0
             if self._now() >= self._due_at or (self._events >= self._every_events and not self.problem):
                 self._write(LOCK_PAUSES)
 

@@ -97,6 +97,11 @@ class StoreView(Protocol):
 class Engine(Protocol):
     """One store's way of keeping rows and events."""
 
+    @property
+    def local(self) -> bool:
+        """Whether a short read takes less time than waking a thread."""
+        ...
+
     def begin(self, *, wait: bool = True) -> None:
         """Open a write transaction; raise Busy instead of waiting if `wait` is False."""
         ...

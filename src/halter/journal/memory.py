@@ -159,6 +159,8 @@ class MemoryEngine:
     most frequent ones are answered by the dictionaries.
     """
 
+    local = True
+
     def __init__(self, *, now: Callable[[], int], new_id: Callable[[], str], lease: int = LEASE_DURATION) -> None:
         self._clock = now
         self._store = new_id()

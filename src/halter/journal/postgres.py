@@ -264,6 +264,8 @@ class PostgresEngine:
     stream inserted and removed.
     """
 
+    local = False
+
     def __init__(
         self, url: str, *, new_id: Callable[[], str], lease: int = LEASE_DURATION, patience: str = LOCK_TIMEOUT
     ) -> None:

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -328,6 +329,12 @@ def _decode_lenient(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
+@cache
+def select_by_keys(count: int) -> str:
+    """The events that earlier writes of so many keys appended."""
+    return load_queries("sqlite/engine.sql")["by_key"].replace("= :key", f"IN ({', '.join('?' * count)})")
+
+
 OLDEST_SQLITE: Final = (3, 37, 0)
 TRUNCATE_ATTEMPTS: Final = 50
 """Attempts to truncate the log while others read it, over a tenth of a second: this holds the write lock."""
@@ -337,6 +344,8 @@ LEASE_DURATION: Final = 15 * SECOND
 
 class SqliteEngine:
     """Rows and events in one SQLite file, shared by any number of processes on one machine."""
+
+    local = True
 
     def __init__(
         self,
@@ -416,10 +425,9 @@ class SqliteEngine:
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
         found: dict[str, tuple[Stored, ...]] = {}
         with self._in_words:
-            for key in keys:
-                rows = self._connection.execute(self._sql["by_key"], {"key": key}).fetchall()
-                if rows:
-                    found[key] = tuple(read_stored_event(row) for row in rows)
+            for row in self._connection.execute(select_by_keys(len(keys)), keys).fetchall():
+                event = read_stored_event(row)
+                found[event.key] = (*found.get(event.key, ()), event)
         return found
 
     def now(self) -> int:

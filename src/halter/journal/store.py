@@ -119,6 +119,14 @@ MOST_CHUNKS_FOUND: Final = 1000
 CHUNKS_PER_WRITE: Final = 200
 """Chunks per transaction: other writers wait for a fraction of a second."""
 
+SHORT_QUERIES: Final = frozenset(
+    ("session", "decision", "budget", "trigger", "snapshot", "all_halts", "all_rules", "all_agents", "head")
+)
+"""Queries of one row or of a short table, which take less time than waking a thread."""
+
+TURNS: Final = 16
+"""How many reads and writes in the caller's thread come before other tasks get a turn."""
+
 INDEX_ATTEMPTS: Final = 5
 MOST_DECISION_ATTEMPTS: Final = 20
 """How often a transaction is decided again because another process had just inserted one of its rows."""
@@ -154,6 +162,9 @@ class _Journal:
         self.observers = observers
         self._waiting: deque[tuple[Write, asyncio.Future[Committed]]] = deque()
         self._busy = False
+        self._reading = 0
+        self._turns = 0
+        self._last_task: asyncio.Task[Any] | None = None
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
         self._reader = ThreadPoolExecutor(1, "halter-journal-reader")
@@ -165,8 +176,19 @@ class _Journal:
         self._watcher: asyncio.Task[None] | None = None
         self._closed = False
 
-    def commit_here(self, write: Write) -> Committed:
-        return self._told(self._run([write])[0])
+    async def commit(self, write: Write) -> Committed:
+        """Commit at once for a task that commits alone; what several tasks write together shares a transaction."""
+        if self.inline:
+            return self._told(self._run([write])[0])
+        task, last = asyncio.current_task(), self._last_task
+        self._last_task = task
+        if task is last and not self._busy and self._timers:
+            await self._take_turns()
+            try:
+                return self._told(self._run([write], wait=False)[0])
+            except Busy:
+                pass
+        return await self.queued(write)
 
     def queued(self, write: Write) -> asyncio.Future[Committed]:
         """Queue a write: what waits together shares a transaction."""
@@ -190,9 +212,24 @@ class _Journal:
 
         return alone() if self.inline else await asyncio.get_running_loop().run_in_executor(self._writer, alone)
 
-    async def read(self, job: Callable[[], T]) -> T:
-        """Run a job that may overlap a transaction."""
-        return job() if self.inline else await asyncio.get_running_loop().run_in_executor(self._reader, job)
+    async def read(self, job: Callable[[], T], *, short: bool = False) -> T:
+        """Run a job that may overlap a transaction; a short one in this thread, unless the reader is at work."""
+        if self.inline:
+            return job()
+        if short and self.engine.local and not self._reading:
+            await self._take_turns()
+            return job()
+        self._reading += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._reader, job)
+        finally:
+            self._reading -= 1
+
+    async def _take_turns(self) -> None:
+        """Let other tasks run now and then: what is done in this thread does not wait, and a loop of it would never."""
+        self._turns += 1
+        if self._turns % TURNS == 0:
+            await asyncio.sleep(0)
 
     async def study(self, job: Callable[[StoreView], T]) -> T:
 
@@ -415,20 +452,17 @@ class JournalStore:
     async def commit(self, write: Write) -> Committed:
         write, journal = _clean_write_keys(write), self._journal
         try:
-            committed = journal.commit_here(write) if journal.inline else await journal.queued(write)
+            committed = await journal.commit(write)
         except StoreUnavailable as away:
             if self.retry is None:
                 raise
-            return await self.retry.repeat(partial(self._commit_once, write), away)
+            return await self.retry.repeat(partial(journal.commit, write), away)
         if self.retry is not None and self.retry.trouble.problem:
             self.retry.trouble.passed()
         return committed
 
-    async def _commit_once(self, write: Write) -> Committed:
-        return self._journal.commit_here(write) if self._journal.inline else await self._journal.queued(write)
-
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        return await self._read(lambda: self._engine.read(StreamId(clean(stream)), after, limit))
+        return await self._read(lambda: self._engine.read(StreamId(clean(stream)), after, limit), short=True)
 
     async def claim(
         self,
@@ -452,7 +486,7 @@ class JournalStore:
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
-        found = await self._read(lambda: self._engine.ask(query.name, params))
+        found = await self._read(lambda: self._engine.ask(query.name, params), short=query.name in SHORT_QUERIES)
         return [msgspec.convert(row, query.row, strict=False) for row in found]
 
     async def now(self) -> int:
@@ -547,8 +581,8 @@ class JournalStore:
     async def _write(self, job: Callable[[], T]) -> T:
         return await self._patiently(lambda: self._journal.write(job))
 
-    async def _read(self, job: Callable[[], T]) -> T:
-        return await self._patiently(lambda: self._journal.read(job))
+    async def _read(self, job: Callable[[], T], *, short: bool = False) -> T:
+        return await self._patiently(lambda: self._journal.read(job, short=short))
 
     async def _patiently(self, use: Callable[[], Awaitable[T]]) -> T:
         if self.retry is None:

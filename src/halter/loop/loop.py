@@ -4,6 +4,7 @@ The decisions are in `decide`, and pure. Events are written first, then folded: 
 events is in the same state, and continues from there.
 """
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -84,6 +85,9 @@ class HotStateCapture(msgspec.Struct, frozen=True):
     body: bytes
     digest: str
 
+
+STEPS_AT_A_TIME: Final = 16
+"""After so many steps other tasks get a turn: a session that never waits would keep the event loop to itself."""
 
 NO_LIVE_CONTEXT: Final = LiveContext()
 NO_OBSERVER: Final = LoopObserver()
@@ -205,8 +209,11 @@ class TurnLoop:
         The outcome of a step is committed with the next step's intent, and the turn's end with what follows: that the
         session rests, or ends.
         """
-        recalled = self._recalled
+        recalled, done = self._recalled, 0
         while not (turn := recalled.turn).over:
+            done += 1
+            if done % STEPS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
             chance = self._chance.random() if turn.failures else 1.0
             near = not turn.warned and not turn.calls and self.near_budget()
             match decide_next_step(turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
