@@ -40,6 +40,7 @@ from halter.core.ports import (
     Write,
     split_query_words,
 )
+from halter.core.rows import AuditRow, HoldRow
 from halter.core.text import clean
 from halter.core.vocabulary import Row, RowKey
 from halter.journal.apply import Applier, Changes, WorkingSet, apply_write, fence, list_declared_rows
@@ -275,38 +276,58 @@ class _Journal:
         """
         if not self._writing_now.acquire(blocking=wait):
             raise Busy
-        engine, refused = self.engine, False
-        every = [each for write in writes for each in list_write_chain(write)]
+        refused = False
         try:
             for _ in range(MOST_DECISION_ATTEMPTS):
-                engine.begin(wait=wait)
                 try:
-                    loaded = engine.load(list_declared_rows(every))
-                    earlier = dict(engine.committed([write.key for write in every]))
-                    rows = WorkingSet(loaded, engine.now())
-                    answers = [self._commit_one(write, earlier, rows) for write in writes]
-                    changes = rows.changes()
-                    if changes.events:
-                        engine.save(changes)
-                    engine.commit()
-                    break
-                except BaseException as error:
-                    engine.rollback()
+                    return self._finish(*self._decide(writes, wait=wait))
+                except (Conflict, RowRefused) as error:
                     # A row that another process inserted meanwhile can make a decision that fits no row: look again.
-                    if not isinstance(error, Conflict) and (refused or not isinstance(error, RowRefused)):
+                    if refused and isinstance(error, RowRefused):
                         raise
                     refused = refused or isinstance(error, RowRefused)
-            else:
-                message = (
-                    f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
-                    "inserted; it may be tried again."
-                )
-                raise StoreUnavailable(message)
+            message = (
+                f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
+                "inserted; it may be tried again."
+            )
+            raise StoreUnavailable(message)
         finally:
             self._writing_now.release()
-        for observer in self.observers if rows.events else ():
-            observer.saw(rows.events)
+
+    def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
+        """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
+        engine = self.engine
+        every = [each for write in writes for each in list_write_chain(write)]
+        engine.begin(wait=wait)
+        try:
+            loaded = engine.load(list_declared_rows(every))
+            earlier = dict(engine.committed([write.key for write in every]))
+            rows = WorkingSet(loaded, engine.now())
+            answers = [self._commit_one(write, earlier, rows) for write in writes]
+            changes = rows.changes()
+            if changes.events:
+                engine.save(changes)
+        except BaseException:
+            engine.rollback()
+            raise
+        return answers, rows.events
+
+    def _finish(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
+        try:
+            self.engine.commit()
+        except BaseException:
+            self.engine.rollback()
+            raise
+        for observer in self.observers if fresh else ():
+            observer.saw(fresh)
         return answers
+
+    def _sync(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
+        """Make durable, in the writer's thread, what was decided in the thread of the event loop."""
+        try:
+            return self._finish(answers, fresh)
+        finally:
+            self._writing_now.release()
 
     def _commit_one(self, write: Write, earlier: dict[str, tuple[Stored, ...]], rows: WorkingSet) -> WriteAnswer:
         """Do one write after its `first`; if that is refused, so is this one."""
@@ -339,12 +360,14 @@ class _Journal:
         asyncio.get_running_loop().run_in_executor(self._writer, observer.flush)
 
     def _flush(self) -> None:
-        """Commit what waits. A lone write runs in this thread, which is cheaper than waking another."""
+        """Commit what waits. This thread decides, which is cheaper than waking another; what fails is tried there."""
         batch = [self._waiting.popleft() for _ in range(min(LARGEST_BATCH, len(self._waiting)))]
+        writes = [write for write, _ in batch]
+        loop = asyncio.get_running_loop()
         if len(batch) == 1:
             answers: Sequence[WriteAnswer | Exception] = ()
             try:
-                answers = self._run([batch[0][0]], wait=False)
+                answers = self._run(writes, wait=False)
             except Busy:
                 pass
             except Exception as error:  # noqa: BLE001  the caller of this write gets its error
@@ -353,7 +376,19 @@ class _Journal:
                 self._answer(batch, answers)
                 self._flushed()
                 return
-        attempt = asyncio.get_running_loop().run_in_executor(self._writer, self._run, [write for write, _ in batch])
+        elif self._writing_now.acquire(blocking=False):
+            # Two threads that take turns at every statement are in each other's way: only the sync is another's.
+            try:
+                decided = self._decide(writes, wait=False)
+            except BaseException as error:
+                self._writing_now.release()
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                attempt = loop.run_in_executor(self._writer, self._sync, *decided)
+                attempt.add_done_callback(lambda done: self._wrote(batch, done))
+                return
+        attempt = loop.run_in_executor(self._writer, self._run, writes)
         attempt.add_done_callback(lambda done: self._wrote(batch, done))
 
     def _wrote(
@@ -625,6 +660,9 @@ MOST_CACHED_ROWS: Final = 10_000
 """Rows cached at once: those of a thousand active sessions, in a few megabytes."""
 
 
+MADE_ONCE: Final[frozenset[type[Row]]] = frozenset((HoldRow, AuditRow))
+
+
 class RowCache:
     """The rows of a store as one connection knows them.
 
@@ -646,9 +684,13 @@ class RowCache:
             self._at = version
         known, found = self._rows, dict[RowKey, Row | None]()
         for key in keys:
-            if key not in known:
-                known[key] = self._look(key)
-            found[key] = known[key]
+            if key in known:
+                found[key] = known[key]
+                continue
+            row = found[key] = self._look(key)
+            # What is made once, under an id of its own, is not asked for again while it does not exist.
+            if row is not None or key[0] not in MADE_ONCE:
+                known[key] = row
         return found
 
     def wrote(self, changes: Changes) -> None:
@@ -661,7 +703,11 @@ class RowCache:
             self._written[key] = None
 
     def committed(self) -> None:
-        self._rows |= self._written
+        for key, row in self._written.items():
+            if row is None and key[0] in MADE_ONCE:
+                self._rows.pop(key, None)
+            else:
+                self._rows[key] = row
         self._written.clear()
 
     def forget(self) -> None:
