@@ -1,0 +1,361 @@
+"""What is worked out once for a session decides as what is worked out anew: the same calls and requests, to the letter.
+
+The plain side of each comparison is written here a second time, as slowly and as simply as it can be said.
+"""
+
+import random
+from collections.abc import Sequence
+from decimal import Decimal
+from functools import cache
+from typing import Any
+
+import msgspec
+import pytest
+
+from halter.config.agent_files import parse_agent
+from halter.config.merge import parse_fleet
+from halter.config.resolve import resolve_policy
+from halter.config.yaml_reader import load_bytes
+from halter.core.clock import DAY, HOUR, MINUTE, QUARTER, window_end
+from halter.core.events import AnyEvent, CostCapReached, RequestRefused, RequestStarted
+from halter.core.ids import FLEET
+from halter.core.messages import Prompt, Reply, TextListener, bound_prompt_tokens
+from halter.core.money import (
+    BudgetRow,
+    Cap,
+    CapReached,
+    Caps,
+    Leg,
+    RateLimit,
+    list_accounts,
+    make_legs,
+)
+from halter.core.rows import FleetPolicyRow, HaltRow
+from halter.core.spec import Phase, ResolvedPolicy
+from halter.core.tools import Invalid, Permit, find_secret_names
+from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unpriced
+from halter.core.vocabulary import Row
+from halter.guard import judge
+from halter.guard.judge import CallRequest, describe_cap_reached
+from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
+from halter.guard.prepare import Call, SessionContext, prepare_call
+from halter.models.providers import compile_stated_price
+from halter.tools.function_tool import FunctionTool, tool
+
+NOON = 1_767_268_800_000_000
+SCALES = [20_000, pytest.param(1_000_000, marks=pytest.mark.soak)]
+FLEETS = ("{}", "mode: FULL", "mode: ASSIST", "policy: {levels: {SAFE: {rate: 3/hour}, CONTROLLED: {approval: never}}}")
+AGENTS = (
+    "name: desk\n",
+    "name: desk\npolicy: {disabled: [look]}\n",
+    "name: desk\npolicy: {tools: {look: {level: RESTRICTED}, deed: {rate: 2/hour, approval: always}}}\n",
+    "name: desk\nsecrets: [KEY]\nallowed_models: ['test:paid']\n",
+)
+RATES = {"test:paid": RateLimit(requests=2, tokens=5000), "test:*": RateLimit(requests=3)}
+
+
+@tool(level="RESTRICTED")
+async def deed(order: int, note: str = "") -> str:
+    """Do it."""
+    return f"{order}{note}"
+
+
+@tool(level="SAFE", effect="read")
+async def look(order: int) -> str:
+    """Look at it."""
+    return str(order)
+
+
+@tool(level="CONTROLLED")
+async def jot(order: int, text: str = "") -> str:
+    """Write it down."""
+    return f"{order}{text}"
+
+
+TOOLS: Sequence[FunctionTool | None] = (deed, look, jot, None)
+ARGUMENTS = (b'{"order": 7}', b'{"order": 7, "note": "${secret:KEY}"}', b'{"order": "seven"}', b"not json", b"{}")
+PRICES: dict[str, ModelPrices | Unpriced] = {
+    "paid": compile_stated_price(Price(Decimal(1), Decimal(1)), margin=Decimal(0)),
+    "dear": compile_stated_price(Price(Decimal(3), Decimal(15))),
+    "free": compile_stated_price(FREE_PRICE),
+    "new": Unpriced(ModelName("test", "new"), "it is new"),
+}
+
+
+class Named:
+    """A model that is only named."""
+
+    base_url: None = None
+
+    def __init__(self, model: str) -> None:
+        self.name = ModelName("test", model)
+
+    def count(self, prompt: Prompt) -> int:
+        return bound_prompt_tokens(prompt)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        raise NotImplementedError
+
+
+class Table:
+    def find(self, model: ModelName, base_url: str | None = None) -> ModelPrices | Unpriced:
+        assert base_url is None
+        return PRICES[model.model]
+
+
+MODELS = tuple(Named(name) for name in PRICES)
+
+
+class Laid:
+    """Rows as a case lays them out; one that was not declared must not be read."""
+
+    def __init__(self, rows: Sequence[Row], now: int, declared: Sequence[Any]) -> None:
+        self.now = now
+        self._rows = {row.key(): row for row in rows}
+        self._declared = set(declared)
+
+    def get(self, kind: type[Any], *key: Any) -> Any:
+        assert (kind, key) in self._declared
+        return self._rows.get((kind, key))
+
+
+@cache
+def resolved(fleet: str, agent: str) -> ResolvedPolicy:
+    text = f"allowed_secrets: [KEY]\n{'' if fleet == '{}' else fleet}\n"
+    return resolve_policy(
+        parse_fleet(load_bytes(text.encode(), "halter.yaml")), parse_agent(load_bytes(agent.encode(), "agent.yaml"))
+    )
+
+
+def some_caps(draw: random.Random) -> Caps:
+    def some(per: tuple[Any, ...]) -> tuple[Cap, ...]:
+        return tuple(Cap(draw.choice((None, 300, 1500, 5000)), draw.choice(per)) for _ in range(draw.randrange(3)))
+
+    return Caps(
+        Cap(draw.choice((None, 900, 4000))),
+        some(("", "hour")),
+        some(("day", "hour")),
+        some(("day", "month")),
+        token_budget=draw.choice((None, None, 800, 3000)),
+        zone=draw.choice(("UTC", "Asia/Kathmandu", "America/St_Johns")),
+    )
+
+
+def some_context(draw: random.Random) -> SessionContext:
+    policy = msgspec.structs.replace(
+        resolved(draw.choice(FLEETS), draw.choice(AGENTS)), caps=some_caps(draw), observe=draw.random() < 0.2
+    )
+    return SessionContext(
+        "s",
+        "desk",
+        Phase("work", draw.choice((None, None, ("look",), ("deed", "jot")))),
+        policy,
+        str(policy.digest()),
+        trigger=draw.choice(("", "nightly")),
+        quarantined=draw.choice((frozenset[str](), frozenset[str](), frozenset(("deed",)))),
+        secrets=frozenset(policy.secrets),
+        kept_usd=draw.choice((0, 100)),
+        kept_tokens=draw.choice((0, 50)),
+        tokens_per_hour=draw.choice((None, None, 2000)),
+        rates=draw.choice(({}, {}, RATES)),
+    )
+
+
+class Contexts:
+    """Contexts that live for many cases, as sessions do, while time goes on by jumps of all sizes."""
+
+    def __init__(self, seed: str) -> None:
+        self.draw = random.Random(seed)
+        self.now = NOON
+        self._kept = [some_context(self.draw) for _ in range(12)]
+
+    def one(self) -> SessionContext:
+        self.now += self.draw.choice((0, 1, 1000, MINUTE, QUARTER - 1, QUARTER, HOUR, DAY))
+        place = self.draw.randrange(len(self._kept))
+        if self.draw.random() < 0.02:
+            self._kept[place] = some_context(self.draw)
+        return self._kept[place]
+
+
+def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool, now: int, usd: int) -> CallRequest:
+    """Prepare a valid call of a known tool, with nothing known from before."""
+    policy, spec, valid = where.policy, using.spec, using.validate(call.arguments)
+    assert not isinstance(valid, Invalid)
+    rule = policy.rule(spec.name, judge.declared_level(spec))
+    flaw: Any = None
+    if find_secret_names(valid.canonical) - where.secrets:
+        flaw = "invalid_arguments"
+    if not where.phase.grants_tool(spec.name):
+        flaw = "tool_not_granted"
+    if spec.name in where.quarantined:
+        flaw = "quarantined"
+    if spec.name in policy.disabled:
+        flaw = "disabled"
+    made = prepare_call(msgspec.structs.replace(where), call, using, now, usd).asked
+    assert (made.flaw and made.flaw[0]) == flaw
+    assert (made.approval is not None) == judge.needs_approval(rule, policy.mode, made.risk)
+    assert (made.level, made.audit) == (rule.level, judge.audit_of_policy(rule))
+    assert made.rate == judge.find_attempt_rate(rule)
+    assert (made.risk is None) == (not judge.needs_risk_assessment(rule))
+    assert made.legs == make_legs(where.caps, where.spender, now, usd=usd)
+    assert made.accounts == list_accounts(policy.caps, where.spender, now)
+    return made
+
+
+@pytest.mark.parametrize("cases", SCALES)
+def test_a_call_is_prepared_as_if_its_session_had_just_begun(cases: int) -> None:
+    contexts = Contexts("calls")
+    draw = contexts.draw
+    for number in range(cases // 2):
+        where, using = contexts.one(), draw.choice(TOOLS)
+        name = using.spec.name if using else "nosuch"
+        call = Call(f"s.{number}", name, draw.choice(ARGUMENTS), at_most=draw.choice((None, 5)))
+        usd = draw.choice((0, 0, 200))
+        warm = prepare_call(where, call, using, contexts.now, usd)
+        cold = prepare_call(msgspec.structs.replace(where), call, using, contexts.now, usd)
+        assert warm == cold
+        if warm.arguments is not None and using is not None and number % 8 == 0:
+            assert plain_request_of_call(where, call, using, contexts.now, usd) == warm.asked
+
+
+def some_rows(draw: random.Random, legs: Sequence[Leg], now: int) -> list[Row]:
+    rows: list[Row] = []
+    for leg in legs:
+        if draw.random() < 0.6:
+            by = draw.choice(("", "", "ada"))
+            cap = draw.choice((None, 700, 2500)) if by else leg.cap
+            spent, held = draw.choice((0, 0, 350, 1400)), draw.choice((0, 0, 300))
+            rows.append(BudgetRow(leg.scope, leg.window, leg.unit, cap, 0, by, spent, held))
+    if draw.random() < 0.2:
+        ramp, halted = draw.choice((0, MINUTE)), int(draw.random() < 0.5)
+        rows.append(HaltRow(draw.choice(("fleet", "agent:desk", "session:s")), halted, now - 1, "ada", "", ramp))
+    if draw.random() < 0.3:
+        caps = draw.choice((None, 400)), draw.choice((None, 900))
+        rows.append(FleetPolicyRow(FLEET, 1, "{}", "d", 0, "ada", *caps))
+    return rows
+
+
+def plain_decision(asked: RequestAttempt, rows: Laid) -> list[AnyEvent]:
+    """Decide about a request that has no rate, one account after the other, with nothing known from before."""
+    halt = judge.explain_halt(asked.scopes, asked.spender.session, rows)
+    if halt is not None:
+        return [refused(asked, "external_halt", halt)]
+    policy = rows.get(FleetPolicyRow, FLEET) if asked.caps.fleet else None
+    caps = judge.lower_caps_to_policy(asked.caps, policy)
+    everywhere = make_legs(caps, asked.spender, asked.now, usd=1, tokens=1)
+    waived: list[Any] = []
+    reasons = [asked.flaw] if asked.flaw else []
+    if isinstance(asked.rates, Unpriced) and left_of(asked, everywhere, rows, "usd") is not None:
+        reasons.append(("disabled", asked.rates.sentence))
+    for reason in reasons:
+        if not asked.observe:
+            return [refused(asked, *reason)]
+        waived.append(reason[0])
+    if any(end <= rows.now for leg in everywhere if (end := window_end(leg.window)) is not None):
+        return []
+    most, least = asked.max_output_tokens, min(asked.min_output_tokens, asked.max_output_tokens)
+    tokens, usd = (left_of(asked, everywhere, rows, unit) for unit in ("tokens", "usd"))
+    if tokens is not None:
+        most = max(least, min(most, tokens - asked.input_tokens))
+    if asked.observe:
+        tried = first_obstacle(asked, make_legs(caps, asked.spender, asked.now, **bound(asked, most, least, usd)), rows)
+        waived += ["cost_cap_reached"] if isinstance(tried, CapReached) else []
+        most, usd = asked.max_output_tokens, None
+    amounts = bound(asked, most, least, usd)
+    legs = make_legs(caps, asked.spender, asked.now, **amounts)
+    legs = tuple(msgspec.structs.replace(leg, cap=None) for leg in legs) if asked.observe else legs
+    obstacle = first_obstacle(asked, legs, rows)
+    if obstacle == "wait":
+        return []
+    if isinstance(obstacle, CapReached):
+        told = refused(asked, "cost_cap_reached", describe_cap_reached(obstacle))
+        reached = CostCapReached.refusing(asked.request, asked.model, obstacle)
+        return [told] if asked.optional else [reached, told]
+    output = amounts["tokens"] - asked.input_tokens
+    return [
+        RequestStarted(
+            request=asked.request,
+            model=asked.model,
+            purpose=asked.purpose,
+            legs=legs,
+            max_output_tokens=output,
+            observed=tuple(waived),
+        )
+    ]
+
+
+def refused(asked: RequestAttempt, outcome: Any, sentence: str) -> RequestRefused:
+    return RequestRefused(
+        request=asked.request, model=asked.model, purpose=asked.purpose, outcome=outcome, sentence=sentence
+    )
+
+
+def budget_of(asked: RequestAttempt, leg: Leg, rows: Laid) -> tuple[int | None, BudgetRow]:
+    """The cap of an account and what stands against it; of a person's cap the last words are kept back."""
+    row = rows.get(BudgetRow, leg.scope, leg.window, leg.unit) or BudgetRow(leg.scope, leg.window, leg.unit)
+    kept = asked.kept.usd if leg.unit == "usd" else asked.kept.tokens
+    if (leg.scope, leg.window) == (f"session:{asked.kept.session}", "") and kept and row.cap_by and row.cap is not None:
+        row = msgspec.structs.replace(row, cap=max(0, row.cap - kept))
+    return (row.cap if row.cap_by else leg.cap), row
+
+
+def left_of(asked: RequestAttempt, legs: Sequence[Leg], rows: Laid, unit: str) -> int | None:
+    caps = [budget_of(asked, leg, rows) for leg in legs if leg.unit == unit]
+    return min((cap - row.spent for cap, row in caps if cap is not None), default=None)
+
+
+def bound(asked: RequestAttempt, most: int, least: int, left: int | None) -> dict[str, int]:
+    if isinstance(asked.rates, Unpriced):
+        return {"usd": 0, "tokens": asked.input_tokens + most}
+    for output in (most, asked.rates.max_output_that_fits(asked.input_tokens, left or 0, asked.now, most), least):
+        usd = asked.rates.bound(asked.input_tokens, output, asked.now)
+        if left is None or (usd <= left and output >= min(least, most)):
+            break
+    return {"usd": usd, "tokens": asked.input_tokens + output}
+
+
+def first_obstacle(asked: RequestAttempt, legs: Sequence[Leg], rows: Laid) -> Any:
+    waits: Any = None
+    for leg in legs:
+        cap, row = budget_of(asked, leg, rows)
+        if cap is not None and leg.amount > cap - row.spent:
+            return CapReached(leg, cap, row)
+        if cap is not None and leg.amount > cap - row.spent - row.held:
+            waits = "wait"
+    return waits
+
+
+@pytest.mark.parametrize("cases", SCALES)
+def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> None:
+    contexts, table = Contexts("requests"), Table()
+    draw, seen = contexts.draw, set[str]()
+    for number in range(cases // 2):
+        where, model = contexts.one(), draw.choice(MODELS)
+        terms = where.terms_of_model(model, table, contexts.now)
+        assert terms == msgspec.structs.replace(where).terms_of_model(model, table, contexts.now)
+        known: dict[str, Any] = {
+            "request": f"r{number}/0",
+            "model": terms.name,
+            "purpose": "turn",
+            "spender": where.spender,
+            "caps": where.caps,
+            "now": contexts.now,
+            "rates": terms.rates,
+            "input_tokens": draw.choice((10, 100, 900)),
+            "max_output_tokens": draw.choice((20, 500, 3000)),
+            "min_output_tokens": draw.choice((1, 256)),
+            "scopes": where.scopes,
+            "kept": where.kept,
+            "flaw": terms.flaw,
+            "optional": draw.random() < 0.2,
+            "observe": where.policy.observe,
+        }
+        warm = RequestAttempt(**known, paces=terms.paces, terms=terms.hold)
+        later = contexts.now + draw.choice((0, 0, 0, 5, HOUR, DAY))
+        rows = Laid(some_rows(draw, warm.hold.legs, contexts.now), later, list_request_rows(warm))
+        decided = [draft.event for draft in judge_attempt(warm, rows)]
+        assert decided == [draft.event for draft in judge_attempt(msgspec.structs.replace(warm, terms=None), rows)]
+        if not terms.paces:
+            assert decided == plain_decision(RequestAttempt(**known), rows)
+        seen.add(decided[0].KIND if decided else "")
+    assert seen >= {"", "request_started", "request_refused", "cost_cap_reached"}
