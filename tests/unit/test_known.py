@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from halter.core.rows import HaltRow
+from halter.core.rows import HaltRow, HoldRow
 from halter.core.vocabulary import RowKey
 from halter.journal.apply import Changes
 from halter.journal.sqlite import SqliteEngine
@@ -123,3 +123,23 @@ def test_a_row_that_a_person_changes_by_hand_is_seen(engine: Callable[[], Sqlite
         hand.execute("UPDATE halts SET reason = 'by hand'")
     hand.close()
     assert getattr(seen(one), "reason", "") == "by hand"
+
+
+def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when_it_is_gone() -> None:
+    hold = HoldRow("call", "s", 1, "turn", "deed", b"[]")
+    there: list[HoldRow] = []
+    looks: list[RowKey] = []
+
+    def look(key: RowKey) -> HoldRow | None:
+        looks.append(key)
+        return there[0] if there else None
+
+    known, key = RowCache(look, lambda: 1), hold.key()
+    assert [known.load([key])[key] for _ in range(2)] == [None, None]
+    assert len(looks) == 2
+    known.wrote(Changes({key: hold}, {}, [], [], []))
+    known.committed()
+    assert known.load([key])[key] is hold
+    known.wrote(Changes({}, {}, [key], [], []))
+    known.committed()
+    assert known.load([key])[key] is None

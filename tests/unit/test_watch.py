@@ -1,0 +1,146 @@
+"""How an effect runs under the watch: done, failed, late, halted or cancelled, in the task of its caller."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from halter.core.clock import MINUTE, SECOND
+from halter.guard.halts import HALT_POLL_INTERVAL, HaltWatch, SessionCancelled, Stopped, halt
+from halter.testing.world import World
+
+SCOPES = ("session:s", "agent:desk", "fleet")
+
+
+def cancelling() -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
+async def said(word: str) -> str:
+    return word
+
+
+async def failing() -> str:
+    raise ValueError("no")
+
+
+async def ended(watch: HaltWatch, effect: Coroutine[Any, Any, str], allowed: int = SECOND) -> tuple[object, int, str]:
+    """How an effect ended, what is left of a cancel in its task, and what the same task can do afterwards."""
+    try:
+        came: object = await watch.run(effect, SCOPES, allowed, "deed")
+    except (Stopped, SessionCancelled, ValueError) as error:
+        came = error
+    left = cancelling()
+    return came, left, await watch.run(said("after"), SCOPES, allowed) if not left else ""
+
+
+async def run(world: World, effect: Callable[[], Coroutine[Any, Any, str]], allowed: int = SECOND, *stops: str) -> Any:
+    """Run an effect in a task of its own; each stop comes after some time: a halt, or a cancel of the task."""
+    task = asyncio.create_task(ended(HaltWatch(world.store, world.clock), effect(), allowed))
+    await world.advance(1)
+    for stop in stops:
+        if stop == "cancel":
+            task.cancel()
+        else:
+            await world.store.commit(halt(stop, "ada", stop))
+        await world.advance(HALT_POLL_INTERVAL)
+    await world.advance(2 * allowed)
+    return await task
+
+
+async def test_what_is_done_and_what_fails_comes_back_as_it_is(world: World) -> None:
+    assert await run(world, lambda: said("done")) == ("done", 0, "after")
+    failed, left, after = await run(world, failing)
+    assert (type(failed), left, after) == (ValueError, 0, "after")
+
+
+async def test_a_late_effect_is_stopped_and_its_task_goes_on(world: World) -> None:
+    async def slow() -> str:
+        await world.clock.sleep(MINUTE)
+        return "too late"
+
+    stopped, left, after = await run(world, slow)
+    assert (stopped.outcome, str(stopped), left, after) == (
+        "timeout",
+        "TimeoutError: deed took longer than it may",
+        0,
+        "after",
+    )
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_a_halted_effect_is_stopped_and_its_task_goes_on(world: World, scope: str) -> None:
+    async def slow() -> str:
+        await world.clock.sleep(MINUTE)
+        return "too late"
+
+    stopped, left, after = await run(world, slow, MINUTE // 2, scope)
+    assert (stopped.outcome, str(stopped), left, after) == ("external_halt", f"{scope} was halted.", 0, "after")
+
+
+@pytest.mark.parametrize("stop", ["fleet", "late"])
+async def test_what_an_effect_says_while_it_is_stopped_is_kept(world: World, stop: str) -> None:
+    async def polite() -> str:
+        try:
+            await world.clock.sleep(MINUTE)
+        except asyncio.CancelledError:
+            return "paid for"
+        return "too late"
+
+    stopped, left, after = await run(world, polite, SECOND, *([] if stop == "late" else [stop]))
+    assert (stopped.left, left, after) == ("paid for", 0, "after")
+
+
+@pytest.mark.parametrize("swallows", [True, False])
+async def test_a_cancelled_session_stays_cancelled_even_if_its_effect_answers(world: World, *, swallows: bool) -> None:
+    async def stubborn() -> str:
+        try:
+            await world.clock.sleep(MINUTE)
+        except asyncio.CancelledError:
+            if swallows:
+                return "done all the same"
+            raise
+        return "too late"
+
+    cancelled, left, _ = await run(world, stubborn, MINUTE // 2, "cancel")
+    assert (type(cancelled), cancelled.twice, left) == (SessionCancelled, False, 1)
+    assert (cancelled.left == "done all the same") == swallows
+
+
+@pytest.mark.parametrize("stops", [("cancel", "cancel"), ("fleet", "cancel")])
+async def test_an_effect_that_was_told_twice_to_stop_may_not_have_stopped(world: World, stops: tuple[str, ...]) -> None:
+    async def slow_to_stop() -> str:
+        try:
+            await world.clock.sleep(MINUTE)
+        except asyncio.CancelledError:
+            await world.clock.sleep(MINUTE)
+        return "stopped"
+
+    cancelled, left, _ = await run(world, slow_to_stop, MINUTE // 2, *stops)
+    assert (type(cancelled), cancelled.twice, left >= 1) == (SessionCancelled, True, True)
+
+
+async def test_an_effect_that_cancels_itself_ends_its_session_as_a_cancel(world: World) -> None:
+    async def gives_up() -> str:
+        raise asyncio.CancelledError
+
+    cancelled, left, _ = await run(world, gives_up)
+    assert (type(cancelled), cancelled.twice, left) == (SessionCancelled, False, 0)
+
+
+async def test_effects_at_the_same_time_are_each_stopped_at_their_own_time(world: World) -> None:
+    watch = HaltWatch(world.store, world.clock)
+
+    async def slow(allowed: int) -> int:
+        with pytest.raises(Stopped):
+            await watch.run(world.clock.sleep(MINUTE), SCOPES, allowed)
+        return world.now
+
+    begun, allowed = world.now, [SECOND, 3 * SECOND, SECOND // 100, 2 * SECOND]
+    tasks = [asyncio.create_task(slow(each)) for each in allowed]
+    await world.advance(5 * SECOND)
+    took = [(await task) - begun for task in tasks]
+    assert [abs(each - late) < SECOND // 1000 for each, late in zip(took, allowed, strict=True)] == [True] * 4
