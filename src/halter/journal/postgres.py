@@ -315,6 +315,7 @@ class PostgresEngine:
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
         found: dict[str, tuple[Stored, ...]] = {}
         with self._writer.use() as connection:
+            # Not in the pipeline of the locks: after one, the server does not end a transaction that stands still.
             for row in connection.execute(self._sql["by_keys"], {"keys": TextColumn(keys)}, binary=True):
                 event = read_stored_event(row)
                 found[event.key] = (*found.get(event.key, ()), event)
