@@ -146,7 +146,7 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
 class ToolTerms(msgspec.Struct, frozen=True):
     """What a session's calls of one tool have in common while its context and the windows stay.
 
-    `asks` says whether a person must agree, whatever the risk turns out to be.
+    `asks` says whether a person must agree even at the lowest risk.
     """
 
     spec: ToolSpec

@@ -280,19 +280,28 @@ class _Journal:
         try:
             for _ in range(MOST_DECISION_ATTEMPTS):
                 try:
-                    return self._finish(*self._decide(writes, wait=wait))
+                    answers, fresh = self._decide(writes, wait=wait)
+                    try:
+                        self.engine.commit()
+                    except BaseException:
+                        self.engine.rollback()
+                        raise
+                    break
                 except (Conflict, RowRefused) as error:
                     # A row that another process inserted meanwhile can make a decision that fits no row: look again.
                     if refused and isinstance(error, RowRefused):
                         raise
                     refused = refused or isinstance(error, RowRefused)
-            message = (
-                f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
-                "inserted; it may be tried again."
-            )
-            raise StoreUnavailable(message)
+            else:
+                message = (
+                    f"{MOST_DECISION_ATTEMPTS} attempts to commit met rows that others had just "
+                    "inserted; it may be tried again."
+                )
+                raise StoreUnavailable(message)
         finally:
             self._writing_now.release()
+        self._saw(fresh)
+        return answers
 
     def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
         """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
@@ -312,22 +321,21 @@ class _Journal:
             raise
         return answers, rows.events
 
-    def _finish(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
+    def _sync(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
+        """Make durable, in the writer's thread, what was decided in the thread of the event loop."""
         try:
             self.engine.commit()
         except BaseException:
             self.engine.rollback()
             raise
-        for observer in self.observers if fresh else ():
-            observer.saw(fresh)
-        return answers
-
-    def _sync(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
-        """Make durable, in the writer's thread, what was decided in the thread of the event loop."""
-        try:
-            return self._finish(answers, fresh)
         finally:
             self._writing_now.release()
+        self._saw(fresh)
+        return answers
+
+    def _saw(self, fresh: list[Stored]) -> None:
+        for observer in self.observers if fresh else ():
+            observer.saw(fresh)
 
     def _commit_one(self, write: Write, earlier: dict[str, tuple[Stored, ...]], rows: WorkingSet) -> WriteAnswer:
         """Do one write after its `first`; if that is refused, so is this one."""
