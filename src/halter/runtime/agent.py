@@ -24,7 +24,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from decimal import Decimal
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
@@ -103,12 +103,12 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
     question: str = ""
     messages: tuple[Message, ...] = ()
     near_budget: bool = False
-    events: tuple[Stored, ...] = ()
+    draw_up: Callable[[], Receipt] = Receipt
 
     @cached_property
     def receipt(self) -> Receipt:
         """What the session did and cost, made from its events when it is first asked for."""
-        return make_receipt(self.events)
+        return self.draw_up()
 
     @property
     def cost_usd(self) -> Decimal:
@@ -151,7 +151,7 @@ def build_result(came: Conclusion, loop: TurnLoop, session: str, events: Sequenc
         question=_question(messages) if turn.why == "asked" else "",
         messages=tuple(messages),
         near_budget=loop.near_budget(),
-        events=tuple(events),
+        draw_up=partial(make_receipt, events),
     )
 
 
