@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from halter.core.clock import MINUTE, SECOND
-from halter.guard.halts import HALT_POLL_INTERVAL, HaltWatch, SessionCancelled, Stopped, halt
+from halter.guard.halts import HALT_POLL_INTERVAL, CancelledEffect, HaltWatch, Stopped, halt, read_cancelled_effect
 from halter.testing.world import World
 
 SCOPES = ("session:s", "agent:desk", "fleet")
@@ -31,7 +31,9 @@ async def ended(watch: HaltWatch, effect: Coroutine[Any, Any, str], allowed: int
     """How an effect ended, what is left of a cancel in its task, and what the same task can do afterwards."""
     try:
         came: object = await watch.run(effect, SCOPES, allowed, "deed")
-    except (Stopped, SessionCancelled, ValueError) as error:
+    except asyncio.CancelledError as error:
+        came = read_cancelled_effect(error)
+    except (Stopped, ValueError) as error:
         came = error
     left = cancelling()
     return came, left, await watch.run(said("after"), SCOPES, allowed) if not left else ""
@@ -106,7 +108,7 @@ async def test_a_cancelled_session_stays_cancelled_even_if_its_effect_answers(wo
         return "too late"
 
     cancelled, left, _ = await run(world, stubborn, MINUTE // 2, "cancel")
-    assert (type(cancelled), cancelled.twice, left) == (SessionCancelled, False, 1)
+    assert (type(cancelled), cancelled.twice, left) == (CancelledEffect, False, 1)
     assert (cancelled.left == "done all the same") == swallows
 
 
@@ -120,7 +122,7 @@ async def test_an_effect_that_was_told_twice_to_stop_may_not_have_stopped(world:
         return "stopped"
 
     cancelled, left, _ = await run(world, slow_to_stop, MINUTE // 2, *stops)
-    assert (type(cancelled), cancelled.twice, left >= 1) == (SessionCancelled, True, True)
+    assert (type(cancelled), cancelled.twice, left >= 1) == (CancelledEffect, True, True)
 
 
 async def test_an_effect_that_cancels_itself_ends_its_session_as_a_cancel(world: World) -> None:
@@ -128,7 +130,7 @@ async def test_an_effect_that_cancels_itself_ends_its_session_as_a_cancel(world:
         raise asyncio.CancelledError
 
     cancelled, left, _ = await run(world, gives_up)
-    assert (type(cancelled), cancelled.twice, left) == (SessionCancelled, False, 0)
+    assert (type(cancelled), cancelled.twice, left) == (CancelledEffect, False, 0)
 
 
 async def test_effects_at_the_same_time_are_each_stopped_at_their_own_time(world: World) -> None:
@@ -144,3 +146,18 @@ async def test_effects_at_the_same_time_are_each_stopped_at_their_own_time(world
     await world.advance(5 * SECOND)
     took = [(await task) - begun for task in tasks]
     assert [abs(each - late) < SECOND // 1000 for each, late in zip(took, allowed, strict=True)] == [True] * 4
+
+
+async def test_a_timeout_around_a_session_ends_as_a_timeout(world: World) -> None:
+    async def bounded() -> str:
+        watch = HaltWatch(world.store, world.clock)
+        try:
+            async with asyncio.timeout(1):
+                await watch.run(world.clock.sleep(MINUTE), SCOPES, MINUTE)
+        except TimeoutError:
+            return f"in time, {cancelling()}"
+        return "never"
+
+    task = asyncio.create_task(bounded())
+    await world.advance(2 * SECOND)
+    assert await task == "in time, 0"

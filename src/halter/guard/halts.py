@@ -76,16 +76,19 @@ class Stopped(Exception):
         self.left = left
 
 
-class SessionCancelled(asyncio.CancelledError):
-    """The session's task was cancelled while an effect ran in it; `left` is what the effect ended with.
+class CancelledEffect(msgspec.Struct, frozen=True):
+    """What an effect ended with whose session's task was cancelled: the argument of the CancelledError.
 
     Cancelled `twice`, the effect could not finish stopping, so its outcome is unknown.
     """
 
-    def __init__(self, left: object, *, twice: bool) -> None:
-        super().__init__()
-        self.left = left
-        self.twice = twice
+    left: object = None
+    twice: bool = False
+
+
+def read_cancelled_effect(cancelled: asyncio.CancelledError) -> CancelledEffect:
+    found = cancelled.args[0] if cancelled.args else None
+    return found if isinstance(found, CancelledEffect) else CancelledEffect()
 
 
 class _Flight:
@@ -122,7 +125,8 @@ class HaltWatch:
     async def run(self, effect: Coroutine[Any, Any, T], scopes: tuple[str, ...], allowed: int, name: str = "") -> T:
         """Run an effect until it is done, late or halted.
 
-        Raises Stopped, or SessionCancelled where the caller was cancelled; else what the effect raises.
+        Raises Stopped, or CancelledError with a CancelledEffect where the caller was cancelled; else what the effect
+        raises.
         """
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         loop = task.get_loop()
@@ -152,7 +156,8 @@ class HaltWatch:
             if flight.halted:
                 raise Stopped("external_halt", f"{flight.halted} was halted.", left)
             raise Stopped("timeout", f"TimeoutError: {name} took longer than it may", left)
-        raise SessionCancelled(left, twice=stops > 1)
+        # No subclass of it: `asyncio.timeout` around a session knows only the class itself.
+        raise asyncio.CancelledError(CancelledEffect(left, stops > 1))
 
     def _arm(self, loop: asyncio.AbstractEventLoop, deadline: float) -> None:
         """Set the timer for the next deadline or poll, whichever comes first."""

@@ -31,10 +31,10 @@ from halter.guard.halts import (
     LONGEST_ERROR,
     HaltWatch,
     RateUsedUp,
-    SessionCancelled,
     StillHeld,
     Stopped,
     find_outcome,
+    read_cancelled_effect,
     run_shielded,
 )
 from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
@@ -397,7 +397,7 @@ class ModelDoor:
         try:
             reply = await self._halts.run(asks, scopes, flying.request.timeout, name)
         except asyncio.CancelledError as stop:
-            left = stop.left if isinstance(stop, SessionCancelled) else None
+            left = read_cancelled_effect(stop).left
             stopped = self._cut(flying, left, "cancelled", "CancelledError: the session was cancelled")
             await run_shielded(self._failed(flying, stopped))
             raise

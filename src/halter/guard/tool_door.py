@@ -45,10 +45,10 @@ from halter.guard.halts import (
     LONGEST_ERROR,
     HaltWatch,
     RateUsedUp,
-    SessionCancelled,
     StillHeld,
     Stopped,
     find_outcome,
+    read_cancelled_effect,
     run_shielded,
 )
 from halter.guard.judge import CallRequest, RequiredApproval, judge_call, list_call_rows, needs_simulation
@@ -467,7 +467,9 @@ class ToolDoor:
                 truth = await self._run(act, Permit(flight.id, began + act.timeout, act.secrets), flight.name)
             except asyncio.CancelledError as stop:
                 stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
-                await run_shielded(self._settle(lease, flight, _result_after_stop(stop, stopped), began))
+                cut = read_cancelled_effect(stop)
+                truth = _result_after_stop(cut.left, stopped, unsure=cut.twice)
+                await run_shielded(self._settle(lease, flight, truth, began))
                 raise
             return await self._settle(lease, flight, truth, began, goes_on=act.goes_on)
         finally:
@@ -481,7 +483,7 @@ class ToolDoor:
             with self._prints():
                 output = await self._halts.run(act.tool.run(act.arguments, permit), act.scopes, act.timeout, name)
         except Stopped as stop:
-            return _result_after_stop(stop, self._failed(stop.outcome, str(stop)))
+            return _result_after_stop(stop.left, self._failed(stop.outcome, str(stop)))
         except TimeoutError:
             return self._failed("timeout", f"TimeoutError: {name} took longer than it may")
         except Unstoppable as lost:
@@ -539,10 +541,9 @@ class ToolDoor:
         return body if masked is text else to_body(masked)
 
 
-def _result_after_stop(stop: BaseException, stopped: ActualResult) -> ActualResult:
+def _result_after_stop(left: object, stopped: ActualResult, *, unsure: bool = False) -> ActualResult:
     """Outcome of a stopped tool: one that could not be stopped, or was stopped twice, may have taken effect."""
-    unknown = isinstance(stop, Stopped | SessionCancelled) and isinstance(stop.left, Unstoppable)
-    unknown = unknown or (isinstance(stop, SessionCancelled) and stop.twice)
+    unknown = unsure or isinstance(left, Unstoppable)
     return msgspec.structs.replace(stopped, outcome="unknown") if unknown else stopped
 
 
