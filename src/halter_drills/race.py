@@ -75,9 +75,9 @@ class CheckThenSpend(Till):
         if isinstance(asked, RequestAttempt):
             return await super().admit(lease, asked)
         found = await self._store.ask(Query("budgets", BudgetRow))
-        rows = {(row.scope, row.window, row.unit): row for row in found}
-        accounts = [(leg.scope, leg.window, leg.unit) for leg in asked.legs]
-        verdict = reserve(asked.legs, [rows.get(account) or BudgetRow(*account) for account in accounts])
+        rows = {row.key(): row for row in found}
+        empty = [BudgetRow(leg.scope, leg.window, leg.unit) for leg in asked.legs]
+        verdict = reserve(asked.legs, [rows.get(row.key(), row) for row in empty])
         if isinstance(verdict, MustWait):
             return StillHeld(asked.call)
         legs = remove_caps(asked.legs)
