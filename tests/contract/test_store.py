@@ -454,3 +454,17 @@ async def test_writes_that_wait_together_take_their_own_along(store: JournalStor
     told = [[stored.key for stored in answer.all()] for answer in answers]
     assert told == [[f"{name} a", f"{name} b"] for name, _ in pairs]
     assert len(await store.read(FLEET)) == 40
+
+
+async def test_writes_of_many_tasks_and_heartbeats_do_not_wait_for_each_other_for_ever(store: JournalStore) -> None:
+    async def write(number: int) -> None:
+        for turn in range(5):
+            await store.commit(note(f"{number}-{turn}"))
+
+    async def beat(number: int) -> None:
+        for _ in range(5):
+            await store.beat(WorkerId(f"worker-{number}"))
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work(number) for number in range(20) for work in (write, beat)))
+    assert len(await store.read(FLEET)) == 100

@@ -169,6 +169,8 @@ class _Journal:
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
         self._reader = ThreadPoolExecutor(1, "halter-journal-reader")
+        # A thread of its own: jobs of the writer wait until what was decided here is durable.
+        self._syncer = ThreadPoolExecutor(1, "halter-journal-sync")
         # A thread of its own: the shared ones may all be stuck, and the writes of other processes would go unheard.
         self._watching = ThreadPoolExecutor(1, "halter-journal-watcher")
         self._timers: dict[Observer, asyncio.TimerHandle] = {}
@@ -268,6 +270,7 @@ class _Journal:
         await asyncio.get_running_loop().run_in_executor(self._writer, self._reader.shutdown)
         await self.write(self.engine.close)
         self._writer.shutdown()
+        self._syncer.shutdown()
 
     def _run(self, writes: Sequence[Write], *, wait: bool = True) -> list[WriteAnswer]:
         """Commit several writes in one transaction, each as if alone, and notify the observers.
@@ -322,7 +325,7 @@ class _Journal:
         return answers, rows.events
 
     def _sync(self, answers: list[WriteAnswer], fresh: list[Stored]) -> list[WriteAnswer]:
-        """Make durable, in the writer's thread, what was decided in the thread of the event loop."""
+        """Make durable, in a thread of its own, what was decided in the thread of the event loop."""
         try:
             self.engine.commit()
         except BaseException:
@@ -393,7 +396,7 @@ class _Journal:
                 if not isinstance(error, Exception):
                     raise
             else:
-                attempt = loop.run_in_executor(self._writer, self._sync, *decided)
+                attempt = loop.run_in_executor(self._syncer, self._sync, *decided)
                 attempt.add_done_callback(lambda done: self._wrote(batch, done))
                 return
         attempt = loop.run_in_executor(self._writer, self._run, writes)
