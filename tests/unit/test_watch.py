@@ -161,3 +161,38 @@ async def test_a_timeout_around_a_session_ends_as_a_timeout(world: World) -> Non
     task = asyncio.create_task(bounded())
     await world.advance(2 * SECOND)
     assert await task == "in time, 0"
+
+
+@pytest.mark.parametrize("scope", ["fleet", "late"])
+async def test_of_effects_inside_of_each_other_each_is_told_once_to_stop(world: World, scope: str) -> None:
+    watch, ends = HaltWatch(world.store, world.clock), list[str]()
+
+    async def inner() -> str:
+        try:
+            await world.clock.sleep(MINUTE)
+        except asyncio.CancelledError:
+            await world.clock.sleep(SECOND)
+            raise
+        return "too late"
+
+    async def outer() -> str:
+        try:
+            return await watch.run(inner(), SCOPES, SECOND if scope == "late" else MINUTE, "inner")
+        except Stopped as stopped:
+            ends.append(stopped.outcome)
+            await world.clock.sleep(MINUTE)
+            return "stopped"
+
+    async def session() -> str:
+        try:
+            return await watch.run(outer(), SCOPES, SECOND if scope == "late" else MINUTE, "outer")
+        except Stopped as stopped:
+            return f"{stopped.outcome}, {cancelling()}"
+
+    task = asyncio.create_task(session())
+    await world.advance(1)
+    if scope != "late":
+        await world.store.commit(halt(scope, "ada", "halt"))
+    await world.advance(10 * SECOND)
+    outcome = "timeout" if scope == "late" else "external_halt"
+    assert (await task, ends) == (f"{outcome}, 0", [outcome])

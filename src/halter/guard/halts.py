@@ -171,27 +171,36 @@ class HaltWatch:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        for flight in self._flights:
-            if flight.deadline <= now and not flight.late and not flight.halted:
-                flight.late = True
-                flight.task.cancel()
-        waiting = [flight.deadline for flight in self._flights if not flight.late]
-        if not waiting:
+        if not self._flights:
             self._timer = None
             return
+        stopping = self._stop({flight: "" for flight in self._flights if flight.deadline <= now})
         if self._poll_at <= now:
             self._poll_at = now + HALT_POLL_INTERVAL / SECOND
             if self._polling is None or self._polling.done():
                 self._polling = loop.create_task(self._poll(), name="halter-halt-watch")
-        self._arm(loop, min(waiting))
+        deadlines = [flight.deadline for flight in self._flights if flight.task not in stopping]
+        self._arm(loop, min(deadlines, default=self._poll_at))
 
     async def _poll(self) -> None:
         halted = await self._halted()
-        for flight in self._flights if halted else ():
-            hit = halted.intersection(flight.scopes)
-            if hit and not flight.halted and not flight.late:
-                flight.halted = min(hit)
+        if halted:
+            hits = {flight: halted.intersection(flight.scopes) for flight in self._flights}
+            self._stop({flight: min(hit) for flight, hit in hits.items() if hit})
+
+    def _stop(self, flights: Mapping[_Flight, str]) -> set[asyncio.Task[Any]]:
+        """Stop effects that are late, or halted by a scope; return the tasks in which something is being stopped.
+
+        Of effects inside of each other the innermost is stopped first, and the next one when that has ended: told twice
+        to stop, an effect may not finish stopping.
+        """
+        stopping = {flight.task for flight in self._flights if flight.late or flight.halted}
+        for flight in reversed(list(flights)):
+            if flight.task not in stopping:
+                flight.halted, flight.late = flights[flight], not flights[flight]
+                stopping.add(flight.task)
                 flight.task.cancel()
+        return stopping
 
     async def now(self, scopes: Iterable[str]) -> str | None:
         return min(await self._halted() & frozenset(scopes), default=None)
