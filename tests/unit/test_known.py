@@ -10,8 +10,8 @@ import pytest
 from halter.core.rows import HaltRow, HoldRow
 from halter.core.vocabulary import RowKey
 from halter.journal.apply import Changes
+from halter.journal.engine import MOST_CACHED_ROWS, RowCache
 from halter.journal.sqlite import SqliteEngine
-from halter.journal.store import MOST_CACHED_ROWS, RowCache
 
 FLEET: RowKey = (HaltRow, ("fleet",))
 HALTED = HaltRow("fleet", 1, 1, "ada", "", 0)

@@ -19,9 +19,8 @@ from halter.core.events import SessionStarted
 from halter.core.ids import Digest, StreamId, inbox_stream, session_stream
 from halter.core.ports import Stored
 from halter.journal.apply import CHAIN_START
-from halter.journal.engine import StoreView
+from halter.journal.engine import StoreView, read_meta_values, read_store_id
 from halter.journal.rebuild import decode_damaged_facts, read_raw_events
-from halter.journal.store import read_meta_values, read_store_id
 from halter.journal.verify import ChainBreak, StreamGap, StreamPosition, diagnose, find_body_flaw, is_successor
 
 EXPORT_FORMAT: Final = 1

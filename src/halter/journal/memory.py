@@ -38,9 +38,8 @@ from halter.core.rows import (
 )
 from halter.core.vocabulary import Row, RowKey, lock_order
 from halter.journal.apply import Changes
-from halter.journal.engine import PROJECTIONS, IndexedChunk, StoreView
+from halter.journal.engine import PROJECTIONS, UNREFERENCED_BLOB_AGE, IndexedChunk, StoreView, describe_missing_blob
 from halter.journal.sqlite import LEASE_DURATION, SqliteEngine
-from halter.journal.store import UNREFERENCED_BLOB_AGE, describe_missing_blob
 
 
 class MemoryLeasing:

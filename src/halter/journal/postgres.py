@@ -45,27 +45,25 @@ from halter.journal.connection import (
 )
 from halter.journal.engine import (
     PROJECTIONS,
+    UNREFERENCED_BLOB_AGE,
     Busy,
     Conflict,
     IndexedChunk,
     Leasing,
     StoreView,
+    describe_missing_blob,
     list_migrations,
+    list_named_blobs,
     load_queries,
     make_row_statements,
+    read_meta_values,
+    read_schema_version,
+    read_store_id,
     to_psycopg_parameters,
     to_tsquery,
     to_tsvector,
 )
 from halter.journal.sqlite import LEASE_DURATION, read_stored_event, to_event_columns
-from halter.journal.store import (
-    UNREFERENCED_BLOB_AGE,
-    describe_missing_blob,
-    list_named_blobs,
-    read_meta_values,
-    read_schema_version,
-    read_store_id,
-)
 
 
 class PostgresView:

@@ -33,24 +33,22 @@ from halter.core.vocabulary import Row, RowKey
 from halter.journal.apply import Changes
 from halter.journal.engine import (
     PROJECTIONS,
+    UNREFERENCED_BLOB_AGE,
     Busy,
     IndexedChunk,
     Leasing,
+    RowCache,
     StoreView,
+    describe_missing_blob,
     list_migrations,
+    list_named_blobs,
     load_queries,
     make_row_statements,
-    split_statements,
-    to_fts5_query,
-)
-from halter.journal.store import (
-    UNREFERENCED_BLOB_AGE,
-    RowCache,
-    describe_missing_blob,
-    list_named_blobs,
     read_meta_values,
     read_schema_version,
     read_store_id,
+    split_statements,
+    to_fts5_query,
 )
 
 PAGE_BYTES: Final = 2048

@@ -1,13 +1,11 @@
 """The store that every layer above sees: one writer that commits what waits together.
 
-Also: rows cached while no other connection writes, the store's id and schema version, blobs and the events that name
-them, and retries while the store is unavailable.
+Also: blobs, searches, and retries while the store is unavailable.
 """
 
 import asyncio
 import copy
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
@@ -19,7 +17,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
 
-from halter.core.clock import DAY, SECOND, Clock
+from halter.core.clock import SECOND, Clock
 from halter.core.errors import LeaseLost, RowRefused, StoreUnavailable, StoreUnusable
 from halter.core.events import SESSION_FORMAT
 from halter.core.ids import Digest, SessionId, StreamId, WorkerId
@@ -40,10 +38,9 @@ from halter.core.ports import (
     Write,
     split_query_words,
 )
-from halter.core.rows import AuditRow, HoldRow
 from halter.core.text import clean
-from halter.core.vocabulary import Row, RowKey
-from halter.journal.apply import Applier, Changes, WorkingSet, apply_write, fence, list_declared_rows
+from halter.core.vocabulary import Row
+from halter.journal.apply import Applier, WorkingSet, apply_write, fence, list_declared_rows
 from halter.journal.engine import Busy, Conflict, Engine, StoreView, index_chunks
 
 T = TypeVar("T")
@@ -665,116 +662,3 @@ def _clean_write_keys(write: Write) -> Write:
         return write
     first = None if write.first is None else _clean_write_keys(write.first)
     return msgspec.structs.replace(write, key=clean(write.key), first=first)
-
-
-MOST_CACHED_ROWS: Final = 10_000
-"""Rows cached at once: those of a thousand active sessions, in a few megabytes."""
-
-
-MADE_ONCE: Final[frozenset[type[Row]]] = frozenset((HoldRow, AuditRow))
-
-
-class RowCache:
-    """The rows of a store as one connection knows them.
-
-    `version` changes when another connection commits; then the cache is empty. The connection's own changes are passed
-    in, and count once committed.
-    """
-
-    def __init__(self, look: Callable[[RowKey], Row | None], version: Callable[[], int]) -> None:
-        self._look = look
-        self._version = version
-        self._at = -1
-        self._rows: dict[RowKey, Row | None] = {}
-        self._written: dict[RowKey, Row | None] = {}
-
-    def load(self, keys: Iterable[RowKey]) -> Mapping[RowKey, Row | None]:
-        version = self._version()
-        if version != self._at or len(self._rows) > MOST_CACHED_ROWS:
-            self.forget()
-            self._at = version
-        known, found = self._rows, dict[RowKey, Row | None]()
-        for key in keys:
-            if key in known:
-                found[key] = known[key]
-                continue
-            row = found[key] = self._look(key)
-            # What is made once, under an id of its own, is not asked for again while it does not exist.
-            if row is not None or key[0] not in MADE_ONCE:
-                known[key] = row
-        return found
-
-    def wrote(self, changes: Changes) -> None:
-        """Take in the changes of the open transaction. Append-only rows are rarely read again, so they are skipped."""
-        self._written |= changes.updates
-        for key, row in changes.inserts.items():
-            if not row.APPEND_ONLY or key in self._rows:
-                self._written[key] = row
-        for key in changes.deletes:
-            self._written[key] = None
-
-    def committed(self) -> None:
-        for key, row in self._written.items():
-            if row is None and key[0] in MADE_ONCE:
-                self._rows.pop(key, None)
-            else:
-                self._rows[key] = row
-        self._written.clear()
-
-    def forget(self) -> None:
-        self._rows.clear()
-        self._written.clear()
-
-
-_ID: Final = re.compile("[A-Za-z0-9]{1,64}")
-_NUMBER: Final = re.compile("[0-9]{1,9}")
-_REMEDY: Final = "It was changed by hand: restore the store from a backup, or name another one."
-
-
-def read_meta_values(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    return {row["name"]: row["value"] for row in rows}
-
-
-def read_schema_version(said: Mapping[str, Any], known: int, where: str, *, tables: bool) -> int:
-    """The last migration applied: 0 for a store without tables. An incompatible store is refused."""
-    written = said.get("schema")
-    if written is None and not tables:
-        return 0
-    if not isinstance(written, str) or not _NUMBER.fullmatch(written) or int(written) == 0:
-        raise StoreUnusable(
-            f"The store {where} must say which schema it has, and says {_quote_value(written)}. {_REMEDY}"
-        )
-    version = int(written)
-    if version > known:
-        raise StoreUnusable(
-            f"The store {where} has schema {version}, and this program knows only {known}. "
-            "Nothing was touched; use the newer Halter, or another store."
-        )
-    return version
-
-
-def read_store_id(said: Mapping[str, Any], where: str) -> str:
-    """The id of a store. It is part of a file name, so it must be a plain word."""
-    found = said.get("store")
-    if not isinstance(found, str) or not _ID.fullmatch(found):
-        raise StoreUnusable(f"The store {where} must say which id it has, and says {_quote_value(found)}. {_REMEDY}")
-    return found
-
-
-def _quote_value(said: Any) -> str:
-    return "nothing" if said is None else repr(said)[:80]
-
-
-UNREFERENCED_BLOB_AGE: Final = DAY
-"""Grace period for unreferenced blobs."""
-
-
-def list_named_blobs(events: Iterable[Stored]) -> list[Digest]:
-    return list(dict.fromkeys(event.blob for event in events if event.blob is not None))
-
-
-def describe_missing_blob(digest: str, where: str) -> str:
-    return (
-        f"The store {where} does not hold the blob {digest}, which an event would name. It was never put, or was "
-        "erased with the last session that named it. Nothing of the write was kept: put it again and repeat the write."
-    )

@@ -27,7 +27,7 @@ from halter.journal.checkpoints import (
     is_signed,
     parse_checkpoint,
 )
-from halter.journal.engine import StoreView
+from halter.journal.engine import StoreView, read_meta_values, read_store_id
 from halter.journal.rebuild import (
     FindingKind,
     IntegrityFinding,
@@ -42,7 +42,7 @@ from halter.journal.rebuild import (
     sort_streams,
     to_sequence_number,
 )
-from halter.journal.store import JournalStore, read_meta_values, read_store_id
+from halter.journal.store import JournalStore
 
 MOST_SEARCH_PLACES: Final = 48
 MOST_SEARCH_HASHES: Final = 96
