@@ -125,7 +125,8 @@ SHORT_QUERIES: Final = frozenset(
 TURNS: Final = 16
 """How many reads and writes in the caller's thread come before other tasks get a turn."""
 
-INDEX_ATTEMPTS: Final = 5
+INDEX_ATTEMPTS: Final = 25
+"""Attempts to write a document while others, who index it as well, drop what was there before."""
 MOST_DECISION_ATTEMPTS: Final = 20
 """How often a transaction is decided again because another process had just inserted one of its rows."""
 
