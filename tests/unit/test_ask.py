@@ -1,16 +1,20 @@
 """What can be known of a call before any row is locked."""
 
 from hashlib import sha256
+from typing import Any
 
+import msgspec
 import pytest
 
 from halter.config.agent_files import parse_agent
 from halter.config.merge import parse_fleet
 from halter.config.resolve import resolve_policy
 from halter.config.yaml_reader import load_bytes
+from halter.core.events import CallRefused
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase
 from halter.guard.approvals import SameArguments, encode_matcher
+from halter.guard.judge import judge_call
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
 from halter.tools.function_tool import FunctionTool, tool
 
@@ -25,6 +29,15 @@ def deed(order: int, note: str = "") -> str:
 def look(order: int) -> str:
     """Look at it."""
     return str(order)
+
+
+class NoRows:
+    """A store in which nothing has happened."""
+
+    now = 0
+
+    def get(self, kind: type[Any], *key: Any) -> Any:
+        return None
 
 
 def standing(agent: str = "name: desk\n", fleet: str = "{}", grants: tuple[str, ...] | None = None) -> SessionContext:
@@ -59,6 +72,18 @@ def test_what_stands_against_a_call_is_known_before_it_is_judged(
 ) -> None:
     flaw = prepared(standing(agent, "allowed_secrets: [KEY]", grants), deed, arguments).asked.flaw
     assert (flaw and flaw[0]) == outcome
+
+
+@pytest.mark.parametrize("arguments", [b"not json", b'{"order": 7, "note": "${secret:KEY}"}'])
+def test_observing_waives_what_a_policy_forbids_and_never_what_cannot_be_run(arguments: bytes) -> None:
+    forbids = standing("name: desk\npolicy: {disabled: [deed]}\n", grants=("look",))
+    watched = msgspec.structs.replace(forbids, policy=msgspec.structs.replace(forbids.policy, observe=True))
+    (draft,) = judge_call(prepared(watched, deed, arguments).asked, NoRows())
+    assert isinstance(draft.event, CallRefused)
+    assert draft.event.outcome == "invalid_arguments"
+    (draft,) = judge_call(prepared(forbids, deed, arguments).asked, NoRows())
+    assert isinstance(draft.event, CallRefused)
+    assert draft.event.outcome == "disabled"
 
 
 def test_an_unknown_tool_is_a_flaw_too() -> None:

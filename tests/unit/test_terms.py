@@ -183,14 +183,15 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
     assert not isinstance(valid, Invalid)
     rule = policy.rule(spec.name, judge.declared_level(spec))
     flaw: Any = None
-    if find_secret_names(valid.canonical) - where.secrets:
-        flaw = "invalid_arguments"
+    unfit = bool(find_secret_names(valid.canonical) - where.secrets)
     if not where.phase.grants_tool(spec.name):
         flaw = "tool_not_granted"
     if spec.name in where.quarantined:
         flaw = "quarantined"
     if spec.name in policy.disabled:
         flaw = "disabled"
+    if unfit and (flaw is None or policy.observe):
+        flaw = "invalid_arguments"
     made = prepare_call(msgspec.structs.replace(where), call, using, now, usd).asked
     assert (made.flaw and made.flaw[0]) == flaw
     assert (made.approval is not None) == judge.needs_approval(rule, policy.mode, made.risk)

@@ -29,7 +29,7 @@ from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
 from halter.core.text import clean
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, find_secret_names
 from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
-from halter.core.vocabulary import Audit, Outcome, Purpose
+from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
 from halter.guard.approvals import digest_approval, matches_rule, read_standing_rule
 from halter.guard.judge import (
     AttemptRate,
@@ -228,49 +228,42 @@ def prepare_call(
 ) -> PreparedCall:
     """Prepare a call; `usd` is its maximum cost, `rules` are the standing approvals."""
     if tool is None:
-        flaw: tuple[Outcome, str] | None = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
-        return PreparedCall(_make_flawed_request(standing, call, now, flaw), None, None)
+        flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
+        return PreparedCall(_make_call_request(standing, call, call.arguments, now, flaw), None, None)
     terms = standing.terms_of_tool(tool.spec, now)
     valid = _validate_arguments(tool, call)
     if isinstance(valid, Invalid):
-        flaw = terms.flaw or ("invalid_arguments", valid.sentence)
-        return PreparedCall(_make_flawed_request(standing, call, now, flaw, terms), tool, None, terms.rule)
+        flaw = _pick_flaw(standing, terms, ("invalid_arguments", valid.sentence))
+        return PreparedCall(
+            _make_call_request(standing, call, call.arguments, now, flaw, terms), tool, None, terms.rule
+        )
     meant, arguments = valid
-    spec, rule = terms.spec, terms.rule
-    risk = _assess(spec, arguments) if terms.assessed else None
+    risk = _assess(terms.spec, arguments) if terms.assessed else None
     level, approval = risk.level if risk else None, None
     if terms.asks or level == "CRITICAL":
-        agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, spec, arguments, now)
+        agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, terms.spec, arguments, now)
         approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
-    asked = CallRequest(
-        call=call.id,
-        tool=clean(call.tool)[:200],
-        arguments=arguments.canonical,
-        session=standing.session,
-        agent=standing.agent,
-        now=now,
-        flaw=terms.flaw
-        or _find_missing_secret(standing, arguments)
-        or (None if standing.anonymize is None else _find_unknown_placeholder(arguments)),
-        scopes=standing.scopes,
-        purpose=call.purpose,
-        phase=standing.phase.name,
-        level=rule.level,
-        effect=spec.effect,
-        idempotent=spec.idempotent,
-        egress=spec.egress,
+    unfit = _find_missing_secret(standing, arguments)
+    if unfit is None and standing.anonymize is not None:
+        unfit = _find_unknown_placeholder(arguments)
+    asked = _make_call_request(
+        standing,
+        call,
+        arguments.canonical,
+        now,
+        terms.flaw if unfit is None else _pick_flaw(standing, terms, unfit),
+        terms,
         risk=level,
-        audit=terms.audit,
-        rate=terms.rate,
         approval=approval,
         legs=make_legs(standing.caps, standing.spender, now, usd=usd) if usd else (),
-        accounts=terms.accounts,
-        kept=standing.kept,
-        parallel_group=call.parallel_group,
-        observe=standing.policy.observe,
         writes=arguments.writes,
     )
-    return PreparedCall(asked, tool, arguments, rule)
+    return PreparedCall(asked, tool, arguments, terms.rule)
+
+
+def _pick_flaw(standing: SessionContext, terms: ToolTerms, unfit: tuple[Outcome, str]) -> tuple[Outcome, str]:
+    """Name what the policy forbids first; but observing waives that, and what cannot be run must not be waived."""
+    return unfit if standing.policy.observe else terms.flaw or unfit
 
 
 def _validate_arguments(tool: Tool, call: Call) -> tuple[Valid, Valid] | Invalid:
@@ -311,13 +304,25 @@ def find_tool_flaw(standing: SessionContext, spec: ToolSpec) -> tuple[Outcome, s
     return None
 
 
-def _make_flawed_request(
-    standing: SessionContext, call: Call, now: int, flaw: tuple[Outcome, str], terms: ToolTerms | None = None
+def _make_call_request(  # noqa: PLR0913 Each is one thing that is known of a call.
+    standing: SessionContext,
+    call: Call,
+    arguments: bytes,
+    now: int,
+    flaw: tuple[Outcome, str] | None,
+    terms: ToolTerms | None = None,
+    *,
+    risk: RiskLevel | None = None,
+    approval: RequiredApproval | None = None,
+    legs: tuple[Leg, ...] = (),
+    writes: tuple[str, ...] = (),
 ) -> CallRequest:
-    asked = CallRequest(
+    """Bundle what is known of a call; of an unknown tool nothing is, so it counts as one that writes."""
+    spec = None if terms is None else terms.spec
+    return CallRequest(
         call=call.id,
         tool=clean(call.tool)[:200],
-        arguments=call.arguments,
+        arguments=arguments,
         session=standing.session,
         agent=standing.agent,
         now=now,
@@ -325,14 +330,20 @@ def _make_flawed_request(
         scopes=standing.scopes,
         purpose=call.purpose,
         phase=standing.phase.name,
+        level="CONTROLLED" if terms is None else terms.rule.level,
+        effect="write" if spec is None else spec.effect,
+        idempotent=spec is not None and spec.idempotent,
+        egress=spec is not None and spec.egress,
+        risk=risk,
+        audit="" if terms is None else terms.audit,
+        rate=None if terms is None else terms.rate,
+        approval=approval,
+        legs=legs,
+        accounts=() if terms is None else terms.accounts,
+        kept=standing.kept,
         parallel_group=call.parallel_group,
         observe=standing.policy.observe,
-    )
-    if terms is None:
-        return asked
-    spec = terms.spec
-    return msgspec.structs.replace(
-        asked, level=terms.rule.level, effect=spec.effect, idempotent=spec.idempotent, egress=spec.egress
+        writes=writes,
     )
 
 
