@@ -335,7 +335,8 @@ def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> 
 def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
     match event:
         case ev.CallRefused():
-            _call_refused(event, place, known)
+            # Refused calls of any level are audited.
+            known.put(_make_audit_row(event, place, known, event.outcome, settled_seq=place.seq))
         case ev.SessionStarted():
             _session_started(event, place, known)
         case ev.SessionWoken() | ev.SessionParked() | ev.SessionResumed():
@@ -610,26 +611,35 @@ def _call_started(event: ev.CallStarted, place: EventPlace, known: MutableRows) 
         row = known.get(DecisionRow, event.decision) or DecisionRow(event.decision)
         known.put(msgspec.structs.replace(row, used_at=place.at))
     if event.audit:
-        session = find_session_row(place, known)
-        known.put(
-            AuditRow(
-                call=event.call,
-                session=session.session,
-                agent=session.agent,
-                tool=event.tool,
-                capability_level=event.level,
-                risk_level=event.risk or "",
-                decision=event.decision,
-                decided_by=event.decided_by,
-                outcome="",
-                cost_usd=0,
-                duration_ms=0,
-                created_at=place.at,
-                shows_result=int(event.audit == "full"),
-                asked_seq=place.seq,
-                settled_seq=0,
-            )
-        )
+        known.put(_make_audit_row(event, place, known, shows_result=int(event.audit == "full")))
+
+
+def _make_audit_row(
+    event: ev.CallStarted | ev.CallRefused,
+    place: EventPlace,
+    known: RowsBefore,
+    outcome: str = "",
+    shows_result: int = 0,
+    settled_seq: int = 0,
+) -> AuditRow:
+    session = find_session_row(place, known)
+    return AuditRow(
+        call=event.call,
+        session=session.session,
+        agent=session.agent,
+        tool=event.tool,
+        capability_level=event.level,
+        risk_level=event.risk or "",
+        decision=event.decision,
+        decided_by=event.decided_by,
+        outcome=outcome,
+        cost_usd=0,
+        duration_ms=0,
+        created_at=place.at,
+        shows_result=shows_result,
+        asked_seq=place.seq,
+        settled_seq=settled_seq,
+    )
 
 
 def _settle_audit(event: ev.CallSettled, place: EventPlace, known: MutableRows) -> None:
@@ -644,30 +654,6 @@ def _settle_audit(event: ev.CallSettled, place: EventPlace, known: MutableRows) 
                 settled_seq=place.seq,
             )
         )
-
-
-def _call_refused(event: ev.CallRefused, place: EventPlace, known: MutableRows) -> None:
-    """Refused calls of any level are audited."""
-    session = find_session_row(place, known)
-    known.put(
-        AuditRow(
-            call=event.call,
-            session=session.session,
-            agent=session.agent,
-            tool=event.tool,
-            capability_level=event.level,
-            risk_level=event.risk or "",
-            decision=event.decision,
-            decided_by=event.decided_by,
-            outcome=event.outcome,
-            cost_usd=0,
-            duration_ms=0,
-            created_at=place.at,
-            shows_result=0,
-            asked_seq=place.seq,
-            settled_seq=place.seq,
-        )
-    )
 
 
 def rate_row(known: RowsBefore, agent: str, tool: str, piece: int, attempts: int = 0) -> RateRow:

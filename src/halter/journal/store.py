@@ -122,7 +122,7 @@ SHORT_QUERIES: Final = frozenset(
 )
 """Queries of one row or of a short table, which take less time than waking a thread."""
 
-TURNS: Final = 16
+DONE_BEFORE_YIELD: Final = 16
 """How many reads and writes in the caller's thread come before other tasks get a turn."""
 
 INDEX_ATTEMPTS: Final = 25
@@ -162,7 +162,7 @@ class _Journal:
         self._waiting: deque[tuple[Write, asyncio.Future[Committed]]] = deque()
         self._busy = False
         self._reading = 0
-        self._turns = 0
+        self._done_here = 0
         self._last_task: asyncio.Task[Any] | None = None
         self._writing_now = threading.Lock()
         self._writer = ThreadPoolExecutor(1, "halter-journal-writer")
@@ -184,7 +184,7 @@ class _Journal:
         task, last = asyncio.current_task(), self._last_task
         self._last_task = task
         if task is last and not self._busy and self._timers:
-            await self._take_turns()
+            await self._let_others_run()
             try:
                 return self._told(self._run([write], wait=False)[0])
             except Busy:
@@ -218,7 +218,7 @@ class _Journal:
         if self.inline:
             return job()
         if short and self.engine.local and not self._reading:
-            await self._take_turns()
+            await self._let_others_run()
             return job()
         self._reading += 1
         try:
@@ -226,10 +226,10 @@ class _Journal:
         finally:
             self._reading -= 1
 
-    async def _take_turns(self) -> None:
+    async def _let_others_run(self) -> None:
         """Let other tasks run now and then: what is done in this thread does not wait, and a loop of it would never."""
-        self._turns += 1
-        if self._turns % TURNS == 0:
+        self._done_here += 1
+        if self._done_here % DONE_BEFORE_YIELD == 0:
             await asyncio.sleep(0)
 
     async def study(self, job: Callable[[StoreView], T]) -> T:

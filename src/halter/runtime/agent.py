@@ -103,12 +103,12 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
     question: str = ""
     messages: tuple[Message, ...] = ()
     near_budget: bool = False
-    draw_up: Callable[[], Receipt] = Receipt
+    build_receipt: Callable[[], Receipt] = Receipt
 
     @cached_property
     def receipt(self) -> Receipt:
         """What the session did and cost, made from its events when it is first asked for."""
-        return self.draw_up()
+        return self.build_receipt()
 
     @property
     def cost_usd(self) -> Decimal:
@@ -151,7 +151,7 @@ def build_result(came: Conclusion, loop: TurnLoop, session: str, events: Sequenc
         question=_question(messages) if turn.why == "asked" else "",
         messages=tuple(messages),
         near_budget=loop.near_budget(),
-        draw_up=partial(make_receipt, events),
+        build_receipt=partial(make_receipt, events),
     )
 
 
