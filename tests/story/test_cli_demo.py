@@ -3,6 +3,8 @@
 import json
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from http.client import HTTPConnection
@@ -58,6 +60,30 @@ def test_an_interrupted_night_leaves_in_order_with_a_sentence(ada: Person) -> No
         _, beside = program.communicate(timeout=30)
     assert program.returncode == 130
     assert beside == b"Interrupted. The night was made up, and leaves nothing behind.\n"
+
+
+INTERRUPTED_WHILE_A_LOOP_IS_MADE = """
+import os, signal, sys
+
+def interrupt(frame, event, _):
+    if event == "call" and frame.f_code.co_name == "_make_self_pipe":
+        sys.setprofile(None)
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.setprofile(interrupt)
+from halter.cli import main
+sys.argv = ["halter", "demo", "--night-only"]
+main()
+"""
+
+
+def test_an_interrupt_while_an_event_loop_is_made_leaves_the_same_sentence(ada: Person) -> None:
+    """A loop that was never whole cannot be closed, and Python would print its traceback when it frees it."""
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_WHILE_A_LOOP_IS_MADE], env=ada.environ, capture_output=True, check=False
+    )
+    assert ended.returncode == 130
+    assert ended.stderr == b"Interrupted. The night was made up, and leaves nothing behind.\n"
 
 
 @pytest.mark.parametrize("other", ["--night-only", "--json"])

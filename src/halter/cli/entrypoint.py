@@ -100,10 +100,18 @@ def handle_termination_signals() -> None:
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    """Interrupt once: later signals must not disturb the cleanup."""
+    """Interrupt once: later signals must not disturb the cleanup.
+
+    What the interrupt left half made, such as an event loop, may fail when it is freed: nothing to tell the operator.
+    """
     for number in TERMINATION_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    sys.unraisablehook = _ignore_unraisable
     raise KeyboardInterrupt
+
+
+def _ignore_unraisable(_unraisable: "sys.UnraisableHookArgs") -> None:
+    """Say nothing."""
 
 
 def report_internal_error(mistake: Exception) -> int:
