@@ -58,3 +58,33 @@ def test_the_corpus_is_redacted_alike_in_chunks_of_any_size(longest: int) -> Non
         out.append(stream.feed(text[at : at + size]))
         at += size
     assert "".join((*out, stream.finish())) == REDACTOR.redact(text)
+
+
+def test_the_corpus_is_redacted_alike_where_it_stands_in_a_streamed_answer() -> None:
+    chance = random.Random(4)
+    prose = [
+        "The",
+        "fox",
+        "said:",
+        "nothing",
+        "was",
+        "found",
+        "in",
+        "3",
+        "of",
+        "20",
+        "files",
+        "(about",
+        "$19.90),",
+        "and",
+        "it",
+        "is",
+        "no",
+        "trouble.",
+    ]
+    for sample in chance.sample((*every("found"), *every("harmless")), 400):
+        before, after = (" ".join(chance.choices(prose, k=chance.randint(0, 120))) for _ in range(2))
+        text = f"{before}{chance.choice(['', ' ', chr(10)])}{sample.text}{chance.choice(['', ' ', chr(10)])}{after}"
+        stream, size = StreamRedactor(REDACTOR), chance.choice([1, 4, 30])
+        chunks = [text[at : at + size] for at in range(0, len(text), size)]
+        assert "".join((*map(stream.feed, chunks), stream.finish())) == REDACTOR.redact(text)

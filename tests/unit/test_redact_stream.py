@@ -2,6 +2,7 @@
 
 import base64
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -27,6 +28,7 @@ KEYS = [
     + f'{DASHES}END RSA PRIVATE KEY{DASHES}"',
     "sshpass -p 'k7Xq2mmW9z' ssh root@10.0.0.7",
     "curl -sS -X POST --max-time 10 -H 'Accept: application/json' -u ada:k7Xq2mmW9z https://example.com",
+    "curl " + "-H 'Accept: text/plain' " * 9 + "-u ada:open-sesame https://example.com",
     "machine git.example.com login robot password k7Xq2mmW9z",
     'passphrase = "' + "correct horse battery staple " * 8 + '"',
     "the admin password is k7Xq2mmW9z, please change it",
@@ -59,6 +61,78 @@ def test_a_secret_that_comes_letter_by_letter_is_caught(key: str) -> None:
     text = "word " * 100 + key + " word" * 100
     out = "".join(stream.feed(letter) for letter in text) + stream.finish()
     assert out == REDACTOR.redact(text)
+
+
+PROSE = [
+    *[
+        "The",
+        "fox",
+        "said:",
+        "nothing",
+        "was",
+        "found",
+        "in",
+        "3",
+        "of",
+        "20",
+        "files",
+        "(about",
+        "$19.90),",
+        "and",
+        "it's",
+        "no",
+        "trouble.",
+        "a",
+        "b",
+        "open",
+        "ses",
+    ]
+]
+VALUES = [
+    SECRET,
+    "correct horse battery",
+    "deadbeefcafe",
+    "über geheim es",
+    'it\'s a "se\\cret" & 100% x',
+    "fox said: nothing",
+]
+SPELLINGS: list[Callable[[str], str]] = [
+    str,
+    str.upper,
+    lambda value: value[::-1],
+    lambda value: value[:-1],
+    "\n    ".join,
+    lambda value: " ".join(f"{byte:02x}" for byte in value.encode()),
+    lambda value: "\n".join(map("".join, batched(base64.b64encode(value.encode()).decode(), 3))),
+    lambda value: "".join(f"%2525{byte:02x}" for byte in value.encode()),
+    lambda value: "\n".join(f"%2525{byte:02x}" for byte in value.encode()),
+    lambda value: "".join(f"\\u{ord(letter):04x}" for letter in value),
+]
+
+
+def batched(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+@pytest.mark.parametrize("spell", SPELLINGS)
+@pytest.mark.parametrize("value", VALUES)
+def test_a_known_value_in_prose_is_caught_in_every_spelling(value: str, spell: Callable[[str], str]) -> None:
+    redactor, chance = Redactor({"MINE": value}), random.Random(value)
+    for longest in (1, 1, 3, 8, 8, 40):
+        before, after = (" ".join(chance.choices(PROSE, k=chance.randint(0, 90))) for _ in range(2))
+        text = before + chance.choice(["", " ", "\n"]) + spell(value) + chance.choice(["", " ", "\n"]) + after
+        stream = StreamRedactor(redactor)
+        out = "".join(map(stream.feed, batched(text, longest))) + stream.finish()
+        assert out == redactor.redact(text)
+
+
+def test_prose_is_held_back_by_its_last_words_only() -> None:
+    stream, text = StreamRedactor(REDACTOR), "It went well, and nothing else is to be said about it. " * 40
+    behind = 0
+    for sent, letter in enumerate(text, 1):
+        behind -= len(stream.feed(letter))
+        behind += 1
+        assert behind <= 100, text[:sent][-behind:]
 
 
 def test_what_is_certain_does_not_wait_for_the_end() -> None:

@@ -461,3 +461,11 @@ SECRET_FAMILIES: Final[tuple[SecretFamily, ...]] = (
         near=f"[_-]{_ALNUM}{{32}}",
     ),
 )
+
+SEVERAL_WORDS: Final = (
+    "(?i)"
+    + "|".join(
+        (*named_secrets.ANNOUNCEMENTS, "cookie", "mnemonic", "phrase", "words", "credentials", "private", "SSWS")
+    )
+).encode()
+"""Words without which no secret has a blank inside, or between its beginning and its end."""

@@ -67,6 +67,7 @@ PASSWORD_HEADS: Final = tuple({name.encode()[:2] for name in _PASSWORDS})
 KEY_LEAD: Final = (
     f"(?:(?:{'|'.join(_KEYED)})[_ -]?key|client-key-data|{'|'.join(_KEYS)}|[_-](?:key|pat)){_LAST}{_ASSIGNMENT}{_OPEN}"
 )
+ANNOUNCEMENTS: Final = (*_PASSWORDS, *_KEYS, "key", "[_-]pat")
 KEY_HEADS: Final = tuple({name.encode()[:2] for name in (*_KEYS, *_KEYED, *_ANY_KEYS)})
 _LATEST_DIGIT: Final = 41
 NEAR_KEY: Final = f"(?:[A-Za-z0-9+/=_~.%:-]{{0,{_LATEST_DIGIT - 1}}}[0-9]|[A-Za-z]{{20}})"

@@ -23,16 +23,17 @@ from halter.core.messages import Message, Part, Prompt, Reply, ToolCall
 from halter.core.ports import Lease
 from halter.core.text import clean, to_body, word_set
 from halter.core.tools import ToolSpec
-from halter.redaction.key_patterns import SECRET_FAMILIES
+from halter.redaction.key_patterns import SECRET_FAMILIES, SEVERAL_WORDS
 from halter.redaction.secret_values import (
     LOOKBEHIND_LENGTH,
     SAMPLE_LENGTH,
     Candidate,
     Regex,
     SecretFamily,
+    compile_regex,
     join_patterns,
 )
-from halter.redaction.secrets import LONGEST_SPELLING, LiveValues
+from halter.redaction.secrets import LONGEST_CHARACTER, LONGEST_SPELLING, LiveValues
 
 Redact = Callable[[str], str]
 
@@ -132,6 +133,11 @@ class Redactor:
                 at = known.end
             found.extend(_find_family_spans(self._shapes, data, at, end))
         return found
+
+    def may_go_on(self, data: bytes, start: int) -> bool:
+        """Whether text after `start` may begin a secret that goes on after a blank."""
+        end = len(data)
+        return compile_regex(SEVERAL_WORDS).search(data, start, end) is not None or self._known.begins(data, start, end)
 
     def _between_marks(self, data: bytes) -> Iterator[tuple[int, int]]:
         """Yield the ranges between marks. Only marks with known names count."""
@@ -266,6 +272,12 @@ WORDS_HELD_BACK: Final = 4
 
 SHORTEST_HOLD: Final = 3 * SAMPLE_LENGTH
 """An announcement, and as much of its value as is inspected."""
+PLAIN_BEGINNING: Final = 64
+ESCAPED_BEGINNING: Final = 5 * LONGEST_CHARACTER
+"""The longest text, plain or with escapes, that may be the beginning of a known value and is too short to tell."""
+_ESCAPES: Final = (b"%", b"\\", b"&", b"=")
+TOLD_LENGTH: Final = 2 * LOOKBEHIND_LENGTH
+"""An announcement that was released already, and what may determine its meaning."""
 LONGEST_HOLD: Final = 1 << 18
 _CONTINUING: Final = range(0x80, 0xC0)
 _BLANK: Final = b" \t\n\r\f\v"
@@ -274,8 +286,8 @@ _BLANK: Final = b" \t\n\r\f\v"
 class StreamRedactor:
     """Redacts a text that comes in chunks as `Redactor` redacts it whole, also a secret that is split over chunks.
 
-    The last words are held back until more comes. Work waits for enough text, so that a stream of single characters
-    takes linear time.
+    Held back is what can still become part of a secret: the last words, and more after a word that announces a secret
+    of several words. Work waits for enough text, so that a stream of single characters takes linear time.
     """
 
     def __init__(self, redactor: Redactor) -> None:
@@ -288,7 +300,7 @@ class StreamRedactor:
     def feed(self, chunk: str) -> str:
         self._fresh.append(chunk)
         self._waiting += len(chunk)
-        if self._waiting * 4 <= max(len(self._held), SHORTEST_HOLD):
+        if self._waiting * 4 <= len(self._held):
             return ""
         return self._released(ended=False)
 
@@ -302,23 +314,36 @@ class StreamRedactor:
         self._fresh.clear()
         self._waiting = 0
         spans = [span for span in self._redactor.spans(data) if span.end > at]
-        cut = len(data) if ended else max(at, _find_certain_end(data, self._redactor.spaced))
+        cut = len(data) if ended else max(at, self._find_certain_end(data))
         cut = max(at, min((span.lead for span in spans if span.lead < cut < span.end), default=cut))
         hidden = [span._replace(start=max(span.start, at) - at, end=span.end - at) for span in spans if span.end <= cut]
         # What was hidden says nothing about what follows it; the rest may announce it.
-        begin = max([_align_to_character(data, max(cut - LOOKBEHIND_LENGTH, 0)), *(span.end + at for span in hidden)])
+        begin = max([_align_to_character(data, max(cut - TOLD_LENGTH, 0)), *(span.end + at for span in hidden)])
         self._told, self._held = data[begin:cut], data[cut:]
         return hide_spans(data[at:cut], hidden).decode("utf-8", "surrogatepass")
 
+    def _find_certain_end(self, data: bytes) -> int:
+        """Find the start of a word before which no later text changes anything."""
+        certain = _skip_words_held_back(data, self._redactor.spaced)
+        if self._redactor.may_go_on(data, certain):
+            return certain
+        escaped = any(sign in data[-ESCAPED_BEGINNING:] for sign in _ESCAPES)
+        end = max(len(data) - (ESCAPED_BEGINNING if escaped else PLAIN_BEGINNING), 0)
+        return max(certain, _find_word_start(data, end))
 
-def _find_certain_end(data: bytes, spaced: int) -> int:
-    """Find the start of a word before which no later text changes anything."""
+
+def _find_word_start(data: bytes, end: int) -> int:
+    return max(data.rfind(blank, 0, end) for blank in (b" ", b"\n", b"\t", b"\r")) + 1
+
+
+def _skip_words_held_back(data: bytes, spaced: int) -> int:
+    """Find the word before which nothing changes, also after an announcement."""
     at = max(len(data) - max(SHORTEST_HOLD, spaced), 0)
     for _ in range(WORDS_HELD_BACK):
         end = at
         while end > 0 and data[end - 1] in _BLANK:
             end -= 1
-        at = max(data.rfind(blank, 0, end) for blank in (b" ", b"\n", b"\t", b"\r")) + 1
+        at = _find_word_start(data, end)
     return max(at, _align_to_character(data, len(data) - LONGEST_SPELLING)) if len(data) > LONGEST_HOLD else at
 
 

@@ -203,6 +203,9 @@ class LiveValues:
             if found is not None:
                 yield found
 
+    def begins(self, data: bytes, start: int, end: int) -> bool:
+        return self._any is not None and self._any.search(data, start, end) is not None
+
     def _at(self, data: bytes, place: int, end: int) -> LiveSecret | None:
         self._which = self._which or RegexSet(self._beginnings)
         for index in sorted(self._which.match(data[place : min(end, place + _AHEAD)])):
