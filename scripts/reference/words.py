@@ -7,7 +7,7 @@ from typing import Final, get_args
 import halter
 from halter.core import errors, vocabulary
 from halter.core.agent_spec import KNOWN_PROVIDERS
-from halter.core.spec import DEFAULT_RATES, DEFAULT_SIMULATE, MODES
+from halter.core.spec import DEFAULT_RATES, MODES, SIMULATED_LEVELS
 from halter.core.tools import LEVELS
 from halter.guard.judge import LEVEL_TABLE
 from scripts.reference.sheet import NOTHING, code, head, table
@@ -74,7 +74,7 @@ def _levels() -> str:
             f"{DEFAULT_RATES[level]} an hour" if level in DEFAULT_RATES else NOTHING,
             "yes" if LEVEL_TABLE[level].assessed else "no",
             " / ".join("yes" if mode in LEVEL_TABLE[level].asks else NOTHING for mode in MODES),
-            "when a person is asked" if DEFAULT_SIMULATE.get(level) == "asked" else "no",
+            "if switched on" if level in SIMULATED_LEVELS else "no",
         )
         for level in LEVELS
     )

@@ -58,7 +58,7 @@ def test_calls_that_wait_together_are_each_made_once_whatever_crashes(*, predict
 
     def new_world(crash: Crash | None) -> World:
         world = World(crash=crash)
-        story = Story(world, kind="task")
+        story = Story(world, kind="task", more="policy: {simulate: asked}")
         story.models, story.price = [Sensible(world, clerk)], TEN
         if predicted:
             foresees = [says("It will be gone.", usage=used(100, 20))] * 50

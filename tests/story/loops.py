@@ -273,6 +273,11 @@ class Story:
     def results(self) -> list[ToolResult]:
         return [part for message in self.messages for part in message.parts if isinstance(part, ToolResult)]
 
+    def predictions(self) -> list[Text]:
+        """What the model was shown of predictions, beside the results."""
+        parts = (part for message in self.messages for part in message.parts)
+        return [part for part in parts if isinstance(part, Text) and part.reason == "simulation"]
+
     def told(self) -> list[str]:
         """What the runtime said to the model."""
         parts = (part for message in self.messages for part in message.parts)

@@ -204,7 +204,7 @@ async def trade(symbol: str) -> str:
 async def test_a_prediction_is_paid_for_before_a_person_is_asked_and_otherwise_not_at_all(
     world: World, tmp_path: Path, mode: str
 ) -> None:
-    fleet = Fleet(world, tmp_path, f"mode: {mode}\n")
+    fleet = Fleet(world, tmp_path, f"mode: {mode}\npolicy: {{simulate: asked}}\n")
     script = (
         "- calls: [{tool: trade, arguments: {symbol: ACME}}]\n- calls: [{tool: yield, arguments: {mode: shutdown}}]\n"
     )

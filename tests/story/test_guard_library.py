@@ -106,7 +106,7 @@ class Noon:
 
 async def test_predictions_of_a_program_keep_to_the_rate_of_their_model(tmp_path: Path) -> None:
     model = Scripted([say("It will be gone."), say("That too.")], Noon(), ModelName("ollama", "small"))
-    fleet = {"rates": {"ollama:*": {"requests_per_minute": 1}}}
+    fleet = {"rates": {"ollama:*": {"requests_per_minute": 1}}, "policy": {"simulate": "asked"}}
     guard = guard_in(tmp_path, fleet=fleet, simulates=model, clock=Noon())
 
     @guard.tool(level="RESTRICTED")

@@ -33,7 +33,7 @@ def in_a_summary(world: World) -> Story:
 
 
 def in_a_prediction(world: World) -> Story:
-    story = Story(world, [calls(("wipe", {"path": "a"}), "hang")], kind="task")
+    story = Story(world, [calls(("wipe", {"path": "a"}), "hang")], kind="task", more="policy: {simulate: asked}")
     slow = [says("It will be gone.", takes=25 * SECOND)] * 5
     story.simulates = Scripted(slow, world.clock, ModelName("scripted", "m9"))
     return story

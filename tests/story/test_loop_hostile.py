@@ -134,13 +134,18 @@ async def test_no_tool_may_be_called_like_one_of_halters_own(tmp_path: Path, nam
         await agent.run("Go.")
 
 
+PREDICTED = (
+    "[ANTICIPATORY SIMULATION] of wipe (c1_0_0), made before the call and no part of its result: It will be gone."
+)
+
+
 @pytest.mark.parametrize("outputs", [50, 300_000])
 @pytest.mark.parametrize("restart", [False, True])
 async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_session_on(
     world: World, outputs: int, *, restart: bool
 ) -> None:
     lines = [calls(("wipe", {"path": "a"}), usage=used(500, 20)), says("Done.", usage=used(500, 20))]
-    story = Story(world, lines, kind="task")
+    story = Story(world, lines, kind="task", more="policy: {simulate: asked}")
     story.price = Price(Decimal(10), Decimal(10))
     foresees = [says("It will be gone.", usage=used(100, outputs))]
     story.simulates = Scripted(foresees, world.clock, ModelName("scripted", "m9"))
@@ -156,7 +161,8 @@ async def test_a_prediction_is_paid_for_and_told_to_the_model_whoever_takes_the_
     await running
     assert story.came is not None
     assert story.came.terminal_reason == ("overrun" if outputs > 50 else "completed")
-    assert [part.text for part in story.results()] == ["wiped\n\n[ANTICIPATORY SIMULATION] It will be gone."]
+    assert [part.text for part in story.results()] == ["wiped"]
+    assert [(part.text, part.origin, part.trusted) for part in story.predictions()] == [(PREDICTED, "model", False)]
     assert story.loop is not None
     assert story.loop.spent == (await world.session("s")).spent
     await same_again(world, story)

@@ -1,6 +1,7 @@
 """A look ahead before a call: predicted once, paid like everything else, and never in anybody's way."""
 
 import asyncio
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from halter.core.messages import Reply, Text
 from halter.core.ports import Query
 from halter.core.rows import SpendRow
 from halter.core.spec import Phase
-from halter.core.usage import ModelName, Usage
+from halter.core.usage import ModelName, Price, Usage
 from halter.guard.halts import halt
 from halter.guard.model_door import ModelDoor
 from halter.guard.prepare import Call, PreparedCall, SessionContext, prepare_call
@@ -26,8 +27,11 @@ from halter.models.scripted import Scripted, ScriptedFailure, ScriptLine, say
 from halter.state import lifecycle
 from halter.testing.world import World
 from halter.tools.function_tool import tool
+from tests.crash.test_loop_crashes import recalled
+from tests.story.loops import Story, calls
 
 PRICES = "models: {'test:paid': {price: {input: 1, output: 1}}}\n"
+SIMULATES = "policy: {simulate: asked}\n"
 USED = Usage(200, 50)
 
 
@@ -43,7 +47,7 @@ def note(table: str) -> str:
     return table
 
 
-def standing_of(fleet: str = "", limits: str = "{}") -> SessionContext:
+def standing_of(fleet: str = SIMULATES, limits: str = "{}") -> SessionContext:
     ours = parse_fleet(load_bytes((PRICES + fleet).encode(), "halter.yaml"))
     resolved = resolve_policy(ours, parse_agent(load_bytes(f"name: desk\nlimits: {limits}\n".encode(), "agent.yaml")))
     return SessionContext("s", "desk", Phase("work", None), resolved, str(resolved.digest()))
@@ -96,7 +100,8 @@ async def test_a_call_that_a_person_is_asked_about_is_predicted_shortly_and_paid
 async def test_the_same_call_in_the_same_situation_is_predicted_once_in_five_minutes(world: World) -> None:
     desk = await desk_in(world, *(say(f"{number}.", USED) for number in range(5)))
     first = await desk.simulates()
-    assert await desk.simulates(desk.prepared("s.2")) == first
+    assert isinstance(first, Simulated)
+    assert await desk.simulates(desk.prepared("s.2")) == Simulated(first.text, known=True)
     assert desk.asked == 1
     await desk.simulates(desk.prepared("s.3"), "another situation")
     await desk.simulates(desk.prepared("s.4", table="people"))
@@ -117,15 +122,19 @@ async def test_a_prediction_of_the_same_call_is_not_paid_twice_also_when_it_was_
 @pytest.mark.parametrize(
     ("fleet", "using", "predicted"),
     [
-        ("", drop, True),
-        ("", note, False),
-        ("mode: FULL\n", drop, False),
+        ("", drop, False),
+        (SIMULATES, drop, True),
+        (SIMULATES, note, False),
+        (f"mode: FULL\n{SIMULATES}", drop, False),
+        ("mode: FULL\npolicy: {simulate: always}\n", drop, True),
         ("mode: FULL\npolicy: {tools: {drop: {simulate: always}}}\n", drop, True),
-        ("policy: {tools: {drop: {simulate: never}}}\n", drop, False),
-        ("policy: {disabled: [drop]}\n", drop, False),
+        ("policy: {simulate: asked, tools: {drop: {simulate: never}}}\n", drop, False),
+        ("policy: {simulate: asked, disabled: [drop]}\n", drop, False),
     ],
 )
-async def test_only_what_the_levels_name_is_predicted(world: World, fleet: str, using: Any, *, predicted: bool) -> None:
+async def test_nothing_is_predicted_unless_it_is_switched_on(
+    world: World, fleet: str, using: Any, *, predicted: bool
+) -> None:
     desk = await desk_in(world, say("Gone.", USED), standing=standing_of(fleet))
     answer = await desk.simulates(desk.prepared(using=using))
     assert isinstance(answer, Simulated) == predicted
@@ -176,3 +185,34 @@ async def test_simulations_are_told_apart_by_their_purpose(world: World) -> None
     await desk.simulates()
     (started,) = [e.event for e in await world.events(session_stream("s")) if isinstance(e.event, RequestStarted)]
     assert started.purpose == "simulation"
+
+
+CLEANING = calls(("wipe", {"path": "a"}), text="The disk is full.", usage=Usage(100, 20))
+
+
+async def test_a_prediction_stands_beside_the_result_and_knows_the_situation(world: World) -> None:
+    """The same call in the same situation again is not asked about, nor told, again; in another one it is."""
+    again, other = CLEANING, calls(("wipe", {"path": "a"}), text="Once more.", usage=Usage(100, 20))
+    story = Story(world, [CLEANING, again, other, say("Done.", USED)], kind="task", more="policy: {simulate: always}")
+    story.policy = resolve_policy(
+        parse_fleet(load_bytes(b"mode: FULL\n", "halter.yaml")),
+        parse_agent(load_bytes(b"name: desk\npolicy: {simulate: always}\n", "agent.yaml")),
+    )
+    story.price = Price(Decimal(10), Decimal(10))
+    model = Scripted(
+        [say("It will be gone.", USED), say("It is gone already.", USED)], world.clock, ModelName("s", "m9")
+    )
+    story.simulates = model
+    await story.run("Clean up the disk.")
+    asked = [
+        "\n".join(part.text for part in prompt.messages[0].parts if isinstance(part, Text)) for prompt in model.asked
+    ]
+    assert ["The agent was asked: Clean up the disk." in text for text in asked] == [True, True]
+    assert ["With the call it says: The disk is full." in text for text in asked] == [True, False]
+    assert [part.text for part in story.results()] == ["wiped"] * 3
+    told = [part.text.partition("no part of its result: ")[2] for part in story.predictions()]
+    assert told == ["It will be gone.", "It is gone already."]
+    assert (await recalled(world)).transcript.messages == story.messages
+    spent = (await story.receipt()).spent_by_purpose_usd
+    assert spent["simulation"] == Decimal("0.005")
+    assert spent["turn"] == Decimal("0.0061")

@@ -108,6 +108,7 @@ POLICY: list[tuple[str, str, Any, Any]] = [
     ("policy/tools/*/rate", "3/hour", lambda r: r.rule("deploy", "SAFE").rate, 3),
     ("policy/tools/*/simulate", "asked", lambda r: r.rule("deploy", "SAFE").simulate, "asked"),
     ("policy/tools/*/level", "PRIVILEGED", lambda r: r.rule("deploy", "SAFE").level, "PRIVILEGED"),
+    ("policy/simulate", "asked", lambda r: r.rule("any", "RESTRICTED").simulate, "asked"),
     ("policy/disabled", "[deploy, shell]", lambda r: r.disabled, ("deploy", "shell")),
     ("policy/approval_expiry", "2h", lambda r: r.approval_expiry, 2 * HOUR),
 ]

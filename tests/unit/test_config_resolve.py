@@ -102,9 +102,14 @@ def agent(text: str = "") -> AgentFile:
             "agent.yaml line 2: `policy.tools.a.level` is SAFE, but halter.yaml line 1 allows only RESTRICTED or a",
         ),
         (
-            "",
+            "policy: {simulate: asked}\n",
             "policy: {levels: {RESTRICTED: {simulate: never}}}\n",
             "agent.yaml line 2: `policy.levels.RESTRICTED.simul",
+        ),
+        (
+            "policy: {simulate: always}\n",
+            "policy: {simulate: asked}\n",
+            "agent.yaml line 2: `policy.simulate` is asked, but halter.yaml line 1 allows only always",
         ),
         ("policy: {approval_expiry: 1h}\n", "policy: {approval_expiry: 2h}\n", "agent.yaml line 2:"),
         (
@@ -195,6 +200,7 @@ policies = st.builds(
     Policy,
     levels=st.dictionaries(st.sampled_from(LEVELS), level_rules),
     tools=st.dictionaries(st.just("deploy"), tool_rules),
+    simulate=st.sampled_from((*SIMULATE_MODES, UNSET)),
 )
 
 

@@ -128,14 +128,19 @@ def test_the_other_cells_of_the_table(level: Level, audit: str, rate: AttemptRat
 
 
 @pytest.mark.parametrize(("level", "simulate"), list(product(LEVELS, (None, *SIMULATE_MODES))))
-def test_simulation_happens_when_a_person_is_asked_or_when_it_is_written(
-    level: Level, simulate: Simulate | None
-) -> None:
+def test_simulation_happens_only_where_it_is_written(level: Level, simulate: Simulate | None) -> None:
     fleet = Policy() if simulate is None else Policy(tools={"act": ToolRule(simulate=simulate)})
-    meant = simulate or ("asked" if level in {"RESTRICTED", "PRIVILEGED"} else "never")
+    meant = simulate or "never"
     rule = find_tool_policy(policy(fleet=fleet), spec(level))
     assert needs_simulation(rule, asked=True) is (meant != "never")
     assert needs_simulation(rule, asked=False) is (meant == "always")
+
+
+@pytest.mark.parametrize(("level", "simulate"), list(product(LEVELS, SIMULATE_MODES)))
+def test_one_key_switches_simulation_on_for_the_dangerous_levels(level: Level, simulate: Simulate) -> None:
+    meant = simulate if level in {"RESTRICTED", "PRIVILEGED"} else "never"
+    for where in (policy(fleet=Policy(simulate=simulate)), policy(agent=Policy(simulate=simulate))):
+        assert find_tool_policy(where, spec(level)).simulate == meant
 
 
 @pytest.mark.parametrize("level", LEVELS)

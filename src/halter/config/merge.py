@@ -19,7 +19,6 @@ from halter.core.money import format_micros
 from halter.core.spec import (
     APPROVAL_EXPIRY,
     DEFAULT_RATES,
-    DEFAULT_SIMULATE,
     MODES,
     SIMULATE_MODES,
     FleetSpec,
@@ -113,8 +112,9 @@ UNLIMITED_RULE: Final = LevelRule(rate=None, simulate="never")
 """The default for a single tool, as far as it is known without the tool's level."""
 
 
-def default_level_rule(level: Level) -> LevelRule:
-    return LevelRule(rate=DEFAULT_RATES.get(level), simulate=DEFAULT_SIMULATE.get(level, "never"))
+def default_level_rule(level: Level, policy: Policy) -> LevelRule:
+    """What holds for a level where a policy has no rule for it."""
+    return LevelRule(rate=DEFAULT_RATES.get(level), simulate=policy.usual_simulate(level))
 
 
 class FilePair:
@@ -226,10 +226,14 @@ class FilePair:
         """Check the agent's rules against every policy of the fleet; the agent's policy comes last."""
         fleets = (self.fleet.spec.policy, *self.fleet.beside)
         for ours in fleets:
-            theirs = self.agent.spec.policy
+            theirs, path = self.agent.spec.policy, ("policy",)
+            self._rule(LevelRule(simulate=theirs.simulate), LevelRule(simulate=ours.simulate), UNLIMITED_RULE, path)
             for level, rule in theirs.levels.items():
                 self._rule(
-                    rule, ours.levels.get(level, LevelRule()), default_level_rule(level), ("policy", "levels", level)
+                    rule,
+                    ours.levels.get(level, LevelRule()),
+                    default_level_rule(level, ours),
+                    ("policy", "levels", level),
                 )
             for tool, rule in theirs.tools.items():
                 bound = ours.tools.get(tool, ToolRule())

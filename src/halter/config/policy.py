@@ -239,9 +239,11 @@ class _Pair:
 
     def policy(self, stored: Policy, written: Policy) -> Policy:
         """Compare the rules. Those of the file stay in a policy of their own."""
+        ours, theirs = (LevelRule(simulate=each.simulate) for each in (stored, written))
+        self.rules(("policy",), ours, theirs, UNLIMITED_RULE)
         for level in _union_keys(stored.levels, written.levels):
             ours, theirs = (each.levels.get(level, LevelRule()) for each in (stored, written))
-            self.rules(("policy", "levels", level), ours, theirs, default_level_rule(level))
+            self.rules(("policy", "levels", level), ours, theirs, default_level_rule(level, stored))
         for tool in _union_keys(stored.tools, written.tools):
             ours, theirs = (each.tools.get(tool, ToolRule()) for each in (stored, written))
             self.rules(("policy", "tools", tool), ours, theirs, UNLIMITED_RULE)

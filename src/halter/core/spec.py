@@ -159,8 +159,8 @@ SIMULATE_MODES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
 
 DEFAULT_RATES: Final[Mapping[Level, int]] = MappingProxyType({"PRIVILEGED": 20})
 """Attempts per hour where no rate is set; the other levels have none."""
-DEFAULT_SIMULATE: Final[Mapping[Level, Simulate]] = MappingProxyType({"RESTRICTED": "asked", "PRIVILEGED": "asked"})
-"""When a model predicts the outcome unless set; the other levels never."""
+SIMULATED_LEVELS: Final[tuple[Level, ...]] = ("RESTRICTED", "PRIVILEGED")
+"""The levels that `policy.simulate` switches predictions on for; without it no call is predicted."""
 APPROVAL_EXPIRY: Final = 24 * HOUR
 
 
@@ -185,10 +185,20 @@ class Policy(Spec, frozen=True):
 
     levels: Annotated[Mapping[Level, LevelRule], Meta(description="Rules for all tools of a level.")] = {}
     tools: Annotated[Mapping[str, ToolRule], Meta(description="Rules for single tools, by name.")] = {}
+    simulate: (
+        Annotated[
+            Simulate, Meta(description="When a model predicts RESTRICTED and PRIVILEGED calls first; else never.")
+        ]
+        | UnsetType
+    ) = UNSET
     disabled: Annotated[tuple[str, ...], Meta(description="Tools that no agent may use.")] = ()
     approval_expiry: Annotated[Duration, Meta(description="How long an approval may be waited for.")] | UnsetType = (
         UNSET
     )
+
+    def usual_simulate(self, level: Level) -> Simulate:
+        """When calls of a level are predicted, unless a rule for the level or the tool says otherwise."""
+        return self.simulate if self.simulate is not UNSET and level in SIMULATED_LEVELS else "never"
 
 
 class ModelSpec(Spec, frozen=True):
@@ -454,14 +464,15 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         ]
         theirs = _find_level_rules(agent, tool, level)
         rates = [_first_value(cells, "rate", DEFAULT_RATES.get(each)) for each, cells in ours]
-        simulates = [_first_value(cells, "simulate", DEFAULT_SIMULATE.get(each, "never")) for each, cells in ours]
+        simulates = [_first_value(cells, "simulate", fleet.usual_simulate(each)) for each, cells in ours]
+        simulates += _collect_values(theirs, "simulate") or (agent.usual_simulate(level),)
         return ToolPolicy(
             level=level,
             approval=_merge_approval(
                 [_first_value(cells, "approval") for _, cells in ours], _first_value(theirs, "approval")
             ),
             rate=min((rate for rate in (*rates, *_collect_values(theirs, "rate")) if rate is not None), default=None),
-            simulate=max((*simulates, *_collect_values(theirs, "simulate")), key=SIMULATE_MODES.index),
+            simulate=max(simulates, key=SIMULATE_MODES.index),
         )
 
     def allows_model(self, model: str) -> bool:

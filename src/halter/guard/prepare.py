@@ -4,7 +4,7 @@ What follows from the session's context alone is worked out once, as the terms o
 the context or a window changes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -54,7 +54,8 @@ class Call(msgspec.Struct, frozen=True):
     """One tool call as requested; its id is also its idempotency key and the id of its hold.
 
     `edited` are a person's arguments instead of the model's. `at_most` shortens the tool's own timeout. With `goes_on`
-    the caller continues the session at once, so the outcome may be written with what follows.
+    the caller continues the session at once, so the outcome may be written with what follows. `situation` tells what
+    the agent was asked and what it is doing; only a prediction reads it.
     """
 
     id: str
@@ -65,6 +66,7 @@ class Call(msgspec.Struct, frozen=True):
     edited: bytes | None = None
     at_most: int | None = None
     goes_on: bool = False
+    situation: Callable[[], str] = str
 
 
 class SessionContext(msgspec.Struct, frozen=True, dict=True):

@@ -21,7 +21,7 @@ from halter.core.agent_spec import ContextStrategy
 from halter.core.clock import MINUTE, SECOND
 from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult, bound_message_tokens, make_user_message
 from halter.core.ports import Stored
-from halter.core.text import from_body
+from halter.core.text import from_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
 from halter.guard.model_door import RequestRecord
 from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
@@ -296,6 +296,9 @@ def measure_message(message: Message) -> int:
 LONGEST_RESULT: Final = 16_000
 """Longest result shown to a model, in characters; the rest is readable with `read_output`."""
 
+LONGEST_SITUATION: Final = 2_000
+"""Longest part of a situation that a prediction is given, in characters."""
+
 LONGEST_NAME: Final = 200
 """Longest tool name that is kept: a model may write anything."""
 
@@ -373,14 +376,24 @@ def call_id(session: str, call: ToolCall) -> str:
     return f"{session}.{call.id}"
 
 
-def describe_call_result(
-    call: ToolCall, outcome: Outcome, text: str, partial: str = "", simulation: str = ""
-) -> ToolResult:
+def describe_call_result(call: ToolCall, outcome: Outcome, text: str, partial: str = "") -> ToolResult:
     """The result as the model sees it: a refusal with its code, a failure with the output before it."""
     said = text if outcome == "ok" else f"[{outcome}] {text}"
-    if partial or simulation:
-        said = "\n\n".join(part for part in (said, partial, simulation) if part)
+    if partial:
+        said = "\n\n".join(part for part in (said, partial) if part)
     return ToolResult(call.id, call.tool, outcome, said)
+
+
+def describe_prediction(call: ToolCall, simulation: str) -> Text:
+    """What a model predicted for a call, as a part beside the result: no word of it came from the tool."""
+    said = simulation.removeprefix(SIMULATION_LABEL)
+    label = f"{SIMULATION_LABEL} of {call.tool} ({call.id}), made before the call and no part of its result:"
+    return Text(f"{label}{said}", "model", trusted=False, reason="simulation")
+
+
+def _join_text(message: Message) -> str:
+    """What a person or a model said in a message, without what the runtime added."""
+    return "\n".join(part.text for part in message.parts if isinstance(part, Text) and not part.reason)
 
 
 ReadBody = Callable[[Stored], Awaitable[bytes]]
@@ -397,6 +410,7 @@ class SessionHistory:
         self.done: dict[str, ToolResult] = {}
         self._nonces: dict[str, str] = {}
         self.foreseen: dict[str, str] = {}
+        """Predictions of the step's calls; the model is shown them beside the results."""
         self.hot = b""
         self.given = ""
         self.phase: ev.PhaseEntered | None = None
@@ -431,9 +445,20 @@ class SessionHistory:
     def acted(self, at: int) -> None:
         calls = self.turn.calls
         results = tuple([self.done[call.id] for call in calls])
-        self.transcript.add(Message("user", results))
+        self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.foreseen else results))
         self.done = {}
         self.turn = self.turn.acted(calls, results, at)
+
+    def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
+        said = [(call, self.foreseen.pop(call_id(self.session, call), "")) for call in calls]
+        return [describe_prediction(call, text) for call, text in said if text]
+
+    def situation(self) -> str:
+        """What the agent was asked last, and what it said with the calls that it makes now."""
+        *before, last = self.transcript.messages
+        asked = next((text for each in reversed(before) if each.role == "user" and (text := _join_text(each))), "")
+        parts = (("The agent was asked", asked), ("With the call it says", _join_text(last)))
+        return "\n".join(f"{label}: {shorten(text, LONGEST_SITUATION)}" for label, text in parts if text)
 
     async def take_in(self, events: Iterable[Stored], read: ReadBody) -> None:
         """Take in events of another process, or of an earlier life of this one."""
@@ -546,8 +571,7 @@ class SessionHistory:
     def _keep(self, call: str, outcome: Outcome, text: str, partial: str = "") -> None:
         for each in self.turn.calls:
             if call_id(self.session, each) == call:
-                foreseen = self.foreseen.get(call, "")
-                self.done[each.id] = describe_call_result(each, outcome, text, partial, foreseen)
+                self.done[each.id] = describe_call_result(each, outcome, text, partial)
 
     def _is_turns(self, request: str) -> bool:
         """Whether the turn loop made the request. Other writers use other ids."""

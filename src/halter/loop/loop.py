@@ -120,7 +120,7 @@ class TurnLoop:
         self._recalled = SessionHistory(self._session, thinking.rules.min_sleep)
         self._start = build_stable_prefix(thinking.mind, thinking.offered)
         self._window = ContextWindow(self._recalled, running, clock, thinking, self._start.size)
-        running.rested = self._rested
+        running.rested, running.foreseen = self._rested, self._recalled.foreseen
 
     @property
     def turn(self) -> Turn:
@@ -140,7 +140,6 @@ class TurnLoop:
 
     async def recall(self, events: Sequence[Stored]) -> None:
         await self._recalled.take_in(events, self._running.said)
-        self._running.foreseen = self._recalled.foreseen
         if self._recalled.given:
             self._begin_with(self._offered)
 
@@ -349,9 +348,7 @@ class TurnLoop:
 
     def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
         for call, answer in zip(calls, answers, strict=True):
-            self._recalled.done[call.id] = describe_call_result(
-                call, answer.outcome, answer.text, answer.partial, answer.simulation
-            )
+            self._recalled.done[call.id] = describe_call_result(call, answer.outcome, answer.text, answer.partial)
             if answer.overrun:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
             if not self._away:
@@ -365,6 +362,7 @@ class TurnLoop:
             parallel_group=group,
             at_most=self._time_left() if self.rules.timeout else None,
             goes_on=goes_on,
+            situation=self._recalled.situation,
         )
 
     def _time_left(self) -> int:
