@@ -41,7 +41,7 @@ TICK = os.sysconf("SC_CLK_TCK")
 AGENT_FILE = """name: {name}
 model: scripted
 script: script.yaml
-autonomy: {{enabled: true, idle_timeout: 0}}
+autonomy: {{enabled: true, idle_timeout: 0, token_budget_per_hour: 0}}
 """
 TOOLS = """
 from halter import tool

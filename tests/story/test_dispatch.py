@@ -14,11 +14,12 @@ from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.ports import Lease, Query, Store, Ticket
 from halter.core.rows import SessionRow
 from halter.core.vocabulary import SessionKind
-from halter.dispatch.dispatcher import DistributedDispatcher, Sessions, quarantine_session
+from halter.dispatch.dispatcher import CLAIMED_AT_ONCE, DistributedDispatcher, Sessions, quarantine_session
 from halter.dispatch.heartbeat import keep_leases
 from halter.runtime.supervisor import turn_on
 from halter.runtime.worker import MAX_TAKEOVERS
 from halter.state import lifecycle
+from halter.testing.fakes import LocalTicketQueue, SharedTickets
 from halter.testing.world import HEARTBEAT, World
 from tests.story.autonomous import Fleet, moment
 from tests.story.dispatching import dispatcher
@@ -391,11 +392,62 @@ class Late:
 
 
 async def test_what_comes_to_a_worker_that_is_about_to_end_is_offered_to_others_at_once(world: World) -> None:
-    attends = Sleeper(world)
+    attends = Sleeper(world, takes=MINUTE)
     await begin(world, "desk-1")
+    await begin(world, "desk-2")
     sessions = Sessions(world.journal, world.clock, WorkerId("ends"), attends)
+    sessions.room_elsewhere = 1
     queue = Late(sessions)
-    world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue).run())
+    world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
     await world.advance(5 * SECOND)
-    assert attends.attended == []
+    assert len(attends.attended) == 1
     assert (await world.journal.offer(10, {"desk": None}, queue.put)).tickets == tuple(queue.tickets[:1])
+
+
+class Noted:
+    """A queue that only notes what is put in."""
+
+    def __init__(self) -> None:
+        self.tickets: list[Ticket] = []
+
+    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+        self.tickets += tickets
+
+    async def hand_out(self, serve: Callable[[Ticket], Awaitable[None]], concurrency: int) -> None:
+        await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("elsewhere", [0, 3])
+async def test_a_worker_without_room_offers_what_is_due_to_those_that_have_some(world: World, elsewhere: int) -> None:
+    for number in range(5):
+        await begin(world, f"desk-{number}")
+    sessions = Sessions(world.journal, world.clock, WorkerId("full"), Sleeper(world, takes=MINUTE))
+    sessions.room_elsewhere, queue = elsewhere, Noted()
+    world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
+    await world.advance(10 * SECOND)
+    assert len(queue.tickets) == elsewhere
+    assert not {ticket.session for ticket in queue.tickets} & {lease.session for lease in sessions.leases()}
+
+
+async def test_a_ticket_waits_until_there_is_room_for_its_session(world: World) -> None:
+    attends = Sleeper(world, takes=10 * SECOND)
+    for number in range(2):
+        await begin(world, f"desk-{number}")
+    tickets = SharedTickets()
+    sessions = Sessions(world.journal, world.clock, WorkerId("full"), attends)
+    sessions.room_elsewhere, queue = 1, LocalTicketQueue(tickets, {"desk": "1"})
+    world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, queue, 1).run())
+    await world.advance(25 * SECOND)
+    assert (len(attends.attended), attends.most_inside["all"]) == (2, 1)
+
+
+async def test_workers_that_look_at_the_same_moment_share_what_is_due(world: World) -> None:
+    attends = {name: Sleeper(world, takes=MINUTE) for name in ("here", "there")}
+    for number in range(4 * CLAIMED_AT_ONCE):
+        await begin(world, f"desk-{number}")
+    for name, attend in attends.items():
+        sessions = Sessions(world.journal, world.clock, WorkerId(name), attend)
+        world.spawn(DistributedDispatcher(sessions, lambda: {"desk": None}, Noted()).run())
+    await world.advance(SECOND)
+    assert sum(len(attend.attended) for attend in attends.values()) == 4 * CLAIMED_AT_ONCE
+    assert min(len(attend.attended) for attend in attends.values()) >= CLAIMED_AT_ONCE

@@ -1,9 +1,10 @@
 """Runs the sessions of this process, each in a task of its own, with one of two dispatchers.
 
 A session that fails is retried, more slowly each time, and then left to a person. A sleeping session without sensors is
-only a row. `EmbeddedDispatcher` claims what is due. `DistributedDispatcher` offers what is due, and what a dead worker
-left, as tickets in a queue that all workers share; the worker that takes a ticket claims its session. The lease alone
-decides who runs: a ticket that comes twice, late or not at all does no harm.
+only a row. `EmbeddedDispatcher` claims what is due. `DistributedDispatcher` claims what is due, and what a dead worker
+left, as far as there is room here; what is left it offers to workers that have room, as tickets in a queue that all
+share, and the worker that takes a ticket claims its session. The lease alone decides who runs: a ticket that comes
+twice, late or not at all does no harm.
 
 Where workers have several versions of an agent, the newest one is in force: workers with an older one wait, and take
 over again when all workers with the newer one are gone.
@@ -112,14 +113,16 @@ class Sessions:
         """Set when nothing more is claimed."""
         self.polling_interval = DUE_POLLING_INTERVAL
         """Polling interval for due sessions."""
+        self.room_elsewhere = 0
+        """How many more sessions other workers could take, by their last heartbeats."""
         self.patience: IdleLimits = NO_IDLE_LIMITS
         """How long a session may be idle."""
         self._attend = attend
         self._redact = redact
         self._awake: dict[Lease, asyncio.Task[None]] = {}
-        self._placed: dict[Lease, asyncio.Event] = {}
         self._resident: set[Lease] = set()
         self._coming: Counter[SessionId] = Counter()
+        self._claiming = 0
         self._failures: dict[SessionId, tuple[int, ...]] = {}
         self._searched = clock.now()
         self._watched = clock.now()
@@ -136,7 +139,18 @@ class Sessions:
 
     def room(self, together: int) -> int:
         """How many more may be claimed; 0 when this process is about to end."""
-        return 0 if self.closing.is_set() else together - self.awake
+        return 0 if self.closing.is_set() else together - self.awake - self._claiming - self._coming.total()
+
+    async def claim(self, limit: int, agents: AgentConcurrency) -> int:
+        """Claims so many sessions, if they are due, and runs them; returns how many."""
+        self._claiming = limit
+        try:
+            leases = await self.store.claim(self.worker, limit, agents=agents)
+        finally:
+            self._claiming = 0
+        for lease in leases:
+            self.take(lease)
+        return len(leases)
 
     async def fetch(self, only: SessionId | Ticket) -> Lease | None:
         """Claims the named session, if possible, and runs it. A closing process claims nothing."""
@@ -156,22 +170,15 @@ class Sessions:
 
     def take(self, lease: Lease) -> None:
         task = asyncio.create_task(self._attended(lease), name=f"halter-session {lease.session}")
-        self._awake[lease], self._placed[lease] = task, asyncio.Event()
+        self._awake[lease] = task
         task.add_done_callback(lambda _: self._left(lease))
-
-    async def placed(self, lease: Lease) -> None:
-        """Waits until a session rests, ends or became a resident. Cancelling the wait does not stop the session."""
-        if lease in self._placed:
-            await self._placed[lease].wait()
 
     def look(self) -> None:
         self.news.set()
 
     def stays(self, session: SessionId) -> None:
         """Marks a session as resident."""
-        for lease in [lease for lease in self._awake if lease.session == session]:
-            self._resident.add(lease)
-            self._placed[lease].set()
+        self._resident |= {lease for lease in self._awake if lease.session == session}
 
     def leases(self) -> frozenset[Lease]:
         return frozenset(self._awake)
@@ -211,7 +218,6 @@ class Sessions:
         """Forgets a session that left. It may already run here again."""
         self._awake.pop(lease, None)
         self._resident.discard(lease)
-        self._placed.pop(lease).set()
         self.news.set()
 
     async def _find_forgotten(self) -> None:
@@ -301,14 +307,15 @@ class Sessions:
         except LeaseLost:
             return True
 
-    async def poll_due(self, step: Callable[[], Awaitable[bool]]) -> None:
-        """Call `step` whenever something may be due; it returns whether there may be more at once."""
+    async def poll_due(self, step: Callable[[], Awaitable[int | None]]) -> None:
+        """Call `step` whenever something may be due; it returns after how long it must be called again, if it knows."""
         async with watch_changes(self.store, _may_be_due, self.news):
             while True:
-                more = await step()
+                look = await step()
                 await self.watch()
-                look = await compute_next_look(self.store, self.clock, self.worker, self.polling_interval)
-                await wait_for_news(self.news, min(look, OFFER_RETRY_DELAY) if more else look)
+                if look is None:
+                    look = await compute_next_look(self.store, self.clock, self.worker, self.polling_interval)
+                await wait_for_news(self.news, look)
 
     async def _record(self, lease: Lease, failures: int, error: str) -> None:
         event = AttendingFailed(failures=failures, error=shorten(error, MAX_ERROR_LENGTH))
@@ -355,17 +362,20 @@ class EmbeddedDispatcher:
         finally:
             await self._sessions.stop()
 
-    async def _claim(self) -> bool:
-        sessions, room = self._sessions, self._sessions.room(self._together)
-        for lease in await sessions.store.claim(sessions.worker, room, agents=self._agents()) if room > 0 else ():
-            sessions.take(lease)
-        return False
+    async def _claim(self) -> None:
+        room = self._sessions.room(self._together)
+        if room > 0:
+            await self._sessions.claim(room, self._agents())
 
 
 DEFAULT_CONCURRENCY: Final = 100
 """How many sessions are awake at once in one worker, without residents."""
+CLAIMED_AT_ONCE: Final = 16
+"""How many sessions a worker claims in one transaction, so that workers that claim at the same time share what is due."""
+TICKETS_AT_ONCE: Final = 4
+"""How many tickets a worker serves at once; each only until its session is claimed."""
 OFFER_RETRY_DELAY: Final = SECOND // 20
-"""Delay before the next offer when there may be more, or another process was offering."""
+"""Delay before the next offer while other workers have room, and before a worker without room looks at a ticket again."""
 
 ServeTicket = Callable[[Ticket], Awaitable[None]]
 
@@ -398,32 +408,42 @@ class DistributedDispatcher:
         self._concurrency = concurrency
 
     async def run(self) -> None:
-        """Offers what is due and serves tickets until cancelled; then stops what runs."""
+        """Claims what is due, offers the rest and serves tickets until cancelled; then stops what runs."""
         try:
-            await run_together([lambda: self._sessions.poll_due(self._offer), self._hand_out])
+            await run_together([lambda: self._sessions.poll_due(self._claim), self._hand_out])
         finally:
             await self._sessions.stop()
 
     async def _hand_out(self) -> None:
         """Serves tickets until the worker is closing."""
         closing = self._sessions.closing
-        await run_until_first([self._queue.hand_out(self._serve, self._concurrency), _set_event(closing)])
+        await run_until_first([self._queue.hand_out(self._serve, TICKETS_AT_ONCE), _set_event(closing)])
 
-    async def _offer(self) -> bool:
-        """Offers as much as there is room for here; other workers may take it, and offer as much in turn."""
-        room, agents = self._sessions.room(self._concurrency), self._agents()
-        return bool(room > 0 and agents and (await self._sessions.store.offer(room, agents, self._queue.put)).more)
+    async def _claim(self) -> int | None:
+        """Claims what there is room for here. A worker without room offers what is due to those that have some."""
+        sessions, agents = self._sessions, self._agents()
+        limit = min(sessions.room(self._concurrency), CLAIMED_AT_ONCE)
+        claimed = await sessions.claim(limit, agents) if limit > 0 and agents else 0
+        if sessions.closing.is_set() or not agents or claimed < limit:
+            return None
+        if sessions.room(self._concurrency) > 0:
+            return 0
+        if sessions.room_elsewhere > 0:
+            await sessions.store.offer(sessions.room_elsewhere, agents, self._queue.put)
+            return OFFER_RETRY_DELAY
+        # Nothing can be done before a session leaves, which is news.
+        return sessions.polling_interval
 
     async def _serve(self, ticket: Ticket) -> None:
-        """Claims the session of a ticket, if it is free, and waits until there is room for another."""
+        """Claims the session of a ticket, if it is free, as soon as there is room."""
         sessions = self._sessions
+        while not sessions.closing.is_set() and sessions.room(self._concurrency) <= 0:
+            await sessions.clock.sleep(OFFER_RETRY_DELAY)
         if sessions.closing.is_set():
             # Claim nothing but use the ticket up, so that it is offered to another worker.
             await sessions.store.claim(sessions.worker, 0, ticket)
             return
-        lease = await sessions.fetch(ticket)
-        if lease is not None:
-            await sessions.placed(lease)
+        await sessions.fetch(ticket)
 
 
 async def _set_event(event: asyncio.Event) -> None:

@@ -339,6 +339,12 @@ class WorkerState:
         for name in sorted(self._waiting - newer):
             self._tell(name, CURRENT_AGENT)
         self._waiting = frozenset(newer)
+        self._sessions.room_elsewhere = self._count_room_elsewhere(workers, beat.now)
+
+    def _count_room_elsewhere(self, workers: Sequence[WorkerRow], now: int) -> int:
+        others = [row.told() for row in workers if row.worker != self._sessions.worker and row.alive(now)]
+        able = [each for each in others if not each.closing and self.versions().items() & each.agents.items()]
+        return sum(max(0, each.concurrency - each.awake) for each in able)
 
 
 OUTDATED_AGENT: Final = (
