@@ -138,8 +138,8 @@ class _WriteBehind(Delegating):
         self._kept: list[Changes] = []
         self._rows: dict[RowKey, Row | None] = {}
 
-    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        loaded = self.real.load(keys)
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
+        loaded = self.real.load(keys, writes)
         return {key: self._rows.get(key, row) for key, row in loaded.items()}
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:

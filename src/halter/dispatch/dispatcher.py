@@ -371,11 +371,11 @@ class EmbeddedDispatcher:
 DEFAULT_CONCURRENCY: Final = 100
 """How many sessions are awake at once in one worker, without residents."""
 CLAIMED_AT_ONCE: Final = 16
-"""How many sessions a worker claims in one transaction, so that workers that claim at the same time share what is due."""
+"""How many sessions a worker claims in one transaction: workers that claim at the same time share what is due."""
 TICKETS_AT_ONCE: Final = 4
 """How many tickets a worker serves at once; each only until its session is claimed."""
 OFFER_RETRY_DELAY: Final = SECOND // 20
-"""Delay before the next offer while other workers have room, and before a worker without room looks at a ticket again."""
+"""Delay before the next offer while other workers have room, and of a ticket while there is none here."""
 
 ServeTicket = Callable[[Ticket], Awaitable[None]]
 

@@ -108,8 +108,8 @@ class Engine(Protocol):
         """Open a write transaction; raise Busy instead of waiting if `wait` is False."""
         ...
 
-    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Lock rows, in one global order, and return them."""
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
+        """Lock rows, in one global order, and return them; `committed` is asked for the events of `writes` next."""
         ...
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
@@ -197,7 +197,7 @@ class Engine(Protocol):
 
 
 _NAMED: Final = re.compile(r"^-- name: (\w+)\n((?:--[^\n]*\n)*)(.*?);\s*$", re.MULTILINE | re.DOTALL)
-_PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
+PARAMETER: Final = re.compile(r"(?<!:):([a-z_]+)")
 
 
 @cache
@@ -224,7 +224,7 @@ def split_statements(script: str) -> Iterator[str]:
 
 
 def to_psycopg_parameters(sql: str) -> str:
-    return _PARAMETER.sub(r"%(\1)s", sql)
+    return PARAMETER.sub(r"%(\1)s", sql)
 
 
 class RowStatements(msgspec.Struct, frozen=True):

@@ -182,7 +182,7 @@ class MemoryEngine:
 
     def begin(self, *, wait: bool = True) -> None: ...
 
-    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
         return dict(zip(keys, map(self._rows.get, keys), strict=True))
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:

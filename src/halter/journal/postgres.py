@@ -3,12 +3,13 @@
 Any number of rows go in one statement, each column as one array, so a batch of writes costs a few round trips.
 """
 
+import re
 import struct
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import psycopg
@@ -39,11 +40,13 @@ from halter.journal.connection import (
     ConnectionSlot,
     PgConnection,
     PostgresAddress,
+    Request,
+    Statement,
     open_greeted_connection,
-    pipeline_statements,
     translate_errors,
 )
 from halter.journal.engine import (
+    PARAMETER,
     PROJECTIONS,
     UNREFERENCED_BLOB_AGE,
     Busy,
@@ -106,6 +109,8 @@ def read_postgres_blob(connection: PgConnection, digest: Digest) -> bytes | None
     return next((row[0] for row in found), None)
 
 
+TEXT: Final = 25
+BIGINT: Final = 20
 _HEAD: Final = struct.Struct("!5i").pack
 _SIZE: Final = struct.Struct("!i").pack
 _NULL: Final = _SIZE(-1)
@@ -113,44 +118,41 @@ _EIGHT: Final = _SIZE(8)
 
 
 class TextColumn(tuple[str | None, ...]):
+    """A text array."""
+
     __slots__ = ()
+    OID: ClassVar = 1009
+
+    def encode(self) -> bytes:
+        return _encode_array(25, _prefix_sizes([None if text is None else text.encode() for text in self]))
 
 
 class IntegerColumn(tuple[int | None, ...]):
+    """A bigint array."""
+
     __slots__ = ()
+    OID: ClassVar = 1016
+
+    def encode(self) -> bytes:
+        items = [_NULL if number is None else _EIGHT + encode_integer(number) for number in self]
+        return _encode_array(20, items)
 
 
 class BytesColumn(tuple[bytes | None, ...]):
+    """A bytea array."""
+
     __slots__ = ()
+    OID: ClassVar = 1001
+
+    def encode(self) -> bytes:
+        return _encode_array(17, _prefix_sizes(self))
 
 
 Column = TextColumn | IntegerColumn | BytesColumn
 
 
-class _TextsDumper(Dumper):
-    format = Format.BINARY
-    oid = 1009
-
-    def dump(self, obj: TextColumn) -> bytes:
-        return _encode_array(25, _prefix_sizes([None if text is None else text.encode() for text in obj]))
-
-
-class _IntegersDumper(Dumper):
-    format = Format.BINARY
-    oid = 1016
-
-    def dump(self, obj: IntegerColumn) -> bytes:
-        return _encode_array(
-            20, [_NULL if number is None else _EIGHT + number.to_bytes(8, signed=True) for number in obj]
-        )
-
-
-class _BytesDumper(Dumper):
-    format = Format.BINARY
-    oid = 1001
-
-    def dump(self, obj: BytesColumn) -> bytes:
-        return _encode_array(17, _prefix_sizes(obj))
+def encode_integer(number: int) -> bytes:
+    return number.to_bytes(8, signed=True)
 
 
 def _encode_array(element: int, items: Sequence[bytes]) -> bytes:
@@ -160,6 +162,22 @@ def _encode_array(element: int, items: Sequence[bytes]) -> bytes:
 
 def _prefix_sizes(items: Iterable[bytes | None]) -> list[bytes]:
     return [_NULL if item is None else _SIZE(len(item)) + item for item in items]
+
+
+class _TextsDumper(Dumper):
+    format = Format.BINARY
+    oid = TextColumn.OID
+
+    def dump(self, obj: Column) -> bytes:
+        return obj.encode()
+
+
+class _IntegersDumper(_TextsDumper):
+    oid = IntegerColumn.OID
+
+
+class _BytesDumper(_TextsDumper):
+    oid = BytesColumn.OID
 
 
 def register_dumpers(connection: Connection[Any]) -> None:
@@ -173,15 +191,16 @@ class BatchStatements(msgspec.Struct, frozen=True):
     """The statements of a table: `insert` and `update` take all columns, `lock` and `delete` the key's."""
 
     kinds: tuple[type[Column], ...]
-    lock: bytes
-    insert: bytes
-    update: bytes
-    delete: bytes
+    lock: Statement
+    insert: Statement
+    update: Statement
+    delete: Statement
 
 
 @cache
 def make_batch_statements(row: type[Row]) -> BatchStatements:
     fields = msgspec.structs.fields(row)
+    kinds = tuple(_column_type(field.type) for field in fields)
     names = [f'"{field.name}"' for field in fields]
     key, values = names[: len(row.KEY)], names[len(row.KEY) :]
     same = " AND ".join(f"kept.{name} = given.{name}" for name in key)
@@ -192,12 +211,15 @@ def make_batch_statements(row: type[Row]) -> BatchStatements:
         f"SELECT {kept} FROM {_unnest_parameters(key)} JOIN {row.TABLE} kept ON {same} ORDER BY "
         f"{order} FOR UPDATE OF kept"
     )
+    update = f"UPDATE {row.TABLE} kept SET {changed} FROM {_unnest_parameters(names)} WHERE {same}"
+    delete = f"DELETE FROM {row.TABLE} kept USING {_unnest_parameters(key)} WHERE {same}"
+    every, keys = tuple(kind.OID for kind in kinds), tuple(kind.OID for kind in kinds[: len(key)])
     return BatchStatements(
-        kinds=tuple(_column_type(field.type) for field in fields),
-        lock=lock.encode(),
-        insert=_insert_statement(row.TABLE, names),
-        update=f"UPDATE {row.TABLE} kept SET {changed} FROM {_unnest_parameters(names)} WHERE {same}".encode(),
-        delete=f"DELETE FROM {row.TABLE} kept USING {_unnest_parameters(key)} WHERE {same}".encode(),
+        kinds=kinds,
+        lock=Statement(lock.encode(), keys),
+        insert=Statement(_insert_statement(row.TABLE, names).encode(), every),
+        update=Statement(update.encode(), every),
+        delete=Statement(delete.encode(), keys),
     )
 
 
@@ -205,29 +227,30 @@ class AppendStatement(msgspec.Struct, frozen=True):
     """Appends events and notifies: takes the events, a channel and the hints."""
 
     kinds: tuple[type[Column], ...]
-    insert: bytes
+    insert: Statement
 
 
 @cache
 def make_append_statement() -> AppendStatement:
     fields = [field for field in msgspec.structs.fields(Stored) if field.name != "event"]
+    kinds = tuple(_column_type(field.type) for field in fields)
     insert = _insert_statement("events", [f'"{field.name}"' for field in fields])
-    tell = b"SELECT pg_notify(%b, hint) FROM unnest(%b) AS hint"
-    return AppendStatement(
-        tuple(_column_type(field.type) for field in fields), b"WITH appended AS (" + insert + b") " + tell
-    )
+    tell = f"SELECT pg_notify(${len(fields) + 1}, hint) FROM unnest(${len(fields) + 2}) AS hint"
+    types = (*(kind.OID for kind in kinds), TEXT, TextColumn.OID)
+    return AppendStatement(kinds, Statement(f"WITH appended AS ({insert}) {tell}".encode(), types))
 
 
-def to_columns(kinds: Sequence[type[Column]], rows: Iterable[Sequence[Any]]) -> list[Column]:
-    return [kind(values) for kind, values in zip(kinds, zip(*rows, strict=True), strict=False)]
+def encode_columns(kinds: Sequence[type[Column]], rows: Iterable[Sequence[Any]]) -> list[bytes]:
+    return [kind(values).encode() for kind, values in zip(kinds, zip(*rows, strict=True), strict=False)]
 
 
-def _insert_statement(table: str, names: Sequence[str]) -> bytes:
-    return f"INSERT INTO {table} ({', '.join(names)}) SELECT * FROM {_unnest_parameters(names)}".encode()
+def _insert_statement(table: str, names: Sequence[str]) -> str:
+    return f"INSERT INTO {table} ({', '.join(names)}) SELECT * FROM {_unnest_parameters(names)}"
 
 
 def _unnest_parameters(names: Sequence[str]) -> str:
-    return f"unnest({', '.join('%b' for _ in names)}) AS given ({', '.join(names)})"
+    places = ", ".join(f"${place}" for place in range(1, len(names) + 1))
+    return f"unnest({places}) AS given ({', '.join(names)})"
 
 
 _KINDS: Final[dict[type[msgspec.inspect.Type], type[Column]]] = {
@@ -277,6 +300,7 @@ class PostgresEngine:
         self._reader = ConnectionSlot(self._address, self._ready_to_read)
         self._listener = ConnectionSlot(self._address, self._ready_to_listen)
         self._now = 0
+        self._earlier: dict[str, tuple[Stored, ...]] = {}
         self._unsaved: Changes | None = None
         self._deaf_before = False
         try:
@@ -291,33 +315,34 @@ class PostgresEngine:
             raise Busy
         self._unsaved = None
 
-    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
-        """Lock rows, table by table in key order, and take the time when all are locked."""
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
+        """Lock rows, table by table in key order; then look for earlier events of the writes, and take the time."""
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
-        with self._writer.use() as connection:
-            with pipeline_statements(connection):
-                connection.execute(self._sql["begin"])
-                found = [(table, self._lock(connection, table, wanted)) for table, wanted in _group_by_table(keys)]
-                now = connection.execute(self._sql["now"])
-            for table, cursor in found:
-                for values in cursor.fetchall():
-                    row = table(*values)
-                    rows[row.key()] = row
-            self._now = _fetch_value(now)
+        tables, requests = list[type[Row]](), [self._named("begin")]
+        for table, wanted in _group_by_table(keys):
+            statement = make_batch_statements(table)
+            tables.append(table)
+            requests.append((statement.lock, encode_columns(statement.kinds, [key for _, key in wanted])))
+        requests.append(self._named("by_keys", keys=TextColumn(writes)))
+        *found, earlier, ((self._now,),) = self._writer.run([*requests, self._named("now")])
+        for table, values in zip(tables, found[1:], strict=True):
+            for each in values:
+                row = table(*each)
+                rows[row.key()] = row
+        self._earlier = {}
+        for values in earlier:
+            event = read_stored_event(values)
+            self._earlier[event.key] = (*self._earlier.get(event.key, ()), event)
         return rows
 
-    def _lock(self, connection: PgConnection, table: type[Row], keys: Iterable[RowKey]) -> psycopg.Cursor[Any]:
-        statement = make_batch_statements(table)
-        return connection.execute(statement.lock, to_columns(statement.kinds, [key for _, key in keys]), binary=True)
-
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
-        found: dict[str, tuple[Stored, ...]] = {}
-        with self._writer.use() as connection:
-            # Not in the pipeline of the locks: after one, the server does not end a transaction that stands still.
-            for row in connection.execute(self._sql["by_keys"], {"keys": TextColumn(keys)}, binary=True):
-                event = read_stored_event(row)
-                found[event.key] = (*found.get(event.key, ()), event)
-        return found
+        """What `load` has found already."""
+        return self._earlier
+
+    def _named(self, name: str, **values: str | int | Column | None) -> Request:
+        """A statement of `engine.sql` with its parameters."""
+        statement, order = make_named_statement(name, *((each, _type_of(value)) for each, value in values.items()))
+        return statement, [_encode(values[each]) for each in order]
 
     def now(self) -> int:
         """The server's time when the open transaction had its locks."""
@@ -327,51 +352,47 @@ class PostgresEngine:
         """Keep the changes until the commit, so that all travel together; only blobs are checked first."""
         digests = list_named_blobs(changes.events)
         if digests:
-            with self._writer.use() as connection:
-                missing = connection.execute(self._sql["missing_blobs"], {"digests": TextColumn(digests)}).fetchall()
+            (missing,) = self._writer.run([self._named("missing_blobs", digests=TextColumn(digests))])
             if missing:
                 raise BlobMissing(describe_missing_blob(missing[0][0], self._address.place))
         self._unsaved = changes
 
     def commit(self) -> None:
         changes, self._unsaved = self._unsaved, None
-        with self._writer.use() as connection:
-            begun = self._writer.in_transaction
-            with pipeline_statements(connection):
-                if not begun:
-                    connection.execute(self._sql["begin"])
-                if changes is not None:
-                    self._write(connection, changes)
-                connection.execute(self._sql["commit"])
+        requests = [] if self._writer.in_transaction else [self._named("begin")]
+        if changes is not None:
+            requests += self._list_changes(changes)
+        self._writer.run([*requests, self._named("commit")])
 
-    def _write(self, connection: PgConnection, changes: Changes) -> None:
+    def _list_changes(self, changes: Changes) -> list[Request]:
         """Insert in lock order too: two processes that insert the same rows wait, but never deadlock."""
-        self._insert(connection, [changes.inserts[key] for key in sorted(changes.inserts, key=lock_order)])
+        requests = _list_inserts([changes.inserts[key] for key in sorted(changes.inserts, key=lock_order)])
         for table, rows in groupby(sorted(changes.updates.values(), key=_table_order), type):
             statement = make_batch_statements(table)
-            connection.execute(statement.update, to_columns(statement.kinds, map(msgspec.structs.astuple, rows)))
+            requests.append((statement.update, encode_columns(statement.kinds, map(msgspec.structs.astuple, rows))))
         for table, keys in _group_by_table(changes.deletes):
             statement = make_batch_statements(table)
-            connection.execute(statement.delete, to_columns(statement.kinds, [key for _, key in keys]))
-        told = format_hints({event.stream: event.seq for event in changes.events})
-        events = to_columns(make_append_statement().kinds, map(to_event_columns, changes.events))
-        connection.execute(make_append_statement().insert, [*events, self._address.schema, TextColumn(told)])
+            requests.append((statement.delete, encode_columns(statement.kinds, [key for _, key in keys])))
+        told = TextColumn(format_hints({event.stream: event.seq for event in changes.events}))
+        append = make_append_statement()
+        events = encode_columns(append.kinds, map(to_event_columns, changes.events))
+        requests.append((append.insert, [*events, self._address.schema.encode(), told.encode()]))
         for erase in changes.erasures:
-            params = {"stream": erase.stream, "through": erase.through, "session": session_of(erase.stream)}
-            for name in ("keep_blobs", "erase_blobs", "erase_bodies", "erase_snapshot"):
-                connection.execute(self._sql[name], params)
-
-    def _insert(self, connection: PgConnection, rows: Sequence[Row]) -> None:
-        for table, alike in groupby(rows, type):
-            statement = make_batch_statements(table)
-            connection.execute(statement.insert, to_columns(statement.kinds, map(msgspec.structs.astuple, alike)))
+            stream, through = erase.stream, erase.through
+            requests += [
+                self._named("keep_blobs"),
+                self._named("erase_blobs", stream=stream, through=through),
+                self._named("erase_bodies", stream=stream, through=through),
+                self._named("erase_snapshot", session=session_of(stream)),
+            ]
+        return requests
 
     def rollback(self) -> None:
         self._unsaved = None
         if self._writer.in_transaction:
             try:
-                with self._writer.use() as connection:
-                    connection.execute(self._sql["rollback"])
+                # Not by psycopg: after a rollback it forgets what the server has prepared.
+                self._writer.run([self._named("rollback")])
             except StoreUnavailable:
                 self._writer.drop()
 
@@ -388,12 +409,28 @@ class PostgresEngine:
         only: SessionId | Ticket | None = None,
         agents: AgentConcurrency | None = None,
     ) -> Sequence[Lease]:
+        limited = agents is not None and any(most is not None for most in agents.values())
+        if only is None and not limited:
+            return self._claim_ready(worker, limit, program_format, agents)
         with self._transaction() as connection:
-            if agents is not None and any(most is not None for most in agents.values()):
+            if limited:
                 connection.execute(self._sql["one_at_a_time"], {"schema": self._address.schema})
             now, _ = self._renew(connection, worker)
             leasing = self._leasing(connection, now, program_format)
             return leasing.claim(worker, limit, agents) if only is None else leasing.claim_one(worker, limit, only)
+
+    def _claim_ready(
+        self, worker: WorkerId, limit: int, program_format: int, agents: AgentConcurrency | None
+    ) -> Sequence[Lease]:
+        """Claim in one round trip. Where nothing is due, nothing is written."""
+        mine = None if agents is None else TextColumn(agents)
+        ready = self._named("claim_ready", worker=worker, format=program_format, agents=mine, limit=limit)
+        renew = self._named("renew_before_claim", worker=worker, lease=self._lease)
+        try:
+            _, _, found, _ = self._writer.run([self._named("begin"), renew, ready, self._named("commit")])
+        finally:
+            self.rollback()
+        return [Lease(SessionId(session), worker, generation) for session, generation in found]
 
     def offer(self, limit: int, program_format: int, agents: AgentConcurrency, put: EnqueueTickets) -> Offer:
         with self._transaction() as connection:
@@ -485,7 +522,7 @@ class PostgresEngine:
                 for table in PROJECTIONS:
                     connection.execute(make_row_statements(table).clear.encode())
                 for start in range(0, len(rows), ROWS_AT_ONCE):
-                    self._insert(connection, rows[start : start + ROWS_AT_ONCE])
+                    self._writer.run(_list_inserts(rows[start : start + ROWS_AT_ONCE]))
         except (RowRefused, Conflict, OverflowError) as error:
             message = f"The rows that the events of {self._address.place} make cannot be right. Nothing was changed."
             raise StoreUnusable(message) from error
@@ -576,6 +613,44 @@ class PostgresEngine:
                 connection.execute(self._sql["commit"])
         finally:
             self.rollback()
+
+
+def _list_inserts(rows: Sequence[Row]) -> list[Request]:
+    requests = list[Request]()
+    for table, alike in groupby(rows, type):
+        statement = make_batch_statements(table)
+        requests.append((statement.insert, encode_columns(statement.kinds, map(msgspec.structs.astuple, alike))))
+    return requests
+
+
+@cache
+def make_named_statement(name: str, *types: tuple[str, int]) -> tuple[Statement, tuple[str, ...]]:
+    """A statement of `engine.sql` for values of these types, and the order of its parameters."""
+    known, order = dict(types), list[str]()
+
+    def number(found: re.Match[str]) -> str:
+        if found[1] not in order:
+            order.append(found[1])
+        return f"${order.index(found[1]) + 1}"
+
+    sql = PARAMETER.sub(number, load_queries("postgres/engine.sql")[name])
+    return Statement(sql.encode(), tuple(known[each] for each in order)), tuple(order)
+
+
+def _type_of(value: str | int | Column | None) -> int:
+    match value:
+        case None:
+            return 0
+        case str():
+            return TEXT
+        case int():
+            return BIGINT
+        case _:
+            return value.OID
+
+
+def _encode(value: str | int | Column | None) -> bytes | None:
+    return encode_integer(value) if isinstance(value, int) else None if value is None else value.encode()
 
 
 def format_hints(heads: Mapping[StreamId, int]) -> list[str]:

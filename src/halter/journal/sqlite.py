@@ -410,7 +410,7 @@ class SqliteEngine:
             raise translate_sqlite_error(error, self._path) from error
         return None
 
-    def load(self, keys: Sequence[RowKey]) -> Mapping[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
         """Return rows; the file's write lock covers all of them."""
         with self._in_words:
             return self._known.load(keys)

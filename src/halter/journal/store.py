@@ -310,8 +310,9 @@ class _Journal:
         every = [each for write in writes for each in list_write_chain(write)]
         engine.begin(wait=wait)
         try:
-            loaded = engine.load(list_declared_rows(every))
-            earlier = dict(engine.committed([write.key for write in every]))
+            keys = [write.key for write in every]
+            loaded = engine.load(list_declared_rows(every), keys)
+            earlier = dict(engine.committed(keys))
             rows = WorkingSet(loaded, engine.now())
             answers = [self._commit_one(write, earlier, rows) for write in writes]
             changes = rows.changes()

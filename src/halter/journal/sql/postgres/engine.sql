@@ -87,6 +87,25 @@ UPDATE sessions s SET owner = :worker, generation = s.generation + 1
 FROM due WHERE s.session = due.session
 RETURNING s.session, s.generation;
 
+-- name: claim_ready
+-- Orphans and due sessions in one statement, where no agent has a limit.
+WITH orphans AS MATERIALIZED (
+    SELECT s.session FROM sessions s JOIN workers w ON s.owner = w.worker
+    WHERE s.owner <> '' AND w.alive_until < (SELECT microseconds()) AND w.worker <> :worker AND s.format <= :format
+        AND (:agents::text[] IS NULL OR s.agent = ANY(:agents::text[]) AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> ''))
+    LIMIT :limit
+    FOR UPDATE OF s SKIP LOCKED FOR SHARE OF w SKIP LOCKED
+), due AS MATERIALIZED (
+    SELECT session FROM sessions
+    WHERE owner = '' AND due_at <= (SELECT microseconds()) AND format <= :format
+        AND (:agents::text[] IS NULL OR agent = ANY(:agents::text[]) AND (kind = 'autonomous' OR trigger <> '' OR parent <> ''))
+    ORDER BY due_at LIMIT :limit - (SELECT COUNT(*) FROM orphans)
+    FOR UPDATE SKIP LOCKED
+)
+UPDATE sessions s SET owner = :worker, generation = s.generation + 1
+FROM (SELECT session FROM orphans UNION ALL SELECT session FROM due) AS ready WHERE s.session = ready.session
+RETURNING s.session, s.generation;
+
 -- name: claim_tasks
 -- The tasks of one agent that are due.
 WITH due AS MATERIALIZED (
@@ -181,6 +200,14 @@ ON CONFLICT (worker) DO UPDATE SET
     lapsed = CASE WHEN workers.alive_until < microseconds() THEN microseconds() ELSE workers.lapsed END,
     alive_until = microseconds() + :lease
 RETURNING alive_until - :lease AS now, lapsed + :lease >= alive_until - :lease;
+
+-- name: renew_before_claim
+-- A worker whose lease is half over lives on; else its heartbeat has just seen to that, and nothing need be written.
+INSERT INTO workers (worker, alive_until, lapsed) SELECT :worker, microseconds() + :lease, 0
+WHERE NOT EXISTS (SELECT FROM workers WHERE worker = :worker AND alive_until > microseconds() + :lease / 2)
+ON CONFLICT (worker) DO UPDATE SET
+    lapsed = CASE WHEN workers.alive_until < microseconds() THEN microseconds() ELSE workers.lapsed END,
+    alive_until = microseconds() + :lease;
 
 -- name: about
 -- What a worker says of itself; those that have been gone for a day and left nothing behind are forgotten.
