@@ -8,19 +8,30 @@ from typing import Any, cast
 import psycopg
 import pytest
 
-from halter.core.clock import SystemClock
-from halter.core.events import BodiesErased, CallSettled, CallStarted
-from halter.core.ids import FLEET, SortableIds, StreamId, session_stream
+from halter.core.clock import SECOND, SystemClock
+from halter.core.events import BodiesErased, CallSettled, CallStarted, SessionStarted
+from halter.core.ids import FLEET, SortableIds, StreamId, WorkerId, session_stream
 from halter.core.money import Charge, Leg
 from halter.core.ports import Draft, Query, Rows, Write
 from halter.core.project import rows_of_hold
-from halter.core.rows import HoldRow
+from halter.core.rows import HoldRow, WorkerRow
 from halter.core.vocabulary import Row
-from halter.journal.engine import Engine, StoreView
+from halter.journal.engine import Engine, StoreView, load_queries, to_psycopg_parameters
 from halter.journal.open import open_store
-from halter.journal.postgres import MOST_STREAMS_HINTED, NOTIFICATION_BYTES, PostgresEngine, format_hints
+from halter.journal.postgres import (
+    BIGINT,
+    MOST_STREAMS_HINTED,
+    NOTIFICATION_BYTES,
+    TEXT,
+    PostgresEngine,
+    TextColumn,
+    format_hints,
+    make_named_statement,
+)
 from halter.journal.rebuild import rows_from_events
+from halter.journal.sqlite import LEASE_DURATION
 from halter.journal.store import JournalStore
+from halter.state import lifecycle
 
 pytestmark = pytest.mark.postgres
 
@@ -171,3 +182,61 @@ async def test_nothing_that_is_written_meanwhile_is_lost_in_a_rebuild(postgres_s
     assert [row.hold for row in await one.ask(Query("all_holds", HoldRow))] == ["first", "second"]
     await one.close()
     await other.close()
+
+
+def begin_session(session: str) -> Write:
+    return lifecycle.start_session(SessionStarted(session=session, agent="desk", kind="autonomous", started_by="ada"))
+
+
+async def test_a_group_commit_takes_two_round_trips(postgres_schema_url: str) -> None:
+    """One locks and loads, one saves and commits, however many writes share it."""
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    store = JournalStore(engine)
+    for count in (1, 50):
+        before = engine.round_trips
+        await asyncio.gather(*(store.commit(begin_session(f"desk-{count}-{number}")) for number in range(count)))
+        assert engine.round_trips - before == 2
+    await store.close()
+
+
+async def test_a_claim_takes_one_round_trip_and_writes_nothing_while_nothing_is_due(postgres_schema_url: str) -> None:
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    store, worker = JournalStore(engine), WorkerId("one")
+    await store.beat(worker)
+    known = await store.ask(Query("all_workers", WorkerRow))
+    before = engine.round_trips
+    assert await store.claim(worker, 10, agents={"desk": None}) == []
+    assert (engine.round_trips - before, await store.ask(Query("all_workers", WorkerRow))) == (1, known)
+    await store.commit(begin_session("desk-1"))
+    before = engine.round_trips
+    assert [lease.session for lease in await store.claim(worker, 10, agents={"desk": None})] == ["desk-1"]
+    assert engine.round_trips - before == 1
+    await store.close()
+
+
+async def test_a_claim_renews_a_lease_that_is_half_over(postgres_schema_url: str) -> None:
+    store, worker = open_store(postgres_schema_url, clock=CLOCK, ids=SortableIds(CLOCK.now)), WorkerId("one")
+    await store.claim(worker, 1)
+    sql(postgres_schema_url, f"UPDATE workers SET alive_until = microseconds() + {LEASE_DURATION // 2 - SECOND}")
+    (old,) = await store.ask(Query("all_workers", WorkerRow))
+    await store.claim(worker, 1)
+    (new,) = await store.ask(Query("all_workers", WorkerRow))
+    assert new.alive_until >= old.alive_until + LEASE_DURATION // 2
+    await store.close()
+
+
+async def test_what_is_due_is_claimed_by_its_index_before_the_server_knows_its_tables(postgres_schema_url: str) -> None:
+    """Whatever the planner thinks of the tables: nothing is read whole, and nothing sorted."""
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    statement, _ = make_named_statement(
+        "claim_ready", ("worker", TEXT), ("format", BIGINT), ("agents", TextColumn.OID), ("limit", BIGINT)
+    )
+    ready = to_psycopg_parameters(load_queries("postgres/engine.sql")["ready_to_write"]).encode()
+    with psycopg.connect(postgres_schema_url.partition("?")[0], autocommit=True) as server:
+        server.execute(f"SET search_path TO {postgres_schema_url.rpartition('=')[2]}".encode())
+        server.execute(ready, {"patience": "10s"})
+        server.execute(b"PREPARE claim (text, bigint, text[], bigint) AS " + statement.sql, prepare=False)
+        plan = [row[0] for row in server.execute(b"EXPLAIN EXECUTE claim ('one', 6, '{desk}', 16)", prepare=False)]
+    engine.close()
+    assert any("Index Scan using sessions_due" in line for line in plan)
+    assert not [line for line in plan if "Seq Scan" in line or "Sort" in line]

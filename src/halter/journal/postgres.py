@@ -1,6 +1,6 @@
 """The PostgreSQL store: one schema of a database, shared by processes on any number of machines.
 
-Any number of rows go in one statement, each column as one array, so a batch of writes costs a few round trips.
+Any number of rows go in one statement, each column as one array, so a batch of writes costs two round trips.
 """
 
 import re
@@ -308,6 +308,11 @@ class PostgresEngine:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def round_trips(self) -> int:
+        """How often commits and claims have waited for the server."""
+        return self._writer.round_trips
 
     def begin(self, *, wait: bool = True) -> None:
         """Refuse without time to wait, since a server always needs some; else begin together with `load`."""

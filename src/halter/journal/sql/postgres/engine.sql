@@ -8,11 +8,11 @@ SELECT set_config('search_path', quote_ident(:schema), false),
 -- name: ready_to_write
 -- A writer that is stopped in the middle of a transaction must not keep its locks for ever. And it looks rows up by
 -- their keys only, so one plan is good for ever; the planner, which meets the tables while they are empty, must not
--- settle for one that reads them whole.
+-- settle for one that reads them whole, or that sorts all that is due to take the first.
 SELECT set_config('idle_in_transaction_session_timeout', :patience, false), set_config('lock_timeout', :patience, false),
        set_config('enable_seqscan', 'off', false), set_config('enable_hashjoin', 'off', false),
-       set_config('enable_mergejoin', 'off', false), set_config('plan_cache_mode', 'force_generic_plan', false),
-       set_config('jit', 'off', false);
+       set_config('enable_mergejoin', 'off', false), set_config('enable_bitmapscan', 'off', false),
+       set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false);
 
 -- name: ready_to_read
 -- Questions change nothing.
