@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,7 +256,7 @@ class Workers:
 
 
 @contextmanager
-def workers(home: Home, steps: Sequence[int], database: Database, number: int) -> Iterator[Workers]:
+def workers(home: Home, steps: Sequence[int], database: Database, number: int) -> Generator[Workers]:
     """Start so many workers, and return when all are known to each other; end them without ceremony."""
     command = [sys.executable, "-m", "halter", "worker", *(str(home.agents[each]) for each in steps)]
     log = home.folder / "workers.log"
