@@ -43,7 +43,7 @@ def test_whoever_has_a_token_logs_in_and_out_and_nobody_else(house: House, chrom
     visitor.page.get_by_label("token").fill(house.secrets["viewer"])
     visitor.page.keyboard.press("Enter")
     expect(visitor.page.get_by_role("heading", name="Home")).to_be_visible()
-    expect(visitor.page.get_by_text("viewer (viewer)")).to_be_visible()
+    expect(visitor.page.get_by_text("viewer (viewer)").first).to_be_visible()
     press(visitor.page, "Log out")
     expect(visitor.page.get_by_label("token")).to_be_visible()
     visitor.page.goto(f"{house.url}/fleet")
@@ -82,7 +82,7 @@ def test_a_call_is_approved_on_the_page_and_runs_once(house: House, comes: Comes
     page = comes("approver").goes("/")
     house.tell("pay bob")
     card = page.get_by_role("article", name="wants to call pay")
-    expect(card.get_by_text('"to": "bob"')).to_be_visible()
+    expect(card.get_by_label("Arguments", exact=True)).to_contain_text("bob")
     press(card, "Approve pay")
     expect(page.get_by_text("Approved: pay of desk")).to_be_visible()
     expect(card).to_have_count(0)
@@ -125,7 +125,7 @@ def test_always_makes_a_rule_for_as_long_as_was_said(house: House, comes: Comes)
     press(dialog(page), "Approve, and always")
     expect(dialog(page).get_by_role("alert")).to_contain_text("not a duration")
     dialog(page).get_by_label("For how long").fill("1h")
-    expect(dialog(page).get_by_text("- with exactly the same arguments")).to_be_visible()
+    expect(dialog(page).get_by_text("with exactly the same arguments")).to_be_visible()
     dialog(page).get_by_label("Or in your own words").fill("any:amount")
     press(dialog(page), "Approve, and always")
     expect(page.get_by_text("amount is anything at all")).to_be_visible()
@@ -261,7 +261,7 @@ def test_a_viewer_is_shown_no_button_that_they_may_not_press(comes: Comes) -> No
         page = visitor.goes(path)
         buttons = page.get_by_role("button").all()
         names = {button.get_attribute("aria-label") or button.inner_text() for button in buttons}
-        assert names - HARMLESS <= {""}, path
+        assert {name for name in names - HARMLESS if not name.startswith("Copy ")} <= {""}, path
 
 
 def test_what_is_not_there_is_said_in_a_sentence(comes: Comes) -> None:

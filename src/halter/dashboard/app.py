@@ -19,7 +19,7 @@ from nicegui import Client, core, ui
 from halter.core.errors import HalterError, NotDone
 from halter.dashboard.fleet import build_findings_page, build_fleet_page, build_triggers_page
 from halter.dashboard.home import build_home_page
-from halter.dashboard.page import THEME_SCRIPT, LiveFeed, OpenPage, RefreshPage, build_frame, read_style_sheet
+from halter.dashboard.page import HEAD, THEME_SCRIPT, LiveFeed, OpenPage, RefreshPage, build_frame, read_style_sheet
 from halter.dashboard.parts import add_text, make_single_line
 from halter.dashboard.records import add_downloads, build_audit_page, build_budgets_page
 from halter.dashboard.session import build_receipt_page, build_session_page, build_sessions_page
@@ -185,6 +185,7 @@ def _run(api: FastAPI) -> None:
     if THEME_SCRIPT not in config.vue_config_script:
         config.vue_config_script += THEME_SCRIPT
         ui.add_css(read_style_sheet(), shared=True)
+        ui.add_head_html(HEAD, shared=True)
         guard_sockets()
     config.socket_io_js_transports = ["websocket"]
     _reset_nicegui()

@@ -1,59 +1,94 @@
-"""Home: what needs a person, what happened overnight, what was spent against caps, and what was sent."""
+"""Home: the morning in one line, what needs a person, what happened overnight, and what each agent spends."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
 
 import msgspec
 from nicegui.element import Element
 
-from halter.core.clock import SECOND, format_duration, parse_duration
-from halter.core.money import format_usd
+from halter.core.clock import DAY, HOUR, SECOND, parse_duration
+from halter.core.money import ZERO_USD
+from halter.core.rows import DecisionRow, HaltRow, NotificationRow, SessionRow
+from halter.core.text import format_count, to_one_line
+from halter.dashboard.labels import (
+    RISK_MOODS,
+    SEVERITY_MOODS,
+    Label,
+    explain_end,
+    format_money,
+    format_share,
+    format_span,
+    label_decision,
+    label_state,
+    name_scope,
+)
 from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
 from halter.dashboard.parts import (
     KeyedList,
     TextLabel,
+    add_arguments,
+    add_badge,
     add_box,
     add_button,
     add_chip,
-    add_facts,
+    add_icon,
     add_link,
-    add_listing,
-    add_preformatted,
+    add_meter,
     add_section,
+    add_spark,
     add_text,
     make_legible,
+    set_meter,
+    set_spark,
 )
-from halter.dashboard.records import add_budget_bar, list_current_budgets
-from halter.operations import decisions, money, queries
+from halter.operations import artifacts, decisions, money, queries
+from halter.operations.artifacts import Artifact
 from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecision, offers, put, waiting
-from halter.operations.report import Report
-from halter.present.events import format_moment, format_relative_moment
-from halter.present.report import build_agents_table
-from halter.runtime.budgets import Budget
+from halter.operations.queries import AgentLine
+from halter.operations.report import ReportRows
+from halter.present.events import format_moment
 
 DANGEROUS_LEVELS = ("HIGH", "CRITICAL")
 
 
 def build_decision_card(room: OpenPage, one: WaitingDecision) -> Callable[[WaitingDecision], None]:
-    """Shows a decision. Only its age changes later."""
+    """Shows a decision, and the buttons that answer it. Only its age changes later."""
     asked = put(one)
     danger = one.risk in DANGEROUS_LEVELS
-    with add_box("article", f"h-card h-ask {'h-danger' if danger else ''}", asked.what):
-        add_text(asked.what, "h-what")
-        with add_box("div", "h-row"):
-            add_chip(_kind(one))
-            if one.risk:
-                add_chip(f"risk {one.risk}", "bad" if danger else "look")
-            age = add_text(_age(room, one), "h-dim")
-        add_facts([("why", "; ".join(one.reasons)), ("agent", one.agent)])
-        if one.session:
-            add_link(f"session {one.session}", f"/session/{one.session}")
+    kind = label_decision(one.about)
+    title = _title(one, asked)
+    with add_box("article", f"h-card h-ask {'h-danger' if danger else ''}", title):
+        with add_box("div", "h-lead"):
+            add_badge(Label(kind.word, "bad" if danger else kind.mood, kind.icon))
+            with add_box("div"):
+                add_text(title, "h-title")
+                with add_box("div", "h-row h-small"):
+                    add_chip(kind.word)
+                    if one.risk:
+                        add_chip(f"{one.risk.capitalize()} risk", RISK_MOODS.get(one.risk, "look"))
+                    age = add_text(_age(room, one), "h-dim")
+        if one.reasons:
+            add_text(f"Because of {'; '.join(one.reasons)}.", "h-text h-small")
         if asked.shown:
-            add_preformatted(indent_json(asked.shown))
+            add_arguments(asked.shown)
+        if one.session:
+            add_link(f"Session {one.session}", f"/session/{one.session}").classes("h-small")
         if room.may("approver"):
             _answers(room, one, asked)
     return lambda later: _update_age(room, age, later)
+
+
+def _title(one: WaitingDecision, asked: Put) -> str:
+    match one.about:
+        case "approval":
+            return f"{one.agent} wants to call {one.name}"
+        case "cap_raise":
+            return f"{one.agent} has reached its cap"
+        case _:
+            return asked.what
 
 
 def _update_age(room: OpenPage, age: TextLabel, one: WaitingDecision) -> None:
@@ -61,15 +96,9 @@ def _update_age(room: OpenPage, age: TextLabel, one: WaitingDecision) -> None:
 
 
 def _age(room: OpenPage, one: WaitingDecision) -> str:
-    return f"waits {_seconds(room.now - one.asked_at)}, expires in {_seconds(one.expires_at - room.now)}"
-
-
-def _seconds(micros: int) -> str:
-    return format_duration(micros) if micros >= SECOND else "0s"
-
-
-def _kind(one: WaitingDecision) -> str:
-    return one.about.replace("_", " ")
+    left = one.expires_at - room.now
+    ends = f" · {format_span(left).partition(' d')[0]}{' d' if left >= DAY else ''} left" if left > 0 else ""
+    return f"waits {format_span(max(SECOND, room.now - one.asked_at))}{ends}"
 
 
 def indent_json(text: str) -> str:
@@ -81,11 +110,12 @@ def indent_json(text: str) -> str:
 
 
 def _answers(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
-    with add_box("div", "h-row"):
+    with add_box("div", "h-buttons"):
         if one.about == "cap_raise":
             add_button("Raise the cap…", lambda: _ask_raise(room, one), "yes")
         else:
-            add_button("Approve", lambda: _approve(room, one), "yes", f"Approve {one.name}: {asked.yes}")
+            yes = {"proposal": "Keep", "unknown_call": "It was done"}.get(one.about, "Approve")
+            add_button(yes, lambda: _approve(room, one), "yes", f"Approve {one.name}: {asked.yes}", "check")
         add_button("Deny…", lambda: _ask_denial(room, one, asked), "plain", f"Deny {one.name}")
         if one.about == "approval":
             add_button("Edit…", lambda: _ask_edit(room, one, asked), "plain", f"Edit the arguments of {one.name}")
@@ -117,27 +147,58 @@ def _ask_edit(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
     open_dialog(room, f"Approve {one.name} with other arguments?", says, (arguments, REASON), "Approve this", do)
 
 
-def _ask_always(room: OpenPage, one: WaitingDecision) -> None:
+OWN_WORDS = "as I write below"
+MAX_CHOICES = 3
+
+
+def list_rule_choices(one: WaitingDecision) -> dict[str, str]:
+    """Lists up to three rules that the arguments suggest, the narrowest first, and the way to write another one.
+
+    A call of high risk suggests only itself.
+    """
     offered = {make_legible(each.sentence): each.match for each in offers(one)} or {
         "with exactly the same arguments": SAME
     }
+    if one.risk not in DANGEROUS_LEVELS:
+        for sentence, match in _loosened(put(one).shown):
+            if len(offered) < MAX_CHOICES:
+                offered[make_legible(sentence)] = match
+    return dict(list(offered.items())[:MAX_CHOICES])
+
+
+def _loosened(shown: str) -> Iterable[tuple[str, str]]:
+    """Leaves amounts open, and then all arguments but the first: what differs from call to call comes last."""
+    try:
+        values = msgspec.json.decode(shown, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return
+    names = [name for name in values if name.isidentifier()]
+    numbers = [name for name in names if isinstance(values[name], int | float)]
+    rest = names[1:]
+    for free in (numbers, rest):
+        if free and len(free) < len(names):
+            kept = ", ".join(name for name in names if name not in free)
+            yield f"with the same {kept}, whatever the {', '.join(free)}", "\n".join(f"any:{name}" for name in free)
+
+
+def _ask_always(room: OpenPage, one: WaitingDecision) -> None:
+    offered = list_rule_choices(one)
 
     async def do(given: FormValues) -> str:
-        lasts, match = parse_duration(given["lasts"]), given["own"].strip() or offered[given["match"]]
+        lasts, match = parse_duration(given["lasts"]), given["own"].strip() or offered.get(given["match"], "")
         answer = ApprovalTerms(always=True, match=match, scope=given["scope"], lasts=lasts, reason=given["reason"])
         return await _send_approval(room, one, answer)
 
     fields = (
-        FormField("match", "Which calls", next(iter(offered)), "choice", tuple(offered)),
+        FormField("match", "Which calls", next(iter(offered)), "radio", (*offered, OWN_WORDS)),
         FormField("own", "Or in your own words, one to a line", "", "text"),
         FormField("scope", "Where", "session", "choice", ("session", "agent", "fleet")),
         FormField("lasts", "For how long", "7d"),
         REASON,
     )
-    each = "\n".join(f"- {sentence}" for sentence in offered)
     says = (
-        f"This call is approved, and from now on such calls need no approval. You may choose:\n{each}\n"
-        "Or write which arguments may differ, and how: words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST, any:KEY."
+        f"This call is approved, and from now on {one.name} needs no approval where it is called as you choose. "
+        "In your own words: words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST, any:KEY."
     )
     open_dialog(room, f"Always allow {one.name}?", says, fields, "Approve, and always", do)
 
@@ -152,34 +213,90 @@ def _ask_raise(room: OpenPage, one: WaitingDecision) -> None:
 
 
 EVENING_HOUR = 18
+MAX_STORY = 24
 
 
-async def build_home_page(room: OpenPage) -> RefreshPage:
-    with add_section("Needs you"):
-        cards = KeyedList[WaitingDecision](
-            add_box("div", "h-cards"), lambda one: build_decision_card(room, one), "Nothing needs you."
-        )
-    night = add_section("Last night", card=True)
-    with add_box("div", "h-two"):
-        caps = add_section("Spent against caps", card=True)
-        with add_section("Told", card=True):
-            told = KeyedList[queries.AgentNews](
-                add_box("ul", "h-list"), lambda one: _build_news_row(room, one), "Nothing was told."
-            )
-    bars = KeyedList[Budget](caps, add_budget_bar, "Nothing was spent yet.")
-    seen: list[Report] = []
+class StoryLine(msgspec.Struct, frozen=True):
+    """One thing that happened: when, how it looks, in words, and where to read more."""
 
-    async def refresh(grown: FeedChanges) -> None:
-        cards.show({one.decision: one for one in await waiting(room.desk)})
-        if grown.written or not seen:
-            await _show_night(room, night, seen)
-            rows = await list_current_budgets(room)
-            bars.show({(row.scope, row.window): row for row in rows if row.unit == "usd"})
-            news = await queries.read_news(room.desk, find_last_evening(room.now))
-            told.show({(one.queued_at, one.agent, one.subject): one for one in news})
+    at: int
+    label: Label
+    text: str
+    path: str = ""
+    link: str = ""
 
-    await refresh(FeedChanges(everything=True))
-    return refresh
+
+def tell_story(found: ReportRows, findings: Sequence[Artifact], news: Sequence[queries.AgentNews]) -> list[StoryLine]:
+    """Puts what happened into one line each, the newest first; sessions that ended alike are one line."""
+    lines = [
+        *_tell_ends([row for row in found.sessions if row.ended_at is not None and row.ended_at >= found.since]),
+        *(_tell_decision(row) for row in found.decided),
+        *(_tell_halt(row) for row in found.halts if row.at >= found.since or row.halted),
+        *(_tell_finding(one) for one in findings if one.at >= found.since),
+        *_tell_documents(found, news),
+        *(_tell_undelivered(row) for row in found.undelivered),
+        *(_tell_news(one) for one in news),
+    ]
+    return sorted(lines, key=lambda line: line.at, reverse=True)[:MAX_STORY]
+
+
+def _tell_ends(rows: Sequence[SessionRow]) -> Iterable[StoryLine]:
+    alike: dict[tuple[str, str, str], list[SessionRow]] = {}
+    for row in rows:
+        alike.setdefault((row.agent, row.state, row.terminal_reason), []).append(row)
+    for (agent, state, _), group in alike.items():
+        last = max(group, key=lambda row: row.ended_at or 0)
+        label = label_state(state)
+        why = explain_end(last)
+        many = f"{len(group)} sessions" if len(group) > 1 else "a session"
+        word = f"{label.word[0].lower()}{label.word[1:]}"
+        text = f"{agent} ended {many}: {word}{f', {why}' if why else ''}"
+        yield StoryLine(last.ended_at or 0, label, text, f"/session/{last.session}", last.session)
+
+
+def _tell_decision(row: DecisionRow) -> StoryLine:
+    yes = row.verdict != "deny"
+    text = f"{row.by} {'approved' if yes else 'denied'} {row.name} of {row.agent}"
+    path = f"/session/{row.session}" if row.session else ""
+    return StoryLine(
+        row.decided_at or 0, Label("", "good" if yes else "bad", "check" if yes else "cross"), text, path, row.session
+    )
+
+
+def _tell_halt(row: HaltRow) -> StoryLine:
+    what = f"{row.by} {'halted' if row.halted else 'let go again'}: {name_scope(row.scope)}"
+    return StoryLine(row.at, Label("", "bad" if row.halted else "good", "halt"), f"{what}. {row.reason}".strip())
+
+
+def _tell_documents(found: ReportRows, news: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
+    """Tells which documents were left to a person, unless a notice does."""
+    subjects = " ".join(one.subject for one in news)
+    for item in found.left:
+        if (item.quarantined_at or 0) >= found.since and item.name not in subjects:
+            text = f"{item.name} was left to you"
+            yield StoryLine(item.quarantined_at or 0, Label("", "look", "paper"), text, "/triggers", item.trigger)
+
+
+def _tell_undelivered(row: NotificationRow) -> StoryLine:
+    text = f"{row.agent} could not tell you over {row.channel}: {row.error}"
+    return StoryLine(row.queued_at, Label("", "bad", "alert"), text)
+
+
+def _tell_news(one: queries.AgentNews) -> StoryLine:
+    text = one.subject if one.subject.startswith(one.agent) else f"{one.agent}: {one.subject}"
+    return StoryLine(one.queued_at, Label("", "calm", "bell"), text)
+
+
+def _tell_finding(one: Artifact) -> StoryLine:
+    text = to_one_line(one.text).removeprefix(f"[{one.severity}] ")
+    mood = SEVERITY_MOODS.get(one.severity, "dim")
+    return StoryLine(
+        one.at,
+        Label("", mood, "findings"),
+        f"{one.agent} found ({one.severity}): {text[:140]}",
+        "/findings",
+        "findings",
+    )
 
 
 def find_last_evening(now: int) -> int:
@@ -189,41 +306,153 @@ def find_last_evening(now: int) -> int:
     return int(evening.timestamp() * SECOND)
 
 
-async def _show_night(room: OpenPage, inside: Element, seen: list[Report]) -> None:
-    since = find_last_evening(room.now)
-    made = await queries.report(room.desk, since)
-    same = bool(seen) and _strip_time(seen[-1]) == _strip_time(made)
-    seen[:] = [made]
-    if same:
-        return
-    inside.clear()
-    with inside:
-        add_facts(
-            [
-                ("since", format_moment(since)),
-                ("spent", format_usd(made.spent_usd)),
-                ("decided", str(made.decided_count)),
-            ]
-        )
-        add_listing(build_agents_table(made))
-        for one in made.ended_badly:
-            add_text(f"Did not end well: {one}", "h-bad h-text")
-        for halt in made.halts:
-            state = "halted" if halt.halted else "let go again"
-            add_text(
-                f"{halt.scope} was {state} by {halt.by} at {format_moment(halt.at)}. {halt.reason}", "h-look h-text"
+async def build_home_page(room: OpenPage) -> RefreshPage:
+    pulse = add_box("p", "h-pulse", "Now", role="status").style("margin: 0")
+    with add_section("Needs you"):
+        cards = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
+        with add_box("div", "h-clear") as clear:
+            add_icon("check")
+            add_text("Nothing needs you.")
+    with add_box("div", "h-wide"):
+        with add_section("Last night", card=True):
+            since = add_text("", "h-dim h-small")
+            story = KeyedList[StoryLine](
+                add_box("ol", "h-story"), lambda line: _build_story_line(room, line), "Nothing happened since then."
             )
-        for each in made.undelivered:
-            add_text(f"Could not be told over {each.channel}: {each.error}", "h-bad h-text")
+        with add_section("Spent in the last 24 hours", card=True):
+            spends = KeyedList[AgentSpending](add_box("div"), _build_spending, "No agent has run yet.")
+    told: list[tuple[str, str, str]] = []
+
+    async def refresh(grown: FeedChanges) -> None:
+        found = await waiting(room.desk)
+        cards.show({one.decision: one for one in found})
+        clear.set_visibility(not found)
+        if not grown.written and told:
+            return
+        lines = await queries.fleet(room.desk)
+        parts = await _describe_now(room, len(found), lines)
+        if parts != told:
+            told[:] = parts
+            _show_pulse(pulse, parts)
+        evening = find_last_evening(room.now)
+        since.say(f"Since {format_moment(evening)[:16]}")
+        await _show_story(room, story, evening)
+        spends.show({each.agent: each for each in await read_spending(room, lines)})
+
+    await refresh(FeedChanges(everything=True))
+    return refresh
 
 
-def _strip_time(made: Report) -> Report:
-    return msgspec.structs.replace(made, since=0, until=0)
+async def _describe_now(room: OpenPage, needs: int, lines: Sequence[AgentLine]) -> list[tuple[str, str, str]]:
+    """Describes the fleet in four parts, each with its mood and the page that tells more."""
+    spent, cap = await _spent_today(room, lines)
+    stopped = [line for line in lines if line.halted or line.on is False]
+    urgent = await queries.count_urgent_findings(room.desk)
+    near = cap is not None and spent >= cap * Decimal("0.8")
+    money_part = f"{format_money(spent)} today" if cap is None else f"{format_share(spent, cap)} today"
+    return [
+        (
+            f"{needs} need{'s' if needs == 1 else ''} you" if needs else "Nothing needs you",
+            "look" if needs else "good",
+            "/",
+        ),
+        (money_part, "bad" if near else "", "/budgets"),
+        (
+            f"{format_count(len(stopped), 'agent')} stopped"
+            if stopped
+            else f"{format_count(len(lines), 'agent')} fine",
+            "bad" if stopped else "dim",
+            "/fleet",
+        ),
+        (
+            f"{format_count(urgent, 'high finding')}" if urgent else "no high findings",
+            "bad" if urgent else "dim",
+            "/findings",
+        ),
+    ]
 
 
-def _build_news_row(room: OpenPage, one: queries.AgentNews) -> Callable[[queries.AgentNews], None]:
-    with add_box("li", "h-row"):
-        add_text(format_relative_moment(one.queued_at, room.now), "h-dim")
-        add_text(one.agent, "h-what")
-        add_text(one.subject)
+async def _spent_today(room: OpenPage, lines: Sequence[AgentLine]) -> tuple[Decimal, Decimal | None]:
+    """Sums up the day of the fleet, or of the agents that a person sees."""
+    if room.who.agents:
+        caps = [line.cap_today_usd for line in lines]
+        return sum((line.spent_today_usd for line in lines), ZERO_USD), None if None in caps else sum(
+            filter(None, caps), ZERO_USD
+        )
+    return await money.read_fleet_day(room.desk)
+
+
+def _show_pulse(pulse: Element, parts: Sequence[tuple[str, str, str]]) -> None:
+    pulse.clear()
+    with pulse:
+        for text, mood, path in parts:
+            with add_box("span"):
+                add_link(text, path, f"h-{mood}" if mood else "")
+
+
+async def _show_story(room: OpenPage, story: KeyedList[StoryLine], since: int) -> None:
+    found = await queries.report_rows(room.desk, since)
+    findings = await artifacts.findings(room.desk, limit=MAX_STORY)
+    news = await queries.read_news(room.desk, since)
+    lines = tell_story(found, findings, news)
+    story.show({(line.at, line.text): line for line in lines})
+
+
+def _build_story_line(room: OpenPage, line: StoryLine) -> Callable[[StoryLine], None]:
+    with add_box("li"):
+        room.add_moment(line.at, "h-at")
+        add_icon(line.label.icon or "bell", line.label.mood)
+        with add_box("span", "h-text"):
+            add_text(f"{line.text} ", "", "span")
+            if line.path:
+                add_link(line.link, line.path)
     return lambda _: None
+
+
+class AgentSpending(msgspec.Struct, frozen=True):
+    """What an agent spent in each of the last hours, and today against its cap."""
+
+    agent: str
+    hours: tuple[float, ...]
+    today: Decimal
+    cap: Decimal | None
+
+    @property
+    def share(self) -> float:
+        return float(self.today / self.cap) if self.cap else 0.0
+
+    def told(self) -> str:
+        return f"{format_money(self.today)}, no cap" if self.cap is None else format_share(self.today, self.cap)
+
+
+async def read_spending(room: OpenPage, lines: Sequence[AgentLine]) -> Sequence[AgentSpending]:
+    """Reads the last 24 hours of each agent, also of those that spent nothing; the dearest first."""
+    since = room.now - DAY
+    spent: dict[str, dict[int, float]] = {}
+    for part in await queries.spending(room.desk, since, room.now + 1, DAY // HOUR):
+        spent.setdefault(part.agent, {})[part.part] = float(part.spent_usd)
+    made = [_sum_up(line, spent.get(line.agent, {})) for line in lines]
+    return sorted(made, key=lambda each: (-sum(each.hours), each.agent))
+
+
+def _sum_up(line: AgentLine, hours: Mapping[int, float]) -> AgentSpending:
+    values = tuple(hours.get(hour, 0.0) for hour in range(DAY // HOUR))
+    return AgentSpending(line.agent, values, line.spent_today_usd, line.cap_today_usd)
+
+
+def _build_spending(one: AgentSpending) -> Callable[[AgentSpending], None]:
+    with add_box("div", "h-spend"):
+        add_link(one.agent, "/fleet").classes("h-what")
+        figures = add_text(one.told(), "h-text h-small")
+        spark = add_spark(f"Spent by {one.agent} in each of the last 24 hours", one.hours)
+        meter = add_meter(f"Spent today by {one.agent}, of its cap", one.share)
+    seen = [one]
+
+    def later(one: AgentSpending) -> None:
+        if one != seen[0]:
+            seen[0] = one
+            figures.say(one.told())
+            set_meter(meter, one.share)
+            set_spark(spark, one.hours)
+
+    return later

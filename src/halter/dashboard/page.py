@@ -7,7 +7,7 @@ browser costs a set of names, and the agents nothing.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,19 +20,24 @@ from halter.core.errors import HalterError, StoreError
 from halter.core.ids import FLEET, StreamId
 from halter.core.rows import HaltRow
 from halter.core.text import format_count
+from halter.dashboard.icons import MANIFEST_PATH, TOUCH_ICON_PATH, write_icon_styles
+from halter.dashboard.labels import format_age
 from halter.dashboard.parts import (
     KeyedList,
     TextLabel,
     add_box,
     add_button,
+    add_icon,
     add_link,
     add_submit,
     add_text,
     make_legible,
 )
 from halter.operations import control, queries
+from halter.operations.agents import AgentFolders
+from halter.operations.decisions import waiting
 from halter.operations.desk import Desk, Role, Who
-from halter.present.events import format_relative_moment
+from halter.present.events import format_moment, format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
 from halter.runtime.runtime import Runtime
 
@@ -181,11 +186,35 @@ class OpenPage:
     who: Who
     live: LiveFeed
     client: Client
+    agents: AgentFolders | None = None
+    moments: list[tuple[TextLabel, int]] = field(default_factory=list[tuple[TextLabel, int]])
+    """The moments on the page: how long ago they were changes while it is open."""
 
     @property
     def desk(self) -> Desk:
         """Makes a desk for one query or action: rights are checked there each time."""
-        return Desk(self.app, self.who)
+        return Desk(self.app, self.who, agents=self.agents)
+
+    def add_moment(self, at: int | None, style: str = "") -> TextLabel:
+        """Shows how long ago a moment was; its exact time is shown on hover."""
+        made = add_text("", style, "time")
+        self.set_moment(made, at)
+        return made
+
+    def set_moment(self, made: TextLabel, at: int | None) -> None:
+        self.moments[:] = [each for each in self.moments if each[0] is not made]
+        if at is not None:
+            self.moments.append((made, at))
+        made.say("" if at is None else format_age(at, self.now))
+        props: dict[str, Any] = made.props
+        exact = "" if at is None else format_moment(at)
+        if "title" not in props or props["title"] != exact:
+            props["title"] = exact
+
+    def age_moments(self) -> None:
+        self.moments[:] = [each for each in self.moments if not each[0].is_deleted]
+        for made, at in self.moments:
+            made.say(format_age(at, self.now))
 
     @property
     def now(self) -> int:
@@ -271,7 +300,17 @@ THEME_TOGGLE: Final = f"""() => {{
 
 
 def read_style_sheet() -> str:
-    return Path(__file__).with_name("style.css").read_text()
+    return f"{Path(__file__).with_name('style.css').read_text()}\n{write_icon_styles()}"
+
+
+HEAD: Final = (
+    f'<link rel="manifest" href="{MANIFEST_PATH}" crossorigin="use-credentials">'
+    f'<link rel="apple-touch-icon" href="{TOUCH_ICON_PATH}">'
+    '<meta name="theme-color" content="#ffffff" media="(prefers-color-scheme: light)">'
+    '<meta name="theme-color" content="#161a23" media="(prefers-color-scheme: dark)">'
+    '<meta name="mobile-web-app-capable" content="yes">'
+)
+"""What a phone reads that installs the dashboard."""
 
 
 FormValues = Mapping[str, str]
@@ -282,12 +321,12 @@ SubmitForm = Callable[[FormValues], Awaitable[str]]
 
 @dataclass(frozen=True, slots=True)
 class FormField:
-    """A field of a form: a line, a text of several lines, or a choice."""
+    """A field of a form: a line, a text of several lines, or a choice from a list or from buttons."""
 
     name: str
     label: str
     value: str = ""
-    kind: Literal["line", "text", "choice"] = "line"
+    kind: Literal["line", "text", "choice", "radio"] = "line"
     choices: tuple[str, ...] = ()
 
 
@@ -331,26 +370,32 @@ def _input(field: FormField, *, first: bool) -> Any:
             made = ui.textarea(label, value=value)
         case "choice":
             made = ui.select(list(field.choices), label=label, value=field.value)
+        case "radio":
+            with add_box("div", "", label, role="group"):
+                add_text(label, "h-dim h-small")
+                return ui.radio(list(field.choices), value=field.value)
     made.props("outlined dense autofocus" if first else "outlined dense")
     return made
 
 
 NAVIGATION = (
-    ("/", "Home"),
-    ("/fleet", "Fleet"),
-    ("/sessions", "Sessions"),
-    ("/audit", "Audit"),
-    ("/budgets", "Budgets"),
-    ("/triggers", "Triggers"),
-    ("/findings", "Findings"),
+    ("/", "Home", "home"),
+    ("/fleet", "Fleet", "fleet"),
+    ("/sessions", "Sessions", "sessions"),
+    ("/findings", "Findings", "findings"),
+    ("/triggers", "Triggers", "triggers"),
+    ("/budgets", "Budgets", "budgets"),
+    ("/audit", "Audit", "audit"),
 )
+TABS: Final = 4
+"""How many pages a phone shows as tabs; the others are behind "More"."""
 
 PageBuilder = Callable[[OpenPage], Awaitable[RefreshPage]]
 """Builds a page inside the frame, and returns its refresh function."""
 
 
 async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder) -> None:
-    _navigation(room, here)
+    counts = _navigation(room, here)
     banner = add_box("div", role="status")
     halts = KeyedList(banner, lambda row: _build_halt_row(room, row))
     lost = _top(room, title)
@@ -360,26 +405,70 @@ async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder)
     async def refreshed(grown: FeedChanges) -> None:
         if grown.of(FLEET):
             await _show_halts(room, halts)
+        if grown.written:
+            await _show_counts(room, title, counts)
         await refresh(grown)
+        room.age_moments()
 
     await _show_halts(room, halts)
+    await _show_counts(room, title, counts)
     room.follow(refreshed, lost.say)
 
 
-def _navigation(room: OpenPage, here: str) -> None:
+async def _show_counts(room: OpenPage, title: str, counts: Mapping[str, TextLabel]) -> None:
+    """Shows in navigation and title how much waits for a person, and how many findings are urgent."""
+    needs = len(await waiting(room.desk))
+    urgent = await queries.count_urgent_findings(room.desk)
+    for path, count in (("/", needs), ("/findings", urgent)):
+        counts[path].say(f"{min(count, 99)}" if count else "")
+    whole = f"({needs}) {title} · Halter" if needs else f"{title} · Halter"
+    if room.client.title != whole:
+        ui.page_title(make_legible(whole))
+
+
+def _navigation(room: OpenPage, here: str) -> Mapping[str, TextLabel]:
+    counts: dict[str, TextLabel] = {}
     with room.client.layout:
         skip = add_link("To the content", "#body", "h-skip")
         with add_box("nav", "h-nav", "Pages") as nav:
-            add_text("Halter", "h-brand")
-            for path, name in NAVIGATION:
-                made = add_link(name, path, "")
-                if path == here:
-                    made.props["aria-current"] = "page"
-            with add_box("form", "h-who", method="post", action="/logout"):
-                add_text(f"{room.who.name} ({room.who.role})", "h-text", "span")
-                add_submit("Log out", "plain")
+            with add_box("div", "h-brand"):
+                add_box("span", "h-logo", aria_hidden="true")
+                add_text("Halter", "", "span")
+            for place, (path, name, icon) in enumerate(NAVIGATION):
+                counts[path] = _page_link(path, name, icon, here, "h-rare" if place >= TABS else "")
+            _account(room)
+            with add_box("details", "h-more"):
+                with add_box("summary"):
+                    add_icon("more")
+                    add_text("More", "", "span")
+                with add_box("div", "h-more-items"):
+                    for path, name, icon in NAVIGATION[TABS:]:
+                        _page_link(path, name, icon, here, "")
+                    _account(room)
     nav.move(target_index=0)
     skip.move(target_index=0)
+    return counts
+
+
+def _page_link(path: str, name: str, icon: str, here: str, style: str) -> TextLabel:
+    with add_box("a", style, href=path) as made:
+        add_icon(icon)
+        add_text(name, "", "span")
+        count = add_text("", "h-count", "span")
+    if path == here:
+        made.props["aria-current"] = "page"
+    return count
+
+
+def _account(room: OpenPage) -> None:
+    with add_box("form", "h-who", method="post", action="/logout"):
+        add_icon("person")
+        add_text(f"{room.who.name} ({room.who.role})", "h-text", "span")
+        leave = add_submit("", "bare")
+        leave.props["aria-label"] = "Log out"
+        leave.props["title"] = "Log out"
+        with leave:
+            add_icon("leave")
 
 
 def _top(room: OpenPage, title: str) -> TextLabel:
@@ -388,7 +477,7 @@ def _top(room: OpenPage, title: str) -> TextLabel:
         add_box("div", "h-space")
         lost = add_text("", "h-lost h-text")
         lost.props["role"] = "status"
-        theme: Element = add_button("◐", lambda: None, label="Change between light and dark")
+        theme: Element = add_button("", lambda: None, "bare", "Change between light and dark", "theme")
         theme.on("click", js_handler=THEME_TOGGLE)
         if room.may("approver"):
             add_button("HALT ALL", lambda: _halt_all(room), "stop")

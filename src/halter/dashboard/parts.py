@@ -5,15 +5,20 @@ parses properties from strings. It is only ever a value, or the text of an eleme
 tooltips are rich text. Charts are pure functions of rows; colours are names of the page's theme.
 """
 
+import json
 import re
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 import msgspec
 from nicegui import ui
 from nicegui.element import Element
 from nicegui.elements.mixins.text_element import TextElement
 
+from halter.dashboard.icons import make_data_url
+from halter.dashboard.labels import Label, shorten_id
 from halter.present.sheet import Facts, Listing, Sheet
 
 _STEERING: Final = re.compile(
@@ -57,6 +62,7 @@ def add_box(tag: str = "div", style: str = "", label: str = "", **marks: str) ->
     named = {"aria-label": label} if label else {}
     for name, value in {**{mark.replace("_", "-"): value for mark, value in marks.items()}, **named}.items():
         made.props[name] = make_legible(value)
+    _label_cell(made)
     return made
 
 
@@ -74,7 +80,21 @@ class TextLabel(TextElement):
 def add_text(text: str, style: str = "h-text", tag: str = "div") -> TextLabel:
     made = TextLabel(tag, text)
     made.classes(style)
+    _label_cell(made)
     return made
+
+
+def add_icon(name: str, mood: str = "") -> Element:
+    """Adds an icon; the words beside it say what it means."""
+    made = ui.element("span").classes(f"i i-{name} {f'h-{mood}' if mood else ''}")
+    made.props["aria-hidden"] = "true"
+    return made
+
+
+def add_badge(label: Label) -> None:
+    """Adds an icon on a ground of its mood."""
+    with add_box("span", f"h-badge h-{label.mood}", aria_hidden="true"):
+        add_icon(label.icon or "bell")
 
 
 def add_preformatted(text: str) -> TextLabel:
@@ -107,10 +127,13 @@ def set_link(made: TextLabel, text: str, to: str) -> None:
         made.update()
 
 
-def add_button(text: str, on_click: Click, kind: str = "plain", label: str = "") -> ui.button:
-    """Adds a button: `plain`, `yes` or `stop`."""
+def add_button(text: str, on_click: Click, kind: str = "plain", label: str = "", icon: str = "") -> ui.button:
+    """Adds a button: `plain`, `bare`, `go`, `yes` or `stop`."""
     made = ui.button(make_legible(text), on_click=on_click, color=None).props("no-caps unelevated")
     made.classes(f"h-{kind}")
+    if icon:
+        with made:
+            add_icon(icon)
     if label:
         made.props["aria-label"] = make_legible(label)
     return made
@@ -123,8 +146,89 @@ def add_submit(text: str, kind: str) -> ui.button:
 
 
 def add_chip(text: str, mood: str = "dim") -> TextLabel:
-    """Adds a word that stands out by frame and colour."""
+    """Adds a word that stands out by ground and colour."""
     return add_text(text, f"h-chip h-{mood}", "span")
+
+
+MOODS: Final = ("bad", "look", "good", "calm", "dim")
+
+
+def set_chip(made: TextLabel, label: Label) -> None:
+    """Changes a chip, if it differs."""
+    if made.text != label.word:
+        made.say(label.word)
+        made.classes(remove=" ".join(f"h-{mood}" for mood in MOODS), add=f"h-{label.mood}")
+
+
+COPY_HANDLER: Final = """(event) => {
+  const button = event.currentTarget, text = button.dataset.copy;
+  const done = () => { button.classList.add("h-copied"); setTimeout(() => button.classList.remove("h-copied"), 1200); };
+  if (navigator.clipboard) navigator.clipboard.writeText(text).then(done);
+}"""
+"""Copies what stands in the button's own attribute: no foreign text is part of the script."""
+
+
+def add_id(text: str) -> Element:
+    """Shows an id in short; a click copies the whole."""
+    with add_box("button", "h-id", f"Copy {text}", type="button", title=f"Copy {text}", data_copy=text) as made:
+        add_text(shorten_id(text), "", "span")
+        add_icon("copy")
+    made.on("click", js_handler=COPY_HANDLER)
+    return made
+
+
+def add_stat(name: str, value: str = "", more: str = "") -> tuple[TextLabel, TextLabel]:
+    """Adds a figure with its name above and a remark below; both may change."""
+    with add_box("div", "h-stat"):
+        add_text(name, "h-name")
+        return add_text(value, "h-value"), add_text(more, "h-more-text")
+
+
+@contextmanager
+def add_fold(style: str = "") -> Generator[Element]:
+    """Adds what is folded away until it is asked for. The block is its summary; what follows is added inside."""
+    with add_box("details", f"h-fold {style}") as made, add_box("summary"):
+        yield made
+
+
+MAX_ARGUMENTS: Final = 40
+
+
+def add_arguments(text: str) -> None:
+    """Shows a JSON object as names and values; other text as it is."""
+    try:
+        values = msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        values = {}
+    if not 0 < len(values) <= MAX_ARGUMENTS:
+        add_text(text, "h-quote h-text")
+        return
+    with add_box("dl", "h-args", "Arguments", tabindex="0"):
+        for name, value in values.items():
+            add_text(name, "", "dt")
+            add_text(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False), "", "dd")
+
+
+SPARK_HEIGHT: Final = 28
+
+
+def set_spark(made: Element, values: Sequence[float]) -> None:
+    """Draws columns as the mask of one element: the page stays small."""
+    top = max(values, default=0) or 1
+    step = 240 / max(1, len(values))
+    drawn = ""
+    for place, value in enumerate(values):
+        high = max(1.5, SPARK_HEIGHT * value / top)
+        drawn += f'<rect x="{place * step + 1:.1f}" y="{SPARK_HEIGHT - high:.1f}" height="{high:.1f}"'
+        drawn += f' width="{max(1.0, step - 2):.1f}" rx="1"/>'
+    size = f'viewBox="0 0 240 {SPARK_HEIGHT}" preserveAspectRatio="none"'
+    made.style["--spark"] = make_data_url(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{drawn}</svg>')
+
+
+def add_spark(label: str, values: Sequence[float]) -> Element:
+    made = add_box("div", "h-spark", label, role="img")
+    set_spark(made, values)
+    return made
 
 
 def add_meter(label: str, share: float) -> Element:
@@ -162,7 +266,22 @@ def add_table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> 
         with add_box("thead"), add_box("tr"):
             for name in columns:
                 add_text(name, "h-num" if name in right else "", "th").props["scope"] = "col"
-        return add_box("tbody")
+        body = add_box("tbody")
+        _COLUMNS[body] = tuple(columns)
+        return body
+
+
+_COLUMNS: Final[WeakKeyDictionary[Element, tuple[str, ...]]] = WeakKeyDictionary()
+"""The columns of each table, by its body: on a phone, each cell says which one it belongs to."""
+
+
+def _label_cell(made: Element) -> None:
+    row = made.parent_slot.parent if made.tag == "td" and made.parent_slot else None
+    body = row.parent_slot.parent if row is not None and row.parent_slot else None
+    columns = _COLUMNS.get(body, ()) if body is not None else ()
+    place = len(row.default_slot.children) - 1 if row is not None else 0
+    if place < len(columns):
+        made.props["data-label"] = columns[place]
 
 
 def add_cell(text: str = "", style: str = "") -> TextLabel:

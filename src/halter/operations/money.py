@@ -30,12 +30,12 @@ from halter.core.money import (
     usd_to_micros,
 )
 from halter.core.ports import Query
-from halter.core.rows import HoldRow
+from halter.core.rows import HoldRow, SessionRow
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
 from halter.guard.judge import adopt_policy
 from halter.guard.ledger import change_cap
 from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Scope, readable, refused, wrong
-from halter.runtime.budgets import Budget, read_current_budgets, shown_budgets
+from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
 from halter.runtime.runtime import DEFAULT_FLEET, make_adoption_event, read_stored_policy
 
 Direction = Literal["raise", "lower"]
@@ -90,6 +90,20 @@ async def budgets(desk: Desk, *, everything: Everything = False) -> Budgets:
     spent = await desk.app.store.ask(Query("spent_by_purpose", _Sum, {"since": now - DAY}))
     shown_rows = await shown_budgets(desk.app.store, rows)
     return Budgets(shown_rows, [line.told() for line in spent if desk.who.sees(line.agent)])
+
+
+async def read_fleet_day(desk: Desk) -> tuple[Usd, Usd | None]:
+    """Read what the fleet spent today, and its cap, also before anything was spent."""
+    now = desk.app.clock.now()
+    rows = [row for row in await read_current_budgets(desk.app.store, now, 0) if row.scope == "fleet"]
+    days = [row for row in rows if row.unit == "usd" and row.window.startswith("day/") and is_current(row, now)]
+    if days:
+        row = days[-1]
+        return micros_to_usd(row.spent + row.held), None if row.cap is None else micros_to_usd(row.cap)
+    sessions = await desk.app.store.ask(Query("sessions", SessionRow, {"limit": 1}))
+    caps = await read_configured_caps(desk.app.store, sessions[0].definition) if sessions else None
+    cap = None if caps is None else next((cap.max_cost_usd for cap in caps.fleet if cap.per == "day"), None)
+    return ZERO_USD, None if cap is None else micros_to_usd(cap)
 
 
 def is_current(row: BudgetRow, now: int) -> bool:

@@ -19,7 +19,7 @@ from halter.core.text import LAST_CHARACTER, shorten, to_one_line
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
 from halter.operations.report import Report, ReportRows, read_report_rows
 from halter.operations.report import build_report as report_of
-from halter.runtime.budgets import read_current_budgets
+from halter.runtime.budgets import read_configured_caps, read_current_budgets
 from halter.runtime.feed import serialize_event
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry
@@ -195,9 +195,13 @@ async def turns(desk: Desk, session: Session) -> Sequence[TurnLine]:
 
 async def report(desk: Desk, since: Moment = 0) -> Report:
     """Report what happened since a moment (default: in the last day), and what needs a person."""
-    now = desk.app.clock.now()
-    found = await read_report_rows(desk.app.store, since or max(0, now - DAY), now)
-    return report_of(found if not desk.who.agents else _theirs(desk, found))
+    return report_of(await report_rows(desk, since or max(0, desk.app.clock.now() - DAY)))
+
+
+async def report_rows(desk: Desk, since: int) -> ReportRows:
+    """Read what a report is made of, as far as they may see it."""
+    found = await read_report_rows(desk.app.store, since, desk.app.clock.now())
+    return found if not desk.who.agents else _theirs(desk, found)
 
 
 def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
@@ -221,6 +225,18 @@ def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
 
 def _of(trigger: str) -> str:
     return trigger.partition("/")[0]
+
+
+class _SeverityCount(msgspec.Struct, frozen=True):
+    agent: str
+    severity: str
+    count: int
+
+
+async def count_urgent_findings(desk: Desk) -> int:
+    """Count the findings of high or critical severity that wait for a verdict."""
+    rows = await desk.app.store.ask(Query("findings_undecided", _SeverityCount))
+    return sum(row.count for row in rows if row.severity in ("high", "critical") and desk.who.sees(row.agent))
 
 
 async def read_news(desk: Desk, since: int, limit: int = MOST_NEWS) -> Sequence[AgentNews]:
@@ -306,6 +322,7 @@ async def _line(
     halted: Mapping[str, str],
 ) -> AgentLine:
     own = next((row for row in under_way if row.kind == "autonomous"), next(iter(under_way), None))
+    cap = await _configured_cap(desk, name, own) if budget is None else budget.cap
     health: Mapping[str, SensorChanged] = {} if own is None else await sensors(desk, own.session)
     scopes = ("fleet", f"agent:{name}", f"session:{own.session}" if own else "")
     return AgentLine(
@@ -319,10 +336,18 @@ async def _line(
         wake_on="" if own is None else own.wake_on,
         under_way=len(under_way),
         spent_today_usd=ZERO_USD if budget is None else micros_to_usd(budget.spent),
-        cap_today_usd=None if budget is None or budget.cap is None else micros_to_usd(budget.cap),
+        cap_today_usd=None if cap is None else micros_to_usd(cap),
         burn_usd=burn.get(name, ZERO_USD),
         sensors={sensor: event.health for sensor, event in health.items()},
     )
+
+
+async def _configured_cap(desk: Desk, agent: str, own: SessionRow | None) -> int | None:
+    """Find an agent's cap of a day before it spends anything: its newest session was defined with it."""
+    params = {"agent": agent, "limit": 1}
+    rows = [own] if own else await desk.app.store.ask(Query("sessions_of_agent", SessionRow, params))
+    caps = await read_configured_caps(desk.app.store, rows[0].definition) if rows else None
+    return None if caps is None else next((cap.max_cost_usd for cap in caps.agent if cap.per == "day"), None)
 
 
 AUDIT_PAGE: Final = 100

@@ -125,6 +125,12 @@ async def _policy(store: Store, definition: str) -> _Policy | None:
         return None
 
 
+async def read_configured_caps(store: Store, definition: str) -> Caps | None:
+    """Find the caps that a session was defined with, whether anything was spent against them or not."""
+    policy = await _policy(store, definition)
+    return None if policy is None else policy.caps
+
+
 async def _trigger(store: Store, trigger: str) -> AnyTrigger | None:
     # Imported late: most budgets belong to no trigger, and listing them should be fast.
     from halter.runtime.session_builder import find_trigger_row, read_trigger_record

@@ -498,6 +498,11 @@ SELECT (SELECT COUNT(*) FROM findings WHERE +emitted_at > 0 AND status = '' AND 
        (SELECT COUNT(*) FROM memories WHERE proposed_at > 0 AND status = '') AS memories,
        (SELECT COUNT(*) FROM precedents WHERE first_at > 0 AND status = '') AS precedents;
 
+-- name: findings_undecided
+-- How many findings of each agent and severity wait for a verdict.
+SELECT agent, severity, COUNT(*) AS count FROM findings WHERE +emitted_at > 0 AND status = '' AND review <> 'withheld'
+GROUP BY agent, severity;
+
 -- name: decided_since
 -- What people decided after a time.
 SELECT * FROM decisions WHERE decided_at IS NOT NULL AND decided_at >= :since AND about <> ''

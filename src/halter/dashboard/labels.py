@@ -1,0 +1,192 @@
+"""Words for what the store calls by a code: states, outcomes, kinds, ids, amounts and moments."""
+
+from decimal import Decimal
+from typing import Final, NamedTuple
+
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.money import format_usd
+from halter.core.rows import SessionRow
+from halter.core.text import format_count
+from halter.present.events import format_moment
+
+
+class Label(NamedTuple):
+    """A word, its mood and its icon. The mood is a colour; the word says the same."""
+
+    word: str
+    mood: str = "dim"
+    icon: str = ""
+
+
+STATES: Final = {
+    "RUNNING": Label("Running", "calm", "play"),
+    "WAITING_FOR_TOOL": Label("Waiting for a tool", "calm", "tool"),
+    "WAITING_FOR_INPUT": Label("Waiting for an answer", "look", "chat"),
+    "WAITING_FOR_APPROVAL": Label("Waiting for approval", "look", "person"),
+    "WAITING_FOR_BUDGET": Label("Waiting for money", "look", "budgets"),
+    "SLEEPING": Label("Sleeping", "dim", "moon"),
+    "PAUSED": Label("Paused", "look", "pause"),
+    "COMPLETED": Label("Completed", "good", "check"),
+    "CANCELLED": Label("Cancelled", "dim", "cross"),
+    "TIMED_OUT": Label("Timed out", "bad", "clock"),
+    "MAX_STEPS": Label("Out of steps", "bad", "alert"),
+    "BUDGET_EXCEEDED": Label("Out of money", "bad", "budgets"),
+    "HALTED": Label("Halted", "bad", "halt"),
+    "ERROR": Label("Failed", "bad", "alert"),
+}
+
+OUTCOMES: Final = {
+    "ok": Label("Done", "good", "check"),
+    "error": Label("Failed", "bad", "alert"),
+    "timeout": Label("Timed out", "bad", "clock"),
+    "cancelled": Label("Cancelled", "dim", "cross"),
+    "external_halt": Label("Halted", "bad", "halt"),
+    "tool_not_granted": Label("Not granted", "bad", "halt"),
+    "invalid_arguments": Label("Wrong arguments", "look", "alert"),
+    "unknown_tool": Label("No such tool", "look", "alert"),
+    "disabled": Label("Switched off", "look", "halt"),
+    "quarantined": Label("Quarantined", "look", "halt"),
+    "rate_limited": Label("Too often", "look", "clock"),
+    "approval_denied": Label("Denied", "bad", "cross"),
+    "approval_expired": Label("Not approved in time", "look", "clock"),
+    "cost_cap_reached": Label("Cap reached", "bad", "budgets"),
+    "unknown": Label("Outcome unknown", "look", "alert"),
+}
+
+REASONS: Final = {
+    "cost_cap_reached": "its cap was reached",
+    "overrun": "it cost more than was held",
+    "external_halt": "it was halted",
+    "idle_timeout": "nothing happened for too long",
+    "timed_out": "it took too long",
+    "max_steps": "it took too many steps",
+    "repetition": "it repeated itself",
+    "model_error": "the model failed",
+    "step_failed": "a step failed",
+    "error": "an error",
+}
+"""Why a session ended, where its state does not say so."""
+
+DECISIONS: Final = {
+    "approval": Label("Approval", "look", "tool"),
+    "unknown_call": Label("In doubt", "bad", "alert"),
+    "cap_raise": Label("Cap", "look", "budgets"),
+    "changed_tool": Label("Changed tool", "look", "tool"),
+    "changed_server": Label("Changed server", "look", "tool"),
+    "proposal": Label("To remember", "calm", "paper"),
+    "schedule": Label("Schedule", "calm", "clock"),
+}
+
+KINDS: Final = {"autonomous": "runs by itself", "task": "task", "chat": "chat"}
+SEVERITIES: Final = ("critical", "high", "medium", "low", "info")
+SEVERITY_MOODS: Final = {"critical": "bad", "high": "bad", "medium": "look", "low": "dim", "info": "dim"}
+RISK_MOODS: Final = {"LOW": "good", "MEDIUM": "look", "HIGH": "bad", "CRITICAL": "bad"}
+
+
+def label_state(state: str) -> Label:
+    return STATES.get(state, Label(state.replace("_", " ").capitalize()))
+
+
+def label_outcome(outcome: str) -> Label:
+    if not outcome:
+        return Label("Under way", "calm", "play")
+    return OUTCOMES.get(outcome, Label(outcome.replace("_", " ").capitalize()))
+
+
+def explain_end(row: SessionRow) -> str:
+    """Says why a session ended; "" where its state says it."""
+    known = label_state(row.state).word.casefold()
+    why = REASONS.get(
+        row.terminal_reason, "" if row.terminal_reason in ("", "completed", "cancelled") else row.terminal_reason
+    )
+    return "" if why.replace("it was ", "") == known else why
+
+
+def label_decision(about: str) -> Label:
+    return DECISIONS.get(about, Label(about.replace("_", " ").capitalize(), "look", "bell"))
+
+
+SHORT_ID: Final = 16
+
+
+def shorten_id(text: str) -> str:
+    """Shows a long id by its beginning and its end."""
+    return text if len(text) <= SHORT_ID else f"{text[:4]}…{text[-6:]}"
+
+
+FINE: Final = Decimal("0.0001")
+
+
+def format_money(amount: Decimal) -> str:
+    """Shows an amount in cents, and a smaller one in as many digits as it needs to be more than nothing."""
+    size = abs(amount)
+    if size == 0 or size >= Decimal("0.1"):
+        return _rounded(amount, 2)
+    return _rounded(amount, 4) if size >= FINE else format_usd(amount)
+
+
+def _rounded(amount: Decimal, digits: int) -> str:
+    whole = f"{abs(amount):,.{digits}f}"
+    cents = whole[: whole.index(".") + 3]
+    fine = whole[len(cents) :].rstrip("0")
+    return f"{'-' if amount < 0 else ''}${cents}{fine}"
+
+
+def format_share(spent: Decimal, cap: Decimal) -> str:
+    """Shows what is spent of a cap, both in cents where the cap is at least a dollar."""
+    if cap < 1 or spent == 0:
+        return f"{format_money(spent)} of {format_money(cap)}"
+    shown = _rounded(spent, 2) if spent >= Decimal("0.005") else "less than $0.01"
+    return f"{shown} of {format_money(cap)}"
+
+
+def format_tokens(count: int) -> str:
+    for size, letter in ((10**6, "M"), (10**3, "k")):
+        if count >= 10 * size:
+            return f"{count / size:,.1f}{letter}"
+    return f"{count:,}"
+
+
+def format_age(at: int, now: int) -> str:
+    """Says how long ago a moment was, or when it comes; one that is far away is a date."""
+    away = abs(now - at)
+    if away < 5 * SECOND:
+        return "now"
+    if away >= 7 * DAY:
+        return format_moment(at)[:10]
+    unit, word = next(each for each in _UNITS if away >= each[0])
+    told = f"{away // unit} {word}"
+    return f"{told} ago" if at <= now else f"in {told}"
+
+
+_UNITS: Final = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (SECOND, "s"))
+
+
+def format_span(micros: int) -> str:
+    """Shows a duration in its two largest units."""
+    if micros < SECOND:
+        return f"{micros // 1000} ms"
+    parts: list[str] = []
+    for unit, word in _UNITS:
+        count, micros = divmod(micros, unit)
+        if count or parts:
+            parts.append(f"{count} {word}" if count else "")
+    return " ".join(part for part in parts[:2] if part)
+
+
+def format_window(window: str) -> str:
+    """Names the window of a cap."""
+    kind, _, rest = window.partition("/")
+    zone = rest.partition("@")[2]
+    words = {"": "whole life", "minute": "per minute", "hour": "this hour", "day": "today", "month": "this month"}
+    return f"{words.get(kind, window)}{f' ({zone})' if zone else ''}"
+
+
+def name_scope(scope: str) -> str:
+    kind, _, name = scope.partition(":")
+    return "The whole fleet" if kind == "fleet" else shorten_id(name)
+
+
+def join_counts(*counts: tuple[int, str]) -> str:
+    """Joins what there is at all, as in "2 calls, 1 finding"."""
+    return ", ".join(format_count(count, noun) for count, noun in counts if count)
