@@ -1,11 +1,11 @@
 """A store that is away, or of another version: a sentence and a status, and the server lives."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from halter.core.errors import StoreUnavailable, StoreUnusable
 from halter.server.middleware import ServerLimits

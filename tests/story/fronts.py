@@ -1,11 +1,10 @@
 """An agent with a front door, in a world: spoken to as a chat speaks to it."""
 
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from halter.core.agent_spec import Schedule
 from halter.core.ids import FLEET, inbox_stream, make_worker_id
@@ -65,16 +64,16 @@ class Front:
     def called(self, person: str) -> "Front":
         """Let somebody else speak."""
         app = self.context.app
-        named = msgspec.structs.replace(app.settings, person=person)
-        context = msgspec.structs.replace(self.context, app=replace(app, settings=named))
+        named = replace(app.settings, person=person)
+        context = replace(self.context, app=replace(app, settings=named))
         return Front(self.world, self.home, context)
 
     def with_schedules(self, *schedules: Schedule) -> "Front":
         """Let the agent's file name schedules."""
         agent = self.context.agent
-        tasks = msgspec.structs.replace(agent.tasks, schedules=schedules)
+        tasks = replace(agent.tasks, schedules=schedules)
         agent = replace(agent, tasks=tasks)
-        return Front(self.world, self.home, msgspec.structs.replace(self.context, agent=agent))
+        return Front(self.world, self.home, replace(self.context, agent=agent))
 
 
 async def front(stack: AsyncExitStack, world: World, home: Path, more: str = THINKS, **files: str) -> Front:

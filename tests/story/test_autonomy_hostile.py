@@ -4,11 +4,11 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import StoreUnavailable

@@ -1,11 +1,10 @@
 """An agent's definition is put into the store once, again where it may have been swept away, and for another agent."""
 
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from halter.core.ids import Digest
 from halter.core.ports import Store
@@ -35,13 +34,13 @@ async def test_a_definition_is_put_away_once_an_hour_and_for_each_agent(world: W
     async with AsyncExitStack() as stack:
         context = (await front(stack, world, tmp_path)).context
         store: Any = Counted(world.store)
-        context = msgspec.structs.replace(context, app=replace(context.app, store=store))
+        context = replace(context, app=replace(context.app, store=store))
         names = [await context.definition()]
         await world.advance(GOOD_FOR - 1)
         names.append(await context.definition())
         await world.advance(1)
         names.append(await context.definition())
         assert (len(set(names)), store.puts) == (1, 2)
-        await msgspec.structs.replace(context, agent=replace(context.agent)).definition()
+        await replace(context, agent=replace(context.agent)).definition()
         assert store.puts == 3
         assert await store.get(names[0])

@@ -333,7 +333,7 @@ async def test_nothing_and_too_much_are_not_said_to_a_session(office: Office, te
 
 
 async def test_a_secret_that_is_told_to_a_session_is_kept_by_no_journal(office: Office) -> None:
-    told = replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
+    told = msgspec.structs.replace(office.app, environ={"HALTER_SECRET_BANK": "made-up-but-long-4711"})
     await control.tell(Desk(told, Who("bea")), "mine-1", "The word is made-up-but-long-4711.")
     (stored,) = await office.ground.store.read(inbox_stream("mine-1"))
     assert stored.body is not None

@@ -3,12 +3,12 @@
 import tempfile
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from halter.autonomy.triggers import Forecast, forecast_bounds
 from halter.config.agent_files import read_agent
@@ -37,14 +37,14 @@ async def foreseen(
     desk: Front, caps: Caps, triggers: Sequence[AnyTrigger] = (), *, autonomous: bool = False
 ) -> SpendingForecast:
     agent = desk.context.agent
-    tasks = msgspec.structs.replace(
+    tasks = replace(
         agent.tasks,
         schedules=tuple(each for each in triggers if isinstance(each, Schedule)),
         watches=tuple(each for each in triggers if isinstance(each, Watch)),
     )
-    autonomy = msgspec.structs.replace(agent.pacing.autonomy, enabled=autonomous)
-    pacing = msgspec.structs.replace(agent.pacing, autonomy=autonomy)
-    agent = replace(agent, policy=msgspec.structs.replace(agent.policy, caps=caps), tasks=tasks, pacing=pacing)
+    autonomy = replace(agent.pacing.autonomy, enabled=autonomous)
+    pacing = replace(agent.pacing, autonomy=autonomy)
+    agent = replace(agent, policy=replace(agent.policy, caps=caps), tasks=tasks, pacing=pacing)
     return await forecast_spending(desk.world.store, agent, agent.place or desk.home, {}, desk.world.now)
 
 

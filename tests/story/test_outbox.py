@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from letters import Postbox
+from msgspec.structs import replace
 
 from halter.core.agent_spec import Channel, Notify, Tasks
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND

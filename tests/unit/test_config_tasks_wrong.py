@@ -273,6 +273,8 @@ def test_a_playbook_must_stand_in_the_agents_folder(tmp_path: Path) -> None:
 def test_a_watched_file_is_no_folder_but_one_that_is_not_there_yet_may_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "`watches[1].path` is `file`, which is no folder" in refused(watch("path: file"), folder=tmp_path)
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    assert "`watches[1].path` is `circle`, which is no folder" in refused(watch("path: circle"), folder=tmp_path)
     assert read(watch("path: later"), folder=tmp_path).watches
 
 

@@ -14,6 +14,7 @@ list under `steps` and a `max_cost_usd` for all of them:
 `halter.core.agent_spec` defines the references.
 """
 
+import errno
 import json
 import os
 import re
@@ -88,12 +89,22 @@ def read_beside(folder: Path, name: str) -> bytes | None:
 def _resolve_inside(folder: Path, name: str) -> Path:
     try:
         root = folder.resolve()
-        path = (root / name).resolve()
+        path = resolve_links(root / name)
     except (OSError, RuntimeError, ValueError) as error:
         raise UnusableFile("is not the name of a file") from error
     if not path.is_relative_to(root):
         raise UnusableFile("leads out of the agent's folder")
     return path
+
+
+def resolve_links(path: Path) -> Path:
+    """Resolve a path, which need not exist; links in a circle are an OSError, or before Python 3.13 a RuntimeError."""
+    try:
+        return path.resolve(strict=True)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise
+        return path.resolve()
 
 
 def decode_file_text(data: bytes) -> str:

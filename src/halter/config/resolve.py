@@ -9,12 +9,11 @@ Decisions of a person are bound to `policy` alone: another model, other instruct
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType, field
 from msgspec.structs import replace
 
 from halter.config.agent_files import (
@@ -102,8 +101,7 @@ _OF_LIMITS: Final = (
 LocateValue = Callable[[KeyPath], str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResolvedAgent:
+class ResolvedAgent(Struct, frozen=True, kw_only=True):
     """The files of an agent and its fleet, checked, with every default filled in.
 
     `place` is the agent's folder; an agent of a program has none. `script_at` and `reflex_at` locate replies and rules
@@ -114,8 +112,8 @@ class ResolvedAgent:
     mind: BrainSpec = field(default_factory=BrainSpec)
     pacing: Pacing = field(default_factory=Pacing)
     tasks: Tasks = field(default_factory=Tasks)
-    skills: Mapping[str, Skill] = field(default_factory=dict[str, Skill])
-    playbooks: Mapping[str, Playbook] = field(default_factory=dict[str, Playbook])
+    skills: Mapping[str, Skill] = {}
+    playbooks: Mapping[str, Playbook] = {}
     place: Path | None = None
     script_at: LocateValue = lambda _: "the agent"
     reflex_at: LocateValue = lambda _: "the agent"
@@ -128,7 +126,7 @@ class ResolvedAgent:
 
     def parts(self) -> dict[str, Any]:
         """The fields by name, for a subclass that adds to them."""
-        return {each.name: getattr(self, each.name) for each in fields(ResolvedAgent)}
+        return {name: getattr(self, name) for name in ResolvedAgent.__struct_fields__}
 
 
 def resolve_agent(fleet: FleetConfig, agent: AgentFile, folder: Path | None) -> ResolvedAgent:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from msgspec import UNSET
 
-from halter.config.agent_files import UnusableFile, list_texts, read_beside
+from halter.config.agent_files import UnusableFile, list_texts, read_beside, resolve_links
 from halter.config.decode import format_key_path, make_mistake, value_or_default
 from halter.config.yaml_reader import KeyPath, Mistake, escape_sentence
 from halter.core.agent_spec import (
@@ -489,7 +489,7 @@ def _pattern_mistakes(pattern: str, path: KeyPath) -> Iterator[Mistake]:
 def locate_folder(folder: Path | None, name: str) -> Path | None:
     """Resolve a folder relative to the agent's, through all links; None if it cannot be one."""
     try:
-        return ((folder or Path()) / name).resolve()
+        return resolve_links((folder or Path()) / name)
     except (OSError, RuntimeError, ValueError):
         return None
 

@@ -8,7 +8,6 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from typing import Final, Protocol
 
 import msgspec
@@ -177,8 +176,7 @@ SETTLE_GRACE: Final = MINUTE // 2
 """Added to a timeout until the effect is stopped and settled."""
 
 
-@dataclass(frozen=True, slots=True)
-class IdleLimits:
+class IdleLimits(msgspec.Struct, frozen=True):
     """How long a session of an agent may be idle, and how long its calls and requests may take; 0 is no limit."""
 
     idle_halt: Callable[[str], int]

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -206,8 +205,7 @@ def checkpoint_file(folder: Path, store_id: str) -> Path:
     return folder / f"{store_id}.jsonl"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointIo:
+class CheckpointIo(msgspec.Struct, frozen=True):
     pause: Callable[[float], None] = time.sleep
     sync: Callable[[int], None] = os.fsync
 

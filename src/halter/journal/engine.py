@@ -8,7 +8,6 @@ same names. Also: rows cached while no other connection writes, and the store's 
 import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, Protocol
@@ -255,8 +254,7 @@ def make_row_statements(row: type[Row]) -> RowStatements:
 RunStatement = Callable[[str, Mapping[str, Any]], Sequence[tuple[Any, ...]]]
 
 
-@dataclass(frozen=True, slots=True)
-class Leasing:
+class Leasing(msgspec.Struct, frozen=True):
     """Claims and offers in one transaction. `names` and `numbers` encode lists for the database."""
 
     ask: RunStatement

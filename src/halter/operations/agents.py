@@ -7,12 +7,13 @@ other session.
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from halter.core.errors import NotDone
 from halter.core.events import TurnEnded
@@ -126,7 +127,7 @@ async def _started(
     folder, agents = folder_of(desk, agent), desk.agents
     if agents is None or desk.app.policy is None or desk.app.doubt is not None:
         refused("Nothing may run here: this store was opened only to look at it, or lacks something.")
-    app = replace(desk.app, settings=msgspec.structs.replace(desk.app.settings, person=desk.who.name))
+    app = replace(desk.app, settings=replace(desk.app.settings, person=desk.who.name))
     begun: asyncio.Future[Heard] = asyncio.get_running_loop().create_future()
 
     async def job() -> None:

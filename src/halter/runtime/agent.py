@@ -22,7 +22,6 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import replace
 from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
+from msgspec.structs import replace
 
 from halter.config.agent_files import AgentFile, parse_agent
 from halter.config.merge import FleetConfig, parse_fleet, read_fleet
@@ -301,7 +301,7 @@ def resolve_settings(store: str, options: ProgramOptions, environ: Mapping[str, 
     except RuntimeError:
         home = None
     settings = read_settings(environ, home, store)
-    return msgspec.structs.replace(settings, person=options["person"]) if "person" in options else settings
+    return replace(settings, person=options["person"]) if "person" in options else settings
 
 
 class AgentOptions(ProgramOptions, total=False):
@@ -429,8 +429,8 @@ class Agent(AgentProgram):
     ) -> Result[Any]:
         agent = context.agent
         if watching.listen is not None and agent.mind.streaming is None:
-            agent = replace(agent, mind=msgspec.structs.replace(agent.mind, streaming=True))
-        context = msgspec.structs.replace(context, agent=_attach_deps(agent, deps))
+            agent = replace(agent, mind=replace(agent.mind, streaming=True))
+        context = replace(context, agent=_attach_deps(agent, deps))
         answer = None if output_type is None else make_answer_tool(output_type)
         waits = self._said_of.get("waits", self._log_wait)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
@@ -440,7 +440,7 @@ class Agent(AgentProgram):
             return result
         arguments = _find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None
         output = None if arguments is None else _parse_output(output_type, arguments)
-        return msgspec.structs.replace(result, output=output)
+        return replace(result, output=output)
 
     def _log_wait(self, asked: NeedsPerson, _: State) -> None:
         """Say on the log, by default on stderr, why nothing seems to happen."""
@@ -484,7 +484,7 @@ class Agent(AgentProgram):
         resolved = resolve_agent(fleet, agent, None)
         if given:
             names = [each if isinstance(each, str) else str(each.name) for each in named]
-            mind = msgspec.structs.replace(resolved.mind, model=names[0], fallback_models=tuple(names[1:]))
+            mind = replace(resolved.mind, model=names[0], fallback_models=tuple(names[1:]))
             resolved = replace(resolved, mind=mind)
         check_named_tools(resolved.policy, agent, (*(tool.spec for tool in self._tools), *list_verb_specs()))
         check_pacing_tools(resolved.policy, resolved.pacing, agent, self._tools)

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -386,8 +385,7 @@ def protect_tools(tools: Iterable[Tool], paths: ProtectedPaths) -> None:
 OWN_TOOLS: Final = "tools.py"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AssembledAgent(ResolvedAgent):
+class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
     """A resolved agent with its tools. Without a model it can only run playbooks.
 
     `left_out` says which tools of its servers cannot be used, and why. `folder` is the digest of its folder as it was

@@ -5,7 +5,6 @@ The store's policy binds every process; a stricter file counts here.
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -202,8 +201,7 @@ EMPTY_ENVIRON: Final = MappingProxyType[str, str]({})
 DEFAULT_LEASE_DURATION: Final = 15 * SECOND
 
 
-@dataclass(frozen=True, slots=True)
-class Runtime:
+class Runtime(msgspec.Struct, frozen=True):
     """An opened store with all that is kept beside it. `writable` are the roots of the agents that are loaded.
 
     `doubt` says what the store lacks that its checkpoints have: then no checkpoint is written and nothing may run.
@@ -216,9 +214,9 @@ class Runtime:
     checkpointer: "Checkpointer"
     ledger: Ledger
     environ: Mapping[str, str]
-    trouble: StoreProblem = field(default_factory=StoreProblem)
-    writable: list[WritableFolders] = field(default_factory=list[WritableFolders])
-    pulse: LivenessWriter = field(default_factory=LivenessWriter)
+    trouble: StoreProblem = msgspec.field(default_factory=StoreProblem)
+    writable: list[WritableFolders] = msgspec.field(default_factory=list[WritableFolders])
+    pulse: LivenessWriter = msgspec.field(default_factory=LivenessWriter)
     doubt: "OlderCopy | None" = None
     policy: EffectivePolicy | None = None
     """None where the store was opened read-only: then no agent runs."""

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -358,8 +357,7 @@ AUTONOMOUS_WINDOW = 60_000
 """Most tokens that an autonomous session sends: it does so repeatedly and unattended."""
 
 
-@dataclass(frozen=True, slots=True)
-class LiveSession:
+class LiveSession(msgspec.Struct, frozen=True):
     """One session at work in this process."""
 
     running: SessionRuntime

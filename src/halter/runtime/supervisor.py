@@ -8,9 +8,10 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec.structs import replace
 
 from halter.autonomy.upkeep import (
     REST_STATES,

@@ -25,7 +25,6 @@ import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, ParamSpec, TextIO, TypeVar, cast
@@ -178,8 +177,7 @@ def _fulfil_future(future: "Future[Any]", work: Callable[[], Any]) -> None:
         future.set_result(result)
 
 
-@dataclass(frozen=True)
-class ProcessSpec:
+class ProcessSpec(msgspec.Struct, frozen=True):
     """What to start. `stdin` is written to it.
 
     With `answers`, the last argument is the number of a pipe to answer on, and standard input ends with the parent.
@@ -193,8 +191,7 @@ class ProcessSpec:
     max_output: int = 1_000_000
 
 
-@dataclass(frozen=True)
-class ProcessExit:
+class ProcessExit(msgspec.Struct, frozen=True):
     """The exit code, negative for a signal, and the output."""
 
     code: int
@@ -202,13 +199,12 @@ class ProcessExit:
     answer: bytes = b""
 
 
-@dataclass
-class _HeadAndTail:
+class _HeadAndTail(msgspec.Struct):
     """The beginning and the end of a stream of any length, in bounded memory."""
 
     limit: int
-    head: bytearray = field(default_factory=bytearray)
-    tail: bytearray = field(default_factory=bytearray)
+    head: bytearray = msgspec.field(default_factory=bytearray)
+    tail: bytearray = msgspec.field(default_factory=bytearray)
     dropped: int = 0
 
     def add(self, data: bytes) -> None:
@@ -235,8 +231,7 @@ class _HeadAndTail:
             self.dropped += excess
 
 
-@dataclass(frozen=True)
-class StartedProcess:
+class StartedProcess(msgspec.Struct, frozen=True):
     """A process in a group of its own: its pid, and this end of its pipes, -1 for none.
 
     `stdin` is written to it; then its input is closed, unless it is held until the end. `reap` waits for its end and
