@@ -4,6 +4,7 @@ import asyncio
 import json
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -125,7 +126,7 @@ def test_verify_of_an_untouched_store_finds_nothing(halter: Halter, store_file: 
 
 
 def test_verify_names_an_edited_event_and_leaves_with_1(halter: Halter, store_file: Path) -> None:
-    with sqlite3.connect(store_file) as connection:
+    with closing(sqlite3.connect(store_file)) as connection, connection:
         connection.execute("UPDATE events SET body = CAST('forged' AS BLOB) WHERE kind = 'call_settled'")
     answer = halter("verify")
     assert answer.exit_code == 1
@@ -133,7 +134,7 @@ def test_verify_names_an_edited_event_and_leaves_with_1(halter: Halter, store_fi
 
 
 def test_a_budget_edited_by_hand_is_found_and_can_be_rebuilt(halter: Halter, store_file: Path) -> None:
-    with sqlite3.connect(store_file) as connection:
+    with closing(sqlite3.connect(store_file)) as connection, connection:
         connection.execute("UPDATE budgets SET spent = 0 WHERE scope = 'fleet'")
     assert halter("verify").exit_code == 1
     assert halter("verify", "--rebuild").exit_code == 0
@@ -221,7 +222,7 @@ def test_a_halt_and_its_end_stand_in_the_journal_with_a_name(halter: Halter, sto
     assert halter("halt", "agent:watch", "--reason", "too loud").exit_code == 0
     assert halter("resume", "agent:watch").exit_code == 0
     assert halter("resume", "agent:watch").exit_code == 1
-    with sqlite3.connect(store_file) as connection:
+    with closing(sqlite3.connect(store_file)) as connection, connection:
         rows = connection.execute("SELECT kind, facts FROM events WHERE stream = 'fleet' ORDER BY seq").fetchall()
     assert [kind for kind, _ in rows] == ["halt_requested", "halt_lifted"]
     assert all(json.loads(facts)["by"] == "ada" for _, facts in rows)

@@ -1,6 +1,6 @@
 """The desk: what somebody may see and do, the same for every face."""
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,10 +127,11 @@ async def everywhere(scribe: Any) -> Office:
 
 
 @pytest.fixture
-async def office(make_scribe: Any, tmp_path: Path) -> Office:
+async def office(make_scribe: Any, tmp_path: Path) -> AsyncGenerator[Office]:
     made = Office(make_scribe.on("memory:", tmp_path))
     await made.furnish()
-    return made
+    yield made
+    await made.ground.store.close()
 
 
 async def everything(desk: Desk) -> dict[str, Any]:

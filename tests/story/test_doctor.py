@@ -6,7 +6,7 @@ import shutil
 import socket
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def test_a_broken_agent_is_named_among_good_ones_and_the_others_are_looked_at(do
 def test_a_store_of_a_newer_version_is_a_sentence_and_all_else_is_looked_at(doctor: Doctor) -> None:
     newer = doctor.home / "newer.db"
     shutil.copy(GOLDEN, newer)
-    with sqlite3.connect(newer) as connection:
+    with closing(sqlite3.connect(newer)) as connection, connection:
         connection.execute("UPDATE meta SET value = '99' WHERE name = 'schema'")
     found = doctor.looks("--store", str(newer))
     assert found["code"] == 3

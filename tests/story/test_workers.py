@@ -1,6 +1,6 @@
 """The processes that run agents, as everybody is shown them."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,10 @@ Says = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
-def office(make_scribe: Any, tmp_path: Path) -> Office:
-    return Office(make_scribe.on("memory:", tmp_path))
+async def office(make_scribe: Any, tmp_path: Path) -> AsyncGenerator[Office]:
+    made = Office(make_scribe.on("memory:", tmp_path))
+    yield made
+    await made.ground.store.close()
 
 
 @pytest.fixture

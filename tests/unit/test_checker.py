@@ -1,6 +1,7 @@
 """The independent checker names what is wrong with a journal that was made wrong by hand."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -195,13 +196,12 @@ async def test_a_store_is_read_with_plain_sql(tmp_path: Path) -> None:
     file = tmp_path / "halter.db"
     clock = SystemClock()
     await open_store(str(file), clock=clock, ids=SortableIds(clock.now)).close()
-    with sqlite3.connect(file) as database:
+    with closing(sqlite3.connect(file)) as database, database:
         database.execute(
             "INSERT INTO events (stream, seq, kind, version, at, generation, key, facts, digest, hash) "
             """VALUES ('fleet', 2, 'cap_changed', 1, 0, 0, 'k', CAST('{"scope":"fleet","window":"","unit":"usd","""
             """"cap":1,"by":"ada"}' AS BLOB), x'', x'')"""
         )
-    database.close()
     assert check(found_at(str(file))) == [
         "The event 2 of fleet (cap_changed) stands in place of number 1.",
         "The stream fleet ends with number 2, but its head says None.",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -419,7 +419,7 @@ async def test_a_copy_uses_sqlite_while_threads_of_the_process_do(tmp_path: Path
 
     def use(number: int) -> str:
         """Use SQLite."""
-        with sqlite3.connect(tmp_path / f"{number}.db") as own:
+        with closing(sqlite3.connect(tmp_path / f"{number}.db")) as own:
             return str(own.execute("SELECT 7").fetchone()[0])
 
     threads = [threading.Thread(target=work) for _ in range(2)]

@@ -436,6 +436,7 @@ async def test_a_cap_that_is_lowered_while_the_clock_is_set_back_is_lowered_all_
     await store.commit(change_cap(account, 100, "mara", "first"))
     await store.commit(change_cap(account, 50, "mara", "second"))
     (row,) = await store.ask(Query("budgets", BudgetRow))
+    await store.close()
     assert row.cap == 50
 
 

@@ -2,6 +2,8 @@
 
 import re
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -37,12 +39,12 @@ _TABLE = re.compile(r"SCAN (\w+)(?! USING INDEX)\b")
 
 
 @pytest.fixture(scope="module")
-def tables() -> sqlite3.Connection:
-    connection = sqlite3.connect(":memory:")
-    for _, script in list_migrations("sqlite"):
-        for statement in split_statements(script):
-            connection.execute(statement)
-    return connection
+def tables() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for _, script in list_migrations("sqlite"):
+            for statement in split_statements(script):
+                connection.execute(statement)
+        yield connection
 
 
 @pytest.mark.parametrize(

@@ -156,9 +156,15 @@ class SentinelStore:
             self._connection = self._connection or self._connected()
             row = self._connection.execute(self._told["sql"], {"worker": worker}).fetchone()
         except Exception:  # noqa: BLE001 Any driver error: without an answer nothing is killed, and it is asked again.
-            self._connection = None
+            self._disconnect()
             return ""
         return str(row[0]) if row else ""
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(Exception):
+                connection.close()
 
     def _connected(self) -> Any:
         if "file" in self._told:

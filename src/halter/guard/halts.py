@@ -256,7 +256,9 @@ async def run_shielded(act: Coroutine[Any, Any, T]) -> T:
     """
     doing = asyncio.ensure_future(act)
     doing.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-    return await asyncio.shield(doing)
+    # From Python 3.14 on, asyncio.shield would report that error.
+    await asyncio.wait([doing])
+    return doing.result()
 
 
 async def find_outcome(store: Store, stream: StreamId, flight: InFlight) -> Stored | None:

@@ -143,7 +143,8 @@ async def serve_asgi(
     server = Quiet(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
     try:
-        await asyncio.shield(serving)
+        await asyncio.wait([serving])
+        serving.result()
     except asyncio.CancelledError:
         closing()
         server.should_exit = True

@@ -261,7 +261,8 @@ async def attend_process(start: StartProcess, name: str) -> ProcessExit:
     future, stop = _attend_in_thread(start)
     future.add_done_callback(lambda _: os.close(stop))
     try:
-        return await asyncio.shield(future)
+        await asyncio.wait([future])
+        return future.result()
     except asyncio.CancelledError:
         if not future.done():
             os.eventfd_write(stop, 1)
