@@ -16,7 +16,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check style types docs pictures bench soak lock clean
+.PHONY: setup system run test check style types docs pictures bench soak versions lock clean
 
 setup: $(INSTALLED)
 
@@ -67,6 +67,14 @@ soak: setup system
 	$(BIN)/halter drill race --seeds 1000
 	$(BIN)/halter drill chaos --json
 
+# Each newer Python that is there gets an environment of its own; the pinned requirements are the same for all.
+versions: system
+	@for version in 3.12 3.13 3.14; do \
+		python$$version -c pass 2>/dev/null || { echo "python$$version is not on the PATH: left out."; continue; }; \
+		$(MAKE) --no-print-directory setup VENV=.versions/$$version PYTHON=python$$version && \
+		.versions/$$version/bin/python -m pytest -n 4 --max-worker-restart 0 tests/unit tests/contract tests/crash || exit; \
+	done
+
 # Keeps the versions that are pinned already; `make lock UPGRADE=--upgrade` takes the newest ones.
 lock: setup
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
@@ -74,5 +82,5 @@ lock: setup
 	for peer in bench/peers/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .aimock .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	rm -rf $(VENV) .versions .aimock .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
