@@ -451,10 +451,10 @@ class Agent(AgentProgram):
     async def _for_once(self) -> AsyncGenerator[AgentContext]:
         """Yields the open context, or opens one for this call."""
         if self._open is not None:
-            yield self._open
+            yield self._open.bind()
             return
         async with self._opening() as context:
-            yield context
+            yield context.bind()
 
     async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
         given: Mapping[str, Model] = {}

@@ -118,6 +118,7 @@ class AgentContext(msgspec.Struct, frozen=True):
     patience: int = PATIENCE
     chance: random.Random = random.SystemRandom()
     made: _Made = msgspec.field(default_factory=_Made)
+    bound: GuardRuntime | None = None
 
     @property
     def store(self) -> Store:
@@ -148,6 +149,8 @@ class AgentContext(msgspec.Struct, frozen=True):
 
         Effects are not predicted for rules and scripts, unless a model for `simulation` is configured.
         """
+        if self.bound is not None:
+            return self.bound
         app, agent, mind = self.app, self.agent, self.agent.mind
         own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
         foresees = mind.model_for.get("simulation") or own
@@ -156,6 +159,10 @@ class AgentContext(msgspec.Struct, frozen=True):
         if self.made.guard is None or not self.made.guard[0].same(given):
             self.made.guard = (given, make_guard(app, agent.policy, agent.secrets, model))
         return self.made.guard[1]
+
+    def bind(self) -> "AgentContext":
+        """Returns the context for one run, whose secrets and environment are looked at once, now."""
+        return msgspec.structs.replace(self, bound=self.guard())
 
     async def definition(self) -> Digest:
         """Stores the agent's definition without secrets, once for all its sessions."""

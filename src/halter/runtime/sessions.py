@@ -405,7 +405,7 @@ async def open_delegate(context: AgentContext, name: str) -> AsyncGenerator[Agen
     async with assemble_agent(context.app, folder) as agent, models_of(context.app, agent) as models:
         if agent.policy.name != name:
             raise ConfigError(f"{folder}/{AGENT_FILE} is not that of {name}, but of {agent.policy.name}.")
-        yield msgspec.structs.replace(context, agent=agent, models=models)
+        yield msgspec.structs.replace(context, agent=agent, models=models, bound=None)
 
 
 async def delegate_task(
