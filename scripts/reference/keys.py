@@ -228,7 +228,7 @@ def _in_force() -> Mapping[str, str]:
     for key in Limits.__struct_fields__:
         value = getattr(policy, key, getattr(mind, key, None))
         if value is not None:
-            found[f"limits.{key}"] = _shown(value, "duration" if key == "timeout" else "")
+            found[f"limits.{key}"] = _shown(value, "duration" if key in ("timeout", "outage_backoff") else "")
     found["limits.context_window"] += f"; {AUTONOMOUS_WINDOW} for an agent that runs by itself"
     return {**found, **_caps(policy.caps), "policy.approval_expiry": format_duration(policy.approval_expiry)}
 

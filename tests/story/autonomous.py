@@ -19,7 +19,7 @@ from halter.core.events import (
     Unknown,
 )
 from halter.core.ids import inbox_stream, session_stream
-from halter.core.messages import Prompt
+from halter.core.messages import Model, Prompt
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.models.scripted import Scripted
@@ -74,8 +74,10 @@ class Fleet:
             self.settings, world.clock, world.ids, store, cast("Any", None), world.ledger, self.environ, policy=policy
         )
 
-    def start(self, *folders: Path, pulse: PulseListener | None = None) -> asyncio.Task[None]:
-        """Start the process."""
+    def start(
+        self, *folders: Path, pulse: PulseListener | None = None, given: Mapping[str, Model] | None = None
+    ) -> asyncio.Task[None]:
+        """Start the process; models that are given replace those of the agents' files."""
 
         def tell(agent: str, sentence: str) -> None:
             self.told.append((agent, sentence))
@@ -88,6 +90,7 @@ class Fleet:
             tell,
             pulse or note,
             random.Random(self.world.seed),
+            given=given,
             mode=mode_of(self.world),
         )
         return self.world.spawn(self.up.run(folders))

@@ -188,9 +188,9 @@ class Scribe:
     async def say(self, session: str, text: str) -> None:
         await self.commit(lifecycle.post_message(session, next(self._keys), text.encode(), "ann"))
 
-    async def park(self, session: str, *, rest: int = MINUTE, inbox_seen: int = 0) -> None:
+    async def park(self, session: str, *, rest: int = MINUTE, inbox_seen: int = 0, trouble: str = "") -> None:
         wake_at = await self.ground.store.now() + rest
-        parked = SessionParked(state="SLEEPING", wake_at=wake_at, inbox_seen=inbox_seen)
+        parked = SessionParked(state="SLEEPING", wake_at=wake_at, inbox_seen=inbox_seen, trouble=trouble)
         await self.commit(lifecycle.park_session(self.leases[session], next(self._keys), parked))
 
     async def wake(self, session: str, inbox_seen: int = 0) -> None:

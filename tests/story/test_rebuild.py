@@ -228,6 +228,7 @@ async def test_every_table_of_rows_can_be_read_whole(ground: "Ground", scribe: "
     await scribe.hold("two", "call", 1)
     await scribe.guarded("two")
     await scribe.tasked("two")
+    await scribe.park("two", inbox_seen=9, trouble="outage")
     assert (await ground.verify()).ok
     for table in PROJECTIONS:
         found = await ground.store.study(lambda view, table=table: view.ask(f"all_{table.TABLE}", {}))

@@ -60,6 +60,7 @@ LIMITS: list[tuple[str, str, Any, Any]] = [
 MIND_LIMITS: list[tuple[str, str, Any, Any]] = [
     ("max_output_tokens", "2000", lambda m: m.max_output_tokens, 2000),
     ("max_retries", "0", lambda m: m.max_retries, 0),
+    ("outage_backoff", "5m", lambda m: m.outage_backoff, 5 * MINUTE),
     ("context_window", "60000", lambda m: m.context_window, 60_000),
     ("context_strategy", "summarize", lambda m: m.context_strategy, "summarize"),
     ("streaming", "false", lambda m: m.streaming, False),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable
+from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.tools import Permit
 from halter.core.usage import Usage
 from halter.models.wire import ExchangeTerms, WireModel
@@ -87,6 +87,7 @@ async def test_what_was_refused_is_never_asked_again_and_costs_nothing(desk: Any
     desk.provider.refuses(status)
     error = await failed(desk)
     assert isinstance(error, ModelRejected)
+    assert isinstance(error, ModelUnusable) == (status in {401, 402, 403, 404}), "only these need a person"
     assert str(error) == f"{kind}: {desk.model.name} answered {status}: No luck."
     assert not error.billed
     assert len(desk.provider.asked) == 1
@@ -116,7 +117,7 @@ async def test_a_redirection_is_not_followed_and_costs_nothing(desk: Any, status
     elsewhere = f"http://localhost:{desk.provider.port}/elsewhere"
     desk.provider.sends(status, b"", location=elsewhere)
     error = await failed(desk)
-    assert (type(error), error.billed) == (ModelRejected, False)
+    assert (type(error), error.billed) == (ModelUnusable, False)
     assert "Redirected" in str(error)
     assert len(desk.provider.asked) == 1
 
@@ -157,7 +158,7 @@ async def test_a_prompt_that_is_too_long_is_told_apart(desk: Any) -> None:
 async def test_waiting_brings_no_credit_back(desk: Any) -> None:
     desk.provider.refuses(429, "You exceeded your current quota.", "insufficient_quota")
     error = await failed(desk)
-    assert isinstance(error, ModelRejected)
+    assert isinstance(error, ModelUnusable)
     assert str(error).startswith("QuotaExceeded: ")
 
 

@@ -91,6 +91,7 @@ _HERE: Final = frozenset((SCRIPTED, REFLEX))
 _OF_LIMITS: Final = (
     "max_output_tokens",
     "max_retries",
+    "outage_backoff",
     "context_window",
     "context_strategy",
     "streaming",

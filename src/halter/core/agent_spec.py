@@ -159,6 +159,7 @@ class BrainSpec(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float | None = None
     max_output_tokens: int = 4096
     max_retries: int = 3
+    outage_backoff: int = 15 * MINUTE
     context_window: int = 0
     context_strategy: ContextStrategy = "compact"
     streaming: bool | None = None

@@ -40,7 +40,8 @@ class UnheldCost(msgspec.Struct, frozen=True):
 class RequestSettled(Event, frozen=True, kw_only=True):
     """A model answered, or did not; its body is the answer.
 
-    `may_retry` and `retry_after` say whether and when a failure may be retried.
+    `may_retry` and `retry_after` say whether and when a failure may be retried; one that `needs_person` passes only
+    after a person has changed something.
     """
 
     KIND: ClassVar[str] = "request_settled"
@@ -53,6 +54,7 @@ class RequestSettled(Event, frozen=True, kw_only=True):
     error: str = ""
     may_retry: bool = False
     retry_after: int | None = None
+    needs_person: bool = False
 
 
 class RequestRefused(Event, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ HalterError
 ├── ModelError               the retry policy
 │   ├── ModelUnavailable         retryable
 │   └── ModelRejected            never the same request again
+│       ├── ModelUnusable            a person must act: wrong key, unknown model, no credit
 │       └── ContextOverflow          a shorter one may do
 ├── ToolError                the model is told and may try another way
 └── StoreError               what is not written did not happen; the session waits or stops
@@ -78,6 +79,10 @@ class ModelUnavailable(ModelError):
 
 class ModelRejected(ModelError):
     """The provider will never accept this request."""
+
+
+class ModelUnusable(ModelRejected):
+    """The provider will not serve this account or model until a person changes something."""
 
 
 class ContextOverflow(ModelRejected):

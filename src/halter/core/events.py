@@ -96,19 +96,24 @@ class SessionStarted(Event, frozen=True, kw_only=True):
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):
-    """A session was taken up again, with its inbox read as far as `inbox_seen`."""
+    """A session was taken up again, with its inbox read as far as `inbox_seen`.
+
+    One that `recovered` was awake: its model answered, after a time in which none had.
+    """
 
     KIND: ClassVar[str] = "session_woken"
 
     cause: WakeCause | Literal["takeover"]
     inbox_seen: int = 0
     format: int = 1
+    recovered: bool = False
 
 
 class SessionParked(Event, frozen=True, kw_only=True):
     """A session rests until a moment, until something in its inbox wakes it, or both.
 
-    A resident session keeps its owner while it rests, because its sensors run there.
+    A resident session keeps its owner while it rests, because its sensors run there. With a `trouble` (one of
+    `ProviderTrouble`) it rests inside of a turn because no model answered, as `sentence` says.
     """
 
     KIND: ClassVar[str] = "session_parked"
@@ -118,6 +123,8 @@ class SessionParked(Event, frozen=True, kw_only=True):
     wake_at: int | None = None
     wake_on: tuple[str, ...] = ()
     resident: bool = False
+    trouble: str = ""
+    sentence: str = ""
 
 
 class SessionEnded(Event, frozen=True, kw_only=True):

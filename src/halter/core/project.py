@@ -27,6 +27,7 @@ from halter.core.rows import (
     ItemRow,
     MemoryRow,
     NotificationRow,
+    OutageRow,
     OutputRow,
     PinRow,
     PrecedentRow,
@@ -341,6 +342,7 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Mut
             _session_started(event, place, known)
         case ev.SessionWoken() | ev.SessionParked() | ev.SessionResumed():
             known.put(_move_session(event, place, known))
+            _move_outage(event, place, known)
         case ev.SessionEnded():
             _session_ended(event, place, known)
         case ev.TurnStarted():
@@ -484,6 +486,26 @@ def _move_session(
             return _session_parked(event, place, known)
         case ev.SessionResumed():
             return _session_resumed(event, place, known)
+
+
+def _move_outage(
+    event: ev.SessionWoken | ev.SessionParked | ev.SessionResumed, place: EventPlace, known: MutableRows
+) -> None:
+    """Keep since when no model answers a session; another trouble is another outage."""
+    session = session_of(place.stream) or ""
+    match event:
+        case ev.SessionParked(trouble=trouble) if trouble:
+            row = known.get(OutageRow, session)
+            going_on = row is not None and row.ended_at is None and row.trouble == trouble
+            began_at = row.began_at if row is not None and going_on else place.at
+            agent = find_session_row(place, known).agent
+            known.put(OutageRow(session, agent, trouble, event.sentence, began_at))
+        case ev.SessionWoken(recovered=True):
+            row = known.get(OutageRow, session)
+            if row is not None:
+                known.put(_replace_fields(row, ended_at=place.at))
+        case _:
+            pass
 
 
 def _session_woken(event: ev.SessionWoken, place: EventPlace, known: RowsBefore) -> SessionRow:

@@ -227,6 +227,20 @@ class SessionRow(Row, frozen=True):
         return self.inbox_wake_at if self.wake_at is None else min(self.wake_at, self.inbox_wake_at)
 
 
+class OutageRow(Row, frozen=True):
+    """That no model answers a session, since when and why; the newest time only. `ended_at` is when one answered."""
+
+    TABLE: ClassVar[str] = "outages"
+    KEY: ClassVar[tuple[str, ...]] = ("session",)
+
+    session: str
+    agent: str = ""
+    trouble: str = ""
+    sentence: str = ""
+    began_at: int = 0
+    ended_at: int | None = None
+
+
 class HoldRow(Row, frozen=True):
     """Money reserved for one call, request or sub-session until it is settled."""
 
@@ -449,6 +463,7 @@ TABLES: Final[tuple[type[Row], ...]] = (
     AgentRow,
     FleetPolicyRow,
     AuditRow,
+    OutageRow,
     *TASK_TABLES,
 )
 

@@ -93,6 +93,16 @@ class Limits(Spec, frozen=True):
         Annotated[int, Meta(ge=0, le=100, description="How often a request is repeated that failed for a while only.")]
         | UnsetType
     ) = UNSET
+    outage_backoff: (
+        Annotated[
+            Duration,
+            Meta(
+                description="The longest pause between two tries while no model answers an agent that no person "
+                "attends; 0 to end its turn instead."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     context_window: (
         Annotated[Window, Meta(description="How many tokens a request may have; 0 for as many as the model takes.")]
         | UnsetType

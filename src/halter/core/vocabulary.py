@@ -98,6 +98,9 @@ Guardrail = Literal[
 ]
 """The mechanical rules of an autonomous agent; the rate of a model binds every session."""
 
+ProviderTrouble = Literal["outage", "needs_person"]
+"""Why no model answers: for a while, or until a person mends a key, a model's name or an account."""
+
 GateStage = Literal["change", "expression", "model"]
 """The part of a gate that rejected a turn."""
 

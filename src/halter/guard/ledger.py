@@ -54,6 +54,7 @@ class ActualResult(msgspec.Struct, frozen=True):
     audited: bool = False
     may_retry: bool = False
     retry_after: int | None = None
+    needs_person: bool = False
     happened: tuple[JournalEffect, ...] = ()
 
 
@@ -148,6 +149,7 @@ def _make_settled_event(flight: InFlight, truth: ActualResult, charge: Charge | 
         error=truth.error,
         may_retry=truth.may_retry,
         retry_after=truth.retry_after,
+        needs_person=truth.needs_person,
     )
 
 

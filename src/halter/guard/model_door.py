@@ -19,7 +19,7 @@ import msgspec
 
 from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
-from halter.core.errors import ModelError, ModelUnavailable
+from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.ids import StreamId, session_stream
 from halter.core.messages import Model, Prompt, Reply, StreamChunk, TextListener
 from halter.core.money import Charge, is_plausible_amount, list_accounts
@@ -175,7 +175,10 @@ class RefusedRequest(msgspec.Struct, frozen=True):
 
 
 class FailedRequest(msgspec.Struct, frozen=True):
-    """The model gave no answer. `retry_after` is the provider's requested wait, in microseconds."""
+    """The model gave no answer. `retry_after` is the provider's requested wait, in microseconds.
+
+    One that `needs_person` is not answered before a person has changed something.
+    """
 
     request: str
     outcome: Outcome
@@ -184,6 +187,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     may_retry: bool = False
     retry_after: int | None = None
     tokens: int = 0
+    needs_person: bool = False
 
 
 RequestOutcome = AnsweredRequest | RefusedRequest | StillHeld | RateUsedUp | FailedRequest
@@ -437,6 +441,7 @@ class ModelDoor:
             truth.may_retry,
             truth.retry_after,
             settled.tokens,
+            truth.needs_person,
         )
 
     def _cut(self, flying: _RequestInFlight, left: object, outcome: Outcome, error: str) -> ActualResult:
@@ -451,6 +456,7 @@ class ModelDoor:
             "error",
             error=mask_text(str(error), self._redact)[:LONGEST_ERROR],
             may_retry=isinstance(error, ModelUnavailable),
+            needs_person=isinstance(error, ModelUnusable),
             retry_after=error.retry_after,
         )
         if not error.billed:
@@ -503,7 +509,9 @@ def restore_request_outcome(
         return FailedRequest(settled.request, "error", error, cost, tokens=tokens)
     may_retry = settled.may_retry or settled.outcome == "unknown"
     error = settled.error or OUTCOME_UNKNOWN
-    return FailedRequest(settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens)
+    return FailedRequest(
+        settled.request, settled.outcome, error, cost, may_retry, settled.retry_after, tokens, settled.needs_person
+    )
 
 
 def read_request_admission(committed: Committed) -> AdmittedRequest | RefusedRequest | ev.GuardrailTriggered:

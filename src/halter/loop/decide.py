@@ -21,7 +21,15 @@ from halter.core.messages import Reply, StopReason, ToolCall, ToolResult
 from halter.core.money import format_micros
 from halter.core.spec import OnCap
 from halter.core.text import to_body
-from halter.core.vocabulary import MessageReason, Outcome, SessionKind, State, TerminalReason, TurnEnd
+from halter.core.vocabulary import (
+    MessageReason,
+    Outcome,
+    ProviderTrouble,
+    SessionKind,
+    State,
+    TerminalReason,
+    TurnEnd,
+)
 
 _CANONICAL_ENCODER: Final = msgspec.json.Encoder(order="sorted")
 
@@ -110,6 +118,7 @@ class FailedAttempt(msgspec.Struct, frozen=True):
     error: str
     may_retry: bool = False
     retry_after: int | None = None
+    needs_person: bool = False
 
     @property
     def overflow(self) -> bool:
@@ -128,6 +137,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     For an autonomous session: notifications up to `cleared` were shown by a finished turn. `skips` counts turns in a
     row that the gate skipped, `brisk` those without a sleep between. `idle` is how long it has been awake without
     effect; an `active` turn is not idle. While `held` back it is asleep, not idle.
+
+    `trouble` says why no model answered when the session last rested inside of a turn, `troubled_at` since when. Both
+    stay until a model answers.
     """
 
     number: int = 0
@@ -170,6 +182,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     idle: int = 0
     active: bool = False
     held: bool = False
+    trouble: str = ""
+    troubled_at: int = 0
 
     def opened(self, number: int, heard: int, at: int, *, quiet: bool = False) -> "Turn":
         return Turn(
@@ -185,6 +199,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             brisk=self.brisk,
             idle=self.idle,
             active=not quiet,
+            trouble=self.trouble,
+            troubled_at=self.troubled_at,
         )
 
     def skipped(self, skips: int, at: int) -> "Turn":
@@ -218,7 +234,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def refused(self, attempt: int, outcome: Outcome, sentence: str, at: int) -> "Turn":
         """Take in a refused request. If only this model is refused, another may be asked."""
         if outcome not in ("external_halt", "cost_cap_reached"):
-            return self.failed(attempt, FailedAttempt(sentence), at)
+            return self.failed(attempt, FailedAttempt(sentence, needs_person=outcome == "disabled"), at)
         return msgspec.structs.replace(
             self,
             attempts=attempt + 1,
@@ -321,9 +337,17 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
             seen_at=at,
         )
 
-    def rested(self, at: int) -> "Turn":
-        """Stop the clock: sleep and waiting for a person do not count."""
-        return msgspec.structs.replace(self, worked=self.time_worked(at), since=None, settled=self.over, seen_at=at)
+    def rested(self, at: int, trouble: str = "") -> "Turn":
+        """Stop the clock: sleep and waiting for a person do not count. After `trouble` all models are tried again."""
+        rested = msgspec.structs.replace(self, worked=self.time_worked(at), since=None, settled=self.over, seen_at=at)
+        if not trouble:
+            return rested
+        since = self.troubled_at if trouble == self.trouble else at
+        return msgspec.structs.replace(rested, failures=(), trouble=trouble, troubled_at=since)
+
+    def recovered(self, at: int) -> "Turn":
+        """Take in that a model has answered after a trouble."""
+        return msgspec.structs.replace(self.woken(at, takeover=False), trouble="", troubled_at=0)
 
     def waited(self, duration: int) -> "Turn":
         """Subtract time that the turn spent waiting for others."""
@@ -432,15 +456,22 @@ FIRST_BACKOFF: Final = SECOND
 LONGEST_BACKOFF: Final = 30 * SECOND
 LONGEST_RETRY_AFTER: Final = 60 * SECOND
 """Longest `retry-after` of a provider that is respected."""
+FIRST_OUTAGE_BACKOFF: Final = 5 * SECOND
+"""The shortest pause between two tries while no model answers."""
 
 
 class TurnLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of a turn. `models` counts the models, including fallbacks."""
+    """The limits of a turn. `models` counts the models, including fallbacks.
+
+    A session that no person attends waits while none of them answers, at most `outage_backoff` between two tries. Where
+    that is 0 the turn ends.
+    """
 
     kind: SessionKind = "chat"
     timeout: int = 3600 * SECOND
     max_steps: int = 50
     max_retries: int = 3
+    outage_backoff: int = 0
     models: int = 1
     max_tokens_recoveries: int = 2
     max_repeated_tool_steps: int = 3
@@ -486,7 +517,15 @@ class Finish(msgspec.Struct, frozen=True):
     sentence: str = ""
 
 
-Step = Think | Act | Refuse | Say | Shrink | Finish
+class WaitOut(msgspec.Struct, frozen=True):
+    """Rest inside of the turn: no model answers, for a while or until a person mends something."""
+
+    trouble: ProviderTrouble
+    sentence: str
+    sleep: int
+
+
+Step = Think | Act | Refuse | Say | Shrink | WaitOut | Finish
 
 
 def decide_next_step(
@@ -508,7 +547,7 @@ def decide_next_step(
         return Finish(
             "max_steps", f"The turn took {_format_times(turn.steps, 'step')}, which is the most that it may take."
         )
-    return _continue_turn(turn, rules, near_budget=near_budget, chance=chance)
+    return _continue_turn(turn, rules, now, near_budget=near_budget, chance=chance)
 
 
 def count_allowed_calls(actions: Sequence[int], now: int, most: int) -> int:
@@ -581,30 +620,54 @@ def _after_words(turn: Turn, rules: TurnLimits) -> Step | None:
     return Say("empty_answer", EMPTY_ANSWER) if turn.nudges < MOST_NUDGES else Finish("model_error", SAID_NOTHING)
 
 
-def _continue_turn(turn: Turn, rules: TurnLimits, *, near_budget: bool, chance: float) -> Step:
+def _continue_turn(turn: Turn, rules: TurnLimits, now: int, *, near_budget: bool, chance: float) -> Step:
     loop = find_repetition(turn.prints, rules.max_repeated_tool_steps)
     if loop is not None and len(turn.prints) > turn.hinted_at:
         hint = f"{loop.sentence} Nothing new comes of it. Do something else, or say what stops you."
         return Finish("repetition", loop.sentence) if turn.hinted_at else Say("repetition", hint)
     if turn.failures:
-        return _after_failure(turn, rules, chance)
+        return _after_failure(turn, rules, now, chance)
     if near_budget and not turn.warned:
         return Say("near_budget", NEAR_BUDGET)
     return Think()
 
 
-def _after_failure(turn: Turn, rules: TurnLimits, chance: float) -> Step:
+def _after_failure(turn: Turn, rules: TurnLimits, now: int, chance: float) -> Step:
     last = turn.failures[-1]
     if last.overflow and turn.overflows < MOST_OVERFLOWS:
         return Shrink()
+    # While no model answers, each is asked once to see whether that is over.
+    retries = 0 if turn.trouble else rules.max_retries
     model = tries = 0
     for failure in turn.failures:
         tries += 1
-        if not failure.may_retry or tries > rules.max_retries:
+        if not failure.may_retry or tries > retries:
             model, tries = model + 1, 0
     if model >= rules.models:
-        return Finish("model_error", last.error)
+        return _all_failed(turn, rules, now, chance)
     return Think(model, compute_backoff(last, tries, chance) if tries else 0)
+
+
+def _all_failed(turn: Turn, rules: TurnLimits, now: int, chance: float) -> WaitOut | Finish:
+    """Wait where time or a person mends what failed; what is wrong with the request itself ends the turn.
+
+    Of several models one that may come back is enough to wait for.
+    """
+    passing = [failure for failure in turn.failures if failure.may_retry]
+    mendable = [failure for failure in turn.failures if failure.needs_person]
+    if not rules.outage_backoff or not (passing or mendable):
+        return Finish("model_error", turn.failures[-1].error)
+    asked = max(failure.retry_after or 0 for failure in turn.failures)
+    sleep = compute_outage_backoff(now - turn.troubled_at if turn.trouble else 0, asked, rules.outage_backoff, chance)
+    if passing:
+        return WaitOut("outage", passing[-1].error, sleep)
+    return WaitOut("needs_person", mendable[-1].error, sleep)
+
+
+def compute_outage_backoff(lasted: int, asked: int, longest: int, chance: float) -> int:
+    """Wait about as long as it has lasted, or as the provider asks for, and at most `longest`."""
+    own = max(FIRST_OUTAGE_BACKOFF, round(lasted * (0.5 + chance / 2)))
+    return min(longest, max(asked, own))
 
 
 def compute_backoff(failure: FailedAttempt, tries: int, chance: float) -> int:
@@ -615,11 +678,13 @@ def compute_backoff(failure: FailedAttempt, tries: int, chance: float) -> int:
 
 
 class Park(msgspec.Struct, frozen=True):
-    """Rest until woken, for a while, or until one of these signals."""
+    """Rest until woken, for a while, or until one of these signals. A `trouble` and a sentence say that it must."""
 
     state: State
     sleep: int | None = None
     wake_on: tuple[str, ...] = ()
+    trouble: str = ""
+    sentence: str = ""
 
 
 class End(msgspec.Struct, frozen=True):

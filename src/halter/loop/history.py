@@ -516,7 +516,9 @@ class SessionHistory:
                 self._flush(at)
                 self.end(event.why, event.sentence, event.yielded, at)
             case ev.SessionParked():
-                self.turn = self.turn.rested(at)
+                self.turn = self.turn.rested(at, event.trouble)
+            case ev.SessionWoken(recovered=True):
+                self.turn = self.turn.recovered(at)
             case ev.SessionWoken():
                 self.turn = self.turn.woken(at, takeover=event.cause == "takeover")
             case ev.SessionResumed():
@@ -558,7 +560,7 @@ class SessionHistory:
         elif event.outcome == "external_halt":
             self.turn = self.turn.refused(attempt, event.outcome, event.error, stored.at)
         else:
-            failure = FailedAttempt(event.error, event.may_retry, event.retry_after)
+            failure = FailedAttempt(event.error, event.may_retry, event.retry_after, event.needs_person)
             self.turn = self.turn.failed(attempt, failure, stored.at)
 
     async def _foresee(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:

@@ -41,6 +41,7 @@ from halter.loop.decide import (
     Shrink,
     Think,
     Turn,
+    WaitOut,
     count_allowed_calls,
     decide_next_step,
 )
@@ -182,8 +183,8 @@ class TurnLoop:
     def hot(self) -> bytes:
         return self._recalled.hot
 
-    def rest(self) -> None:
-        self.turn = self.turn.rested(self._clock.now())
+    def rest(self, trouble: str = "") -> None:
+        self.turn = self.turn.rested(self._clock.now(), trouble)
 
     def wake(self) -> None:
         self.turn = self.turn.woken(self._clock.now(), takeover=False)
@@ -202,8 +203,8 @@ class TurnLoop:
         if until is not None:
             self.turn = self.turn.held_back(now)
 
-    async def go_on(self) -> Turn:
-        """Take the turn's steps until it is over.
+    async def go_on(self) -> Turn | WaitOut:
+        """Take the turn's steps until it is over, or must wait because no model answers.
 
         The outcome of a step is committed with the next step's intent, and the turn's end with what follows: that the
         session rests, or ends.
@@ -227,6 +228,8 @@ class TurnLoop:
                 case Shrink():
                     if not await self._window.shrink():
                         self.turn = self.turn.hopeless()
+                case WaitOut() as wait:
+                    return wait
                 case Finish(why, sentence):
                     await self._finish(why, sentence)
         return recalled.turn
@@ -276,6 +279,9 @@ class TurnLoop:
         answer = await self._running.request(request, model, turn.attempts, last=turn.wrapping)
         if isinstance(answer, AnsweredRequest):
             self._heard(answer, prompt, name, nonce)
+            if turn.trouble:
+                await self._running.recovered()
+                self.turn = self.turn.recovered(self._clock.now())
         else:
             self._unheard(answer)
 
@@ -296,8 +302,8 @@ class TurnLoop:
                 self.turn = self.turn.refused(attempt, outcome, sentence, now)
             case FailedRequest(outcome="external_halt", error=error):
                 self.turn = self.turn.refused(attempt, "external_halt", error, now)
-            case FailedRequest(error=error, may_retry=may_retry, retry_after=retry_after):
-                failure = FailedAttempt(error, may_retry, retry_after)
+            case FailedRequest(error=error):
+                failure = FailedAttempt(error, answer.may_retry, answer.retry_after, answer.needs_person)
                 self.turn = self.turn.failed(attempt, failure, now)
 
     async def _act(self, calls: Sequence[ToolCall]) -> None:

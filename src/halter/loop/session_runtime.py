@@ -169,6 +169,8 @@ class SessionRuntime:
         self._rests = 0
         self.rested: Callable[[int], None] = lambda _: None
         """Called with the length of each rest, which does not count as work."""
+        self.troubled: Callable[[], None] = lambda: None
+        """Called when no model answers the session, and when one does again."""
         self._attempts: dict[str, int] = {}
         self.foreseen: dict[str, str] = {}
         """Predictions by call id; the model sees them with the result."""
@@ -464,20 +466,30 @@ class SessionRuntime:
         wake_on: tuple[str, ...] = (),
         *,
         resident: bool = False,
+        trouble: str = "",
+        sentence: str = "",
     ) -> bool:
         """Park the session; not where an unseen message has arrived.
 
-        A resident session keeps its lease; any other is released.
+        A resident session keeps its lease; any other is released. A `trouble` is told to people.
         """
         self._rests += 1
         parked = ev.SessionParked(
-            state=state, inbox_seen=inbox_seen, wake_at=wake_at, wake_on=wake_on, resident=resident
+            state=state,
+            inbox_seen=inbox_seen,
+            wake_at=wake_at,
+            wake_on=wake_on,
+            resident=resident,
+            trouble=trouble,
+            sentence=self.redacted(sentence),
         )
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         rests = bool((await self.commit(lifecycle.park_session(self.lease, key, parked))).events)
         if rests:
             self._seen = inbox_seen
             self.state = msgspec.structs.replace(self.state, state=state, wake_at=wake_at, inbox_seen=inbox_seen)
+            if trouble:
+                self.troubled()
         return rests
 
     async def _rest(self, state: State, wake_at: int, or_when: CheckWaiting | None = None) -> None:
@@ -517,6 +529,13 @@ class SessionRuntime:
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
         await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
         self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)
+
+    async def recovered(self) -> None:
+        """Record that a model answers again."""
+        self._rests += 1
+        key = f"{self.lease.session}/{self.lease.generation}/recovered/{self._rests}"
+        await self.commit(lifecycle.wake_session(self.lease, key, "timer", self._seen, recovered=True))
+        self.troubled()
 
     async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
         """Rest until one of several questions is answered or expires."""

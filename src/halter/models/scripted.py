@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from halter.core.clock import SECOND, Clock, parse_duration
-from halter.core.errors import ConfigError, ModelError, ModelRejected, ModelUnavailable
+from halter.core.errors import ConfigError, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.messages import (
     Prompt,
     Reply,
@@ -45,16 +45,17 @@ LocateKey = Callable[[KeyPath], str]
 
 
 class ScriptedFailure(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model fails. Unless it is only unavailable, the same request is never answered."""
+    """How a model fails. Unless it is only unavailable, or needs a person, the same request is never answered."""
 
     kind: str = "ModelError"
     message: str = "the script says so"
     billed: bool = True
     retry_after: int | None = None
     unavailable: bool = False
+    needs_person: bool = False
 
     def error(self, usage: Usage | None = None) -> ModelError:
-        sort = ModelUnavailable if self.unavailable else ModelRejected
+        sort = ModelUnavailable if self.unavailable else ModelUnusable if self.needs_person else ModelRejected
         said, wait = f"{self.kind}: {self.message}", self.retry_after
         return sort(said, billed=self.billed, usage=usage, final=True, retry_after=wait)
 
@@ -185,6 +186,7 @@ class _Fails(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     billed: bool = True
     retry_after: str | float | None = None
     unavailable: bool = False
+    needs_person: bool = False
 
 
 class _Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -254,6 +256,7 @@ def _line(value: Any, index: int, where: LocateKey) -> ScriptLine:
                 if fails.retry_after is None
                 else _micros(fails.retry_after, where((index, "fails", "retry_after"))),
                 unavailable=fails.unavailable,
+                needs_person=fails.needs_person,
             )
         ),
         takes=_micros(written.takes, where((index, "takes"))),

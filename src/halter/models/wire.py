@@ -40,7 +40,7 @@ import msgspec
 
 from halter.core.agent_spec import WireFormat
 from halter.core.clock import SECOND
-from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable
+from halter.core.errors import ContextOverflow, ModelError, ModelRejected, ModelUnavailable, ModelUnusable
 from halter.core.messages import Prompt, Reply, TextListener, bound_prompt_tokens
 from halter.core.text import clean, shorten
 from halter.core.tools import Permit, PermitGate
@@ -312,7 +312,8 @@ _NOT_SERVED: Final = frozenset((503, 529))
 _NOT_BEGUN: Final = frozenset((429, 529))
 _SERVER_ERRORS: Final = 500
 _SPACE: Final = re.compile(r"\s+")
-_KINDS: Final = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound"}
+_NEEDS_PERSON: Final = {401: "Unauthorized", 402: "QuotaExceeded", 403: "Forbidden", 404: "NotFound"}
+"""A wrong key, an account without credit or rights, an unknown model or address."""
 
 
 def list_library_errors() -> tuple[type[Exception], ...]:
@@ -335,7 +336,7 @@ def translate_library_error(
 
     if seen.led_elsewhere:
         sentence = f"Redirected: {name} redirects elsewhere; write the address it redirects to as `base_url`"
-        return ModelRejected(sentence, billed=False)
+        return ModelUnusable(sentence, billed=False)
     match error:
         case ModelHTTPError():
             return _status(error, name, key, seen, begun=begun or error.in_stream, bills_errors=bills_errors)
@@ -367,6 +368,7 @@ def _unfinished_error(sentence: str, seen: "Exchange") -> ModelUnavailable:
 def _status(
     error: "ModelHTTPError", name: ModelName, key: str, seen: "Exchange", *, begun: bool, bills_errors: bool
 ) -> ModelError:
+    """Decide what a status means: an outage, something that a person must mend, or the request's own error."""
     from pydantic_ai.exceptions import ModelContextWindowExceededError, ModelQuotaExceededError
 
     status, said = error.status_code, f"{name} answered {error.status_code}: {_find_provider_message(error, key)}"
@@ -374,13 +376,14 @@ def _status(
     billed = begun or usage is not None or (bills_errors and status not in _NOT_BEGUN)
     if isinstance(error, ModelContextWindowExceededError) or status == _TOO_LARGE:
         return ContextOverflow(f"ContextOverflow: {said}", billed=billed, usage=usage, final=final)
-    if isinstance(error, ModelQuotaExceededError):
-        return ModelRejected(f"QuotaExceeded: {said}", billed=billed, usage=usage, final=final)
+    if isinstance(error, ModelQuotaExceededError) or status in _NEEDS_PERSON:
+        kind = _NEEDS_PERSON.get(status, "QuotaExceeded")
+        return ModelUnusable(f"{kind}: {said}", billed=billed, usage=usage, final=final)
     if status in _MAY_PASS or status >= _SERVER_ERRORS:
         wait = _micros(error.retry_after)
         told = f"{_name_passing_failure(status)}: {said}"
         return ModelUnavailable(told, billed=billed, usage=usage, final=final, retry_after=wait)
-    return ModelRejected(f"{_KINDS.get(status, 'Rejected')}: {said}", billed=billed, usage=usage, final=final)
+    return ModelRejected(f"Rejected: {said}", billed=billed, usage=usage, final=final)
 
 
 def _name_passing_failure(status: int) -> str:

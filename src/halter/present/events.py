@@ -249,6 +249,8 @@ def _summarize_life(
             return f"{event.agent} ({event.kind}), by {event.started_by}{after}"
         case SessionWoken(cause="takeover"):
             return "continues on another worker"
+        case SessionWoken(recovered=True):
+            return "its model answers again"
         case SessionWoken():
             return f"wakes, by {event.cause}"
         case SessionParked():
@@ -273,6 +275,10 @@ def _summarize_rest(event: SessionParked, stored: Stored, question: str) -> str 
     now, early = stored.at, f", or by {', '.join(event.wake_on)}" if event.wake_on else ""
     until = "" if event.wake_at is None else format_relative_moment(event.wake_at, now)
     match event.state:
+        case _ if event.trouble == "needs_person":
+            return StyledLine(f"its model cannot be used: {event.sentence}; it tries again at {until}", URGENT_STYLE)
+        case _ if event.trouble:
+            return StyledLine(f"no model answers: {event.sentence}; it tries again at {until}", WARNING_STYLE)
         case "PAUSED" if event.wake_at is not None:
             agent = _agent(session_of(stored.stream) or "")
             return StyledLine(f"it is paused, and ends at {until} without halter on {agent}", URGENT_STYLE)

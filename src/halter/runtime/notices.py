@@ -8,14 +8,14 @@ where one dies between sending and recording it. Both copies have the same id.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Final, Literal
 
 import msgspec
 
 from halter.core.agent_spec import Tasks
-from halter.core.clock import DAY, MINUTE, SECOND, Clock
+from halter.core.clock import DAY, MINUTE, SECOND, Clock, format_duration
 from halter.core.ids import OUTBOX, Digest, StreamId, is_inbox, session_of
 from halter.core.ports import (
     Change,
@@ -30,7 +30,7 @@ from halter.core.ports import (
     Write,
     parse_notification,
 )
-from halter.core.rows import NotificationRow
+from halter.core.rows import NotificationRow, OutageRow
 from halter.core.vocabulary import State
 from halter.loop.session_runtime import wait_for_news, watch_changes
 from halter.notify import make_sender
@@ -82,6 +82,14 @@ class ArtifactNotice(msgspec.Struct, frozen=True):
     quarantined_at: int
 
 
+class OutageNotice(msgspec.Struct, frozen=True):
+    """What was told of an outage, or of its end: `outage:AGENT:TROUBLE:BEGAN` or `outage_over:` with the same."""
+
+    agent: str
+    about: str
+    queued_at: int
+
+
 class Notice(msgspec.Struct, frozen=True):
     """One thing to report."""
 
@@ -116,7 +124,14 @@ class Notices:
         ended = await self._store.ask(Query("untold_ends", SessionFailure, since))
         waiting = await self._store.ask(Query("untold_waits", DecisionNotice, {"now": self._clock.now()}))
         left = await self._store.ask(Query("untold_items", ArtifactNotice, since))
-        return [*map(_notice_of_failure, ended), *map(_notice_of_decision, waiting), *map(_notice_of_document, left)]
+        failing = await self._store.ask(Query("open_outages", OutageRow))
+        told = await self._store.ask(Query("outage_notices", OutageNotice, since))
+        return [
+            *map(_notice_of_failure, ended),
+            *map(_notice_of_decision, waiting),
+            *map(_notice_of_document, left),
+            *list_outage_notices(failing, told, self._clock.now()),
+        ]
 
 
 def _queue_notice(notice: Notice, channels: Sequence[str], redact: Callable[[str], str]) -> Write:
@@ -154,6 +169,49 @@ def _notice_of_decision(row: DecisionNotice) -> Notice:
         row.agent,
         NotificationContent(subject=f"{row.agent} needs you", text=text, session=row.session),
     )
+
+
+def list_outage_notices(failing: Sequence[OutageRow], told: Sequence[OutageNotice], now: int) -> Iterator[Notice]:
+    """Tells of an outage of an agent once, however many of its sessions wait, and once that it is over."""
+    unended = {one.about.removeprefix("outage:") for one in told if one.about.startswith("outage:")}
+    unended -= {one.about.removeprefix("outage_over:") for one in told}
+    open_now: dict[tuple[str, str], OutageRow] = {}
+    for row in failing:
+        open_now.setdefault((row.agent, row.trouble), row)
+    known = {tuple(name.rsplit(":", 2)[:2]): name for name in sorted(unended)}
+    for key, row in open_now.items():
+        if key not in known:
+            yield _notice_of_outage(row)
+    for key, name in known.items():
+        if key not in open_now:
+            yield _notice_of_recovery(key[0], name, now)
+
+
+def _notice_of_outage(row: OutageRow) -> Notice:
+    about = f"outage:{row.agent}:{row.trouble}:{row.began_at}"
+    if row.trouble == "needs_person":
+        subject = f"{row.agent} needs you: its model cannot be used"
+        text = f"{row.sentence} {UNUSABLE_REMEDY}"
+        return Notice("waiting", about, row.agent, NotificationContent(subject=subject, text=text, session=row.session))
+    subject = f"{row.agent}: no model answers"
+    text = f"{row.sentence} It waits, tries again by itself, and spends nothing meanwhile. There is nothing to do."
+    return Notice("failed", about, row.agent, NotificationContent(subject=subject, text=text, session=row.session))
+
+
+def _notice_of_recovery(agent: str, name: str, now: int) -> Notice:
+    lasted = format_duration(max(SECOND, now - int(name.rpartition(":")[2])))
+    kind: NoticeKind = "waiting" if ":needs_person:" in name else "failed"
+    telling = NotificationContent(
+        subject=f"{agent}: waits for its model no longer",
+        text=f"No session of {agent} waits for its model, after {lasted}.",
+    )
+    return Notice(kind, f"outage_over:{name}", agent, telling)
+
+
+UNUSABLE_REMEDY: Final = (
+    "Mend the provider's key, the model's name or the account; it then goes on by itself, at once when `halter up` is "
+    "started anew or `halter on` is said."
+)
 
 
 def _notice_of_document(row: ArtifactNotice) -> Notice:

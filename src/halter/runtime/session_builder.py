@@ -407,7 +407,7 @@ async def build_live_session(
     phases = [grant_phase_tools(phase, own, began.grants) for phase in agent.policy.phases]
     # An agent without tools answers in one request, so it is offered none.
     told = {} if row.kind != "autonomous" and answer is None and not (agent.tools or asked_for) else tools
-    thinks = _build_loop_settings(agent, context.models, row.kind, told, phases[0], output=answer is not None)
+    thinks = _build_loop_settings(agent, context.models, row, told, phases[0], output=answer is not None)
     standing = resolve_standing(context, row, phases[0], began)
     running = SessionRuntime(store, app.clock, context.guard(), lease, standing, everything, waits)
     tasking.running = running
@@ -428,9 +428,9 @@ async def build_live_session(
 
 
 def _build_loop_settings(
-    agent: AssembledAgent, models: Models, kind: SessionKind, tools: Mapping[str, Tool], phase: Phase, *, output: bool
+    agent: AssembledAgent, models: Models, row: SessionRow, tools: Mapping[str, Tool], phase: Phase, *, output: bool
 ) -> LoopSettings:
-    mind, policy = agent.mind, agent.policy
+    mind, policy, kind = agent.mind, agent.policy, row.kind
     own = tuple(models.named(name) for name in (mind.model, *mind.fallback_models))
     summary = mind.model_for.get("summary")
     paced = ("min_sleep", "max_sleep", "max_actions_per_minute") if kind == "autonomous" else ()
@@ -439,6 +439,7 @@ def _build_loop_settings(
         timeout=policy.timeout,
         max_steps=policy.max_steps,
         max_retries=mind.max_retries,
+        outage_backoff=mind.outage_backoff if row.unattended else 0,
         models=len(own),
         max_tokens_recoveries=mind.max_tokens_recoveries,
         max_repeated_tool_steps=mind.max_repeated_tool_steps,

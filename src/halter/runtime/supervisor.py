@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from msgspec.structs import replace
 
@@ -26,11 +26,13 @@ from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import Tasks
 from halter.core.clock import MINUTE, SECOND
 from halter.core.errors import ConfigError, LeaseLost
+from halter.core.events import WakePosted
 from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.messages import Model
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
-from halter.core.rows import NO_OWNER, AgentRow, HaltRow, SessionRow, TriggerRow, explain_newer_format
+from halter.core.rows import NO_OWNER, AgentRow, HaltRow, OutageRow, SessionRow, TriggerRow, explain_newer_format
 from halter.core.text import clean, shorten
+from halter.core.vocabulary import ProviderTrouble
 from halter.dispatch.dispatcher import Sessions
 from halter.dispatch.heartbeat import IdleLimits, keep_leases
 from halter.guard.halts import halt, switch_off, switch_on
@@ -227,6 +229,7 @@ class Supervisor:
     async def _keep(self) -> None:
         """Checks every agent: at the start, when a person acted or a session ended, and at intervals."""
         starting = True
+        await self._try_again()
         async with watch_changes(self._store, _is_from_person) as self._news:
             while True:
                 await self._look_at_policy()
@@ -246,6 +249,11 @@ class Supervisor:
                     self._news,
                     max(0, min([self._mode.upkeep_interval, *(at - self._app.clock.now() for at in moments)])),
                 )
+
+    async def _try_again(self) -> None:
+        """Wakes what a person had to mend the model of: it may be mended with this start."""
+        for name in self.agents:
+            await wake_troubled(self._app, name, ("needs_person",))
 
     async def _look_at_policy(self) -> None:
         """Claims nothing more under a superseded policy, and lets running sessions rest."""
@@ -379,6 +387,15 @@ async def turn_on(app: Runtime, agent: str, reason: str = "", by: str = "") -> N
     for row in (*await _list_open_sessions(app, agent), *await list_open_tasks(app, agent)):
         if row.state == "PAUSED":
             await store.commit(lifecycle.post_message(row.session, app.ids.new(), b"", by))
+    await wake_troubled(app, agent, get_args(ProviderTrouble))
+
+
+async def wake_troubled(app: Runtime, agent: str, troubles: Sequence[str]) -> None:
+    """Wakes the sessions of an agent that no model answers, so that they try again now."""
+    for row in await app.patient().ask(Query("open_outages", OutageRow)):
+        if row.agent == agent and row.trouble in troubles:
+            event = WakePosted(cause="timer", origin="config", sender="halter")
+            await app.patient().commit(lifecycle.post_wake(row.session, app.ids.new(), event))
 
 
 async def turn_off(app: Runtime, agent: str, reason: str = "", by: str = "") -> Sequence[str]:

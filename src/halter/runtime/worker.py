@@ -116,6 +116,7 @@ class AutonomousAgent:
         made = await build_live_session(
             self.context, row, lease, watching=watching, sensed=sensed, waits=lambda _, __: waits()
         )
+        made.running.troubled = waits
         if lease.generation > MAX_TAKEOVERS and await self._kills(made, lease):
             return
         if not resident:

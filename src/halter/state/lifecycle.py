@@ -9,7 +9,7 @@ from halter.core.ids import Digest, inbox_stream, may_decide, session_stream
 from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
 from halter.core.ports import Draft, Lease, Rows, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
-from halter.core.rows import HoldRow, SessionRow
+from halter.core.rows import HoldRow, OutageRow, SessionRow
 from halter.core.vocabulary import Origin, State, WakeCause
 from halter.state.session import check_transition
 
@@ -96,15 +96,18 @@ def post_message(session: str, key: str, text: bytes, sender: str, origin: Origi
     return post_wake(session, key, make_message_event(sender, origin), text)
 
 
-def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: int) -> Write:
-    """Resume a session; no cause means takeover from an owner that died."""
-    event = ev.SessionWoken(cause=cause or "takeover", inbox_seen=inbox_seen, format=ev.SESSION_FORMAT)
+def wake_session(lease: Lease, key: str, cause: WakeCause | None, inbox_seen: int, *, recovered: bool = False) -> Write:
+    """Resume a session; no cause means takeover from an owner that died. `recovered` ends its outage."""
+    event = ev.SessionWoken(
+        cause=cause or "takeover", inbox_seen=inbox_seen, format=ev.SESSION_FORMAT, recovered=recovered
+    )
 
     def decide(rows: Rows) -> Sequence[Draft]:
         _check_state(rows, lease.session, "RUNNING")
         return [Draft(event)]
 
-    return Write(session_stream(lease.session), key, decide, lease=lease)
+    reads = [(OutageRow, (lease.session,))] if recovered else ()
+    return Write(session_stream(lease.session), key, decide, reads, lease)
 
 
 def reopen_session(session: str, key: str, by: str) -> Write:
@@ -132,7 +135,8 @@ def park_session(lease: Lease, key: str, event: ev.SessionParked) -> Write:
         _check_state(rows, lease.session, event.state)
         return [Draft(event)]
 
-    return Write(session_stream(lease.session), key, decide, lease=lease)
+    reads = [(OutageRow, (lease.session,))] if event.trouble else ()
+    return Write(session_stream(lease.session), key, decide, reads, lease)
 
 
 def end_session(

@@ -359,7 +359,7 @@ class _ReceiptFold:
                 self._facts |= {name: getattr(event, name) for name in shared} | {"started_at": at}
             case ev.SessionWoken():
                 self._facts["state"] = "RUNNING"
-                self._counts["wakes"] += 1
+                self._counts["wakes"] += not event.recovered
             case ev.SessionParked():
                 self._facts["state"] = event.state
             case ev.SessionEnded():

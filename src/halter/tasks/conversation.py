@@ -22,7 +22,7 @@ from halter.core.text import from_body, join_names
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import END_STATES, State
 from halter.loop import decide
-from halter.loop.decide import End, NextTurn, Park, SessionStep, decide_after_turn
+from halter.loop.decide import End, NextTurn, Park, SessionStep, WaitOut, decide_after_turn
 from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, find_last_words
 
@@ -182,8 +182,10 @@ class Conversation:
                 return await self._ended(end)
 
     async def _turn(self) -> Conclusion | None:
-        """Finishes the open turn and does what follows from its end."""
+        """Finishes the open turn and does what follows from its end; one that must wait goes on after a rest."""
         turn = await self._loop.go_on()
+        if isinstance(turn, WaitOut):
+            return await self._wait_out(turn)
         match await self._pace.after(decide_after_turn(turn, self._loop.rules)):
             case End("COMPLETED") if (await self._news()).spoken:
                 return await self._next_turn()
@@ -193,6 +195,13 @@ class Conversation:
                 return await self._rested_after(park)
             case NextTurn():
                 return await self._next_turn()
+
+    async def _wait_out(self, wait: WaitOut) -> Conclusion | None:
+        """Rests inside of the turn. What came meanwhile is heard in the next one."""
+        await self._news()
+        park = Park("SLEEPING", wait.sleep, (), wait.trouble, wait.sentence)
+        await self._pace.after(park)
+        return await self._rested(park)
 
     async def _ended(self, end: End) -> Conclusion | None:
         """Ends the session, unless a message arrives at this very moment."""
@@ -224,10 +233,18 @@ class Conversation:
     async def _rested(self, park: Park) -> Conclusion | None:
         """Parks the session, unless something arrived at this very moment."""
         wake_at = None if park.sleep is None else self._clock.now() + park.sleep
-        if not await self._running.park(park.state, self._seen, wake_at, park.wake_on, resident=self._resident):
+        if not await self._running.park(
+            park.state,
+            self._seen,
+            wake_at,
+            park.wake_on,
+            resident=self._resident,
+            trouble=park.trouble,
+            sentence=park.sentence,
+        ):
             return None
-        self._loop.rest()
-        return Conclusion(park.state, "", self._loop.turn.sentence, wake_at, park.wake_on)
+        self._loop.rest(park.trouble)
+        return Conclusion(park.state, "", park.sentence or self._loop.turn.sentence, wake_at, park.wake_on)
 
     async def _news(self, through: int | None = None) -> Inbox:
         """Reads the messages since the last turn, and the alerts since the last finished one."""

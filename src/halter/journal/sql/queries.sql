@@ -317,6 +317,20 @@ WHERE i.quarantined_at >= :since AND i.ignored = 0
     )
 ORDER BY i.quarantined_at, i.item;
 
+-- name: open_outages
+-- The sessions that no model answers, the longest first.
+SELECT o.* FROM outages o JOIN sessions s ON s.session = o.session
+WHERE o.ended_at IS NULL AND s.ended_at IS NULL ORDER BY o.began_at, o.session;
+
+-- name: all_outages
+-- Every session that no model answered at some time.
+SELECT * FROM outages ORDER BY session;
+
+-- name: outage_notices
+-- What was told of outages and their ends after a time.
+SELECT agent, about, queued_at FROM notifications
+WHERE queued_at >= :since AND (about LIKE 'outage:%' OR about LIKE 'outage_over:%') ORDER BY queued_at, notification;
+
 -- name: run_by_key
 -- The run that a write of this key started.
 SELECT version, facts FROM events WHERE key = :key AND kind = 'run_started';

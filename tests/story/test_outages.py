@@ -1,0 +1,307 @@
+"""An outage of a provider is weather: the agent waits for as long as it lasts, for nothing, and goes on by itself."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.errors import ModelError, ModelRejected, ModelUnavailable, ModelUnusable
+from halter.core.events import NotificationQueued, SessionParked, TurnStarted
+from halter.core.ids import OUTBOX
+from halter.core.messages import Prompt, Reply, TextListener
+from halter.core.ports import Query, parse_notification, read_body
+from halter.core.rows import ItemRow, OutageRow, SpendRow
+from halter.core.tools import Permit
+from halter.core.usage import Usage
+from halter.guard.halts import halt, resume
+from halter.models.scripted import Scripted, ScriptLine, call, say
+from halter.runtime.supervisor import turn_off, turn_on
+from halter.state.lifecycle import post_message
+from halter.testing.world import World
+from tests.story.autonomous import Fleet
+from tests.story.tasks import PRICED, WORK, Office, watch
+
+WATCH = """
+model: scripted
+script: script.yaml
+autonomy: {enabled: true}
+"""
+SENSES = """
+sensors:
+  - {name: clock, type: poll, interval: 300, source: {tool: tick}}
+"""
+TICKS = """
+from halter import tool
+
+ticks = 0
+
+@tool(level="SAFE", effect="read")
+def tick() -> int:
+    '''Count.'''
+    global ticks
+    ticks += 1
+    return ticks
+"""
+NAP = call("yield", mode="sleep", sleep="10m")
+NAPS = [replace(NAP, reply=replace(NAP.reply, usage=Usage(100, 50)))] * 1000
+AWAY = ModelUnavailable("ConnectionFailed: cannot reach scripted:script", billed=False)
+WRONG_KEY = ModelUnusable("Unauthorized: scripted:script answered 401: wrong key", billed=False)
+
+
+class Weather(Scripted):
+    """A model whose provider fails between two moments, in one way."""
+
+    def __init__(self, world: World, lines: Sequence[ScriptLine] = NAPS) -> None:
+        super().__init__(lines, world.clock)
+        self.world = world
+        self.storm: tuple[int, int, ModelError] | None = None
+        self.tried: list[int] = []
+        self.answered: list[int] = []
+
+    def fails(self, after: int, lasts: int, error: ModelError = AWAY) -> None:
+        self.storm = (self.world.now + after, self.world.now + after + lasts, error)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        if self.storm is not None and self.storm[0] <= self.world.now < self.storm[1]:
+            permit.use()
+            self.tried.append(self.world.now)
+            raise self.storm[2]
+        self.answered.append(self.world.now)
+        return await super().ask(prompt, permit, hear)
+
+
+class Stormy:
+    """An agent that naps for ten minutes at a time, and its weather."""
+
+    def __init__(self, world: World, home: Path, more: str = "", tools: str = "") -> None:
+        self.world = world
+        self.fleet = Fleet(world, home, PRICED)
+        self.folder = self.fleet.agent("watcher", WATCH + more, tools, script_yaml="- {text: unused}\n")
+        self.weather = Weather(world)
+
+    def start(self) -> None:
+        self.fleet.start(self.folder, given={"scripted:script": self.weather})
+
+    async def told(self) -> list[str]:
+        return await subjects(self.world)
+
+    async def outage(self) -> OutageRow:
+        (row,) = await self.world.journal.ask(Query("all_outages", OutageRow))
+        return row
+
+    async def spent(self) -> int:
+        return sum(row.usd for row in await self.world.journal.ask(Query("all_spends", SpendRow)))
+
+
+async def subjects(world: World) -> list[str]:
+    events = [stored for stored in await world.events(OUTBOX) if isinstance(stored.event, NotificationQueued)]
+    return [parse_notification(await read_body(world.journal, stored)).subject for stored in events]
+
+
+@pytest.fixture(params=["alone", "with sensors"])
+def stormy(request: pytest.FixtureRequest, world: World, tmp_path: Path) -> Stormy:
+    return Stormy(world, tmp_path, *((SENSES, TICKS) if request.param == "with sensors" else ()))
+
+
+BEGAN, OVER = "watcher: no model answers", "watcher: waits for its model no longer"
+
+
+async def test_an_outage_of_six_hours_costs_nothing_and_ends_no_agent(stormy: Stormy, world: World) -> None:
+    stormy.start()
+    await world.advance(MINUTE)
+    stormy.weather.fails(0, 6 * HOUR)
+    spent = await stormy.spent()
+    await world.advance(6 * HOUR)
+    assert (await stormy.fleet.row("watcher-1")).state == "SLEEPING"
+    assert len(stormy.weather.tried) < 60
+    assert await stormy.spent() == spent
+    assert await stormy.told() == [BEGAN]
+    await world.advance(15 * MINUTE)
+    back = stormy.weather.answered[-1]
+    assert world.now - back <= 15 * MINUTE
+    await world.advance(HOUR)
+    assert len(stormy.weather.answered) > 4
+    assert await stormy.told() == [BEGAN, OVER]
+    (only,) = await stormy.fleet.sessions("watcher")
+    assert (only.state, only.session) == ("SLEEPING", "watcher-1")
+
+
+async def test_pauses_grow_with_the_outage_and_never_beyond_what_the_file_says(world: World, tmp_path: Path) -> None:
+    stormy = Stormy(world, tmp_path, "limits: {outage_backoff: 5m}\n")
+    stormy.weather.fails(0, 6 * HOUR)
+    stormy.start()
+    await world.advance(5 * HOUR)
+    # The turn's own retries come first.
+    tried = stormy.weather.tried[3:]
+    pauses = [later - sooner for sooner, later in pairwise(tried)]
+    assert pauses[0] < 6 * SECOND
+    assert all(pause <= max(6 * SECOND, at - tried[0] + SECOND) for at, pause in zip(tried, pauses, strict=False))
+    assert 2 * MINUTE < max(pauses) < 5 * MINUTE + 2 * SECOND
+    assert len([pause for pause in pauses if pause > MINUTE]) > 40
+
+
+async def test_the_turn_that_waited_is_the_one_that_goes_on(world: World, tmp_path: Path) -> None:
+    """What was said in it is not said again, and the model hears nothing of the weather."""
+    stormy = Stormy(world, tmp_path)
+    stormy.start()
+    await world.advance(MINUTE)
+    stormy.weather.fails(0, HOUR)
+    await world.advance(3 * HOUR)
+    turns = [stored for stored in await stormy.fleet.events("watcher-1") if isinstance(stored.event, TurnStarted)]
+    assert len(turns) == len(stormy.weather.answered)
+    assert "cannot reach" not in str(stormy.weather.asked[-1].messages)
+
+
+async def test_a_crash_in_the_middle_of_an_outage_keeps_its_backoff(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, 6 * HOUR)
+    stormy.start()
+    await world.advance(3 * HOUR)
+    began = (await stormy.outage()).began_at
+    before = len(stormy.weather.tried)
+    due = (await stormy.fleet.row("watcher-1")).wake_at
+    assert due is not None
+    await world.restart()
+    stormy.start()
+    await world.advance(due - world.now - SECOND)
+    assert len(stormy.weather.tried) == before
+    await world.advance(MINUTE)
+    assert len(stormy.weather.tried) == before + 1
+    after = (await stormy.fleet.row("watcher-1")).wake_at
+    assert after is not None
+    assert after - world.now > 5 * MINUTE
+    assert (await stormy.outage()).began_at == began
+    await world.advance(4 * HOUR)
+    assert len(stormy.weather.answered) > 2
+    assert await stormy.told() == [BEGAN, OVER]
+
+
+async def test_sensors_read_on_during_an_outage(world: World, tmp_path: Path) -> None:
+    stormy = Stormy(world, tmp_path, SENSES, TICKS)
+    stormy.weather.fails(0, HOUR)
+    stormy.start()
+    await world.advance(30 * MINUTE)
+    before = len([name for _, name, _ in stormy.fleet.pulses if name == "autonomy:sensor_updated"])
+    await world.advance(20 * MINUTE)
+    after = len([name for _, name, _ in stormy.fleet.pulses if name == "autonomy:sensor_updated"])
+    assert 3 <= after - before <= 5
+
+
+async def test_rules_answer_where_they_stand_in_for_a_model_that_is_away(world: World, tmp_path: Path) -> None:
+    rules = "fallback_models: [reflex]\nreflex: [{call: {tool: yield, arguments: {mode: sleep, sleep: 10m}}}]\n"
+    stormy = Stormy(world, tmp_path, rules)
+    stormy.weather.fails(0, HOUR)
+    stormy.start()
+    await world.advance(50 * MINUTE)
+    assert await stormy.told() == []
+    assert len(stormy.weather.tried) >= 5 * 4
+
+
+async def test_a_message_is_a_reason_to_try_again(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, HOUR)
+    stormy.start()
+    await world.advance(50 * MINUTE)
+    before = len(stormy.weather.tried)
+    await world.journal.commit(post_message("watcher-1", "m", b"Are you there?", "ada"))
+    await world.advance(SECOND)
+    assert len(stormy.weather.tried) == before + 1
+    await world.advance(30 * MINUTE)
+    assert "Are you there?" in str(stormy.weather.asked[-1].messages)
+
+
+async def test_a_halt_ends_what_waits_and_lifting_it_lets_it_wait_on(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, 2 * HOUR)
+    stormy.start()
+    await world.advance(HOUR)
+    await world.journal.commit(halt("agent:watcher", "ada", "h", "stop"))
+    await world.advance(MINUTE)
+    assert (await stormy.fleet.row("watcher-1")).state == "HALTED"
+    await world.journal.commit(resume("agent:watcher", "ada", "r"))
+    await world.advance(3 * HOUR)
+    assert (await stormy.fleet.row("watcher-1")).state == "SLEEPING"
+    assert stormy.weather.answered
+
+
+async def test_a_wrong_key_waits_for_a_person_and_the_next_start_tries_it(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, 100 * HOUR, WRONG_KEY)
+    stormy.start()
+    await world.advance(2 * HOUR)
+    assert (await stormy.fleet.row("watcher-1")).state == "SLEEPING"
+    assert await stormy.told() == ["watcher needs you: its model cannot be used"]
+    row = await stormy.outage()
+    assert (row.trouble, row.sentence, row.ended_at) == ("needs_person", str(WRONG_KEY), None)
+    await world.restart()
+    stormy.weather.storm = None
+    stormy.start()
+    await world.advance(20 * SECOND)
+    assert stormy.weather.answered
+    assert (await stormy.outage()).ended_at is not None
+    assert len(await stormy.told()) == 2
+
+
+async def test_what_a_person_mends_elsewhere_is_found_without_a_word(stormy: Stormy, world: World) -> None:
+    """An account that has credit again needs no restart."""
+    stormy.weather.fails(0, 3 * HOUR, WRONG_KEY)
+    stormy.start()
+    await world.advance(3 * HOUR + 16 * MINUTE)
+    assert stormy.weather.answered
+
+
+async def test_switching_it_on_tries_at_once(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, 3 * HOUR, WRONG_KEY)
+    stormy.start()
+    await world.advance(2 * HOUR)
+    stormy.weather.storm = None
+    await turn_on(stormy.fleet.app, "watcher")
+    await world.advance(SECOND)
+    assert stormy.weather.answered
+
+
+async def test_what_is_switched_off_in_an_outage_is_off(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, HOUR)
+    stormy.start()
+    await world.advance(30 * MINUTE)
+    await turn_off(stormy.fleet.app, "watcher")
+    await world.advance(2 * HOUR)
+    assert (await stormy.fleet.row("watcher-1")).state == "HALTED"
+    assert stormy.weather.answered == []
+
+
+async def test_a_request_that_is_wrong_in_itself_is_no_outage(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, HOUR, ModelRejected("Rejected: scripted:script answered 400: no", billed=False))
+    stormy.start()
+    await world.advance(30 * MINUTE)
+    row = await stormy.fleet.row("watcher-1")
+    assert (row.state, row.terminal_reason) == ("ERROR", "model_error")
+
+
+async def test_a_document_waits_through_an_outage_and_is_then_worked_on(world: World, tmp_path: Path) -> None:
+    office = Office(world, tmp_path, PRICED)
+    folder = office.reviewer(watch(), head=WORK)
+    weather = Weather(world, [say("That is done.")] * 10)
+    weather.fails(0, 40 * MINUTE)
+    for number in range(3):
+        office.drop(f"{number}.txt", f"paper {number}")
+    office.start(folder, given={"scripted:script": weather})
+    await world.advance(20 * MINUTE)
+    assert [item.quarantined_at for item in await items(world)] == [None] * 3
+    assert all(row.ended_at is None for row in await office.runs())
+    assert await subjects(world) == ["clerk: no model answers"]
+    await world.advance(40 * MINUTE)
+    assert await office.states() == {"COMPLETED": 3}
+    assert [item.attempts for item in await items(world)] == [1] * 3
+    assert await subjects(world) == ["clerk: no model answers", "clerk: waits for its model no longer"]
+
+
+async def items(world: World) -> Sequence[ItemRow]:
+    return await world.journal.ask(Query("items_of", ItemRow, {"trigger": "clerk/papers"}))
+
+
+async def test_what_the_journal_says_of_the_wait_is_what_the_loop_goes_by(stormy: Stormy, world: World) -> None:
+    stormy.weather.fails(0, HOUR)
+    stormy.start()
+    await world.advance(HOUR // 2)
+    parked = [each.event for each in await stormy.fleet.events("watcher-1") if isinstance(each.event, SessionParked)]
+    assert {(each.trouble, each.sentence) for each in parked} == {("outage", str(AWAY))}
