@@ -348,7 +348,7 @@ async def test_a_question_is_answered_with_typed_rows(store: JournalStore) -> No
     await store.commit(lifecycle.start_session(started("two", agent="desk")))
     (row,) = await store.ask(Query("session", SessionRow, {"session": "one"}))
     assert (row.agent, row.state, row.generation, row.ended_at) == ("night-watch", "RUNNING", 0, None)
-    assert len(await store.ask(Query("sessions", SessionRow, {"limit": 1}))) == 1
+    assert len(await store.ask(Query("sessions", SessionRow, {"since": 1, "limit": 1}))) == 1
 
 
 async def test_every_question_is_answered_in_plain_values(store: JournalStore) -> None:
@@ -362,7 +362,8 @@ async def test_every_question_is_answered_in_plain_values(store: JournalStore) -
         "stream": FLEET, "seq": 0, "position": 0, "hash": b"", "after": 0, "through": 1, "call": "",
         "decision": "", "scope": "fleet", "window": "", "unit": "usd",
         "now": 0, "agent": "night-watch", "kind": "task", "worker": "w",
-        "trigger": "nightly", "notification": "n", "key": "k", "beginning": "o", "from": "", "to": "z", "tool": "",
+        "trigger": "nightly", "state": "COMPLETED", "notification": "n", "key": "k",
+        "beginning": "o", "from": "", "to": "z", "tool": "",
         "outcome": "", "hour": "hour/2026", "day": "day/2026", "month": "month/2026", "ended": 20,
     }  # fmt: skip
     for name, question in load_queries("queries.sql").items():

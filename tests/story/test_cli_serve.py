@@ -93,8 +93,16 @@ def test_a_lost_token_is_replaced_while_the_server_runs(ada: Person) -> None:
     serve.ends()
 
 
+def test_a_home_in_which_nothing_has_run_is_served(ada: Person) -> None:
+    serve = Serve(ada)
+    url = serve.until("are at http").split()[-1]
+    token = re.sub(r".*#token=", "", serve.until("#token=")).strip()
+    assert get(url, "/api/sessions", token).json() == []
+    serve.ends()
+
+
 def test_what_is_wrong_is_a_sentence(ada: Person) -> None:
-    code, _, beside = ada.types("serve")
+    code, _, beside = ada.types("serve", "--store", str(ada.home / "typo.db"))
     assert (code, "There is no store" in beside) == (3, True)
     store = ada.home / "s.db"
     serve = Serve(ada, str(ada.agent), "--store", str(store))

@@ -54,6 +54,26 @@ def test_no_question_of_a_face_walks_through_all_that_ever_was(tables: sqlite3.C
     assert walked(tables, load_queries("queries.sql")[name]) == set()
 
 
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("sessions", "sessions_started"),
+        ("sessions_of_agent_since", "sessions_agent"),
+        ("sessions_ended", "sessions_state"),
+        ("sessions_of_agent_ended", "sessions_agent_state"),
+        ("audit_of_agent_since", "audit_agent"),
+        ("audit_of_agent_until", "audit_agent"),
+        ("audit_of_outcome_since", "audit_outcome"),
+        ("audit_of_outcome_until", "audit_outcome"),
+    ],
+)
+def test_a_filter_is_answered_in_the_order_of_its_index(tables: sqlite3.Connection, name: str, index: str) -> None:
+    """Where an index has the order, as many rows are read as are shown."""
+    plan = plan_of(tables, load_queries("queries.sql")[name])
+    assert any(line.startswith("SEARCH") and f"INDEX {index} " in line for line in plan)
+    assert not [line for line in plan if "TEMP B-TREE" in line]
+
+
 def test_a_question_without_an_index_is_found_out(tables: sqlite3.Connection) -> None:
     assert walked(tables, "SELECT * FROM sessions WHERE state = :state") == {"sessions"}
     assert walked(tables, "SELECT s.* FROM sessions s ORDER BY state LIMIT 5") == {"s"}
@@ -61,7 +81,11 @@ def test_a_question_without_an_index_is_found_out(tables: sqlite3.Connection) ->
 
 def walked(tables: sqlite3.Connection, sql: str) -> set[str]:
     """Name the tables, or their short names, that grow and are read from end to end."""
-    given = dict.fromkeys(re.findall(r"(?<!:):([a-z_]+)", sql), "")
-    plan = [str(row[3]) for row in tables.execute(f"EXPLAIN QUERY PLAN {sql}", given)]
+    plan = plan_of(tables, sql)
     grows = {*GROWS, *(alias for table in GROWS for alias in re.findall(rf"\b{table} ([a-z])\b", sql))}
     return {found[1] for line in plan if (found := _TABLE.fullmatch(line)) and found[1] in grows}
+
+
+def plan_of(tables: sqlite3.Connection, sql: str) -> list[str]:
+    given = dict.fromkeys(re.findall(r"(?<!:):([a-z_]+)", sql), "")
+    return [str(row[3]) for row in tables.execute(f"EXPLAIN QUERY PLAN {sql}", given)]

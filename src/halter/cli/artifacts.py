@@ -82,6 +82,7 @@ proposals = group(
             """,
             lambda found, _: build_artifacts_sheet(found, "No agent has proposed anything yet."),
             look=True,
+            fresh=True,
         ),
         "keep": command(
             artifacts.settle_proposal,
@@ -115,6 +116,7 @@ findings = group(
             """,
             lambda found, _: build_artifacts_sheet(found, "No findings yet."),
             look=True,
+            fresh=True,
         ),
         "keep": command(
             artifacts.settle_finding,
@@ -163,7 +165,7 @@ def report(
             await app.store.commit(queue_report(agent, channel, render_report_message(made), app.ids.new()))
         return made
 
-    made = run_with_app(store, job, despite_doubt=True)
+    made = run_with_app(store, job, despite_doubt=True, fresh=not send_over)
     if html:
         page = render_html_page(format_report_title(made), build_report_sheet(made))
         report_errors(lambda: write_private(html, page))

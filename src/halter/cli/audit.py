@@ -21,6 +21,7 @@ import typer
 
 from halter import __version__
 from halter.cli.command import (
+    MAX_TYPED_NUMBER,
     JsonOption,
     SessionArgument,
     StoreOption,
@@ -203,8 +204,14 @@ def audit(
     since: Annotated[
         str, typer.Option("--since", metavar="AGE", help="How far back, as in 24h (default: a day).")
     ] = "",
-    tool: Annotated[str, typer.Option("--tool", metavar="NAME", help="Only this tool.")] = "",
-    outcome: Annotated[str, typer.Option("--outcome", metavar="OUTCOME", help="Only this outcome.")] = "",
+    agent: Annotated[str, typer.Option("--agent", metavar="AGENT", help="Only this agent.")] = "",
+    tool: Annotated[str, typer.Option("--tool", metavar="TOOL", help="Only this tool.")] = "",
+    outcome: Annotated[
+        str, typer.Option("--outcome", "--state", metavar="OUTCOME", help="Only this outcome, as in approval_denied.")
+    ] = "",
+    limit: Annotated[
+        int | None, typer.Option("--limit", metavar="N", min=1, max=MAX_TYPED_NUMBER, help="How many of the newest.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", help="Follow new calls, until interrupted.")] = False,
     export: Annotated[
         str, typer.Option("--export", metavar="FILE", help="Write JSON lines to a file; - is stdout.")
@@ -220,9 +227,12 @@ def audit(
     Only calls with an outcome are followed or exported. With a cursor no row is left out; after a crash some may be
     repeated, so deduplicate by call, outcome and created_at.
     """
-    back, wanted = parse_typed_duration(since or DEFAULT_AUDIT_AGE), AuditFilter(tool=tool, outcome=outcome)
+    back = parse_typed_duration(since or DEFAULT_AUDIT_AGE)
+    wanted = AuditFilter(agent=agent, tool=tool, outcome=outcome)
     if cursor:
-        _refuse_beside_cursor(cursor, export, [since, tool, outcome])
+        _refuse_beside_cursor(cursor, export, [since, agent, tool, outcome])
+    if limit is not None and (follow or export):
+        fail("--limit is for a list: leave it out beside --follow and --export.", EXIT_USAGE)
     if export:
         _export(export, cursor, back, wanted, store, follow=follow)
     elif follow:
@@ -233,7 +243,7 @@ def audit(
             despite_doubt=True,
         )
     else:
-        _show(back, wanted, store, as_json=as_json)
+        _show(back, wanted, store, limit, as_json=as_json)
 
 
 def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) -> None:
@@ -242,14 +252,20 @@ def _refuse_beside_cursor(cursor: str, export: str, narrowing: Iterable[str]) ->
     if not export:
         fail("--cursor remembers how far an export has come: add --export FILE, or --export - to print it.", EXIT_USAGE)
     if any(narrowing):
-        fail("--cursor is for everything: leave out --since, --tool and --outcome, or leave out --cursor.", EXIT_USAGE)
+        fail(
+            "--cursor is for everything: leave out --since, --agent, --tool and --outcome, or leave out --cursor.",
+            EXIT_USAGE,
+        )
 
 
-def _show(back: int, wanted: AuditFilter, store: str | None, *, as_json: bool) -> None:
+def _show(back: int, wanted: AuditFilter, store: str | None, limit: int | None, *, as_json: bool) -> None:
     async def job(app: Runtime) -> list[AuditEntry]:
-        return [make_audit_entry(row) async for row in queries.audit(make_desk(app), _set_start(app, back, wanted))]
+        desk, found = make_desk(app), _set_start(app, back, wanted)
+        if limit is not None:
+            return [*reversed(await queries.audit_page(desk, limit, **msgspec.structs.asdict(found)))]
+        return [make_audit_entry(row) async for row in queries.audit(desk, found)]
 
-    entries = run_with_app(store, job, despite_doubt=True)
+    entries = run_with_app(store, job, despite_doubt=True, fresh=True)
     if as_json:
         answer_json(entries)
         return

@@ -38,7 +38,7 @@ from halter.core.rows import SessionRow
 from halter.operations import desk as desks
 from halter.operations.desk import Desk, Done, Who
 from halter.present.sheet import Facts, Listing, Sheet
-from halter.runtime.runtime import Runtime, open_runtime
+from halter.runtime.runtime import Runtime, find_continuity, open_runtime
 from halter.settings import Settings, read_settings
 
 T = TypeVar("T")
@@ -95,6 +95,7 @@ def run_with_app(
     settings: Settings | None = None,
     runs: str = "",
     despite_doubt: bool = False,
+    fresh: bool = False,
 ) -> T:
     """Run a job on an open store, and close everything afterwards.
 
@@ -102,12 +103,16 @@ def run_with_app(
     `warned`: warn about commits that no checkpoint covers. `acts`: the job runs agents, so the store's policy binds it.
     `following`: an interrupt is the normal end. `patient`: wait for a store that is unavailable. `runs`: the job runs
     sessions; the text says how to continue after a sentinel ended the process. `despite_doubt`: go on, with a warning,
-    where the store lacks what its checkpoints know.
+    where the store lacks what its checkpoints know. `fresh`: the job only looks; where nothing ever ran, it looks at an
+    empty store.
     """
 
     async def main() -> tuple[T, str]:
         places = settings or read_cli_settings(store)
-        if not new:
+        if fresh and never_used(places, store):
+            warn(describe_never_used(places.store))
+            places = replace(places, store="memory:")
+        elif not new:
             refuse_missing(places.store)
         hurries = replace(places, store=add_connect_timeout(places.store))
         async with AsyncExitStack() as stack:
@@ -190,6 +195,20 @@ def refuse_missing(url: str) -> None:
 
     if not store_file_exists(url):
         raise StoreUnusable(f"There is no store {mask_url(url)}: check the name, or start something that makes it.")
+
+
+def never_used(places: Settings, typed: str | None) -> bool:
+    """Whether nothing ever ran here: no store is named, and the usual one neither exists nor is known of."""
+    from halter.journal.open import store_file_exists
+
+    if typed is not None or os.environ.get("HALTER_STORE") or store_file_exists(places.store):
+        return False
+    known = find_continuity(places)
+    return known is None or known.gone() is None
+
+
+def describe_never_used(store: str) -> str:
+    return f"Nothing has run here yet, so there is no store {store}. Begin with: halter init FOLDER"
 
 
 def add_connect_timeout(url: str) -> str:
@@ -288,6 +307,7 @@ def command(
     *,
     look: bool = False,
     warned: bool = True,
+    fresh: bool = False,
     given: Mapping[str, Any] | None = None,
     typed: Mapping[str, Typed] | None = None,
     json: Callable[[Any], Any] = to_json,
@@ -295,8 +315,9 @@ def command(
 ) -> Callable[..., None]:
     """Make a command of an operation.
 
-    `text` is its help; `show` renders the result as of a moment. With `look` it also works on a store in doubt. `given`
-    fixes parameters, `typed` replaces some. It exits 1 where the result is not `ok`.
+    `text` is its help; `show` renders the result as of a moment. With `look` it also works on a store in doubt, with
+    `fresh` also where nothing ever ran. `given` fixes parameters, `typed` replaces some. It exits 1 where the result is
+    not `ok`.
     """
     fixed, replaced = given or {}, typed or {}
 
@@ -308,7 +329,7 @@ def command(
         async def job(app: Runtime) -> tuple[Any, int]:
             return await run(make_desk(app), **fixed, **words), app.clock.now()
 
-        result, now = run_with_app(store, job, despite_doubt=look, warned=warned)
+        result, now = run_with_app(store, job, despite_doubt=look, warned=warned, fresh=fresh)
         if as_json:
             answer_json(json(result))
         else:

@@ -54,9 +54,35 @@ def make_lazy_loader(place: str, name: str) -> "Callable[[], Command]":
 
     def load() -> Any:
         module, _, attribute = place.partition(":")
-        return add_completion(add_examples(name, _command(name, getattr(import_module(module), attribute))))
+        made = add_examples(name, _command(name, getattr(import_module(module), attribute)))
+        return add_short_flags(add_completion(made))
 
     return load
+
+
+SHORT_FLAGS: Final[Mapping[str, str]] = {
+    "--agent": "-a",
+    "--follow": "-f",
+    "--json": "-j",
+    "--limit": "-n",
+    "--model": "-m",
+    "--output": "-o",
+    "--reason": "-r",
+    "--since": "-S",
+    "--state": "-s",
+    "--tool": "-t",
+    "--yes": "-y",
+}
+"""A letter means the same with every command."""
+
+
+def add_short_flags(command: "Command") -> "Command":
+    for param in command.params:
+        param.opts += [SHORT_FLAGS[word] for word in param.opts if word in SHORT_FLAGS]
+    if isinstance(command, TyperGroup):
+        for inner in command.commands.values():
+            add_short_flags(inner)
+    return command
 
 
 def _command(name: str, found: typer.Typer | Callable[..., Any]) -> "Command":
@@ -148,10 +174,15 @@ def build_command_tree() -> typer.Typer:
     return app
 
 
+PANEL: Final = "rich_help_panel"
+
+
 def load_all_commands() -> TyperGroup:
     group = typer.main.get_group(build_command_tree())
     for name, command in group.commands.items():
-        group.commands[name] = command.loaded() if isinstance(command, LazyCommand) else command
+        if isinstance(command, LazyCommand):
+            loaded = group.commands[name] = command.loaded()
+            setattr(loaded, PANEL, getattr(command, PANEL))
     return group
 
 
@@ -182,7 +213,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "serve": ("halter serve", "halter serve clerk --json"),
     "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),
     "off": ('halter off clerk --reason "too many letters"',),
-    "sessions": ("halter sessions", "halter sessions --limit 5 --json"),
+    "sessions": (
+        "halter sessions",
+        "halter sessions --agent clerk --state sleeping --since 7d",
+        "halter sessions -n 5 -j",
+    ),
     "show": ("halter show clerk-1", "halter show clerk-1 --json"),
     "tail": ("halter tail", "halter tail clerk-1 --after 2"),
     "receipt": ("halter receipt clerk-2", "halter receipt clerk-2 --html receipt.html"),
@@ -223,7 +258,11 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "schedules cancel": ("halter schedules cancel clerk/weekly",),
     "schedules retry": ("halter schedules retry clerk/letters 0123456789abcdef",),
     "route": ('halter route clerk "What is 17 * 23?"',),
-    "audit": ("halter audit --since 24h", "halter audit --export audit.jsonl --cursor siem"),
+    "audit": (
+        "halter audit --since 24h",
+        "halter audit --agent clerk --outcome approval_denied --limit 20",
+        "halter audit --export audit.jsonl --cursor siem",
+    ),
     "verify": ("halter verify", "halter verify --rebuild"),
     "store": ("halter store", 'halter store accept --reason "restored the backup of Monday"'),
     "store accept": ("halter store accept", 'halter store accept --reason "restored the backup of Monday" --yes'),

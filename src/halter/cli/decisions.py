@@ -44,6 +44,7 @@ inbox = command(
     """,
     build_inbox_sheet,
     look=True,
+    fresh=True,
     json=lambda found: [as_object(one) for one in found.decisions],
 )
 
@@ -141,7 +142,7 @@ rules = group(
             json=lambda found: found.offers,
         ),
     },
-    command(decisions.rules, "Show standing rules.", build_rules_sheet, look=True),
+    command(decisions.rules, "Show standing rules.", build_rules_sheet, look=True, fresh=True),
 )
 
 halt = command(

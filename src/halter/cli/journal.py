@@ -81,7 +81,7 @@ def _print_report(report: IntegrityReport) -> None:
 def erase(
     *,
     session: Annotated[
-        list[str] | None, typer.Option("--session", metavar="ID", help="A session; may be repeated.")
+        list[str] | None, typer.Option("--session", metavar="SESSION", help="A session; may be repeated.")
     ] = None,
     older_than: Annotated[
         str | None, typer.Option("--older-than", metavar="AGE", help="Sessions that ended that long ago, as in 90d.")

@@ -41,6 +41,7 @@ _show = command(
     """,
     build_budgets_sheet,
     look=True,
+    fresh=True,
 )
 
 budget = group(

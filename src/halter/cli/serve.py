@@ -17,6 +17,7 @@ from halter.cli.command import (
     demand_person,
     fail,
     group,
+    never_used,
     parse_typed_duration,
     read_cli_settings,
     report_errors,
@@ -146,7 +147,7 @@ _HOST: Final = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 def serve(
     agents: Annotated[
-        list[Path] | None, typer.Argument(metavar="AGENT…", help="The folders of agents to run here.")
+        list[Path] | None, typer.Argument(metavar="AGENT", help="The folders of agents to run here.")
     ] = None,
     *,
     listen: Annotated[
@@ -177,9 +178,9 @@ def serve(
         demand_server()
         await _serve(app, folders, bind(*where, beyond=beyond), names, as_json=as_json)
 
-    run_with_app(
-        store, job, new=bool(folders), acts=bool(folders), following=True, runs=RESTART_HINT if folders else ""
-    )
+    places = report_errors(lambda: read_cli_settings(store))
+    new = bool(folders) or never_used(places, store)
+    run_with_app(store, job, new=new, acts=bool(folders), following=True, runs=RESTART_HINT if folders else "")
 
 
 def _name(host: str) -> str:
@@ -251,7 +252,7 @@ AGENTS_FOLDER: Final = "agents"
 def worker(
     agents: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="AGENT…", help="The folders of the agents (default: those here and in ./agents)."),
+        typer.Argument(metavar="AGENT", help="The folders of the agents (default: those here and in ./agents)."),
     ] = None,
     *,
     concurrency: Annotated[

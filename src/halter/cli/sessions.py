@@ -13,10 +13,12 @@ from halter.cli.command import (
     JsonOption,
     SessionArgument,
     StoreOption,
+    Typed,
     command,
     fail,
     find_session_by_prefix,
     make_desk,
+    parse_typed_duration,
     report_errors,
     run_with_app,
     show_sheet,
@@ -24,7 +26,7 @@ from halter.cli.command import (
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_line, answer_table, say
 from halter.cli.terminal import patience
-from halter.core.clock import SECOND
+from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, StreamId, inbox_stream, is_inbox, session_of, session_stream
 from halter.core.ports import Query, Stored
@@ -53,6 +55,15 @@ sessions = command(
     """,
     build_sessions_sheet,
     look=True,
+    fresh=True,
+    typed={
+        "since": Typed(
+            ("since",),
+            Annotated[str, typer.Option("--since", metavar="AGE", help="Only those begun since, as in 24h.")],
+            lambda age: {"since": SystemClock().now() - parse_typed_duration(age) if age else 0},
+            "",
+        )
+    },
 )
 
 
@@ -94,7 +105,7 @@ _SHORT: Final = 13
 def tail(
     stream: Annotated[
         str,
-        typer.Argument(metavar="[SESSION]", help="A session, its inbox as SESSION/in, or fleet (default: everything)."),
+        typer.Argument(metavar="SESSION", help="A session, its inbox as SESSION/in, or fleet (default: everything)."),
     ] = "",
     *,
     after: Annotated[
@@ -172,7 +183,7 @@ HtmlOption = Annotated[str, typer.Option("--html", metavar="FILE", help="Write a
 
 def receipt(
     session: Annotated[
-        str, typer.Argument(metavar="[SESSION]", help="A session's id, or its beginning, from halter sessions.")
+        str, typer.Argument(metavar="SESSION", help="A session's id, or its beginning, from halter sessions.")
     ] = "",
     *,
     html: HtmlOption = "",

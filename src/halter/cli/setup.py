@@ -16,7 +16,9 @@ from halter.cli.command import (
     JsonOption,
     StoreOption,
     add_connect_timeout,
+    describe_never_used,
     fail,
+    never_used,
     read_cli_settings,
     refuse_missing,
     report_errors,
@@ -174,7 +176,7 @@ STORE: Final = "store"
 
 def doctor(
     agents: Annotated[
-        list[Path] | None, typer.Argument(metavar="[AGENT…]", help="Folders of agents to check, too.")
+        list[Path] | None, typer.Argument(metavar="AGENT", help="Folders of agents to check, too.")
     ] = None,
     *,
     store: StoreOption = None,
@@ -186,7 +188,7 @@ def doctor(
     secret is shown. Exits 1 if there is a problem, 3 if the store cannot be used.
     """
     settings = report_errors(lambda: read_cli_settings(store))
-    checks = report_errors(lambda: asyncio.run(_collect_checks(settings, agents or [])))
+    checks = report_errors(lambda: asyncio.run(_collect_checks(settings, agents or [], never_used(settings, store))))
     if as_json:
         answer_json(checks)
     else:
@@ -200,16 +202,18 @@ def doctor(
         raise typer.Exit(EXIT_FAILED)
 
 
-async def _collect_checks(settings: Settings, agents: Sequence[Path]) -> list[Check]:
-    return [check async for check in _run_checks(settings, agents)]
+async def _collect_checks(settings: Settings, agents: Sequence[Path], fresh: bool) -> list[Check]:
+    return [check async for check in _run_checks(settings, agents, fresh)]
 
 
-async def _run_checks(settings: Settings, agents: Sequence[Path]) -> AsyncGenerator[Check]:
+async def _run_checks(settings: Settings, agents: Sequence[Path], fresh: bool) -> AsyncGenerator[Check]:
     from halter.operations import health
     from halter.operations.health import check_agent
 
     yield health.check_program()
-    checks, fleet = await _store(settings)
+    checks, fleet = (
+        ([Check(STORE, "ok", describe_never_used(settings.store))], None) if fresh else await _store(settings)
+    )
     for check in checks:
         yield check
     yield health.check_fleet_file(settings)

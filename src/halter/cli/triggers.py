@@ -88,6 +88,7 @@ schedules = group(
             """,
             build_triggers_sheet,
             look=True,
+            fresh=True,
         ),
         "run": run,
         "cancel": command(

@@ -43,7 +43,7 @@ AGENT_FILE: Final = "agent.yaml"
 HOW_TO_STOP: Final = "Ctrl-C stops this; the next start continues."
 RESTART_HINT: Final = "Start it again: its sessions continue, and halted ones end."
 
-AgentsArgument = Annotated[list[Path], typer.Argument(metavar="AGENT…", help="The folders of the agents.")]
+AgentsArgument = Annotated[list[Path], typer.Argument(metavar="AGENT", help="The folders of the agents.")]
 NamedArgument = Annotated[str, typer.Argument(metavar="AGENT", help="An agent's name, or its folder.")]
 
 

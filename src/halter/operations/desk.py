@@ -186,7 +186,7 @@ Session = Annotated[
     Name,
     Meta(description="A session's id.", extra={"typed": "A session's id, or its beginning, from halter sessions."}),
 ]
-Agent = Annotated[Name, Meta(description="An agent's name.")]
+Agent = Annotated[Name, Meta(description="An agent's name.", extra={"metavar": "AGENT"})]
 Dollars = Annotated[str, Meta(max_length=40, description="The new cap in dollars, as in 2.50, or none.")]
 Moment = Annotated[int, Meta(ge=0, le=LATEST, description="Microseconds since 1970.")]
 Limit = Annotated[int, Meta(ge=1, le=MOST, description="How many of the newest.", extra={"metavar": "N"})]

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from decimal import Decimal
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +16,7 @@ from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, parse_notification
 from halter.core.rows import AgentRow, HaltRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, shorten, to_one_line
+from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
 from halter.operations.report import Report, ReportRows, read_report_rows
 from halter.operations.report import build_report as report_of
@@ -36,6 +37,9 @@ CHANGES: Final = 200
 Parts = Annotated[int, Meta(ge=1, le=MOST_PARTS, description="How many parts.")]
 After = Annotated[int, Meta(ge=0, le=LATEST, description="Only events after this sequence number.")]
 Inbox = Annotated[bool, Meta(description="Read its inbox instead.")]
+InState = Annotated[
+    str, Meta(max_length=300, description="Only in this state, as in sleeping.", extra={"metavar": "STATE"})
+]
 
 
 class AgentNews(msgspec.Struct, frozen=True):
@@ -118,16 +122,37 @@ async def session(desk: Desk, session: Session) -> SessionRow:
     return await desk.session(session)
 
 
-async def sessions(desk: Desk, agent: Agent = "", limit: Limit = 50) -> Sequence[SessionRow]:
-    """List sessions, the newest first."""
+async def sessions(
+    desk: Desk, agent: Agent = "", state: InState = "", since: Moment = 0, limit: Limit = 50
+) -> Sequence[SessionRow]:
+    """List sessions, the newest first: all, or those of an agent, in a state, or begun since a moment."""
     if agent:
         desk.demand_agent(readable(agent, "an agent"))
-        params: Mapping[str, Any] = {"agent": agent, "limit": limit}
-        return await desk.app.store.ask(Query("sessions_of_agent", SessionRow, params))
-    if not desk.who.agents:
-        return await desk.app.store.ask(Query("sessions", SessionRow, {"limit": limit}))
-    rows = [row for name in desk.who.agents for row in await sessions(desk, name, limit)]
+    within = _read_state(state)
+    seen = (agent,) if agent or not desk.who.agents else desk.who.agents
+    rows = [row for name in seen for row in await _sessions(desk, name, within, max(1, since), limit)]
     return sorted(rows, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
+
+
+async def _sessions(desk: Desk, agent: str, state: State | None, since: int, limit: int) -> Sequence[SessionRow]:
+    """Ask by the index that fits: every answer costs what it shows, however long the past is."""
+    if state is None:
+        name = "sessions_of_agent_since" if agent else "sessions"
+    elif state in END_STATES:
+        name = "sessions_of_agent_ended" if agent else "sessions_ended"
+    else:
+        name = "sessions_in_state"
+    params = {"agent": agent, "state": state, "since": since, "limit": limit}
+    return await desk.app.store.ask(Query(name, SessionRow, params))
+
+
+def _read_state(typed: str) -> State | None:
+    """Read a state however its letters are written; none for an empty word."""
+    word = typed.strip().upper().replace(" ", "_").replace("-", "_")
+    found = next((state for state in get_args(State) if state == word), None)
+    if word and found is None:
+        wrong(f"{typed!r} is no state of a session: write one of {', '.join(map(str.lower, get_args(State)))}.")
+    return found
 
 
 async def sessions_under_way(desk: Desk) -> Sequence[SessionRow]:
@@ -372,6 +397,12 @@ class AuditFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """The columns that the store filters by."""
         return {"agent": self.agent, "tool": self.tool, "outcome": self.outcome, "session": self.session}
 
+    def query(self, way: str) -> str:
+        """Name the query whose index leads to the fewest rows; almost all calls are ok."""
+        if self.outcome not in ("", "ok"):
+            return f"audit_of_outcome_{way}"
+        return f"audit_of_agent_{way}" if self.agent else f"audit_{way}"
+
     def says(self, row: AuditEntry) -> bool:
         said = f"{row.tool} {row.input_summary} {row.output_summary} {row.decided_by}".casefold()
         return self.text.casefold() in said
@@ -404,7 +435,7 @@ async def audit_lines(desk: Desk, **wanted: Any) -> AsyncGenerator[AuditEntry]:
 async def audit(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
     """Read the audit from a moment on, the oldest first; calls under way are included."""
     cursor: dict[str, Any] = {**wanted.named(), "since": wanted.since, "call": "", "limit": AUDIT_PAGE}
-    while page := await desk.app.store.ask(Query("audit_since", AuditRecord, cursor)):
+    while page := await desk.app.store.ask(Query(wanted.query("since"), AuditRecord, cursor)):
         for row in page:
             if wanted.until is not None and row.created_at > wanted.until:
                 return
@@ -416,7 +447,7 @@ async def audit(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
 async def newest(desk: Desk, wanted: AuditFilter) -> AsyncGenerator[AuditRecord]:
     until = desk.app.clock.now() if wanted.until is None else wanted.until
     cursor: dict[str, Any] = {**wanted.named(), "until": until, "call": LAST_CHARACTER, "limit": AUDIT_PAGE}
-    while page := await desk.app.store.ask(Query("audit_until", AuditRecord, cursor)):
+    while page := await desk.app.store.ask(Query(wanted.query("until"), AuditRecord, cursor)):
         for row in page:
             if row.created_at < wanted.since:
                 return

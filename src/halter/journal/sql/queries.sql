@@ -5,8 +5,8 @@
 SELECT stream FROM streams UNION SELECT DISTINCT stream FROM events ORDER BY stream;
 
 -- name: sessions
--- All sessions, newest first.
-SELECT * FROM sessions ORDER BY started_at DESC, session DESC LIMIT :limit;
+-- All sessions that began after a time, the newest first.
+SELECT * FROM sessions WHERE started_at >= :since ORDER BY started_at DESC, session DESC LIMIT :limit;
 
 -- name: session
 -- One session.
@@ -550,3 +550,67 @@ SELECT seq, at, version, facts, body FROM events WHERE stream = :stream AND kind
 -- name: sessions_of_agent
 -- The sessions of one agent, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND started_at > 0 ORDER BY started_at DESC, session DESC LIMIT :limit;
+
+-- name: sessions_of_agent_since
+-- The sessions of one agent that began after a time, the newest first.
+SELECT * FROM sessions WHERE agent = :agent AND started_at >= :since ORDER BY started_at DESC, session DESC LIMIT :limit;
+
+-- name: sessions_in_state
+-- The sessions in one state that are not over, the newest first. The plus leads past the index by time.
+SELECT * FROM sessions
+WHERE ended_at IS NULL AND (:agent = '' OR agent = :agent) AND state = :state AND +started_at >= :since
+ORDER BY +started_at DESC, session DESC LIMIT :limit;
+
+-- name: sessions_ended
+-- The sessions that ended in one state, the newest first.
+SELECT * FROM sessions WHERE ended_at IS NOT NULL AND state = :state AND started_at >= :since
+ORDER BY started_at DESC, session DESC LIMIT :limit;
+
+-- name: sessions_of_agent_ended
+-- The sessions of one agent that ended in one state, the newest first.
+SELECT * FROM sessions WHERE ended_at IS NOT NULL AND agent = :agent AND state = :state AND started_at >= :since
+ORDER BY started_at DESC, session DESC LIMIT :limit;
+
+-- name: audit_of_agent_since
+-- As audit_since, by the index of agents.
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+FROM audit a
+LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
+LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
+WHERE a.agent = :agent AND (a.created_at, a.call) > (:since, :call)
+    AND (:agent = '' OR a.agent = :agent) AND (:tool = '' OR a.tool = :tool)
+    AND (:outcome = '' OR a.outcome = :outcome) AND (:session = '' OR a.session = :session)
+ORDER BY a.created_at, a.call LIMIT :limit;
+
+-- name: audit_of_agent_until
+-- As audit_until, by the index of agents.
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+FROM audit a
+LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
+LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
+WHERE a.agent = :agent AND (a.created_at, a.call) < (:until, :call)
+    AND (:agent = '' OR a.agent = :agent) AND (:tool = '' OR a.tool = :tool)
+    AND (:outcome = '' OR a.outcome = :outcome) AND (:session = '' OR a.session = :session)
+ORDER BY a.created_at DESC, a.call DESC LIMIT :limit;
+
+-- name: audit_of_outcome_since
+-- As audit_since, by the index of outcomes other than ok.
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+FROM audit a
+LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
+LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
+WHERE a.outcome = :outcome AND a.outcome NOT IN ('', 'ok') AND (a.created_at, a.call) > (:since, :call)
+    AND (:agent = '' OR a.agent = :agent) AND (:tool = '' OR a.tool = :tool)
+    AND (:outcome = '' OR a.outcome = :outcome) AND (:session = '' OR a.session = :session)
+ORDER BY a.created_at, a.call LIMIT :limit;
+
+-- name: audit_of_outcome_until
+-- As audit_until, by the index of outcomes other than ok.
+SELECT a.*, asked.body AS input, asked.blob AS input_blob, settled.body AS output, settled.blob AS output_blob
+FROM audit a
+LEFT JOIN events asked ON asked.stream = 'session:' || a.session AND asked.seq = a.asked_seq
+LEFT JOIN events settled ON settled.stream = 'session:' || a.session AND settled.seq = a.settled_seq
+WHERE a.outcome = :outcome AND a.outcome NOT IN ('', 'ok') AND (a.created_at, a.call) < (:until, :call)
+    AND (:agent = '' OR a.agent = :agent) AND (:tool = '' OR a.tool = :tool)
+    AND (:outcome = '' OR a.outcome = :outcome) AND (:session = '' OR a.session = :session)
+ORDER BY a.created_at DESC, a.call DESC LIMIT :limit;
