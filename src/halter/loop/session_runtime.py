@@ -201,7 +201,7 @@ class SessionRuntime:
         events = await self.look_back()
         past = self.state
         if self.lease.generation > 1:
-            await self._woken(await self._cause())
+            await self._woken()
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
         for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
@@ -441,14 +441,14 @@ class SessionRuntime:
         """Resume a session that rested in this process."""
         self._rests += 1
         self.rested_at = self._seen
-        await self._woken(await self._cause())
+        await self._woken()
         await self._look_at_cap()
 
-    async def _cause(self) -> WakeCause | None:
+    async def _cause(self, inbox_head: int) -> WakeCause | None:
         """Why the session resumes: a message, its timer, or takeover."""
         if self.state.state == "RUNNING":
             return None
-        for stored in await self.inbox(self._seen):
+        for stored in await self.inbox(self._seen) if inbox_head > self._seen else ():
             match stored.event:
                 case ev.WakePosted(wakes=True, cause=cause):
                     return cause
@@ -523,9 +523,10 @@ class SessionRuntime:
                 )
         return True
 
-    async def _woken(self, cause: WakeCause | None) -> None:
+    async def _woken(self, cause: WakeCause | None = None) -> None:
         """Record that the session resumes, with its inbox read up to now."""
-        self._seen = (await self._row()).inbox_head
+        inbox_head = (await self._row()).inbox_head
+        cause, self._seen = cause or await self._cause(inbox_head), inbox_head
         key = f"{self.lease.session}/{self.lease.generation}/woken/{self._rests}"
         await self.commit(lifecycle.wake_session(self.lease, key, cause, self._seen))
         self.state = msgspec.structs.replace(self.state, state="RUNNING", wake_at=None, inbox_seen=self._seen)

@@ -212,7 +212,7 @@ class Supervisor:
 
     async def _attend(self, lease: Lease) -> None:
         row = await self._row(lease.session)
-        await self.agents[row.agent].attend(lease, self._sessions.stays, self._waits)
+        await self.agents[row.agent].attend(lease, row, self._sessions.stays, self._waits)
         after = await self._row(lease.session)
         if after.ended_at is not None or after.state in ("WAITING_FOR_INPUT", "PAUSED"):
             # Notify at once: a person may have to act.

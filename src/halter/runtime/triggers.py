@@ -67,7 +67,7 @@ from halter.runtime.session_builder import (
     find_trigger_row,
     read_trigger_record,
 )
-from halter.runtime.sessions import build_session_beginning
+from halter.runtime.sessions import build_session_beginning, read_session_row
 from halter.runtime.worker import AutonomousAgent
 from halter.tasks.playbooks import Task, encode_task
 
@@ -587,7 +587,7 @@ async def run_now(context: AgentContext, folder: Path, name: str, file: Path | N
 async def attend_run_here(context: AgentContext, folder: Path, session: SessionId) -> bool:
     """Runs a run until it rests or ends in this process; False where another process has it."""
     for lease in await context.store.claim(context.worker, 1, session):
-        await AutonomousAgent(context, folder).attend(lease)
+        await AutonomousAgent(context, folder).attend(lease, await read_session_row(context, session))
         return True
     return False
 

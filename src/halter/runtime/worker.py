@@ -40,7 +40,6 @@ from halter.runtime.sessions import (
     begin_session,
     build_handover,
     is_playbook_run,
-    read_session_row,
     run_leased_playbook,
 )
 from halter.state.session import InFlight
@@ -95,6 +94,7 @@ class AutonomousAgent:
     async def attend(
         self,
         lease: Lease,
+        row: SessionRow,
         stays: Callable[[SessionId], None] = lambda _: None,
         waits: Callable[[], None] = lambda: None,
     ) -> None:
@@ -106,7 +106,6 @@ class AutonomousAgent:
         if made is not None:
             await self._visited(made, lease)
             return
-        row = await read_session_row(self.context, lease.session)
         if await is_playbook_run(self.context, row):
             await run_leased_playbook(self.context, lease)
             return
