@@ -10,12 +10,13 @@ import pytest
 
 from halter.core.clock import SECOND, SystemClock
 from halter.core.events import BodiesErased, CallSettled, CallStarted, SessionStarted
-from halter.core.ids import FLEET, SortableIds, StreamId, WorkerId, session_stream
+from halter.core.ids import FLEET, SessionId, SortableIds, StreamId, WorkerId, session_stream
 from halter.core.money import Charge, Leg
-from halter.core.ports import Draft, Query, Rows, Write
+from halter.core.ports import AgentConcurrency, Draft, Lease, Query, Rows, Ticket, Write
 from halter.core.project import rows_of_hold
 from halter.core.rows import HoldRow, WorkerRow
 from halter.core.vocabulary import Row
+from halter.dispatch.dispatcher import DistributedDispatcher, ServeTicket, Sessions
 from halter.journal.engine import Engine, StoreView, load_queries, to_psycopg_parameters
 from halter.journal.open import open_store
 from halter.journal.postgres import (
@@ -240,3 +241,53 @@ async def test_what_is_due_is_claimed_by_its_index_before_the_server_knows_its_t
     engine.close()
     assert any("Index Scan using sessions_due" in line for line in plan)
     assert not [line for line in plan if "Seq Scan" in line or "Sort" in line]
+
+
+class NoTickets:
+    """A queue into which nothing may be put."""
+
+    def put(self, connection: Any, tickets: Sequence[Ticket]) -> None:
+        raise AssertionError(tickets)
+
+    async def hand_out(self, serve: ServeTicket, concurrency: int) -> None:
+        await asyncio.Event().wait()
+
+
+class Counting(PostgresEngine):
+    """Counts the claims that found nothing: a dispatcher may look at any time."""
+
+    idle = 0
+
+    def claim(
+        self,
+        worker: WorkerId,
+        limit: int,
+        program_format: int,
+        only: SessionId | Ticket | None = None,
+        agents: AgentConcurrency | None = None,
+    ) -> Sequence[Lease]:
+        found = super().claim(worker, limit, program_format, only, agents)
+        self.idle += not found
+        return found
+
+
+async def test_a_due_session_is_awake_after_two_transactions(postgres_schema_url: str) -> None:
+    """One claims it, in one round trip; the other records that it is awake, in two. No job is made for it."""
+    engine = Counting(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    store, worker = JournalStore(engine), WorkerId("one")
+    await store.commit(begin_session("desk-1"))
+    await store.beat(worker)
+    before, taken = engine.round_trips, asyncio.get_running_loop().create_future()
+
+    async def wake(lease: Lease) -> None:
+        await store.commit(lifecycle.wake_session(lease, "woken", "timer", 0))
+        if not taken.done():
+            taken.set_result(engine.round_trips - before - engine.idle)
+
+    dispatcher = DistributedDispatcher(Sessions(store, CLOCK, worker, wake), lambda: {"desk": None}, NoTickets())
+    running = asyncio.create_task(dispatcher.run())
+    async with asyncio.timeout(60):
+        assert await taken == 3
+    running.cancel()
+    await asyncio.wait([running])
+    await store.close()

@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -451,3 +451,36 @@ async def test_workers_that_look_at_the_same_moment_share_what_is_due(world: Wor
     await world.advance(SECOND)
     assert sum(len(attend.attended) for attend in attends.values()) == 4 * CLAIMED_AT_ONCE
     assert min(len(attend.attended) for attend in attends.values()) >= CLAIMED_AT_ONCE
+
+
+class SlowClaims:
+    """A store whose claims take as long as they are made to."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.go_on = asyncio.Event()
+
+    async def claim(self, *asked: Any, **named: Any) -> Sequence[Lease]:
+        await self.go_on.wait()
+        return await self._store.claim(*asked, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+async def test_what_is_being_claimed_takes_up_room(world: World) -> None:
+    for number in range(3):
+        await begin(world, f"desk-{number}")
+    store = SlowClaims(world.journal)
+    sessions = Sessions(cast("Store", store), world.clock, WorkerId("one"), Sleeper(world, takes=MINUTE))
+    claimed = asyncio.create_task(sessions.claim(2, {"desk": None}))
+    await world.advance(SECOND)
+    assert sessions.room(5) == 3
+    fetched = asyncio.create_task(sessions.fetch(SessionId("desk-2")))
+    await world.advance(SECOND)
+    assert sessions.room(5) == 2
+    store.go_on.set()
+    await world.advance(SECOND)
+    assert (await claimed, (await fetched) is not None) == (2, True)
+    assert (sessions.room(5), sessions.awake) == (2, 3)
+    await sessions.stop()
