@@ -68,6 +68,14 @@ HEAVY = (
 )
 
 
+TO_RUN = (
+    *(name for name in HEAVY if name not in {"asyncio", "halter.runtime"}),
+    *("halter.cli", "halter.config", "halter.loop", "halter.redaction", "halter.models", "halter.runtime.runtime"),
+    *("typer", "rich", "yaml", "re2", "sqlite3", "cronsim", "tempfile", "difflib", "multiprocessing"),
+)
+"""What runs an agent, which a program that only describes one does not load."""
+
+
 @pytest.fixture(scope="module")
 def furnished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("clerk") / "home"
@@ -254,3 +262,18 @@ def test_neither_the_package_nor_the_help_loads_anything_heavy(program: str) -> 
     assert not [name for name in loaded if name in HEAVY or name.startswith(tuple(f"{heavy}." for heavy in HEAVY))]
     if "cli" not in program:
         assert not loaded & {"typer", "rich", "msgspec"}
+
+
+def test_a_program_that_describes_its_agent_does_not_load_what_runs_it() -> None:
+    program = """
+from halter import Agent, tool
+
+agent = Agent("desk", model="anthropic:claude-sonnet-4-5", store="memory:", instructions="You keep the desk.")
+
+import json, sys
+print(json.dumps(sorted(sys.modules)))
+"""
+    printed = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, check=True).stdout
+    loaded = set(json.loads(printed))
+    assert "halter.runtime.agent" in loaded
+    assert sorted(loaded & set(TO_RUN)) == []

@@ -3,7 +3,6 @@
 An expression is compiled once and evaluated without I/O.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeVar, cast
@@ -86,8 +85,10 @@ def join_names(names: Iterable[Any]) -> str:
 
 def suggest_nearest(word: str, known: Sequence[str], what: str) -> str:
     """End a sentence about an unknown word with the nearest known ones."""
+    from difflib import get_close_matches  # Loaded only where a mistake is reported.
+
     swapped = [one for one in known if sorted(one) == sorted(word)]
-    close = swapped or difflib.get_close_matches(word, known, 1, 0.6)
+    close = swapped or get_close_matches(word, known, 1, 0.6)
     there = f"{what} are {join_names(known) or 'none'}."
     return f"did you mean `{close[0]}`? {there[0].upper()}{there[1:]}" if close else there
 

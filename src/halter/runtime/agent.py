@@ -26,49 +26,39 @@ from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec.structs import replace
 
-from halter.config.agent_files import AgentFile, parse_agent
-from halter.config.merge import FleetConfig, parse_fleet, read_fleet
-from halter.config.resolve import check_named_tools, resolve_agent
-from halter.config.yaml_reader import Document, SourceMap
 from halter.core.clock import SECOND, Clock
 from halter.core.errors import ConfigError, HalterError
 from halter.core.ids import make_worker_id
 from halter.core.messages import Message, Model, StreamChunk, ToolCall, ToolResult
-from halter.core.ports import Stored
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool
 from halter.core.usage import Usage
 from halter.core.vocabulary import END_STATES, SessionKind, State
-from halter.dispatch.heartbeat import keep_leases
-from halter.guard.tool_door import NeedsPerson
-from halter.journal.open import name_store_place
-from halter.journal.store import ReportProblem, ignore_problem
-from halter.loop.decide import ASK_USER, FINAL_ANSWER, TROUBLED_ENDS
-from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
-from halter.loop.session_runtime import WaitListener, find_last_words
-from halter.redaction.secrets import GivenSecrets, Secrets, read_environment_secrets
-from halter.runtime.agent_context import AgentContext, Models, models_of
-from halter.runtime.assemble import (
-    AssembledAgent,
-    assemble_agent,
-    check_pacing_tools,
-    index_tools,
-    list_protected_paths,
-    protect_tools,
-)
-from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime, open_runtime, read_local_fleet
-from halter.runtime.sessions import begin_session, claim_session, reopen_agent_session, say_to_session
 from halter.settings import Settings, read_settings
 from halter.state.receipt import Receipt, make_receipt
-from halter.tasks.conversation import Conclusion
-from halter.tasks.task_tools import list_verb_specs
 from halter.tools.function_tool import FunctionTool, ToolOptions
 from halter.tools.function_tool import tool as made_tool
+
+# A program that only describes its agent does not wait for what runs it: the functions below import that.
+if TYPE_CHECKING:
+    from halter.config.agent_files import AgentFile
+    from halter.config.merge import FleetConfig
+    from halter.config.yaml_reader import Document
+    from halter.core.ports import Stored
+    from halter.guard.tool_door import NeedsPerson
+    from halter.journal.store import ReportProblem
+    from halter.loop.loop import LoopObserver, TurnLoop
+    from halter.loop.session_runtime import WaitListener
+    from halter.redaction.secrets import Secrets
+    from halter.runtime.agent_context import AgentContext, Models
+    from halter.runtime.assemble import AssembledAgent
+    from halter.runtime.runtime import Runtime
+    from halter.tasks.conversation import Conclusion
 
 T = TypeVar("T")
 
@@ -137,7 +127,10 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
         return self
 
 
-def build_result(came: Conclusion, loop: TurnLoop, session: str, events: Sequence[Stored]) -> Result[Any]:
+def build_result(came: "Conclusion", loop: "TurnLoop", session: str, events: "Sequence[Stored]") -> Result[Any]:
+    from halter.loop.decide import TROUBLED_ENDS
+    from halter.loop.session_runtime import find_last_words
+
     turn, messages = loop.turn, loop.messages
     text = find_last_words(messages)
     return Result(
@@ -156,6 +149,8 @@ def build_result(came: Conclusion, loop: TurnLoop, session: str, events: Sequenc
 
 
 def _question(messages: Sequence[Message]) -> str:
+    from halter.loop.decide import ASK_USER
+
     arguments = _find_accepted_call(messages, ASK_USER)
     return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
 
@@ -184,7 +179,7 @@ class ProgramOptions(TypedDict, total=False):
     settings: Settings
     person: str
     lease: float
-    tell: ReportProblem
+    tell: "ReportProblem"
     clock: Clock
     environ: Mapping[str, str]
 
@@ -239,8 +234,13 @@ class AgentProgram(ABC):
             await stack.__aexit__(kind, error, trace)
 
     @asynccontextmanager
-    async def _opening(self) -> AsyncGenerator[AgentContext]:
+    async def _opening(self) -> "AsyncGenerator[AgentContext]":
         """Opens the store, binds its policy, renews leases, and assembles the agent."""
+        from halter.dispatch.heartbeat import keep_leases
+        from halter.journal.store import ignore_problem
+        from halter.runtime.agent_context import AgentContext
+        from halter.runtime.runtime import DEFAULT_LEASE_DURATION, open_runtime
+
         options, written = self._options, self._written()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
         app_of = open_runtime(
@@ -256,39 +256,47 @@ class AgentProgram(ABC):
             yield AgentContext(app, agent, models, worker, lease + SECOND)
 
     @abstractmethod
-    async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+    async def _assembled(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
         """Assembles the agent that the program describes; `stack` closes it with the store."""
 
-    def _written(self) -> FleetConfig | None:
+    def _written(self) -> "FleetConfig | None":
         """Return the fleet that the program configures, by keys or by the path of a file."""
+        from halter.config.merge import parse_fleet, read_fleet
+
         fleet = self._options.get("fleet", {})
         if isinstance(fleet, str | Path):
             return read_fleet(Path(fleet))
         return parse_fleet(build_document(fleet, f"the {self.NOUN}'s fleet")) if fleet else None
 
-    def _opened(self) -> AgentContext:
+    def _opened(self) -> "AgentContext":
         if self._open is None:
             raise ConfigError(f"The {self.NOUN} is not open: use it inside of `async with {self.NOUN}:`.")
         return self._open
 
 
-def resolve_secrets(options: ProgramOptions, environ: Mapping[str, str]) -> Secrets:
+def resolve_secrets(options: ProgramOptions, environ: Mapping[str, str]) -> "Secrets":
+    from halter.redaction.secrets import GivenSecrets, read_environment_secrets
+
     given = options.get("secrets")
     return read_environment_secrets(environ) if given is None else GivenSecrets(given)
 
 
 def agent_said(
     name: str, options: ProgramOptions, where: str, limits: Mapping[str, Any], more: Mapping[str, Any]
-) -> AgentFile:
+) -> "AgentFile":
     """Parses options as an agent file, so that the same checks apply with the same messages."""
+    from halter.config.agent_files import parse_agent
+
     policy = options.get("policy", {})
     capped = {"max_cost_usd": options["max_cost_usd"]} if "max_cost_usd" in options else {}
     said = {"name": name, **policy, **more, "limits": {**policy.get("limits", {}), **limits, **capped}}
     return parse_agent(build_document(said, where))
 
 
-def build_document(said: Mapping[str, Any], where: str) -> Document:
+def build_document(said: Mapping[str, Any], where: str) -> "Document":
     """Wraps a program's options as a file, so that mistakes are reported alike."""
+    from halter.config.yaml_reader import Document, SourceMap
+
     return Document(dict(said), SourceMap(where))
 
 
@@ -319,7 +327,7 @@ class AgentOptions(ProgramOptions, total=False):
     temperature: float
     reflex: Sequence[Any]
     limits: Mapping[str, Any]
-    waits: WaitListener
+    waits: "WaitListener"
 
 
 KEYS = ("model_for", "providers", "instructions", "tool_calls", "temperature", "reflex")
@@ -381,6 +389,8 @@ class Agent(AgentProgram):
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
     ) -> Result[Any]:
         """Resumes a session after a crash, a rest, or any end except a cancellation."""
+        from halter.runtime.sessions import reopen_agent_session, say_to_session
+
         async with self._for_once() as context:
             await reopen_agent_session(context, session)
             if message:
@@ -400,6 +410,8 @@ class Agent(AgentProgram):
 
         A chunk with `discard` takes back what the attempt before it yielded.
         """
+        from halter.loop.loop import LoopObserver
+
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
         async with self._for_once() as context:
             session = await _send_message(context, message, session, id, kind)
@@ -421,13 +433,17 @@ class Agent(AgentProgram):
 
     async def _attended(
         self,
-        context: AgentContext,
+        context: "AgentContext",
         session: str,
         deps: Any,
         output_type: type[Any] | None,
-        watching: LoopObserver = NO_OBSERVER,
+        watching: "LoopObserver | None" = None,
     ) -> Result[Any]:
-        agent = context.agent
+        from halter.loop.decide import FINAL_ANSWER
+        from halter.loop.loop import NO_OBSERVER
+        from halter.runtime.sessions import claim_session
+
+        agent, watching = context.agent, watching or NO_OBSERVER
         if watching.listen is not None and agent.mind.streaming is None:
             agent = replace(agent, mind=replace(agent.mind, streaming=True))
         context = replace(context, agent=_attach_deps(agent, deps))
@@ -442,13 +458,15 @@ class Agent(AgentProgram):
         output = None if arguments is None else _parse_output(output_type, arguments)
         return replace(result, output=output)
 
-    def _log_wait(self, asked: NeedsPerson, _: State) -> None:
+    def _log_wait(self, asked: "NeedsPerson", _: State) -> None:
         """Say on the log, by default on stderr, why nothing seems to happen."""
+        from halter.journal.open import name_store_place
+
         place = name_store_place(self._settings.store)
         _LOG.warning("%s waits for your decision %s: halter inbox --store %s", self._name, asked.decision, place)
 
     @asynccontextmanager
-    async def _for_once(self) -> AsyncGenerator[AgentContext]:
+    async def _for_once(self) -> "AsyncGenerator[AgentContext]":
         """Yields the open context, or opens one for this call."""
         if self._open is not None:
             yield self._open.bind()
@@ -456,7 +474,10 @@ class Agent(AgentProgram):
         async with self._opening() as context:
             yield context.bind()
 
-    async def _assembled(self, app: Runtime, stack: AsyncExitStack) -> tuple[AssembledAgent, Models]:
+    async def _assembled(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
+        from halter.runtime.agent_context import models_of
+        from halter.runtime.assemble import assemble_agent
+
         given: Mapping[str, Model] = {}
         if self._folder is None:
             agent, given = self._said(app.fleet)
@@ -464,13 +485,19 @@ class Agent(AgentProgram):
             agent = await stack.enter_async_context(assemble_agent(app, self._folder))
         return agent, await stack.enter_async_context(models_of(app, agent, given))
 
-    def _written(self) -> FleetConfig | None:
+    def _written(self) -> "FleetConfig | None":
         """Falls back to the fleet file of an agent in a folder."""
+        from halter.runtime.runtime import read_local_fleet
+
         said = super()._written()
         return read_local_fleet(self._settings) if said is None and self._folder is not None else said
 
-    def _said(self, fleet: FleetConfig) -> tuple[AssembledAgent, Mapping[str, Model]]:
+    def _said(self, fleet: "FleetConfig") -> "tuple[AssembledAgent, Mapping[str, Model]]":
         """Parses the options as an agent file, so that the same checks apply with the same messages."""
+        from halter.config.resolve import check_named_tools, resolve_agent
+        from halter.runtime import assemble
+        from halter.tasks.task_tools import list_verb_specs
+
         options = self._said_of
         fallbacks = options.get("fallback_models", ())
         if isinstance(fallbacks, str):
@@ -487,14 +514,18 @@ class Agent(AgentProgram):
             mind = replace(resolved.mind, model=names[0], fallback_models=tuple(names[1:]))
             resolved = replace(resolved, mind=mind)
         check_named_tools(resolved.policy, agent, (*(tool.spec for tool in self._tools), *list_verb_specs()))
-        check_pacing_tools(resolved.policy, resolved.pacing, agent, self._tools)
-        protect_tools(self._tools, list_protected_paths(self._settings, None, None))
+        assemble.check_pacing_tools(resolved.policy, resolved.pacing, agent, self._tools)
+        assemble.protect_tools(self._tools, assemble.list_protected_paths(self._settings, None, None))
         secrets = resolve_secrets(options, self._environ)
-        return AssembledAgent(**resolved.parts(), tools=index_tools(self._tools), secrets=secrets), given
+        return assemble.AssembledAgent(
+            **resolved.parts(), tools=assemble.index_tools(self._tools), secrets=secrets
+        ), given
 
 
-async def _send_message(context: AgentContext, message: str, session: str, new: str, kind: SessionKind) -> str:
+async def _send_message(context: "AgentContext", message: str, session: str, new: str, kind: SessionKind) -> str:
     """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
+    from halter.runtime.sessions import begin_session, reopen_agent_session, say_to_session
+
     if not session:
         return await begin_session(context, message, kind, new)
     await reopen_agent_session(context, session)
@@ -502,7 +533,7 @@ async def _send_message(context: AgentContext, message: str, session: str, new: 
     return session
 
 
-def _attach_deps(agent: AssembledAgent, deps: Any) -> AssembledAgent:
+def _attach_deps(agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
     if deps is None:
         return agent
     tools = {name: each.given(deps) if isinstance(each, FunctionTool) else each for name, each in agent.tools.items()}
@@ -514,6 +545,7 @@ def make_answer_tool(output_type: type[Any]) -> Tool:
 
     One that does not fit is rejected and asked for again.
     """
+    from halter.loop.decide import FINAL_ANSWER
 
     async def answer(value: Any) -> str:  # noqa: ARG001 It stands in the journal as the call's arguments.
         return "Your answer was taken."
