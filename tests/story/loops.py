@@ -26,6 +26,7 @@ from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import keep_leases, take_lease
 from halter.guard.guard import GuardRuntime
+from halter.guard.model_door import StreamMask
 from halter.guard.prepare import SessionContext
 from halter.loop.decide import TurnLimits
 from halter.loop.loop import LiveContext, LoopObserver, TurnLoop
@@ -170,7 +171,10 @@ class Story:
         self.summarizer: Model | None = None
         self.simulates: Model | None = None
         self.redact: Callable[[str], str] = redact
+        self.stream_mask: Callable[[], StreamMask] | None = None
         self.came: Conclusion | None = None
+        self.interrupted = False
+        """Whether a cancelled task means that a person interrupted the answer."""
         self.pacing = Pacing(autonomy=Autonomy(enabled=True))
 
     @property
@@ -200,7 +204,13 @@ class Story:
             prices = Prices({**{str(model.name): self.price for model in asked}, **self.prices})
             secrets = GivenSecrets({})
             guard = GuardRuntime(
-                store, clock, redact=self.redact, secrets=secrets, prices=prices, simulates=self.simulates
+                store,
+                clock,
+                redact=self.redact,
+                secrets=secrets,
+                prices=prices,
+                simulates=self.simulates,
+                stream_mask=self.stream_mask,
             )
             running = SessionRuntime(store, clock, guard, lease, self.standing(), self.tools(store))
             self.loop = TurnLoop(
@@ -211,7 +221,16 @@ class Story:
                 self.senses,
                 self.watching,
             )
-            self.came = await Conversation(running, self.loop, clock, self.pace(running, self.loop)).attend()
+            conversation = Conversation(running, self.loop, clock, self.pace(running, self.loop))
+            try:
+                self.came = await conversation.attend()
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not self.interrupted or task is None:
+                    raise
+                task.uncancel()
+                self.came = await conversation.interrupt()
+            assert self.came is not None
             return self.came
 
     def pace(self, running: SessionRuntime, loop: TurnLoop) -> Pace:

@@ -7,8 +7,10 @@ import select
 import signal
 import subprocess
 import termios
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -356,21 +358,93 @@ def test_a_yes_that_was_typed_before_it_was_asked_erases_nothing_and_a_pipe_is_n
     assert terminal.leaves() == 0
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was_at_the_prompt_and_in_a_turn(ada: Person) -> None:
-    ada.writes("- {text: never, takes: 600s}\n")
-    for said in ("", "go\n"):
-        terminal = Terminal(ada, "chat", str(ada.agent))
-        terminal.until("you> ")
-        terminal.types(said)
-        if said:
-            until(lambda: ada.looks("sessions"))
-            newest = ada.looks("sessions")[0]["session"]
-            until(lambda newest=newest: any(e["kind"] == "request_started" for e in ada.looks("show", newest)))
-        os.killpg(terminal.program.pid, signal.SIGINT)
-        if said:
-            terminal.until("Continue it with")
-        assert terminal.leaves() == 130
-    assert len(ada.looks("sessions")) == 1
+def test_ctrl_c_leaves_the_terminal_as_it_was_at_the_prompt(ada: Person) -> None:
+    terminal = Terminal(ada, "chat", str(ada.agent))
+    terminal.until("you> ")
+    os.killpg(terminal.program.pid, signal.SIGINT)
+    assert terminal.leaves() == 130
+    assert ada.looks("sessions") == []
+
+
+class SlowProvider(ThreadingHTTPServer):
+    """An endpoint that begins what is asked for slowly, and never ends it; everything else is answered at once."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), SlowAnswer)
+        self.over = threading.Event()
+        self.asked: list[Any] = []
+
+
+class SlowAnswer(BaseHTTPRequestHandler):
+    server: SlowProvider
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(asked["messages"])
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        slow = "slowly" in json.dumps(asked["messages"][-2:])
+        self._write({"choices": [{"index": 0, "delta": {"content": "It begins. " * 60 if slow else "Here."}}]})
+        if slow:
+            self.server.over.wait(60)
+            return
+        self._write({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _write(self, chunk: Any) -> None:
+        self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+        self.wfile.flush()
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 The name is given.
+        """Stay silent."""
+
+
+@pytest.fixture
+def provider() -> Iterator[SlowProvider]:
+    with SlowProvider() as server:
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield server
+        server.over.set()
+        server.shutdown()
+        serving.join()
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_chat(ada: Person, provider: SlowProvider) -> None:
+    (ada.agent / "agent.yaml").write_text(
+        "name: desk\nmodel: near:small\n"
+        f"providers: {{near: {{base_url: 'http://127.0.0.1:{provider.server_address[1]}/v1'}}}}\n"
+    )
+    (ada.home / "halter.yaml").write_text("models: {'near:small': {price: {input: 1, output: 1}}}\n")
+    trust = TrustFile(ada.home / "config" / "halter" / "trust.json")
+    trust.trust(ada.agent, digest_folder(ada.agent), "ada", 0)
+    terminal = Terminal(ada, "chat", str(ada.agent))
+    terminal.until("you> ")
+    terminal.types("read it slowly\n")
+    terminal.until("It begins")
+    os.killpg(terminal.program.pid, signal.SIGINT)
+    terminal.until("A person interrupted the answer.")
+    terminal.until("you> ")
+    terminal.types("and now\n")
+    terminal.until("Here.")
+    terminal.until("you> ")
+    (row,) = ada.looks("sessions")
+    said = [(message["role"], message["content"]) for message in provider.asked[-1]]
+    assert [role for role, _ in said] == ["user", "assistant", "user", "user"]
+    assert said[1][1].startswith("It begins. ")
+    shown = ada.looks("show", row["session"])
+    assert [e["facts"]["outcome"] for e in shown if e["kind"] == "request_settled"] == ["cancelled", "ok"]
+    terminal.types("once more, slowly\n")
+    terminal.until("It begins")
+    os.killpg(terminal.program.pid, signal.SIGINT)
+    terminal.until("you> ")
+    os.killpg(terminal.program.pid, signal.SIGINT)
+    terminal.until(f"Continue it with: halter chat '{ada.agent}' --resume {row['session']}")
+    assert terminal.leaves() == 130
+    assert ada.looks("sessions")[0]["state"] == "WAITING_FOR_INPUT"
 
 
 def until(holds: Any) -> None:

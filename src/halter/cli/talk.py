@@ -1,8 +1,9 @@
 """`halter run`, `chat` and `route`: give an agent a task, talk with it, or see how a message is routed."""
 
 import asyncio
+import signal
 import sys
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,6 +169,8 @@ def show_front_door_answer(done: FrontDoorAnswer, *, as_json: bool, alone: bool 
 
 
 AGENT_FILE: Final = "agent.yaml"
+MOST_PATIENT_INTERRUPTS: Final = 2
+"""After so many Ctrl-C in one answer the chat ends without waiting for the answer to stop."""
 LEAVE_COMMANDS: Final = frozenset(("/quit", "/exit", "/q"))
 TYPED_ANSWERS: Final[Mapping[str, Verdict]] = {"y": "approve", "yes": "approve", "n": "deny", "no": "deny"}
 
@@ -230,7 +233,8 @@ def chat(
 ) -> None:
     """Talk with an agent, line by line. It shows its calls and their cost, and asks you where you have to decide.
 
-    What needs no model is answered without one. Ctrl-D or /quit leaves; --resume continues later.
+    What needs no model is answered without one. Ctrl-C ends the answer, at the prompt or a second time the chat. Ctrl-D
+    or /quit leaves; --resume continues later.
     """
     folder = resolve_agent_folder(agent)
 
@@ -256,9 +260,12 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
                 if line.strip() in LEAVE_COMMANDS:
                     break
                 if line.strip():
-                    await _answer_line(app, context, session, line, lines, talk, routes=routes, as_json=as_json)
+                    answering = _answer_line(app, context, session, line, lines, talk, routes=routes, as_json=as_json)
+                    await _run_interruptible(answering, talk)
                     if talk.over:
                         return
+                    if talk.interrupts > 1:
+                        raise asyncio.CancelledError
         finally:
             if lines.asking:
                 say("", at_once=True)
@@ -268,14 +275,49 @@ async def _chat(app: Runtime, folder: Path, resume: str, *, routes: bool, as_jso
 
 @dataclass(slots=True)
 class ChatState:
-    """Whether the session has begun, whether the agent has asked something, whether it is over."""
+    """Whether the session has begun, whether the agent has asked something, whether it is over.
+
+    `interrupts` counts how often Ctrl-C was typed during the last answer.
+    """
 
     begun: bool = False
     asked: bool = False
     over: bool = False
+    interrupts: int = 0
 
     def begin(self) -> None:
         self.begun = True
+
+
+async def _run_interruptible(answering: Coroutine[Any, Any, None], talk: ChatState) -> None:
+    """Let Ctrl-C end an answer. A second one ends the chat once the first is done, a third one at once."""
+    chat, answer = asyncio.current_task(), asyncio.ensure_future(answering)
+    loop = asyncio.get_running_loop()
+    talk.interrupts = 0
+
+    def end_chat() -> None:
+        if chat is not None and not chat.cancelling():
+            chat.cancel()
+
+    def interrupt() -> None:
+        talk.interrupts += 1
+        if talk.interrupts == 1:
+            answer.cancel()
+        elif talk.interrupts > MOST_PATIENT_INTERRUPTS:
+            end_chat()
+
+    heeded = signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
+    if heeded:
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+    try:
+        await answer
+    except asyncio.CancelledError:
+        if not talk.interrupts or (chat is not None and chat.cancelling()):
+            raise
+        warn("  interrupted. What was begun is kept, and goes on with your next message.", "dim")
+    finally:
+        if heeded:
+            loop.add_signal_handler(signal.SIGINT, end_chat)
 
 
 async def _answer_line(
@@ -307,9 +349,12 @@ async def _answer_line(
         if done is not None:
             show_front_door_answer(done, as_json=as_json)
             return
-        result = await _attend_session(context, session, screen, asking.waits)
+        result = await _attend_session(context, session, screen, asking.waits, lambda: bool(talk.interrupts))
     finally:
         await asking.end()
+        if talk.interrupts and lines.asking:
+            # The question that was not answered is gone: what is typed next is for the next prompt.
+            lines.require_fresh()
     _show(result, as_json=as_json)
     talk.asked, talk.over = bool(result.question), result.over
     if talk.asked:
@@ -356,6 +401,8 @@ def _show(result: Any, *, as_json: bool) -> None:
         answer_line(_as_object(result))
     elif result.question:
         say(f"? {result.question}", at_once=True)
+    elif not result.ok and result.state == "WAITING_FOR_INPUT" and not result.terminal_reason:
+        warn(f"  {result.sentence}")
     elif not result.ok:
         warn(f"  {_describe_failure(result)}")
 
@@ -417,13 +464,21 @@ async def _resume_session(app: Runtime, context: Any, beginning: str) -> Session
     return SessionId(row.session)
 
 
-async def _attend_session(context: Any, session: SessionId, screen: Screen, waits: Any = None) -> Any:
+async def _attend_session(
+    context: Any,
+    session: SessionId,
+    screen: Screen,
+    waits: Any = None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> Any:
     from halter.loop.loop import LoopObserver
     from halter.runtime.agent import build_result
     from halter.runtime.sessions import attend_session
 
     watching = LoopObserver(screen.listen, screen.said, screen.did)
-    came, loop = await attend_session(context, session, watching=watching, waits=waits or screen.waits)
+    came, loop = await attend_session(
+        context, session, watching=watching, waits=waits or screen.waits, interrupted=interrupted
+    )
     screen.end_line()
     return build_result(came, loop, session, await all_events(context.app, session_stream(session)))
 

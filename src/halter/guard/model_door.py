@@ -10,7 +10,7 @@ and hold, and its outcome is a value that says whether another attempt makes sen
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
@@ -21,7 +21,7 @@ from halter.core import events as ev
 from halter.core.clock import MINUTE, Clock
 from halter.core.errors import ModelError, ModelUnavailable, ModelUnusable
 from halter.core.ids import StreamId, session_stream
-from halter.core.messages import Model, Prompt, Reply, StreamChunk, TextListener
+from halter.core.messages import Model, Prompt, Reply, StreamChunk, Text, TextListener
 from halter.core.money import Charge, is_plausible_amount, list_accounts
 from halter.core.ports import BLOB_THRESHOLD, Committed, Lease, Store, Write, offload_body, read_body
 from halter.core.tools import Permit
@@ -91,6 +91,7 @@ class AnswerStream:
         self._request = request
         self._listen: ChunkListener | None = listen
         self._mask = mask
+        self.said: list[str] = []
         if discards:
             self._tell(StreamChunk(request, discard=True))
 
@@ -106,6 +107,7 @@ class AnswerStream:
 
     def _say(self, text: str) -> None:
         if text:
+            self.said.append(text)
             self._tell(StreamChunk(self._request, text))
 
     def _tell(self, chunk: StreamChunk) -> None:
@@ -291,7 +293,7 @@ class ModelDoor:
         voice = AnswerStream(flying.flight.id, listen, mask, discards=flying.request.discards)
         whole = False
         try:
-            answer = await self._answer(flying, ask(voice.hear), scopes)
+            answer = await self._answer(flying, ask(voice.hear), scopes, voice.said)
             whole = isinstance(answer, AnsweredRequest)
             return answer
         finally:
@@ -394,15 +396,25 @@ class ModelDoor:
         return None
 
     async def _answer(
-        self, flying: _RequestInFlight, asks: Coroutine[Any, Any, Reply], scopes: tuple[str, ...]
+        self,
+        flying: _RequestInFlight,
+        asks: Coroutine[Any, Any, Reply],
+        scopes: tuple[str, ...],
+        heard: Sequence[str] = (),
     ) -> AnsweredRequest | FailedRequest:
-        """Wait for the model and settle, also when halted, timed out or cancelled."""
+        """Wait for the model and settle, also when halted, timed out or cancelled.
+
+        What was `heard` of a cancelled answer is kept with it: a person who interrupts an answer has read that much.
+        """
         name = flying.flight.name
         try:
             reply = await self._halts.run(asks, scopes, flying.request.timeout, name)
         except asyncio.CancelledError as stop:
             left = read_cancelled_effect(stop).left
             stopped = self._cut(flying, left, "cancelled", "CancelledError: the session was cancelled")
+            if heard:
+                said = Text(mask_text("".join(heard), self._redact), "model", trusted=False)
+                stopped = msgspec.structs.replace(stopped, body=_ENCODE(Reply((said,))))
             await run_shielded(self._failed(flying, stopped))
             raise
         except Stopped as stop:

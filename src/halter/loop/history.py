@@ -411,6 +411,8 @@ class SessionHistory:
         self._nonces: dict[str, str] = {}
         self.foreseen: dict[str, str] = {}
         """Predictions of the step's calls; the model is shown them beside the results."""
+        self._cut_short = ""
+        """What a cancelled answer had said; it is part of the history if the turn ends there."""
         self.hot = b""
         self.given = ""
         self.phase: ev.PhaseEntered | None = None
@@ -422,6 +424,8 @@ class SessionHistory:
         self.turn = self.turn.opened(number, heard, at, quiet=quiet)
 
     def end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None, at: int) -> None:
+        if why == "cancelled" and self._cut_short:
+            self.transcript.add(Message("assistant", (Text(self._cut_short, "model", trusted=False),)))
         self.turn = self.turn.ended(why, sentence, chosen, at, self._min_sleep)
 
     def acts(self, at: int) -> None:
@@ -483,7 +487,7 @@ class SessionHistory:
                 self._keep(event.call, event.outcome, event.sentence)
             case ev.RequestStarted(purpose="turn") if self._is_turns(event.request):
                 self._flush(at)
-                self.turn = self.turn.uncapped()
+                self.turn, self._cut_short = self.turn.uncapped(), ""
                 record = msgspec.json.decode(await read(stored) or b"{}", type=RequestRecord)
                 self._nonces[event.request] = record.nonce
             case ev.RequestSettled():
@@ -556,6 +560,8 @@ class SessionHistory:
             reply = msgspec.json.decode(body, type=Reply) if body else Reply(())
             self.thought(reply, self._nonces[event.request], stored.at)
         elif event.outcome in ("cancelled", "unknown"):
+            body = await read(stored)
+            self._cut_short = msgspec.json.decode(body, type=Reply).text if body else ""
             self.turn = self.turn.tried(attempt, stored.at)
         elif event.outcome == "external_halt":
             self.turn = self.turn.refused(attempt, event.outcome, event.error, stored.at)

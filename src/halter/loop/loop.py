@@ -57,6 +57,7 @@ from halter.loop.prompt import (
 )
 from halter.loop.session_runtime import SessionRuntime
 from halter.redaction.redact import mask_message
+from halter.state.session import replay
 
 
 def _ignore_words(_: str, __: int) -> None: ...
@@ -383,12 +384,31 @@ class TurnLoop:
         await self._running.write(key, event, to_body(text))
         self._recalled.add(reason, text, self._clock.now())
 
+    async def interrupt(self, sentence: str) -> bool:
+        """End the turn where its task was cancelled; return whether it is over.
+
+        What is true then is in the journal alone. A turn with an effect in doubt stays open, and is gone on with.
+        """
+        events = await self._running.events()
+        if replay(events).in_flight:
+            return False
+        self._recalled = SessionHistory(self._session, self.rules.min_sleep)
+        await self._recalled.take_in(events, self._running.said)
+        if self.turn.over:
+            return True
+        if self.turn.calls:
+            await self._refuse(self.turn.calls, "cancelled", sentence)
+        await self._end("cancelled", sentence, None)
+        return True
+
     async def _finish(self, why: TurnEnd, sentence: str) -> None:
         """Record how the turn ended. A halt takes precedence over any other end."""
         halt = None if why in ("ended", "asked", "yielded") else await self._running.halted()
         if halt is not None:
             why, sentence = ("cancelled" if halt.cancels else "external_halt"), sentence or f"{halt.scope} was halted."
-        chosen = self.turn.yielded if why == "yielded" else None
+        await self._end(why, sentence, self.turn.yielded if why == "yielded" else None)
+
+    async def _end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None) -> None:
         event = ev.TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
         await self._running.write_all(f"{self._session}/turn/{self.turn.number}/ended", [(event, None)], goes_on=True)
         self._recalled.end(why, sentence, chosen, self._clock.now())

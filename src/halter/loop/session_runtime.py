@@ -444,6 +444,12 @@ class SessionRuntime:
         await self._woken()
         await self._look_at_cap()
 
+    async def ensure_running(self) -> None:
+        """Resume a session that was interrupted while it rested for a person or for money."""
+        if (await self._row()).state != "RUNNING":
+            self._rests += 1
+            await self._woken("message")
+
     async def _cause(self, inbox_head: int) -> WakeCause | None:
         """Why the session resumes: a message, its timer, or takeover."""
         if self.state.state == "RUNNING":

@@ -136,7 +136,7 @@ def build_result(came: "Conclusion", loop: "TurnLoop", session: str, events: "Se
     return Result(
         session=session,
         state=came.state,
-        ok=came.state in GOOD_STATES and turn.why not in TROUBLED_ENDS,
+        ok=came.state in GOOD_STATES and turn.why not in (*TROUBLED_ENDS, "cancelled"),
         text=text,
         output=text,
         terminal_reason=came.terminal_reason,

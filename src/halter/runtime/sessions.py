@@ -1,7 +1,8 @@
 """Sessions of an agent: started, spoken to, resumed; their handover after a cap, playbooks and sub-sessions."""
 
+import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -157,10 +158,24 @@ async def attend_session(
     watching: LoopObserver = NO_OBSERVER,
     waits: WaitListener = lambda _, __: None,
     answer: Tool | None = None,
+    interrupted: Callable[[], bool] = lambda: False,
 ) -> tuple[Conclusion, TurnLoop]:
-    """Runs a session until it rests or ends."""
+    """Runs a session until it rests or ends.
+
+    Where `interrupted` says that its task was cancelled by a person, the turn alone ends, and the session rests.
+    """
     made = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
-    return await made.conversation.attend(), made.loop
+    try:
+        return await made.conversation.attend(), made.loop
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or not interrupted():
+            raise
+        task.uncancel()
+        came = await made.conversation.interrupt()
+        if came is None:
+            raise
+        return came, made.loop
 
 
 async def claim_session(

@@ -26,6 +26,8 @@ from halter.loop.decide import End, NextTurn, Park, SessionStep, WaitOut, decide
 from halter.loop.loop import HotStateCapture, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, find_last_words
 
+INTERRUPTED: Final = "A person interrupted the answer."
+
 
 class Conclusion(msgspec.Struct, frozen=True):
     """Where a session has come to: it rests or is over; `sentence` says what stopped it, if something did."""
@@ -152,6 +154,20 @@ class Conversation:
                     return came
         finally:
             await self._running.settle_up()
+
+    async def interrupt(self) -> Conclusion | None:
+        """Ends the open turn after its task was cancelled, and waits for the next message.
+
+        Returns None if an effect is still in doubt: then the turn is gone on with.
+        """
+        await self._running.ensure_running()
+        if not await self._loop.interrupt(INTERRUPTED):
+            return None
+        came: Conclusion | None = None
+        while came is None:
+            await self._news()
+            came = await self._rested(Park("WAITING_FOR_INPUT"))
+        return came
 
     async def _take_up(self) -> None:
         """Loads the session's events from the journal, or keeps those from before the rest."""
