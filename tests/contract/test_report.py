@@ -144,12 +144,15 @@ async def test_what_was_decided_and_what_waits_are_told_apart(store: JournalStor
     assert [one.decision for one in made.waiting] == ["d1"]
 
 
+RETRY = "halter schedules retry clerk/papers i1"
+
+
 async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalStore) -> None:
     await a_night(store)
     made = await told(store)
     assert made.needs_you == (
-        "desk: unknown_call of send: halter approve d1",
-        "clerk/papers: <b>a.txt</b> is quarantined after 3 attempts: It failed three times.",
+        "desk began send, and it is unknown whether that was done: halter approve d1",
+        "clerk/papers: <b>a.txt</b> is quarantined after 3 attempts: It failed three times. " + RETRY,
         "agent:desk was halted by ada: halter resume agent:desk",
         "clerk: could not send over mail: No route.",
         "To be kept or dismissed, finding: 1.",

@@ -235,9 +235,21 @@ def test_a_mistyped_scope_halts_nothing_and_says_so(halter: Halter, store_file: 
     assert "is no scope" in answer.stderr
 
 
+def test_what_is_halted_stands_in_the_inbox_and_a_script_can_ask_for_it(halter: Halter, store_file: Path) -> None:
+    halter("halt", "agent:shop")
+    shown = halter("inbox")
+    assert shown.exit_code == 0
+    assert "halter resume agent:shop" in shown.stdout
+    assert "Nothing needs you." not in shown.stdout
+    assert halter("inbox", "--check").exit_code == 1
+    halter("resume", "agent:shop")
+    assert halter("inbox", "--check").exit_code == 0
+
+
 def test_an_empty_inbox_says_that_nothing_needs_you(halter: Halter, store_file: Path) -> None:
     assert "Nothing needs you." in halter("inbox").stdout
     assert json.loads(halter("inbox", "--json").stdout) == []
+    assert halter("inbox", "--check").exit_code == 0
     answer = halter("approve", "abc")
     assert answer.exit_code == 2
     assert "look at `halter inbox`" in answer.stderr

@@ -18,6 +18,9 @@ from halter.core.tools import Permit
 from halter.core.usage import Usage
 from halter.guard.halts import halt, resume
 from halter.models.scripted import Scripted, ScriptLine, call, say
+from halter.operations.decisions import read_inbox
+from halter.operations.desk import Desk, Who
+from halter.operations.queries import report
 from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.lifecycle import post_message
 from halter.testing.world import World
@@ -92,6 +95,14 @@ class Stormy:
         (row,) = await self.world.journal.ask(Query("all_outages", OutageRow))
         return row
 
+    async def needs(self) -> list[str]:
+        """What the inbox and the report show, which is the same."""
+        desk = Desk(self.fleet.app, Who("ada"))
+        found = await read_inbox(desk)
+        assert found.decisions == []
+        assert list((await report(desk)).needs_you) == found.needs
+        return list(found.needs)
+
     async def spent(self) -> int:
         return sum(row.usd for row in await self.world.journal.ask(Query("all_spends", SpendRow)))
 
@@ -117,6 +128,7 @@ async def test_an_outage_of_six_hours_costs_nothing_and_ends_no_agent(stormy: St
     await world.advance(6 * HOUR)
     assert (await stormy.fleet.row("watcher-1")).state == "SLEEPING"
     assert len(stormy.weather.tried) < 60
+    assert await stormy.needs() == [], "there is nothing that a person could do"
     assert await stormy.spent() == spent
     assert await stormy.told() == [BEGAN]
     await world.advance(15 * MINUTE)
@@ -232,12 +244,15 @@ async def test_a_wrong_key_waits_for_a_person_and_the_next_start_tries_it(stormy
     assert await stormy.told() == ["watcher needs you: its model cannot be used"]
     row = await stormy.outage()
     assert (row.trouble, row.sentence, row.ended_at) == ("needs_person", str(WRONG_KEY), None)
+    (need,) = await stormy.needs()
+    assert need.startswith(f"watcher-1 cannot think, and waits for you: {WRONG_KEY} Mend the provider's key")
     await world.restart()
     stormy.weather.storm = None
     stormy.start()
     await world.advance(20 * SECOND)
     assert stormy.weather.answered
     assert (await stormy.outage()).ended_at is not None
+    assert await stormy.needs() == []
     assert len(await stormy.told()) == 2
 
 
@@ -275,6 +290,12 @@ async def test_a_request_that_is_wrong_in_itself_is_no_outage(stormy: Stormy, wo
     await world.advance(30 * MINUTE)
     row = await stormy.fleet.row("watcher-1")
     assert (row.state, row.terminal_reason) == ("ERROR", "model_error")
+    stopped = "watcher has stopped: watcher-1 ended ERROR (model_error). halter on watcher begins the next session."
+    assert await stormy.needs() == [stopped]
+    stormy.weather.storm = None
+    await turn_on(stormy.fleet.app, "watcher")
+    await world.advance(MINUTE)
+    assert await stormy.needs() == []
 
 
 async def test_a_document_waits_through_an_outage_and_is_then_worked_on(world: World, tmp_path: Path) -> None:

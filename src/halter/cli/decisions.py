@@ -38,13 +38,14 @@ def _answered(result: DecisionResult) -> Mapping[str, Any]:
 
 inbox = command(
     decisions.read_inbox,
-    """Show open decisions, and what a yes and a no to each of them do.
+    """Show open decisions, what a yes and a no to each of them do, and everything else that needs you.
 
     Below them are the notices of the last day that agents sent to the app.
     """,
     build_inbox_sheet,
     look=True,
     fresh=True,
+    ok=lambda found: not (found.check and (found.decisions or found.needs)),
     json=lambda found: [as_object(one) for one in found.decisions],
 )
 

@@ -54,6 +54,7 @@ from halter.guard.guard import REDACTION_MARK
 from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Words, refused, wrong
 from halter.operations.money import amount_of, refuse_beyond_carved, refuse_no_raise
 from halter.operations.queries import AgentNews, read_news
+from halter.operations.queries import needs as list_all_needs
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
 from halter.risk.commands import WRAPPER_NAMES as WRAPPERS
@@ -110,7 +111,7 @@ def put(one: WaitingDecision) -> Put:
     match one.about:
         case "unknown_call":
             what = f"{one.name} was begun, and then the process died: was it done?"
-            return Put(what, "", "It was done, and is not done again", "It was not done, and is tried anew")
+            return Put(what, one.shown, "It was done, and is not done again", "It was not done, and is tried anew")
         case "cap_raise":
             what = f"{one.name} needs more money than the cap of {one.subject} leaves."
             return Put(what, one.shown, "Set a higher cap, in dollars", "The session ends")
@@ -153,8 +154,12 @@ class RuleOffers(NamedTuple):
 
 
 class OpenInbox(NamedTuple):
+    """What waits for a person: open decisions, and all else that does. With `check`, anything is a failure."""
+
     decisions: Sequence[WaitingDecision]
+    needs: Sequence[str]
     news: Sequence[AgentNews]
+    check: bool = False
 
 
 def rule_for(asked: WaitingDecision, rule: str, match: str, scope: str, lasts: int) -> RuleWording:
@@ -264,9 +269,13 @@ def offers(asked: WaitingDecision) -> Sequence[RuleOffer]:
     return offered
 
 
-async def read_inbox(desk: Desk) -> OpenInbox:
-    """List open decisions, and the notices of the last day."""
-    return OpenInbox(await waiting(desk), await read_news(desk, desk.app.clock.now() - DAY))
+Check = Annotated[bool, Meta(description="Exit 1 if anything needs you.")]
+
+
+async def read_inbox(desk: Desk, *, check: Check = False) -> OpenInbox:
+    """List open decisions, what else waits for a person, and the notices of the last day."""
+    others = [need.sentence for need in await list_all_needs(desk) if not need.decision]
+    return OpenInbox(await waiting(desk), others, await read_news(desk, desk.app.clock.now() - DAY), check)
 
 
 async def offer_rules(desk: Desk, decision: DecisionName) -> RuleOffers:

@@ -18,7 +18,7 @@ from halter.core.rows import AgentRow, HaltRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
-from halter.operations.report import Report, ReportRows, read_report_rows
+from halter.operations.report import Need, Report, ReportRows, list_needs, read_report_rows
 from halter.operations.report import build_report as report_of
 from halter.runtime.budgets import read_configured_caps, read_current_budgets
 from halter.runtime.feed import serialize_event
@@ -229,6 +229,11 @@ async def report_rows(desk: Desk, since: int) -> ReportRows:
     return found if not desk.who.agents else _theirs(desk, found)
 
 
+async def needs(desk: Desk) -> Sequence[Need]:
+    """List everything that waits for a person."""
+    return [*list_needs(await report_rows(desk, max(0, desk.app.clock.now() - DAY)))]
+
+
 def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
     """Leave out agents that they do not see."""
     sees = desk.who.sees
@@ -245,6 +250,8 @@ def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
         decided=[row for row in found.decided if sees(row.agent)],
         halts=[row for row in found.halts if row.scope == "fleet" or sees(_of(row.scope.partition(":")[2]))],
         undelivered=[row for row in found.undelivered if sees(row.agent)],
+        outages=[row for row in found.outages if sees(row.agent)],
+        stopped=[row for row in found.stopped if sees(row.agent)],
     )
 
 

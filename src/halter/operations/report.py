@@ -1,7 +1,7 @@
 """What happened lately in all agents: a fold of rows, without a model; and the same as a short message."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -13,9 +13,10 @@ from halter.core.ids import OUTBOX
 from halter.core.money import ZERO_USD, BudgetRow, Usd, format_usd, micros_to_usd
 from halter.core.ports import Draft, NotificationContent, Query, Store, Write
 from halter.core.project import rows_of_event
-from halter.core.rows import DecisionRow, FindingRow, HaltRow, ItemRow, NotificationRow, SessionRow
+from halter.core.rows import DecisionRow, FindingRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow
 from halter.core.text import clean, shorten
 from halter.runtime.budgets import read_current_budgets
+from halter.runtime.notices import UNUSABLE_REMEDY
 from halter.tasks.task_tools import name_by_parts
 
 NEAR_CAP_PERCENT: Final = 80
@@ -74,6 +75,16 @@ class ReportRows(msgspec.Struct, frozen=True, kw_only=True):
     decided: Sequence[DecisionRow] = ()
     halts: Sequence[HaltRow] = ()
     undelivered: Sequence[NotificationRow] = ()
+    outages: Sequence[OutageRow] = ()
+    stopped: Sequence[SessionRow] = ()
+
+
+class Need(msgspec.Struct, frozen=True):
+    """One thing that waits for a person: what and why, with what to type. An open decision is named."""
+
+    agent: str
+    sentence: str
+    decision: str = ""
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +158,8 @@ async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
         decided=await store.ask(Query("decided_since", DecisionRow, params)),
         halts=await store.ask(Query("all_halts", HaltRow)),
         undelivered=await store.ask(Query("undelivered", NotificationRow, params)),
+        outages=await store.ask(Query("open_outages", OutageRow)),
+        stopped=await store.ask(Query("stopped_agents", SessionRow)),
     )
 
 
@@ -170,7 +183,7 @@ def build_report(found: ReportRows) -> Report:
         halts=tuple(row for row in found.halts if row.halted or row.at >= found.since),
         undelivered=tuple(found.undelivered),
         ended_badly=tuple(_truncate_lines(list(_list_failures(found)))),
-        needs_you=tuple(_truncate_lines(list(_needs_you(found, waiting, caps)))),
+        needs_you=tuple(_truncate_lines([need.sentence for need in list_needs(found)])),
     )
 
 
@@ -265,36 +278,67 @@ def _find_successor(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
     return f"; {min(after, key=lambda one: one.started_at).session} went on" if after else ""
 
 
-def _needs_you(found: ReportRows, waiting: Sequence[ReportDecision], caps: Sequence[CapLine]) -> Iterable[str]:
-    for one in waiting:
-        more = " --cap AMOUNT" if one.about == "cap_raise" else ""
-        yield f"{one.agent}: {one.about} of {one.name}: halter approve {one.decision}{more}"
-    for row in found.sessions:
-        yield from _session_needs(row)
+def list_needs(found: ReportRows) -> Iterator[Need]:
+    """List everything that waits for a person: the one queue of inbox, report and Home."""
+    for one in found.waiting:
+        if one.expires_at > found.until:
+            more = " --cap AMOUNT" if one.about == "cap_raise" else ""
+            sentence = f"{_describe_question(one)} halter approve {one.decision}{more}"
+            yield Need(one.agent, sentence, one.decision)
+    yield from _list_standing_agents(found)
     for item in found.left:
-        yield f"{item.trigger}: {item.name} is quarantined after {item.attempts} attempts: {item.sentence}"
+        agent = item.trigger.partition("/")[0]
+        again = f"halter schedules retry {item.trigger} {item.item[:16]}"
+        told = f"{item.trigger}: {item.name} is quarantined after {item.attempts} attempts: {item.sentence} {again}"
+        yield Need(agent, told)
     for halt in found.halts:
         if halt.halted and not halt.cancels:
-            yield f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}"
+            yield Need("", f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}")
     for told in found.undelivered:
         if told.gave_up:
-            yield f"{told.agent}: could not send over {told.channel}: {told.error}"
-    for cap in caps:
+            yield Need(told.agent, f"{told.agent}: could not send over {told.channel}: {told.error}")
+    for cap in _caps(found.budgets, found.until):
         if cap.percent >= NEAR_CAP_PERCENT:
-            yield f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
+            sentence = f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
+            yield Need("", sentence)
     kinds = (("finding", found.proposals.findings), ("memory", found.proposals.memories))
     for kind, count in (*kinds, ("precedent", found.proposals.precedents)):
         if count:
-            yield f"To be kept or dismissed, {kind}: {count}."
+            yield Need("", f"To be kept or dismissed, {kind}: {count}.")
 
 
-def _session_needs(row: SessionRow) -> Iterable[str]:
-    if row.ended_at is not None or not row.unattended:
-        return
-    if row.state == "WAITING_FOR_INPUT":
-        yield f"{row.session} waits for an answer: halter chat"
-    elif row.state == "PAUSED":
-        yield f"{row.session} is paused: resume it with halter on {row.agent}, or a message."
+def _describe_question(one: ReportDecision) -> str:
+    match one.about:
+        case "unknown_call":
+            return f"{one.agent} began {one.name}, and it is unknown whether that was done:"
+        case "cap_raise":
+            return f"{one.agent} needs more money than its cap leaves, for {one.name}:"
+        case "changed_tool" | "changed_server":
+            return f"{one.agent} has {one.name} new or changed, and may not use it so:"
+        case "schedule":
+            return f"{one.agent} is to do something by itself at certain times:"
+        case "proposal":
+            return f"{one.agent} proposes to keep a {one.name}:"
+        case _:
+            return f"{one.agent} wants to call {one.name}:"
+
+
+def _list_standing_agents(found: ReportRows) -> Iterator[Need]:
+    """List the agents that do not go on without a person, and why."""
+    for row in found.sessions:
+        if row.ended_at is not None or not row.unattended:
+            continue
+        if row.state == "WAITING_FOR_INPUT":
+            yield Need(row.agent, f"{row.session} waits for an answer: halter chat")
+        elif row.state == "PAUSED":
+            yield Need(row.agent, f"{row.session} is paused: resume it with halter on {row.agent}, or a message.")
+    for outage in found.outages:
+        if outage.trouble == "needs_person":
+            sentence = f"{outage.session} cannot think, and waits for you: {outage.sentence} {UNUSABLE_REMEDY}"
+            yield Need(outage.agent, sentence)
+    for row in found.stopped:
+        ended = f"{row.session} ended {row.state} ({row.terminal_reason})"
+        yield Need(row.agent, f"{row.agent} has stopped: {ended}. halter on {row.agent} begins the next session.")
 
 
 MAX_REPORT_MESSAGE: Final = 1500

@@ -92,9 +92,15 @@ def build_inbox_sheet(found: "OpenInbox", now: int) -> Sheet:
 
 def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
     open_count = len(found.decisions)
-    yield f"{format_count(open_count, 'decision')} for you:" if open_count else "Nothing needs you."
+    if open_count:
+        yield f"{format_count(open_count, 'decision')} for you:"
+    elif not found.needs:
+        yield "Nothing needs you."
     for one in found.decisions:
         yield Facts("", _decision(one, now))
+    if found.needs:
+        yield "This needs you as well:" if open_count else "This needs you:"
+    yield from found.needs
     if found.news:
         yield "Notices of the last day:"
     for each in found.news:

@@ -322,6 +322,15 @@ ORDER BY i.quarantined_at, i.item;
 SELECT o.* FROM outages o JOIN sessions s ON s.session = o.session
 WHERE o.ended_at IS NULL AND s.ended_at IS NULL ORDER BY o.began_at, o.session;
 
+-- name: stopped_agents
+-- The newest session of each agent that is on, where it ended badly since then: only a person's word begins the next.
+SELECT s.* FROM agents a JOIN sessions s ON s.session = (
+    SELECT l.session FROM sessions l WHERE l.agent = a.agent AND l.kind = 'autonomous' AND l.started_at > 0
+    ORDER BY l.started_at DESC, l.session DESC LIMIT 1
+)
+WHERE a.switched_on = 1 AND s.ended_at > a.at AND s.state IN ('ERROR', 'BUDGET_EXCEEDED', 'TIMED_OUT', 'MAX_STEPS')
+ORDER BY s.ended_at, s.session;
+
 -- name: all_outages
 -- Every session that no model answered at some time.
 SELECT * FROM outages ORDER BY session;
