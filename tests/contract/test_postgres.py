@@ -291,3 +291,10 @@ async def test_a_due_session_is_awake_after_two_transactions(postgres_schema_url
     running.cancel()
     await asyncio.wait([running])
     await store.close()
+
+
+def test_a_query_may_hold_a_percent_sign(postgres_schema_url: str) -> None:
+    engine = PostgresEngine(postgres_schema_url, new_id=SortableIds(CLOCK.now).new)
+    assert "LIKE 'outage:%'" in load_queries("queries.sql")["outage_notices"]
+    assert engine.ask("outage_notices", {"since": 0}) == []
+    engine.close()

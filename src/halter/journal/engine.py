@@ -223,7 +223,7 @@ def split_statements(script: str) -> Iterator[str]:
 
 
 def to_psycopg_parameters(sql: str) -> str:
-    return PARAMETER.sub(r"%(\1)s", sql)
+    return PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
 
 
 class RowStatements(msgspec.Struct, frozen=True):
