@@ -1,7 +1,8 @@
 """Rows are looked up once, for as long as nobody else writes; and what was not committed was never there."""
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
@@ -86,9 +87,16 @@ def test_no_more_rows_are_known_than_fit(table: Table, known: RowCache) -> None:
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Callable[[], SqliteEngine]:
+def engine(tmp_path: Path) -> Iterator[Callable[[], SqliteEngine]]:
     ticks = count(1)
-    return lambda: SqliteEngine(str(tmp_path / "halter.db"), now=lambda: next(ticks), new_id=lambda: "store")
+    with ExitStack() as stack:
+
+        def make() -> SqliteEngine:
+            made = SqliteEngine(str(tmp_path / "halter.db"), now=lambda: next(ticks), new_id=lambda: "store")
+            stack.callback(made.close)
+            return made
+
+        yield make
 
 
 def written(engine: SqliteEngine, row: HaltRow) -> None:
