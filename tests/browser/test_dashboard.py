@@ -165,7 +165,7 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
     told = re.compile("Everything is halted since .*, by approver: It smells of smoke.")
     for each in (page, watcher):
         expect(each.get_by_text(told)).to_be_visible()
-    expect(agent_row(page, "desk").get_by_text("HALTED")).to_be_visible()
+    expect(agent_row(page, "desk").get_by_text("Halted")).to_be_visible()
     expect(page.get_by_role("button", name="Resume…")).to_have_count(0)
     house.until(lambda: all(house.row(name).ended_at is not None for name in ("desk-1", "miser-1")))
 
@@ -174,7 +174,7 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
     dialog(operator).get_by_label("over").fill("0s")
     press(dialog(operator), "Resume")
     expect(watcher.get_by_text("Everything is halted")).to_have_count(0)
-    expect(agent_row(page, "desk-1").get_by_text(re.compile("SLEEPING|RUNNING"))).to_be_visible()
+    expect(agent_row(page, "desk-1").get_by_text(re.compile("Sleeping|Running"))).to_be_visible()
 
 
 def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> None:
@@ -193,10 +193,10 @@ def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
     row = agent_row(page, "miser")
     press(row, "Halt miser")
     press(dialog(page), "Halt it")
-    expect(row.get_by_text("HALTED: agent:miser was halted by operator")).to_be_visible()
+    expect(row.get_by_text("agent:miser was halted by operator")).to_be_visible()
     press(row, "Resume miser")
     press(dialog(page), "Resume")
-    expect(row.get_by_text("HALTED")).to_have_count(0)
+    expect(row.get_by_text("Halted")).to_have_count(0)
     expect(row.get_by_role("button", name="Resume miser")).to_have_count(0)
 
 

@@ -26,6 +26,7 @@ CODE: Final = Path(next(iter(halter.__path__)))
 METHODS: Final = ("get", "post", "put", "patch", "delete")
 UNDESCRIBED: Final = (
     *("/", "/fleet", "/sessions", "/session/{name}", "/receipt/{name}", "/audit", "/budgets", "/triggers", "/findings"),
+    *("/manifest.webmanifest", "/touch-icon.png"),
     *("/download/audit", "/download/session/{name}", "/login", "/logout", "/healthz", "/hooks/{agent}/{name}"),
 )
 """The pages of the dashboard, and other paths that are no part of the API's description."""

@@ -10,17 +10,20 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from nicegui import Client, core, ui
 
-from halter.core.errors import HalterError, NotDone
+from halter.core.errors import HalterError, NotDone, StoreError
 from halter.dashboard.fleet import build_findings_page, build_fleet_page, build_triggers_page
 from halter.dashboard.home import build_home_page
+from halter.dashboard.icons import MANIFEST_PATH, TOUCH_ICON_PATH, make_manifest
 from halter.dashboard.page import HEAD, THEME_SCRIPT, LiveFeed, OpenPage, RefreshPage, build_frame, read_style_sheet
-from halter.dashboard.parts import add_text, make_single_line
+from halter.dashboard.parts import add_box, add_icon, add_link, add_text, make_single_line
 from halter.dashboard.records import add_downloads, build_audit_page, build_budgets_page
 from halter.dashboard.session import build_receipt_page, build_session_page, build_sessions_page
 from halter.runtime.feed import Bus
@@ -137,6 +140,7 @@ def mount_dashboard(api: FastAPI, app: Runtime, bus: Bus, tell: Callable[[str], 
     capture_logs(tell)
     live = LiveFeed(bus, app.clock)
     add_downloads(api, app)
+    _add_files(api)
     for path, title, here, shows in (
         ("/", "Home", "/", build_home_page),
         ("/fleet", "Fleet", "/fleet", build_fleet_page),
@@ -164,9 +168,40 @@ def _page(path: str, title: str, here: str, shows: AnyPageBuilder, app: Runtime,
             await build_frame(room, whole, here, build)
         except HalterError as error:
             client.status_code = 404 if isinstance(error, NotDone) and error.why == "missing" else 409
-            add_text(str(error), "h-bad h-text h-card")
+            build_problem(error)
 
     ui.page(path, response_timeout=30)(shown)
+
+
+def build_problem(error: HalterError) -> None:
+    """Shows why there is nothing to show, and where to go on."""
+    away = isinstance(error, StoreError)
+    missing = isinstance(error, NotDone) and error.why == "missing"
+    with add_box("div", "h-blank h-card", role="alert"):
+        add_icon("alert" if away else "search")
+        title = "The store is away" if away else "Not found" if missing else "This cannot be shown"
+        add_text(title, "h-title")
+        add_text(str(error), "h-text h-dim")
+        if away:
+            add_text("Agents wait until it is back, and nothing is lost. Reload the page to try again.", "h-text")
+        with add_box("div", "h-row"):
+            add_link("Home", "/")
+            add_link("Sessions", "/sessions")
+            add_link("Fleet", "/fleet")
+
+
+def _add_files(api: FastAPI) -> None:
+    """Adds what a phone reads that installs the dashboard."""
+    touch = Path(__file__).with_name("touch-icon.png").read_bytes()
+
+    async def manifest() -> Response:
+        return JSONResponse(make_manifest(), media_type="application/manifest+json")
+
+    async def icon() -> Response:
+        return Response(touch, media_type="image/png")
+
+    api.get(MANIFEST_PATH, include_in_schema=False, response_model=None)(manifest)
+    api.get(TOUCH_ICON_PATH, include_in_schema=False, response_model=None)(icon)
 
 
 async def _build_named_page(shows: AnyPageBuilder, name: str, room: OpenPage) -> RefreshPage:

@@ -6,9 +6,8 @@ from typing import Literal
 from nicegui import ui
 
 from halter.autonomy.triggers import WatchedDocument
-from halter.core.clock import format_duration
 from halter.core.effect_events import ProposalVerdict as Settled
-from halter.core.money import format_usd
+from halter.dashboard.labels import Label, format_age, format_money, format_share, label_state
 from halter.dashboard.page import REASON, FeedChanges, FormValues, OpenPage, RefreshPage, ask_to_resume, open_dialog
 from halter.dashboard.parts import (
     KeyedList,
@@ -22,6 +21,7 @@ from halter.dashboard.parts import (
     add_section,
     add_table,
     add_text,
+    set_chip,
     set_link,
     set_meter,
 )
@@ -110,7 +110,8 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
             switch = _switch(room, line, lambda: bool(seen[0].on))
         with add_box("td"):
             session = add_link("", "")
-        state = add_cell()
+        with add_box("td"):
+            state, why = add_chip(""), add_text("", "h-dim h-small")
         burn = add_cell("", "h-num")
         with add_box("td"):
             spent = add_text("")
@@ -124,9 +125,10 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
     def show(line: AgentLine) -> None:
         _show_switch(switch, on=bool(line.on))
         set_link(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
-        state.say(_state(line))
+        set_chip(state, _state(line))
+        why.say(_explain(line))
         again.set_visibility(room.may("operator") and line.halted.startswith(f"{scope} "))
-        burn.say(f"{format_usd(line.burn_usd)}/h")
+        burn.say(f"{format_money(line.burn_usd)}/h")
         _show_spent(spent, line)
         set_meter(drawn, float(line.spent_today_usd / line.cap_today_usd) if line.cap_today_usd else 0)
         wake.say(_wake(room, line))
@@ -175,16 +177,23 @@ def _halt(room: OpenPage, agent: str) -> None:
     open_dialog(room, f"Halt {agent}?", says, (REASON,), "Halt it", do, "stop")
 
 
-def _state(line: AgentLine) -> str:
-    more = f" (and {line.under_way - 1} more)" if line.under_way > 1 else ""
-    halted = f"HALTED: {line.halted}. " if line.halted else ""
-    return f"{halted}{line.state or 'nothing under way'}{more}"
+def _state(line: AgentLine) -> Label:
+    if line.halted:
+        return Label("Halted", "bad")
+    if line.state:
+        return label_state(line.state)
+    return Label("Switched off" if line.on is False else "Idle")
+
+
+def _explain(line: AgentLine) -> str:
+    if line.halted:
+        return line.halted
+    return f"and {line.under_way - 1} more sessions" if line.under_way > 1 else ""
 
 
 def _show_spent(spent: TextLabel, line: AgentLine) -> None:
-    """A budget row exists from the first held cent on."""
-    cap = "" if line.cap_today_usd is None else f" of {format_usd(line.cap_today_usd)}"
-    spent.say(f"{format_usd(line.spent_today_usd)}{cap}")
+    cap = line.cap_today_usd
+    spent.say(format_money(line.spent_today_usd) if cap is None else format_share(line.spent_today_usd, cap))
 
 
 def _wake(room: OpenPage, line: AgentLine) -> str:
@@ -192,8 +201,7 @@ def _wake(room: OpenPage, line: AgentLine) -> str:
     if line.due_at is None:
         return early
     ahead = line.due_at - room.now
-    when = f"in {format_duration(ahead)}, " if ahead > 0 else ""
-    return f"{when}{format_relative_moment(line.due_at, room.now)} {early}".strip()
+    return f"{format_age(line.due_at, room.now) if ahead > 0 else 'now'} {early}".strip()
 
 
 def _sensors(line: AgentLine) -> str:

@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any, Final
 
-from nicegui.element import Element
+import msgspec
+from nicegui import ui
 
 from halter.core.clock import format_duration
 from halter.core.events import (
@@ -30,8 +32,23 @@ from halter.core.events import (
     Unknown,
 )
 from halter.core.ids import session_stream
+from halter.core.messages import Reply
+from halter.core.money import ZERO_USD, micros_to_usd
 from halter.core.ports import Stored, read_body
 from halter.core.rows import SessionRow
+from halter.core.text import format_count
+from halter.dashboard.home import build_decision_card
+from halter.dashboard.labels import (
+    KINDS,
+    explain_end,
+    format_age,
+    format_money,
+    format_span,
+    format_tokens,
+    label_outcome,
+    label_state,
+    shorten_id,
+)
 from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
 from halter.dashboard.parts import (
     BAD,
@@ -42,25 +59,36 @@ from halter.dashboard.parts import (
     KeyedList,
     Plot,
     Point,
+    add_arguments,
     add_box,
     add_button,
     add_cell,
-    add_facts,
+    add_chip,
+    add_icon,
+    add_id,
     add_link,
+    add_meter,
+    add_preformatted,
     add_section,
     add_sheet,
+    add_stat,
     add_table,
     add_text,
     chart_history,
     chart_timeline,
+    set_chip,
+    set_meter,
 )
 from halter.operations import control, queries
+from halter.operations.decisions import WaitingDecision, waiting
 from halter.operations.queries import FactView, Saw
 from halter.present.events import describe_event, format_hour, format_relative_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
 
 LANES: Final = ("turns", "requests", "calls", "brakes")
 MAX_SERIES: Final = 5
+ZOOM: Final[dict[str, Any]] = {"dataZoom": [{"type": "inside", "filterMode": "none"}]}
+"""The wheel and two fingers zoom the timeline."""
 
 
 def find_spans(events: Sequence[Stored], now: int) -> list[ChartSpan]:
@@ -199,64 +227,129 @@ class Utterance:
     at: int
     by: str
     text: str
+    icon: str = "chat"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A call with its outcome, once there is one."""
+
+    at: int
+    tool: str
+    asked: str
+    outcome: str = ""
+    answered: str = ""
+    millis: int = 0
+    usd: int = 0
 
 
 class TranscriptPanel:
-    """The transcript of a session's page. Bodies are read once."""
+    """What was said and done in a session: each call stands with its outcome. Bodies are read once."""
 
     def __init__(self, room: OpenPage) -> None:
         self._room = room
-        self._known: dict[int, Utterance | None] = {}
-        self._shown = KeyedList[Utterance](add_box("div"), _build_utterance, "Nothing was said yet.")
+        self._bodies: dict[int, str] = {}
+        self._shown = KeyedList[Utterance | ToolUse](
+            add_box("div", "h-talk"), lambda one: _build_spoken(room, one), "Nothing was said yet."
+        )
 
     async def show(self, events: Sequence[Stored]) -> None:
         """Shows what these events say, the newest last."""
-        tools = {stored.event.call: stored.event.tool for stored in events if isinstance(stored.event, CallStarted)}
+        found: dict[int, Utterance | ToolUse] = {}
+        places: dict[str, int] = {}
         for stored in events:
-            if stored.seq not in self._known:
-                self._known[stored.seq] = await self._words(stored, tools)
-        kept = {stored.seq: self._known[stored.seq] for stored in events}
-        self._known = kept
-        self._shown.show({seq: one for seq, one in kept.items() if one is not None})
+            match stored.event:
+                case CallStarted() as event:
+                    places[event.call] = stored.seq
+                    found[stored.seq] = ToolUse(stored.at, event.tool, await self._words(stored))
+                case CallSettled() as event if event.call in places:
+                    place = places[event.call]
+                    found[place] = _settle(found[place], event, await self._words(stored))
+                case CallRefused() as event:
+                    found[stored.seq] = ToolUse(stored.at, event.tool, "", event.outcome, event.sentence)
+                case _:
+                    by, icon = _speaker(stored)
+                    if by and (text := await self._words(stored)):
+                        found[stored.seq] = Utterance(stored.at, by, text, icon)
+        kept = {stored.seq for stored in events}
+        self._bodies = {seq: text for seq, text in self._bodies.items() if seq in kept}
+        self._shown.show({(seq, getattr(one, "outcome", "")): one for seq, one in found.items()})
 
-    async def _words(self, stored: Stored, tools: dict[str, str]) -> Utterance | None:
-        by = _speaker(stored, tools)
-        if not by:
-            return None
-        text = describe_event(stored.event, await read_body(self._room.app.store, stored))
-        return (
-            Utterance(stored.at, by, text or ("(erased)" if stored.erased else "")) if text or stored.erased else None
-        )
+    async def _words(self, stored: Stored) -> str:
+        if stored.seq not in self._bodies:
+            body = await read_body(self._room.app.store, stored)
+            self._bodies[stored.seq] = _read_words(stored, body) or ("(erased)" if stored.erased else "")
+        return self._bodies[stored.seq]
 
 
-def _speaker(stored: Stored, tools: dict[str, str]) -> str:
-    """Returns the speaker of an event's text, if it is part of the transcript."""
+def _settle(use: Utterance | ToolUse, event: CallSettled, answered: str) -> Utterance | ToolUse:
+    if not isinstance(use, ToolUse):
+        return use
+    usd = event.charge.usd if event.charge else 0
+    return replace(use, outcome=event.outcome, answered=answered or event.error, millis=event.duration_ms, usd=usd)
+
+
+def _read_words(stored: Stored, body: bytes) -> str:
+    """Returns the text of an event. The calls of a reply are left out: they are shown with their outcomes."""
+    if isinstance(stored.event, RequestSettled):
+        if stored.event.outcome != "ok":
+            return stored.event.error
+        try:
+            return msgspec.json.decode(body, type=Reply).text
+        except (msgspec.MsgspecError, ValueError, RecursionError):
+            pass
+    return describe_event(stored.event, body)
+
+
+def _speaker(stored: Stored) -> tuple[str, str]:
+    """Returns the speaker of an event's text and an icon, if it is part of the transcript."""
     match stored.event:
         case SessionStarted():
-            return "task"
+            return "Task", "paper"
         case TurnStarted():
-            return f"to the model, turn {stored.event.turn}"
+            return f"To the model, turn {stored.event.turn}", "person"
         case MessageAdded():
-            return f"to the model, because of {stored.event.reason}"
+            return f"To the model, because of {stored.event.reason}", "person"
         case ContextGiven() | ContextCut():
-            return "to the model, from before"
+            return "To the model, from before", "person"
         case RequestSettled():
-            return "model"
-        case CallSettled():
-            return f"tool {tools.get(stored.event.call, stored.event.call)}"
+            return "Model", "agent"
         case FindingEmitted():
-            return f"finding, {stored.event.severity}"
+            return f"Finding, {stored.event.severity}", "findings"
         case NotificationQueued():
-            return f"notification over {stored.event.channel}"
+            return f"Notification over {stored.event.channel}", "bell"
         case _:
-            return ""
+            return "", ""
 
 
-def _build_utterance(one: Utterance) -> Callable[[Utterance], None]:
-    with add_box("div", "h-said"):
-        add_text(f"{format_hour(one.at)} {one.by}", "h-from")
+def _build_spoken(room: OpenPage, one: Utterance | ToolUse) -> Callable[[Utterance | ToolUse], None]:
+    if isinstance(one, ToolUse):
+        _build_tool_use(room, one)
+        return lambda _: None
+    with add_box("div", f"h-said {'h-own' if one.by == 'Model' else ''}"):
+        with add_box("div", "h-row h-from"):
+            add_icon(one.icon)
+            add_text(one.by, "", "span")
+            room.add_moment(one.at)
         add_text(one.text)
     return lambda _: None
+
+
+def _build_tool_use(room: OpenPage, one: ToolUse) -> None:
+    outcome = label_outcome(one.outcome)
+    with add_box("details", "h-fold h-call"):
+        with add_box("summary"):
+            add_icon("tool")
+            add_text(one.tool, "h-what", "span")
+            add_chip(outcome.word, outcome.mood)
+            taken = f"{one.millis} ms" if one.millis else ""
+            cost = format_money(micros_to_usd(one.usd)) if one.usd else ""
+            add_text(" · ".join(each for each in (taken, cost) if each), "h-dim h-small", "span")
+            room.add_moment(one.at, "h-dim h-small")
+        if one.asked:
+            add_arguments(one.asked)
+        if one.answered:
+            add_preformatted(one.answered)
 
 
 MAX_EVENTS_DRAWN = 400
@@ -265,54 +358,95 @@ MAX_EVENTS_LISTED = 100
 """How many of them are listed: each line takes time on the agents' event loop."""
 
 
+class SessionHead:
+    """The head of a session's page: what it is, how it stands, and what it costs."""
+
+    def __init__(self, room: OpenPage, row: SessionRow, title: str) -> None:
+        self._room = room
+        with add_box("div", "h-row h-apart"):
+            with add_box("div"):
+                add_text(title, "h-title")
+                with add_box("div", "h-row h-small"):
+                    self._state = add_chip("")
+                    add_text(f"{row.agent}, {KINDS.get(row.kind, row.kind)}", "h-dim", "span")
+                    if row.trigger:
+                        add_link(row.trigger, "/triggers")
+                    if row.parent:
+                        add_link(f"part of {shorten_id(row.parent)}", f"/session/{row.parent}")
+                    add_id(row.session)
+            _buttons(room, row)
+        self._why = add_text("", "h-text h-bad")
+        with add_box("div", "h-stats").style("margin-top: 1rem"):
+            with add_box("div"):
+                self._cost = add_stat("Cost")
+                self._meter = add_meter("Spent of its cap", 0)
+            self._tokens = add_stat("Tokens")
+            self._took = add_stat("Time")
+            self._done = add_stat("Work")
+
+    async def show(self, row: SessionRow, events: Sequence[Stored]) -> None:
+        label = label_state(row.state)
+        set_chip(self._state, label)
+        self._why.say(f"It ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")
+        budget = await queries.session_budget(self._room.desk, row.session)
+        cap = None if budget is None else budget.cap
+        spent = ZERO_USD if budget is None else budget.spent
+        self._cost[0].say(format_money(spent))
+        held = f", {format_money(budget.held)} held" if budget is not None and budget.held else ""
+        self._cost[1].say(f"of {format_money(cap)}{held}" if cap is not None else f"no cap{held}")
+        set_meter(self._meter, float((spent + (budget.held if budget else ZERO_USD)) / cap) if cap else 0)
+        self._show_work(row, events)
+
+    def _show_work(self, row: SessionRow, events: Sequence[Stored]) -> None:
+        cut = "of the newest events" if len(events) >= MAX_EVENTS_DRAWN else ""
+        used = [each.event.usage for each in events if isinstance(each.event, RequestSettled) and each.event.usage]
+        read, written = sum(each.input_tokens for each in used), sum(each.output_tokens for each in used)
+        self._tokens[0].say(format_tokens(read + written))
+        self._tokens[1].say(cut or f"{format_tokens(read)} read, {format_tokens(written)} written")
+        self._took[0].say(format_span(max(0, (row.ended_at or self._room.now) - row.started_at)))
+        began = f"began {format_relative_moment(row.started_at, self._room.now)}"
+        wakes = f", wakes {format_relative_moment(row.due_at, self._room.now)}" if row.due_at else ""
+        self._took[1].say(f"{began}{wakes}")
+        turns = sum(isinstance(each.event, TurnStarted) for each in events)
+        calls = sum(isinstance(each.event, CallStarted) for each in events)
+        refused = sum(isinstance(each.event, CallRefused | RequestRefused) for each in events)
+        self._done[0].say(format_count(calls, "call"))
+        self._done[1].say(cut or f"{format_count(turns, 'turn')}, {refused} refused")
+
+
 async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
     row = await room.desk.session(name)
     with add_section("Session", card=True):
-        head = add_box("div")
-        _buttons(room, row)
+        head = SessionHead(room, row, await queries.session_title(room.desk, row))
+    asked = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
+    with add_box("div", "h-wide"):
+        with add_section("What was said", card=True):
+            saying = TranscriptPanel(room)
+        with add_box("div", "h-col"):
+            with add_section("What it knows", card=True):
+                knowing = HotStatePanel(room, row.session)
+            with add_section("What happens", card=True):
+                lines = KeyedList[Stored](
+                    add_box("ol", "h-events", "Events", tabindex="0"), _event, "Nothing happened yet."
+                )
     with add_section("Turns, calls and brakes", card=True):
         plot = Plot("Turns, requests, calls and brakes over time", "Nothing happened yet.")
-    with add_box("div", "h-two"):
-        with add_section("What happens", card=True):
-            lines = KeyedList[Stored](
-                add_box("ol", "h-events", "Events", tabindex="0"), _event, "Nothing happened yet."
-            )
-        with add_section("What it knows", card=True):
-            knowing = HotStatePanel(room, row.session)
-    with add_section("What was said", card=True):
-        saying = TranscriptPanel(room)
 
     async def refresh(grown: FeedChanges) -> None:
         await knowing.show()
         if not grown.of(session_stream(row.session)):
             return
+        asked.show({one.decision: one for one in await waiting(room.desk) if one.session == row.session})
         events = await queries.newest_events(room.desk, row.session, MAX_EVENTS_DRAWN)
-        _show_head(room, head, await room.desk.session(row.session))
-        plot.show(chart_timeline(find_spans(events, room.now), LANES), empty=not find_spans(events, room.now))
+        await head.show(await room.desk.session(row.session), events)
+        spans = find_spans(events, room.now)
+        plot.show(chart_timeline(spans, LANES) | ZOOM, empty=not spans)
         lines.show({stored.seq: stored for stored in reversed(events[-MAX_EVENTS_LISTED:])})
         await saying.show(events)
         await knowing.show_history(events)
 
     await refresh(FeedChanges(everything=True))
     return refresh
-
-
-def _show_head(room: OpenPage, head: Element, row: SessionRow) -> None:
-    head.clear()
-    with head:
-        add_facts(_facts(room, row))
-
-
-def _facts(room: OpenPage, row: SessionRow) -> Sequence[tuple[str, str]]:
-    return [
-        ("agent", f"{row.agent} ({row.kind})"),
-        ("state", f"{row.state} {row.terminal_reason}".strip()),
-        ("began", format_relative_moment(row.started_at, room.now)),
-        ("ended", format_relative_moment(row.ended_at, room.now) if row.ended_at else ""),
-        ("next wake", format_relative_moment(row.due_at, room.now) if row.due_at else ""),
-        ("trigger", row.trigger),
-        ("part of", row.parent),
-    ]
 
 
 def _event(stored: Stored) -> Callable[[Stored], None]:
@@ -325,7 +459,7 @@ def _event(stored: Stored) -> Callable[[Stored], None]:
 
 
 def _buttons(room: OpenPage, row: SessionRow) -> None:
-    with add_box("div", "h-row").style("margin-top: 0.7rem"):
+    with add_box("div", "h-row"):
         add_link("Receipt", f"/receipt/{row.session}")
         add_link("Export", f"/download/session/{row.session}").props["download"] = ""
         if room.may("operator") and row.ended_at is None:
@@ -351,49 +485,112 @@ def _cancel(room: OpenPage, row: SessionRow) -> None:
     open_dialog(room, f"Cancel {row.session}?", says, (REASON,), "Cancel the session", do, "stop")
 
 
-SESSION_COLUMNS = ("session", "agent", "kind", "state", "began", "ended", "next wake", "trigger")
-PAGE = 50
+SESSION_COLUMNS = ("session", "state", "agent", "cost", "time", "began")
+PAGE = 25
+SEARCHED = 200
+"""How many of the newest sessions are searched."""
+FILTERS: Final = ("Every state", "Under way", "Waiting for a person", "Ended well", "Ended badly")
+
+
+def fits_filter(row: SessionRow, wanted: str) -> bool:
+    mood, over = label_state(row.state).mood, row.ended_at is not None
+    match wanted:
+        case "Under way":
+            return not over
+        case "Waiting for a person":
+            return not over and mood == "look"
+        case "Ended well":
+            return over and mood == "good"
+        case "Ended badly":
+            return over and mood == "bad"
+        case _:
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSession:
+    """A session as the list shows it."""
+
+    row: SessionRow
+    title: str
+    spent: Decimal
 
 
 async def build_sessions_page(room: OpenPage) -> RefreshPage:
-    shown = [PAGE]
+    shown, titles = [PAGE], dict[str, str]()
+    every = "Every agent"
+    with add_box("div", "h-filters", "Filter the sessions", role="search"):
+        text: Any = ui.input("Search").props("outlined dense clearable")
+        state: Any = ui.select(list(FILTERS), value=FILTERS[0], label="State").props("outlined dense")
+        agent: Any = ui.select([every], value=every, label="Agent").props("outlined dense")
     with add_section("Sessions", card=True):
-        lines = KeyedList[SessionRow](add_table("Sessions", SESSION_COLUMNS), lambda row: _row(room, row))
+        lines = KeyedList[ListedSession](add_table("Sessions", SESSION_COLUMNS, ("cost",)), lambda one: _row(room, one))
         none = add_text("", "h-none")
         older = add_button("Older", lambda: None)
 
+    async def title(row: SessionRow) -> str:
+        if row.session not in titles:
+            titles[row.session] = await queries.session_title(room.desk, row)
+        return titles[row.session]
+
     async def refresh(_: FeedChanges) -> None:
-        rows = await queries.sessions(room.desk, limit=shown[0] + 1)
-        lines.show({row.session: row for row in rows[: shown[0]]})
-        older.set_visibility(len(rows) > shown[0])
-        none.say("" if rows else "There is no session yet.")
+        words = str(text.value or "").strip().casefold()
+        of = "" if agent.value == every else str(agent.value)
+        wide = bool(words) or state.value != FILTERS[0]
+        rows = await queries.sessions(room.desk, of, SEARCHED if wide else shown[0] + 1)
+        found = [row for row in rows if fits_filter(row, str(state.value))]
+        if words:
+            found = [row for row in found if words in f"{await title(row)} {row.session} {row.agent}".casefold()]
+        listed = [
+            ListedSession(row, await title(row), await queries.session_spent(room.desk, row.session))
+            for row in found[: shown[0]]
+        ]
+        lines.show({one.row.session: one for one in listed})
+        older.set_visibility(len(found) > shown[0])
+        none.say("" if listed else "No session fits." if wide or of else "There is no session yet.")
+        known = [every, *sorted({line.agent for line in rows} | set(agent.options[1:]))]
+        if agent.options != known:
+            agent.set_options(known)
 
     async def more() -> None:
         shown[0] += PAGE
         await refresh(FeedChanges())
 
+    async def again() -> None:
+        shown[0] = PAGE
+        await refresh(FeedChanges())
+
+    for each in (text, state, agent):
+        each.on_value_change(again)
     older.on_click(more)
     await refresh(FeedChanges())
     return refresh
 
 
-def _row(room: OpenPage, row: SessionRow) -> Callable[[SessionRow], None]:
+def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
+    row = one.row
     with add_box("tr"):
         with add_box("td"):
-            add_link(row.session, f"/session/{row.session}")
-        add_cell(row.agent)
-        add_cell(row.kind)
-        state = add_cell()
-        add_cell(format_relative_moment(row.started_at, room.now), "h-short")
-        ended, wake = add_cell("", "h-short"), add_cell("", "h-short")
-        add_cell(row.trigger)
+            add_link(one.title, f"/session/{row.session}").classes("h-what")
+            with add_box("div", "h-row"):
+                add_id(row.session)
+        with add_box("td"):
+            state = add_chip("")
+            why = add_text("", "h-dim h-small")
+        add_cell(f"{row.agent}\n{row.trigger or KINDS.get(row.kind, row.kind)}")
+        cost, took = add_cell("", "h-num"), add_cell("", "h-short")
+        with add_box("td", "h-short"):
+            room.add_moment(row.started_at)
 
-    def show(row: SessionRow) -> None:
-        state.say(f"{row.state} {row.terminal_reason}".strip())
-        ended.say(format_relative_moment(row.ended_at, room.now) if row.ended_at else "")
-        wake.say(format_relative_moment(row.due_at, room.now) if row.due_at else "")
+    def show(one: ListedSession) -> None:
+        row = one.row
+        set_chip(state, label_state(row.state))
+        wakes = f"wakes {format_age(row.due_at, room.now)}" if row.due_at and row.due_at > room.now else ""
+        why.say(explain_end(row) if row.ended_at is not None else wakes)
+        cost.say(format_money(one.spent))
+        took.say(format_span(max(0, (row.ended_at or room.now) - row.started_at)))
 
-    show(row)
+    show(one)
     return show
 
 

@@ -13,14 +13,14 @@ from halter.core.codec import decode
 from halter.core.events import SensorChanged
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
-from halter.core.ports import Query, Store, Stored, parse_notification
+from halter.core.ports import Query, Store, Stored, parse_notification, read_body
 from halter.core.rows import AgentRow, HaltRow, SavedHotState, SessionRow
-from halter.core.text import LAST_CHARACTER, shorten, to_one_line
+from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
 from halter.operations.report import Need, Report, ReportRows, list_needs, read_report_rows
 from halter.operations.report import build_report as report_of
-from halter.runtime.budgets import read_configured_caps, read_current_budgets
+from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
 from halter.runtime.feed import serialize_event
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry
@@ -153,6 +153,33 @@ def _read_state(typed: str) -> State | None:
     if word and found is None:
         wrong(f"{typed!r} is no state of a session: write one of {', '.join(map(str.lower, get_args(State)))}.")
     return found
+
+
+async def session_budget(desk: Desk, session: str) -> Budget | None:
+    """Show what a session spends of its cap; None before it spends anything."""
+    params = {"scope": f"session:{session}", "window": "", "unit": "usd"}
+    rows = await desk.app.store.ask(Query("budget", BudgetRow, params))
+    return next(iter(await shown_budgets(desk.app.store, rows)), None)
+
+
+async def session_spent(desk: Desk, session: str) -> Usd:
+    params = {"scope": f"session:{session}", "window": "", "unit": "usd"}
+    rows = await desk.app.store.ask(Query("budget", BudgetRow, params))
+    return micros_to_usd(rows[0].spent) if rows else ZERO_USD
+
+
+async def session_title(desk: Desk, row: SessionRow) -> str:
+    """Name a session by the first line of its task, or by what started it."""
+    for stored in await desk.app.store.read(session_stream(row.session), 0, 1):
+        words = from_body(await read_body(desk.app.store, stored)).strip()
+        if words:
+            return shorten(to_one_line(words.splitlines()[0]), TITLE)
+    if row.kind == "autonomous":
+        return f"{row.agent} runs by itself"
+    return f"{row.agent}: {row.trigger.partition('/')[2] or row.kind}"
+
+
+TITLE: Final = 90
 
 
 async def sessions_under_way(desk: Desk) -> Sequence[SessionRow]:
