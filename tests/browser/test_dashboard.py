@@ -165,7 +165,7 @@ def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes
     told = re.compile("Everything is halted since .*, by approver: It smells of smoke.")
     for each in (page, watcher):
         expect(each.get_by_text(told)).to_be_visible()
-    expect(agent_row(page, "desk").get_by_text("Halted")).to_be_visible()
+    expect(agent_row(page, "desk").get_by_text("Halted", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Resume…")).to_have_count(0)
     house.until(lambda: all(house.row(name).ended_at is not None for name in ("desk-1", "miser-1")))
 

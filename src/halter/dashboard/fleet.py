@@ -1,13 +1,23 @@
 """Pages of the fleet: agents, workers, triggers, findings and proposals."""
 
-from collections.abc import Awaitable, Callable
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
 
 from nicegui import ui
 
 from halter.autonomy.triggers import WatchedDocument
 from halter.core.effect_events import ProposalVerdict as Settled
-from halter.dashboard.labels import Label, format_age, format_money, format_share, label_state
+from halter.core.text import format_count
+from halter.dashboard.labels import (
+    SEVERITIES,
+    SEVERITY_MOODS,
+    Label,
+    format_age,
+    format_money,
+    format_share,
+    label_state,
+    shorten_id,
+)
 from halter.dashboard.page import REASON, FeedChanges, FormValues, OpenPage, RefreshPage, ask_to_resume, open_dialog
 from halter.dashboard.parts import (
     KeyedList,
@@ -16,6 +26,7 @@ from halter.dashboard.parts import (
     add_button,
     add_cell,
     add_chip,
+    add_id,
     add_link,
     add_meter,
     add_section,
@@ -299,9 +310,14 @@ MAX_FINDINGS = 100
 
 
 async def build_findings_page(room: OpenPage) -> RefreshPage:
+    with add_box("div", "h-filters", "Filter the findings", role="search"):
+        wanted: Any = ui.select(list(FINDING_FILTERS), value=FINDING_FILTERS[0], label="Show").props("outlined dense")
+        if room.may("approver"):
+            add_button("Dismiss all shown…", lambda: _dismiss_all(room, listed))
+    listed: list[Artifact] = []
     with add_section("Findings"):
         found = KeyedList[Artifact](
-            add_box("div", "h-cards"), lambda one: _card(room, one, "findings"), "There are no findings."
+            add_box("div", "h-cards"), lambda one: _card(room, one, "findings"), "There are no such findings."
         )
     with add_section("Proposals"):
         proposed = KeyedList[Artifact](
@@ -310,26 +326,62 @@ async def build_findings_page(room: OpenPage) -> RefreshPage:
 
     async def refresh(grown: FeedChanges) -> None:
         if grown.written:
-            found.show({one.id: one for one in await artifacts.findings(room.desk, limit=MAX_FINDINGS)})
+            rows = await artifacts.findings(room.desk, limit=MAX_FINDINGS)
+            listed[:] = sorted(filter(lambda one: _is_wanted(one, str(wanted.value)), rows), key=_urgency)
+            found.show({(one.id, place): one for place, one in enumerate(listed)})
             proposed.show({one.id: one for one in (await artifacts.proposals(room.desk))[:MAX_FINDINGS]})
 
-    await refresh(FeedChanges(everything=True))
+    async def again() -> None:
+        await refresh(FeedChanges(everything=True))
+
+    wanted.on_value_change(again)
+    await again()
     return refresh
 
 
+FINDING_FILTERS = ("Undecided", "High and critical", "All")
+
+
+def _is_wanted(one: Artifact, wanted: str) -> bool:
+    if wanted == "High and critical":
+        return one.severity in URGENT_SEVERITIES
+    return wanted == "All" or not one.status
+
+
+def _urgency(one: Artifact) -> tuple[int, int]:
+    """Sorts by severity, the newest first among equals."""
+    return SEVERITIES.index(one.severity) if one.severity in SEVERITIES else len(SEVERITIES), -one.at
+
+
+def _dismiss_all(room: OpenPage, listed: Sequence[Artifact]) -> None:
+    undecided = [one for one in listed if not one.status]
+
+    async def do(given: FormValues) -> str:
+        for one in undecided:
+            await _settle_and_describe(room, one, "dismissed", "findings", given["reason"])
+        return f"{format_count(len(undecided), 'finding')} dismissed."
+
+    says = f"Later sessions are not told of these {format_count(len(undecided), 'finding')}."
+    open_dialog(room, "Dismiss all that are shown?", says, (REASON,), "Dismiss them", do, "stop")
+
+
 def _card(room: OpenPage, one: Artifact, among: Among) -> Callable[[Artifact], None]:
-    with add_box("article", "h-card", f"{one.about} {one.id}").style(
-        "display: flex; flex-direction: column; gap: 0.5rem"
-    ):
-        with add_box("div", "h-row"):
+    title, _, rest = one.text.removeprefix(f"[{one.severity}] ").partition("\n")
+    with add_box("article", "h-card h-stack", f"{one.about} {one.id}"):
+        with add_box("div", "h-row h-small"):
             if one.severity:
-                add_chip(one.severity, "bad" if one.severity in URGENT_SEVERITIES else "look")
-            add_chip(one.about)
+                add_chip(one.severity.capitalize(), SEVERITY_MOODS.get(one.severity, "dim"))
+            else:
+                add_chip(one.about.capitalize(), "calm")
             status = add_chip(_status(one))
-            add_text(format_relative_moment(one.at, room.now), "h-dim")
-        add_text(one.text).style("white-space: pre-wrap")
-        add_text("; ".join(_more(one)), "h-dim h-text")
-        add_link(f"session {one.session}", f"/session/{one.session}")
+            room.add_moment(one.at, "h-dim")
+        add_text(title, "h-title")
+        if rest:
+            add_text(rest).style("white-space: pre-wrap")
+        add_text("; ".join(_more(one)), "h-dim h-text h-small")
+        with add_box("div", "h-row h-small"):
+            add_link(f"Session {shorten_id(one.session)}", f"/session/{one.session}")
+            add_id(one.id)
         buttons = add_box("div", "h-row")
         with buttons:
             if room.may("approver"):

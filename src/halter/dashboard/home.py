@@ -288,7 +288,7 @@ def _tell_news(one: queries.AgentNews) -> StoryLine:
 
 
 def _tell_finding(one: Artifact) -> StoryLine:
-    text = to_one_line(one.text).removeprefix(f"[{one.severity}] ")
+    text = to_one_line(one.text.partition("\n")[0]).removeprefix(f"[{one.severity}] ")
     mood = SEVERITY_MOODS.get(one.severity, "dim")
     return StoryLine(
         one.at,

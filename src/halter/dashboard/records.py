@@ -16,9 +16,10 @@ from halter import __version__
 from halter.core.clock import DAY, parse_duration, window_at
 from halter.core.errors import HalterError, NotDone
 from halter.core.ids import FLEET
-from halter.core.money import ZERO_USD, format_unit_amount, format_usd
+from halter.core.money import ZERO_USD, format_unit_amount
 from halter.core.public_json import encode_public_json
 from halter.core.text import clean
+from halter.dashboard.labels import format_money, format_window, label_outcome, shorten_id
 from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
 from halter.dashboard.parts import (
     KeyedList,
@@ -28,6 +29,7 @@ from halter.dashboard.parts import (
     add_box,
     add_button,
     add_cell,
+    add_chip,
     add_link,
     add_meter,
     add_preformatted,
@@ -51,15 +53,11 @@ from halter.runtime.runtime import Runtime
 from halter.server.middleware import WHO_KEY
 from halter.state.audit import AuditEntry, make_audit_entry
 
-MAX_SESSIONS_SEARCHED = 500
-"""How many sessions are searched for open ones."""
-
 
 async def list_current_budgets(room: OpenPage) -> Sequence[Budget]:
     """Lists the budgets of the fleet, agents, triggers, and open sessions."""
     rows = (await money.budgets(room.desk)).budgets
-    sessions = await queries.sessions(room.desk, limit=MAX_SESSIONS_SEARCHED)
-    under_way = {f"session:{row.session}" for row in sessions if row.ended_at is None}
+    under_way = {f"session:{row.session}" for row in await queries.sessions_under_way(room.desk)}
     return [row for row in rows if not row.scope.startswith("session:") or row.scope in under_way]
 
 
@@ -78,26 +76,6 @@ def compute_spent_share(row: Budget) -> float:
     if row.cap is None:
         return 0.0
     return float(used / row.cap) if row.cap else float(used > 0)
-
-
-def format_budget_figures(row: Budget) -> str:
-    return row.told()
-
-
-def add_budget_bar(row: Budget) -> Callable[[Budget], None]:
-    with add_box("div").style("margin-bottom: 0.7rem"):
-        with add_box("div", "h-row"):
-            add_text(row.scope, "h-what")
-            add_text(row.window or "its life", "h-dim")
-        said = add_text(format_budget_figures(row))
-        drawn = add_meter(f"{row.scope} {row.window}", compute_spent_share(row))
-
-    def later(row: Budget) -> None:
-        if said.text != format_budget_figures(row):
-            said.say(format_budget_figures(row))
-            set_meter(drawn, compute_spent_share(row))
-
-    return later
 
 
 BUDGET_COLUMNS = ("scope", "window", "cap", "spent", "held", "left", "used", "change")
@@ -163,7 +141,7 @@ def _row(room: OpenPage, row: Budget) -> Callable[[Budget], None]:
     name = f"{row.scope} {row.window}".strip()
     with add_box("tr"):
         add_cell(row.scope, "h-what")
-        add_cell(row.window or "its life")
+        add_cell(format_window(row.window))
         figures = [add_cell("", "h-num") for _ in NUMBER_COLUMNS]
         with add_box("td"):
             drawn = add_meter(f"used of {name}", compute_spent_share(row))
@@ -329,13 +307,15 @@ def _audit_row(one: AuditEntry) -> None:
         add_cell(one.agent)
         add_cell(one.tool, "h-what")
         add_cell(f"{one.capability_level} {one.risk_level}".strip())
-        add_cell(one.outcome or "under way", "" if one.outcome == "ok" else "h-look")
+        outcome = label_outcome(one.outcome or "")
+        with add_box("td"):
+            add_chip(outcome.word, outcome.mood)
         add_cell(one.decided_by)
-        add_cell(format_usd(one.cost_usd), "h-num")
+        add_cell(format_money(one.cost_usd), "h-num")
         add_cell(one.input_summary)
         add_cell(one.output_summary)
         with add_box("td"):
-            add_link(one.session, f"/session/{one.session}")
+            add_link(shorten_id(one.session), f"/session/{one.session}")
 
 
 LINES = "application/x-ndjson"
