@@ -372,7 +372,7 @@ def _card(room: OpenPage, one: Artifact, among: Among) -> Callable[[Artifact], N
             if one.severity:
                 add_chip(one.severity.capitalize(), SEVERITY_MOODS.get(one.severity, "dim"))
             else:
-                add_chip(one.about.capitalize(), "calm")
+                add_chip(one.about.capitalize())
             status = add_chip(_status(one))
             room.add_moment(one.at, "h-dim")
         add_text(title, "h-title")
