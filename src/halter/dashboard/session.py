@@ -537,7 +537,7 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
         words = str(text.value or "").strip().casefold()
         of = "" if agent.value == every else str(agent.value)
         wide = bool(words) or state.value != FILTERS[0]
-        rows = await queries.sessions(room.desk, of, SEARCHED if wide else shown[0] + 1)
+        rows = await queries.sessions(room.desk, of, limit=SEARCHED if wide else shown[0] + 1)
         found = [row for row in rows if fits_filter(row, str(state.value))]
         if words:
             found = [row for row in found if words in f"{await title(row)} {row.session} {row.agent}".casefold()]
