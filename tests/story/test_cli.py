@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -209,7 +210,14 @@ def test_show_tells_every_event_with_what_was_said(halter: Halter, store_file: P
     assert [event["kind"] for event in events] == kinds
     assert events[1]["facts"]["tool"] == "look"
     assert events[2]["body"] == "canary result"
-    assert "canary result" in halter("show", "ended").stdout
+    assert "canary result" in halter("show", "ended", "--events").stdout
+
+
+def test_show_tells_a_conversation_with_each_call_beside_its_outcome(halter: Halter, store_file: Path) -> None:
+    shown = halter("show", "ended").stdout
+    assert re.search(r"call look: .*\n.*→ ok, \$0\.50: canary result", shown), shown
+    assert "4; all of them: halter show ended --events" in shown
+    assert halter("show", "worked").stdout.count("call ") == halter("show", "worked").stdout.count("→")
 
 
 def test_a_session_that_nobody_knows_is_a_sentence(halter: Halter, store_file: Path) -> None:
@@ -337,7 +345,7 @@ def test_no_word_is_broken_on_a_narrow_screen(
         shown = halter(*words).stdout
         assert max(map(len, shown.splitlines())) <= int(columns)
     assert {"COMPLETED", "completed", "RUNNING"} <= set(halter("sessions").stdout.split())
-    assert {"session_started", "call_settled"} <= set(halter("show", "ended").stdout.split())
+    assert {"session_started", "call_settled"} <= set(halter("show", "ended", "--events").stdout.split())
 
 
 def test_one_of_a_thing_is_not_called_several(halter: Halter, store_file: Path) -> None:

@@ -10,12 +10,18 @@ from typer.core import TyperGroup
 from typer.testing import CliRunner, Result
 
 from halter.cli import build
+from halter.cli.command import make_desk, show_sheet
 from halter.cli.commands import SHORT_FLAGS, load_all_commands
-from halter.core.events import CallRefused, SessionStarted
+from halter.cli.decisions import ask_decisions
+from halter.core.clock import DAY
+from halter.core.errors import NotDone
+from halter.core.events import CallRefused, DecisionAsked, SessionStarted
 from halter.core.ids import WorkerId, session_stream
-from halter.core.ports import Draft, Write
+from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_event
-from halter.core.rows import AuditRow
+from halter.core.rows import AuditRow, DecisionRow, SessionRow
+from halter.operations.decisions import ApprovalTerms
+from halter.present.tables import build_sessions_sheet
 from halter.runtime.runtime import open_runtime
 from halter.settings import read_settings
 from halter.state import lifecycle
@@ -143,3 +149,107 @@ def test_a_store_that_is_gone_is_not_taken_for_a_beginning(tmp_path: Path, line:
     for file in (tmp_path / "state" / "halter").glob("halter.db*"):
         file.unlink()
     assert types(tmp_path, line).exit_code == 3
+
+
+class TypedAnswers:
+    """A person at a terminal who types these lines, one for each question."""
+
+    by_hand = True
+
+    def __init__(self, *lines: str) -> None:
+        self.lines = [*lines]
+        self.asked: list[str] = []
+
+    def waits(self) -> bool:
+        return False
+
+    def drop(self) -> None:
+        pass
+
+    def line(self, prompt: str) -> str | None:
+        self.asked.append(prompt)
+        return self.lines.pop(0) if self.lines else None
+
+
+async def ask_for_calls(home: Path, keyboard: TypedAnswers, number: int = 0) -> dict[str, str]:
+    """Have three decisions wait, ask about them, and return the verdicts."""
+    environ = environment(home)
+    async with open_runtime(read_settings(environ, home), environ=environ) as app:
+        await app.store.commit(lifecycle.start_session(SESSION))
+        (lease,) = await app.store.claim(WorkerId("w"), 1)
+        for name in ("a", "b", "c"):
+            asked = DecisionAsked(
+                decision=f"clerk-1.{name}/approval",
+                about="approval",
+                subject=f"clerk-1.{name}",
+                name="send",
+                digest=name,
+                expires_at=app.clock.now() + DAY,
+                level="RESTRICTED",
+            )
+            reads = [(DecisionRow, (asked.decision,)), *rows_of_event(asked)]
+            body = f'send {{"to":"{name}"}}'.encode()
+            write = Write(
+                session_stream("clerk-1"), name, lambda _, it=asked, said=body: [Draft(it, said)], reads, lease=lease
+            )
+            await app.store.commit(write)
+        await ask_decisions(make_desk(app), keyboard, ApprovalTerms(), number)
+        rows = await app.store.ask(Query("all_decisions", DecisionRow))
+        return {row.subject[-1]: row.verdict for row in rows}
+
+
+SESSION = SessionStarted(session="clerk-1", agent="clerk", kind="task", started_by="ada")
+
+
+@pytest.mark.parametrize(
+    ("lines", "verdicts"),
+    [
+        (("y", "n", "YES"), {"a": "approve", "b": "deny", "c": "approve"}),
+        (("", "maybe", "y"), {"a": "", "b": "", "c": "approve"}),
+        (("y", "q", "y"), {"a": "approve", "b": "", "c": ""}),
+        ((), {"a": "", "b": "", "c": ""}),
+    ],
+)
+async def test_decisions_are_asked_one_by_one_and_only_a_yes_approves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], verdicts: dict[str, str]
+) -> None:
+    keyboard = TypedAnswers(*lines)
+    assert await ask_for_calls(tmp_path, keyboard) == verdicts
+    shown = capsys.readouterr().out
+    assert [f'"to":"{name}"' in shown for name in "abc"][: len(keyboard.asked)] == [True] * len(keyboard.asked)
+    assert "clerk wants to call send (RESTRICTED)." in shown
+
+
+async def test_a_number_is_shown_and_asked_about_before_it_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await ask_for_calls(tmp_path / "no", TypedAnswers("s"), 2) == {"a": "", "b": "", "c": ""}
+    assert await ask_for_calls(tmp_path / "yes", TypedAnswers("y"), 2) == {"a": "", "b": "approve", "c": ""}
+    assert '"to":"a"' not in capsys.readouterr().out
+    with pytest.raises(NotDone, match="There is no decision 4"):
+        await ask_for_calls(tmp_path / "none", TypedAnswers("y"), 4)
+
+
+@pytest.mark.parametrize("line", ["approve", "approve 1", "approve --json", "approve 1 --json"])
+def test_without_a_terminal_nothing_is_approved_but_by_an_id(home: Path, line: str) -> None:
+    said = types(home, line)
+    assert said.exit_code == 2
+    assert "You are asked first" in said.output
+    assert [each["decision"] for each in json.loads(types(home, "inbox --json").stdout)] == ["clerk-1.1/approval"]
+
+
+def test_an_id_is_in_one_piece_at_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    ids = ["01m7g43mesvqxs0p8cp66m0k6g", "01m7g3ych8fzy54881n1w0t5ys"]
+    rows = [
+        SessionRow(ids[0], agent="night-watch", state="WAITING_FOR_APPROVAL", started_at=1, due_at=3 * DAY),
+        SessionRow(ids[1], agent="clerk", state="BUDGET_EXCEEDED", started_at=1, terminal_reason="cost_cap_reached"),
+    ]
+    show_sheet(build_sessions_sheet(rows, DAY))
+    shown = capsys.readouterr().out
+    assert shown.startswith("Sessions")
+    assert "┃" in shown, "a table"
+    assert [any(one in line for line in shown.splitlines()) for one in ids] == [True, True]
+    assert max(map(len, shown.splitlines())) <= 80

@@ -121,7 +121,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
     },
     "Look": {
         "sessions": ("sessions:sessions", "List sessions, the newest first."),
-        "show": ("sessions:show", "Show every event of a session, in order."),
+        "show": ("sessions:show", "Show a session: what was said, each call and its outcome."),
         "tail": ("sessions:tail", "Show events as they are committed."),
         "receipt": ("sessions:receipt", "Show what a session did, spent and saw, and why it ended."),
         "report": ("artifacts:report", "Report what happened since yesterday, and what needs you."),
@@ -218,7 +218,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "halter sessions --agent clerk --state sleeping --since 7d",
         "halter sessions -n 5 -j",
     ),
-    "show": ("halter show clerk-1", "halter show clerk-1 --json"),
+    "show": ("halter show clerk-1", "halter show clerk-1 --events", "halter show clerk-1 --json"),
     "tail": ("halter tail", "halter tail clerk-1 --after 2"),
     "receipt": ("halter receipt clerk-2", "halter receipt clerk-2 --html receipt.html"),
     "report": ("halter report", "halter report --since 7d --html week.html"),

@@ -1,10 +1,12 @@
 """`halter inbox`, `approve`, `deny`, `rules`, `halt`, `resume`, `cancel`: what a person says to agents that run."""
 
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from halter.cli.command import (
@@ -19,17 +21,23 @@ from halter.cli.command import (
     parse_typed_duration,
     report_errors,
     run_with_app,
+    show_sheet,
 )
 from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
-from halter.cli.output import answer_json, say
+from halter.cli.output import answer_json, say, warn
+from halter.cli.terminal import Keyboard, StandardInput, ask_freshly
 from halter.core.clock import SECOND
+from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
 from halter.operations import control, decisions
 from halter.operations.decisions import ApprovalTerms, DecisionResult, as_object
+from halter.operations.desk import Desk
 from halter.operations.money import amount_of
-from halter.present.tables import build_inbox_sheet, build_offers_sheet, build_rules_sheet
+from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
 
 DEFAULT_RULE_LIFETIME: Final = "7d"
+_NUMBER: Final = re.compile(r"[1-9][0-9]{0,2}")
+"""A number in the inbox, never the beginning of an id: what it means is shown before it counts."""
 
 
 def _answered(result: DecisionResult) -> Mapping[str, Any]:
@@ -60,7 +68,9 @@ deny = command(
 
 
 def approve(
-    decision: Annotated[str, typer.Argument(help="A decision's id, or its beginning, from halter inbox.")],
+    decision: Annotated[
+        str, typer.Argument(help="Its id, the beginning, or its number in halter inbox (default: ask about each).")
+    ] = "",
     *,
     edit: Annotated[
         str, typer.Option("--edit", metavar="FILE", help="Approve these arguments instead, as JSON; - reads stdin.")
@@ -87,6 +97,8 @@ def approve(
 
     An approval covers the very call that was shown, until it expires. `halter inbox` shows open decisions, `halter
     rules offer` the rules that one could make. A rule requires every argument as shown, except where --match differs.
+    Without an id you are shown one after the other, and asked; a number, too, is shown and asked about first, since the
+    inbox may have changed.
     """
     if sum((edit != "", always, cap != "")) > 1:
         fail("--edit, --always and --cap are three different answers: give one of them.", EXIT_USAGE)
@@ -101,11 +113,60 @@ def approve(
         cap=(report_errors(lambda: amount_of(cap)),) if cap else None,
         reason=reason,
     )
+    if not decision or _NUMBER.fullmatch(decision):
+        if not decision and (edit or always or cap):
+            fail("--edit, --always and --cap answer one decision: name it.", EXIT_USAGE)
+        keyboard = StandardInput()
+        if as_json or not keyboard.by_hand:
+            fail(
+                "You are asked first, and this is no terminal: name a decision by its id, from halter inbox.",
+                EXIT_USAGE,
+            )
+        run_with_app(store, lambda app: ask_decisions(make_desk(app), keyboard, answer, int(decision or 0)))
+        return
     result = run_with_app(store, lambda app: decisions.approve(make_desk(app), decision, answer))
     if as_json:
         answer_json(_answered(result))
     else:
         say(result.sentence)
+
+
+async def ask_decisions(desk: Desk, keyboard: Keyboard, answer: ApprovalTerms, number: int = 0) -> None:
+    """Show open decisions, or the one with a number, and do what is answered. An answer holds for what was shown."""
+    found = await decisions.waiting(desk)
+    if number > len(found):
+        raise NotDone(f"There is no decision {number} in halter inbox: it has {len(found)}.", "missing")
+    if not found:
+        say("Nothing needs you.")
+    for one in found[number - 1 : number] if number else found:
+        show_sheet(build_decision_sheet(one, desk.app.clock.now()))
+        if one.about == "cap_raise" and answer.cap is None:
+            say(f"It takes a new cap: halter approve {one.decision} --cap AMOUNT")
+            continue
+        words = decisions.put(one)
+        typed = ask_freshly(
+            keyboard, f"yes: {words.yes}. no: {words.no}. [y]es, [n]o, [s]kip, [q]uit (default: skip): "
+        )
+        match (typed or "").strip().lower():
+            case "y" | "yes":
+                terms = msgspec.structs.replace(answer, digest=one.digest)
+                await _say_or_tell(decisions.approve(desk, one.decision, terms))
+            case "n" | "no":
+                await _say_or_tell(decisions.deny(desk, one.decision, answer.reason))
+            case "q" | "quit":
+                return
+            case _ if typed is None:
+                return
+            case _:
+                say(f"{one.decision} stays open.")
+
+
+async def _say_or_tell(answered: Awaitable[DecisionResult]) -> None:
+    """Say what became of one decision; one that another person answered meanwhile keeps no other from being asked."""
+    try:
+        say((await answered).sentence)
+    except NotDone as no:
+        warn(str(no))
 
 
 def _read_arguments(file: str) -> bytes:

@@ -34,9 +34,9 @@ from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.operations import queries
 from halter.operations.queries import all_events
-from halter.present.events import describe_event, format_moment, summarize_event
+from halter.present.events import build_conversation, describe_stored_event, format_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
-from halter.present.sheet import render_html_page
+from halter.present.sheet import Facts, render_html_page
 from halter.present.tables import build_sessions_sheet
 from halter.runtime.feed import Follower, read_stream_heads, serialize_event, watch_growth
 from halter.runtime.runtime import Runtime
@@ -67,32 +67,34 @@ sessions = command(
 )
 
 
-def show(session: SessionArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Show every event of a session, in order.
+def show(
+    session: SessionArgument,
+    *,
+    whole: Annotated[bool, typer.Option("--events", help="Show every event, in order.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a session as a conversation: what was said, each call with its outcome, who decided, and how it ended.
 
-    This is the whole record of the session. Erased bodies are marked.
+    With --events or --json it is the whole record, event by event. Erased bodies are marked.
     """
     events = run_with_app(store, lambda app: _events(app, session), despite_doubt=True)
     if as_json:
         answer_json([serialize_event(stored) for stored in events])
         return
-    rows = [
-        [str(e.seq), format_moment(e.at), e.kind, summarize_event(e).text, _describe_stored_event(e)] for e in events
-    ]
     name = events[0].stream.partition(":")[2]
+    if not whole:
+        more = ("events", f"{len(events)}; all of them: halter show {name} --events")
+        show_sheet([Facts(f"Session {name}", [*build_conversation(events), more])])
+        return
+    rows = [
+        [str(e.seq), format_moment(e.at), e.kind, summarize_event(e).text, describe_stored_event(e)] for e in events
+    ]
     answer_table(f"Session {name}", ["#", "when", "what", "about", "said"], rows, right="#", long="about said")
 
 
 async def _events(app: Runtime, session: str) -> list[Stored]:
     return await all_events(app, session_stream((await find_session_by_prefix(app, session)).session))
-
-
-def _describe_stored_event(stored: Stored) -> str:
-    if stored.erased:
-        return "(erased)"
-    if stored.blob:
-        return f"(blob {stored.blob[:12]}…)"
-    return describe_event(stored.event, stored.body or b"")
 
 
 DEFAULT_TAIL_LENGTH: Final = 10

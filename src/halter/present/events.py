@@ -496,6 +496,72 @@ def describe_event(event: AnyEvent | Unknown, body: bytes) -> str:
         return from_body(body)
 
 
+def describe_stored_event(stored: Stored) -> str:
+    if stored.erased:
+        return "(erased)"
+    if stored.blob:
+        return f"(blob {stored.blob[:12]}…)"
+    return describe_event(stored.event, stored.body or b"")
+
+
+MOST_SAID: Final = 2000
+"""How many characters of one text a conversation shows."""
+
+
+def build_conversation(events: Sequence[Stored]) -> list[tuple[str, str]]:
+    """Tell a session as a conversation: what was said to the model and by it, and each call with its outcome."""
+    settled = {each.event.call: each for each in events if isinstance(each.event, CallSettled)}
+    told: list[tuple[str, str]] = []
+    last = ""
+    for stored in events:
+        who, said = _tell(stored, settled)
+        if not said:
+            continue
+        day, _, hour = format_moment(stored.at).partition(" ")
+        if day != last:
+            last = day
+            told.append(("date", day))
+        told.append((hour, f"{who}: {said}"))
+    return told
+
+
+def _tell(stored: Stored, settled: Mapping[str, Stored]) -> tuple[str, str]:
+    event = stored.event
+    match event:
+        case TurnStarted():
+            return "asked", shorten(describe_stored_event(stored), MOST_SAID)
+        case RequestSettled(outcome="ok"):
+            return "answer", shorten(_said(stored), MOST_SAID)
+        case CallStarted():
+            return f"call {event.tool}", _pair(describe_stored_event(stored), settled.get(event.call))
+        case CallRefused():
+            arguments = shorten(describe_stored_event(stored), MOST_SAID)
+            return f"call {event.tool}", f"{arguments}\n→ {event.outcome}: {event.sentence}".lstrip()
+        case DecisionAsked() | DecisionMade() | CostCapReached() | GuardrailTriggered() | SessionEnded():
+            return stored.kind.replace("_", " "), summarize_event(stored).text
+        case _:
+            return "", ""
+
+
+def _said(stored: Stored) -> str:
+    """Return the words of a reply; its calls are shown where they begin."""
+    if stored.erased or stored.blob:
+        return describe_stored_event(stored)
+    try:
+        return msgspec.json.decode(stored.body or b"", type=Reply).text
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return describe_stored_event(stored)
+
+
+def _pair(arguments: str, end: Stored | None) -> str:
+    asked = shorten(arguments, MOST_SAID)
+    if end is None or not isinstance(end.event, CallSettled):
+        return f"{asked}\n→ under way, or its outcome is not known".lstrip()
+    came = f"{end.event.outcome}{_cost(end.event.charge)}"
+    said = end.event.error or describe_stored_event(end)
+    return f"{asked}\n→ {came}{_because(shorten(said, MOST_SAID))}".lstrip()
+
+
 def _parts(parts: Sequence[Text | ToolCall | ToolResult]) -> str:
     words = [f"{part.tool} {part.arguments}" if isinstance(part, ToolCall) else part.text for part in parts]
     return "\n".join(word for word in words if word)

@@ -24,20 +24,19 @@ DIGEST_PREFIX_LENGTH: Final = 16
 
 
 def build_sessions_sheet(rows: Sequence[SessionRow], now: int) -> Sheet:
-    columns = ["session", "agent", "kind", "state", "why it ended", "began", "next due"]
+    # Few columns of short words: on a screen of 80 columns an id has to stay in one piece, or it cannot be copied.
+    columns = ["session", "agent", "state", "began", "ended or due"]
     cells = [
         [
             row.session,
-            row.agent,
-            row.kind,
-            row.state,
-            row.terminal_reason,
+            f"{row.agent} ({row.kind})",
+            row.state.replace("_", " "),
             f"{format_duration(max(0, now - row.started_at))} ago",
-            describe_next_due(row, now),
+            row.terminal_reason.replace("_", " ") or describe_next_due(row, now),
         ]
         for row in rows
     ]
-    return [Listing("Sessions", columns, cells, long="session", empty="There are no sessions yet.")]
+    return [Listing("Sessions", columns, cells, empty="There are no sessions yet.")]
 
 
 def describe_next_due(row: SessionRow, now: int) -> str:
@@ -96,8 +95,8 @@ def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
         yield f"{format_count(open_count, 'decision')} for you:"
     elif not found.needs:
         yield "Nothing needs you."
-    for one in found.decisions:
-        yield Facts("", _decision(one, now))
+    for number, one in enumerate(found.decisions, 1):
+        yield Facts("", [("number", str(number)), *_decision(one, now)])
     if found.needs:
         yield "This needs you as well:" if open_count else "This needs you:"
     yield from found.needs
@@ -106,6 +105,11 @@ def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
     for each in found.news:
         agent = "" if each.subject.startswith(each.agent) else f"{each.agent}: "
         yield f"{format_moment(each.queued_at)} {agent}{each.subject}"
+
+
+def build_decision_sheet(one: "WaitingDecision", now: int) -> Sheet:
+    """Show a decision to the person who is asked about it right now."""
+    return [Facts("", [fact for fact in _decision(one, now) if fact[0] not in ("yes", "no")])]
 
 
 def _decision(one: "WaitingDecision", now: int) -> list[tuple[str, str]]:
