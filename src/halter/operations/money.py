@@ -100,7 +100,7 @@ async def read_fleet_day(desk: Desk) -> tuple[Usd, Usd | None]:
     if days:
         row = days[-1]
         return micros_to_usd(row.spent + row.held), None if row.cap is None else micros_to_usd(row.cap)
-    sessions = await desk.app.store.ask(Query("sessions", SessionRow, {"limit": 1}))
+    sessions = await desk.app.store.ask(Query("sessions", SessionRow, {"since": 1, "limit": 1}))
     caps = await read_configured_caps(desk.app.store, sessions[0].definition) if sessions else None
     cap = None if caps is None else next((cap.max_cost_usd for cap in caps.fleet if cap.per == "day"), None)
     return ZERO_USD, None if cap is None else micros_to_usd(cap)
