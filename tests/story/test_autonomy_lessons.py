@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from halter.core.clock import HOUR, MINUTE, SECOND
-from halter.core.events import DecisionAsked, HotStateSeen, RequestStarted, TurnEnded, TurnStarted
+from halter.core.events import DecisionAsked, HotStateSeen, RequestStarted, TurnEnded, TurnSkipped, TurnStarted
 from halter.core.ids import session_stream
 from halter.core.messages import Prompt, Text
 from halter.core.ports import Stored
@@ -142,6 +142,26 @@ async def test_only_a_clear_no_in_the_form_that_was_asked_for_closes_a_gate(
     await world.advance(90 * MINUTE)
     assert len(prompts(fleet, "watch", "scripted:small")) == 1
     assert len(turns(await fleet.events("watch-1"))) == turns_taken
+
+
+STEPPED = RISING.replace(
+    "int(asyncio.get_running_loop().time())", "(asyncio.get_running_loop().time() + 1800) // 14400"
+)
+
+
+async def test_the_gates_model_is_asked_once_about_the_same_difference(world: World, tmp_path: Path) -> None:
+    """The price rises every four hours; the agent wakes every hour. Also another process has the answer."""
+    fleet = Fleet(world, tmp_path)
+    no = "- {when: The data, calls: [{tool: answer, arguments: {open: false, reason: only a little}}]}\n"
+    fleet.start(fleet.agent("watch", GATED, STEPPED, script_yaml=no * 9 + HOUR_LONG))
+    await world.advance(6 * HOUR)
+    await world.restart()
+    fleet.start(tmp_path / "watch")
+    await world.advance(6 * HOUR)
+    events = [stored.event for stored in await fleet.events("watch-1")]
+    started = [event for event in events if isinstance(event, RequestStarted)]
+    assert [event.purpose for event in started] == ["turn", *["gate"] * 3]
+    assert len([event for event in events if isinstance(event, TurnSkipped) and event.stage == "model"]) > 6
 
 
 SCORED = """

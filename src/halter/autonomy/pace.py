@@ -14,6 +14,7 @@ The gate is the cheap check before a full turn. It can only say that a turn is n
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import time, timedelta
+from hashlib import sha256
 from typing import Any, Final, cast
 from zoneinfo import ZoneInfo
 
@@ -369,10 +370,15 @@ class AutonomousPace:
         return verdict if isinstance(verdict, GateSkip) else None
 
     async def _asked(self, gate: Gate, model: Model, changed: Sequence[FieldChange]) -> GateOpen | GateSkip:
-        """Asks the gate's model; on failure the gate is open."""
+        """Asks the gate's model once about the same difference since the last turn; on failure the gate is open.
+
+        The request is named by its question, so that the journal has the answer at the next wake, in any process.
+        """
+        prompt = build_gate_prompt(gate, changed)
+        question = sha256(msgspec.json.encode((prompt.system, prompt.messages))).hexdigest()[:16]
         request = ModelRequest(
-            id=f"{self._running.lease.session}.g{self._loop.turn.number}_{self._clock.now()}",
-            prompt=build_gate_prompt(gate, changed),
+            id=f"{self._running.lease.session}.g{self._loop.turn.number}_{question}",
+            prompt=prompt,
             purpose="gate",
             timeout=GATE_TIMEOUT,
             optional=True,

@@ -387,9 +387,11 @@ class ModelDoor:
         """The outcome of an earlier identical request: a paid answer is kept, and no model is asked twice."""
         stored = await find_outcome(self._store, stream, admitted.flight)
         if stored is not None and isinstance(stored.event, ev.RequestSettled):
-            return restore_request_outcome(
+            answer = restore_request_outcome(
                 stored.event, await read_body(self._store, stored), admitted.max_output_tokens
             )
+            # What it cost is in the session's account already.
+            return msgspec.structs.replace(answer, cost_usd=0, tokens=0)
         if any(event.generation != lease.generation for event in committed.events):
             error = "An earlier owner of this session began it; its outcome is unknown."
             return FailedRequest(admitted.flight.id, "unknown", error, may_retry=True)
