@@ -105,7 +105,7 @@ def test_the_answer_goes_to_standard_output_and_all_else_beside_it(ada: Person) 
 def test_what_was_said_can_be_read_in_words(ada: Person) -> None:
     ada.types("run", str(ada.agent), "look around")
     (session,) = ada.looks("sessions")
-    shown = ada.types("show", session["session"])[1]
+    shown = ada.types("show", session["session"], "--events")[1]
     for words in ("turn 1 begins", "look around", 'look {"at":"the 雪 ☃"}', "turn 1 ends", "COMPLETED, completed"):
         assert words in shown
     assert '"part"' not in shown
