@@ -393,7 +393,9 @@ class SessionHead:
         spent = ZERO_USD if budget is None else budget.spent
         self._cost[0].say(format_money(spent))
         held = f", {format_money(budget.held)} held" if budget is not None and budget.held else ""
-        self._cost[1].say(f"of {format_money(cap)}{held}" if cap is not None else f"no cap{held}")
+        # Without a row of its own nothing was spent yet, and its cap is not known here.
+        bound = "nothing spent yet" if budget is None else "no cap" if cap is None else f"of {format_money(cap)}"
+        self._cost[1].say(f"{bound}{held}")
         set_meter(self._meter, float((spent + (budget.held if budget else ZERO_USD)) / cap) if cap else 0)
         self._show_work(row, events)
 
