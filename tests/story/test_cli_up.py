@@ -284,7 +284,7 @@ def test_sessions_and_show_tell_when_a_sleeper_wakes(ada: Person) -> None:
     up.until("sleeps")
     up.ends()
     assert re.search(r"in 59m\d+s \(.*\), or by message", " ".join(ada.types("sessions")[1].split()))
-    shown = " ".join(ada.types("show", "desk-1")[1].split())
+    shown = " ".join(ada.types("show", "desk-1", "--events")[1].split())
     assert "turn 1 ends: sleep 1h" in shown
     assert re.search(r"sleeps 1h, until .*\d\d:\d\d:\d\d, or by message", shown)
 

@@ -31,7 +31,7 @@ def page(*rows: dict[str, Any], **notes: Any) -> str:
 
 def test_the_table_stands_where_only_we_were_measured() -> None:
     told = page(measured("halter", "cpu", ms_per_step=0.05), measured("halter", "durable", runs_per_second=100))
-    assert "| a step, CPU ms | 0.07 | 0.05 | yes |" in told
+    assert "| a step, CPU ms | 0.2 | 0.05 | yes |" in told
     assert "Where others are ahead" not in told
     assert "against the best that syncs" not in told
 
@@ -59,7 +59,7 @@ def test_who_is_ahead_is_named_row_by_row_the_best_first() -> None:
     assert "- CPU ms a step: agent-framework 0.30, agno 0.40; Halter 0.50." in told
     assert "- runs a second: agent-framework 30.0 (which never syncs); Halter 20.0." in told
     assert "- CPU ms a run" not in told
-    assert "| durable runs, against the best that syncs | 10× | 2.0× | no |" in told
+    assert "| durable runs, against the best that syncs | 5× | 2.0× | no |" in told
 
 
 def test_nobody_is_said_to_be_ahead_who_is_not() -> None:

@@ -159,12 +159,15 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True):
+    """The model's answer. One that is `repeated` comes from the journal, and the session has paid for it already."""
+
     request: str
     reply: Reply
     cost_usd: int = 0
     max_output_tokens: int = 0
     overrun: bool = False
     tokens: int = 0
+    repeated: bool = False
 
 
 class RefusedRequest(msgspec.Struct, frozen=True):
@@ -190,6 +193,7 @@ class FailedRequest(msgspec.Struct, frozen=True):
     retry_after: int | None = None
     tokens: int = 0
     needs_person: bool = False
+    repeated: bool = False
 
 
 RequestOutcome = AnsweredRequest | RefusedRequest | StillHeld | RateUsedUp | FailedRequest
@@ -390,8 +394,7 @@ class ModelDoor:
             answer = restore_request_outcome(
                 stored.event, await read_body(self._store, stored), admitted.max_output_tokens
             )
-            # What it cost is in the session's account already.
-            return msgspec.structs.replace(answer, cost_usd=0, tokens=0)
+            return msgspec.structs.replace(answer, repeated=True)
         if any(event.generation != lease.generation for event in committed.events):
             error = "An earlier owner of this session began it; its outcome is unknown."
             return FailedRequest(admitted.flight.id, "unknown", error, may_retry=True)

@@ -326,8 +326,9 @@ class SessionRuntime:
         waited = 0
         while True:
             answer = await self._guard.request(self.lease, standing, request, model, attempt, waited)
-            if isinstance(answer, AnsweredRequest):
+            if isinstance(answer, AnsweredRequest | FailedRequest) and not answer.repeated:
                 self._spend(answer.cost_usd, answer.tokens)
+            if isinstance(answer, AnsweredRequest):
                 if answer.overrun and request.purpose != "turn":
                     self.overrun = True
                 return answer
@@ -343,10 +344,7 @@ class SessionRuntime:
                     request.id, str(model.name), cap
                 ):
                     attempt, waited = attempt + 1, 0
-                case FailedRequest():
-                    self._spend(answer.cost_usd, answer.tokens)
-                    return answer
-                case RefusedRequest():
+                case FailedRequest() | RefusedRequest():
                     return answer
 
     async def settle_up(self) -> None:
