@@ -9,6 +9,7 @@ import os
 import signal
 import ssl
 import subprocess
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -33,7 +34,7 @@ _PATIENCE: Final = 30.0
 """Seconds within which a server must take what is written to it."""
 
 _REAPED: Final = 1.0
-"""Seconds within which a killed program must be gone; only the kernel can hold it longer."""
+"""Seconds within which a killed program is usually gone; the kernel or a busy machine can hold it longer."""
 
 
 @dataclass(frozen=True)
@@ -210,8 +211,11 @@ async def _stop(process: "subprocess.Popen[bytes]", grace: float) -> None:
         # Its leader is not reaped yet, so that the group's number cannot be another's.
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-        with suppress(subprocess.TimeoutExpired):
+        try:
             process.wait(_REAPED)
+        except subprocess.TimeoutExpired:
+            # It is reaped whenever it is gone, and no task waits for that.
+            threading.Thread(target=process.wait, daemon=True).start()
         _close(process.stdout)
         _close(process.stderr)
 
