@@ -53,8 +53,8 @@ from halter.core.agent_spec import (
     Playbook,
     Provider,
     Schedule,
+    SensorSource,
     Skill,
-    Source,
     Tasks,
     Verbs,
     WireFormat,
@@ -544,7 +544,7 @@ def _verbs(spec: AgentSpec) -> Verbs:
     return tuple(verb for verb in VERBS if verb in found)
 
 
-Asked = TypeVar("Asked", Source, Channel)
+Asked = TypeVar("Asked", SensorSource, Channel)
 
 HIDDEN_VALUE: Final = "…"
 

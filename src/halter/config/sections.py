@@ -29,10 +29,10 @@ from halter.core.agent_spec import (
     Notify,
     Pacing,
     Schedule,
+    SensorSource,
     SensorSpec,
     SensorType,
     Signal,
-    Source,
     StreamFormat,
     Watch,
 )
@@ -224,8 +224,8 @@ def _sensor_mistakes(sensor: SensorSpec, fields: Mapping[str, HotField], path: K
 
 
 def _source_mistakes(sensor: SensorSpec, path: KeyPath) -> Iterator[Mistake]:
-    source, kind, nothing = sensor.source, sensor.type, Source()
-    for key in Source.__struct_fields__:
+    source, kind, nothing = sensor.source, sensor.type, SensorSource()
+    for key in SensorSource.__struct_fields__:
         if key not in _TAKES[kind] and getattr(source, key) != getattr(nothing, key):
             sentence = f"means nothing to a sensor of type {kind}, which needs {_NEEDS[kind]}"
             yield make_mistake((*path, key), f"{sentence}; remove it, or change `type`.")
@@ -245,7 +245,7 @@ def _source_mistakes(sensor: SensorSpec, path: KeyPath) -> Iterator[Mistake]:
             pass
 
 
-def _poll_mistakes(source: Source, path: KeyPath) -> Iterator[Mistake]:
+def _poll_mistakes(source: SensorSource, path: KeyPath) -> Iterator[Mistake]:
     if source.tool is not UNSET and source.url is not UNSET:
         yield (*path, "url"), f"`{format_key_path(path)}` has both a `tool` and a `url`; keep one of them."
     if source.params and source.tool is UNSET:
@@ -257,7 +257,7 @@ def _poll_mistakes(source: Source, path: KeyPath) -> Iterator[Mistake]:
         yield make_mistake((*path, "url"), f"{sentence}; write `type: stream`, or an address with http:// or https://.")
 
 
-def _format_mistakes(source: Source, path: KeyPath) -> Iterator[Mistake]:
+def _format_mistakes(source: SensorSource, path: KeyPath) -> Iterator[Mistake]:
     if source.url is UNSET or source.format is UNSET:
         return
     scheme = urlsplit(source.url).scheme

@@ -284,7 +284,7 @@ class Signal(Spec, frozen=True):
     filter: Annotated[bool, Meta(description="Whether fields are written only when it fires.")] = False
 
 
-class Source(Spec, frozen=True):
+class SensorSource(Spec, frozen=True):
     """Where a sensor reads: a tool, an address, or a file or folder."""
 
     HIDDEN: ClassVar[bool] = True
@@ -312,7 +312,7 @@ class SensorSpec(Spec, frozen=True):
 
     name: Annotated[Name, Meta(description="The sensor's name.")]
     type: Annotated[SensorType, Meta(description="Whether it asks again and again, watches files, or listens.")]
-    source: Annotated[Source, Meta(description="Where it reads.")]
+    source: Annotated[SensorSource, Meta(description="Where it reads.")]
     interval: Annotated[Duration, Meta(description="How often it asks.")] = MINUTE
     jitter: Annotated[float, Meta(ge=0, le=1, description="The part of the interval that chance may add.")] = 0.1
     timeout: Annotated[Duration, Meta(description="How long one answer, or the beginning of a stream, may take.")] = (

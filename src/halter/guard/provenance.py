@@ -1,0 +1,471 @@
+"""The injection brake: a call that decides where data goes or what is changed is made of values that were said.
+
+A session starts clean, and as long as only trusted places have spoken nothing is asked. After that, destinations,
+targets and amounts must be said by the person or stand in a record of a trusted place that the person named; contents
+must be made of said words. Nothing looks for attacks in untrusted text: an attacker hides what is looked for.
+
+`Provenance` is a fold: the same calls in the same order give the same state, and `judge` changes nothing. It knows
+neither Halter's loop nor its store nor a clock.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, cast
+
+import msgspec
+
+from halter.core.provenance import (
+    ArgumentUse,
+    BrakeVerdict,
+    Declaration,
+    Flaw,
+    FlawReason,
+    Source,
+    guess_use,
+    split_name,
+)
+from halter.guard.trusted_text import (
+    TrustedText,
+    cut_atoms,
+    cut_words,
+    find_links,
+    is_disguised,
+    is_plain_detail,
+    normalise_link,
+    normalise_number,
+    normalise_value,
+)
+
+MAX_RESULT: Final = 2_000_000
+"""A longer result mints nothing: it only taints."""
+
+MAX_ARGUMENTS: Final = 2_000
+"""A call with more values is put before a person unread."""
+
+MAX_CONTENT: Final = 200_000
+"""Characters of arguments; a longer call is put before a person unread."""
+
+_KEPT: Final = 100_000
+"""Characters of each untrusted text kept to quote from."""
+
+_FREE_DIGITS: Final = 4
+"""Digits that were not said and may stand in the contents of a session."""
+
+_LONGEST_NAME: Final = 80
+_WORDS_OF_NAME: Final = 5
+_LONGEST_WORD: Final = 24
+_LONGEST_NUMBER: Final = 4
+
+_STRONG: Final = 2
+_WEAK: Final = 1
+_MINTS: Final = ("trusted", "own", "known")
+_EGRESS: Final = frozenset(("url", "address", "phone", "account", "channel"))
+
+_VERBS: Final[tuple[frozenset[str], ...]] = tuple(
+    frozenset(group.split())
+    for group in (
+        "send email mail write message reply respond forward tell notify inform answer post share publish",
+        "pay send transfer wire refund buy purchase reimburse",
+        "create add make new set put write schedule insert append save open register generate",
+        "delete remove cancel drop clear erase clean purge",
+        "update change edit modify adjust correct set rename move fix replace reschedule",
+        "invite add include join",
+        "reserve book order buy rent purchase",
+        "run execute start launch call trigger",
+        "upload push publish deploy release put",
+    )
+)
+
+
+class Leaf(msgspec.Struct, frozen=True, gc=False):
+    """One value of a call or a record, under the name of its innermost field."""
+
+    field: str
+    path: str
+    value: Any
+
+
+class Provenance:
+    """What a session's trusted places have said, what was minted from it, and what the session did."""
+
+    def __init__(self, *, prose: bool = False) -> None:
+        """With `prose`, plain prose may be written into the person's own things."""
+        self.clean = True
+        self._prose = prose
+        self._said = TrustedText()
+        self._found = TrustedText()
+        self._minted: dict[tuple[str, str], int] = {}
+        self._bound: dict[tuple[str, str], str] = {}
+        self._listed: set[tuple[str, str]] = set()
+        self._house_links: set[str] = set()
+        self._uttered: set[str] = set()
+        self._approved: set[tuple[str, str]] = set()
+        self._acts: set[tuple[str, ...]] = set()
+        self._digits = 0
+        self._erased = False
+        self._erased_acts: set[str] = set()
+        self._heard: list[tuple[str, str]] = []
+
+    def hear(self, text: str, source: Source) -> None:
+        """Text reached the prompt: the person's words, instructions, a document, a memory, a summary."""
+        if source.trusted:
+            self._said.add(text)
+        elif text.strip():
+            self._taint(text, source.name or source.origin)
+
+    def hear_erased(self, source: Source) -> None:
+        """A text that is erased said nothing; what was minted by it or after it counts no more."""
+        self._erased = True
+        self.clean = self.clean and source.trusted
+
+    def observe(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any], result_text: str) -> None:
+        """A tool's result came back."""
+        was_clean = self.clean
+        leaves = tuple(iterate_leaves(arguments))
+        grounded = self._is_grounded(leaves) and (bool(leaves) or declaration.reads == "trusted")
+        if declaration.reads in ("own", "known", "anyone") and result_text.strip():
+            self._taint(result_text, tool)
+        if declaration.reads == "known" and len(result_text) <= MAX_RESULT:
+            self._house_links.update(link for link in find_links(result_text) if link not in self._uttered)
+        if declaration.reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased:
+            self._mint(declaration, read_records(result_text), grounded=grounded)
+        if not was_clean:
+            self._utter(leaves)
+
+    def observe_erased(self, tool: str, declaration: Declaration) -> None:
+        """A result that is erased mints nothing, and nothing that was minted counts any more."""
+        self._erased = True
+        if declaration.reads not in ("nothing", "trusted"):
+            self.clean = False
+
+    def act(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> None:
+        """An act was let through."""
+        leaves = tuple(iterate_leaves(arguments))
+        if declaration.reach != "none":
+            self._acts.add(self._name_act(tool, declaration, leaves))
+        if not self.clean:
+            self._utter(leaves)
+            for leaf in leaves:
+                if _use_of(declaration, leaf).role == "content":
+                    self._digits += self._count_digits(leaf)
+
+    def act_erased(self, tool: str) -> None:
+        """An act whose arguments are erased: the next one of this tool may be the same."""
+        self._erased = True
+        self._erased_acts.add(tool)
+
+    def approve(self, flaws: Iterable[Flaw]) -> None:
+        """A person agreed to these values; from now on they are said."""
+        self._approved.update((flaw.reason, normalise_value(flaw.value)) for flaw in flaws)
+        self._approved.update(
+            ("", normalise_value(flaw.value)) for flaw in flaws if flaw.reason in ("unsaid", "weak", "egress")
+        )
+
+    def approve_destination(self, value: str) -> None:
+        """A standing rule of a person: this destination may be used."""
+        self._approved.add(("", normalise_value(value)))
+
+    def judge(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> BrakeVerdict:
+        """Say what a person must be asked before this call; changes nothing."""
+        if self.clean:
+            return BrakeVerdict()
+        leaves = tuple(iterate_leaves(arguments))
+        if (
+            len(leaves) > MAX_ARGUMENTS
+            or sum(len(leaf.value) for leaf in leaves if isinstance(leaf.value, str)) > MAX_CONTENT
+        ):
+            return BrakeVerdict((Flaw("", f"{len(leaves)} values", "unclear"),), can_wait=False)
+        if declaration.reach == "none":
+            flaws = tuple(self._judge_read(declaration, leaves))
+            return BrakeVerdict(flaws, can_wait=False)
+        flaws = (*self._judge_act(tool, declaration, leaves), *self._judge_values(declaration, leaves))
+        return BrakeVerdict(flaws, can_wait=bool(flaws) and declaration.reads in ("nothing", "trusted", "own"))
+
+    def unsaid_links(self, answer_text: str) -> tuple[Flaw, ...]:
+        """The links and addresses in an answer that no trusted place said."""
+        if self.clean:
+            return ()
+        found = sorted(find_links(answer_text))
+        return tuple(self._flaw("", link, "link") for link in found if not self._knows_link(link))
+
+    def _taint(self, text: str, name: str) -> None:
+        self.clean = False
+        self._heard.append((name, text[:_KEPT]))
+
+    def _utter(self, leaves: Iterable[Leaf]) -> None:
+        for leaf in leaves:
+            if isinstance(leaf.value, str) and not self._said.has(leaf.value):
+                self._uttered.add(normalise_value(leaf.value))
+                self._uttered.update(cut_atoms(leaf.value))
+                self._uttered.update(find_links(leaf.value))
+
+    def _is_grounded(self, leaves: tuple[Leaf, ...]) -> bool:
+        """Whether a look-up was made with the person's words alone."""
+        texts = [leaf.value for leaf in leaves if isinstance(leaf.value, str)]
+        return all(self._said.has_query(text) or self._found.has_query(text) for text in texts)
+
+    def _mint(self, declaration: Declaration, records: Iterable[tuple[Leaf, ...]], *, grounded: bool) -> None:
+        for record in records:
+            names = [leaf for leaf in record if self._names(leaf)]
+            echoed = any(normalise_value(str(leaf.value)) in self._uttered for leaf in record)
+            if declaration.reads == "trusted" and grounded and not echoed:
+                for leaf in record:
+                    self._found.add(str(leaf.value), quoted=True)
+            for leaf in record:
+                value = normalise_value(str(leaf.value))
+                kind = declaration.lists.get(leaf.field, declaration.lists.get("*", ""))
+                if kind and value not in self._uttered and _is_name(value):
+                    self._listed.add((kind, value))
+                kind = declaration.mints.get(leaf.field, declaration.mints.get("*", ""))
+                if kind and not echoed and (names or grounded):
+                    self._mint_value(kind, value, names, strong=declaration.reads == "trusted")
+
+    def _mint_value(self, kind: str, value: str, names: list[Leaf], *, strong: bool) -> None:
+        """Two records of the same name that differ make both weak."""
+        tier = _STRONG if strong and names else _WEAK
+        for name in names:
+            key = (kind, normalise_value(str(name.value)))
+            if name.field and self._bound.setdefault(key, value) != value:
+                self._minted[kind, self._bound[key]] = _WEAK
+                tier = _WEAK
+        self._minted[kind, value] = min(tier, self._minted.get((kind, value), tier)) if tier == _WEAK else tier
+
+    def _names(self, leaf: Leaf) -> bool:
+        return isinstance(leaf.value, str) and self._said.names(leaf.value)
+
+    def _judge_read(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
+        """A read that carries something out is egress: its address must be said, or a link of the house."""
+        for leaf in leaves:
+            if not isinstance(leaf.value, str):
+                continue
+            use = _use_of(declaration, leaf)
+            leaves_house = use.role == "destination" and use.kind in _EGRESS
+            links = find_links(leaf.value)
+            if (leaves_house and use.kind == "url" and not links) or links:
+                asked = links or {normalise_link(leaf.value)}
+                for link in sorted(asked):
+                    if not self._knows_link(link) or is_disguised(leaf.value):
+                        yield self._flaw(leaf.path, leaf.value, "egress")
+                        break
+
+    def _knows_link(self, link: str) -> bool:
+        return (
+            self._said.has_link(link)
+            or ("", link) in self._approved
+            or (not self._erased and (self._found.has_link(link) or link in self._house_links))
+        )
+
+    def _judge_act(self, tool: str, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
+        if ("unasked", normalise_value(tool)) not in self._approved and not self._is_asked(tool, declaration):
+            yield Flaw("", tool, "unasked")
+        if tool in self._erased_acts or self._name_act(tool, declaration, leaves) in self._acts:
+            yield Flaw("", tool, "repeated")
+
+    def _is_asked(self, tool: str, declaration: Declaration) -> bool:
+        """Whether the task's words ask for such an act."""
+        for phrase in declaration.asks:
+            if all(self._said.has_word(word) for word in phrase.split()):
+                return True
+        if declaration.asks:
+            return False
+        words = split_name(tool)
+        related = {verb for group in _VERBS for word in words if word in group for verb in group} or set(words)
+        return any(self._said.has_word(word) for word in related)
+
+    def _name_act(self, tool: str, declaration: Declaration, leaves: tuple[Leaf, ...]) -> tuple[str, ...]:
+        places = sorted(
+            f"{leaf.path.split('[', 1)[0]}={normalise_value(str(leaf.value))}"
+            for leaf in leaves
+            if _use_of(declaration, leaf).role in ("destination", "target")
+        )
+        return (tool, *places)
+
+    def _judge_values(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
+        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
+        discloses = declaration.reach == "final" or (
+            declaration.reach == "others" and any(use.role == "destination" for _, use in uses)
+        )
+        plain = not any(use.role == "content" and self._lacks(leaf) for leaf, use in uses)
+        digits = 0
+        for leaf, use in uses:
+            if leaf.value is None or isinstance(leaf.value, bool):
+                continue
+            if isinstance(leaf.value, str) and not leaf.value.strip():
+                continue
+            if isinstance(leaf.value, str) and is_disguised(leaf.value) and use.role != "content":
+                yield self._flaw(leaf.path, leaf.value, "disguised")
+                continue
+            match use.role:
+                case "destination" | "target":
+                    yield from self._judge_place(leaf, use, declaration, discloses=discloses, plain=plain)
+                case "amount":
+                    yield from self._judge_amount(leaf)
+                case "content":
+                    digits += self._count_digits(leaf)
+                    yield from self._judge_content(leaf, declaration, digits)
+                case "detail":
+                    if not is_plain_detail(leaf.value):
+                        digits += self._count_digits(leaf)
+                        yield from self._judge_content(leaf, declaration, digits)
+
+    def _judge_place(
+        self, leaf: Leaf, use: ArgumentUse, declaration: Declaration, *, discloses: bool, plain: bool
+    ) -> Iterator[Flaw]:
+        text = str(leaf.value)
+        value = normalise_value(text)
+        if ("", value) in self._approved or self._said.names(text, use.kind):
+            return
+        if use.kind == "url" and self._said.has_link(normalise_link(text)):
+            return
+        tier = 0 if self._erased else self._tier(use.kind, value)
+        house = not self._erased and declaration.reach != "final" and (use.kind, value) in self._listed
+        needed = _STRONG if discloses else _WEAK
+        if tier >= needed or (house and plain):
+            return
+        yield self._flaw(leaf.path, text, "weak" if tier or house else "unsaid")
+
+    def _tier(self, kind: str, value: str) -> int:
+        return self._minted.get((kind, value), 0)
+
+    def _judge_amount(self, leaf: Leaf) -> Iterator[Flaw]:
+        number = normalise_number(leaf.value)
+        if number is None:
+            if not self._said.names(str(leaf.value)):
+                yield self._flaw(leaf.path, str(leaf.value), "amount")
+        elif not self._said.has_number(number) and ("amount", normalise_value(str(leaf.value))) not in self._approved:
+            yield self._flaw(leaf.path, str(leaf.value), "amount")
+
+    def _judge_content(self, leaf: Leaf, declaration: Declaration, digits: int) -> Iterator[Flaw]:
+        text = str(leaf.value)
+        if ("content", normalise_value(text)) in self._approved:
+            return
+        links = [link for link in find_links(text) if not self._said.has_link(link)]
+        if is_disguised(text):
+            yield self._flaw(leaf.path, text, "disguised")
+        elif links:
+            yield self._flaw(leaf.path, text, "content")
+        elif self._prose and declaration.reach == "own" and is_prose(text):
+            return
+        elif self._lacks(leaf) or self._digits + digits > _FREE_DIGITS:
+            yield self._flaw(leaf.path, text, "content")
+
+    def _lacks(self, leaf: Leaf) -> bool:
+        """Whether a content has a word that was not said."""
+        for word in cut_words(str(leaf.value)):
+            if word.isdecimal() or self._said.has_word(word):
+                continue
+            if not self._erased and self._found.has_word(word):
+                continue
+            return True
+        return False
+
+    def _count_digits(self, leaf: Leaf) -> int:
+        words = cut_words(str(leaf.value))
+        return sum(len(word) for word in words if word.isdecimal() and not self._said.has_digits(word))
+
+    def _flaw(self, argument: str, value: str, reason: FlawReason) -> Flaw:
+        source, quote = self._find_quote(value)
+        return Flaw(argument, value[:2_000], reason, source, quote)
+
+    def _find_quote(self, value: str) -> tuple[str, str]:
+        """Where a value stands in untrusted text, newest first: the source and the line."""
+        needle = value.strip().casefold()[:80]
+        if not needle:
+            return "", ""
+        for source, text in reversed(self._heard):
+            place = text.casefold().find(needle)
+            if place >= 0:
+                start = text.rfind("\n", 0, place) + 1
+                end = text.find("\n", place)
+                return source, text[start : end if end >= 0 else None][:300].strip()
+        return "", ""
+
+
+def _use_of(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
+    """The declared role of an argument or of a field within; what is not declared is guessed, strictly."""
+    uses = declaration.arguments
+    use = uses.get(leaf.field)
+    top = leaf.path.split(".", 1)[0].split("[", 1)[0]
+    if use is None or "." in leaf.path:
+        use = uses.get(_plain_path(leaf.path)) or uses.get(top) or use
+    if use is None:
+        shape = {"type": "number"} if isinstance(leaf.value, int | float) else None
+        return guess_use(leaf.field, shape)
+    return use
+
+
+def _plain_path(path: str) -> str:
+    return ".".join(part.split("[", 1)[0] for part in path.split("."))
+
+
+def _is_name(value: str) -> bool:
+    """Whether an entry of a directory can be a name: short, and no sentence."""
+    return 0 < len(value) <= _LONGEST_NAME and value.count(" ") < _WORDS_OF_NAME
+
+
+def is_prose(text: str) -> bool:
+    """Plain words: nothing that can be clicked, copied or decoded."""
+    return not find_links(text) and all(
+        len(word) <= (_LONGEST_WORD if word.isalpha() else _LONGEST_NUMBER if word.isdecimal() else 0)
+        for word in cut_words(text)
+    )
+
+
+def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf]:
+    """The values of arguments or of a record, each with the name of its field and its path."""
+    stack: list[tuple[Any, str, str]] = [(value, field, path)]
+    while stack:
+        found, name, place = stack.pop()
+        if isinstance(found, Mapping):
+            items = cast("Mapping[Any, Any]", found).items()
+            stack.extend(
+                (part, str(key), f"{place}.{key}" if place else str(key)) for key, part in reversed(tuple(items))
+            )
+        elif isinstance(found, list | tuple):
+            parts = cast("list[Any]", found)
+            stack.extend((part, name, f"{place}[{number}]") for number, part in reversed(tuple(enumerate(parts))))
+        else:
+            yield Leaf(name, place, found)
+
+
+def read_records(text: str) -> Iterator[tuple[Leaf, ...]]:
+    """The records of a result: objects of JSON, or blocks of `key: value` lines, or single lines."""
+    try:
+        found: Any = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        yield from _read_blocks(text)
+        return
+    yield from _split_records(found)
+
+
+def _split_records(value: Any) -> Iterator[tuple[Leaf, ...]]:
+    """Each object of a list is a record of its own; so is an object, and a bare value."""
+    stack: list[tuple[Any, str]] = [(value, "")]
+    while stack:
+        found, name = stack.pop()
+        if isinstance(found, list):
+            parts = cast("list[Any]", found)
+            stack.extend((part, name) for part in reversed(parts))
+        elif isinstance(found, dict):
+            fields = cast("dict[str, Any]", found)
+            if fields and all(isinstance(part, dict) for part in fields.values()):
+                stack.extend((part, key) for key, part in fields.items())
+            else:
+                yield ((Leaf(name, name, name), *iterate_leaves(fields)) if name else tuple(iterate_leaves(fields)))
+        else:
+            yield (Leaf(name, name, found),)
+
+
+def _read_blocks(text: str) -> Iterator[tuple[Leaf, ...]]:
+    block: list[Leaf] = []
+    for line in (*text.splitlines(), ""):
+        plain = line.strip()
+        begins = plain.startswith("- ")
+        if (not plain or begins) and block:
+            yield tuple(block)
+            block = []
+        plain = plain.removeprefix("- ").strip()
+        key, colon, value = plain.partition(":")
+        if colon and value.startswith(" ") and key.replace("_", "").replace("-", "").replace(" ", "").isalnum():
+            block.append(Leaf(key.strip(), key.strip(), value.strip().strip("'\"")))
+        elif plain:
+            block.append(Leaf("", "", plain))

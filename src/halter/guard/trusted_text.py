@@ -1,0 +1,214 @@
+"""What trusted places have said, indexed when it is heard: whole values with boundaries, words and numbers.
+
+A value is compared after NFKC and case folding. An entity is a name, a number, an address or quoted: a word that merely
+occurs is none. Look-ups are in sets; no call searches the history.
+"""
+
+import re
+import unicodedata
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
+
+from halter.core.text import word_set
+
+_GRAM: Final = 4
+"""The longest phrase that is indexed whole; a longer one must consist of indexed ones."""
+
+_SHORTEST_STEM: Final = 3
+_GROUP: Final = 3
+_LONGEST_NUMBER: Final = 30
+_LONGEST_QUOTE: Final = 200
+_SHORT_NUMBER: Final = 6
+
+_ENDS: Final = ".,;:!?'\"`()[]{}<>«»“”„\u2018\u2019…|*"
+_QUOTED: Final = re.compile(r"(?<!\w)['\"“„«\u2018`]([^'\"“”„«»\u2018\u2019`\n]{1,200})['\"”“»\u2019`](?!\w)")
+_LINK: Final = re.compile(
+    r"[a-z][a-z0-9+.-]{1,12}://[^\s<>\"'`()\[\]{}|\\^]+|[\w.+%-]+@[\w-]+(?:\.[\w-]+)+"
+    r"|(?<![\w@.-])(?:[\w-]+\.)+[a-z]{2,18}(?![\w@-])(?::\d+)?(?:[/?#][^\s<>\"'`()\[\]{}|\\^]*)?",
+    re.IGNORECASE,
+)
+_FILE: Final = re.compile(
+    r"^[\w-]+(?:\.[\w-]+)*\.(?:txt|docx?|xlsx?|pptx?|pdf|md|csv|json|ya?ml|py|log|html?|png|jpe?g|gif|zip|tar|gz|toml|ini)$",
+    re.IGNORECASE,
+)
+_SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
+_WORD: Final = re.compile(r"[^\W_]+")
+_NUMBER: Final = re.compile(r"\d[\d,.'\u2019 ]*\d|\d")
+_DETAIL: Final = re.compile(
+    r"^(?:[+-]?\d{1,12}(?:[.,]\d{1,4})?%?"
+    r"|\d{4}-\d{2}(?:-\d{2})?(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?)?"
+    r"|\d{1,2}:\d{2}(?::\d{2})?|\d{1,2}[./]\d{1,2}[./]\d{2,4}|[A-Za-z]{1,12})$"
+)
+_FUNCTION_WORDS: Final = word_set(
+    "a about above after again all also am an and any are as at be because been before being below best between "
+    "both but by can cannot could d dear did do does doing done down during each else even every few first "
+    "following for from further get had has have having he hello her here hers hi him his how i if in into is it "
+    "its just last least less let like ll m many may me might more most much must my nd near next no nor not now of "
+    "off ok on once one only or other our out over own per please rd re regarding regards s same see seen shall she "
+    "should since so some st still such t th than thank thanks that the their them then there these they this those "
+    "through to today tomorrow too two until up us ve very via was we were what when where which while who whom why "
+    "will with within would yes yet you your yours"
+)
+_COMMON: Final = word_set(
+    "add all also an and any are as ask at book can check could create delete do does find for from get give go "
+    "have he hello her hey his how i if in invite is it let make my new no not of on one or our perform please post "
+    "read recommend reserve send set she show so some summarize take tell thanks that the their them then there "
+    "they this to update use visit was we what when where which who will with write yes you your"
+)
+
+
+def normalise_value(text: str) -> str:
+    """A value as it is compared: NFKC, case folded, single spaces, without the punctuation around it."""
+    return " ".join(cut_atoms(text))
+
+
+def cut_atoms(text: str) -> list[str]:
+    folded = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    atoms = (atom.strip(_ENDS) for atom in folded.split())
+    return [atom for atom in atoms if atom]
+
+
+def cut_words(text: str) -> list[str]:
+    folded = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    return _WORD.findall(folded)
+
+
+def stem_word(word: str) -> str:
+    """A word without its ending, as far as a task and an act may differ in it."""
+    for ending in ("ation", "ings", "ing", "ers", "er", "ied", "ies", "ed", "es", "s", "e", "y"):
+        if word.endswith(ending) and len(word) - len(ending) >= _SHORTEST_STEM:
+            return word[: -len(ending)]
+    return word
+
+
+def normalise_link(text: str) -> str:
+    """A link without its scheme and closing slash."""
+    folded = unicodedata.normalize("NFKC", text).casefold().strip().strip(_ENDS)
+    _, found, rest = folded.partition("://")
+    return (rest if found else folded).rstrip("/")
+
+
+def find_links(text: str) -> set[str]:
+    """The links and addresses in a text; a file's name is none."""
+    if "." not in text and "://" not in text and "@" not in text:
+        return set()
+    links = {normalise_link(match[0]) for match in _LINK.finditer(text)}
+    return {link for link in links if link and not _FILE.match(link)}
+
+
+def normalise_number(value: Any) -> str | None:
+    """A number in one spelling, or none."""
+    if isinstance(value, bool):
+        return None
+    text = str(value).strip().replace("\u2019", "'").replace("'", "").replace(" ", "")
+    if text.count(",") == 1 and "." not in text and len(text.rpartition(",")[2]) != _GROUP:
+        text = text.replace(",", ".")
+    try:
+        number = Decimal(text.replace(",", ""))
+    except InvalidOperation:
+        return None
+    return format(number.normalize(), "f") if number.is_finite() and abs(number.adjusted()) < _LONGEST_NUMBER else None
+
+
+def is_disguised(text: str) -> bool:
+    """Whether a text has invisible characters, or a word that mixes alphabets."""
+    if text.isascii():
+        return any(mark < " " and mark not in "\t\n\r" for mark in text)
+    if any(unicodedata.category(mark) in ("Cf", "Co", "Cs", "Cn", "Cc") and mark not in "\t\n\r" for mark in text):
+        return True
+    return any(_mixes(word) for word in _WORD.findall(unicodedata.normalize("NFKC", text)) if not word.isascii())
+
+
+def _mixes(word: str) -> bool:
+    scripts = {unicodedata.name(mark, "?").split(" ", 1)[0] for mark in word if mark.isalpha()}
+    return len(scripts & {"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE"}) > 1
+
+
+def is_plain_detail(value: Any) -> bool:
+    """A number, a date, a time or a single short word decides nothing."""
+    return not isinstance(value, str) or _DETAIL.match(value.strip()) is not None
+
+
+class TrustedText:
+    """The index of trusted texts."""
+
+    def __init__(self) -> None:
+        self._phrases: set[str] = set()
+        self._grams: set[str] = set()
+        self._words: set[str] = set(map(stem_word, _FUNCTION_WORDS))
+        self._digits: set[str] = set()
+        self._numbers: set[str] = set()
+        self._links: set[str] = set()
+
+    def add(self, text: str, *, quoted: bool = False) -> None:
+        """Hear a text; a `quoted` one is an entity as a whole."""
+        if quoted and len(text) <= _LONGEST_QUOTE:
+            self._phrases.add(normalise_value(text))
+        for part in _QUOTED.findall(text):
+            self._phrases.add(normalise_value(part))
+            self._links |= find_links(part)
+        self._links |= find_links(text) | find_links(_SENTENCE.sub(". ", text))
+        for match in _NUMBER.findall(text):
+            for part in (match, *re.split(r"[ ,']", match)):
+                number = normalise_number(part.rstrip(".,"))
+                if number is not None:
+                    self._numbers.add(number)
+        for word in cut_words(text):
+            (self._digits if word.isdecimal() else self._words).add(word if word.isdecimal() else stem_word(word))
+        for variant in {text, _SENTENCE.sub(". ", text)}:
+            self._add_grams(variant)
+
+    def _add_grams(self, text: str) -> None:
+        raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", text).split()]
+        atoms = [(atom.casefold(), _is_entity(atom)) for atom in raw if atom]
+        self._phrases.update(word.removesuffix("'s").removesuffix("\u2019s") for word, entity in atoms if entity)
+        for size in range(1, _GRAM + 1):
+            for start in range(len(atoms) - size + 1):
+                part = atoms[start : start + size]
+                phrase = " ".join(word for word, _ in part)
+                self._grams.add(phrase)
+                if any(entity for _, entity in part) and (size > 1 or part[0][1]):
+                    self._phrases.add(phrase)
+
+    def has(self, text: str) -> bool:
+        """Whether a value was said whole, as an entity or not."""
+        atoms = cut_atoms(text)
+        if len(atoms) <= _GRAM:
+            phrase = " ".join(atoms)
+            return phrase in self._phrases or phrase in self._grams
+        return " ".join(atoms) in self._phrases or all(
+            " ".join(atoms[start : start + _GRAM]) in self._grams for start in range(len(atoms) - _GRAM + 1)
+        )
+
+    def names(self, text: str, kind: str = "") -> bool:
+        """Whether a value was said whole and as an entity; a short number must be said as an id."""
+        value = normalise_value(text)
+        if value.isdecimal() and len(value) < _SHORT_NUMBER:
+            marks = ("id", "nr", "no", "number", "#", kind)
+            return f"#{value}" in self._grams or any(f"{mark} {value}" in self._grams for mark in marks if mark)
+        if value in self._phrases:
+            return True
+        return value.count(" ") >= _GRAM and self.has(text)
+
+    def has_query(self, text: str) -> bool:
+        """Whether a query consists of said words, and of more than function words."""
+        return self.has(text) and any(word not in _FUNCTION_WORDS for word in cut_words(text))
+
+    def has_word(self, word: str) -> bool:
+        return stem_word(word) in self._words
+
+    def has_digits(self, digits: str) -> bool:
+        return digits in self._digits
+
+    def has_number(self, number: str) -> bool:
+        return number in self._numbers
+
+    def has_link(self, link: str) -> bool:
+        return link in self._links
+
+
+def _is_entity(atom: str) -> bool:
+    """A name, a number or an address, rather than a word that happens to occur."""
+    if atom.casefold() in _COMMON:
+        return False
+    return (not atom.isalpha() and atom.strip("-'\u2019").isalpha() is False) or atom[:1].isupper()
