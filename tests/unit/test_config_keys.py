@@ -84,6 +84,8 @@ PROVIDER: list[tuple[str, str, Any, Any]] = [
         "https://api.mistral.ai/v1",
     ),
     ("providers/openai/wire", "anthropic", lambda m: m.providers["openai"].wire, "anthropic"),
+    ("providers/openai/prompt_cache", "false", lambda m: m.providers["openai"].prompt_cache, False),
+    ("providers/openai/prompt_cache", "true", lambda m: m.providers["openai"].prompt_cache, True),
     ("providers/openai/bills_errors", "true", lambda m: m.providers["openai"].bills_errors, True),
     ("providers/openai/bills_errors", "false", lambda m: m.providers["openai"].bills_errors, False),
 ]

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp_types import TextContent
 
 from halter.core.clock import SECOND
 from halter.core.tools import Failed, Invalid, Permit, ToolServer, Unstoppable, Valid
 from halter.testing.fakes import ManualClock
-from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools
+from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools, render_contents
 
 SERVERS = Path(__file__).parent / "mcp_servers"
 READ = {"readOnlyHint": True}
@@ -267,6 +268,23 @@ async def test_all_kinds_of_content_become_text() -> None:
             await ran(tools["contents"], {"result": {"content": [], "isError": True}})
     for part in ("one", "a sound, audio/wav", "A file.", "two", "three", "AAECAw==", "not base64", '{"four": 4}'):
         assert part in said
+
+
+@pytest.mark.parametrize(
+    ("texts", "structured", "shown"),
+    [
+        (['{"four":4}'], {"four": 4}, '{"four":4}'),
+        (["4"], {"result": 4}, "4"),
+        (["line one\nline two"], {"content": "line one\nline two"}, "line one\nline two"),
+        (["1", "2"], {"result": [1, 2]}, "1\n2"),
+        (["Ada, 36 years, in London"], {"name": "Ada", "age": 36, "town": None}, "Ada, 36 years, in London"),
+        (["Ada, 36 years"], {"name": "Ada", "age": 3}, 'Ada, 36 years\n{"name": "Ada", "age": 3}'),
+        (["Found 2."], {"summary": "Found 2.", "items": ["a", "b"]}, '{"summary": "Found 2.", "items": ["a", "b"]}'),
+        ([], {"n": 1}, '{"n": 1}'),
+    ],
+)
+def test_what_a_server_says_as_text_and_as_json_is_shown_once(texts: list[str], structured: Any, shown: str) -> None:
+    assert render_contents([TextContent(text=text) for text in texts], structured) == shown
 
 
 async def test_a_dead_server_is_started_again_but_not_for_ever() -> None:

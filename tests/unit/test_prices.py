@@ -310,3 +310,12 @@ assert threading.active_count() == 1, threading.enumerate()
 
 def test_prices_are_found_without_network_or_thread_and_imported_only_when_needed() -> None:
     subprocess.run([sys.executable, "-c", ALONE], check=True, timeout=60)
+
+
+def test_cache_writes_of_a_claude_model_are_held_and_charged_with_their_surcharge() -> None:
+    name = ModelName("gateway", "us.anthropic.claude-sonnet-4-5")
+    found = Prices({str(name): Price(Decimal(4), Decimal(20))}, margin=Decimal(0)).find(name)
+    assert isinstance(found, Tariff)
+    assert found.cost(Usage(input_tokens=1_000, cache_write_tokens=1_000), 0) == 5_000
+    assert found.cost(Usage(input_tokens=1_000, cache_read_tokens=1_000), 0) == 4_000
+    assert found.bound(1_000, 0, 0) == 5_000

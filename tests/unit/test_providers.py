@@ -89,6 +89,12 @@ def test_a_provider_says_whether_it_bills_errors() -> None:
     assert not made("mine:m", mine=Provider(base_url="http://localhost:1/v1")).terms.bills_errors
 
 
+def test_a_provider_says_whether_its_cache_is_used() -> None:
+    off = Provider(base_url="http://localhost:1/v1", wire="anthropic", prompt_cache=False)
+    assert not made("mine:m", mine=off).terms.prompt_cache
+    assert made("mine:m", mine=Provider(base_url="http://localhost:1/v1")).terms.prompt_cache
+
+
 def test_a_provider_without_an_address_says_what_to_set() -> None:
     assert "LLAMAFARM_BASE_URL" in sentence("llamafarm:mine")
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from halter.core.agent_spec import Provider
-from halter.core.messages import Message, Prompt, Text, ToolCall, ToolResult, make_user_message
+from halter.core.messages import VOLATILE, Message, Prompt, Text, ToolCall, ToolResult, make_user_message
 from halter.core.tools import ToolSpec
 from halter.core.usage import ModelName
 from halter.models.providers import make_model
+from halter.models.wire import ExchangeTerms
 from halter.models.wire_format import shape_history
 
 CALLED = Message("assistant", (Text("Let me look.", "model"), ToolCall("id-1", "read_file", '{"path": "a.log"}')))
@@ -130,14 +131,38 @@ async def test_the_stable_beginning_is_marked_for_the_cache_for_minutes(desk: An
     kept = {"type": "ephemeral", "ttl": "5m"}
     assert body["tools"][-1]["cache_control"] == kept
     assert body["system"][-1]["cache_control"] == kept
-    assert [block.get("cache_control") for turn in body["messages"] for block in turn["content"]] == [
-        None,
-        None,
-        None,
-        kept,
-        None,
-        kept,
-    ]
+    assert marks(body) == [None, None, None, kept, None, kept]
+
+
+def marks(body: Any) -> list[Any]:
+    return [block.get("cache_control") for turn in body["messages"] for block in turn["content"]]
+
+
+NOW = Text("It is 3 o'clock.", "config", reason=VOLATILE)
+
+
+@pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
+async def test_the_cache_ends_before_what_is_true_only_now(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    kept = {"type": "ephemeral", "ttl": "5m"}
+    asked = make_user_message("What is in a.log?")
+    await desk.ask(desk.prompt(Message("user", (*asked.parts, NOW))))
+    await desk.ask(desk.prompt(asked, CALLED, Message("user", (*RESULT.parts, NOW))))
+    await desk.ask(desk.prompt(asked, CALLED, RESULT, LONG[3], Message("user", (NOW,))))
+    first, second, alone = (marks(each.body) for each in desk.provider.asked)
+    assert first == [kept, None]
+    # What the first request left in the cache is a beginning of the second, up to a mark.
+    assert second == [kept, None, None, kept, None]
+    assert alone == [None, None, None, kept, None, None]
+
+
+@pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
+async def test_nothing_is_marked_for_a_cache_that_is_switched_off(desk: Any) -> None:
+    desk.provider.says("Yes.")
+    model = desk.reach(desk.model.name, terms=ExchangeTerms(prompt_cache=False))
+    await desk.ask(desk.prompt(*LONG), model=model)
+    await model.aclose()
+    assert "cache_control" not in json.dumps(desk.provider.last)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Whole runs over a real socket: whatever a provider does, the answer is right, and every attempt is paid for once."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -203,3 +204,27 @@ async def test_an_answer_at_its_longest_is_gone_on_with(run: Desk) -> None:
     result = await run.run()
     assert (result.text, shown(run.chunks)) == ("To be, or not to be.", "To be, or not to be.")
     assert len(run.attempts) == 2
+
+
+@pytest.mark.parametrize("wire", ["anthropic"], indirect=True)
+async def test_each_request_reads_from_the_cache_what_the_one_before_wrote(run: Desk) -> None:
+    """Up to its last mark, a request is the beginning of the next one, whatever the model is told of the moment."""
+    for number in range(3):
+        run.provider.says("I look.", calls=((f"c{number}", "read_file", (f'{{"path": "{number}.log"}}',)),))
+        run.provider.then()
+    run.provider.says("Empty.")
+    assert (await run.run(instructions="Be brief.")).text == "Empty."
+    bodies = [asked.body for asked in run.provider.asked]
+    assert len(bodies) == 4
+    for before, after in pairwise(bodies):
+        marked = [at for at, block in enumerate(blocks(before)) if "cache_control" in block]
+        assert plain(blocks(after))[: marked[-1] + 1] == plain(blocks(before))[: marked[-1] + 1]
+        assert {"cache_control"} <= before["tools"][-1].keys()
+
+
+def blocks(body: Any) -> list[Any]:
+    return [*body["tools"], *body["system"], *(block for turn in body["messages"] for block in turn["content"])]
+
+
+def plain(sent: list[Any]) -> list[Any]:
+    return [{key: value for key, value in block.items() if key != "cache_control"} for block in sent]

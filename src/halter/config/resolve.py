@@ -335,7 +335,8 @@ def _provider(name: str, said: tuple[ProviderSpec, ProviderSpec], places: Source
         value_or_default(theirs.api_key, value_or_default(ours.api_key, "")),
         value_or_default(theirs.bills_errors, ours.bills_errors),
     )
-    return Provider(wire=wire, base_url=base_url, api_key=key, bills_errors=bills is True)
+    cache = value_or_default(theirs.prompt_cache, value_or_default(ours.prompt_cache, True))  # noqa: FBT003
+    return Provider(wire=wire, base_url=base_url, api_key=key, bills_errors=bills is True, prompt_cache=cache)
 
 
 def _check_provider(both: FilePair, name: str, asked: ProviderSpec) -> None:

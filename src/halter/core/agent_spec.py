@@ -89,13 +89,15 @@ REFLEX: Final = "reflex"
 class Provider(msgspec.Struct, frozen=True, kw_only=True):
     """How an endpoint is reached. `api_key` names a secret, as `${secret:NAME}`; a local server may need none.
 
-    `bills_errors` says that an answer with an error status may be charged for.
+    `bills_errors` says that an answer with an error status may be charged for. Without `prompt_cache`, no request asks
+    for a cache.
     """
 
     wire: WireFormat = "openai"
     base_url: str
     api_key: str = ""
     bills_errors: bool = False
+    prompt_cache: bool = True
 
 
 class KnownProvider(msgspec.Struct, frozen=True, kw_only=True):

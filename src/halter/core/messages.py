@@ -25,6 +25,10 @@ class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defau
     reason: str = ""
 
 
+VOLATILE: Final = "volatile"
+"""The reason of text that is true only for one request. It stands last, behind everything that a provider can cache."""
+
+
 class ToolCall(msgspec.Struct, frozen=True, tag="call", tag_field="part", omit_defaults=True, gc=False):
     """A call that a model asks for; its arguments are JSON as the model wrote it, which may be anything.
 

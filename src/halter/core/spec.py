@@ -235,6 +235,10 @@ class ProviderSpec(Spec, frozen=True):
         Annotated[bool, Meta(description="Whether it may charge for an answer with an error status (4xx or 5xx).")]
         | UnsetType
     ) = UNSET
+    prompt_cache: (
+        Annotated[bool, Meta(description="`false` marks nothing for Anthropic's cache; others cache by themselves.")]
+        | UnsetType
+    ) = UNSET
 
 
 class ShellBounds(Spec, frozen=True):

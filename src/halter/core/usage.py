@@ -62,7 +62,7 @@ class ModelName(msgspec.Struct, frozen=True):
 class Price(msgspec.Struct, frozen=True):
     """A price that the configuration states, in dollars per million tokens.
 
-    Cached tokens without a figure of their own cost what plain input costs.
+    Cached tokens without a figure of their own cost what plain input costs; writes of Claude models, a quarter more.
     """
 
     input: Decimal

@@ -19,6 +19,7 @@ from halter.core.agent_spec import BrainSpec
 from halter.core.clock import SECOND, Clock
 from halter.core.events import ContextCut
 from halter.core.messages import (
+    VOLATILE,
     Message,
     Model,
     Prompt,
@@ -116,7 +117,7 @@ def append_ending(messages: Sequence[Message], ending: str) -> tuple[Message, ..
     """Append volatile text: to the last message to the model, or as a message of its own."""
     if not ending:
         return tuple(messages)
-    part = Text(ending, "config", reason="volatile")
+    part = Text(ending, "config", reason=VOLATILE)
     if messages and messages[-1].role == "user":
         return (*messages[:-1], Message("user", (*messages[-1].parts, part)))
     return (*messages, Message("user", (part,)))

@@ -189,10 +189,22 @@ class Prices:
     def _look_up(self, model: ModelName, base_url: str | None) -> Tariff | Unpriced:
         own = self._own.get(str(model)) or self._own.get(model.provider)
         if own is not None:
-            return compile_stated_price(own, self._margin)
+            return compile_stated_price(_with_cache_write(own, model), self._margin)
         if runs_locally(model, base_url):
             return compile_stated_price(FREE_PRICE, self._margin)
         return _find_listed_tariff(model, base_url, self._margin)
+
+
+CLAUDE_CACHE_WRITE: Final = Decimal("1.25")
+"""What it costs, as a multiple of plain input, to write into a cache that lives for minutes."""
+
+
+def _with_cache_write(price: Price, model: ModelName) -> Price:
+    """Charge cache writes of a Claude model with their surcharge, also if the stated price leaves them out."""
+    claude = model.provider == "anthropic" or "claude" in model.model.lower()
+    if price.cache_write is not None or not claude:
+        return price
+    return msgspec.structs.replace(price, cache_write=price.input * CLAUDE_CACHE_WRITE)
 
 
 def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
@@ -431,7 +443,9 @@ def make_model(
     if not (installed("pydantic_ai") and installed(_LIBRARIES[place.wire])):
         raise ConfigError(explain_extra("models", str(parsed)))
     base_url = None if place.usual else place.url
-    terms = ExchangeTerms(bills_errors=described is not None and described.bills_errors)
+    terms = ExchangeTerms()
+    if described is not None:
+        terms = ExchangeTerms(bills_errors=described.bills_errors, prompt_cache=described.prompt_cache)
     return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)
 
 

@@ -73,11 +73,13 @@ CONNECT_TIMEOUT_SECONDS: Final = 30.0
 class ExchangeTerms(msgspec.Struct, frozen=True):
     """What applies to every request to a provider.
 
-    If it `bills_errors`, an answer with an error status counts as paid. At most `largest` bytes of an answer are read;
-    a connection must be made within `connecting` seconds.
+    If it `bills_errors`, an answer with an error status counts as paid. With `prompt_cache`, what may be cached is
+    marked, if the protocol has marks. At most `largest` bytes of an answer are read; a connection must be made within
+    `connecting` seconds.
     """
 
     bills_errors: bool = False
+    prompt_cache: bool = True
     largest: int = MAX_ANSWER_BYTES
     connecting: float = CONNECT_TIMEOUT_SECONDS
 
@@ -284,21 +286,14 @@ def _google(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
     return OneRequest(name.model, provider=GoogleProvider(client=client))
 
 
-def make_model_settings(wire: WireFormat, max_output_tokens: int, temperature: float | None) -> "ModelSettings":
-    """Settings of a request. Anthropic caches only what is marked, here for minutes."""
+def make_model_settings(max_output_tokens: int, temperature: float | None, *, cache_points: bool) -> "ModelSettings":
+    """Settings of a request. Tools and system text stay the same in a session, so their ends are cache points."""
     made: dict[str, Any] = {"max_tokens": max_output_tokens}
     if temperature is not None:
         made["temperature"] = temperature
-    if wire == "anthropic":
-        made |= dict.fromkeys(_KEPT_BY_ANTHROPIC, True)
+    if cache_points:
+        made |= {"anthropic_cache_tool_definitions": True, "anthropic_cache_instructions": True}
     return made  # pyright: ignore[reportReturnType]
-
-
-_KEPT_BY_ANTHROPIC: Final = (
-    "anthropic_cache_tool_definitions",
-    "anthropic_cache_instructions",
-    "anthropic_cache_messages",
-)
 
 
 MAX_QUOTED_LENGTH: Final = 300
@@ -481,9 +476,11 @@ class WireModel:
             return self._connection
 
     def _request(self, prompt: Prompt) -> dict[str, Any]:
+        # Anthropic caches only what is marked, here for minutes; the others cache prefixes by themselves.
+        marks = self.wire == "anthropic" and self.terms.prompt_cache
         return {
-            "messages": shape_history(prompt.messages, cache_points=self.wire == "anthropic"),
-            "model_settings": make_model_settings(self.wire, prompt.max_output_tokens, self._temperature),
+            "messages": shape_history(prompt.messages, cache_points=marks),
+            "model_settings": make_model_settings(prompt.max_output_tokens, self._temperature, cache_points=marks),
             "model_request_parameters": self._definitions.parameters(prompt),
         }
 

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import msgspec
 
 from halter.core.agent_spec import WireFormat
-from halter.core.messages import Message, Part, Prompt, Reply, Role, StopReason, Text, ToolCall, ToolResult
+from halter.core.messages import VOLATILE, Message, Part, Prompt, Reply, Role, StopReason, Text, ToolCall, ToolResult
 from halter.core.text import clean, to_body
 from halter.core.tools import ToolSpec
 from halter.core.usage import Usage
@@ -38,6 +38,7 @@ from halter.core.usage import Usage
 if TYPE_CHECKING:
     from pydantic_ai.messages import (
         ModelMessage,
+        ModelRequest,
         ModelRequestPart,
         ModelResponse,
         ModelResponsePart,
@@ -64,17 +65,32 @@ _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 def shape_history(messages: Sequence[Message], *, cache_points: bool = False) -> "list[ModelMessage]":
     """Convert a history into alternating turns.
 
-    The cache point is at the end of the last turn but one: what comes last often changes from request to request, and a
-    cache entry for it would never be read.
+    The newest turn has a cache point before what is true only now: a cache entry that includes it would be paid for and
+    never read. The turn before has one at its end, where the request before this one left its entry: a provider looks
+    back from a cache point only over so many blocks.
     """
     turns = [_turn(role, group) for role, group in groupby(filter(_shape_once, messages), key=_role)]
     if cache_points:
-        from pydantic_ai.messages import CachePoint, ModelRequest, UserPromptPart
+        from pydantic_ai.messages import ModelRequest
 
-        before_last = [turn for turn in turns if isinstance(turn, ModelRequest)][-2:-1]
-        for turn in before_last:
-            turn.parts = [*turn.parts, UserPromptPart([CachePoint()])]
+        asked = [turn for turn in turns if isinstance(turn, ModelRequest)]
+        for turn in asked[-2:-1]:
+            _mark_for_cache(turn, len(turn.parts))
+        for turn in asked[-1:]:
+            _mark_for_cache(turn, len(turn.parts) - _ends_volatile(messages))
     return turns
+
+
+def _mark_for_cache(turn: "ModelRequest", end: int) -> None:
+    from pydantic_ai.messages import CachePoint, UserPromptPart
+
+    if end:
+        turn.parts = [*turn.parts[:end], UserPromptPart([CachePoint()]), *turn.parts[end:]]
+
+
+def _ends_volatile(messages: Sequence[Message]) -> bool:
+    last = messages[-1].parts[-1] if messages and messages[-1].parts else None
+    return isinstance(last, Text) and last.reason == VOLATILE and bool(last.text.strip())
 
 
 def _role(message: Message) -> Role:

@@ -14,7 +14,8 @@ import logging
 import re
 import ssl
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -186,14 +187,19 @@ def _sentence(server: str, entry: Any, why: str) -> str:
 
 
 def render_contents(contents: Sequence[Any], structured: Any) -> str:
-    """Join all parts of an answer into one text; structured content is added unless a part says the same."""
+    """Join all parts of an answer into one text, each thing once.
+
+    Most servers say the same as text and as structured content. What the other form says in full is left out.
+    """
     from mcp_types import TextContent
 
     parts = [_part(content) for content in contents]
     said = [content.text for content in contents if isinstance(content, TextContent)]
-    if structured is not None and not any(_says_all(text, structured) for text in said):
-        parts.append(json.dumps(structured, ensure_ascii=False))
-    return "\n".join(parts)
+    if structured is None or _says_all(said, structured):
+        return "\n".join(parts)
+    told = {value for value in _walk_scalars(structured) if isinstance(value, str)}
+    kept = [part for part, content in zip(parts, contents, strict=True) if getattr(content, "text", None) not in told]
+    return "\n".join([*kept, json.dumps(structured, ensure_ascii=False)])
 
 
 def _part(content: Any) -> str:
@@ -227,17 +233,51 @@ def _resource(resource: Any) -> str:
         return "[data that is not base64]"
 
 
-def _says_all(text: str, structured: Any) -> bool:
-    """Whether a text contains all of a value. Servers wrap a value that is no object as `result`."""
-    match structured:
-        case {"result": wrapped, **others} if not others:
-            meant = (structured, wrapped)
-        case _:
-            meant = (structured,)
+def _says_all(said: Sequence[str], structured: Any) -> bool:
+    """Whether texts contain all of a value: as its JSON, or each of its words and numbers.
+
+    Servers wrap a value that is no object, often as `result`; of a list, each item may be a text of its own.
+    """
+    wrapped: Any = structured
+    if isinstance(structured, dict) and len(cast("dict[str, Any]", structured)) == 1:
+        (wrapped,) = cast("dict[str, Any]", structured).values()
+    read = [_read_json(text) for text in said]
+    if structured in read or wrapped in read or wrapped in (read, list(said)):
+        return True
+    whole = "\n".join(said)
+    words = set(_WORDS.findall(whole))
+    return bool(whole) and all(_is_said(value, whole, words) for value in _walk_scalars(structured))
+
+
+def _read_json(text: str) -> Any:
     try:
-        return text in meant or json.loads(text) in meant
+        return json.loads(text)
     except (ValueError, RecursionError):
-        return False
+        return text
+
+
+def _walk_scalars(value: Any) -> Iterator[Any]:
+    left = [value]
+    while left:
+        match left.pop():
+            case dict() as entries:
+                left += cast("dict[str, Any]", entries).values()
+            case list() as items:
+                left += cast("list[Any]", items)
+            case scalar:
+                yield scalar
+
+
+_WORDS: Final = re.compile(r"[\w.+-]*\w")
+
+
+def _is_said(value: Any, whole: str, words: AbstractSet[str]) -> bool:
+    """A word or number must stand alone: a 12 does not say 1."""
+    if value is None:
+        return True
+    if isinstance(value, str) and _WORDS.fullmatch(value) is None:
+        return value in whole
+    return (value if isinstance(value, str) else json.dumps(value)) in words
 
 
 def _size(data: str) -> str:
