@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from halter.config.mcp_file import load_json, parse_servers, read_servers
 from halter.config.yaml_reader import MAX_BYTES, Document
+from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
 from halter.core.tools import ToolServer
 
@@ -165,3 +166,11 @@ def test_every_value_of_a_file_has_its_line(value: Any, indent: int | str | None
 def test_whatever_is_written_nothing_else_is_raised(data: bytes) -> None:
     with suppress(ConfigError):
         parse_servers(load_json(data, "f"), FOLDER, {})
+
+
+def test_a_server_may_be_given_longer_to_start() -> None:
+    assert one({"command": "npx"}).start_timeout == 60 * SECOND
+    assert one({"command": "npx", "startup_timeout_sec": 300}).start_timeout == 300 * SECOND
+    assert one({"url": "https://example.com/mcp", "startup_timeout_sec": 0.5}).start_timeout == SECOND // 2
+    said = wrong(entry('"command": "npx",\n      "startup_timeout_sec": 0'))
+    assert said == ".mcp.json line 5: `mcpServers.files.startup_timeout_sec` is 0; write seconds, from 0.1 to 3600."

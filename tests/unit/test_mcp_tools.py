@@ -287,6 +287,16 @@ def test_what_a_server_says_as_text_and_as_json_is_shown_once(texts: list[str], 
     assert render_contents([TextContent(text=text) for text in texts], structured) == shown
 
 
+async def test_a_server_that_starts_slowly_is_named_while_it_is_waited_for() -> None:
+    told: list[str] = []
+    mute = replace(liar(mute=True), start_timeout=SECOND // 4)
+    offer = await offered(mute, tell=told.append, tells_every=SECOND // 10)
+    assert told == [f"Starting the MCP server liar: {waited} s …" for waited in ("0.1", "0.2")]
+    (sentence,) = offer.left_out
+    assert "the program " + sys.executable in sentence
+    assert "`startup_timeout_sec` for `mcpServers.liar`" in sentence
+
+
 async def test_a_dead_server_is_started_again_but_not_for_ever() -> None:
     clock = ManualClock()
     async with using(liar("die", "echo", annotations=READ), clock=clock, restarts=2) as tools:
@@ -342,7 +352,7 @@ async def test_a_server_that_knows_only_the_newest_protocol_is_used() -> None:
         (ToolServer("none", command="/no/such/program"), 60, "/no/such/program could not be started"),
         (ToolServer("none", command=sys.executable, cwd="/no/such/folder"), 60, "could not be started"),
         (liar(dead=True), 60, "the server liar cannot be used"),
-        (liar(mute=True), 0.3, "it did not answer within 0.3 s"),
+        (liar(mute=True), 0.3, "it did not answer within 0.3 s of starting the program"),
         (liar(version="1999-01-01"), 60, "Unsupported protocol version"),
         (ToolServer("none", command="/bin/cat"), 0.3, "cannot be used"),
     ],
@@ -350,7 +360,7 @@ async def test_a_server_that_knows_only_the_newest_protocol_is_used() -> None:
 async def test_a_server_that_cannot_be_used_is_left_out_with_a_sentence(
     server: ToolServer, seconds: float, why: str
 ) -> None:
-    offer = await offered(server, start_timeout=round(seconds * SECOND))
+    offer = await offered(replace(server, start_timeout=round(seconds * SECOND)))
     assert offer.tools == ()
     assert why in offer.left_out[0]
 

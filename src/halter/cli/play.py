@@ -61,7 +61,7 @@ def play(
         from halter.runtime.assemble import assemble_agent
         from halter.runtime.sessions import begin_playbook, resume_playbook
 
-        async with assemble_agent(app, folder) as ready:
+        async with assemble_agent(app, folder, tell=warn) as ready:
             for sentence in ready.left_out:
                 warn(sentence)
             session = await (

@@ -4,7 +4,7 @@
                     "search": {"type": "http", "url": "https://example.com/mcp"}}}
 
 `${VAR}` and `${VAR:-default}` are filled in from the environment. `${secret:NAME}` stays in `env` and `headers` until
-the server is started or called.
+the server is started or called. `startup_timeout_sec` is how long a server may take until it has listed its tools.
 """
 
 import json
@@ -18,10 +18,13 @@ import msgspec
 
 from halter.config.decode import decode_document, format_key_path
 from halter.config.yaml_reader import MAX_BYTES, MAX_DEPTH, Document, KeyPath, SourceMap
+from halter.core.clock import SECOND
 from halter.core.errors import ConfigError
-from halter.core.tools import SERVER_SEPARATOR, ToolServer, Transport
+from halter.core.tools import DEFAULT_SERVER_START, SERVER_SEPARATOR, ToolServer, Transport
 
 MCP_FILE: Final = ".mcp.json"
+
+LONGEST_START: Final = 3600.0
 
 _NAME: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9_-]{0,30}[A-Za-z0-9-])?")
 _REFERENCE: Final = re.compile(r"\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}|(secret:[A-Za-z_][A-Za-z0-9_.-]*\})?)")
@@ -40,6 +43,7 @@ class McpServerEntry(msgspec.Struct, frozen=True):
     cwd: str | None = None
     url: str | None = None
     headers: dict[str, str] = {}
+    startup_timeout_sec: float = DEFAULT_SERVER_START / SECOND
 
 
 class McpFile(msgspec.Struct, frozen=True, rename={"servers": "mcpServers"}):
@@ -80,6 +84,7 @@ class _Reader:
                 "digits, - and _, beginning with a letter, without __ and without _ at the end."
             )
         transport = self._transport(entry)
+        limit = self._start_timeout(entry)
         if transport == "stdio":
             return ToolServer(
                 self._name,
@@ -87,9 +92,10 @@ class _Reader:
                 args=tuple(self._filled(each, "args", place) for place, each in enumerate(entry.args)),
                 env=self._filled_all(entry.env, "env", _VARIABLE),
                 cwd=str(folder / self._filled(entry.cwd or ".", "cwd")),
+                start_timeout=limit,
             )
         headers = self._filled_all(entry.headers, "headers", _HEADER)
-        return ToolServer(self._name, transport, url=self._address(entry), headers=headers)
+        return ToolServer(self._name, transport, url=self._address(entry), headers=headers, start_timeout=limit)
 
     def _wrong(self, sentence: str, *keys: str | int) -> ConfigError:
         return self._places.wrong((*self._path, *keys), sentence)
@@ -111,6 +117,13 @@ class _Reader:
                 "or `url` for a server to ask."
             )
         return transport
+
+    def _start_timeout(self, entry: McpServerEntry) -> int:
+        seconds = entry.startup_timeout_sec
+        if not 0 < seconds <= LONGEST_START:
+            key = format_key_path((*self._path, "startup_timeout_sec"))
+            raise self._wrong(f"`{key}` is {seconds:g}; write seconds, from 0.1 to 3600.", "startup_timeout_sec")
+        return round(seconds * SECOND)
 
     def _program(self, entry: McpServerEntry) -> str:
         command = self._filled(entry.command or "", "command")

@@ -22,6 +22,7 @@ EffectStatus = Literal["done", "not_done", "unknown"]
 """What a tool's own `check` says of a call whose answer was lost."""
 
 DEFAULT_TOOL_TIMEOUT: Final = 60 * SECOND
+DEFAULT_SERVER_START: Final = 60 * SECOND
 
 AGENT_VARIABLE: Final = "HALTER_AGENT"
 """Marks a program that an agent started; its value decides nothing."""
@@ -218,8 +219,8 @@ PinnedDigests = Mapping[str, str]
 class ToolServer:
     """A server of tools: a program to start, or an address.
 
-    `cwd` is where the program runs. Texts of `env` and `headers` may refer to secrets as `${secret:NAME}`. What may
-    hold a key is left out of its repr.
+    `cwd` is where the program runs; `start_timeout` is how long it may take until it has listed its tools. Texts of
+    `env` and `headers` may refer to secrets as `${secret:NAME}`. What may hold a key is left out of its repr.
     """
 
     name: str
@@ -230,6 +231,7 @@ class ToolServer:
     cwd: str = ""
     url: str = field(default="", repr=False)
     headers: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
+    start_timeout: int = DEFAULT_SERVER_START
 
 
 class PinCheck(NamedTuple):

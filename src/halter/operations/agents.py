@@ -92,14 +92,14 @@ class Heard(Done, frozen=True):
 
 @asynccontextmanager
 async def speaking_with(app: Runtime, folder: Path, tell: Callable[[str], None]) -> "AsyncGenerator[AgentContext]":
-    """Assemble an agent for a conversation; `tell` receives what was left out of it."""
+    """Assemble an agent for a conversation; `tell` receives what it waits for, and what was left out of it."""
     from halter.dispatch.heartbeat import keep_leases
     from halter.runtime.agent_context import AgentContext, models_of
     from halter.runtime.assemble import assemble_agent
 
     worker = make_worker_id("talk", app.ids)
     async with (
-        assemble_agent(app, folder) as agent,
+        assemble_agent(app, folder, tell=tell) as agent,
         models_of(app, agent) as models,
         keep_leases(app.store, app.clock, worker, pulse=app.pulse),
     ):

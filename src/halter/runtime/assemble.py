@@ -416,9 +416,16 @@ class AssembledAgent(ResolvedAgent, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def assemble_agent(
-    app: Runtime, folder: Path, *, protects: ProtectedPathsFactory = list_protected_paths
+    app: Runtime,
+    folder: Path,
+    *,
+    protects: ProtectedPathsFactory = list_protected_paths,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> AsyncGenerator[AssembledAgent]:
-    """Reads an agent's folder and starts its MCP servers. Its code runs only if a person trusted it."""
+    """Reads an agent's folder and starts its MCP servers. Its code runs only if a person trusted it.
+
+    `tell` receives which server is still waited for.
+    """
     agent = read_agent(folder)
     resolved = resolve_agent(app.fleet, agent, folder)
     policy = resolved.policy
@@ -431,7 +438,7 @@ async def assemble_agent(
     async with AsyncExitStack() as stack:
         roots = find_writable_folders(folder, agent.spec)
         stack.enter_context(_register_writable(app.writable, roots))
-        offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets))
+        offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets, tell))
         own = [each.trusted_by(_make_trust_check(app, code)) for each in load_own_tools(policy, folder)]
         tools = index_tools([*make_builtin_tools(policy, folder), *own, *offer.tools])
         protect_tools(tools.values(), protected)
@@ -579,7 +586,7 @@ def _make_trust_check(app: Runtime, code: AgentCode) -> Callable[[], None]:
 
 @asynccontextmanager
 async def _start_servers(
-    app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets
+    app: Runtime, code: AgentCode, policy: ResolvedPolicy, secrets: Secrets, tell: Callable[[str], None]
 ) -> AsyncGenerator["McpOffer"]:
     """Starts the MCP servers of an agent. Its code must be trusted at each start."""
     from halter.tools.mcp import McpOffer, McpTerms, open_mcp_tools
@@ -604,5 +611,6 @@ async def _start_servers(
             raise KeyError(name)
         return secrets.value(name)
 
-    async with open_mcp_tools(servers, McpTerms(app.clock, app.environ, reveal=reveal, starts=starts)) as offer:
+    terms = McpTerms(app.clock, app.environ, reveal=reveal, starts=starts, tell=tell)
+    async with open_mcp_tools(servers, terms) as offer:
         yield offer

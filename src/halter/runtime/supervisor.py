@@ -8,6 +8,7 @@ import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -160,7 +161,9 @@ class Supervisor:
 
     async def _join(self, stack: AsyncExitStack, folder: Path) -> None:
         try:
-            agent = await stack.enter_async_context(assemble_agent(self._app, folder))
+            agent = await stack.enter_async_context(
+                assemble_agent(self._app, folder, tell=partial(self._tell, folder.name))
+            )
             models = await stack.enter_async_context(models_of(self._app, agent, self._given))
             context = AgentContext(self._app, agent, models, self._worker, chance=self._chance)
             context.demand_model()

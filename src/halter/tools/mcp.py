@@ -259,13 +259,13 @@ def _read_json(text: str) -> Any:
 def _walk_scalars(value: Any) -> Iterator[Any]:
     left = [value]
     while left:
-        match left.pop():
-            case dict() as entries:
-                left += cast("dict[str, Any]", entries).values()
-            case list() as items:
-                left += cast("list[Any]", items)
-            case scalar:
-                yield scalar
+        each = left.pop()
+        if isinstance(each, dict):
+            left += cast("dict[str, Any]", each).values()
+        elif isinstance(each, list):
+            left += cast("list[Any]", each)
+        else:
+            yield each
 
 
 _WORDS: Final = re.compile(r"[\w.+-]*\w")
@@ -369,6 +369,10 @@ def _no_secrets(name: str) -> str:
     raise KeyError(name)
 
 
+def _tell_nothing(_: str) -> None:
+    """Report no progress."""
+
+
 def _allow_start() -> None:
     """Let every program start."""
 
@@ -379,15 +383,17 @@ class McpTerms:
 
     A server is restarted at most `restarts` times `within` a time. `grace` is how long a program has to end by itself.
     `reveal` gives the secrets that the configuration refers to. `starts` is called each time before a program is
-    started, and raises Failed if it may not be.
+    started, and raises Failed if it may not be. `tell` receives a sentence each time that a server has kept its agent
+    waiting for another `tells_every`.
     """
 
     clock: Clock
     environment: Mapping[str, str]
     reveal: Callable[[str], str] = _no_secrets
     starts: Callable[[], None] = _allow_start
+    tell: Callable[[str], None] = _tell_nothing
+    tells_every: int = 5 * SECOND
     timeout: int = DEFAULT_TOOL_TIMEOUT
-    start_timeout: int = MINUTE
     grace: int = 2 * SECOND
     restarts: int = 3
     within: int = MINUTE
@@ -566,14 +572,33 @@ class McpServer:
             live = _demand(self._live)
         if live.ready.done():
             return live
-        task, seconds = _demand(live.task), self._terms.start_timeout / SECOND
-        await asyncio.wait((task, live.ready), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        task = _demand(live.task)
+        await self._await_start(live, task)
         if live.ready.done():
             return live
         late = not task.done()
         await self._end(live)
-        why = f"it did not answer within {seconds:g} s" if late else live.ending.why
+        why = self._explain_late() if late else live.ending.why
         raise Failed("NotConnected", f"the server {self.name} cannot be used: {why}", live.ending.told())
+
+    async def _await_start(self, live: _LiveConnection, task: "asyncio.Task[None]") -> None:
+        """Wait until a server is ready, ended or late, and tell that it is still waited for."""
+        waited, limit = 0, self._server.start_timeout
+        while waited < limit and not (task.done() or live.ready.done()):
+            if waited:
+                self._terms.tell(f"Starting the MCP server {self.name}: {waited / SECOND:g} s …")
+            pause = min(self._terms.tells_every, limit - waited)
+            await asyncio.wait((task, live.ready), timeout=pause / SECOND, return_when=asyncio.FIRST_COMPLETED)
+            waited += pause
+
+    def _explain_late(self) -> str:
+        """Name what was started, without its arguments, which may hold a key."""
+        server = self._server
+        what = f" of starting the program {server.command}" if server.transport == "stdio" else ""
+        return (
+            f"it did not answer within {server.start_timeout / SECOND:g} s{what}. If it needs longer, write a larger "
+            f"`startup_timeout_sec` for `mcpServers.{self.name}` into .mcp.json"
+        )
 
     async def _replace(self) -> None:
         if self._closed:
