@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
+from halter.cli.backtest import backtest, diff, suggest
 from halter.cli.command import (
     JsonOption,
     ReasonOption,
@@ -24,10 +25,11 @@ from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, say
 from halter.cli.terminal import confirm
 from halter.config.merge import FleetConfig, read_fleet
-from halter.config.policy import DifferenceKind, PolicyDifference
+from halter.config.policy import PolicyDifference
 from halter.core.events import FleetPolicyAdopted
 from halter.operations import money
 from halter.operations.money import NONE_YET, StorePolicy, lines_of
+from halter.present.backtest import DIFFERENCE_WORDS
 from halter.present.events import format_moment
 from halter.present.tables import build_budgets_sheet
 from halter.runtime.runtime import Runtime, read_local_fleet
@@ -70,13 +72,6 @@ budget = group(
     _show,
 )
 
-DIFFERENCE_LABELS: Final[Mapping[DifferenceKind, str]] = {
-    "looser": "LOOSER",
-    "stricter": "stricter",
-    "fixed": "other",
-    "free": "no limit",
-}
-
 
 def show_policy(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show the store's policy, and how the local halter.yaml differs from it.
@@ -103,7 +98,7 @@ def _compare(differing: Sequence[PolicyDifference], file: str) -> None:
     if not differing:
         say(f"{file} says the same.")
         return
-    rows = [[each.key, each.stored, each.written, DIFFERENCE_LABELS[each.how]] for each in differing]
+    rows = [[each.key, each.stored, each.written, DIFFERENCE_WORDS[each.how]] for each in differing]
     answer_table(f"Compared with {file}", ["key", "store", "file", "the file is"], rows, long="key store file")
 
 
@@ -165,7 +160,7 @@ def _question(before: StorePolicy, differing: Sequence[PolicyDifference]) -> str
 
 
 policy = group(
-    "Show the policy that binds every process on the store, or apply another file.",
-    {"show": show_policy, "apply": apply},
+    "Show the policy that binds every process on the store, apply another file, or try one on the past first.",
+    {"show": show_policy, "apply": apply, "diff": diff, "backtest": backtest, "suggest": suggest},
     show_policy,
 )

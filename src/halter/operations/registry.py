@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.rows import HaltRow
-from halter.operations import agents, artifacts, control, decisions, fleet, journal, money, queries
+from halter.operations import agents, artifacts, backtest, control, decisions, fleet, journal, money, queries
 from halter.operations.desk import Desk, Operation, Role, Who
 from halter.operations.report import Report
 
@@ -58,6 +58,15 @@ READS: Final = (
     Operation(name="halts", path="/halts", run=control.halts_now),
     Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),
     Operation(name="policy", command="policy show", path="/policy", run=money.show),
+    Operation(
+        name="backtest",
+        command="policy backtest",
+        path="/agents/{agent}/backtest",
+        run=backtest.backtest_policy,
+    ),
+    Operation(
+        name="suggest-policy", command="policy suggest", path="/agents/{agent}/policy", run=backtest.suggest_policy
+    ),
     Operation(name="spending", path="/spending", run=queries.spending),
     Operation(name="triggers", command="schedules list", path="/triggers", run=fleet.plans),
     Operation(name="findings", command="findings list", path="/findings", run=artifacts.findings),

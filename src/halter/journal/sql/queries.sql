@@ -465,6 +465,12 @@ SELECT stream, seq, kind, version, at, generation, key, blob, facts, body, salt,
 FROM events WHERE stream = :stream AND seq >= :seq AND (seq > :seq OR position > :position)
 ORDER BY seq, position LIMIT :limit;
 
+-- name: events_in_order
+-- All events in the order of their commits, after a place; bodies only of calls, their questions and of triggers.
+SELECT stream, seq, kind, version, at, generation, key, blob, facts,
+    CASE WHEN kind IN ('call_started', 'call_refused', 'decision_asked', 'trigger_made') THEN body END, position
+FROM events WHERE position > :position ORDER BY position LIMIT :limit;
+
 -- name: any_event
 -- Whether anything has happened yet.
 SELECT seq FROM events LIMIT 1;

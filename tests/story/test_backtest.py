@@ -1,0 +1,251 @@
+"""A policy tried on the past: recorded sessions, judged again under another policy by the real judges."""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from agents import PRICED, Bench
+from loops import calls, says, used
+from typer.testing import CliRunner, Result
+
+from halter import Agent
+from halter.cli import build
+from halter.core.ids import SortableIds
+from halter.core.money import Cap
+from halter.core.spec import Phase, Policy, ResolvedPolicy, ToolRule
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.journal.open import open_store
+from halter.models.scripted import ScriptLine
+from halter.runtime.backtest import Backtest, PolicyChange, backtest
+from halter.runtime.recorded_use import measure_use
+from tests.story.clerks import environment
+
+CENT = 10_000
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def equip(agent: Agent) -> Agent:
+    @agent.tool(level="SAFE", effect="read")
+    async def look(city: str) -> str:
+        """Look at a city."""
+        return f"rain in {city}"
+
+    @agent.tool(level="CONTROLLED")
+    async def send(to: str) -> str:
+        """Send a letter."""
+        return f"sent to {to}"
+
+    @agent.tool(level="PRIVILEGED")
+    async def pay(amount: int) -> str:
+        """Pay an amount."""
+        return f"paid {amount}"
+
+    return agent
+
+
+WORK: Sequence[ScriptLine] = (
+    calls(("look", {"city": "Oslo"}), usage=used(1000, 100)),
+    calls(("send", {"to": "ada"}), ("send", {"to": "bo"}), usage=used(2000, 100)),
+    says("Done.", usage=used(3000, 50)),
+)
+
+
+async def run(bench: Bench, *lines: ScriptLine, **more: Any) -> str:
+    agent = equip(bench.agent(*(lines or WORK), **{"fleet": PRICED, **more}))
+    return (await agent.run("Do the rounds.")).session
+
+
+async def answering(bench: Bench, verdict: Any) -> None:
+    """A person who gives every question the same answer."""
+    store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
+    while True:
+        for each in await list_pending_decisions(store, bench.clock.now()):
+            await store.commit(answer_decision(each, verdict, "ada", each.decision))
+        await asyncio.sleep(0.01)
+
+
+async def judged(bench: Bench, change: PolicyChange = lambda recorded: recorded, **more: Any) -> Backtest:
+    store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
+    try:
+        return await store.study(lambda view: backtest(view, "desk", change, **more))
+    finally:
+        await store.close()
+
+
+def capped(usd: int) -> PolicyChange:
+    def change(recorded: ResolvedPolicy) -> ResolvedPolicy:
+        caps = msgspec.structs.replace(recorded.caps, session=Cap(usd))
+        return msgspec.structs.replace(recorded, caps=caps)
+
+    return change
+
+
+def ruled(**tools: ToolRule) -> PolicyChange:
+    def change(recorded: ResolvedPolicy) -> ResolvedPolicy:
+        return msgspec.structs.replace(recorded, policies=(*recorded.policies[:-1], Policy(tools=tools)))
+
+    return change
+
+
+async def test_the_policy_that_was_recorded_changes_nothing(bench: Bench) -> None:
+    await run(bench)
+    await run(bench, calls("nothing_like_it", usage=used()), *WORK)
+    await run(bench, *WORK[:2], *WORK, *WORK, max_cost_usd=0.008)
+    await run(bench, *WORK, policy={"policy": {"tools": {"send": {"rate": "1/hour"}}}})
+    person = asyncio.create_task(answering(bench, "approve"))
+    await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
+    person.cancel()
+    person = asyncio.create_task(answering(bench, "deny"))
+    await run(bench, calls(("pay", {"amount": 4}), usage=used()), says("Not paid.", usage=used()))
+    person.cancel()
+    found = await judged(bench)
+    assert (found.sessions, found.lines, found.unjudged, found.not_spent) == (6, (), {}, 0)
+    assert found.decisions > 20
+    refused = {one["outcome"] for one in bench.facts("request_refused", "call_refused")}
+    assert refused == {"unknown_tool", "cost_cap_reached", "rate_limited", "approval_denied"}
+
+
+async def test_a_lower_cap_tells_when_it_would_have_been_met_and_what_was_not_spent(bench: Bench) -> None:
+    session = await run(bench)
+    whole = await judged(bench, capped(100 * CENT))
+    assert whole.lines == ()
+    found = await judged(bench, capped(CENT // 2))
+    (line,) = [line for line in found.lines if not line.after]
+    assert (line.session, line.kind, line.then, line.now) == (session, "request", "allowed", "refused")
+    assert line.scope == f"session:{session}"
+    assert found.stopped == 1
+    assert found.not_spent > 0
+    assert found.after > 0
+
+
+async def test_a_tool_that_is_asked_about_more_or_less_is_named_and_looser_ones_come_first(bench: Bench) -> None:
+    await run(bench)
+    person = asyncio.create_task(answering(bench, "approve"))
+    await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
+    person.cancel()
+    asked = await judged(bench, ruled(send=ToolRule(approval="always")))
+    assert asked.changed == {"allowed → asked": 2}
+    assert (asked.loosened, asked.diverged) == (0, 0)
+    found = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",), mode="FULL"))
+    assert found.changed["allowed → refused"] >= 1
+    assert [line.loosened for line in found.lines] == sorted((line.loosened for line in found.lines), reverse=True)
+
+
+async def test_what_a_policy_no_longer_grants_is_refused_and_what_follows_is_counted_apart(bench: Bench) -> None:
+    await run(bench)
+    found = await judged(
+        bench, lambda recorded: msgspec.structs.replace(recorded, phases=(Phase(recorded.phases[0].name, ("send",)),))
+    )
+    (first,) = [line for line in found.lines if not line.after]
+    assert (first.name, first.then, first.now) == ("look", "allowed", "refused")
+    assert found.diverged == 1
+
+
+async def test_a_rate_is_replayed_with_its_attempts(bench: Bench) -> None:
+    for _ in range(3):
+        await run(bench)
+    found = await judged(bench, ruled(send=ToolRule(rate=3)))
+    refused = [line for line in found.lines if line.now == "refused"]
+    assert [line.name for line in refused] == ["send"] * 3
+    assert "limit is 3" in refused[0].sentence
+
+
+async def test_an_answer_that_came_too_late_for_a_shorter_expiry_counts_as_refused(bench: Bench) -> None:
+    person = asyncio.create_task(answering(bench, "approve"))
+    await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
+    person.cancel()
+    found = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, approval_expiry=1))
+    assert [(line.name, line.then, line.now) for line in found.lines] == [("pay", "asked", "refused")]
+
+
+async def test_the_tightest_policy_that_was_measured_refuses_nothing(bench: Bench) -> None:
+    for _ in range(3):
+        await run(bench)
+    store = open_store(str(bench.file), clock=bench.clock, ids=SortableIds(bench.clock.now))
+    use = await store.study(lambda view: measure_use(view, "desk"))
+    await store.close()
+    assert use.attempts == {"look": 3, "send": 6}
+    assert use.sessions == 3
+    tight = ruled(look=ToolRule(rate=3), send=ToolRule(rate=6))
+    assert (await judged(bench, tight)).lines == ()
+    assert (await judged(bench, ruled(send=ToolRule(rate=5)))).changed == {"allowed → refused": 1}
+
+
+async def recorded_fleet(bench: Bench, sessions: int) -> None:
+    """Every second session sends one letter, every fifth is dear, and every tenth does both."""
+    lines: list[ScriptLine] = []
+    for number in range(sessions):
+        dear = used(200_000, 100) if number % 5 == 0 else used(1000, 100)
+        if number % 2 == 0:
+            lines.append(calls(("send", {"to": f"person {number}"}), usage=used(1000, 100)))
+        lines += [calls(("look", {"city": "Oslo"}), usage=dear), says("Done.", usage=used(1000, 10))]
+    more: dict[str, Any] = {"fleet": {**PRICED, "limits": {"max_cost_usd_per_day": 1000}}, "max_cost_usd": 5}
+    async with equip(bench.agent(*lines, policy={"limits": {"max_cost_usd_per_day": 1000}}, **more)) as agent:
+        for _ in range(sessions):
+            assert (await agent.run("Do the rounds.")).ok
+
+
+async def check_known_answer(bench: Bench, sessions: int) -> None:
+    await recorded_fleet(bench, sessions)
+    assert (await judged(bench)).lines == ()
+    asked = await judged(bench, ruled(send=ToolRule(approval="always")))
+    assert asked.changed == {"allowed → asked": sessions // 2}
+    refused = await judged(bench, lambda recorded: msgspec.structs.replace(recorded, disabled=("send",)))
+    assert (refused.changed, refused.diverged) == ({"allowed → refused": sessions // 2}, sessions // 2)
+    # A dear answer costs twenty cents, and the request after it does not fit any more.
+    cheap = await judged(bench, capped(15 * CENT))
+    assert cheap.stopped == sessions // 5
+    assert {line.scope for line in cheap.lines} == {f"session:{line.session}" for line in cheap.lines}
+    assert cheap.not_spent >= sessions // 5 * 1000
+
+
+async def test_the_answer_over_a_fleet_of_sessions_is_the_known_one(bench: Bench) -> None:
+    await check_known_answer(bench, 20)
+
+
+@pytest.mark.soak
+async def test_the_answer_over_two_hundred_sessions_is_the_known_one(bench: Bench) -> None:
+    await check_known_answer(bench, 200)
+
+
+def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
+    asyncio.run(recorded_fleet(bench, 10))
+    base = f"--agent desk --store {bench.file}"
+
+    def types(line: str) -> Result:
+        return CliRunner().invoke(build(), shlex.split(f"{line} {base}"), env=environment(bench.folder))
+
+    assert "2 sessions" in types("policy backtest --cap 0.15").stdout
+    assert types("policy backtest --cap 4 --fail-on changed").exit_code == 0
+    assert types("policy backtest --cap 0.15 --fail-on changed").exit_code == 1
+    file = bench.folder / "agent.yaml"
+    file.write_text("name: desk\npolicy:\n  disabled: [send]\n")
+    found = types(f"policy backtest --policy {file} --json")
+    assert json.loads(found.stdout)["changed"]["allowed → refused"] == 5
+    assert "0 would have been refused" in types("policy suggest").stdout
+    nothing = types("policy backtest")
+    assert (nothing.exit_code, "Say what to test" in nothing.output) == (2, True)
+    unknown = types("policy backtest --against ffff")
+    assert (unknown.exit_code, "there are" in unknown.output) == (2, True)
+
+
+def test_two_policies_are_compared_before_one_is_chosen(tmp_path: Path) -> None:
+    for name, cap in (("one", 2), ("other", 5)):
+        (tmp_path / name).write_text(f"limits:\n  max_cost_usd_per_day: {cap}\n")
+
+    def types(*words: str) -> Result:
+        return CliRunner().invoke(build(), ["policy", "diff", *words], env=environment(tmp_path))
+
+    one, other = str(tmp_path / "one"), str(tmp_path / "other")
+    assert "LOOSER" in types(one, other).stdout
+    assert types(one, other, "--fail-on", "loosened").exit_code == 1
+    assert types(other, one, "--fail-on", "loosened").exit_code == 0
