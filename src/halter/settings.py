@@ -20,7 +20,8 @@ class Settings(msgspec.Struct, frozen=True):
     """The paths that Halter uses, and the name of its user.
 
     `trust` lists the folders whose code may run; `fleet` is the fleet's file, or None for the defaults; `fleets` is
-    where it is searched; `tokens` has the access tokens of the server.
+    where it is searched; `tokens` has the access tokens of the server; `hooks` is the folder of hooks into other
+    programs.
     """
 
     store: str
@@ -31,6 +32,7 @@ class Settings(msgspec.Struct, frozen=True):
     fleet: Path | None = None
     tokens: Path | None = None
     fleets: tuple[Path, ...] = ()
+    hooks: Path | None = None
 
 
 def read_settings(environ: Mapping[str, str], home: Path | None, store: str | None = None) -> Settings:
@@ -61,6 +63,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
         fleet=Path(environ["HALTER_FLEET"]) if environ.get("HALTER_FLEET") else found,
         tokens=place("HALTER_TOKENS", *_CONFIG, "tokens.json"),
         fleets=fleets,
+        hooks=place("HALTER_HOOKS", *_CONFIG, "hooks"),
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import re
 import signal
 import socket
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -42,6 +42,7 @@ from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import may_decide
 from halter.core.text import format_count
+from halter.hooks.registry import has_hooks
 from halter.present.events import format_moment
 from halter.runtime.feed import Bus, CommitObserver, FeedItem
 from halter.runtime.runtime import Runtime
@@ -180,7 +181,8 @@ def serve(
 
     places = report_errors(lambda: read_cli_settings(store))
     new = bool(folders) or never_used(places, store)
-    run_with_app(store, job, new=new, acts=bool(folders), following=True, runs=RESTART_HINT if folders else "")
+    acts = bool(folders) or report_errors(lambda: has_hooks(places))
+    run_with_app(store, job, new=new, acts=acts, following=True, runs=RESTART_HINT if folders else "")
 
 
 def _name(host: str) -> str:
@@ -208,7 +210,19 @@ async def _serve(
         )
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
         running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
-        await run_together([*serving, *running])
+        hooks = [lambda: _serve_hooks(app, lambda told: shows.report("hooks", told))] if has_hooks(app.settings) else []
+        await run_together([*serving, *running, *hooks])
+
+
+async def _serve_hooks(app: Runtime, tell: Callable[[str], None]) -> None:
+    """Answer hooks beside the server, which goes on where that fails."""
+    from halter.hooks.server import serve_hooks
+
+    try:
+        await serve_hooks(app, tell)
+    except ConfigError as error:
+        tell(f"Hooks are not answered here: {error}")
+    await asyncio.Event().wait()
 
 
 def _by_name(folders: list[Path]) -> dict[str, Path]:

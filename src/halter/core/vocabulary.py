@@ -4,7 +4,9 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
-SessionKind = Literal["chat", "autonomous", "task"]
+SessionKind = Literal["chat", "autonomous", "task", "hooked"]
+"""A `hooked` session is that of another program, whose calls pass the guard by its hooks."""
+
 State = Literal[
     "RUNNING",
     "WAITING_FOR_TOOL",

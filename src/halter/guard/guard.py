@@ -53,6 +53,8 @@ class GuardRuntime:
         self._recovery = Recovery(store, self.ledger, door)
         # Bound here, so that nothing lies between a caller and its door.
         self.call = door.call
+        self.admit = door.admit
+        self.settle = door.settle
         self.look = door.look
         self.refuse = door.refuse
         self.decision = door.decision

@@ -55,7 +55,8 @@ class Call(msgspec.Struct, frozen=True):
 
     `edited` are a person's arguments instead of the model's. `at_most` shortens the tool's own timeout. With `goes_on`
     the caller continues the session at once, so the outcome may be written with what follows. `situation` tells what
-    the agent was asked and what it is doing; only a prediction reads it.
+    the agent was asked and what it is doing; only a prediction reads it. `decision` names the question about an
+    earlier call with the same arguments, whose answer counts for this one.
     """
 
     id: str
@@ -67,6 +68,12 @@ class Call(msgspec.Struct, frozen=True):
     at_most: int | None = None
     goes_on: bool = False
     situation: Callable[[], str] = str
+    decision: str = ""
+
+    @property
+    def approval(self) -> str:
+        """The id of the decision that this call needs, where it needs one."""
+        return self.decision or f"{self.id}/approval"
 
 
 class SessionContext(msgspec.Struct, frozen=True, dict=True):
@@ -370,7 +377,7 @@ def _make_required_approval(
 ) -> RequiredApproval:
     bound = digest_approval(call.tool, meant.canonical, standing.session, standing.policy_digest)
     return RequiredApproval(
-        decision=f"{call.id}/approval",
+        decision=call.approval,
         digest=bound,
         shown=b"%s %s" % (call.tool.encode(), arguments.canonical),
         reasons=risk.reasons if risk else (),

@@ -195,6 +195,7 @@ def _read_prediction(answer: RequestOutcome) -> Simulated | NotSimulated:
 
 MILLISECOND: Final = SECOND // 1000
 NO_SECRETS: Final = GivenSecrets({})
+ADMITTED_BEFORE: Final = "This very call was admitted before, and an intent is good for one effect: make a new call."
 HIDDEN_REASONS: Final = ("its arguments hold a secret, and with it the reasons are hidden",)
 
 
@@ -251,6 +252,22 @@ class _PreparedLook(NamedTuple):
     act: ToolAction | None
 
 
+class _Intent:
+    """The write that admits a call or refuses it, decided at the moment at which it is tried."""
+
+    __slots__ = ("_attempt", "_lease", "asked")
+
+    def __init__(self, lease: Lease, asked: CallRequest, attempt: int) -> None:
+        self._lease = lease
+        self._attempt = attempt
+        self.asked = asked
+
+    def __call__(self, now: int) -> Write:
+        asked = self.asked = self.asked.at(now)
+        key, decide = f"{asked.call}/asked/{self._attempt}", partial(judge_call, asked)
+        return Write(session_stream(self._lease.session), key, decide, list_call_rows(asked), self._lease)
+
+
 class ToolDoor:
     def __init__(  # noqa: PLR0913 Each is one thing that a call needs, and most have their usual value.
         self,
@@ -282,10 +299,10 @@ class ToolDoor:
     ) -> Answer | NeedsPerson | StillHeld:
         """Take one call through the whole order; after a refusal or a decision, another attempt does so again."""
         if attempt:
-            asked = await self.decision(f"{call.id}/approval")
-            if asked is not None and await self._waits(asked, standing):
-                return NeedsPerson(call.id, asked.decision)
-            call = msgspec.structs.replace(call, edited=await self._edited(standing, asked))
+            decided = await self._decided(standing, call)
+            if isinstance(decided, NeedsPerson):
+                return decided
+            call = decided
         if call.tool not in tools:
             call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
         prepared = await self._prepared(standing, call, tools.get(call.tool))
@@ -301,6 +318,41 @@ class ToolDoor:
         if not isinstance(predicted, Simulated) or predicted.known or isinstance(answer, StillHeld):
             return answer
         return msgspec.structs.replace(answer, simulation=predicted.text)
+
+    async def admit(
+        self, lease: Lease, standing: SessionContext, call: Call, tools: Mapping[str, Tool], attempt: int = 0
+    ) -> InFlight | Answer | NeedsPerson | StillHeld:
+        """Take one call through the whole order up to its intent: its effect happens in another process.
+
+        Its outcome comes by `settle`. An intent admits one effect: the same call is refused from then on.
+        """
+        if attempt or call.decision:
+            decided = await self._decided(standing, call)
+            if isinstance(decided, NeedsPerson):
+                return decided
+            call = decided
+        prepared = await self._prepared(standing, call, tools.get(call.tool))
+        intent = await self._intent(lease, prepared.asked, attempt)
+        committed = await self._ledger.commit_intent(intent, self._patience)
+        if committed is None:
+            return StillHeld(call.id)
+        if committed.repeated and isinstance(committed.events[0].event, ev.CallStarted):
+            return Answer(call.id, "approval_denied", ADMITTED_BEFORE)
+        return read_call_admission(committed)
+
+    async def settle(self, lease: Lease, flight: InFlight, outcome: Outcome, said: str) -> Answer:
+        """Record the outcome of an effect that happened in another process, with secrets masked."""
+        truth = self._failed(outcome, said)
+        if outcome == "ok":
+            truth = ActualResult("ok", body=to_body(self._redact(said)))
+        return await self._settle(lease, flight, truth, flight.since)
+
+    async def _decided(self, standing: SessionContext, call: Call) -> Call | NeedsPerson:
+        """The call with what a person put in place of its arguments, or that it still waits for them."""
+        asked = await self.decision(call.approval)
+        if asked is not None and await self._waits(asked, standing):
+            return NeedsPerson(call.id, asked.decision)
+        return msgspec.structs.replace(call, edited=await self._edited(standing, asked))
 
     async def look(
         self, lease: Lease, standing: SessionContext, call: Call, tools: Mapping[str, Tool]
@@ -340,31 +392,27 @@ class ToolDoor:
 
         Without an `act` the call is flawed, and the judge refuses it.
         """
-        asked = self._masked_call(asked)
-        if len(asked.arguments) > BLOB_THRESHOLD:
-            _, blob = await offload_body(self._store, asked.arguments)
-            asked = msgspec.structs.replace(asked, blob=blob)
-        now_asked = asked
-
-        def intent(now: int) -> Write:
-            nonlocal now_asked
-            now_asked = asked.at(now)
-            key, decide = f"{asked.call}/asked/{attempt}", partial(judge_call, now_asked)
-            return Write(session_stream(lease.session), key, decide, list_call_rows(now_asked), lease)
-
+        intent = await self._intent(lease, asked, attempt)
         committed = await self._ledger.commit_intent(intent, self._patience)
         if committed is None:
             return StillHeld(asked.call)
         started = committed.events[0].event
         if not isinstance(started, ev.CallStarted):
             return read_call_refusal(committed)
-        flight = track_call(started, committed.events[0], now_asked.accounts)
+        flight = track_call(started, committed.events[0], intent.asked.accounts)
         before = await self._begun_before(lease, committed, flight) if committed.repeated else None
         if before is not None:
             return before
         if act is None:
             raise AssertionError(f"{asked.call} was admitted without a tool: the judge let a flaw pass.")
         return await self._act(lease, flight, act)
+
+    async def _intent(self, lease: Lease, asked: CallRequest, attempt: int) -> "_Intent":
+        asked = self._masked_call(asked)
+        if len(asked.arguments) > BLOB_THRESHOLD:
+            _, blob = await offload_body(self._store, asked.arguments)
+            asked = msgspec.structs.replace(asked, blob=blob)
+        return _Intent(lease, asked, attempt)
 
     async def guarded_look(self, asked: CallRequest, act: ToolAction | None) -> Answer:
         """Judge a call that only reads and costs nothing: same order, nothing written.

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping
 from decimal import Decimal
+from typing import Final
 
 from halter.core.clock import format_duration
 from halter.core.money import format_unit_amount, format_usd
@@ -10,6 +11,13 @@ from halter.core.text import format_count
 from halter.present.events import format_moment
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.receipt import Decision, Receipt, ReceiptLine
+
+
+UNSEEN: Final[Mapping[str, str]] = {
+    "hooked": "Halter saw the tool calls that passed the program's hooks, and no more: not its requests to models and "
+    "what they cost, not what an admitted command did, not a run with its hooks switched off."
+}
+"""What Halter cannot see of a session, by its kind."""
 
 
 def build_receipt_sheet(made: Receipt) -> Sheet:
@@ -45,6 +53,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
             ("overrun", f"{format_unit_amount(over.amount, over.unit)} in {over.scope} {over.window}".strip())
             for over in made.overruns
         ),
+        ("not seen", UNSEEN.get(made.kind, "")),
         *(("in doubt", call) for call in made.in_doubt),
         *(("unknown", f"{call}: it is unknown whether it was done") for call in made.unknown_calls),
         ("not read", format_count(made.unknown, "event") + " of a newer Halter" if made.unknown else ""),

@@ -52,6 +52,11 @@ _RUN_LATER: Final = (
 _POLICY: Final = frozenset({"agent.yaml", "agent.yml", "halter.yaml", "halter.yml", "trust.json"})
 _GUIDANCE: Final = frozenset({".mcp.json", "AGENTS.md", "SKILL.md"})
 _OWN_STATE: Final = ((".local", "state", "halter"), (".config", "halter"))
+_HOOK_SETTINGS: Final = (
+    *((".claude", "settings.json"), (".claude", "settings.local.json"), (".claude", "plugins"), (".codex",)),
+    *((".gemini", "settings.json"), (".cursor", "hooks.json"), ("claude-code", "managed-settings.json")),
+)
+"""Where the hooks of other agents are switched on and off."""
 _INTERNAL: Final = (".local", ".internal", ".localhost", ".lan", ".home.arpa", ".corp")
 _METADATA: Final = frozenset({"169.254.169.254", "metadata.google.internal", "fd00:ec2::254"})
 _BYTES: Final = 4
@@ -94,6 +99,8 @@ def path_risk(path: str, effect: Effect) -> Iterator[RiskFinding]:
         yield "HIGH", f"{where} holds secrets"
     elif writes and (parts[-1] in _POLICY or any(_contains_parts(parts, place) for place in _OWN_STATE)):
         yield "CRITICAL", f"{where} says what an agent may do"
+    elif writes and any(_contains_parts(parts, place) for place in _HOOK_SETTINGS):
+        yield "CRITICAL", f"{where} switches hooks on and off"
     elif any(_contains_parts(parts, place) for place in _OWN_STATE):
         yield "HIGH", f"{where} holds what Halter keeps for itself"
     elif writes and parts[-1] in _GUIDANCE:

@@ -323,6 +323,8 @@ def list_halter_files(settings: Settings) -> Iterator[ProtectedEntry]:
     if settings.tokens is not None:
         yield ProtectedEntry(settings.tokens, "the list of tokens", secret=True)
         yield ProtectedEntry(find_logins_file(settings.tokens), "the list of logins", secret=True)
+    if settings.hooks is not None:
+        yield ProtectedEntry(settings.hooks, "the folder of hooks into other programs", secret=True, folder=True)
     kept = (settings.signing_key, settings.trust, settings.tokens, store, *settings.fleets)
     places = [path.parent for path in kept if path]
     for place in dict.fromkeys(place for place in places if place.name == OWN_FOLDER):

@@ -1,0 +1,1 @@
+"""Hooks: the tool calls of other programs pass the guard, and are journaled like those of any agent."""

@@ -1,0 +1,140 @@
+"""The folder of hooks: the key, the socket, and which agent stands for which program, with its policy."""
+
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from halter.core.errors import ConfigError
+from halter.core.text import suggest_nearest
+from halter.hooks.client import KEY_BYTES, KEY_FILE, SOCKET_FILE
+from halter.server.auth import PrivateFile
+from halter.settings import Settings
+
+AGENTS_FILE: Final = "agents.json"
+DEFAULT_WAIT_SECONDS: Final = 30
+"""How long a hook waits for a person before the program is told to come back."""
+LONGEST_SOCKET_PATH: Final = 100
+_OTHERS_MAY: Final = stat.S_IRWXG | stat.S_IRWXO
+
+
+class Installation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A settings file as it was before the hooks were written into it, and as it was after."""
+
+    file: str
+    before: str | None
+    after: str
+
+
+class HookedProgram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """An agent that stands for another program. `folder` has its agent.yaml; `prices` are dollars by tool."""
+
+    agent: str
+    program: str
+    folder: str
+    wait_seconds: int = DEFAULT_WAIT_SECONDS
+    prices: Mapping[str, float] = {}
+    version: str = ""
+    installed: tuple[Installation, ...] = ()
+
+
+class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    agents: tuple[HookedProgram, ...] = ()
+
+
+class HookFolder:
+    """Where everything about hooks is kept. Only its owner may read it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = PrivateFile(path / AGENTS_FILE)
+        self._state: tuple[int, ...] | None = None
+        self._kept: Mapping[str, HookedProgram] = {}
+
+    @property
+    def socket(self) -> Path:
+        return self.path / SOCKET_FILE
+
+    def agents(self) -> Mapping[str, HookedProgram]:
+        """Read the agents that stand for programs. Raises ConfigError where the file cannot be trusted or read."""
+        state = self._file.state()
+        if state != self._state:
+            self._kept, self._state = self._read(), state
+        return self._kept
+
+    def find(self, agent: str) -> HookedProgram:
+        found = self.agents().get(agent)
+        if found is None:
+            hint = suggest_nearest(agent, sorted(self.agents()), "the agents with hooks")
+            raise ConfigError(f"No hooks are installed for an agent {agent!r}; {hint}")
+        return found
+
+    def put(self, entry: HookedProgram) -> None:
+        with self._file.alone():
+            others = [each for each in self._read().values() if each.agent != entry.agent]
+            self._file.write(_Content((*others, entry)))
+
+    def remove(self, agent: str) -> None:
+        with self._file.alone():
+            self._file.write(_Content(tuple(each for each in self._read().values() if each.agent != agent)))
+
+    def drop_installation(self, entry: HookedProgram, file: str) -> None:
+        left = tuple(each for each in entry.installed if each.file != file)
+        self.put(replace(entry, installed=left))
+
+    def key(self, *, make: bool = False) -> bytes:
+        """The key that hooks and server share. Raises ConfigError where others may read it."""
+        path = self.path / KEY_FILE
+        try:
+            if make:
+                self._make_key(path)
+            about = path.stat()
+            if about.st_mode & _OTHERS_MAY or about.st_uid != os.getuid():
+                raise ConfigError(f"Others may read {path}: remove it, and run `halter hook install` again.")
+            key = path.read_bytes()
+        except FileNotFoundError:
+            raise ConfigError(f"There is no {path}: run `halter hook install` first.") from None
+        except OSError as error:
+            raise ConfigError(f"{path} cannot be used: {error.strerror or error}.") from error
+        if len(key) != KEY_BYTES:
+            raise ConfigError(f"{path} is damaged: remove it, and run `halter hook install` again.")
+        return key
+
+    def _make_key(self, path: Path) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+        try:
+            made = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except FileExistsError:
+            return
+        with os.fdopen(made, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+
+    def _read(self) -> Mapping[str, HookedProgram]:
+        data = self._file.read()
+        try:
+            content = _Content() if data is None else msgspec.json.decode(data, type=_Content)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"{self._file.path} is damaged ({error}): remove it, and install the hooks anew."
+            ) from None
+        return {each.agent: each for each in content.agents}
+
+
+def find_hook_folder(settings: Settings) -> HookFolder:
+    if settings.hooks is None:
+        raise ConfigError("You have no home folder, and HALTER_HOOKS is not set: set it, or HOME.")
+    folder = HookFolder(settings.hooks.absolute())
+    if len(os.fsencode(folder.socket)) > LONGEST_SOCKET_PATH:
+        raise ConfigError(f"{folder.path} is too long a path for a socket: set HALTER_HOOKS to a shorter one.")
+    return folder
+
+
+def has_hooks(settings: Settings) -> bool:
+    """Whether hooks are installed for any agent. Raises ConfigError where that cannot be read."""
+    return settings.hooks is not None and bool(find_hook_folder(settings).agents())
