@@ -14,6 +14,14 @@ from halter.core.tools import AGENT_VARIABLE
 
 _STATE: Final = ("XDG_STATE_HOME", ".local/state")
 _CONFIG: Final = ("XDG_CONFIG_HOME", ".config")
+HOOKED_AGENTS_FILE: Final = "agents.json"
+_PROGRAM_MARKS: Final[Mapping[str, str]] = {
+    "CLAUDECODE": "claude-code",
+    "GEMINI_CLI": "gemini-cli",
+    "CURSOR_AGENT": "cursor",
+    "CODEX_SANDBOX": "codex",
+}
+"""The variable that each of these programs sets for what its tools start."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -51,6 +59,7 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
             raise ConfigError(f"There is no home folder, and {variable} is not set: set it, or HOME.")
         return found
 
+    hooks = place("HALTER_HOOKS", *_CONFIG, "hooks")
     usual = place("", *_CONFIG, "halter.yaml")
     fleets = (Path("halter.yaml"), *([usual] if usual else []))
     found = next((path for path in fleets if path.is_file()), None)
@@ -58,17 +67,24 @@ def read_settings(environ: Mapping[str, str], home: Path | None, store: str | No
         store=store or environ.get("HALTER_STORE") or str(needed("HALTER_STORE", *_STATE, "halter.db")),
         checkpoints=needed("HALTER_CHECKPOINTS", *_STATE, "checkpoints"),
         signing_key=needed("HALTER_SIGNING_KEY", *_CONFIG, "signing.key"),
-        person=name_person(environ),
+        person=name_hooked_program(environ, hooks) or name_person(environ),
         trust=place("HALTER_TRUST", *_CONFIG, "trust.json"),
         fleet=Path(environ["HALTER_FLEET"]) if environ.get("HALTER_FLEET") else found,
         tokens=place("HALTER_TOKENS", *_CONFIG, "tokens.json"),
         fleets=fleets,
-        hooks=place("HALTER_HOOKS", *_CONFIG, "hooks"),
+        hooks=hooks,
     )
 
 
 def find_logins_file(tokens: Path) -> Path:
     return tokens.with_suffix(".logins.json")
+
+
+def name_hooked_program(environ: Mapping[str, str], hooks: Path | None) -> str:
+    """Name the program with hooks that started this process by a tool call: what it types is no person's word."""
+    if hooks is None or not (hooks / HOOKED_AGENTS_FILE).is_file():
+        return ""
+    return next((f"{AGENT_PREFIX}{name}" for mark, name in _PROGRAM_MARKS.items() if environ.get(mark)), "")
 
 
 def name_person(environ: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ It runs as `python -I -S client.py PROGRAM AGENT FOLDER SECONDS`, with the event
 import os
 import sys
 from _blake2 import blake2b
-from _signal import alarm
+from _signal import alarm  # pyright: ignore[reportMissingImports, reportUnknownVariableType] No stub has this module.
 from _socket import AF_UNIX, SOCK_STREAM, socket
 
 PROTOCOL = b"halter-hook/1"

@@ -158,11 +158,10 @@ def install(entry: HookedProgram, folder: HookFolder, file: Path) -> HookedProgr
     known = next((each for each in entry.installed if each.file == str(file)), None)
     before = _read_text(file)
     settings = _without_own(_parse(before, file), entry)
-    hooks = settings.setdefault("hooks", {})
-    if not isinstance(hooks, dict):
-        raise NotDone(f"`hooks` in {file} is no object: mend it first.", "refused")
+    hooks = _read_hooks(settings, file)
     for event, group in make_handlers(entry, folder).items():
         hooks.setdefault(event, []).append(group)
+    settings["hooks"] = hooks
     after = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     first = known.before if known is not None and before == known.after else before
     made = Installation(file=str(file), before=first, after=after)
@@ -278,15 +277,26 @@ def _find_problem(entry: HookedProgram, folder: HookFolder, file: Path) -> str:
 def _without_own(settings: dict[str, Any], entry: HookedProgram) -> dict[str, Any]:
     """The settings without the hooks of this agent; events and objects that are empty then go as well."""
     hooks = settings.get("hooks")
-    if not isinstance(hooks, dict):
+    if not isinstance(hooks, dict) or not _has_lists(cast("dict[str, Any]", hooks)):
         return settings
     kept: dict[str, Any] = {}
-    for event, groups in cast("dict[str, Any]", hooks).items():
-        left = [each for each in groups if not _is_own(each, entry)] if isinstance(groups, list) else groups
+    for event, groups in cast("dict[str, list[Any]]", hooks).items():
+        left = [each for each in groups if not _is_own(each, entry)]
         if left or not groups:
             kept[event] = left
     others = {key: value for key, value in settings.items() if key != "hooks"}
     return {**others, "hooks": kept} if kept else others
+
+
+def _read_hooks(settings: Mapping[str, Any], file: Path) -> dict[str, list[Any]]:
+    hooks = settings.get("hooks", {})
+    if not isinstance(hooks, dict) or not _has_lists(cast("dict[str, Any]", hooks)):
+        raise NotDone(f"`hooks` in {file} is no object of lists: mend it first; nothing was changed.", "refused")
+    return cast("dict[str, list[Any]]", hooks)
+
+
+def _has_lists(hooks: Mapping[str, Any]) -> bool:
+    return all(isinstance(groups, list) for groups in hooks.values())
 
 
 def _is_own(group: Any, entry: HookedProgram) -> bool:

@@ -14,9 +14,8 @@ from halter.core.errors import ConfigError
 from halter.core.text import suggest_nearest
 from halter.hooks.client import KEY_BYTES, KEY_FILE, SOCKET_FILE
 from halter.server.auth import PrivateFile
-from halter.settings import Settings
+from halter.settings import HOOKED_AGENTS_FILE, Settings
 
-AGENTS_FILE: Final = "agents.json"
 DEFAULT_WAIT_SECONDS: Final = 30
 """How long a hook waits for a person before the program is told to come back."""
 LONGEST_SOCKET_PATH: Final = 100
@@ -52,7 +51,7 @@ class HookFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = PrivateFile(path / AGENTS_FILE)
+        self._file = PrivateFile(path / HOOKED_AGENTS_FILE)
         self._state: tuple[int, ...] | None = None
         self._kept: Mapping[str, HookedProgram] = {}
 

@@ -37,19 +37,22 @@ ToolFamily = Literal["shell", "reader", "writer", "web", "planner", "mcp", "othe
 CWD: Final = "cwd"
 """The argument that says where a call runs: what a person approves in one folder is not approved in another."""
 
-_SHELLS: Final = word_set("Bash Shell run_shell_command")
-_READERS: Final = word_set(
-    "Read Glob Grep LS NotebookRead BashOutput TaskOutput Search SemanticSearch ReadLints read_file read_many_files "
-    "list_directory glob search_file_content grep_search view_image ListMcpResourcesTool ReadMcpResourceTool"
-)
-_WRITERS: Final = word_set(
-    "Write Edit MultiEdit NotebookEdit StrReplace Delete TabWrite write_file replace apply_patch EditNotebook"
-)
-_WEB: Final = word_set("WebFetch WebSearch web_fetch google_web_search web_search")
-_PLANNERS: Final = word_set(
-    "TodoWrite TodoRead TaskCreate TaskUpdate TaskGet TaskList ExitPlanMode EnterPlanMode AskUserQuestion AskQuestion "
-    "ToolSearch Skill Task Agent SlashCommand update_plan write_todos KillShell TaskStop"
-)
+_FAMILIES: Final[Mapping[ToolFamily, frozenset[str]]] = {
+    "shell": word_set("Bash Shell run_shell_command"),
+    "reader": word_set(
+        "Read Glob Grep LS NotebookRead BashOutput TaskOutput Search SemanticSearch ReadLints read_file "
+        "read_many_files list_directory glob search_file_content grep_search view_image ListMcpResourcesTool "
+        "ReadMcpResourceTool"
+    ),
+    "writer": word_set(
+        "Write Edit MultiEdit NotebookEdit StrReplace Delete TabWrite write_file replace apply_patch EditNotebook"
+    ),
+    "web": word_set("WebFetch WebSearch web_fetch google_web_search web_search"),
+    "planner": word_set(
+        "TodoWrite TodoRead TaskCreate TaskUpdate TaskGet TaskList ExitPlanMode EnterPlanMode AskUserQuestion "
+        "AskQuestion ToolSearch Skill Task Agent SlashCommand update_plan write_todos KillShell TaskStop"
+    ),
+}
 _MCP: Final = re.compile(r"mcp__(?P<server>[A-Za-z0-9_.-]+?)__(?P<tool>.+)")
 _PATCHED: Final = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.+)$", re.MULTILINE)
 _URL: Final = re.compile(r"https?://[^\s\"'<>)\]]+")
@@ -76,15 +79,10 @@ _ANY_ARGUMENTS: Final = b'{"type":"object"}'
 
 
 def find_family(tool: str) -> ToolFamily:
-    families: tuple[tuple[ToolFamily, frozenset[str]], ...] = (
-        ("shell", _SHELLS),
-        ("reader", _READERS),
-        ("writer", _WRITERS),
-        ("web", _WEB),
-        ("planner", _PLANNERS),
-    )
-    found = next((family for family, names in families if tool in names), None)
-    return found or ("mcp" if _MCP.fullmatch(tool) else "other")
+    for family, names in _FAMILIES.items():
+        if tool in names:
+            return family
+    return "mcp" if _MCP.fullmatch(tool) else "other"
 
 
 def bind_arguments(tool: str, given: Mapping[str, Any], cwd: str) -> bytes:
@@ -112,7 +110,7 @@ class HookedTool:
     ) -> None:
         self._name = name
         self._cwd = Path(cwd or "/")
-        self._family = find_family(name)
+        self._family: ToolFamily = find_family(name)
         self._protected = protected
         self._hosts = hosts
         self._cost = cost
@@ -174,7 +172,8 @@ class HookedTool:
     def _refuse_hosts(self, values: Mapping[str, Any]) -> str:
         if self._family != "web" or self._hosts is None:
             return ""
-        for url in (url for value in values.values() if isinstance(value, str) for url in _URL.findall(value)):
+        texts = [value for value in values.values() if isinstance(value, str)]
+        for url in (str(url) for text in texts for url in _URL.findall(text)):
             try:
                 host = urlsplit(url).hostname or ""
             except ValueError:

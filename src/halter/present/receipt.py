@@ -12,7 +12,6 @@ from halter.present.events import format_moment
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.receipt import Decision, Receipt, ReceiptLine
 
-
 UNSEEN: Final[Mapping[str, str]] = {
     "hooked": "Halter saw the tool calls that passed the program's hooks, and no more: not its requests to models and "
     "what they cost, not what an admitted command did, not a run with its hooks switched off."

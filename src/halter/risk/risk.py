@@ -90,6 +90,11 @@ _LOADED_BY_OTHERS: Final = word_set(
     "RUBYLIB PYTHONSTARTUP PYTHONHOME GIT_CONFIG_PARAMETERS GIT_CONFIG_GLOBAL GIT_CONFIG_SYSTEM GIT_EXEC_PATH "
     "GIT_TEMPLATE_DIR JAVA_TOOL_OPTIONS"
 )
+_HOOK_SWITCHES: Final = word_set(
+    "CLAUDE_CODE_SIMPLE CLAUDE_CODE_PERSONAL_HOOKS_OFF CLAUDE_CONFIG_DIR CODEX_HOME GEMINI_CLI_HOME CLAUDECODE "
+    "GEMINI_CLI CURSOR_AGENT"
+)
+"""Variables by which another agent runs without its hooks, or what it started without its mark."""
 
 
 def line_risk(given: str | Sequence[str], text: str | None = None) -> Iterator[RiskFinding]:
@@ -282,6 +287,8 @@ def _variable_risk(name: str, value: str) -> Iterator[JudgeFinding]:
         yield from setting_risk(value, "") if told[1] == "KEY" else (NestedCommand(value.removeprefix("!")),)
     elif name.startswith("HALTER_"):
         yield "HIGH", f"{name} says who decides, or where it is kept"
+    elif name in _HOOK_SWITCHES:
+        yield "HIGH", f"{name} decides whether hooks run"
     elif name == "PATH" and _SHARED_PATH_FOLDER.search(value):
         yield "HIGH", "programs are searched for in a folder that anybody can write"
     elif name in _LOADED_BY_OTHERS:

@@ -41,6 +41,8 @@ def _kill(command: Command) -> Iterator[JudgeFinding]:
         return
     targets = [word for word in list_operands(words) if word.isdigit()]
     everything = list(words[-1:]) == ["-1"] or "1" in targets or has_flag(words, "u", "--user", "--euid")
+    if any("halter" in word.lower() for word in words):
+        yield "CRITICAL", "Halter itself is ended"
     yield "CRITICAL" if everything else "MEDIUM", "processes are ended"
 
 
@@ -248,8 +250,22 @@ def _fetching_runner(command: Command) -> Iterator[JudgeFinding]:
 
 
 _DECIDING: Final = word_set(
-    "approve deny resume cancel trust on off erase budget rules tokens steer proposals halt init"
+    "approve deny resume cancel trust on off erase budget rules tokens steer proposals halt init hook"
 )
+
+
+_HOOKLESS_OPTIONS: Final = word_set(
+    "--bare --safe-mode --setting-sources --settings --managed-settings --dangerously-bypass-hook-trust --profile -c "
+    "--config --dangerously-skip-permissions --dangerously-bypass-approvals-and-sandbox --yolo -f --force"
+)
+
+
+def _agent(command: Command) -> Iterator[JudgeFinding]:
+    """Judge an agent that is started by a command: some of its options go round its hooks and its permissions."""
+    if any(word.partition("=")[0] in _HOOKLESS_OPTIONS for word in command.argv[1:]):
+        yield "HIGH", f"{command.program} may run without its hooks"
+    else:
+        yield "MEDIUM", f"{command.program} runs an agent"
 
 
 def _halter(command: Command) -> Iterator[JudgeFinding]:
@@ -329,6 +345,7 @@ SERVICE_JUDGES: Final[Mapping[str, Judge]] = expand_names(
         "launchctl": make_verb_judge("load unload bootstrap bootout remove"),
         "redis-cli": _redis,
         "halter": _halter,
+        "claude codex gemini cursor-agent": _agent,
         "history": _history,
         "date": _clock,
         "hostname": _hostname,

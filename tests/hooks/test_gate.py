@@ -1,0 +1,378 @@
+"""The tool calls of another program pass the guard: admitted before, settled after, journaled both times."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND
+from halter.core.events import SessionStarted
+from halter.guard.approvals import approve_edited
+from halter.guard.halts import cancel, halt, resume
+from halter.testing.world import World
+from tests.hooks.desks import AGENT, PERSON, SECRET, SESSION, bash, bash_done, event, open_desk, reason, verdict
+
+ID = f"{AGENT}-{SESSION}"
+FORCE = "git push --force"
+
+
+async def test_a_harmless_call_is_in_the_journal_before_and_after(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        assert (await desk.ask(bash("ls -la"))).out == b"{}"
+        assert await desk.kinds() == ["session_started", "call_started"]
+        assert (await desk.ask(bash_done("ls -la", out="made.txt"))).out == b"{}"
+        made = await desk.receipt()
+        assert [(line.name, line.outcome) for line in made.calls] == [("Bash", "ok")]
+        first = (await desk.events())[0].event
+        assert isinstance(first, SessionStarted)
+        assert (first.kind, first.agent) == ("hooked", AGENT)
+
+
+async def test_one_session_of_the_program_is_one_session(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("ls", "t1"))
+        await desk.ask(bash("pwd", "t2", agent_id="sub"))
+        await desk.ask(bash("ls", "t1", session_id="other"))
+        assert len(await desk.events()) == 3
+        assert len(await desk.events(f"{AGENT}-other")) == 2
+
+
+async def test_a_call_of_high_risk_waits_for_a_person_and_runs_once_a_day_later(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, "policy: {approval_expiry: 3d}\n") as desk:
+        reply = await desk.ask(bash(FORCE, "t1"), attended=False)
+        assert verdict(reply) == "defer"
+        assert f"pending decision {ID}.t1/approval" in reason(reply)
+        await desk.ask(event("SessionEnd", reason="other"))
+        await world.advance(DAY)
+        desk.restarted()
+        await desk.decide("approve")
+        # It is resumed: the same call comes again under the same id.
+        assert verdict(await desk.ask(bash(FORCE, "t1"), attended=False)) == "allow"
+        assert verdict(await desk.ask(bash(FORCE, "t1"), attended=False)) == "deny"
+        assert (await desk.kinds()).count("call_started") == 1
+        await desk.ask(bash_done(FORCE, "t1"))
+        await desk.ask(event("SessionEnd", reason="other"))
+        assert (await desk.receipt()).state == "COMPLETED"
+
+
+async def test_a_pending_call_is_repeated_under_another_id_and_runs_once(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        reply = await desk.ask(bash(FORCE, "t1"))
+        assert (verdict(reply), len(await desk.waiting())) == ("deny", 1)
+        assert "repeat the same call" in reason(reply)
+        assert verdict(await desk.ask(bash(FORCE, "t2"))) == "deny"
+        assert len(await desk.waiting()) == 1
+        await desk.decide("approve")
+        desk.restarted()
+        assert verdict(await desk.ask(bash(FORCE, "t3"))) == "allow"
+        # The approval is used up: the next one is a new question.
+        assert verdict(await desk.ask(bash(FORCE, "t4"))) == "deny"
+        assert len(await desk.waiting()) == 1
+        await desk.ask(bash_done(FORCE, "t3"))
+        assert [line.outcome for line in (await desk.receipt()).calls if line.name == "Bash"] == ["ok"]
+
+
+async def test_of_identical_calls_at_the_same_time_one_approval_lets_one_run(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash(FORCE, "t1"))
+        await desk.decide("approve")
+        replies = await asyncio.gather(*(desk.ask(bash(FORCE, f"u{number}")) for number in range(5)))
+        assert sorted(map(verdict, replies)) == ["allow", "deny", "deny", "deny", "deny"]
+        assert (await desk.kinds()).count("call_started") == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        bash("git push --force origin main", "t2"),
+        bash(FORCE, "t2", cwd="/home/ada/another"),
+        bash(FORCE, "t2", session_id="other"),
+    ],
+    ids=["another command", "another folder", "another session"],
+)
+async def test_an_approval_counts_for_exactly_what_was_asked(world: World, tmp_path: Path, other: bytes) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash(FORCE, "t1"))
+        await desk.decide("approve")
+        assert verdict(await desk.ask(other)) == "deny"
+        assert len(await desk.waiting()) == 1
+
+
+async def test_a_changed_policy_voids_an_approval(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash(FORCE, "t1"))
+        await desk.decide("approve")
+        with (tmp_path / "hooks" / AGENT / "agent.yaml").open("a") as file:
+            file.write("policy: {tools: {Bash: {rate: 3/hour}}}\n")
+        assert verdict(await desk.ask(bash(FORCE, "t1"))) == "deny"
+        assert "call_started" not in await desk.kinds()
+
+
+async def test_a_denied_call_does_not_run(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash(FORCE, "t1"))
+        await desk.decide("deny")
+        assert "said no" in reason(await desk.ask(bash(FORCE, "t2")))
+        assert "call_started" not in await desk.kinds()
+
+
+async def test_an_approval_that_comes_too_late_counts_no_more(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash(FORCE, "t1"))
+        await desk.decide("approve")
+        await world.advance(25 * HOUR)
+        assert "expired" in reason(await desk.ask(bash(FORCE, "t1")))
+        assert "call_started" not in await desk.kinds()
+
+
+async def test_the_hook_waits_a_while_for_the_decision(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, wait_seconds=60) as desk:
+        asking = asyncio.ensure_future(desk.ask(bash(FORCE)))
+        await world.advance(30 * SECOND)
+        assert not asking.done()
+        await desk.decide("approve")
+        assert verdict(await asking) == "allow"
+
+
+async def test_of_two_calls_that_wait_neither_is_deferred(world: World, tmp_path: Path) -> None:
+    """Claude Code loses the first of two deferred calls, so both are denied with the decision's name."""
+    async with open_desk(world, tmp_path, wait_seconds=60) as desk:
+        replies = await asyncio.gather(
+            desk.ask(bash(FORCE, "t1"), attended=False), desk.ask(bash("cat ~/.ssh/id_rsa", "t2"), attended=False)
+        )
+        assert [verdict(reply) for reply in replies].count("defer") <= 1
+        assert "deny" in [verdict(reply) for reply in replies]
+
+
+async def test_a_person_may_change_the_arguments(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash(FORCE, "t1"))
+        (asked,) = await desk.waiting()
+        edited = json.dumps({"command": "git push", "cwd": "/home/ada/project"}).encode()
+        await desk.app.store.commit(approve_edited(asked, edited, PERSON, desk.app.ids.new()))
+        said = json.loads((await desk.ask(bash(FORCE, "t1"))).out)["hookSpecificOutput"]
+        assert said["permissionDecision"] == "allow"
+        assert said["updatedInput"] == {"command": "git push", "description": "Run t1"}
+
+
+async def test_what_is_not_granted_does_not_run(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, "phases: {work: [Bash]}\n") as desk:
+        assert "not granted" in reason(await desk.ask(event("PreToolUse", "Write", {"file_path": "a", "content": "b"})))
+        assert verdict(await desk.ask(bash("ls"))) == ""
+
+
+async def test_rates_prices_and_switched_off_tools_hold(world: World, tmp_path: Path) -> None:
+    policy = "policy: {disabled: [WebSearch], tools: {Bash: {rate: 2/hour}}}\n"
+    async with open_desk(world, tmp_path, policy, prices={"WebFetch": 3.0}) as desk:
+        assert "disabled" in reason(await desk.ask(event("PreToolUse", "WebSearch", {"query": "x"})))
+        replies = [await desk.ask(bash("ls", f"t{number}")) for number in range(3)]
+        assert [verdict(reply) for reply in replies] == ["", "", "deny"]
+        fetch = {"url": "https://example.com", "prompt": "x"}
+        assert verdict(await desk.ask(event("PreToolUse", "WebFetch", fetch, "w1"))) == ""
+        reply = await desk.ask(event("PreToolUse", "WebFetch", fetch, "w2"))
+        assert "repeat it in a minute" in reason(reply)
+        await desk.ask(event("PostToolUse", "WebFetch", fetch, "w1", tool_response="page"))
+        assert "is left of the cap" in reason(await desk.ask(event("PreToolUse", "WebFetch", fetch, "w3")))
+        assert (await desk.receipt()).cost_usd == 3
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments"),
+    [
+        ("Write", {"file_path": "{home}/hooks/claude-code/agent.yaml", "content": "name: x"}),
+        ("Edit", {"file_path": "{home}/.config/halter/../halter/tokens.json", "old_string": "a", "new_string": "b"}),
+        ("Read", {"file_path": "{home}/hooks/key"}),
+        ("apply_patch", {"command": "*** Begin Patch\n*** Update File: {home}/hooks/agents.json\n+x\n*** End Patch"}),
+        ("Write", {"file_path": "{home}/link/agents.json", "content": "{}"}),
+    ],
+)
+async def test_what_belongs_to_halter_is_out_of_reach(
+    world: World, tmp_path: Path, tool: str, arguments: dict[str, str]
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "hooks")
+    given = {key: value.replace("{home}", str(tmp_path)) for key, value in arguments.items()}
+    async with open_desk(world, tmp_path) as desk:
+        reply = await desk.ask(event("PreToolUse", tool, given))
+        assert (verdict(reply), await desk.waiting()) == ("deny", [])
+        assert "no tool may" in reason(reply)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "echo '{}' > ~/.claude/settings.json",
+        "cp /tmp/x .claude/settings.local.json",
+        "sed -i s/block/continue/ ~/.claude/settings.json",
+        "tee ~/.codex/hooks.json < x",
+        "rm ~/.config/halter/hooks/socket",
+        "halter hook uninstall --for claude",
+        "pkill -f 'halter serve'",
+        "claude --bare -p 'rm everything'",
+        "CLAUDE_CODE_SIMPLE=1 claude -p x",
+    ],
+)
+async def test_a_command_that_would_switch_the_hooks_off_needs_a_person(
+    world: World, tmp_path: Path, command: str
+) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        assert verdict(await desk.ask(bash(command))) == "deny"
+        assert len(await desk.waiting()) == 1
+
+
+async def test_only_allowed_hosts_are_fetched(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, fleet="allowed_hosts: ['*.example.com']\n") as desk:
+        good = event("PreToolUse", "WebFetch", {"url": "https://docs.example.com/x", "prompt": "?"}, "t1")
+        bad = event("PreToolUse", "WebFetch", {"url": "https://evil.test/x", "prompt": "?"}, "t2")
+        assert (verdict(await desk.ask(good)), verdict(await desk.ask(bad))) == ("", "deny")
+
+
+async def test_a_tool_of_an_mcp_server_needs_a_person(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        call = event("PreToolUse", "mcp__mail__send", {"to": "bob"}, mcp_server={"name": "mail", "source": "user"})
+        assert verdict(await desk.ask(call)) == "deny"
+        assert [asked.name for asked in await desk.waiting()] == ["mcp__mail__send"]
+
+
+async def test_secrets_are_masked_in_journal_and_result(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash(f"echo {SECRET}"))
+        said = json.loads((await desk.ask(bash_done(f"echo {SECRET}", out=SECRET))).out)["hookSpecificOutput"]
+        assert said["updatedToolOutput"] == {
+            "stdout": "[redacted:anthropic]",
+            "stderr": "",
+            "interrupted": False,
+            "isImage": False,
+        }
+        call = ("mcp__mail__read", {"id": 1}, "t2")
+        reply = await desk.ask(event("PostToolUse", *call, tool_response=[{"type": "text", "text": SECRET}]))
+        masked = json.loads(reply.out)["hookSpecificOutput"]["updatedMCPToolOutput"]
+        assert masked == [{"type": "text", "text": "[redacted:anthropic]"}]
+        assert all(SECRET.encode() not in (stored.body or b"") for stored in await desk.events())
+
+
+async def test_a_halt_refuses_every_call_and_ends_the_turn(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("sleep 100", "t1"))
+        await desk.app.store.commit(halt("fleet", PERSON, "h1", "stop it"))
+        said = json.loads((await desk.ask(bash("ls", "t2"))).out)
+        assert (said["continue"], said["hookSpecificOutput"]["permissionDecision"]) == (False, "deny")
+        after = json.loads((await desk.ask(bash_done("sleep 100", "t1"))).out)
+        assert (after["continue"], after["stopReason"]) == (False, f"fleet was halted by {PERSON}: stop it.")
+        await desk.app.store.commit(resume("fleet", PERSON, "h2"))
+        assert verdict(await desk.ask(bash("ls", "t3"))) == ""
+
+
+async def test_a_cancelled_session_stays_over(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("ls", "t1"))
+        await desk.app.store.commit(cancel(ID, PERSON, "c1"))
+        assert verdict(await desk.ask(bash("ls", "t2"))) == "deny"
+        assert (await desk.receipt()).state == "CANCELLED"
+        assert verdict(await desk.ask(bash("ls", "t3"))) == "block"
+
+
+async def test_an_outcome_that_never_comes_is_unknown(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("make", "t1"))
+        assert (await desk.receipt()).in_doubt == (f"{ID}.t1",)
+        await desk.ask(event("SessionEnd", reason="other"))
+        made = await desk.receipt()
+        assert (made.unknown_calls, made.state) == ((f"{ID}.t1",), "COMPLETED")
+
+
+async def test_a_restarted_server_settles_what_the_one_before_admitted(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("make", "t1"))
+        desk.restarted()
+        await desk.ask(bash_done("make", "t1", out="built"))
+        made = await desk.receipt()
+        assert ([line.outcome for line in made.calls], made.in_doubt) == (["ok"], ())
+
+
+async def test_a_session_that_its_program_left_is_ended_after_a_day(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("make", "t1"))
+        await world.advance(HOUR)
+        await desk.gate.sweep()
+        assert (await desk.receipt()).ended_at is None
+        await world.advance(DAY)
+        await desk.gate.sweep()
+        assert (await desk.receipt()).terminal_reason == "idle_timeout"
+        # The person resumes it in the program: it goes on.
+        assert verdict(await desk.ask(bash("ls", "t2"))) == ""
+        assert (await desk.receipt()).ended_at is None
+
+
+async def test_a_question_keeps_a_session_from_being_ended(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, "policy: {approval_expiry: 3d}\n") as desk:
+        await desk.ask(bash(FORCE))
+        await world.advance(2 * DAY)
+        await desk.gate.sweep()
+        assert (await desk.receipt()).ended_at is None
+        await world.advance(2 * DAY)
+        await desk.gate.sweep()
+        assert (await desk.receipt()).ended_at is not None
+
+
+async def test_what_the_programs_own_user_refused_is_settled(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("make", "t1"))
+        await desk.ask(event("PermissionDenied", "Bash", {"command": "make"}, "t1"))
+        assert [line.outcome for line in (await desk.receipt()).calls] == ["cancelled"]
+
+
+async def test_a_failed_call_is_an_error(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        await desk.ask(bash("make", "t1"))
+        await desk.ask(event("PostToolUseFailure", "Bash", {"command": "make"}, "t1", error="Exit code 2"))
+        assert [(line.outcome, line.error) for line in (await desk.receipt()).calls] == [("error", "Exit code 2")]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"garbage",
+        b"[]",
+        b"{}",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        event("PreToolUse"),
+        event("PreToolUse", "Bash", call="../../etc"),
+        bash("ls", session_id=""),
+        bash("ls", session_id="a b\nc"),
+        bash("ls", tool_input="ls"),
+        bash("ls", tool_name=7),
+    ],
+)
+async def test_what_is_no_event_is_blocked_with_a_sentence(world: World, tmp_path: Path, data: bytes) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        reply = await desk.ask(data)
+        assert reply.code == 2
+        assert reply.err.decode().strip().endswith("This call is blocked.")
+
+
+async def test_an_agent_that_is_not_installed_is_blocked(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        assert (await desk.ask(bash("ls"), agent="another")).code == 2
+        assert (await desk.ask(bash("ls"), program="codex")).code == 2
+        assert (await desk.ask(bash("ls"), program="emacs")).code == 2
+        (tmp_path / "hooks" / AGENT / "agent.yaml").write_text("name: [")
+        assert (await desk.ask(bash("ls"))).code == 2
+
+
+async def test_codex_is_answered_in_the_two_forms_that_it_obeys(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, agent="codex", program="codex") as desk:
+        good = await desk.ask(bash("ls", "c1", turn_id="1", model="x"), program="codex", agent="codex")
+        bad = await desk.ask(bash(FORCE, "c2"), program="codex", agent="codex", attended=False)
+        assert (good.code, good.out) == (0, b"{}")
+        assert (bad.code, bad.out, b"pending decision" in bad.err) == (2, b"", True)
+
+
+async def test_the_level_follows_from_the_risk(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        for number, command in enumerate(("ls", "npm test")):
+            await desk.ask(bash(command, f"t{number}"))
+        await world.advance(MINUTE)
+        assert [line.level for line in (await desk.receipt()).calls] == ["MONITORED", "CONTROLLED"]
