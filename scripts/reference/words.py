@@ -35,6 +35,10 @@ VARIABLES: Final = {
     "HALTER_FLEET": ("the fleet's file", "`halter.yaml` here, or `~/.config/halter/halter.yaml`"),
     "HALTER_TRUST": ("where it is kept whose code may run", "`~/.config/halter/trust.json`"),
     "HALTER_CURSORS": ("where cursors of exports are kept", "`~/.local/state/halter/cursors`"),
+    "HALTER_HOOKS": (
+        "the folder of hooks into other programs: their key, socket and policies",
+        "`~/.config/halter/hooks`",
+    ),
     "HALTER_TOKENS": ("the file of the tokens by which people reach the server", "`~/.config/halter/tokens.json`"),
     "HALTER_TRACES": ("where traces go: `otlp`, `console` or `file:PATH`", "no traces are made"),
     "HALTER_TRACES_CONTENT": ("`1` adds what was said to traces, with secrets masked", "no content leaves the journal"),

@@ -38,6 +38,9 @@ FOLLOWING = {
 SHARED = set(EXAMPLES["worker"])
 """These need a PostgreSQL server, and are told of in tests of their own."""
 
+HOOKED = {line for name, lines in EXAMPLES.items() if name.startswith("hook") for line in lines}
+"""These need Claude Code, and are told of in `tests/hooks`."""
+
 LONG = set(EXAMPLES["demo"])
 """A night takes a while: the demo has tests of its own."""
 
@@ -145,7 +148,7 @@ def test_there_are_examples_of_nothing_else() -> None:
     "line",
     [
         pytest.param(line, marks=pytest.mark.soak if line in MANY_CASES else ())
-        for line in sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG - SHARED)
+        for line in sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG - SHARED - HOOKED)
     ],
     ids=lambda line: line[7:40],
 )
@@ -223,7 +226,8 @@ def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> No
 
 def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
     asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
-    assert set(ALL) - asked == {"up", "worker", "serve", "tail", "chat", "demo", "resume"}
+    hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
+    assert set(ALL) - asked - hooks == {"up", "worker", "serve", "tail", "chat", "demo", "resume"}
 
 
 @pytest.mark.parametrize(

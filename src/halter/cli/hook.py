@@ -126,7 +126,10 @@ def install(
 
 
 def uninstall(*, program: ForOption, agent: AgentOption = "", as_json: JsonOption = False) -> None:
-    """Take Halter's hooks out of a program's settings. A file that was not changed since is as it was before."""
+    """Take Halter's hooks out of a program's settings.
+
+    A file that was not changed since is put back byte for byte; any other keeps all but these hooks.
+    """
     from halter.hooks import install as hooks
 
     settings = read_cli_settings(None)
@@ -181,14 +184,21 @@ def _show_status(found: "list[InstallationStatus]") -> None:
         say("What goes round these hooks:\n" + "\n".join(f"  {way}" for way in each.bypasses))
 
 
-def serve(*, store: StoreOption = None) -> None:
-    """Answer hooks until you interrupt it, without the dashboard. `halter serve` does both."""
+def serve(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Answer hooks until you interrupt it, without the dashboard.
+
+    `halter serve` does both, once hooks are installed. While neither runs, the programs with hooks call no tool.
+    """
 
     async def job(app: Runtime) -> None:
         from halter.hooks.server import serve_hooks
 
         demand_person(app, "answer hooks")
-        say(f"Hooks are answered at {_hook_folder().socket}. Ctrl-C ends it; then every tool call is blocked.")
+        place = _hook_folder().socket
+        if as_json:
+            answer_json({"name": "serving", "at": app.clock.now(), "socket": str(place)})
+        else:
+            say(f"Hooks are answered at {place}. Ctrl-C ends it; then every tool call is blocked.")
         await serve_hooks(app, warn)
 
     run_with_app(store, job, new=True, acts=True, following=True)

@@ -31,7 +31,17 @@ from halter.guard.guard import GuardRuntime
 from halter.guard.halts import StillHeld
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer, NeedsPerson
-from halter.hooks.protocol import DIALECTS, Admitted, HookAnswer, HookEvent, HookReply, Pending, Refused, Settled, block
+from halter.hooks.protocol import (
+    DIALECTS,
+    HookAdmission,
+    HookAnswer,
+    HookEvent,
+    HookQuestion,
+    HookRefusal,
+    HookReply,
+    HookSettlement,
+    block,
+)
 from halter.hooks.registry import HookedProgram, HookFolder
 from halter.hooks.tools import HookedTool, bind_arguments, unbind_arguments
 from halter.loop.session_runtime import wait_for_news, watch_changes
@@ -54,7 +64,7 @@ _OUTCOME_LOST: Final = "The program never reported its outcome."
 _REOPENED: Final = frozenset({"completed", "idle_timeout"})
 
 
-class HookRefused(HalterError):
+class UndecidableEvent(HalterError):
     """The event cannot be decided; the sentence says why, and the call is blocked."""
 
 
@@ -132,7 +142,7 @@ class HookGate:
 
     async def _answer(self, loaded: _LoadedAgent, event: HookEvent, *, edits: bool) -> HookAnswer:
         if event.moment == "other":
-            return Settled()
+            return HookSettlement()
         try:
             return await self._decide(loaded, event, edits=edits)
         except LeaseLost:
@@ -153,9 +163,9 @@ class HookGate:
                 return await self._after(loaded, session, event, "cancelled", "The program's own rules refused it.")
             case "ended":
                 await self._end(loaded, session, "COMPLETED", "completed")
-                return Settled()
+                return HookSettlement()
             case "other":
-                return Settled()
+                return HookSettlement()
 
     async def _before(
         self, loaded: _LoadedAgent, session: HookedSession, event: HookEvent, *, edits: bool
@@ -179,10 +189,10 @@ class HookGate:
                 case Answer():
                     return await self._refused(loaded, session, answer)
                 case StillHeld():
-                    return Refused("The money for this call is held by others: repeat it in a minute.")
+                    return HookRefusal("The money for this call is held by others: repeat it in a minute.")
                 case NeedsPerson(decision=decision):
                     if not await self._wait(loaded, session, call.id, decision, deadline):
-                        return Pending(decision, alone=not (session.before or session.state.in_flight))
+                        return HookQuestion(decision, alone=not (session.before or session.state.in_flight))
 
     async def _admitted(
         self, loaded: _LoadedAgent, session: HookedSession, event: HookEvent, flight: InFlight, *, edits: bool
@@ -191,13 +201,13 @@ class HookGate:
         started = cast("ev.CallStarted", stored.event)
         row = await loaded.guard.decision(started.decision) if started.decision else None
         if row is None or row.verdict != "edit":
-            return Admitted(started.decided_by)
+            return HookAdmission(started.decided_by)
         edited = unbind_arguments(event.tool, await read_body(self._store, stored), event.arguments)
         if edits:
-            return Admitted(started.decided_by, edited)
+            return HookAdmission(started.decided_by, edited)
         await loaded.guard.settle(session.lease, flight, "cancelled", "The program takes no other arguments.")
         await self._catch_up(session)
-        return Refused(
+        return HookRefusal(
             f"{started.decided_by} allows this call only with other arguments: make it with "
             f"{msgspec.json.encode(edited).decode()} instead."
         )
@@ -206,7 +216,7 @@ class HookGate:
         halt = await loaded.guard.halted(session.standing) if answer.outcome == "external_halt" else None
         if halt is not None and halt.cancels:
             await self._end(loaded, session, "CANCELLED", "cancelled")
-        return Refused(answer.text, stops=answer.outcome == "external_halt")
+        return HookRefusal(answer.text, stops=answer.outcome == "external_halt")
 
     async def _wait(
         self, loaded: _LoadedAgent, session: HookedSession, call: str, decision: str, deadline: int
@@ -244,7 +254,7 @@ class HookGate:
         stop = (
             "" if halt is None else f"{halt.scope} was halted by {halt.by}{': ' + halt.reason if halt.reason else ''}."
         )
-        return Settled(None if masked == event.response else masked, stop)
+        return HookSettlement(None if masked == event.response else masked, stop)
 
     def _tool(self, loaded: _LoadedAgent, event: HookEvent) -> HookedTool:
         price = loaded.entry.prices.get(event.tool, 0)
@@ -260,7 +270,7 @@ class HookGate:
         """Read the agent's file, again when it changes."""
         entry = self._folder.find(agent)
         if entry.program != program:
-            raise HookRefused(f"The hooks of {agent} are installed for {entry.program}, and {program} asks")
+            raise UndecidableEvent(f"The hooks of {agent} are installed for {entry.program}, and {program} asks")
         read = _file_state(Path(entry.folder) / AGENT_FILE)
         known = self._agents.get(agent)
         if known is not None and known.entry == entry and known.read == read:
@@ -290,7 +300,7 @@ class HookGate:
             await self._catch_up(session)
             if session.state.ended:
                 del self._sessions[name]
-                raise HookRefused(_explain_ended(name, session.state.state, session.state.terminal_reason))
+                raise UndecidableEvent(_explain_ended(name, session.state.state, session.state.terminal_reason))
         return session
 
     async def _open(self, loaded: _LoadedAgent, name: str, cwd: str) -> HookedSession:
@@ -307,12 +317,12 @@ class HookGate:
         (row,) = await self._store.ask(Query("session", SessionRow, {"session": name}))
         if row.ended_at is not None:
             if row.terminal_reason not in _REOPENED:
-                raise HookRefused(_explain_ended(name, row.state, row.terminal_reason))
+                raise UndecidableEvent(_explain_ended(name, row.state, row.terminal_reason))
             by, head = self._app.settings.person, row.generation
             await self._store.commit(lifecycle.reopen_session(name, f"{name}/{head}/hooked", by))
         lease = await take_lease(self._store, self._clock, self._worker, SessionId(name), PATIENCE)
         if lease is None:
-            raise HookRefused(f"Another process, {row.owner or 'unknown'}, answers for session {name}")
+            raise UndecidableEvent(f"Another process, {row.owner or 'unknown'}, answers for session {name}")
         session = HookedSession(lease, loaded.agent.standing(name))
         if row.state != "RUNNING" and row.ended_at is None:
             wake = lifecycle.wake_session(lease, f"{name}/{lease.generation}/hooked", "message", row.inbox_head)
@@ -389,7 +399,7 @@ def _list_hook_settings(entry: HookedProgram) -> ProtectedPaths:
 
 def _name_session(loaded: _LoadedAgent, event: HookEvent) -> str:
     if not _ID.fullmatch(event.session) or (event.call and not _ID.fullmatch(event.call)):
-        raise HookRefused("The event names a session or a call in a form that Halter does not know")
+        raise UndecidableEvent("The event names a session or a call in a form that Halter does not know")
     return f"{loaded.entry.agent}-{event.session}"
 
 

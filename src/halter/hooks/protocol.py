@@ -39,21 +39,21 @@ class HookEvent(msgspec.Struct, frozen=True, kw_only=True):
     attended: bool = True
 
 
-class Admitted(msgspec.Struct, frozen=True):
+class HookAdmission(msgspec.Struct, frozen=True):
     """The call may run; `approved_by` a person, perhaps with other arguments."""
 
     approved_by: str = ""
     arguments: Mapping[str, Any] | None = None
 
 
-class Refused(msgspec.Struct, frozen=True):
+class HookRefusal(msgspec.Struct, frozen=True):
     """The call must not run. `stops` ends the program's turn as well."""
 
     sentence: str
     stops: bool = False
 
 
-class Pending(msgspec.Struct, frozen=True):
+class HookQuestion(msgspec.Struct, frozen=True):
     """A person has not decided yet. What is `alone` may be put off by the program itself."""
 
     decision: str
@@ -67,14 +67,14 @@ class Pending(msgspec.Struct, frozen=True):
         )
 
 
-class Settled(msgspec.Struct, frozen=True):
+class HookSettlement(msgspec.Struct, frozen=True):
     """The outcome is recorded. `masked` stands in place of a result with secrets; `stop` says why the turn ends."""
 
     masked: Any = None
     stop: str = ""
 
 
-HookAnswer = Admitted | Refused | Pending | Settled
+HookAnswer = HookAdmission | HookRefusal | HookQuestion | HookSettlement
 
 
 class HookReply(msgspec.Struct, frozen=True):
@@ -147,23 +147,23 @@ class ClaudeCode(Dialect):
 
     def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
         match answer:
-            case Admitted(approved_by="", arguments=None):
+            case HookAdmission(approved_by="", arguments=None):
                 # Its own permission rules hold on: Halter allows nothing that they would refuse.
                 return HookReply()
-            case Admitted(approved_by=by, arguments=arguments):
+            case HookAdmission(approved_by=by, arguments=arguments):
                 more = {} if arguments is None else {"updatedInput": arguments}
                 return _decide("allow", f"Approved by {by or 'the policy'} in Halter.", **more)
-            case Refused(sentence=sentence, stops=True):
+            case HookRefusal(sentence=sentence, stops=True):
                 return _decide("deny", sentence, {"continue": False, "stopReason": sentence})
-            case Refused(sentence=sentence):
+            case HookRefusal(sentence=sentence):
                 return _decide("deny", sentence)
-            case Pending():
+            case HookQuestion():
                 can_defer = answer.alone and not event.attended
                 return _decide("defer" if can_defer else "deny", answer.sentence)
-            case Settled():
+            case HookSettlement():
                 return self._after(answer, event)
 
-    def _after(self, answer: Settled, event: HookEvent) -> HookReply:
+    def _after(self, answer: HookSettlement, event: HookEvent) -> HookReply:
         said: dict[str, Any] = {}
         if answer.masked is not None:
             key = "updatedMCPToolOutput" if event.tool.startswith("mcp__") else "updatedToolOutput"
@@ -201,11 +201,11 @@ class Codex(Dialect):
     def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
         del event
         match answer:
-            case Admitted() | Settled(stop=""):
+            case HookAdmission() | HookSettlement(stop=""):
                 return HookReply()
-            case Refused(sentence=sentence) | Settled(stop=sentence):
+            case HookRefusal(sentence=sentence) | HookSettlement(stop=sentence):
                 return block(sentence)
-            case Pending():
+            case HookQuestion():
                 return block(answer.sentence)
 
 
