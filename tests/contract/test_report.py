@@ -151,12 +151,12 @@ async def test_all_that_needs_somebody_is_named_with_what_to_do(store: JournalSt
     await a_night(store)
     made = await told(store)
     assert made.needs_you == (
-        "desk began send, and it is unknown whether that was done: halter approve d1",
-        "clerk/papers: <b>a.txt</b> is quarantined after 3 attempts: It failed three times. " + RETRY,
-        "agent:desk was halted by ada: halter resume agent:desk",
+        "desk began to send, and it is unknown whether that was done. halter approve d1",
+        "clerk/papers leaves a document to you: <b>a.txt</b>. It failed three times. " + RETRY,
+        "agent:desk was halted by ada: nothing acts there. halter resume agent:desk",
         "clerk: could not send over mail: No route.",
-        "To be kept or dismissed, finding: 1.",
-        "To be kept or dismissed, memory: 1.",
+        "1 finding waits to be kept or dismissed. halter findings",
+        "1 memory waits to be kept or dismissed. halter proposals",
     )
     assert made.ended_badly == ("clerk.papers-2: HALTED, idle_timeout",)
 

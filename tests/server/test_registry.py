@@ -24,7 +24,7 @@ WITHOUT_A_COMMAND = {
     "hot-state": "a person sees it on the dashboard",
     "halts": "a part of `halter report`",
     "spending": "drawn on the dashboard",
-    "tell": "`halter chat --resume` says it",
+    "decisions": "part of `halter inbox`",
 }
 
 

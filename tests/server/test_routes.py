@@ -14,13 +14,13 @@ from halter.server.api import DO, READ, description
 from tests.server.conftest import House
 
 READS = {
-    "/whoami": "", "/home": "", "/fleet": "", "/workers": "",
+    "/whoami": "", "/home": "", "/status": "", "/fleet": "", "/workers": "",
     "/sessions": "", "/sessions/{session}": "/sessions/{agent}-1",
     "/sessions/{session}/events": "/sessions/{agent}-1/events",
     "/sessions/{session}/receipt": "/sessions/{agent}-1/receipt",
     "/sessions/{session}/turns": "/sessions/{agent}-1/turns",
     "/sessions/{session}/hot-state": "/sessions/{agent}-1/hot-state",
-    "/decisions": "", "/halts": "", "/budgets": "", "/policy": "",
+    "/needs": "", "/decisions": "", "/halts": "", "/budgets": "", "/policy": "",
     "/spending": "/spending?since=0&until=9000000000000000",
     "/triggers": "", "/findings": "", "/proposals": "", "/rules": "", "/audit": "/audit?until=9000000000000000",
     "/audit/export": "", "/report": "/report?since=1",

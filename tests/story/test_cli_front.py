@@ -117,7 +117,11 @@ def test_a_schedule_said_in_a_chat_waits_in_the_inbox_and_is_planned_by_a_yes(ad
     ada.types("chat", str(ada.agent), given=b"every day at 9 check the mail\n")
     assert ada.types("schedules")[1].startswith("Nothing is planned.")
     shown = ada.types("inbox")[1]
-    for words in ("May desk do this by itself, at these times?", "When: at 09:00 every day, UTC", "in thirty days"):
+    for words in (
+        "desk wants to do this by itself: check the mail.",
+        "When: at 09:00 every day, UTC",
+        "in thirty days",
+    ):
         assert words in shown
     assert '"made"' not in shown
     said = ada.types("approve", "schedule/desk/check-the-mail")[1]
@@ -221,9 +225,9 @@ def test_proposals_are_kept_and_dismissed_and_the_question_about_them_is_answere
         ("memory", "The door sticks.", ""),
         ("precedent", "leak: Pipes leak in frost.", ""),
     }
-    assert "Shall this memory be kept" in ada.types("inbox")[1]
+    assert "desk wants a memory to be kept" in ada.types("inbox")[1]
     assert ada.types("proposals", "keep", "m")[1] == "m-1 is kept.\n"
-    assert ada.looks("inbox") == []
+    assert [need["decision"] for need in ada.looks("inbox")] == ["", ""]
     assert ada.looks("proposals", "dismiss", "p-1") == {"subject": "p-1", "done": True, "status": "dismissed"}
     assert {one["id"]: one["status"] for one in ada.looks("proposals")} == {"m-1": "kept", "p-1": "dismissed"}
     assert ada.types("proposals", "keep", "x")[0] == 2
@@ -251,7 +255,7 @@ def test_a_promotion_is_shown_and_asked_about_and_stands_in_the_context_file_onc
         "- leak: Pipes leak in frost. (p-1)\n"
     )
     assert {one["status"] for one in ada.looks("proposals")} == {"promoted"}
-    assert ada.looks("inbox") == []
+    assert [need["sentence"] for need in ada.looks("inbox")] == ["1 finding waits to be kept or dismissed."]
     assert [path.name for path in ada.agent.glob(".AGENTS*")] == []
 
 

@@ -162,7 +162,8 @@ def place(tmp_path: Path) -> Place:
 def test_what_waits_is_shown_with_what_a_yes_and_a_no_do(place: Place) -> None:
     session, decision = place.play(LETTER)
     shown = place.answer("inbox")
-    assert "clerk wants to call send (RESTRICTED, risk LOW)." in shown
+    assert "clerk wants to send to bob, text hello." in shown
+    assert "RESTRICTED, risk LOW" in shown
     assert '{"text":"hello","to":"bob"}' in shown
     assert f"halter deny {decision}" in shown
     assert max(map(len, shown.splitlines())) <= 80
@@ -251,7 +252,7 @@ def test_a_rule_that_was_taken_back_answers_nothing(place: Place) -> None:
 def test_a_session_at_its_cap_goes_on_in_place_with_the_cap_that_a_person_sets(place: Place) -> None:
     session, decision = place.play(STUDY)
     shown = " ".join(place.answer("inbox").split())
-    assert f"study needs more money than the cap of session:{session} leaves." in shown
+    assert f"clerk needs more money for study than the cap of session:{session} leaves." in shown
     assert "--cap AMOUNT" in shown
     assert "$0.25" in shown
     bare = place.halter("approve", decision)
@@ -280,7 +281,8 @@ def test_a_person_says_whether_a_call_in_doubt_was_done(place: Place, word: str,
     session = place.leave(parked=False)
     _, decision = place.play(LETTER, session)
     shown = " ".join(place.answer("inbox").split())
-    assert "send was begun, and then the process died: was it done?" in shown
+    assert "clerk began to send to bob, and it is unknown whether that was done." in shown
+    assert '{"to":"bob"}' in shown
     assert f"It was not done, and is tried anew: halter deny {decision}" in shown
     assert "Noted: send was" in place.answer(word, decision)
     if word == "approve":
@@ -309,7 +311,7 @@ def test_a_changed_tool_is_put_before_a_person_and_may_be_used_after_a_yes(place
 
     place.on_store(ask)
     shown = " ".join(place.answer("inbox").split())
-    assert "web__get is new, or has changed since it was approved." in shown
+    assert "clerk may not use web__get: it is new, or has changed since it was approved." in shown
     assert "web__get: Fetch a page." in shown
     assert "may be used as it is now" in place.answer("approve", "clerk/web__get")
     assert place.json("inbox") == []

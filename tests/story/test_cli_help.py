@@ -202,7 +202,18 @@ def test_every_command_answers_in_json() -> None:
 
 
 ANSWERS = [
-    *("sessions", "show clerk-1", "receipt clerk-2", "report", "findings", "findings list", "proposals list", "inbox"),
+    *(
+        "status",
+        "tell clerk-1 hello",
+        "sessions",
+        "show clerk-1",
+        "receipt clerk-2",
+        "report",
+        "findings",
+        "findings list",
+        "proposals list",
+        "inbox",
+    ),
     *("budget", "budget show", "rules", "schedules", "schedules list", "audit", "verify", "doctor", "schema agent"),
     *("schema fleet", "trust clerk", "on clerk", "off clerk", "halt fleet", "cancel clerk-1", "route clerk hello"),
     *("run clerk hello", "play clerk/welcome.yaml --input who=Ada", "init other", "export clerk-2 --output x.jsonl"),

@@ -180,7 +180,7 @@ async def test_a_plain_word_decides_only_what_cannot_be_mistaken(world: World, t
         )
         told = await desk.answer("what needs me")
         assert told.startswith("3 decisions for you.")
-        assert "- first-11: a call of wipe (of desk, for 0ms)\n  wipe /tmp/x" in told
+        assert "- first-11: desk wants to wipe. (0ms ago)\n  wipe /tmp/x" in told
         assert "Several decisions wait" in await desk.answer("approve")
         assert "Denied: first-11" in await desk.answer("deny first-11")
         assert "Approved: second-22" in await desk.answer("approve")
@@ -197,7 +197,7 @@ async def test_a_plain_yes_is_for_what_was_shown_and_for_nothing_that_came_since
         await desk.answer("deny first-11")
         await asked(world, question(world, "second-22"))
         told = await desk.answer("approve")
-        assert told.startswith("This is what waits:\n- second-22: a call of wipe")
+        assert told.startswith("This is what waits:\n- second-22: desk wants to wipe.")
         assert (await desk.decisions())["second-22"].verdict == ""
         assert "Approved: second-22" in await desk.answer("approve")
 

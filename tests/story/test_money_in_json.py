@@ -122,13 +122,13 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
     """Say what is typed after each command. What names `nothing` is refused with a sentence, and prints no JSON."""
     return {
         ("init",): ("~/other",), ("run",): ("~/desk", "Send it."), ("play",): ("~/desk/letter.yaml",),
-        ("on",): ("~/desk",), ("off",): ("desk",),
+        ("on",): ("~/desk",), ("off",): ("desk",), ("status",): (),
         ("sessions",): (), ("show",): (session,), ("tail",): (session,), ("receipt",): (session,), ("report",): (),
         ("export",): (session, "--output", "~/export.jsonl"),
         ("findings", "list"): (), ("findings", "keep"): ("nothing",), ("findings", "dismiss"): ("nothing",),
         ("proposals", "list"): (), ("proposals", "keep"): ("nothing",), ("proposals", "dismiss"): ("nothing",),
         ("proposals", "promote"): ("nothing", "~/desk"),
-        ("inbox",): (), ("approve",): ("nothing",), ("deny",): ("nothing",),
+        ("inbox",): (), ("approve",): ("nothing",), ("deny",): ("nothing",), ("tell",): ("nothing", "hello"),
         ("halt",): ("agent:desk",), ("resume",): ("agent:desk",), ("cancel",): (session,),
         ("budget", "show"): (), ("budget", "raise"): ("agent:desk", "3.456789"),
         ("policy", "show"): (), ("policy", "apply"): ("~/desk/fleet.yaml", "--yes"),

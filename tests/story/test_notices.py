@@ -9,6 +9,9 @@ from halter.core.events import ItemReleased, NotificationQueued
 from halter.core.ids import OUTBOX
 from halter.core.ports import Query, parse_notification, read_body
 from halter.core.rows import ItemRow, NotificationRow
+from halter.operations.control import tell
+from halter.operations.desk import Desk, Who
+from halter.operations.queries import needs
 from halter.runtime.supervisor import turn_off
 from halter.runtime.triggers import record_trigger_events
 from halter.testing.world import World
@@ -21,7 +24,7 @@ schedules: [{name: hourly, every: 1h, prompt: Look at the desk.}]
 """
 FAILS = "- {repeat: true, fails: {kind: Refused, message: I would rather not}}\n"
 WIPES = """
-- {when: Look at the desk, calls: [{tool: wipe, arguments: {}}]}
+- {when: Look at the desk, text: It is full., calls: [{tool: wipe, arguments: {}}]}
 - {repeat: true, text: Done.}
 """
 ASKS = """
@@ -44,6 +47,14 @@ async def told(world: World) -> list[tuple[str, str]]:
     return [
         (stored.event.channel, parse_notification(await read_body(world.journal, stored)).subject)
         for stored in events
+        if isinstance(stored.event, NotificationQueued)
+    ]
+
+
+async def texts(world: World) -> list[str]:
+    return [
+        parse_notification(await read_body(world.journal, stored)).text
+        for stored in await world.events(OUTBOX)
         if isinstance(stored.event, NotificationQueued)
     ]
 
@@ -81,7 +92,10 @@ async def test_a_session_that_waits_for_an_approval_is_told_of(world: World, tmp
     fleet.start(fleet.agent("desk", DESK, TOOLS, replies_yaml=WIPES))
     await world.advance(HOUR + MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_APPROVAL"]
-    assert await told(world) == [("in_app", "desk needs you")]
+    assert await told(world) == [("in_app", "desk needs you: wants to wipe.")]
+    (need,) = await needs(Desk(fleet.app, Who("ada")))
+    assert (need.kind, need.sentence, need.why) == ("approval", "desk wants to wipe.", "It is full.")
+    assert (await texts(world))[0].splitlines()[:2] == ["desk wants to wipe.", "It is full."]
 
 
 async def test_a_task_that_asks_a_question_is_told_of(world: World, tmp_path: Path) -> None:
@@ -89,7 +103,18 @@ async def test_a_task_that_asks_a_question_is_told_of(world: World, tmp_path: Pa
     fleet.start(fleet.agent("desk", DESK, replies_yaml=ASKS))
     await world.advance(HOUR + MINUTE)
     assert [row.state for row in await fleet.sessions("desk")] == ["WAITING_FOR_INPUT"]
-    assert await told(world) == [("in_app", "desk needs you")]
+    assert await told(world) == [("in_app", "desk needs you: asks: Which desk?")]
+    desk = Desk(fleet.app, Who("ada"))
+    (need,) = await needs(desk)
+    assert (need.kind, need.sentence, need.commands) == (
+        "question",
+        "desk asks: Which desk?",
+        ("halter tell desk.hourly-1 ANSWER",),
+    )
+    assert need.sentence in (await texts(world))[0]
+    await tell(desk, "desk.hourly-1", "The tall one.")
+    await world.advance(MINUTE)
+    assert await needs(desk) == []
 
 
 async def test_a_session_that_was_halted_is_told_of_over_every_channel(world: World, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`halter findings`, `proposals` and `report`: what sessions left behind, and what happened lately."""
+"""`halter status`, `report`, `findings` and `proposals`: what stands, what happened, what sessions left behind."""
 
 from pathlib import Path
 from typing import Annotated
@@ -29,11 +29,23 @@ from halter.cli.terminal import confirm
 from halter.core.ports import Query
 from halter.core.rows import AgentRow
 from halter.operations import artifacts
+from halter.operations import status as statuses
 from halter.operations.report import Report, build_report, queue_report, read_report_rows, render_report_message
-from halter.present.report import build_report_sheet, format_report_title
+from halter.present.report import build_report_sheet, build_status_sheet, format_report_title
 from halter.present.sheet import render_html_page
 from halter.present.tables import build_artifacts_sheet
 from halter.runtime.runtime import Runtime
+
+status = command(
+    statuses.status,
+    """Show all agents at a glance: where each runs, what it waits for, what it spent of its caps, when it wakes next.
+
+    Below them is everything that needs you, with the commands that answer it, as in `halter inbox`.
+    """,
+    build_status_sheet,
+    look=True,
+    fresh=True,
+)
 
 
 def promote(

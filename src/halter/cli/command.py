@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Final, NoReturn, TypeVar, get_args, get_type_hints
 
 import typer
@@ -237,9 +238,10 @@ def fail(sentence: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
-def make_desk(app: Runtime) -> Desk:
+def make_desk(app: Runtime, store: str | None = None) -> Desk:
     """Make the desk of the person who typed: access to the store is every right on it."""
-    return Desk(app, Who(app.settings.person), short_ids=True)
+    option = "" if store is None else f" --store {quote(store)}"
+    return Desk(app, Who(app.settings.person), short_ids=True, option=option)
 
 
 def demand_person(app: Runtime, what: str) -> None:
@@ -327,7 +329,7 @@ def command(
             words.update(how.convert(words.pop(name)))
 
         async def job(app: Runtime) -> tuple[Any, int]:
-            return await run(make_desk(app), **fixed, **words), app.clock.now()
+            return await run(make_desk(app, store), **fixed, **words), app.clock.now()
 
         result, now = run_with_app(store, job, despite_doubt=look, warned=warned, fresh=fresh)
         if as_json:

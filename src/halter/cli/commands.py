@@ -121,6 +121,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "off": ("up:off", "Switch an agent off, and stop its session."),
     },
     "Look": {
+        "status": ("artifacts:status", "Show all agents at a glance, and what needs you."),
         "sessions": ("sessions:sessions", "List sessions, the newest first."),
         "show": ("sessions:show", "Show a session: what was said, each call and its outcome."),
         "tail": ("sessions:tail", "Show events as they are committed."),
@@ -134,6 +135,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "inbox": ("decisions:inbox", "Show what needs you."),
         "approve": ("decisions:approve", "Approve a decision: once, with other arguments, or always."),
         "deny": ("decisions:deny", "Deny a decision."),
+        "tell": ("decisions:tell", "Send a message to a session, or answer its question."),
         "halt": ("decisions:halt", "Stop everything in a scope within a second."),
         "resume": ("decisions:resume", "Resume a halted scope."),
         "cancel": ("decisions:cancel", "End a session for good."),
@@ -219,6 +221,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "hook serve": ("halter hook serve",),
     "on": ("halter on clerk", 'halter on ./clerk --reason "back from holiday"'),
     "off": ('halter off clerk --reason "too many letters"',),
+    "status": ("halter status", "halter status --json"),
     "sessions": (
         "halter sessions",
         "halter sessions --agent clerk --state sleeping --since 7d",
@@ -245,6 +248,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
         "halter approve clerk-1.1/approval --always --match same --for 1h",
     ),
     "deny": ('halter deny clerk-1.1/approval --reason "not today"',),
+    "tell": ('halter tell clerk-1 "the blue one"',),
     "halt": ("halter halt fleet", 'halter halt agent:clerk --reason "looks odd"'),
     "resume": ("halter resume fleet", "halter resume fleet --over 5m"),
     "cancel": ("halter cancel clerk-1",),

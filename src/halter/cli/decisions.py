@@ -1,4 +1,4 @@
-"""`halter inbox`, `approve`, `deny`, `rules`, `halt`, `resume`, `cancel`: what a person says to agents that run."""
+"""`halter inbox`, `approve`, `deny`, `rules`, `tell`, `halt`, `resume`, `cancel`: what a person says to agents."""
 
 import re
 import sys
@@ -54,7 +54,7 @@ inbox = command(
     look=True,
     fresh=True,
     ok=lambda found: not (found.check and (found.decisions or found.needs)),
-    json=lambda found: [as_object(one) for one in found.decisions],
+    json=lambda found: [*(as_object(one) for one in found.decisions), *found.needs],
 )
 
 deny = command(
@@ -205,6 +205,14 @@ rules = group(
         ),
     },
     command(decisions.rules, "Show standing rules.", build_rules_sheet, look=True, fresh=True),
+)
+
+tell = command(
+    control.tell,
+    """Send a message to a session, or answer the question that it asks: it wakes, and sees it in its next turn.
+
+    Exits 1 if the session is over.
+    """,
 )
 
 halt = command(

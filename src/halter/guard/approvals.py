@@ -358,6 +358,7 @@ class PendingDecision(msgspec.Struct, frozen=True):
     body: bytes | None
     proposed: bytes | None = None
     kind: str | None = None
+    said: bytes | None = None
 
     @property
     def stream(self) -> StreamId:

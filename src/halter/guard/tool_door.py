@@ -27,7 +27,7 @@ from halter.core.money import micros_to_usd
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Store, Write, offload_body, read_body
 from halter.core.processes import MaskedPrints, PrintMask
 from halter.core.rows import AuditRow, DecisionRow, HaltRow, RuleRow
-from halter.core.text import clean, from_body, to_body
+from halter.core.text import clean, from_body, shorten, to_body
 from halter.core.tools import (
     EffectStatus,
     Failed,
@@ -631,6 +631,8 @@ def read_call_refusal(committed: Committed) -> Answer | NeedsPerson:
 
 DOUBT_EXPIRY: Final = 365 * DAY
 """How long a person may take to settle a call in doubt: its hold stays until then."""
+MAX_SHOWN: Final = 10_000
+"""How much of the arguments of a call in doubt a person is shown."""
 
 
 class CallInDoubt(msgspec.Struct, frozen=True):
@@ -681,6 +683,8 @@ class Recovery:
 
     async def _ask(self, lease: Lease, flight: InFlight) -> NeedsPerson:
         """Ask a person about a call in doubt: yes means that it was done."""
+        stored = await self._store.read(session_stream(lease.session), flight.seq - 1, 1) if flight.seq else ()
+        arguments = [from_body(await read_body(self._store, each)) for each in stored]
         question = Question(
             decision=f"{flight.id}/unknown",
             about="unknown_call",
@@ -688,7 +692,7 @@ class Recovery:
             name=flight.name,
             digest=flight.id,
             expires_in=DOUBT_EXPIRY,
-            shown=f"{flight.name} was started, and it is unknown whether it was done. Was it?",
+            shown=shorten(" ".join((flight.name, *arguments)), MAX_SHOWN),
         )
         await self._store.commit(ask_question(question, lease))
         return NeedsPerson(flight.id, question.decision)

@@ -60,6 +60,7 @@ from halter.redaction.secrets import read_environment_secrets
 from halter.risk.commands import WRAPPER_NAMES as WRAPPERS
 from halter.risk.interpreters import is_interpreter
 from halter.risk.shell_syntax import PRIVILEGE_RAISERS, SHELLS, program_of
+from halter.runtime.needs import Need, make_decision_need
 
 DecisionName = Annotated[
     Name,
@@ -83,9 +84,10 @@ class _Asked(msgspec.Struct, frozen=True):
 
 
 class Put(msgspec.Struct, frozen=True):
-    """How a decision is put to a person: what it is about, what is shown, what a yes and a no do."""
+    """How a decision is put to a person: what is wanted, the model's reason, what is shown, what a yes and a no do."""
 
     what: str
+    why: str
     shown: str
     yes: str
     no: str
@@ -108,29 +110,27 @@ async def decision_meant(desk: Desk, decision: str) -> WaitingDecision:
 
 
 def put(one: WaitingDecision) -> Put:
-    match one.about:
+    need = make_decision_need(one)
+    return Put(need.sentence, need.why, need.shown, *_describe_answers(one.about))
+
+
+def _describe_answers(about: str) -> tuple[str, str]:
+    """Say what a yes and a no do."""
+    match about:
         case "unknown_call":
-            what = f"{one.name} was begun, and then the process died: was it done?"
-            return Put(what, one.shown, "It was done, and is not done again", "It was not done, and is tried anew")
+            return "It was done, and is not done again", "It was not done, and is tried anew"
         case "cap_raise":
-            what = f"{one.name} needs more money than the cap of {one.subject} leaves."
-            return Put(what, one.shown, "Set a higher cap, in dollars", "The session ends")
+            return "Set a higher cap, in dollars", "The session ends"
         case "changed_tool":
-            what = f"{one.name} is new, or has changed since it was approved."
-            return Put(what, one.shown, "It may be used as it is now", "It stays out of use")
+            return "It may be used as it is now", "It stays out of use"
         case "changed_server":
-            what = f"The server {one.name} of {one.agent} offers tools that were not approved yet."
-            return Put(what, one.shown, "These may be used as they are now", "These stay out of use")
+            return "These may be used as they are now", "These stay out of use"
         case "schedule":
-            what = f"May {one.agent} do this by itself, at these times?"
-            return Put(what, one.shown, "It is planned exactly so", "Nothing is planned")
+            return "It is planned exactly so", "Nothing is planned"
         case "proposal":
-            what = f"Shall this {one.name} be kept for later sessions of {one.agent}?"
-            return Put(what, one.shown, "It is kept", "It is dismissed")
+            return "It is kept", "It is dismissed"
         case _:
-            danger = f"{one.level}, risk {one.risk}" if one.risk else one.level
-            what = f"{one.agent} wants to call {one.name} ({danger})."
-            return Put(what, one.shown.removeprefix(f"{one.name} "), "Exactly this call, once", "It does not run")
+            return "Exactly this call, once", "It does not run"
 
 
 SCOPES: Final[tuple[RuleScope, ...]] = get_args(RuleScope)
@@ -154,12 +154,16 @@ class RuleOffers(NamedTuple):
 
 
 class OpenInbox(NamedTuple):
-    """What waits for a person: open decisions, and all else that does. With `check`, anything is a failure."""
+    """What waits for a person: open decisions, and all else that does. With `check`, anything is a failure.
+
+    `option` completes the commands that are shown, where the person named a store.
+    """
 
     decisions: Sequence[WaitingDecision]
-    needs: Sequence[str]
+    needs: Sequence[Need]
     news: Sequence[AgentNews]
     check: bool = False
+    option: str = ""
 
 
 def rule_for(asked: WaitingDecision, rule: str, match: str, scope: str, lasts: int) -> RuleWording:
@@ -274,8 +278,9 @@ Check = Annotated[bool, Meta(description="Exit 1 if anything needs you.")]
 
 async def read_inbox(desk: Desk, *, check: Check = False) -> OpenInbox:
     """List open decisions, what else waits for a person, and the notices of the last day."""
-    others = [need.sentence for need in await list_all_needs(desk) if not need.decision]
-    return OpenInbox(await waiting(desk), others, await read_news(desk, desk.app.clock.now() - DAY), check)
+    others = [need for need in await list_all_needs(desk) if not need.decision]
+    news = await read_news(desk, desk.app.clock.now() - DAY)
+    return OpenInbox(await waiting(desk), others, news, check, desk.option)
 
 
 async def offer_rules(desk: Desk, decision: DecisionName) -> RuleOffers:
@@ -293,7 +298,9 @@ def as_object(one: WaitingDecision) -> dict[str, object]:
     """Write a decision for programs, with the rules that a yes to it could make."""
     names = ("decision", "about", "session", "agent", "subject", "name", "level", "risk", "asked_at", "expires_at")
     facts = {name: getattr(one, name) for name in (*names, "digest", "reasons", "shown")}
-    return {**facts, "rules": [msgspec.structs.asdict(each) for each in offers(one)]}
+    need = make_decision_need(one)
+    words = {"kind": need.kind, "sentence": need.sentence, "why": need.why, "commands": need.commands}
+    return {**facts, **words, "rules": [msgspec.structs.asdict(each) for each in offers(one)]}
 
 
 def _wider(values: dict[str, Any]) -> Iterator[str]:

@@ -52,13 +52,15 @@ class Desk:
     """A person or program at an open store.
 
     `agents` are those whose folders are at hand. A person who types may abbreviate ids to an unambiguous beginning
-    (`short_ids`) and name agents that have not run yet; a program must send whole, known ones.
+    (`short_ids`) and name agents that have not run yet; a program must send whole, known ones. `option` completes the
+    commands that they are told to type, where they named a store.
     """
 
     app: Runtime
     who: Who
     short_ids: bool = False
     agents: "AgentFolders | None" = None
+    option: str = ""
 
     def demand_role(self, role: Role, what: str) -> None:
         """Refuse a caller without the role."""

@@ -18,10 +18,11 @@ from halter.core.rows import AgentRow, HaltRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
-from halter.operations.report import Need, Report, ReportRows, list_needs, read_report_rows
+from halter.operations.report import Report, ReportRows, list_needs, read_report_rows
 from halter.operations.report import build_report as report_of
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
 from halter.runtime.feed import serialize_event
+from halter.runtime.needs import Need
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry
 from halter.state.receipt import Receipt, TurnLine
@@ -279,6 +280,8 @@ def _theirs(desk: Desk, found: ReportRows) -> ReportRows:
         undelivered=[row for row in found.undelivered if sees(row.agent)],
         outages=[row for row in found.outages if sees(row.agent)],
         stopped=[row for row in found.stopped if sees(row.agent)],
+        workers=[row for row in found.workers if any(map(sees, row.told().agents))],
+        switched_on=frozenset(filter(sees, found.switched_on)),
     )
 
 

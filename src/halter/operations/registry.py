@@ -10,16 +10,17 @@ from typing import Any, Final
 import msgspec
 
 from halter.core.rows import HaltRow
-from halter.operations import agents, artifacts, backtest, control, decisions, fleet, journal, money, queries
+from halter.operations import agents, artifacts, backtest, control, decisions, fleet, journal, money, queries, status
 from halter.operations.desk import Desk, Operation, Role, Who
 from halter.operations.report import Report
+from halter.runtime.needs import Need
 
 
 class Home(msgspec.Struct, frozen=True):
     """What an operator sees first. `report` covers the last day."""
 
     who: Who
-    needs_you: Sequence[dict[str, Any]]
+    needs_you: Sequence[Need]
     halts: Sequence[HaltRow]
     fleet: Sequence[queries.AgentLine]
     budgets: money.Budgets
@@ -32,10 +33,10 @@ async def whoami(desk: Desk) -> Who:
 
 
 async def home(desk: Desk) -> Home:
-    """Show open decisions, halts, the fleet, budgets, and a report of the last day."""
+    """Show what needs you, halts, the fleet, budgets, and a report of the last day."""
     return Home(
         desk.who,
-        await decisions.open_decisions(desk),
+        await queries.needs(desk),
         await control.halts_now(desk),
         await queries.fleet(desk),
         await money.budgets(desk),
@@ -46,6 +47,7 @@ async def home(desk: Desk) -> Home:
 READS: Final = (
     Operation(name="whoami", path="/whoami", run=whoami),
     Operation(name="home", path="/home", run=home),
+    Operation(name="status", command="status", path="/status", run=status.status),
     Operation(name="fleet", path="/fleet", run=queries.fleet),
     Operation(name="workers", path="/workers", run=fleet.workers),
     Operation(name="sessions", command="sessions", path="/sessions", run=queries.sessions),
@@ -54,7 +56,8 @@ READS: Final = (
     Operation(name="receipt", command="receipt", path="/sessions/{session}/receipt", run=queries.receipt),
     Operation(name="turns", path="/sessions/{session}/turns", run=queries.turns),
     Operation(name="hot-state", path="/sessions/{session}/hot-state", run=queries.hot_state),
-    Operation(name="decisions", command="inbox", path="/decisions", run=decisions.open_decisions),
+    Operation(name="needs", command="inbox", path="/needs", run=queries.needs),
+    Operation(name="decisions", path="/decisions", run=decisions.open_decisions),
     Operation(name="halts", path="/halts", run=control.halts_now),
     Operation(name="budgets", command="budget show", path="/budgets", run=money.budgets),
     Operation(name="policy", command="policy show", path="/policy", run=money.show),
@@ -102,7 +105,7 @@ WRITES: Final = (
     _write("halt", "/halts", control.halt, "approver", "halt"),
     _write("resume", "/halts/resume", control.resume, "operator", "resume"),
     _write("cancel", "/sessions/{session}/cancel", control.cancel, "operator", "cancel"),
-    _write("tell", "/sessions/{session}/messages", control.tell, "operator", ""),
+    _write("tell", "/sessions/{session}/messages", control.tell, "operator", "tell"),
     _write("switch", "/agents/{agent}/switch", control.switch, "operator", "on"),
     _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
     _write("retry", "/triggers/{agent}/{name}/retry", fleet.retry_item, "operator", "schedules retry"),

@@ -6,17 +6,37 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from halter.core.clock import format_duration
+from halter.core.clock import DAY, format_duration
 from halter.core.codec import decode
 from halter.core.events import ItemQuarantined, NotificationQueued, RunsDelayed, RunSkipped, RunStarted
 from halter.core.ids import OUTBOX
 from halter.core.money import ZERO_USD, BudgetRow, Usd, format_usd, micros_to_usd
 from halter.core.ports import Draft, NotificationContent, Query, Store, Write
 from halter.core.project import rows_of_event
-from halter.core.rows import DecisionRow, FindingRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow
+from halter.core.rows import (
+    AgentRow,
+    DecisionRow,
+    FindingRow,
+    HaltRow,
+    ItemRow,
+    NotificationRow,
+    OutageRow,
+    SessionRow,
+    WorkerRow,
+)
 from halter.core.text import clean, shorten
+from halter.guard.approvals import PendingDecision
 from halter.runtime.budgets import read_current_budgets
-from halter.runtime.notices import UNUSABLE_REMEDY
+from halter.runtime.needs import (
+    UNUSABLE_REMEDY,
+    Need,
+    OpenQuestion,
+    make_decision_need,
+    make_document_need,
+    make_paused_need,
+    make_question_need,
+    read_open_questions,
+)
 from halter.tasks.task_tools import name_by_parts
 
 NEAR_CAP_PERCENT: Final = 80
@@ -71,20 +91,15 @@ class ReportRows(msgspec.Struct, frozen=True, kw_only=True):
     proposals: ProposalCounts = ProposalCounts()
     spent: Sequence[ReportSpending] = ()
     budgets: Sequence[BudgetRow] = ()
-    waiting: Sequence[ReportDecision] = ()
+    waiting: Sequence[PendingDecision] = ()
     decided: Sequence[DecisionRow] = ()
     halts: Sequence[HaltRow] = ()
     undelivered: Sequence[NotificationRow] = ()
     outages: Sequence[OutageRow] = ()
     stopped: Sequence[SessionRow] = ()
-
-
-class Need(msgspec.Struct, frozen=True):
-    """One thing that waits for a person: what and why, with what to type. An open decision is named."""
-
-    agent: str
-    sentence: str
-    decision: str = ""
+    questions: Mapping[str, OpenQuestion] = {}
+    workers: Sequence[WorkerRow] = ()
+    switched_on: frozenset[str] = frozenset()
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,12 +169,15 @@ async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
         proposals=proposals,
         spent=await store.ask(Query("spent_by_purpose", ReportSpending, params)),
         budgets=await read_current_budgets(store, until),
-        waiting=await store.ask(Query("open_decisions", ReportDecision, {"now": until})),
+        waiting=await store.ask(Query("open_decisions", PendingDecision, {"now": until})),
         decided=await store.ask(Query("decided_since", DecisionRow, params)),
         halts=await store.ask(Query("all_halts", HaltRow)),
         undelivered=await store.ask(Query("undelivered", NotificationRow, params)),
         outages=await store.ask(Query("open_outages", OutageRow)),
         stopped=await store.ask(Query("stopped_agents", SessionRow)),
+        questions=await read_open_questions(store),
+        workers=await store.ask(Query("all_workers", WorkerRow)),
+        switched_on=frozenset(row.agent for row in await store.ask(Query("all_agents", AgentRow)) if row.switched_on),
     )
 
 
@@ -168,8 +186,13 @@ def build_report(found: ReportRows) -> Report:
     spent: Counter[str] = Counter()
     for line in found.spent:
         spent[line.purpose] += line.usd
-    caps = tuple(_caps(found.budgets, found.until))
-    waiting = tuple(one for one in found.waiting if one.expires_at > found.until)
+    caps = tuple(list_caps(found.budgets, found.until))
+    names = msgspec.structs.fields(ReportDecision)
+    waiting = tuple(
+        ReportDecision(**{field.name: getattr(one, field.name) for field in names})
+        for one in found.waiting
+        if one.expires_at > found.until
+    )
     return Report(
         since=found.since,
         until=found.until,
@@ -183,7 +206,7 @@ def build_report(found: ReportRows) -> Report:
         halts=tuple(row for row in found.halts if row.halted or row.at >= found.since),
         undelivered=tuple(found.undelivered),
         ended_badly=tuple(_truncate_lines(list(_list_failures(found)))),
-        needs_you=tuple(_truncate_lines([need.sentence for need in list_needs(found)])),
+        needs_you=tuple(_truncate_lines([need.line for need in list_needs(found)])),
     )
 
 
@@ -254,7 +277,7 @@ def _add_run(so_far: AgentReport, each: TriggerEventRow) -> AgentReport:
             return so_far
 
 
-def _caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
+def list_caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
     """List current caps, except those of single sessions."""
     for row in budgets:
         end = row.ends_at
@@ -279,48 +302,44 @@ def _find_successor(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
 
 
 def list_needs(found: ReportRows) -> Iterator[Need]:
-    """List everything that waits for a person: the one queue of inbox, report and Home."""
+    """List everything that waits for a person: the one queue of inbox, report, Home and API."""
     for one in found.waiting:
         if one.expires_at > found.until:
-            more = " --cap AMOUNT" if one.about == "cap_raise" else ""
-            sentence = f"{_describe_question(one)} halter approve {one.decision}{more}"
-            yield Need(one.agent, sentence, one.decision)
+            yield make_decision_need(one)
     yield from _list_standing_agents(found)
     for item in found.left:
-        agent = item.trigger.partition("/")[0]
-        again = f"halter schedules retry {item.trigger} {item.item[:16]}"
-        told = f"{item.trigger}: {item.name} is quarantined after {item.attempts} attempts: {item.sentence} {again}"
-        yield Need(agent, told)
+        yield make_document_need(item.trigger, item.item, item.name, item.sentence)
+    yield from _list_lost_hosts(found)
     for halt in found.halts:
         if halt.halted and not halt.cancels:
-            yield Need("", f"{halt.scope} was halted by {halt.by}: halter resume {halt.scope}")
+            sentence = f"{halt.scope} was halted by {halt.by}: nothing acts there."
+            yield Need(kind="halt", agent="", sentence=sentence, commands=(f"halter resume {halt.scope}",))
     for told in found.undelivered:
         if told.gave_up:
-            yield Need(told.agent, f"{told.agent}: could not send over {told.channel}: {told.error}")
-    for cap in _caps(found.budgets, found.until):
+            sentence = f"{told.agent}: could not send over {told.channel}: {told.error}"
+            yield Need(kind="undelivered", agent=told.agent, sentence=sentence)
+    for cap in list_caps(found.budgets, found.until):
         if cap.percent >= NEAR_CAP_PERCENT:
             sentence = f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
-            yield Need("", sentence)
-    kinds = (("finding", found.proposals.findings), ("memory", found.proposals.memories))
-    for kind, count in (*kinds, ("precedent", found.proposals.precedents)):
-        if count:
-            yield Need("", f"To be kept or dismissed, {kind}: {count}.")
+            yield Need(
+                kind="budget", agent="", sentence=sentence, commands=(f"halter budget raise {cap.scope} AMOUNT",)
+            )
+    yield from _list_undecided(found)
 
 
-def _describe_question(one: ReportDecision) -> str:
-    match one.about:
-        case "unknown_call":
-            return f"{one.agent} began {one.name}, and it is unknown whether that was done:"
-        case "cap_raise":
-            return f"{one.agent} needs more money than its cap leaves, for {one.name}:"
-        case "changed_tool" | "changed_server":
-            return f"{one.agent} has {one.name} new or changed, and may not use it so:"
-        case "schedule":
-            return f"{one.agent} is to do something by itself at certain times:"
-        case "proposal":
-            return f"{one.agent} proposes to keep a {one.name}:"
-        case _:
-            return f"{one.agent} wants to call {one.name}:"
+def _list_undecided(found: ReportRows) -> Iterator[Need]:
+    """Count what waits to be kept or dismissed and is not asked about as a decision."""
+    asked = Counter(one.name for one in found.waiting if one.about == "proposal")
+    left = (
+        ("findings", "finding", "findings", found.proposals.findings),
+        ("proposals", "memory", "memories", found.proposals.memories - asked["memory"]),
+        ("proposals", "precedent", "precedents", found.proposals.precedents - asked["precedent"]),
+    )
+    for command, one, many, count in left:
+        if count > 0:
+            what = f"1 {one} waits" if count == 1 else f"{count:,} {many} wait"
+            sentence = f"{what} to be kept or dismissed."
+            yield Need(kind="kept", agent="", sentence=sentence, commands=(f"halter {command}",))
 
 
 def _list_standing_agents(found: ReportRows) -> Iterator[Need]:
@@ -329,16 +348,39 @@ def _list_standing_agents(found: ReportRows) -> Iterator[Need]:
         if row.ended_at is not None or not row.unattended:
             continue
         if row.state == "WAITING_FOR_INPUT":
-            yield Need(row.agent, f"{row.session} waits for an answer: halter chat")
+            yield make_question_need(row.session, row.agent, found.questions.get(row.session))
         elif row.state == "PAUSED":
-            yield Need(row.agent, f"{row.session} is paused: resume it with halter on {row.agent}, or a message.")
+            yield make_paused_need(row.session, row.agent)
     for outage in found.outages:
         if outage.trouble == "needs_person":
-            sentence = f"{outage.session} cannot think, and waits for you: {outage.sentence} {UNUSABLE_REMEDY}"
-            yield Need(outage.agent, sentence)
+            sentence = f"{outage.session} cannot think, and waits for you: {outage.sentence}"
+            yield Need(kind="model", agent=outage.agent, sentence=sentence, why=UNUSABLE_REMEDY, session=outage.session)
     for row in found.stopped:
-        ended = f"{row.session} ended {row.state} ({row.terminal_reason})"
-        yield Need(row.agent, f"{row.agent} has stopped: {ended}. halter on {row.agent} begins the next session.")
+        why = row.terminal_reason.replace("_", " ")
+        sentence = f"{row.agent} has stopped: {row.session} ended {row.state} ({why})."
+        commands = (f"halter on {row.agent}", f"halter receipt {row.session}")
+        yield Need(kind="stopped", agent=row.agent, sentence=sentence, commands=commands, session=row.session)
+
+
+def _list_lost_hosts(found: ReportRows) -> Iterator[Need]:
+    """List processes that went away without a word, as long as no other on their host runs their agents."""
+    told = [(row, row.told()) for row in found.workers]
+    alive = [about for row, about in told if row.alive(found.until) and about.kind]
+    for row, about in told:
+        lost_at = row.alive_until
+        if row.alive(found.until) or not lost_at or not about.kind or lost_at < found.until - DAY:
+            continue
+        away = sorted(agent for agent in about.agents if agent in found.switched_on)
+        if not away or any(one.host == about.host and set(away) <= one.agents.keys() for one in alive):
+            continue
+        ago = format_duration(max(0, found.until - lost_at))
+        elsewhere = all(any(agent in one.agents for one in alive) for agent in away)
+        goes_on = "other processes run them meanwhile." if elsewhere else "nothing runs them now."
+        sentence = (
+            f"halter {about.kind} {about.pid} on {about.host} went away without a word {ago} ago, with "
+            f"{', '.join(away)}: {goes_on}"
+        )
+        yield Need(kind="host", agent=away[0], sentence=sentence, why="Start it again there.")
 
 
 MAX_REPORT_MESSAGE: Final = 1500

@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Final
 
-from halter.core.clock import format_duration
-from halter.core.money import format_usd
+from halter.core.clock import SECOND, format_duration
+from halter.core.money import Usd, format_usd
+from halter.core.text import format_count
 from halter.operations.fleet import Health, WorkerView
 from halter.operations.report import AgentReport, Report
+from halter.operations.status import AgentPlace, AgentStatus, FleetStatus
 from halter.present.events import format_moment
 from halter.present.receipt import format_purposes
 from halter.present.sheet import Facts, Listing, Sheet
+from halter.present.tables import build_need_facts
 
 
 def format_report_title(made: Report) -> str:
@@ -157,3 +160,43 @@ def describe_outdated_agents(one: WorkerView) -> str:
         f"Another worker has newer files of {', '.join(one.waiting)}, and runs their sessions: update this folder to "
         "the same version and restart it."
     )
+
+
+def build_status_sheet(found: FleetStatus, now: int) -> Sheet:
+    """Show the fleet on one screen: the morning in a line, the agents, then what needs a person."""
+    columns = ["agent", "runs", "waits for", "spent today", "next wake"]
+    rows = [_status_row(one, now) for one in found.agents]
+    agents = Listing("Agents", columns, rows, empty="No agent has run here yet.")
+    count = len(found.needs_you)
+    heading = [f"{count} {'needs' if count == 1 else 'need'} you:"] if count else []
+    needs = [Facts("", build_need_facts(need, found.option)) for need in found.needs_you]
+    return [_summarize_status(found), agents, *heading, *needs]
+
+
+def _summarize_status(found: FleetStatus) -> str:
+    count, alive = len(found.needs_you), sum(one.alive for one in found.agents)
+    needs = f"{count} {'needs' if count == 1 else 'need'} you" if count else "Nothing needs you"
+    spent = f"{_share(found.spent_today_usd, found.cap_today_usd)} spent today"
+    return " · ".join((needs, spent, f"{alive} of {format_count(len(found.agents), 'agent')} running"))
+
+
+def _status_row(one: AgentStatus, now: int) -> list[str]:
+    caps = [f"{cap.window.partition('/')[0] or 'life'}: {_share(cap.spent_usd, cap.cap_usd)}" for cap in one.caps]
+    places = [_describe_place(place, now) for place in one.places]
+    due = "" if one.next_at is None else "now" if one.next_at <= now else f"in {format_duration(one.next_at - now)}"
+    return [
+        one.agent,
+        "\n".join(places) or ("off" if one.on is False else "no"),
+        one.waits,
+        "\n".join((_share(one.spent_today_usd, one.cap_today_usd), *caps)),
+        due,
+    ]
+
+
+def _describe_place(place: AgentPlace, now: int) -> str:
+    heard = format_duration(max(0, now - place.heard_at) // SECOND * SECOND) if place.heard_at else "never"
+    return f"{place.kind} {place.pid} on {place.host}, heard {heard} ago"
+
+
+def _share(spent: Usd, cap: Usd | None) -> str:
+    return format_usd(spent) if cap is None else f"{format_usd(spent)} of {format_usd(cap)}"

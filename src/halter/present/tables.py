@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
     from halter.operations.money import Budgets
     from halter.runtime.budgets import Budget
+    from halter.runtime.needs import Need
     from halter.runtime.trigger_plan import TriggerPlan
     from halter.state.audit import AuditEntry
 
@@ -96,10 +97,11 @@ def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
     elif not found.needs:
         yield "Nothing needs you."
     for number, one in enumerate(found.decisions, 1):
-        yield Facts("", [("number", str(number)), *_decision(one, now)])
+        yield Facts("", [("number", str(number)), *_decision(one, now, found.option)])
     if found.needs:
         yield "This needs you as well:" if open_count else "This needs you:"
-    yield from found.needs
+    for need in found.needs:
+        yield Facts("", build_need_facts(need, found.option))
     if found.news:
         yield "Notices of the last day:"
     for each in found.news:
@@ -107,25 +109,32 @@ def _inbox(found: "OpenInbox", now: int) -> Iterator[Facts | str]:
         yield f"{format_moment(each.queued_at)} {agent}{each.subject}"
 
 
+def build_need_facts(need: "Need", option: str = "") -> list[tuple[str, str]]:
+    """Show one thing that waits for a person, with the commands that answer it."""
+    return [("what", need.sentence), ("why", need.why), *(("type", f"{each}{option}") for each in need.commands)]
+
+
 def build_decision_sheet(one: "WaitingDecision", now: int) -> Sheet:
     """Show a decision to the person who is asked about it right now."""
     return [Facts("", [fact for fact in _decision(one, now) if fact[0] not in ("yes", "no")])]
 
 
-def _decision(one: "WaitingDecision", now: int) -> list[tuple[str, str]]:
+def _decision(one: "WaitingDecision", now: int, option: str = "") -> list[tuple[str, str]]:
     from halter.operations.decisions import put
 
-    words, more = put(one), " --cap AMOUNT" if one.about == "cap_raise" else ""
+    words, more = put(one), f" --cap AMOUNT{option}" if one.about == "cap_raise" else option
+    risk = f"{one.level}, risk {one.risk}" if one.risk else one.level
     waited, left = format_duration(max(0, now - one.asked_at)), format_duration(one.expires_at - now)
     return [
         ("decision", one.decision),
         ("what", words.what),
-        ("why", "; ".join(one.reasons)),
+        ("why", words.why),
+        ("risk", ": ".join(part for part in (risk, "; ".join(one.reasons)) if part)),
         ("shown", words.shown),
         ("agent", f"{one.agent}, session {one.session}" if one.session else one.agent),
         ("waits", f"{waited}, for at most {left} more"),
         ("yes", f"{words.yes}: halter approve {one.decision}{more}"),
-        ("no", f"{words.no}: halter deny {one.decision}"),
+        ("no", f"{words.no}: halter deny {one.decision}{option}"),
     ]
 
 

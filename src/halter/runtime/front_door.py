@@ -64,6 +64,7 @@ from halter.runtime.forecast import (
     format_bound,
     read_balances,
 )
+from halter.runtime.needs import describe_decision
 from halter.runtime.runtime import read_budget
 from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
 from halter.runtime.sessions import (
@@ -367,28 +368,8 @@ async def describe_inbox(context: AgentContext) -> str:
     lines = [f"{format_count(len(found), 'decision')} for you. Say approve or deny, with the id if there are several."]
     for one in found[:MAX_LISTED_ROWS]:
         ago = format_duration(max(0, now - one.asked_at))
-        lines.append(
-            f"- {one.decision}: {_describe_decision(one)} (of {one.agent}, for {ago})\n{_indent(one.shown)}".rstrip()
-        )
+        lines.append(f"- {one.decision}: {describe_decision(one)} ({ago} ago)\n{_indent(one.shown)}".rstrip())
     return "\n".join([*lines, *_describe_more(len(found))])
-
-
-def _describe_decision(one: approvals.PendingDecision) -> str:
-    match one.about:
-        case "unknown_call":
-            return f"was {one.name} done before the process died?"
-        case "cap_raise":
-            return f"a higher cap for {one.subject}"
-        case "changed_tool":
-            return f"{one.name} is new or has changed"
-        case "changed_server":
-            return f"the server {one.name} offers tools that were not approved"
-        case "proposal":
-            return f"a {one.name} to be kept"
-        case "schedule":
-            return f"a schedule, {one.name}"
-        case _:
-            return f"a call of {one.name}"
 
 
 def _indent(text: str) -> str:
@@ -415,12 +396,13 @@ async def _decide(context: AgentContext, said: Decided, session: str, *, ahead: 
     unseen = ahead or not await _was_shown(context, session, one.decision)
     if said.implied and said.verdict == "approve" and unseen:
         # This decision may have replaced the one that they saw or were typing about.
-        shown = f"- {one.decision}: {_describe_decision(one)} (of {one.agent})\n{_indent(one.shown)}".rstrip()
+        shown = f"- {one.decision}: {describe_decision(one)}\n{_indent(one.shown)}".rstrip()
         return f"This is what waits:\n{shown}\nSay approve again to agree to it, or deny."
     write = approvals.answer_decision(one, said.verdict, app.settings.person, app.ids.new())
     if not (await context.store.commit(write)).events:
         return f"{one.decision} was already decided, has expired, or cannot be done any more."
-    return f"{'Approved' if said.verdict == 'approve' else 'Denied'}: {one.decision} ({_describe_decision(one)})"
+    verdict = "Approved" if said.verdict == "approve" else "Denied"
+    return f"{verdict}: {one.decision} ({describe_decision(one).rstrip('.')})"
 
 
 async def _was_shown(context: AgentContext, session: str, decision: str) -> bool:

@@ -31,10 +31,21 @@ from halter.core.ports import (
     parse_notification,
 )
 from halter.core.rows import NotificationRow, OutageRow
+from halter.core.text import shorten
 from halter.core.vocabulary import State
+from halter.guard.approvals import list_pending_decisions
 from halter.loop.session_runtime import wait_for_news, watch_changes
 from halter.notify import make_sender
 from halter.redaction.secrets import Secrets
+from halter.runtime.needs import (
+    UNUSABLE_REMEDY,
+    Need,
+    make_decision_need,
+    make_document_need,
+    make_paused_need,
+    make_question_need,
+    read_open_questions,
+)
 from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import load_body
 from halter.tasks.task_tools import (
@@ -47,6 +58,7 @@ from halter.tasks.task_tools import (
 
 MAX_NOTICE_AGE: Final = 7 * DAY
 """Nothing older is reported."""
+MAX_SUBJECT: Final = 120
 
 NoticeKind = Literal["halted", "failed", "waiting", "quarantined"]
 
@@ -126,12 +138,20 @@ class Notices:
         left = await self._store.ask(Query("untold_items", ArtifactNotice, since))
         failing = await self._store.ask(Query("open_outages", OutageRow))
         told = await self._store.ask(Query("outage_notices", OutageNotice, since))
+        needs = await self._read_needs() if waiting else dict[str, Need]()
         return [
             *map(_notice_of_failure, ended),
-            *map(_notice_of_decision, waiting),
+            *(_notice_of_need(row, needs.get(row.about) or needs.get(row.session)) for row in waiting),
             *map(_notice_of_document, left),
             *list_outage_notices(failing, told, self._clock.now()),
         ]
+
+    async def _read_needs(self) -> Mapping[str, Need]:
+        """What open decisions want, by what a notice is about, and what sessions ask, by their id."""
+        pending = await list_pending_decisions(self._store, self._clock.now())
+        asked = await read_open_questions(self._store)
+        decisions = {f"waiting:{one.decision}": make_decision_need(one) for one in pending}
+        return decisions | {name: make_question_need(name, one.agent, one) for name, one in asked.items()}
 
 
 def _queue_notice(notice: Notice, channels: Sequence[str], redact: Callable[[str], str]) -> Write:
@@ -160,15 +180,13 @@ def _notice_of_failure(row: SessionFailure) -> Notice:
     return Notice(kind, f"ended:{row.session}:{row.ended_at}", row.agent, telling)
 
 
-def _notice_of_decision(row: DecisionNotice) -> Notice:
-    where = f"Session {row.session} of {row.agent}" if row.session else row.agent
-    text = f"{where} waits for you: {row.what} {row.name}. Look at it: halter inbox"
-    return Notice(
-        "waiting",
-        row.about,
-        row.agent,
-        NotificationContent(subject=f"{row.agent} needs you", text=text, session=row.session),
-    )
+def _notice_of_need(row: DecisionNotice, need: Need | None) -> Notice:
+    """Tell of a decision or a question as the inbox does: what is wanted, why, what with, and what to type."""
+    need = need or make_paused_need(row.session, row.agent)
+    text = "\n".join(part for part in (need.sentence, need.why, need.shown, *need.commands, "halter inbox") if part)
+    subject = f"{row.agent} needs you: {shorten(need.sentence.removeprefix(f'{row.agent} '), MAX_SUBJECT)}"
+    telling = NotificationContent(subject=subject, text=text, session=row.session)
+    return Notice("waiting", row.about, row.agent, telling)
 
 
 def list_outage_notices(failing: Sequence[OutageRow], told: Sequence[OutageNotice], now: int) -> Iterator[Notice]:
@@ -208,16 +226,9 @@ def _notice_of_recovery(agent: str, name: str, now: int) -> Notice:
     return Notice(kind, f"outage_over:{name}", agent, telling)
 
 
-UNUSABLE_REMEDY: Final = (
-    "Mend the provider's key, the model's name or the account; it then goes on by itself, at once when `halter up` is "
-    "started anew or `halter on` is said."
-)
-
-
 def _notice_of_document(row: ArtifactNotice) -> Notice:
-    again = f"halter schedules retry {row.trigger} {row.item[:16]}"
-    text = f"{row.trigger} leaves a document to you. {row.sentence} To let it be tried anew: {again}"
-    telling = NotificationContent(subject=f"{row.agent}: a document is left to you ({row.name})", text=text)
+    need = make_document_need(row.trigger, row.item, row.name, row.sentence)
+    telling = NotificationContent(subject=f"{row.agent}: a document is left to you ({row.name})", text=need.line)
     return Notice("quarantined", f"quarantined:{row.trigger}:{row.item}:{row.quarantined_at}", row.agent, telling)
 
 

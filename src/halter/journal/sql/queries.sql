@@ -152,8 +152,8 @@ WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_ser
 
 -- name: open_decisions
 -- What waits for a person, oldest first. A session that is over waits for none. The words of a proposal are
--- those of the session that made it, and go with them.
-SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind FROM decisions d
+-- those of the session that made it, and go with them. `said` is the last reply of a model before the question.
+SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind, r.body AS said FROM decisions d
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
 LEFT JOIN sessions s ON s.session = d.session
@@ -161,7 +161,23 @@ LEFT JOIN memories m ON d.about = 'proposal' AND m.memory = d.subject
 LEFT JOIN precedents p ON d.about = 'proposal' AND p.precedent = d.subject
 LEFT JOIN events w
     ON w.stream = 'session:' || COALESCE(m.session, p.session) AND w.seq = COALESCE(m.proposed_seq, p.proposed_seq)
+LEFT JOIN events r ON d.session <> '' AND r.stream = 'session:' || d.session AND r.seq = (
+    SELECT x.seq FROM events x
+    WHERE x.stream = 'session:' || d.session AND x.seq < d.asked_seq AND x.kind = 'request_settled'
+    ORDER BY x.seq DESC LIMIT 1
+)
 WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
+
+-- name: open_questions
+-- The sessions without an attendant that wait for an answer, each with the last call that it made.
+SELECT s.session, s.agent, e.version, e.facts, e.body FROM sessions s
+LEFT JOIN events e ON e.stream = 'session:' || s.session AND e.seq = (
+    SELECT x.seq FROM events x WHERE x.stream = 'session:' || s.session AND x.kind = 'call_started'
+    ORDER BY x.seq DESC LIMIT 1
+)
+WHERE s.state = 'WAITING_FOR_INPUT' AND s.ended_at IS NULL AND +s.started_at > 0
+    AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
+ORDER BY s.agent, s.session;
 
 -- name: budget
 -- What stands against one cap.

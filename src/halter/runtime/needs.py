@@ -1,0 +1,226 @@
+"""What waits for a person, in words: one sentence says what is wanted, for every face and every notice."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from halter.core.codec import decode
+from halter.core.effect_events import CallStarted
+from halter.core.messages import Reply
+from halter.core.money import format_micros, usd_to_micros
+from halter.core.ports import Query, Store
+from halter.core.text import from_body, shorten, to_one_line
+from halter.core.tools import SERVER_SEPARATOR
+from halter.core.vocabulary import DecisionKind
+from halter.guard.approvals import PendingDecision
+from halter.loop.decide import ASK_USER
+
+NeedKind = (
+    DecisionKind
+    | Literal["question", "paused", "model", "stopped", "document", "halt", "host", "undelivered", "budget", "kept"]
+)
+"""A decision, or something else that only a person can settle."""
+
+MAX_VALUE: Final = 60
+MAX_REASON: Final = 300
+_OBJECTS: Final = ("command", "path", "file", "filename", "folder", "url", "query", "question", "name", "id")
+"""Arguments that are what a verb acts on, and need no name beside them."""
+_KINDS: Final = frozenset(("file", "folder", "path", "url", "command", "query"))
+"""Nouns in a tool's name that its object replaces: `delete_file` of a path deletes that path."""
+_PREPOSITIONS: Final = frozenset(("to", "from", "at", "in", "on", "for", "by", "with", "into"))
+_PLAIN: Final = re.compile(r"[\w.@%+:,/~-]+")
+
+
+class Need(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that waits for a person: what is wanted, why, and the commands that answer it.
+
+    `why` is the model's own reason, or what led to it; `shown` are the arguments. An open decision is named.
+    """
+
+    kind: NeedKind
+    agent: str
+    sentence: str
+    why: str = ""
+    shown: str = ""
+    commands: tuple[str, ...] = ()
+    decision: str = ""
+    session: str = ""
+
+    @property
+    def line(self) -> str:
+        """The whole on one line: the sentence, its reason, and the first command."""
+        return " ".join(part for part in (self.sentence, self.why, *self.commands[:1]) if part)
+
+
+def describe_call(tool: str, arguments: Mapping[str, Any]) -> str:
+    """Put a call into words: `refund` of `{"amount_usd": 19.9, "order": 42}` is "refund $19.90 for order 42"."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_.\-]+", " ", tool.rpartition(SERVER_SEPARATOR)[2]).lower().split()
+    money = [key for key in arguments if _is_money(key, arguments[key])]
+    objects = [key for key in _OBJECTS if key in arguments and _word(arguments[key])][:1]
+    if objects and len(words) > 1 and words[-1] in _KINDS:
+        words.pop()
+    if objects == ["command"] and words == ["shell"]:
+        words = ["run"]
+    parts = [*words, *(_word(arguments[key]) for key in objects), *(_dollars(arguments[key]) for key in money)]
+    rest = [key for key in arguments if key not in (*money, *objects)]
+    told = [*_tell_rest(rest, arguments, first="for " if money else "")]
+    return " ".join([" ".join(parts) or "call a tool", ", ".join(told)]).strip()
+
+
+def _tell_rest(keys: list[str], arguments: Mapping[str, Any], first: str) -> Iterator[str]:
+    """Tell the other arguments: those that are prepositions first. Long and nested ones are only shown."""
+    ordered = sorted(keys, key=lambda key: key not in _PREPOSITIONS)
+    for key in ordered:
+        if (word := _word(arguments[key])) == "":
+            continue
+        name = to_one_line(key.replace("_", " "))
+        yield f"{name} {word}" if key in _PREPOSITIONS else f"{first}{name} {word}"
+        first = ""
+
+
+def _is_money(key: str, value: Any) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and (key == "usd" or key.endswith("_usd"))
+
+
+def _dollars(value: float) -> str:
+    try:
+        return format_micros(usd_to_micros(value))
+    except ArithmeticError:
+        return str(value)
+
+
+def _word(value: Any) -> str:
+    """Write a short value as it is, quoted where it is more than a word; nothing for one that is long or nested."""
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
+        return ""
+    text = str(value)
+    if not text or len(text) > MAX_VALUE or "\n" in text:
+        return ""
+    return text if _PLAIN.fullmatch(text) else f"“{to_one_line(text)}”"
+
+
+def describe_decision(one: PendingDecision) -> str:
+    """Say what an open decision is about."""
+    match one.about:
+        case "approval":
+            return f"{one.agent} wants to {_describe_shown(one)}."
+        case "unknown_call":
+            return f"{one.agent} began to {_describe_shown(one)}, and it is unknown whether that was done."
+        case "cap_raise":
+            return f"{one.agent} needs more money for {one.name} than the cap of {one.subject} leaves."
+        case "changed_tool":
+            return f"{one.agent} may not use {one.name}: it is new, or has changed since it was approved."
+        case "changed_server":
+            return f"{one.agent} may not use some tools of the server {one.name}: they were not approved yet."
+        case "schedule":
+            return f"{one.agent} wants to do this by itself: {_describe_plan(one)}."
+        case "proposal":
+            return f"{one.agent} wants a {one.name} to be kept: {_describe_proposal(one)}"
+        case _:
+            return f"{one.agent} asks about {one.name}."
+
+
+def _describe_shown(one: PendingDecision) -> str:
+    return describe_call(one.name, parse_arguments(one.name, one.shown))
+
+
+def parse_arguments(name: str, shown: str) -> Mapping[str, Any]:
+    """Read the arguments of a call as it is shown to a person; a prediction may follow them."""
+    try:
+        found: object = json.JSONDecoder().raw_decode(shown.removeprefix(f"{name} "))[0]
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _describe_plan(one: PendingDecision) -> str:
+    """The task of a schedule, as its question's first line has it."""
+    first = one.shown.partition("\n")[0]
+    return shorten(to_one_line(first.partition(": ")[2] or one.name), MAX_REASON).rstrip(".")
+
+
+def _describe_proposal(one: PendingDecision) -> str:
+    return shorten(to_one_line(one.shown.removeprefix(f"{one.agent} proposes a {one.name}: ")), MAX_REASON)
+
+
+def read_reason(one: PendingDecision) -> str:
+    """What the model said when it made the call that waits; nothing where it said nothing, or it was erased."""
+    if not one.said or one.about not in ("approval", "cap_raise"):
+        return ""
+    try:
+        reply = msgspec.json.decode(one.said, type=Reply)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return ""
+    return shorten(to_one_line(reply.text), MAX_REASON)
+
+
+class OpenQuestion(msgspec.Struct, frozen=True):
+    """A session that waits for an answer, and the last call that it made."""
+
+    session: str
+    agent: str
+    version: int | None = None
+    facts: bytes | None = None
+    body: bytes | None = None
+
+    @property
+    def question(self) -> str:
+        """What the model asked its person; nothing where that was erased, or nothing was asked."""
+        if self.facts is None or self.version is None:
+            return ""
+        event = decode(CallStarted.KIND, self.version, self.facts)
+        if not isinstance(event, CallStarted) or event.tool != ASK_USER:
+            return ""
+        asked = parse_arguments("", from_body(self.body or b"")).get("question", "")
+        return shorten(to_one_line(str(asked)), MAX_REASON)
+
+
+async def read_open_questions(store: Store) -> Mapping[str, OpenQuestion]:
+    """Find what sessions without an attendant ask, by session."""
+    return {one.session: one for one in await store.ask(Query("open_questions", OpenQuestion))}
+
+
+def make_decision_need(one: PendingDecision) -> Need:
+    more = " --cap AMOUNT" if one.about == "cap_raise" else ""
+    shown = one.shown.removeprefix(f"{one.name} ") if one.about in ("approval", "unknown_call") else one.shown
+    return Need(
+        kind=cast("NeedKind", one.about),
+        agent=one.agent,
+        sentence=describe_decision(one),
+        why=read_reason(one),
+        shown=shown,
+        commands=(f"halter approve {one.decision}{more}", f"halter deny {one.decision}"),
+        decision=one.decision,
+        session=one.session,
+    )
+
+
+def make_question_need(session: str, agent: str, asked: OpenQuestion | None) -> Need:
+    question = asked.question if asked else ""
+    sentence = f"{agent} asks: {question}" if question else f"{agent} waits for an answer in session {session}."
+    commands = (f"halter tell {session} ANSWER",)
+    return Need(kind="question", agent=agent, sentence=sentence, commands=commands, session=session)
+
+
+def make_paused_need(session: str, agent: str) -> Need:
+    sentence, commands = f"{agent} is paused in session {session}.", (f"halter on {agent}",)
+    return Need(kind="paused", agent=agent, sentence=sentence, commands=commands, session=session)
+
+
+def make_document_need(trigger: str, item: str, name: str, why: str) -> Need:
+    sentence = f"{trigger} leaves a document to you: {name}."
+    commands = (f"halter schedules retry {trigger} {item[:SHORT_DIGEST]}",)
+    return Need(kind="document", agent=trigger.partition("/")[0], sentence=sentence, why=why, commands=commands)
+
+
+SHORT_DIGEST: Final = 16
+"""How much of a document's digest names it."""
+
+UNUSABLE_REMEDY: Final = (
+    "Mend the provider's key, the model's name or the account; it then goes on by itself, at once when `halter up` is "
+    "started anew or `halter on` is said."
+)

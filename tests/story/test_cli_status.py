@@ -1,0 +1,102 @@
+"""`halter status` as the first command of the morning, and the one queue behind every face."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from halter.cli import build
+from halter.core.clock import MINUTE
+from halter.core.ids import WorkerId
+from halter.core.rows import WorkerInfo
+from halter.guard.halts import switch_on
+from halter.operations.desk import Desk, Who
+from halter.operations.queries import needs
+from halter.operations.registry import home as read_home
+from halter.operations.status import status
+from halter.runtime.runtime import open_runtime
+from halter.settings import read_settings
+from tests.story.clerks import environment, furnish
+
+
+class Place:
+    def __init__(self, home: Path) -> None:
+        self.home, self.environ = home, environment(home)
+
+    def types(self, *words: str) -> Result:
+        return CliRunner().invoke(build(), list(words), env=self.environ)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    furnish(tmp_path)
+    return Place(tmp_path)
+
+
+def test_the_morning_fits_a_small_screen(place: Place) -> None:
+    shown = place.types("status")
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert lines[0].strip() == "4 need you · $0.50 of $20.00 spent today · 0 of 1 agent running"
+    assert len(lines) <= 24
+    assert max(map(len, lines)) <= 80
+    assert "halter approve clerk-1.1/approval" in shown.stdout
+
+
+def test_a_home_in_which_nothing_ever_ran_has_a_status(tmp_path: Path) -> None:
+    shown = Place(tmp_path).types("status")
+    assert (shown.exit_code, "No agent has run here yet." in shown.stdout) == (0, True)
+    assert not list(tmp_path.rglob("halter.db"))
+
+
+def test_commands_name_the_store_that_was_named(place: Place) -> None:
+    store = str(place.home / "state" / "halter" / "halter.db")
+    place.environ["COLUMNS"] = "300"
+    for command in ("status", "inbox"):
+        shown = " ".join(place.types(command, "--store", store).stdout.split())
+        assert f"halter approve clerk-1.1/approval --store {store}" in shown
+        assert f"halter findings --store {store}" in shown
+    assert "--store" not in place.types("inbox").stdout
+
+
+def test_every_face_has_the_same_queue(place: Place) -> None:
+    inbox = json.loads(place.types("inbox", "--json").stdout)
+    report = json.loads(place.types("report", "--json").stdout)["needs_you"]
+    morning = json.loads(place.types("status", "--json").stdout)["needs_you"]
+    sentences = [need["sentence"] for need in inbox]
+    assert sentences == [need["sentence"] for need in morning]
+    assert len(report) == len(sentences)
+    assert all(line.startswith(sentence) for line, sentence in zip(report, sentences, strict=True))
+
+    async def look(desk: Desk) -> None:
+        assert [need.sentence for need in await needs(desk)] == sentences
+        assert [need.sentence for need in (await read_home(desk)).needs_you] == sentences
+
+    on_store(place, look)
+    assert place.types("inbox", "--check").exit_code == 1
+
+
+def test_an_agent_is_alive_where_a_process_runs_it(place: Place) -> None:
+    async def look(desk: Desk) -> None:
+        app, now = desk.app, desk.app.clock.now()
+        about = WorkerInfo(kind="up", host="box", pid=42, started_at=now - MINUTE, agents={"shop": "v1"})
+        await app.store.commit(switch_on("shop", "ada", "on"))
+        (away,) = [one for one in (await status(desk)).agents if one.agent == "shop"]
+        assert (away.alive, away.waits.startswith("No process runs it: start `halter up")) == (False, True)
+        await app.store.beat(WorkerId("w1"), about=about.said())
+        (shop,) = [one for one in (await status(desk)).agents if one.agent == "shop"]
+        assert (shop.alive, shop.on, shop.waits) == (True, True, "Nothing of it is under way.")
+        assert [(one.kind, one.host, one.pid) for one in shop.places] == [("up", "box", 42)]
+
+    on_store(place, look)
+
+
+def on_store(place: Place, job: Callable[[Desk], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with open_runtime(read_settings(place.environ, place.home), environ=place.environ) as app:
+            await job(Desk(app, Who("ada")))
+
+    asyncio.run(main())
