@@ -17,6 +17,7 @@ AGENT_PREFIX = "agent:"
 """Prefix of an agent's name as an actor."""
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+_PAIRS = tuple([first + second for first in _ALPHABET for second in _ALPHABET])
 _RANDOM_BITS = 80
 
 
@@ -44,7 +45,7 @@ class SortableIds:
 
 
 def _encode_base32(number: int) -> str:
-    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 def may_decide(by: str) -> bool:

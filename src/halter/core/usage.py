@@ -8,6 +8,7 @@ one that only its maker runs.
 
 import re
 from decimal import Decimal
+from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final, Protocol, Self
 from urllib.parse import urlsplit
@@ -139,6 +140,7 @@ def runs_locally(model: ModelName, base_url: str | None) -> bool:
     return model.provider in _LOCAL_ENGINES and reached_here and _HOSTED_MODEL.fullmatch(model.model.lower()) is None
 
 
+@lru_cache(maxsize=256)
 def is_local_address(base_url: str | None) -> bool:
     """Whether an address is on this machine. It may still forward a request."""
     try:

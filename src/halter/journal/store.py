@@ -507,7 +507,7 @@ class JournalStore:
         return committed
 
     async def read(self, stream: StreamId, after: int = 0, limit: int = 1000) -> Sequence[Stored]:
-        return await self._read(lambda: self._engine.read(StreamId(clean(stream)), after, limit), short=True)
+        return await self._read(partial(self._engine.read, StreamId(clean(stream)), after, limit), short=True)
 
     async def claim(
         self,
@@ -531,7 +531,7 @@ class JournalStore:
 
     async def ask(self, query: Query[T]) -> Sequence[T]:
         params = {name: clean(given) if isinstance(given, str) else given for name, given in query.params.items()}
-        found = await self._read(lambda: self._engine.ask(query.name, params), short=query.name in SHORT_QUERIES)
+        found = await self._read(partial(self._engine.ask, query.name, params), short=query.name in SHORT_QUERIES)
         return [msgspec.convert(row, query.row, strict=False) for row in found]
 
     async def now(self) -> int:
@@ -624,19 +624,20 @@ class JournalStore:
         await self._journal.close()
 
     async def _write(self, job: Callable[[], T]) -> T:
-        return await self._patiently(lambda: self._journal.write(job))
+        return await self._patiently(partial(self._journal.write, job))
 
     async def _read(self, job: Callable[[], T], *, short: bool = False) -> T:
-        return await self._patiently(lambda: self._journal.read(job, short=short))
+        return await self._patiently(partial(self._journal.read, job, short=short))
 
     async def _patiently(self, use: Callable[[], Awaitable[T]]) -> T:
-        if self.retry is None:
-            return await use()
         try:
             answer = await use()
         except StoreUnavailable as away:
+            if self.retry is None:
+                raise
             return await self.retry.repeat(use, away)
-        self.retry.trouble.passed()
+        if self.retry is not None and self.retry.trouble.problem:
+            self.retry.trouble.passed()
         return answer
 
 

@@ -9,13 +9,15 @@ on a scale of 0 to 1" a one.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import sha256
+from operator import attrgetter
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from halter.core.agent_spec import BrainSpec
+from halter.core.agent_spec import BrainSpec, ToolCalls
 from halter.core.clock import SECOND, Clock
 from halter.core.events import ContextCut
 from halter.core.messages import (
@@ -75,10 +77,17 @@ class StablePrefix(msgspec.Struct, frozen=True):
 
 def build_stable_prefix(mind: BrainSpec, offered: Sequence[ToolSpec], given: str = "") -> StablePrefix:
     """The stable part: the instructions, kept memories, and the tools, always in the same order."""
-    tools = tuple(sorted(offered, key=lambda spec: spec.name))
-    as_words = explain_text_calls(tools) if mind.tool_calls == "text" else ""
-    system = "\n\n".join(part for part in (mind.instructions, given, as_words) if part)
-    tools = () if mind.tool_calls == "text" else tools
+    return _build_stable_prefix(mind.instructions, mind.tool_calls, tuple(offered), given)
+
+
+@lru_cache(maxsize=256)
+def _build_stable_prefix(
+    instructions: str, tool_calls: ToolCalls, offered: tuple[ToolSpec, ...], given: str
+) -> StablePrefix:
+    tools = tuple(sorted(offered, key=attrgetter("name")))
+    as_words = explain_text_calls(tools) if tool_calls == "text" else ""
+    system = "\n\n".join(part for part in (instructions, given, as_words) if part)
+    tools = () if tool_calls == "text" else tools
     prompt = Prompt(system=system, messages=(), tools=tools)
     return StablePrefix(system, tools, bound_prompt_tokens(prompt), sha256(msgspec.json.encode(prompt)).hexdigest())
 

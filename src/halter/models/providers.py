@@ -449,6 +449,7 @@ def make_model(
     return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)
 
 
+@lru_cache(maxsize=256)
 def estimate_window(name: ModelName, base_url: str | None = None) -> int:
     """The context window of a model: from the bundled table, else a cautious guess."""
     known = KNOWN_PROVIDERS.get(name.provider)

@@ -79,10 +79,16 @@ class CompiledFamilies(NamedTuple):
     by_head: Mapping[bytes, Sequence[CompiledFamily]]
 
 
+@lru_cache(maxsize=4096)
 def is_secret_name(name: str) -> bool:
     """Whether a variable of this name usually holds a secret."""
     words = name.upper().replace("-", "_").replace(".", "_").split("_")
     return words[-1] not in _NEVER_SECRET and not _SECRET_WORDS.isdisjoint(words)
+
+
+def select_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that usually hold a secret."""
+    return {name: environment[name] for name in environment if is_secret_name(name)}
 
 
 class Redactor:
@@ -93,7 +99,7 @@ class Redactor:
     """
 
     def __init__(self, secrets: Mapping[str, str], environment: Mapping[str, str] | None = None) -> None:
-        likely = {name: value for name, value in (environment or {}).items() if is_secret_name(name)}
+        likely = select_secrets(environment or {})
         self._known = LiveValues({**likely, **secrets})
         longest = max((len(value) for value in (*likely.values(), *secrets.values())), default=0)
         self.spaced = min(_SPACED * longest, LONGEST_SPELLING)

@@ -20,7 +20,7 @@ from halter.core.usage import ModelName
 from halter.guard.guard import GuardRuntime
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
 from halter.models.providers import Prices
-from halter.redaction.redact import Redactor, StreamRedactor
+from halter.redaction.redact import Redactor, StreamRedactor, select_secrets
 from halter.redaction.secrets import Secrets
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
@@ -86,7 +86,7 @@ async def models_of(
 
 
 class _GuardInputs(NamedTuple):
-    """What a guard was made of."""
+    """What a guard was made of; of the environment, what may hold a secret."""
 
     app: Runtime
     policy: ResolvedPolicy
@@ -155,7 +155,9 @@ class AgentContext(msgspec.Struct, frozen=True):
         own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
         foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
-        given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), dict(app.environ))
+        given = _GuardInputs(
+            app, agent.policy, agent.secrets, model, _values(agent.secrets), select_secrets(app.environ)
+        )
         if self.made.guard is None or not self.made.guard[0].same(given):
             self.made.guard = (given, make_guard(app, agent.policy, agent.secrets, model))
         return self.made.guard[1]

@@ -9,7 +9,7 @@ something that did not happen.
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Annotated, Any, Final, TypeVar
 
@@ -76,17 +76,7 @@ class Verb:
         self._takes: type[Any] = takes
         self._act: PermitGate[Callable[[Any, str], Awaitable[str | Output]]] = PermitGate(act)
         self._flaw: Callable[[Any], str] = flaw
-        self._spec = add_spec_digest(
-            ToolSpec(
-                name=name,
-                description=description,
-                schema=_schema(takes),
-                level=level,
-                effect="read",
-                idempotent=True,
-                timeout=timeout,
-            )
-        )
+        self._spec = _make_verb_spec(name, description, takes, level, timeout)
 
     @property
     def spec(self) -> ToolSpec:
@@ -113,11 +103,21 @@ class Verb:
         return "unknown"
 
 
-@cache
-def _schema(takes: type[msgspec.Struct]) -> bytes:
-    """Makes a struct's JSON Schema, cached: every session makes its verbs anew."""
+@lru_cache(maxsize=256)
+def _make_verb_spec(name: str, description: str, takes: type[msgspec.Struct], level: Level, timeout: int) -> ToolSpec:
+    """Makes a verb's spec, cached: every session makes its verbs anew."""
     (described,), components = msgspec.json.schema_components([takes], ref_template="{name}")
-    return msgspec.json.encode(components[described["$ref"]])
+    return add_spec_digest(
+        ToolSpec(
+            name=name,
+            description=description,
+            schema=msgspec.json.encode(components[described["$ref"]]),
+            level=level,
+            effect="read",
+            idempotent=True,
+            timeout=timeout,
+        )
+    )
 
 
 class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
