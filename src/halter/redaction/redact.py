@@ -13,7 +13,7 @@ JSON can be masked as well.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Final, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -366,6 +366,17 @@ def mask_text(text: str, redact: Redact) -> str:
     return redact(text if text.isascii() and "\x00" not in text else clean(text))
 
 
+class _LastRequest:
+    """The last request of a session, and the same masked."""
+
+    __slots__ = ("given", "known", "masked", "said")
+
+    def __init__(self) -> None:
+        self.said: tuple[Message, ...] = ()
+        self.known: tuple[Message, ...] = ()
+        self.given = self.masked = Prompt(messages=())
+
+
 class PromptMasker:
     """Masks requests of sessions: each begins as the one before it, and only what is new is masked.
 
@@ -374,24 +385,32 @@ class PromptMasker:
 
     def __init__(self, redact: Redact) -> None:
         self._redact = redact
-        self._last: WeakKeyDictionary[Lease, tuple[tuple[Message, ...], tuple[Message, ...]]] = WeakKeyDictionary()
+        self._last: WeakKeyDictionary[Lease, _LastRequest] = WeakKeyDictionary()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
-        said, known = self._last.get(lease, ((), ()))
-        if prompt.messages[: len(said)] != said:
-            said, known = (), ()
-        fresh = [mask_message(message, self._redact) for message in prompt.messages[len(said) :]]
-        messages = (*known, *fresh)
+        last = self._last.get(lease)
+        if last is None:
+            last = self._last[lease] = _LastRequest()
+        asked, count, redact = prompt.messages, len(last.said), self._redact
+        if asked[:count] != last.said:
+            count, last.known = 0, ()
+        messages = (*last.known, *[mask_message(message, redact) for message in asked[count:]])
         # The last message ends with what is true only now, so the next request says it otherwise.
-        self._last[lease] = (prompt.messages[:-1], messages[:-1])
-        return msgspec.structs.replace(
-            prompt,
-            system=_mask_text_cached(prompt.system, self._redact),
+        last.said, last.known = asked[:-1], messages[:-1]
+        before = last.given
+        if prompt.system is before.system and prompt.tools is before.tools and not prompt.facts:
+            system, tools, facts = last.masked.system, last.masked.tools, prompt.facts
+        else:
+            system, tools = _mask_text_cached(prompt.system, redact), _mask_tools(prompt.tools, redact)
+            facts = change_texts(prompt.facts, partial(mask_text, redact=redact))
+            last.given = msgspec.structs.replace(prompt, messages=())
+            last.masked = msgspec.structs.replace(last.given, system=system, tools=tools)
+        return Prompt(
+            system=system,
             messages=messages,
-            tools=_mask_tools(prompt.tools, self._redact),
-            facts=change_texts(prompt.facts, lambda text: mask_text(text, self._redact))
-            if prompt.facts
-            else prompt.facts,
+            tools=tools,
+            max_output_tokens=prompt.max_output_tokens,
+            facts=facts,
         )
 
 
@@ -399,11 +418,14 @@ def mask_message(message: Message, redact: Redact) -> Message:
     """Mask a message, once: a history is sent again with every request."""
     kept = vars(message).get(_CACHE_ATTRIBUTE)
     if kept is not None and kept[0] == redact:
-        return kept[1]
+        return message if kept[1] is None else kept[1]
     parts = _mask_parts(message.parts, redact)
-    made = message if parts is message.parts else Message(message.role, parts)
-    if made is not message:
-        vars(made)[_CACHE_ATTRIBUTE] = (redact, made)
+    if parts is message.parts:
+        # Not the message itself: what refers to itself waits for the garbage collector.
+        vars(message)[_CACHE_ATTRIBUTE] = (redact, None)
+        return message
+    made = Message(message.role, parts)
+    vars(made)[_CACHE_ATTRIBUTE] = (redact, None)
     vars(message)[_CACHE_ATTRIBUTE] = (redact, made)
     return made
 
