@@ -100,6 +100,8 @@ def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
 
 def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge | None:
     """The charge; a cost without a hold is checked against the caps as a hold would have been."""
+    if not flight.legs and not truth.usd:
+        return None
     usd, tokens = compute_charged_amounts(flight, truth)
     if flight.legs:
         return settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg))
@@ -112,9 +114,9 @@ def compute_charged_amounts(flight: InFlight, truth: ActualResult) -> tuple[int,
     """Dollars and tokens to charge: as reported, or as held where no plausible figure was reported."""
     usd, tokens = truth.usd, truth.tokens
     if usd is None or not 0 <= usd <= LARGEST_AMOUNT:
-        usd = flight.most().usd
+        usd = flight.most().usd if flight.legs else 0
     if tokens is None or not 0 <= tokens <= LARGEST_AMOUNT:
-        tokens = flight.most().tokens
+        tokens = flight.most().tokens if flight.legs else 0
     return usd, tokens
 
 

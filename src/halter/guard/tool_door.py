@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import msgspec
@@ -99,6 +100,9 @@ class SimulationCost(msgspec.Struct, frozen=True):
     overrun: bool = False
 
 
+NO_SIMULATION_COST: Final = SimulationCost()
+
+
 class Simulator:
     """Predicts calls for the sessions of one process.
 
@@ -128,7 +132,7 @@ class Simulator:
             return known
         request = _make_request(asked, prepared.tool.spec, situation)
         said = await self._door.guarded_request(lease, standing, request, self._model)
-        self._paid[lease.session] = _add_cost(self._paid.get(lease.session, SimulationCost()), said)
+        self._paid[lease.session] = _add_cost(self._paid.get(lease.session, NO_SIMULATION_COST), said)
         answer = _read_prediction(said)
         if isinstance(answer, Simulated):
             known = msgspec.structs.replace(answer, known=True)
@@ -137,7 +141,7 @@ class Simulator:
 
     def paid(self, session: str) -> SimulationCost:
         """What a session's predictions have cost since the last call of this."""
-        return self._paid.pop(session, SimulationCost())
+        return self._paid.pop(session, NO_SIMULATION_COST)
 
     def _remembered(self, key: _Key) -> Simulated | None:
         now = self._clock.now()
@@ -196,6 +200,7 @@ def _read_prediction(answer: RequestOutcome) -> Simulated | NotSimulated:
 MILLISECOND: Final = SECOND // 1000
 NO_SECRETS: Final = GivenSecrets({})
 ADMITTED_BEFORE: Final = "This very call was admitted before, and an intent is good for one effect: make a new call."
+NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
 HIDDEN_REASONS: Final = ("its arguments hold a secret, and with it the reasons are hidden",)
 
 
@@ -492,7 +497,7 @@ class ToolDoor:
         names = find_secret_names(arguments.canonical)
         if not names <= standing.secrets:
             return None
-        secrets = {name: self._secrets.value(name) for name in names}
+        secrets = {name: self._secrets.value(name) for name in names} if names else NO_VALUES
         timeout = tool.spec.timeout if at_most is None else min(tool.spec.timeout, at_most)
         return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on)
 

@@ -204,16 +204,16 @@ class MemoryEngine:
             self._apply(changes)
 
     def _apply(self, changes: Changes) -> None:
-        self._rows.update(changes.inserts)
-        self._rows.update(changes.updates)
-        self._unmirrored.rows.update(dict.fromkeys(changes.inserts))
-        self._unmirrored.rows.update(dict.fromkeys(changes.updates))
+        unmirrored = self._unmirrored.rows
+        for changed in (changes.inserts, changes.updates):
+            self._rows.update(changed)
+            unmirrored.update(changed)
         for key in changes.inserts:
             self._list(key)
         for key in changes.deletes:
             del self._rows[key]
             self._tables.get(key[0], {}).pop(key, None)
-            self._unmirrored.rows[key] = None
+            unmirrored[key] = None
         streams, keys = self._streams, self._keys
         for event in changes.events:
             stream, key = event.stream, event.key
@@ -473,5 +473,7 @@ class MemoryEngine:
 
 
 class MirrorBacklog(msgspec.Struct):
-    rows: dict[RowKey, None] = {}
+    """What the mirror lacks: keys of rows, whose values do not matter, and events."""
+
+    rows: dict[RowKey, Row | None] = {}
     events: list[Stored] = []

@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -106,6 +108,7 @@ class Retry:
 
 
 WriteAnswer = Committed | LeaseLost
+_KEY_OF: Final = attrgetter("key")
 
 LARGEST_BATCH: Final = 256
 """Writes per transaction: enough to share a sync, few enough to keep locks short."""
@@ -301,16 +304,17 @@ class _Journal:
                 raise StoreUnavailable(message)
         finally:
             self._writing_now.release()
-        self._saw(fresh)
+        if self.observers:
+            self._saw(fresh)
         return answers
 
     def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
         """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
         engine = self.engine
-        every = [each for write in writes for each in list_write_chain(write)]
+        every = list(chain.from_iterable(map(list_write_chain, writes)))
         engine.begin(wait=wait)
         try:
-            keys = [write.key for write in every]
+            keys = list(map(_KEY_OF, every))
             loaded = engine.load(list_declared_rows(every), keys)
             earlier = dict(engine.committed(keys))
             rows = WorkingSet(loaded, engine.now())
@@ -648,12 +652,11 @@ def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Se
 
 def list_write_chain(write: Write) -> list[Write]:
     """A write after those that are done just before it."""
-    chain, before = [write], write.first
+    done, before = [write], write.first
     while before is not None:
-        chain.append(before)
+        done.insert(0, before)
         before = before.first
-    chain.reverse()
-    return chain
+    return done
 
 
 def _clean_write_keys(write: Write) -> Write:
