@@ -260,7 +260,7 @@ class ResidentSession:
 
     async def _reads(self, watched: WatchedSensor) -> None:
         """Runs a sensor. Its calls in flight must not be taken for an earlier owner's."""
-        await self._running.looked_back.wait()
+        await self._running.until_looked_back()
         try:
             sensing = self._sensing(watched)
         except SensorFailed as failed:

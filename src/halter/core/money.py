@@ -334,7 +334,7 @@ def list_accounts(caps: Caps, spender: Spender, now: int) -> tuple[Leg, ...]:
 
 
 # No window begins or ends within a quarter of an hour, and within one the same is asked again and again.
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _make_legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int) -> tuple[Leg, ...]:
     money = [msgspec.structs.replace(leg, amount=usd) for leg in _list_accounts(caps, spender, quarter)] if usd else []
     counted = [Leg(f"session:{spender.session}", "", "tokens", caps.token_budget, tokens)] if tokens else []
@@ -345,7 +345,7 @@ def _make_legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int
     return (*money, *counted)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def _list_accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...]:
     now = quarter * QUARTER
     scoped = [(f"session:{spender.session}", caps.session)]

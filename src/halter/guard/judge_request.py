@@ -7,7 +7,7 @@ settle first.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import Final
 
 import msgspec
@@ -86,7 +86,7 @@ def estimate_request(
 MODEL_RATE_GUARDRAIL: Final = "model_rate"
 
 
-class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one attempt that is known before any row is locked.
 
     The refusal of an `optional` one is recorded, but ends no session. `paces` are the rates of its model; `terms` say
@@ -120,7 +120,7 @@ class RequestAttempt(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             return self
         return msgspec.structs.replace(self, now=now, terms=None)
 
-    @cached_property
+    @property
     def hold(self) -> "HoldTerms":
         return self.terms or compile_hold_terms(self.caps, self.spender, self.now // QUARTER)
 
@@ -137,7 +137,7 @@ class HoldTerms(msgspec.Struct, frozen=True):
     ends_at: int | None
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)
 def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
     """Work out where a session's amounts are held, for a quarter of an hour: no window begins or ends within one."""
     # The smallest amount touches every account.
@@ -157,7 +157,8 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     halt = explain_halt(asking.scopes, asking.spender.session, rows)
     if halt is not None:
         return [_make_request_refusal(asking, "external_halt", halt)]
-    legs = lower_legs_to_policy(asking.hold.legs, rows)
+    hold = asking.hold
+    legs = lower_legs_to_policy(hold.legs, rows)
     budgets = find_spendable_budgets(rows, asking.kept, legs)
     usd, tokens = _least_unspent(legs, budgets)
     waived: tuple[Outcome, ...] = ()
@@ -166,7 +167,7 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
             if not asking.observe:
                 return [_make_request_refusal(asking, *refusal)]
             waived = (*waived, refusal[0])
-    ends_at = asking.hold.ends_at
+    ends_at = hold.ends_at
     if ends_at is not None and ends_at <= rows.now:
         return []
     fitting = _fit_output(asking, usd, tokens, rows.now)

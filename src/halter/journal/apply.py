@@ -6,7 +6,6 @@ digest, so the chain still holds and the body cannot be guessed.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
@@ -119,19 +118,13 @@ class Applier(Protocol):
 def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
     keys: dict[RowKey, None] = {}
     for write in writes:
-        keys.update(_list_stream_rows(write.stream))
-        for stream in write.others:
-            keys.update(_list_stream_rows(stream))
+        for stream in (write.stream, *write.others) if write.others else (write.stream,):
+            keys[StreamRow, (stream,)] = None
+            session = session_of(stream)
+            if session is not None:
+                keys[SessionRow, (session,)] = None
         keys.update(dict.fromkeys(write.reads))
     return list(keys)
-
-
-@lru_cache(maxsize=1024)
-def _list_stream_rows(stream: StreamId) -> Mapping[RowKey, None]:
-    """The rows that every write to a stream reads: its head, and the session whose stream it is."""
-    session = session_of(stream)
-    head: RowKey = (StreamRow, (stream,))
-    return {head: None} if session is None else {head: None, (SessionRow, (session,)): None}
 
 
 def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:

@@ -128,6 +128,16 @@ CheckWaiting = Callable[[], Awaitable[bool]]
 WaitListener = Callable[[NeedsPerson, State], None]
 """Called once for each decision that a session rests for."""
 
+
+def _ignore_wait(_: NeedsPerson, __: State) -> None: ...
+
+
+def _ignore_rest(_: int) -> None: ...
+
+
+def _ignore_trouble() -> None: ...
+
+
 SHORT_REST: Final = SECOND // 4
 
 LONGEST_LAST_WORDS: Final = 20_000
@@ -152,7 +162,7 @@ class SessionRuntime:
         lease: Lease,
         standing: SessionContext,
         tools: Mapping[str, Tool],
-        waits: WaitListener = lambda _, __: None,
+        waits: WaitListener = _ignore_wait,
     ) -> None:
         self.lease = lease
         self.standing = standing
@@ -162,14 +172,14 @@ class SessionRuntime:
         self._guard = guard
         self._tools = tools
         self._waits = waits
-        self._told: set[str] = set()
+        self._told: frozenset[str] = frozenset()
         self._seen = 0
         self.rested_at = 0
         """How far the inbox had been read when the session last rested between two turns."""
         self._rests = 0
-        self.rested: Callable[[int], None] = lambda _: None
+        self.rested: Callable[[int], None] = _ignore_rest
         """Called with the length of each rest, which does not count as work."""
-        self.troubled: Callable[[], None] = lambda: None
+        self.troubled: Callable[[], None] = _ignore_trouble
         """Called when no model answers the session, and when one does again."""
         self._attempts: dict[str, int] = {}
         self.foreseen: dict[str, str] = {}
@@ -180,9 +190,8 @@ class SessionRuntime:
         self._cap: tuple[int | None] | None = None
         self.ending: Callable[[], Awaitable[None]] = _do_nothing
         """Called before the session ends: its other workers must stop, and settle what they hold."""
-        self.looked_back = asyncio.Event()
-        """Set once calls left in doubt by an earlier owner are settled: what is in flight after that is under way."""
-        self._doubts: tuple[InFlight, ...] = ()
+        self._doubts: tuple[InFlight, ...] | None = None
+        self._looking_back: asyncio.Event | None = None
 
     async def look_back(self) -> list[Stored]:
         events = await self.events()
@@ -191,21 +200,28 @@ class SessionRuntime:
         # A later runtime of this session in this process must not reuse the names of its rests.
         self._rests = max(self._rests, self.state.head)
         self.rested_at = self._seen
-        if not self.looked_back.is_set():
+        if self._doubts is None:
             self._doubts = tuple(self.state.in_flight.values())
-            self.looked_back.set()
+            if self._looking_back is not None:
+                self._looking_back.set()
         return events
+
+    async def until_looked_back(self) -> None:
+        """Wait until it is known what an earlier owner left in doubt: what is in flight after that is under way."""
+        if self._doubts is None:
+            self._looking_back = self._looking_back or asyncio.Event()
+            await self._looking_back.wait()
 
     async def take_up(self) -> Sequence[Stored]:
         """Load all events, and settle what a crash left in doubt."""
         events = await self.look_back()
-        past = self.state
+        past, doubts = self.state, self._doubts or ()
         if self.lease.generation > 1:
             await self._woken()
         # What is inside another call is cleared before it, so that the outer one, done again, finds how it went.
-        for flight in sorted(self._doubts, key=lambda doubt: -doubt.id.count("/")):
+        for flight in sorted(doubts, key=lambda doubt: -doubt.id.count("/")):
             await self._clear(flight, await self._arguments(events, flight.id))
-        if self._doubts or self.lease.generation > 1:
+        if doubts or self.lease.generation > 1:
             since = await self.events(past.head)
             events += since
             past = reduce(fold, since, past)
@@ -569,7 +585,7 @@ class SessionRuntime:
 
     def _tell(self, asked: NeedsPerson, state: State) -> None:
         if asked.decision not in self._told:
-            self._told.add(asked.decision)
+            self._told |= {asked.decision}
             self._waits(asked, state)
 
     async def halted(self) -> HaltRow | None:

@@ -446,7 +446,8 @@ class Agent(AgentProgram):
         agent, watching = context.agent, watching or NO_OBSERVER
         if watching.listen is not None and agent.mind.streaming is None:
             agent = replace(agent, mind=replace(agent.mind, streaming=True))
-        context = replace(context, agent=_attach_deps(agent, deps))
+        agent = _attach_deps(agent, deps)
+        context = context if agent is context.agent else replace(context, agent=agent)
         answer = None if output_type is None else make_answer_tool(output_type)
         waits = self._said_of.get("waits", self._log_wait)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)

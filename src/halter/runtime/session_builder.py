@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -109,13 +109,20 @@ class TaskTools:
         tasks = context.agent.tasks
         named = tasks.collections if trigger is None else _list_collections(trigger)
         collections = {name: tasks.collections[name] for name in named if name in tasks.collections}
-        library = context.agent.library or Library(context.store, Path())
-        self.shelves = SessionDocuments(library, context.store, collections, _place_documents(own, trigger))
+        self._documents = (collections, _place_documents(own, trigger))
         self._left: dict[str, int] = {}
+
+    @cached_property
+    def shelves(self) -> SessionDocuments:
+        context = self._context
+        library = context.agent.library or Library(context.store, Path())
+        return SessionDocuments(library, context.store, *self._documents)
 
     def verbs(self) -> Sequence[Verb]:
         context, name = self._context, self._context.agent.policy.name
         clock, agent = context.app.clock, context.agent
+        if not agent.tasks.verbs:
+            return ()
         makers: Mapping[str, Callable[[], Verb]] = {
             RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.shelves, clock.now),
             RUN_SKILL: lambda: run_skill(

@@ -9,7 +9,7 @@ something that did not happen.
 import re
 import unicodedata
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from hashlib import sha256
 from typing import Annotated, Any, Final, TypeVar
 
@@ -124,6 +124,7 @@ class _Question(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     question: str
 
 
+@cache
 def ask_user() -> Verb:
     """Makes the tool with which a model asks its user; it ends the turn."""
 
