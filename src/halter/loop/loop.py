@@ -217,11 +217,12 @@ class TurnLoop:
                 await asyncio.sleep(0)
             chance = self._chance.random() if turn.failures else 1.0
             near = not turn.warned and not turn.calls and self.near_budget()
-            match decide_next_step(turn, self.rules, self._clock.now(), near_budget=near, chance=chance):
+            now = self._clock.now()
+            match decide_next_step(turn, self.rules, now, near_budget=near, chance=chance):
                 case Think(model, after):
-                    await self._think(model, after)
+                    await self._think(model, after, now)
                 case Act(calls):
-                    await self._act(calls)
+                    await self._act(calls, now)
                 case Refuse(calls, outcome, sentence):
                     await self._refuse(calls, outcome, sentence)
                 case Say(reason, text):
@@ -247,9 +248,10 @@ class TurnLoop:
             tokens is not None and tokens <= policy.reserve_tokens
         )
 
-    async def _think(self, number: int, after: int) -> None:
+    async def _think(self, number: int, after: int, now: int) -> None:
         if after:
             await self._running.pause(after)
+            now = self._clock.now()
         volatile = self._senses.volatile()
         left = decide.describe_remaining_budget(*self._running.left())
         volatile = f"{volatile}\n\n{left}" if volatile and left else volatile or left
@@ -268,7 +270,7 @@ class TurnLoop:
         request = ModelRequest(
             id=f"{self._session}.t{turn.number}_{turn.steps}",
             prompt=prompt.prompt,
-            timeout=min(MODEL_REQUEST_TIMEOUT, self._time_left()),
+            timeout=min(MODEL_REQUEST_TIMEOUT, self._time_left(now) or MODEL_REQUEST_TIMEOUT),
             record=RequestRecord(prompt.ending, nonce),
             input_tokens=self._window.bound(name, prompt.size),
             listen=listen,
@@ -307,12 +309,12 @@ class TurnLoop:
                 failure = FailedAttempt(error, answer.may_retry, answer.retry_after, answer.needs_person)
                 self.turn = self.turn.failed(attempt, failure, now)
 
-    async def _act(self, calls: Sequence[ToolCall]) -> None:
+    async def _act(self, calls: Sequence[ToolCall], now: int) -> None:
         """Make the calls without a result: each group concurrently, one group after the other."""
         recalled = self._recalled
         missing = [call for call in calls if call.id not in recalled.done] if recalled.done else list(calls)
         for group, together in groupby(missing, key=attrgetter("group")) if len(calls) > 1 else ((0, missing),):
-            if self.rules.timeout and recalled.turn.time_worked(self._clock.now()) >= self.rules.timeout:
+            if self.rules.timeout and recalled.turn.time_worked(now) >= self.rules.timeout:
                 return
             members = list(together)
             if self.rules.max_actions_per_minute:
@@ -321,12 +323,13 @@ class TurnLoop:
                 continue
             alone = len(calls) == 1 or sum(call.group == group for call in calls) == 1
             name = "" if alone else f"{self._session}.t{recalled.turn.number}_{recalled.turn.steps}_{group}"
-            goes_on = len(members) == 1 and self._away
-            answers = await self._running.calls([self._call(call, name, goes_on=goes_on) for call in members])
+            goes_on, left = len(members) == 1 and self._away, self._time_left(now)
+            answers = await self._running.calls([self._call(call, name, left, goes_on=goes_on) for call in members])
             self._keep(members, answers)
+            now = self._clock.now()
         if self._running.overrun:
             self.turn = msgspec.structs.replace(self.turn, overrun=True)
-        recalled.acted(self._clock.now())
+        recalled.acted(now)
 
     async def _allowed(self, calls: list[ToolCall]) -> list[ToolCall]:
         """Refuse calls beyond an autonomous agent's actions per minute."""
@@ -361,21 +364,20 @@ class TurnLoop:
             if not self._away:
                 self._watching.did(call, answer)
 
-    def _call(self, call: ToolCall, group: str = "", *, goes_on: bool = False) -> Call:
+    def _call(self, call: ToolCall, group: str = "", at_most: int | None = None, *, goes_on: bool = False) -> Call:
         return Call(
             id=call_id(self._session, call),
             tool=call.tool,
             arguments=to_body(call.arguments),
             parallel_group=group,
-            at_most=self._time_left() if self.rules.timeout else None,
+            at_most=at_most,
             goes_on=goes_on,
             situation=self._recalled.situation,
         )
 
-    def _time_left(self) -> int:
-        if not self.rules.timeout:
-            return MODEL_REQUEST_TIMEOUT
-        return max(1, self.rules.timeout - self._recalled.turn.time_worked(self._clock.now()))
+    def _time_left(self, now: int) -> int | None:
+        most = self.rules.timeout
+        return max(1, most - self._recalled.turn.time_worked(now)) if most else None
 
     async def _say(self, reason: MessageReason, text: str) -> None:
         """Tell the model something, once per step. After an erasure there is no other count."""
