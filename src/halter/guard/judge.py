@@ -203,7 +203,8 @@ def list_call_rows(asked: CallRequest) -> list[RowKey]:
             keys.append((RuleRow, (asked.approval.rule,)))
     if asked.writes:
         keys += [(OutputRow, (asked.agent, digest)) for digest in asked.writes]
-    keys += rows_of_hold(asked.call, asked.legs)
+    if asked.legs:
+        keys += rows_of_hold(asked.call, asked.legs)
     return keys
 
 
