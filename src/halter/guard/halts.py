@@ -128,8 +128,8 @@ class HaltWatch:
         Raises Stopped, or CancelledError with a CancelledEffect where the caller was cancelled; else what the effect
         raises.
         """
-        task = cast("asyncio.Task[Any]", asyncio.current_task())
-        loop = task.get_loop()
+        task: Any = asyncio.current_task()
+        loop: asyncio.AbstractEventLoop = task.get_loop()
         flight = _Flight(task, scopes, loop.time() + allowed / SECOND)
         self._flights[flight] = None
         if self._timer is None or flight.deadline < self._next or self._loop is not loop:

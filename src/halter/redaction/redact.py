@@ -367,14 +367,16 @@ def mask_text(text: str, redact: Redact) -> str:
 
 
 class _LastRequest:
-    """The last request of a session, and the same masked."""
+    """What all requests of a session begin with, as it was given and as it is masked."""
 
-    __slots__ = ("given", "known", "masked", "said")
+    __slots__ = ("known", "masked_system", "masked_tools", "said", "system", "tools")
 
     def __init__(self) -> None:
         self.said: tuple[Message, ...] = ()
         self.known: tuple[Message, ...] = ()
-        self.given = self.masked = Prompt(messages=())
+        self.system = self.masked_system = ""
+        self.tools: tuple[ToolSpec, ...] = ()
+        self.masked_tools: tuple[ToolSpec, ...] = ()
 
 
 class PromptMasker:
@@ -397,20 +399,12 @@ class PromptMasker:
         messages = (*last.known, *[mask_message(message, redact) for message in asked[count:]])
         # The last message ends with what is true only now, so the next request says it otherwise.
         last.said, last.known = asked[:-1], messages[:-1]
-        before = last.given
-        if prompt.system is before.system and prompt.tools is before.tools and not prompt.facts:
-            system, tools, facts = last.masked.system, last.masked.tools, prompt.facts
-        else:
-            system, tools = _mask_text_cached(prompt.system, redact), _mask_tools(prompt.tools, redact)
-            facts = change_texts(prompt.facts, partial(mask_text, redact=redact))
-            last.given = msgspec.structs.replace(prompt, messages=())
-            last.masked = msgspec.structs.replace(last.given, system=system, tools=tools)
-        return Prompt(
-            system=system,
-            messages=messages,
-            tools=tools,
-            max_output_tokens=prompt.max_output_tokens,
-            facts=facts,
+        if prompt.system is not last.system or prompt.tools is not last.tools:
+            last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, redact)
+            last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, redact)
+        facts = change_texts(prompt.facts, partial(mask_text, redact=redact)) if prompt.facts else prompt.facts
+        return msgspec.structs.replace(
+            prompt, system=last.masked_system, messages=messages, tools=last.masked_tools, facts=facts
         )
 
 

@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, Final, NoReturn, ParamSpec, TextIO, TypeVar, cast
 
@@ -86,11 +86,17 @@ def join_ends(head: str, missing: int, tail: str, unit: str) -> str:
     return f"{head[:first]}\n[{missing:,} {unit} are left out here]\n{tail[last:]}"
 
 
-def _json(result: Any) -> str:
+@cache
+def _load_json_writer() -> Callable[[Any], bytes]:
+    """Imported when the first result is written: most programs that list tools write none."""
     from pydantic_core import to_json
 
+    return to_json
+
+
+def _json(result: Any) -> str:
     try:
-        return to_json(result).decode()
+        return _load_json_writer()(result).decode()
     except (ValueError, TypeError) as error:
         raise Failed(type(error).__name__, f"the tool returned what cannot be written as JSON: {error}") from error
 
