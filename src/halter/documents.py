@@ -1,4 +1,4 @@
-"""The text of files: encodings, HTML and PDF; files that cannot be read are values with a sentence. Functions block.
+"""The text of files: encodings, HTML, PDF, Office and mail; what cannot be read is a sentence. Functions block.
 
 Parsing runs in a process with little memory, an empty environment and a deadline: a hostile file can waste a minute of
 it and nothing else. Texts are split into chunks that a model can read one by one.
@@ -12,17 +12,24 @@ import resource
 import signal
 import stat
 import sys
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from email import message_from_bytes
+from email.message import EmailMessage
+from email.policy import default as mail_policy
 from hashlib import sha256
 from html.parser import HTMLParser
+from importlib import import_module
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import IO, TYPE_CHECKING, Any, Final, Literal
+from xml.parsers import expat
+from zipfile import ZipFile
 
 import msgspec
 
+from halter.core.errors import explain_missing_module
 from halter.core.folders import FileEntries, FileRefusal, describe_os_error, refuse_nothing, scan_folder
 from halter.core.ports import DocumentKind, Extracted, UnreadableFile
 from halter.core.text import clean
@@ -85,13 +92,13 @@ MOST_MEMORY: Final = 1 << 30
 MOST_TEXT: Final = 10_000_000
 """Most characters of a document: about four thousand pages."""
 
-_TEXT: Final = ".txt .text .log .csv .tsv .json .jsonl .yaml .yml .toml .ini .cfg .conf .xml .rst .tex .srt .eml .vtt"
+_TEXT: Final = ".txt .text .log .csv .tsv .json .jsonl .yaml .yml .toml .ini .cfg .conf .xml .rst .tex .srt .vtt"
 KINDS_BY_SUFFIX: Final[Mapping[str, DocumentKind]] = MappingProxyType(
     {
         **dict.fromkeys(_TEXT.split(), "text"),
         **dict.fromkeys((".md", ".markdown"), "markdown"),
         **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
-        ".pdf": "pdf",
+        **{f".{kind}": kind for kind in ("pdf", "docx", "xlsx", "pptx", "eml")},
     }
 )
 _MAIN: Final = "from halter.documents import main; main()"
@@ -127,7 +134,7 @@ async def extract(
         return UnreadableFile(f"{shown} is of a kind that cannot be read: what can is {known}.")
     if not data:
         return UnreadableFile(f"{shown} is empty: nothing was written to it, or not yet.")
-    if kind in ("html", "pdf"):
+    if kind not in ("text", "markdown"):
         limits = _Limits(kind, memory, max(1, round(seconds)), most)
         try:
             found = await _extract_in_process(limits, data, seconds)
@@ -202,7 +209,7 @@ def main() -> None:
     ):
         resource.setrlimit(what, (most, most))
     try:
-        answer = msgspec.json.encode(_parse_document(limits, sys.stdin.buffer.read()))
+        answer = msgspec.json.encode(_parse_document(limits.kind, sys.stdin.buffer.read(), limits.most))
     except (MemoryError, RecursionError):
         answer = msgspec.json.encode(_explain_too_large(limits))
     sys.stdout.buffer.write(answer)
@@ -210,11 +217,18 @@ def main() -> None:
     os._exit(0)
 
 
-def _parse_document(limits: _Limits, data: bytes) -> Extracted | UnreadableFile:
-    if limits.kind == "pdf":
-        return extract_pdf_text(data, limits.most)
-
-    return _make_extracted(extract_html_text(data), limits.kind, limits.most)
+def _parse_document(kind: DocumentKind, data: bytes, most: int, depth: int = 0) -> Extracted | UnreadableFile:
+    match kind:
+        case "pdf":
+            return extract_pdf_text(data, most)
+        case "docx" | "xlsx" | "pptx":
+            return extract_office_text(kind, data, most)
+        case "eml":
+            return extract_mail_text(data, most, depth)
+        case "html":
+            return _make_extracted(extract_html_text(data), kind, most)
+        case "text" | "markdown":
+            return _make_extracted(decode_text(data), kind, most)
 
 
 _SILENT: Final = frozenset({"script", "style", "template", "noscript", "svg", "iframe", "object"})
@@ -295,8 +309,8 @@ PAGE_SEPARATOR: Final = "\n\n"
 
 PDF_DAMAGED: Final = "is damaged, or is no PDF: open it with another program and save it anew, or leave it out."
 PDF_PROTECTED: Final = "is protected by a password: save a copy without one."
-PDF_WITHOUT_TEXT: Final = "holds no text, only pictures perhaps: run it through text recognition first."
-PDF_TOO_LONG: Final = "holds more text than a document may have: split it, or leave it out."
+WITHOUT_TEXT: Final = "holds no text, only pictures perhaps: run it through text recognition first."
+TOO_LONG: Final = "holds more text than a document may have: split it, or leave it out."
 
 
 def extract_pdf_text(data: bytes, most: int) -> Extracted | UnreadableFile:
@@ -328,9 +342,225 @@ def _pages(reader: "PdfReader", most: int) -> Extracted | UnreadableFile:
         parts.append(text)
         length += len(text) + len(PAGE_SEPARATOR)
         if length > most:
-            return UnreadableFile(PDF_TOO_LONG)
+            return UnreadableFile(TOO_LONG)
     whole = PAGE_SEPARATOR.join(parts)
-    return Extracted(whole, "pdf", tuple(pages)) if whole.strip() else UnreadableFile(PDF_WITHOUT_TEXT)
+    return Extracted(whole, "pdf", tuple(pages)) if whole.strip() else UnreadableFile(WITHOUT_TEXT)
+
+
+OFFICE_DAMAGED: Final = "is damaged, or is not what its ending says: save it anew with its program, or leave it out."
+OFFICE_LOCKED: Final = "has a password, or is of an older kind: save a copy without one, as docx, xlsx or pptx."
+OFFICE_INFLATED: Final = "holds far more than its size tells, or too many parts: it is not unpacked."
+OFFICE_DECLARES: Final = "declares entities, which no Office program writes: it is not read."
+MOST_PARTS: Final = 10_000
+MOST_UNPACKED: Final = 256 * 1024 * 1024
+_OLDER: Final = b"\xd0\xcf\x11\xe0"
+_XML_PORTION: Final = 1 << 16
+
+
+class _Declared(Exception):
+    """An XML part declares a document type."""
+
+
+def extract_office_text(kind: Literal["docx", "xlsx", "pptx"], data: bytes, most: int) -> Extracted | UnreadableFile:
+    """Extracts all parts of a document, each sheet and slide under a line with its name."""
+    if data.startswith(_OLDER):
+        return UnreadableFile(OFFICE_LOCKED)
+    readers = {"docx": _read_word, "xlsx": _read_workbook, "pptx": _read_slides}
+    try:
+        flaw = _check_package(data)
+        return flaw or _join_parts(kind, readers[kind](BytesIO(data)), most)
+    except ModuleNotFoundError as missing:
+        return UnreadableFile(f"cannot be read here. {explain_missing_module(missing) or missing}.")
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # noqa: BLE001  A parser of hostile files may raise anything.
+        return UnreadableFile(OFFICE_DAMAGED)
+
+
+def _check_package(data: bytes) -> UnreadableFile | None:
+    """Refuses what unpacks to too much. The sizes that a package states are those that its reader stops at."""
+    with ZipFile(BytesIO(data)) as package:
+        parts = package.infolist()
+        if len(parts) > MOST_PARTS or sum(part.file_size for part in parts) > MOST_UNPACKED:
+            return UnreadableFile(OFFICE_INFLATED)
+        try:
+            for part in parts:
+                if part.filename.endswith((".xml", ".rels")):
+                    with package.open(part) as opened:
+                        _refuse_declarations(opened)
+        except _Declared:
+            return UnreadableFile(OFFICE_DECLARES)
+    return None
+
+
+def _refuse_declarations(part: IO[bytes]) -> None:
+    """Looks at a part up to its first element: entities are declared before it."""
+    parser, begun = expat.ParserCreate(), False
+
+    def declared(*_: object) -> None:
+        raise _Declared
+
+    def begins(*_: object) -> None:
+        nonlocal begun
+        begun = True
+
+    parser.StartDoctypeDeclHandler = declared
+    parser.StartElementHandler = begins
+    while not begun and (portion := part.read(_XML_PORTION)):
+        parser.Parse(portion, False)  # noqa: FBT003
+
+
+DocumentParts = Iterable[tuple[str, Iterable[str]]]
+"""The parts of a document: a title, or none, and lines."""
+
+
+def _join_parts(kind: DocumentKind, parts: DocumentParts, most: int) -> Extracted | UnreadableFile:
+    places: list[int] = []
+    written: list[str] = []
+    length, found = 0, False
+
+    def add(line: str) -> None:
+        nonlocal length
+        written.append(line)
+        length += len(line) + 1
+
+    for title, lines in parts:
+        if written:
+            add("")
+        places.append(length)
+        if title:
+            add(f"[{clean(title)}]")
+        for line in lines:
+            found = found or bool(line.strip())
+            add(clean(line))
+            if length > most:
+                return UnreadableFile(TOO_LONG)
+    return Extracted("\n".join(written), kind, tuple(places)) if found else UnreadableFile(WITHOUT_TEXT)
+
+
+def _read_word(file: BytesIO) -> DocumentParts:
+    from docx import Document
+    from docx.oxml import parse_xml
+
+    document: Any = Document(file)
+    yield "", _read_paragraphs(document.element.body)
+    beside = ("header", "footer", "footnotes", "endnotes", "comments")
+    for relation in document.part.rels.values():
+        name = relation.reltype.rpartition("/")[2]
+        if name in beside and not relation.is_external:
+            lines = [line for line in _read_paragraphs(parse_xml(relation.target_part.blob)) if line.strip()]
+            if lines:
+                yield name.capitalize(), lines
+
+
+_UNSAID: Final = frozenset(("pPr", "rPr", "tblPr", "Fallback", "delText", "instrText", "moveFrom"))
+"""Settings, what a reader of older programs sees instead, what was deleted, and what was moved away."""
+
+
+def _read_paragraphs(element: Any) -> Iterator[str]:
+    """Reads what Word and PowerPoint name alike: paragraphs and tables, whose rows become lines."""
+    for child in element:
+        match _local_name(child):
+            case "p":
+                yield "".join(_read_runs(child))
+            case "tbl":
+                for row in child:
+                    if _local_name(row) == "tr":
+                        cells = (cell for cell in row if _local_name(cell) == "tc")
+                        yield "\t".join(" ".join(filter(None, _read_paragraphs(cell))) for cell in cells)
+            case name if name not in _UNSAID:
+                yield from _read_paragraphs(child)
+            case _:
+                pass
+
+
+def _read_runs(element: Any) -> Iterator[str]:
+    for child in element:
+        match _local_name(child):
+            case "t":
+                yield child.text or ""
+            case "tab":
+                yield "\t"
+            case "br" | "cr":
+                yield "\n"
+            case name if name not in _UNSAID:
+                yield from _read_runs(child)
+            case _:
+                pass
+
+
+def _local_name(element: Any) -> str:
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else "Fallback"
+
+
+def _read_slides(file: BytesIO) -> DocumentParts:
+    from pptx import Presentation
+
+    for number, slide in enumerate(Presentation(file).slides, 1):
+        yield f"Slide {number}", filter(str.strip, _read_paragraphs(slide.element))
+        if slide.has_notes_slide and (notes := slide.notes_slide.notes_text_frame) and notes.text.strip():
+            yield f"Notes of slide {number}", notes.text.splitlines()
+
+
+def _read_workbook(file: BytesIO) -> DocumentParts:
+    openpyxl: Any = import_module("openpyxl")
+    for sheet in openpyxl.load_workbook(file, read_only=True, data_only=True, keep_links=False).worksheets:
+        # The extent that a sheet states may be a million columns wide.
+        sheet.reset_dimensions()
+        hidden = "" if sheet.sheet_state == "visible" else ", hidden"
+        yield f"Sheet {sheet.title}{hidden}", _read_rows(sheet)
+
+
+def _read_rows(sheet: Any) -> Iterator[str]:
+    for row in sheet.iter_rows(values_only=True):
+        cells = ["" if cell is None else " ".join(str(cell).split()) for cell in row]
+        if any(cells):
+            yield "\t".join(cells).rstrip("\t")
+
+
+_MAIL_HEADERS: Final = ("From", "To", "Cc", "Date", "Subject")
+MOST_ENCLOSED: Final = 3
+"""How deep mails in mails are read."""
+
+
+def extract_mail_text(data: bytes, most: int, depth: int = 0) -> Extracted | UnreadableFile:
+    """Extracts the main headers, the text, and what is attached, if it can be read itself."""
+    message = message_from_bytes(data, policy=mail_policy)
+    try:
+        return _join_parts("eml", _read_mail(message, most, depth), most)
+    except (MemoryError, RecursionError):
+        raise
+    except Exception:  # noqa: BLE001  A parser of hostile files may raise anything.
+        return _make_extracted(decode_text(data), "eml", most)
+
+
+def _read_mail(message: EmailMessage, most: int, depth: int) -> DocumentParts:
+    body = message.get_body(("plain", "html"))
+    text = "" if body is None else _decode_mail_part(body)
+    headers = (f"{name}: {' '.join(str(message[name]).split())}" for name in _MAIL_HEADERS if message[name] is not None)
+    yield "", [*headers, "", *text.splitlines()]
+    for part in message.iter_attachments():
+        yield _read_attachment(part, most, depth)
+
+
+def _decode_mail_part(part: Any) -> str:
+    raw = part.get_payload(decode=True) or b""
+    if part.get_content_type() == "text/html":
+        return extract_html_text(raw) or ""
+    return decode_text(raw, part.get_content_charset("")) or ""
+
+
+def _read_attachment(part: Any, most: int, depth: int) -> tuple[str, Iterable[str]]:
+    enclosed = part.get_content_type() == "message/rfc822"
+    data = part.get_payload(0).as_bytes() if enclosed else part.get_payload(decode=True) or b""
+    name = PurePosixPath(part.get_filename() or ("mail.eml" if enclosed else part.get_content_type())).name
+    kind = detect_document_kind(name)
+    if kind is None or depth >= MOST_ENCLOSED:
+        return f"Attachment {name}, {len(data):,} bytes, not read", ()
+    found = _parse_document(kind, data, most, depth + 1)
+    if isinstance(found, UnreadableFile):
+        return f"Attachment {name}, not read", (f"It {found.sentence}",)
+    return f"Attachment {name}", found.text.splitlines()
 
 
 MOST_BYTES: Final = 50 * 1024 * 1024

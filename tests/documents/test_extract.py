@@ -183,7 +183,7 @@ BROKEN = {
     "a picture": ("a.txt", bytes(range(256)) * 20, "a.txt holds bytes that are no text"),
     "a page of noise": ("a.html", bytes(range(256)) * 20, "a.html holds bytes that are no text"),
     "no ending": ("LICENSE", b"text", "LICENSE is of a kind that cannot be read: what can is .cfg"),
-    "another ending": ("a.docx", b"PK", "a.docx is of a kind that cannot be read"),
+    "another ending": ("a.odt", b"PK", "a.odt is of a kind that cannot be read"),
     "no name": ("", b"text", "The file is of a kind that cannot be read"),
     "a name that is no text": ("\ud800.doc", b"text", "�.doc is of a kind"),
 }

@@ -121,9 +121,10 @@ class RowRefused(StoreError):
     """A database constraint, such as the one on caps, refused a change."""
 
 
-Extra = Literal["models", "mcp", "notify", "postgres", "server", "telemetry"]
+Extra = Literal["documents", "models", "mcp", "notify", "postgres", "server", "telemetry"]
 
 _USES: Final[Mapping[Extra, tuple[str, tuple[str, ...]]]] = {
+    "documents": ("An Office document", ("docx", "openpyxl", "pptx", "defusedxml", "lxml")),
     "models": ("A model of a provider", ("pydantic_ai", "anthropic", "google", "openai")),
     "mcp": ("An MCP server", ("mcp", "jsonschema", "referencing")),
     "notify": ("A channel of the type `apprise`", ("apprise",)),

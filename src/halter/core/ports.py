@@ -22,7 +22,7 @@ MOST_INDEXED_WORDS: Final = 5_000
 MOST_QUERY_WORDS: Final = 32
 """So many words of a query count."""
 
-DocumentKind = Literal["text", "markdown", "html", "pdf"]
+DocumentKind = Literal["text", "markdown", "html", "pdf", "docx", "xlsx", "pptx", "eml"]
 
 # Scripts that are written without spaces: each of their characters is a word.
 _UNSPACED: Final = (
