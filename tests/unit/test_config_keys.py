@@ -280,6 +280,7 @@ ELSEWHERE = {
 PACED = ("autonomy", "hot_state", "sensors")
 """Keys with tests in `test_config_pacing`, where every key below them has one."""
 TASKS = (
+    "heartbeat",
     "schedules",
     "watches",
     "webhooks",

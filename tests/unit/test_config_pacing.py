@@ -163,6 +163,7 @@ KEYS: list[tuple[str, str, Any, Any]] = [
     ),
     ("hot_state/fields/*/type", field("type: number"), lambda p: p.fields["cash"].type, "number"),
     ("hot_state/fields/*/ttl", field("ttl: 30"), lambda p: p.fields["cash"].ttl, 30 * SECOND),
+    ("hot_state/fields/*/path", field("refresh_tool: look, path: a.b"), lambda p: p.fields["cash"].path, "a.b"),
     ("hot_state/fields/*/refresh_tool", field("refresh_tool: look"), lambda p: p.fields["cash"].refresh_tool, "look"),
     (
         "hot_state/fields/*/refresh_params",

@@ -101,6 +101,7 @@ def pushed(more: str) -> str:
 
 
 HOURS = "active_hours: {start: '08:00', end: '18:00'%s}"
+HALF = 30 * MINUTE
 KEYS: list[tuple[str, str, Any, Any]] = [
     *common("schedules", schedule, "every: 15m"),
     *played("schedules", "every: 15m"),
@@ -165,6 +166,12 @@ KEYS: list[tuple[str, str, Any, Any]] = [
     ("anonymize", "anonymize: true\n", lambda t: t.anonymize, ()),
     ("anonymize/enabled", "anonymize: {enabled: true}\n", lambda t: t.anonymize, ()),
     ("anonymize/names", "anonymize: {enabled: true, names: [Ada]}\n", lambda t: t.anonymize, ("Ada",)),
+    (
+        "heartbeat",
+        "heartbeat: 30m\n",
+        lambda t: (t.schedules[0].name, t.schedules[0].every),
+        ("heartbeat", 30 * MINUTE),
+    ),
     ("idle_halt_minutes", "idle_halt_minutes: 0.5\n", lambda t: t.idle_halt, MINUTE // 2),
     ("idle_halt_minutes", "idle_halt_minutes: 0\n", lambda t: t.idle_halt, 0),
     ("concurrency", "concurrency: 3\n", lambda t: t.concurrency, 3),
@@ -247,7 +254,7 @@ def keys(schema: Mapping[str, Any], path: str) -> Iterator[str]:
 def test_no_key_is_without_a_test_that_shows_its_reader() -> None:
     schema = agent_schema()["properties"]
     tops = ("schedules", "watches", "webhooks", "collections", "verbs", "review", "notify", "anonymize")
-    known = [key for top in (*tops, "idle_halt_minutes", "concurrency") for key in keys(schema[top], top)]
+    known = [key for top in (*tops, "heartbeat", "idle_halt_minutes", "concurrency") for key in keys(schema[top], top)]
     assert sorted(known) == sorted({key for key, *_ in ALL})
     assert schema["notify"]["properties"] == fleet_schema()["properties"]["notify"]["properties"]
 

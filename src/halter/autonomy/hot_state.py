@@ -4,7 +4,7 @@ It lives in the memory of the process that runs the session; a snapshot is saved
 sensors wrote is quoted, so that it can neither start a line of its own nor make the block long.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, Final, cast
 
@@ -13,9 +13,10 @@ from msgspec import UNSET, UnsetType
 
 from halter.core.agent_spec import FieldType, HotField
 from halter.core.clock import SECOND, Clock, format_duration
-from halter.core.messages import Text
-from halter.core.text import clean, describe_value, join_names, shorten
+from halter.core.messages import Text, ToolCall
+from halter.core.text import clean, describe_value, join_names, shorten, to_body
 from halter.core.tools import HealthReport
+from halter.guard.tool_door import Answer
 from halter.loop.loop import LiveContext
 from halter.loop.text_calls import (
     NotJson,
@@ -24,6 +25,7 @@ from halter.loop.text_calls import (
     cut_text,
     encode_canonical,
     is_equal_json,
+    look_up_path,
     quote_text,
     to_json_line,
 )
@@ -226,6 +228,21 @@ class HotState:
         self._facts[name] = Fact(fitted.value, at, by)
         return Unchanged() if old is not None and is_equal_json(old.value, fitted.value) else ChangedValue()
 
+    def take_result(self, tool: str, params: Mapping[str, Any], text: str, at: int) -> Mapping[str, str]:
+        """Writes a tool's result into every field that it refreshes; returns what is wrong with each, or ""."""
+        return {
+            name: self._take_part(name, field, text, at)
+            for name, field in self._fields.items()
+            if field.refresh_tool == tool and is_equal_json(dict(field.refresh_params), params)
+        }
+
+    def _take_part(self, name: str, field: HotField, text: str, at: int) -> str:
+        part = look_up_path(parse_source_text(text), field.path)
+        if not isinstance(part, PathValue):
+            return part.sentence
+        put = self.put(name, part.value, at, by=str(field.refresh_tool))
+        return put.sentence if isinstance(put, RejectedValue) else ""
+
     def due(self, now: int) -> Sequence[str]:
         """Returns the fields to refresh before a turn: unknown or stale ones."""
         return [
@@ -340,6 +357,14 @@ def _is_of_type(wanted: FieldType, value: Any) -> bool:
             return isinstance(value, bool)
 
 
+def parse_source_text(text: str) -> Any:
+    """Parses JSON, or returns the text as it is."""
+    try:
+        return msgspec.json.decode(to_body(text))
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return text
+
+
 NOTIFICATIONS: Final = "notifications"
 """The name of the turn's alerts for a reflex model."""
 
@@ -352,6 +377,7 @@ class Awareness:
         self._clock = clock
         self._notes: tuple[str, ...] = ()
         self._health: dict[str, HealthReport] = {}
+        self._own: set[str] = set()
 
     def show(self, notes: Sequence[Text]) -> None:
         self._notes = tuple(note.text for note in notes)
@@ -359,8 +385,38 @@ class Awareness:
     def hear(self, report: HealthReport) -> None:
         self._health[report.sensor] = report
 
+    def take_result(self, tool: str, params: Mapping[str, Any], text: str) -> Collection[str]:
+        """Writes a tool's result into the fields that it refreshes, and reports those that it does not fit."""
+        now = self._clock.now()
+        taken = self.hot.take_result(tool, params, text, now)
+        for name, problem in taken.items():
+            self.hear_refresh(name, tool, problem)
+        return taken
+
+    def hear_refresh(self, name: str, tool: str, problem: str) -> None:
+        sensor, now = f"{name} ({tool})", self._clock.now()
+        if problem or sensor in self._health:
+            health = "failing" if problem else "ok"
+            self.hear(HealthReport(sensor=sensor, health=health, since=now, sentence=problem))
+
+    def changes_since(self, before: HotStateSnapshot | None, seen: HotStateSnapshot) -> tuple[FieldChange, ...]:
+        """Returns what has changed since a turn, without what the agent read in it: that it has seen."""
+        own = {name: seen.values[name] for name in self._own if name in seen.values}
+        known = before if before is None or not own else HotStateSnapshot.of({**before.values, **own})
+        return list_changed_fields(known, seen)
+
+    def open_turn(self) -> None:
+        self._own.clear()
+
     def senses(self) -> LiveContext:
-        return LiveContext(self._volatile, self._facts)
+        return LiveContext(self._volatile, self._facts, self._called)
+
+    def _called(self, call: ToolCall, answer: Answer) -> None:
+        """Fills fields from a call of the agent's own, if it asked for what the field shows."""
+        if answer.outcome == "ok":
+            params = parse_source_text(call.arguments or "{}")
+            if isinstance(params, dict):
+                self._own.update(self.take_result(call.tool, cast("dict[str, Any]", params), answer.text))
 
     def _volatile(self) -> str:
         return self.hot.rendered(self._clock.now(), notes=self._notes, health=tuple(self._health.values()))

@@ -21,14 +21,13 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from halter.autonomy.hot_state import Awareness, FieldChange, HotStateSnapshot, RejectedValue, list_changed_fields
+from halter.autonomy.hot_state import Awareness, FieldChange, HotStateSnapshot
 from halter.core.agent_spec import ActiveHours, Gate, HotField, Pacing
 from halter.core.clock import SECOND, Clock, format_duration
 from halter.core.errors import ConfigError
 from halter.core.messages import Model, Prompt, Reply, Text
 from halter.core.schedules import find_first_moment, find_zone, to_local_time
-from halter.core.text import EvaluationFailure, Expression, clean, shorten, to_body, to_cel_value
-from halter.core.tools import HealthReport
+from halter.core.text import EvaluationFailure, Expression, clean, shorten, to_cel_value
 from halter.core.vocabulary import GateStage
 from halter.guard.model_door import AnsweredRequest, ModelRequest
 from halter.guard.prepare import Call
@@ -296,7 +295,7 @@ class AutonomousPace:
         await self._refresh()
         seen = self._aware.hot.seen()
         before = HotStateSnapshot.from_bytes(self._loop.hot) if self._loop.hot else None
-        changed = list_changed_fields(before, seen)
+        changed = self._aware.changes_since(before, seen)
         idles = 0 < self._limits.idle_timeout <= self._loop.turn.idle
         if idles and not (news.pending or changed):
             return await self._idle()
@@ -309,6 +308,7 @@ class AutonomousPace:
         follows = self._running.state.follows and not self._loop.turn.number
         opening = (*news.said, *own) if follows else news.said or own
         hot = HotStateCapture(seen.to_bytes(), seen.digest) if self._terms.pacing.fields else None
+        self._aware.open_turn()
         return OpenTurn((*self._trouble(), *opening), hot, quiet=not (news.pending or changed))
 
     async def after(self, then: SessionStep) -> SessionStep:
@@ -402,17 +402,18 @@ class AutonomousPace:
         return park
 
     async def _refresh(self) -> None:
-        """Refreshes stale fields. On failure the old value stays, marked stale."""
-        now = self._clock.now()
+        """Refreshes stale fields, several from one call. On failure the old values stay, marked stale."""
+        now, asked = self._clock.now(), dict[tuple[str, bytes], str]()
         for name in self._aware.hot.due(now):
             field = self._terms.pacing.fields[name]
-            problem = await self._refreshed(name, field, now)
-            health = "failing" if problem else "ok"
-            report = HealthReport(sensor=f"{name} ({field.refresh_tool})", health=health, since=now, sentence=problem)
-            self._aware.hear(report)
+            source = (str(field.refresh_tool), encode_canonical(dict(field.refresh_params)))
+            if source not in asked:
+                asked[source] = await self._refreshed(name, field, now)
+            if asked[source]:
+                self._aware.hear_refresh(name, source[0], asked[source])
 
     async def _refreshed(self, name: str, field: HotField, now: int) -> str:
-        """Calls a field's tool for its value; returns what went wrong, if anything."""
+        """Calls a field's tool for its value; returns why there is none."""
         tool = str(field.refresh_tool)
         arguments = msgspec.json.encode(dict(field.refresh_params))
         session, turn = self._running.lease.session, self._loop.turn.number
@@ -421,13 +422,5 @@ class AutonomousPace:
             return f"{tool} needs a person, or money that others hold."
         if answer.outcome != "ok":
             return answer.text
-        put = self._aware.hot.put(name, parse_source_text(answer.text), self._clock.now(), by=tool)
-        return put.sentence if isinstance(put, RejectedValue) else ""
-
-
-def parse_source_text(text: str) -> Any:
-    """Parses JSON, or returns the text as it is."""
-    try:
-        return msgspec.json.decode(to_body(text))
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return text
+        self._aware.take_result(tool, field.refresh_params, answer.text)
+        return ""

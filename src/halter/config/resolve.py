@@ -35,6 +35,7 @@ from halter.config.sections import (
     list_paced_models,
     list_pacing_mistakes,
     list_task_mistakes,
+    list_triggers,
 )
 from halter.config.yaml_reader import MAX_BYTES, KeyPath, SourceMap, load_bytes
 from halter.core.agent_spec import (
@@ -494,7 +495,7 @@ def _tasks(both: FilePair, folder: Path | None) -> Tasks:
         if channel.host is not UNSET:
             both.reached((*CHANNELS_PATH, index, "host"), f"smtp://{channel.host}")
     return Tasks(
-        schedules=tuple(_schedule(schedule, zone) for schedule in spec.schedules),
+        schedules=tuple(_schedule(each, zone) for _, each in list_triggers(spec) if isinstance(each, Schedule)),
         watches=spec.watches,
         webhooks=spec.webhooks,
         collections=dict(spec.collections),

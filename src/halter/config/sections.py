@@ -19,6 +19,7 @@ from halter.config.decode import format_key_path, make_mistake, value_or_default
 from halter.config.yaml_reader import KeyPath, Mistake, escape_sentence
 from halter.core.agent_spec import (
     ALWAYS_WAKING_NAMES,
+    HEARTBEAT,
     Anonymize,
     AnyTrigger,
     Autonomy,
@@ -35,6 +36,7 @@ from halter.core.agent_spec import (
     Signal,
     StreamFormat,
     Watch,
+    make_heartbeat,
 )
 from halter.core.clock import MINUTE, format_duration
 from halter.core.errors import ConfigError
@@ -175,7 +177,7 @@ def _field_mistakes(field: HotField, path: KeyPath) -> Iterator[Mistake]:
         sentence = f"is for an array, but the field's type is {field.type}; write `type: array`, or remove it."
         yield make_mistake((*path, "max_items"), sentence)
     if field.refresh_tool is UNSET:
-        for key in ("auto_refresh", "refresh_params"):
+        for key in ("auto_refresh", "refresh_params", "path"):
             if getattr(field, key):
                 sentence = f"needs a `refresh_tool`, which is missing; write it, or remove `{key}`."
                 yield make_mistake((*path, key), sentence)
@@ -324,6 +326,8 @@ CHANNELS_PATH: Final[KeyPath] = ("notify", "channels")
 
 
 def list_triggers(spec: AgentSpec) -> Iterator[tuple[KeyPath, AnyTrigger]]:
+    if spec.heartbeat is not UNSET:
+        yield (HEARTBEAT,), make_heartbeat(spec.heartbeat, spec.autonomy.active_hours)
     for kind in _KINDS:
         yield from (((kind, index), trigger) for index, trigger in enumerate(getattr(spec, kind)))
 

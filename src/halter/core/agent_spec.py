@@ -236,9 +236,14 @@ class HotField(Spec, frozen=True):
     type: Annotated[FieldType, Meta(description="What its value must be.")] = "any"
     ttl: Annotated[Duration, Meta(description="After so long it is shown as stale.")] | UnsetType = UNSET
     refresh_tool: (
-        Annotated[NonEmptyText, Meta(description="A tool that only looks, whose result is the value.")] | UnsetType
+        Annotated[
+            NonEmptyText,
+            Meta(description="A tool that only looks, whose result is the value, also when the agent calls it."),
+        ]
+        | UnsetType
     ) = UNSET
     refresh_params: Annotated[Mapping[str, Any], Meta(description="What that tool is given.")] = {}
+    path: Annotated[PathInto, Meta(description="The part of the result that is the value, as in `account.cash`.")] = ""
     auto_refresh: Annotated[bool, Meta(description="Whether a stale value is refreshed before each turn.")] = False
     max_items: Annotated[int, Meta(ge=1, description="An array keeps the newest so many.")] | UnsetType = UNSET
     description: Annotated[str, Meta(description="What it is, in a few words for the model.")] = ""
@@ -426,6 +431,18 @@ class Webhook(Trigger, frozen=True, kw_only=True):
 
     token: Annotated[SecretReference, Meta(description="What a delivery must bring, as `${secret:NAME}`.")]
     max_bytes: Annotated[int, Meta(ge=1, description="The longest body that is taken.")] = 256 * 1024
+
+
+HEARTBEAT: Final = "heartbeat"
+HEARTBEAT_PROMPT: Final = (
+    "This is your heartbeat. Look at what you are responsible for, and do what needs to be done now. "
+    "If there is nothing to do, say so in one sentence and stop."
+)
+
+
+def make_heartbeat(every: int, hours: ActiveHours | UnsetType) -> Schedule:
+    """The schedule that `heartbeat: 30m` stands for."""
+    return Schedule(name=HEARTBEAT, prompt=HEARTBEAT_PROMPT, every=every, active_hours=hours)
 
 
 AnyTrigger = Schedule | Watch | Webhook

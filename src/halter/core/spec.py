@@ -370,6 +370,15 @@ class AgentSpec(Spec, frozen=True):
     autonomy: Annotated[Autonomy, Meta(description="How the agent runs by itself.")] = Autonomy()
     hot_state: Annotated[HotStateSpec, Meta(description="The facts that the model sees every turn.")] = HotStateSpec()
     sensors: Annotated[tuple[SensorSpec, ...], Meta(description="What keeps those facts fresh.")] = ()
+    heartbeat: (
+        Annotated[
+            Duration,
+            Meta(
+                description="A session every so often, in the active hours, that looks around; a schedule in one line."
+            ),
+        ]
+        | UnsetType
+    ) = UNSET
     schedules: Annotated[tuple[Schedule, ...], Meta(description="What starts sessions at certain times.")] = ()
     watches: Annotated[tuple[Watch, ...], Meta(description="What starts sessions for new documents.")] = ()
     webhooks: Annotated[tuple[Webhook, ...], Meta(description="What starts sessions by HTTP.")] = ()

@@ -75,10 +75,14 @@ class LoopObserver(msgspec.Struct, frozen=True):
 
 
 class LiveContext(msgspec.Struct, frozen=True):
-    """What a session knows right now: as text for a model, and as facts for a rule-based one."""
+    """What a session knows right now: as text for a model, and as facts for a rule-based one.
+
+    `called` receives each call of the agent's with its answer, which may be news of what is known.
+    """
 
     volatile: ReadVolatile = str
     facts: ReadFacts = dict[str, Any]
+    called: Callable[[ToolCall, Answer], None] = _ignore_answer
 
 
 class HotStateCapture(msgspec.Struct, frozen=True):
@@ -361,6 +365,7 @@ class TurnLoop:
             self._recalled.done[call.id] = describe_call_result(call, answer.outcome, answer.text, answer.partial)
             if answer.overrun:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
+            self._senses.called(call, answer)
             if not self._away:
                 self._watching.did(call, answer)
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import UNSET
 
-from halter.autonomy.hot_state import Awareness, HotState
-from halter.autonomy.pace import AutonomousPace, PaceTerms, parse_active_hours, parse_source_text
+from halter.autonomy.hot_state import Awareness, HotState, parse_source_text
+from halter.autonomy.pace import AutonomousPace, PaceTerms, parse_active_hours
 from halter.autonomy.resident import SupervisedSensor
 from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.config.sections import compile_gate, compile_signals
