@@ -45,13 +45,15 @@ class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
     """What the brake knows of a tool.
 
     `mints` and `lists` map a field of the result's records to a kind, `*` being any field. A look-up mints the value
-    that stands in a record which the person named; a directory lists what belongs to the house. `asks` are words of a
+    that stands in a record which the person named; a directory lists what belongs to the house. `alone` is the reach
+    of a call that names no destination: an event without guests is the person's own. `asks` are words of a
     task that ask for this act; they are derived from the tool's name if there are none. `guessed` names what was
     guessed rather than declared.
     """
 
     reads: Reads = "anyone"
     reach: Reach = "others"
+    alone: Reach | None = None
     arguments: Mapping[str, ArgumentUse] = {}
     mints: Mapping[str, str] = {}
     lists: Mapping[str, str] = {}
@@ -90,7 +92,8 @@ class _Properties(msgspec.Struct, frozen=True):
 
 _DESTINATIONS: Final = expand_names(
     {
-        "to recipient recipients cc bcc email emails mail address addresses participants invitees attendees": "address",
+        "to recipient recipients participants invitees attendees": "recipient",
+        "cc bcc email emails mail address addresses": "address",
         "url uri link href endpoint webhook host hostname domain server remote": "url",
         "account iban bic payee beneficiary wallet": "account",
         "phone number tel": "phone",
@@ -132,6 +135,8 @@ def guess_use(name: str, schema: Mapping[str, Any] | None = None) -> ArgumentUse
     """The role of an argument from its name and schema; strict where neither says more."""
     shape: Mapping[str, Any] = schema or {}
     words = split_name(name)
+    if "enum" in shape or "const" in shape or shape.get("type") in ("boolean", "null"):
+        return ArgumentUse("detail", "choice")
     for word in reversed(words):
         if word in _DESTINATIONS:
             return ArgumentUse("destination", _DESTINATIONS[word])
@@ -145,8 +150,6 @@ def guess_use(name: str, schema: Mapping[str, Any] | None = None) -> ArgumentUse
             return ArgumentUse("detail")
     if shape.get("format") in ("uri", "url", "email", "hostname"):
         return ArgumentUse("destination", "address" if shape["format"] == "email" else "url")
-    if shape.get("type") in ("boolean", "null") or "enum" in shape or "const" in shape:
-        return ArgumentUse("detail")
     if shape.get("type") in ("integer", "number"):
         return ArgumentUse("amount")
     return ArgumentUse("destination")

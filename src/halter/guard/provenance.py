@@ -8,7 +8,8 @@ must be made of said words. Nothing looks for attacks in untrusted text: an atta
 neither Halter's loop nor its store nor a clock.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import msgspec
@@ -19,6 +20,7 @@ from halter.core.provenance import (
     Declaration,
     Flaw,
     FlawReason,
+    Reach,
     Source,
     guess_use,
     split_name,
@@ -29,6 +31,7 @@ from halter.guard.trusted_text import (
     cut_words,
     find_links,
     is_disguised,
+    is_function_word,
     is_plain_detail,
     normalise_link,
     normalise_number,
@@ -50,14 +53,22 @@ _KEPT: Final = 100_000
 _FREE_DIGITS: Final = 4
 """Digits that were not said and may stand in the contents of a session."""
 
+_FREE_WORDS: Final = 12
+"""Function words that were not said and may stand in one content."""
+
+_REPEATS: Final = 5
+"""How often one word may stand in a content: a rhythm of two words spells anything."""
+
 _LONGEST_NAME: Final = 80
 _WORDS_OF_NAME: Final = 5
 _LONGEST_WORD: Final = 24
 _LONGEST_NUMBER: Final = 4
 
+_FREE_DIGITS_OF_CALL: Final = 2
+
 _STRONG: Final = 2
 _WEAK: Final = 1
-_MINTS: Final = ("trusted", "own", "known")
+_MINTS: Final = ("nothing", "trusted", "own", "known")
 _EGRESS: Final = frozenset(("url", "address", "phone", "account", "channel"))
 
 _VERBS: Final[tuple[frozenset[str], ...]] = tuple(
@@ -124,10 +135,8 @@ class Provenance:
         grounded = self._is_grounded(leaves) and (bool(leaves) or declaration.reads == "trusted")
         if declaration.reads in ("own", "known", "anyone") and result_text.strip():
             self._taint(result_text, tool)
-        if declaration.reads == "known" and len(result_text) <= MAX_RESULT:
-            self._house_links.update(link for link in find_links(result_text) if link not in self._uttered)
         if declaration.reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased:
-            self._mint(declaration, read_records(result_text), grounded=grounded)
+            self._mint(declaration, read_records(result_text), grounded=grounded, asked=bool(leaves))
         if not was_clean:
             self._utter(leaves)
 
@@ -144,8 +153,10 @@ class Provenance:
             self._acts.add(self._name_act(tool, declaration, leaves))
         if not self.clean:
             self._utter(leaves)
+            leaving = declaration.reach == "final" or self._is_sent(declaration, leaves)
+            counted = ("content", "detail") if leaving else ("content",)
             for leaf in leaves:
-                if _use_of(declaration, leaf).role == "content":
+                if _use_of(declaration, leaf).role in counted and not self._is_approved(str(leaf.value)):
                     self._digits += self._count_digits(leaf)
 
     def act_erased(self, tool: str) -> None:
@@ -178,7 +189,9 @@ class Provenance:
             flaws = tuple(self._judge_read(declaration, leaves))
             return BrakeVerdict(flaws, can_wait=False)
         flaws = (*self._judge_act(tool, declaration, leaves), *self._judge_values(declaration, leaves))
-        return BrakeVerdict(flaws, can_wait=bool(flaws) and declaration.reads in ("nothing", "trusted", "own"))
+        return BrakeVerdict(
+            flaws, can_wait=bool(flaws) and declaration.reads in ("nothing", "trusted", "own") and not declaration.mints
+        )
 
     def unsaid_links(self, answer_text: str) -> tuple[Flaw, ...]:
         """The links and addresses in an answer that no trusted place said."""
@@ -193,23 +206,35 @@ class Provenance:
 
     def _utter(self, leaves: Iterable[Leaf]) -> None:
         for leaf in leaves:
-            if isinstance(leaf.value, str) and not self._said.has(leaf.value):
+            if isinstance(leaf.value, str) and not self._said.has(leaf.value) and not self._is_approved(leaf.value):
                 self._uttered.add(normalise_value(leaf.value))
                 self._uttered.update(cut_atoms(leaf.value))
                 self._uttered.update(find_links(leaf.value))
+
+    def _is_sent(self, declaration: Declaration, leaves: Iterable[Leaf]) -> bool:
+        return any(_use_of(declaration, leaf).role == "destination" and leaf.value not in (None, "") for leaf in leaves)
+
+    def _is_approved(self, text: str) -> bool:
+        value = normalise_value(text)
+        return ("", value) in self._approved or ("content", value) in self._approved
 
     def _is_grounded(self, leaves: tuple[Leaf, ...]) -> bool:
         """Whether a look-up was made with the person's words alone."""
         texts = [leaf.value for leaf in leaves if isinstance(leaf.value, str)]
         return all(self._said.has_query(text) or self._found.has_query(text) for text in texts)
 
-    def _mint(self, declaration: Declaration, records: Iterable[tuple[Leaf, ...]], *, grounded: bool) -> None:
+    def _mint(
+        self, declaration: Declaration, records: Iterable[tuple[Leaf, ...]], *, grounded: bool, asked: bool
+    ) -> None:
         for record in records:
             names = [leaf for leaf in record if self._names(leaf)]
             echoed = any(normalise_value(str(leaf.value)) in self._uttered for leaf in record)
-            if declaration.reads == "trusted" and grounded and not echoed:
+            if declaration.reads == "trusted" and grounded and asked and not echoed:
                 for leaf in record:
                     self._found.add(str(leaf.value), quoted=True)
+            if declaration.reads == "known" and any(leaf.field in declaration.lists for leaf in record):
+                links = {link for leaf in record for link in find_links(str(leaf.value))}
+                self._house_links |= links - self._uttered
             for leaf in record:
                 value = normalise_value(str(leaf.value))
                 kind = declaration.lists.get(leaf.field, declaration.lists.get("*", ""))
@@ -217,7 +242,7 @@ class Provenance:
                     self._listed.add((kind, value))
                 kind = declaration.mints.get(leaf.field, declaration.mints.get("*", ""))
                 if kind and not echoed and (names or grounded):
-                    self._mint_value(kind, value, names, strong=declaration.reads == "trusted")
+                    self._mint_value(kind, value, names, strong=declaration.reads in ("nothing", "trusted"))
 
     def _mint_value(self, kind: str, value: str, names: list[Leaf], *, strong: bool) -> None:
         """Two records of the same name that differ make both weak."""
@@ -281,9 +306,10 @@ class Provenance:
 
     def _judge_values(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
         uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
-        discloses = declaration.reach == "final" or (
-            declaration.reach == "others" and any(use.role == "destination" for _, use in uses)
-        )
+        sent = self._is_sent(declaration, leaves)
+        reach = declaration.reach if sent or declaration.alone is None else declaration.alone
+        discloses = reach == "final" or (reach == "others" and sent)
+        places = [str(leaf.value) for leaf, use in uses if use.role == "destination" and leaf.value not in (None, "")]
         plain = not any(use.role == "content" and self._lacks(leaf) for leaf, use in uses)
         digits = 0
         for leaf, use in uses:
@@ -296,19 +322,23 @@ class Provenance:
                 continue
             match use.role:
                 case "destination" | "target":
-                    yield from self._judge_place(leaf, use, declaration, discloses=discloses, plain=plain)
+                    yield from self._judge_place(leaf, use, reach, discloses=discloses, plain=plain)
                 case "amount":
-                    yield from self._judge_amount(leaf)
+                    yield from self._judge_amount(leaf, places if reach == "final" else ())
                 case "content":
                     digits += self._count_digits(leaf)
-                    yield from self._judge_content(leaf, declaration, digits)
+                    yield from self._judge_content(leaf, reach, digits)
                 case "detail":
-                    if not is_plain_detail(leaf.value):
-                        digits += self._count_digits(leaf)
-                        yield from self._judge_content(leaf, declaration, digits)
+                    counted = (sent or reach == "final") and use.kind != "choice"
+                    digits += self._count_digits(leaf) if counted else 0
+                    lettered = counted and isinstance(leaf.value, str) and self._lacks(leaf)
+                    if lettered or (counted and not self._spares(digits)):
+                        yield self._flaw(leaf.path, str(leaf.value), "content")
+                    elif use.kind != "choice" and not is_plain_detail(leaf.value):
+                        yield from self._judge_content(leaf, reach, digits)
 
     def _judge_place(
-        self, leaf: Leaf, use: ArgumentUse, declaration: Declaration, *, discloses: bool, plain: bool
+        self, leaf: Leaf, use: ArgumentUse, reach: Reach, *, discloses: bool, plain: bool
     ) -> Iterator[Flaw]:
         text = str(leaf.value)
         value = normalise_value(text)
@@ -317,7 +347,7 @@ class Provenance:
         if use.kind == "url" and self._said.has_link(normalise_link(text)):
             return
         tier = 0 if self._erased else self._tier(use.kind, value)
-        house = not self._erased and declaration.reach != "final" and (use.kind, value) in self._listed
+        house = not self._erased and reach != "final" and (use.kind, value) in self._listed
         needed = _STRONG if discloses else _WEAK
         if tier >= needed or (house and plain):
             return
@@ -326,15 +356,19 @@ class Provenance:
     def _tier(self, kind: str, value: str) -> int:
         return self._minted.get((kind, value), 0)
 
-    def _judge_amount(self, leaf: Leaf) -> Iterator[Flaw]:
+    def _judge_amount(self, leaf: Leaf, places: Sequence[str]) -> Iterator[Flaw]:
+        """An amount must be said; one that cannot be taken back, in one sentence with where it goes."""
         number = normalise_number(leaf.value)
         if number is None:
             if not self._said.names(str(leaf.value)):
                 yield self._flaw(leaf.path, str(leaf.value), "amount")
-        elif not self._said.has_number(number) and ("amount", normalise_value(str(leaf.value))) not in self._approved:
+        elif (
+            not self._said.has_number(number, places)
+            and ("amount", normalise_value(str(leaf.value))) not in self._approved
+        ):
             yield self._flaw(leaf.path, str(leaf.value), "amount")
 
-    def _judge_content(self, leaf: Leaf, declaration: Declaration, digits: int) -> Iterator[Flaw]:
+    def _judge_content(self, leaf: Leaf, reach: Reach, digits: int) -> Iterator[Flaw]:
         text = str(leaf.value)
         if ("content", normalise_value(text)) in self._approved:
             return
@@ -343,24 +377,41 @@ class Provenance:
             yield self._flaw(leaf.path, text, "disguised")
         elif links:
             yield self._flaw(leaf.path, text, "content")
-        elif self._prose and declaration.reach == "own" and is_prose(text):
+        elif self._prose and reach == "own" and is_prose(text):
             return
-        elif self._lacks(leaf) or self._digits + digits > _FREE_DIGITS:
+        elif self._lacks(leaf) or not self._spares(digits):
             yield self._flaw(leaf.path, text, "content")
 
+    def _spares(self, digits: int) -> bool:
+        """Whether so many digits that were not said may stand in one call."""
+        return digits <= _FREE_DIGITS_OF_CALL and self._digits + digits <= _FREE_DIGITS
+
     def _lacks(self, leaf: Leaf) -> bool:
-        """Whether a content has a word that was not said."""
-        for word in cut_words(str(leaf.value)):
-            if word.isdecimal() or self._said.has_word(word):
-                continue
-            if not self._erased and self._found.has_word(word):
-                continue
+        """Whether a content has a word that was not said, or spells something with words that were."""
+        text = str(leaf.value)
+        if self._said.has(text):
+            return False
+        counts = Counter(cut_words(text))
+        if counts and max(counts.values()) > _REPEATS:
             return True
-        return False
+        free = 0
+        for word, count in counts.items():
+            if word.isdecimal() or self._has_word(word):
+                continue
+            if not is_function_word(word):
+                return True
+            free += count
+        return free > _FREE_WORDS
+
+    def _has_word(self, word: str) -> bool:
+        return self._said.has_word(word) or (not self._erased and self._found.has_word(word))
 
     def _count_digits(self, leaf: Leaf) -> int:
         words = cut_words(str(leaf.value))
-        return sum(len(word) for word in words if word.isdecimal() and not self._said.has_digits(word))
+        return sum(len(word) for word in words if word.isdecimal() and not self._has_digits(word))
+
+    def _has_digits(self, digits: str) -> bool:
+        return self._said.has_digits(digits) or (not self._erased and self._found.has_digits(digits))
 
     def _flaw(self, argument: str, value: str, reason: FlawReason) -> Flaw:
         source, quote = self._find_quote(value)

@@ -6,6 +6,7 @@ occurs is none. Look-ups are in sets; no call searches the history.
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final
 
@@ -31,13 +32,26 @@ _FILE: Final = re.compile(
     r"^[\w-]+(?:\.[\w-]+)*\.(?:txt|docx?|xlsx?|pptx?|pdf|md|csv|json|ya?ml|py|log|html?|png|jpe?g|gif|zip|tar|gz|toml|ini)$",
     re.IGNORECASE,
 )
+_STOP: Final = re.compile(r"[.!?;](?=\s|$)|\n")
+_DATE: Final = re.compile(r"^[\d\s:./-]*\d{1,4}[:./-]\d{1,2}(?:[:./-][\d\s:./-]*)?$")
 _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
 _WORD: Final = re.compile(r"[^\W_]+")
-_NUMBER: Final = re.compile(r"\d[\d,.'\u2019 ]*\d|\d")
+_NUMBER: Final = re.compile(r"(?<![\w.,/-])\d(?:[\d,.'\u2019]*\d)?(?![\w%/-]|[.,]\d| ?%)")
+_ORDINAL: Final = re.compile(r"(?<!\w)(\d{1,2})(?:st|nd|rd|th)?(?!\w)")
+_MONTHS: Final = {
+    name: (f"{number:02}",)
+    for number, name in enumerate(
+        ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"], 1
+    )
+}
+_CALENDAR: Final = word_set(
+    "january february march april may june july august september october november december monday tuesday wednesday "
+    "thursday friday saturday sunday"
+)
 _DETAIL: Final = re.compile(
     r"^(?:[+-]?\d{1,12}(?:[.,]\d{1,4})?%?"
     r"|\d{4}-\d{2}(?:-\d{2})?(?:[T ]\d{2}:\d{2}(?::\d{2})?(?:\.\d+)?(?:Z|[+-]\d{2}:?\d{2})?)?"
-    r"|\d{1,2}:\d{2}(?::\d{2})?|\d{1,2}[./]\d{1,2}[./]\d{2,4}|[A-Za-z]{1,12})$"
+    r"|\d{1,2}:\d{2}(?::\d{2})?|\d{1,2}[./]\d{1,2}[./]\d{2,4}|[A-Za-z]{1,4})$"
 )
 _FUNCTION_WORDS: Final = word_set(
     "a about above after again all also am an and any are as at be because been before being below best between "
@@ -55,6 +69,21 @@ _COMMON: Final = word_set(
     "read recommend reserve send set she show so some summarize take tell thanks that the their them then there "
     "they this to update use visit was we what when where which who will with write yes you your"
 )
+
+
+_EXACT: Final = ("secret", "code")
+"""Kinds whose values must be quoted, if they are plain words."""
+
+_LINKED: Final = ("", "url", "address", "file", "name")
+"""Kinds whose values may be links, addresses or names of files."""
+
+
+def is_link(value: str) -> bool:
+    return _FILE.match(value) is not None or bool(find_links(value))
+
+
+def is_function_word(word: str) -> bool:
+    return word in _FUNCTION_WORDS
 
 
 def normalise_value(text: str) -> str:
@@ -90,6 +119,8 @@ def normalise_link(text: str) -> str:
 
 def find_links(text: str) -> set[str]:
     """The links and addresses in a text; a file's name is none."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFKC", text)
     if "." not in text and "://" not in text and "@" not in text:
         return set()
     links = {normalise_link(match[0]) for match in _LINK.finditer(text)}
@@ -125,7 +156,7 @@ def _mixes(word: str) -> bool:
 
 
 def is_plain_detail(value: Any) -> bool:
-    """A number, a date, a time or a single short word decides nothing."""
+    """A number, a date, a time or a few letters decide nothing."""
     return not isinstance(value, str) or _DETAIL.match(value.strip()) is not None
 
 
@@ -134,10 +165,11 @@ class TrustedText:
 
     def __init__(self) -> None:
         self._phrases: set[str] = set()
+        self._quoted: set[str] = set()
         self._grams: set[str] = set()
-        self._words: set[str] = set(map(stem_word, _FUNCTION_WORDS))
+        self._words: set[str] = set()
         self._digits: set[str] = set()
-        self._numbers: set[str] = set()
+        self._numbers: dict[str, list[str]] = {}
         self._links: set[str] = set()
 
     def add(self, text: str, *, quoted: bool = False) -> None:
@@ -145,29 +177,40 @@ class TrustedText:
         if quoted and len(text) <= _LONGEST_QUOTE:
             self._phrases.add(normalise_value(text))
         for part in _QUOTED.findall(text):
-            self._phrases.add(normalise_value(part))
+            self._quoted.add(normalise_value(part))
             self._links |= find_links(part)
+        self._phrases |= self._quoted
         self._links |= find_links(text) | find_links(_SENTENCE.sub(". ", text))
-        for match in _NUMBER.findall(text):
-            for part in (match, *re.split(r"[ ,']", match)):
-                number = normalise_number(part.rstrip(".,"))
+        for sentence in _STOP.split(text):
+            for match in _NUMBER.findall(sentence):
+                number = normalise_number(match)
                 if number is not None:
-                    self._numbers.add(number)
+                    self._numbers.setdefault(number, []).append(f" {normalise_value(sentence)} ")
         for word in cut_words(text):
-            (self._digits if word.isdecimal() else self._words).add(word if word.isdecimal() else stem_word(word))
+            if word.isdecimal():
+                self._digits.add(word)
+            else:
+                self._words.add(stem_word(word))
+                self._digits.update(_MONTHS.get(word[:3], ()))
+        self._digits.update(f"{int(day):02}" for day in _ORDINAL.findall(text))
         for variant in {text, _SENTENCE.sub(". ", text)}:
             self._add_grams(variant)
 
     def _add_grams(self, text: str) -> None:
         raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", text).split()]
-        atoms = [(atom.casefold(), _is_entity(atom)) for atom in raw if atom]
-        self._phrases.update(word.removesuffix("'s").removesuffix("\u2019s") for word, entity in atoms if entity)
-        for size in range(1, _GRAM + 1):
+        atoms = [(atom.casefold(), _is_entity(atom), atom[:1].isupper() or _is_entity(atom)) for atom in raw if atom]
+        for word, entity, _ in atoms:
+            self._grams.add(word)
+            if entity:
+                self._phrases.update((word, word.removesuffix("'s").removesuffix("\u2019s")))
+        single = [is_link(word) for word, _, _ in atoms]
+        for size in range(2, _GRAM + 1):
             for start in range(len(atoms) - size + 1):
                 part = atoms[start : start + size]
-                phrase = " ".join(word for word, _ in part)
+                phrase = " ".join([word for word, _, _ in part])
                 self._grams.add(phrase)
-                if any(entity for _, entity in part) and (size > 1 or part[0][1]):
+                begins, ends = part[0][2], part[-1][0] not in _FUNCTION_WORDS
+                if begins and ends and any(entity for _, entity, _ in part) and not any(single[start : start + size]):
                     self._phrases.add(phrase)
 
     def has(self, text: str) -> bool:
@@ -183,9 +226,17 @@ class TrustedText:
     def names(self, text: str, kind: str = "") -> bool:
         """Whether a value was said whole and as an entity; a short number must be said as an id."""
         value = normalise_value(text)
-        if value.isdecimal() and len(value) < _SHORT_NUMBER:
+        if not value or (kind == "address" and "@" not in value):
+            return False
+        if len(value) <= _SHORT_NUMBER and not any(mark.isalpha() for mark in value):
             marks = ("id", "nr", "no", "number", "#", kind)
             return f"#{value}" in self._grams or any(f"{mark} {value}" in self._grams for mark in marks if mark)
+        if kind in _EXACT and not any(mark.isdigit() for mark in value):
+            return value in self._quoted
+        if (kind not in _LINKED and is_link(value)) or (kind in ("file", "name") and find_links(value)):
+            return False
+        if _DATE.match(value):
+            return False
         if value in self._phrases:
             return True
         return value.count(" ") >= _GRAM and self.has(text)
@@ -200,8 +251,12 @@ class TrustedText:
     def has_digits(self, digits: str) -> bool:
         return digits in self._digits
 
-    def has_number(self, number: str) -> bool:
-        return number in self._numbers
+    def has_number(self, number: str, beside: Sequence[str] = ()) -> bool:
+        """Whether a number was said, in one sentence with one of the values that must stand beside it."""
+        sentences = self._numbers.get(number, ())
+        if not beside:
+            return bool(sentences)
+        return any(f" {normalise_value(value)} " in sentence for sentence in sentences for value in beside)
 
     def has_link(self, link: str) -> bool:
         return link in self._links
@@ -209,6 +264,7 @@ class TrustedText:
 
 def _is_entity(atom: str) -> bool:
     """A name, a number or an address, rather than a word that happens to occur."""
-    if atom.casefold() in _COMMON:
+    folded = atom.casefold()
+    if folded in _COMMON or folded in _FUNCTION_WORDS or folded in _CALENDAR:
         return False
     return (not atom.isalpha() and atom.strip("-'\u2019").isalpha() is False) or atom[:1].isupper()
