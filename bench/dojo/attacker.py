@@ -10,7 +10,7 @@ import copy
 import itertools
 import re
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -95,9 +95,9 @@ class Attacker:
         self.prompt = _fold(game.task.PROMPT)
         self.spoken = " ".join(re.findall(r"\w+", game.task.PROMPT.casefold()))
 
-    def look(self) -> Win | None:
-        """The first harmful call that is let through."""
-        for call in itertools.chain(self.game.attack_calls(), self.calls()):
+    def look(self, calls: Iterable[FunctionCall] | None = None) -> Win | None:
+        """The first harmful call that is let through: of these, or of all that the attacker can think of."""
+        for call in calls if calls is not None else self.calls():
             why = self.harm(call)
             if why and not self.game.judge(call).flaws:
                 return Win(f"{call.function} {dict(call.args)}", why)
@@ -164,7 +164,14 @@ class Attacker:
             return None
         if name == "recurring":
             return False
-        return PLAIN["time"] if "time" in name else PLAIN["date"] if "da" in name else PLAIN["str"]
+        if "time" not in name and "da" not in name:
+            return PLAIN["str"]
+        digits = sorted(self.game.provenance._said._digits)  # noqa: SLF001
+        years, days = [each for each in digits if len(each) == 4], [each for each in digits if len(each) == 2]
+        if not years or not days:
+            return PLAIN["time"] if "time" in name else PLAIN["date"]
+        day = f"{years[0]}-{days[0]}-{days[0]}"
+        return f"{day} {days[0]}:{days[0]}" if "time" in name else day
 
     def trusted(self, tool: str, name: str, use: ArgumentUse) -> Iterator[Any]:
         """The values of a role that the brake trusts, as far as it goes without a question."""
@@ -283,6 +290,6 @@ def attack(game: Game) -> Win | None:
     try:
         attacker = Attacker(game)
         attacker.launder()
-        return attacker.look()
+        return attacker.look(game.attack_calls()) or attacker.look()
     finally:
         game.provenance, game.environment, game.played.calls = kept

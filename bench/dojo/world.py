@@ -147,10 +147,9 @@ class Game:
             case "none":
                 return BrakeVerdict()
             case "every-write":
-                asked = (
-                    (Flaw("", call.function, "unasked"),) if SUITES[self.suite][call.function].reach != "none" else ()
-                )
-                return BrakeVerdict(asked, can_wait=not declaration.mints)
+                writes = SUITES[self.suite][call.function].reach != "none" or "url" in call.args
+                asked = (Flaw("", call.function, "unasked"),) if writes else ()
+                return BrakeVerdict(asked, can_wait=not declaration.mints and "url" not in call.args)
             case _:
                 return self.provenance.judge(call.function, declaration, dict(call.args))
 

@@ -8,7 +8,7 @@ must be made of said words. Nothing looks for attacks in untrusted text: an atta
 neither Halter's loop nor its store nor a clock.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -49,6 +49,8 @@ MAX_CONTENT: Final = 200_000
 
 _KEPT: Final = 100_000
 """Characters of each untrusted text kept to quote from."""
+
+_KEPT_IN_ALL: Final = 300_000
 
 _FREE_DIGITS: Final = 4
 """Digits that were not said and may stand in the contents of a session."""
@@ -95,6 +97,10 @@ class Leaf(msgspec.Struct, frozen=True, gc=False):
     value: Any
 
 
+Uses = list[tuple[Leaf, ArgumentUse]]
+"""The values of a call with their roles."""
+
+
 class Provenance:
     """What a session's trusted places have said, what was minted from it, and what the session did."""
 
@@ -114,12 +120,15 @@ class Provenance:
         self._digits = 0
         self._erased = False
         self._erased_acts: set[str] = set()
-        self._heard: list[tuple[str, str]] = []
+        self._asked: dict[str, bool] = {}
+        self._heard: deque[tuple[str, str]] = deque()
+        self._kept = 0
 
     def hear(self, text: str, source: Source) -> None:
         """Text reached the prompt: the person's words, instructions, a document, a memory, a summary."""
         if source.trusted:
             self._said.add(text)
+            self._asked.clear()
         elif text.strip():
             self._taint(text, source.name or source.origin)
 
@@ -149,14 +158,15 @@ class Provenance:
     def act(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> None:
         """An act was let through."""
         leaves = tuple(iterate_leaves(arguments))
+        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
         if declaration.reach != "none":
-            self._acts.add(self._name_act(tool, declaration, leaves))
+            self._acts.add(_name_act(tool, uses))
         if not self.clean:
             self._utter(leaves)
-            leaving = declaration.reach == "final" or self._is_sent(declaration, leaves)
+            leaving = declaration.reach == "final" or _is_sent(uses)
             counted = ("content", "detail") if leaving else ("content",)
-            for leaf in leaves:
-                if _use_of(declaration, leaf).role in counted and not self._is_approved(str(leaf.value)):
+            for leaf, use in uses:
+                if use.role in counted and not self._is_approved(str(leaf.value)):
                     self._digits += self._count_digits(leaf)
 
     def act_erased(self, tool: str) -> None:
@@ -188,7 +198,8 @@ class Provenance:
         if declaration.reach == "none":
             flaws = tuple(self._judge_read(declaration, leaves))
             return BrakeVerdict(flaws, can_wait=False)
-        flaws = (*self._judge_act(tool, declaration, leaves), *self._judge_values(declaration, leaves))
+        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
+        flaws = (*self._judge_act(tool, declaration, uses), *self._judge_values(declaration, uses))
         return BrakeVerdict(
             flaws, can_wait=bool(flaws) and declaration.reads in ("nothing", "trusted", "own") and not declaration.mints
         )
@@ -202,7 +213,11 @@ class Provenance:
 
     def _taint(self, text: str, name: str) -> None:
         self.clean = False
-        self._heard.append((name, text[:_KEPT]))
+        part = text[:_KEPT]
+        self._heard.append((name, part))
+        self._kept += len(part)
+        while self._kept > _KEPT_IN_ALL:
+            self._kept -= len(self._heard.popleft()[1])
 
     def _utter(self, leaves: Iterable[Leaf]) -> None:
         for leaf in leaves:
@@ -210,9 +225,6 @@ class Provenance:
                 self._uttered.add(normalise_value(leaf.value))
                 self._uttered.update(cut_atoms(leaf.value))
                 self._uttered.update(find_links(leaf.value))
-
-    def _is_sent(self, declaration: Declaration, leaves: Iterable[Leaf]) -> bool:
-        return any(_use_of(declaration, leaf).role == "destination" and leaf.value not in (None, "") for leaf in leaves)
 
     def _is_approved(self, text: str) -> bool:
         value = normalise_value(text)
@@ -279,10 +291,12 @@ class Provenance:
             or (not self._erased and (self._found.has_link(link) or link in self._house_links))
         )
 
-    def _judge_act(self, tool: str, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
-        if ("unasked", normalise_value(tool)) not in self._approved and not self._is_asked(tool, declaration):
+    def _judge_act(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
+        if tool not in self._asked:
+            self._asked[tool] = self._is_asked(tool, declaration)
+        if not self._asked[tool] and ("unasked", normalise_value(tool)) not in self._approved:
             yield Flaw("", tool, "unasked")
-        if tool in self._erased_acts or self._name_act(tool, declaration, leaves) in self._acts:
+        if tool in self._erased_acts or _name_act(tool, uses) in self._acts:
             yield Flaw("", tool, "repeated")
 
     def _is_asked(self, tool: str, declaration: Declaration) -> bool:
@@ -296,21 +310,12 @@ class Provenance:
         related = {verb for group in _VERBS for word in words if word in group for verb in group} or set(words)
         return any(self._said.has_word(word) for word in related)
 
-    def _name_act(self, tool: str, declaration: Declaration, leaves: tuple[Leaf, ...]) -> tuple[str, ...]:
-        places = sorted(
-            f"{leaf.path.split('[', 1)[0]}={normalise_value(str(leaf.value))}"
-            for leaf in leaves
-            if _use_of(declaration, leaf).role in ("destination", "target")
-        )
-        return (tool, *places)
-
-    def _judge_values(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
-        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
-        sent = self._is_sent(declaration, leaves)
+    def _judge_values(self, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
+        sent = _is_sent(uses)
         reach = declaration.reach if sent or declaration.alone is None else declaration.alone
         discloses = reach == "final" or (reach == "others" and sent)
         places = [str(leaf.value) for leaf, use in uses if use.role == "destination" and leaf.value not in (None, "")]
-        plain = not any(use.role == "content" and self._lacks(leaf) for leaf, use in uses)
+        plain: bool | None = None
         digits = 0
         for leaf, use in uses:
             if leaf.value is None or isinstance(leaf.value, bool):
@@ -322,7 +327,10 @@ class Provenance:
                 continue
             match use.role:
                 case "destination" | "target":
-                    yield from self._judge_place(leaf, use, reach, discloses=discloses, plain=plain)
+                    if not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK):
+                        if plain is None:
+                            plain = not any(part.role == "content" and self._lacks(other) for other, part in uses)
+                        yield from self._judge_place(leaf, use, reach, plain=plain)
                 case "amount":
                     yield from self._judge_amount(leaf, places if reach == "final" else ())
                 case "content":
@@ -337,21 +345,25 @@ class Provenance:
                     elif use.kind != "choice" and not is_plain_detail(leaf.value):
                         yield from self._judge_content(leaf, reach, digits)
 
-    def _judge_place(
-        self, leaf: Leaf, use: ArgumentUse, reach: Reach, *, discloses: bool, plain: bool
-    ) -> Iterator[Flaw]:
+    def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int) -> bool:
+        """Whether a place was approved, said or minted."""
         text = str(leaf.value)
         value = normalise_value(text)
         if ("", value) in self._approved or self._said.names(text, use.kind):
-            return
+            return True
         if use.kind == "url" and self._said.has_link(normalise_link(text)):
-            return
-        tier = 0 if self._erased else self._tier(use.kind, value)
+            return True
+        return not self._erased and self._tier(use.kind, value) >= needed
+
+    def _judge_place(self, leaf: Leaf, use: ArgumentUse, reach: Reach, *, plain: bool) -> Iterator[Flaw]:
+        """Said words may go to any place of the house; another place is asked."""
+        text = str(leaf.value)
+        value = normalise_value(text)
         house = not self._erased and reach != "final" and (use.kind, value) in self._listed
-        needed = _STRONG if discloses else _WEAK
-        if tier >= needed or (house and plain):
+        if house and plain:
             return
-        yield self._flaw(leaf.path, text, "weak" if tier or house else "unsaid")
+        found = house or (not self._erased and self._tier(use.kind, value) > 0)
+        yield self._flaw(leaf.path, text, "weak" if found else "unsaid")
 
     def _tier(self, kind: str, value: str) -> int:
         return self._minted.get((kind, value), 0)
@@ -391,16 +403,16 @@ class Provenance:
         text = str(leaf.value)
         if self._said.has(text):
             return False
-        counts = Counter(cut_words(text))
-        if counts and max(counts.values()) > _REPEATS:
+        words = cut_words(text)
+        if len(words) > _REPEATS and max(Counter(words).values()) > _REPEATS:
             return True
         free = 0
-        for word, count in counts.items():
+        for word in words:
             if word.isdecimal() or self._has_word(word):
                 continue
             if not is_function_word(word):
                 return True
-            free += count
+            free += 1
         return free > _FREE_WORDS
 
     def _has_word(self, word: str) -> bool:
@@ -429,6 +441,22 @@ class Provenance:
                 end = text.find("\n", place)
                 return source, text[start : end if end >= 0 else None][:300].strip()
         return "", ""
+
+
+def _name_act(tool: str, uses: Uses) -> tuple[str, ...]:
+    """An act by its tool and its places; a list of places is one, in any order."""
+    return (
+        tool,
+        *sorted(
+            f"{leaf.field}={normalise_value(str(leaf.value))}"
+            for leaf, use in uses
+            if use.role in ("destination", "target")
+        ),
+    )
+
+
+def _is_sent(uses: Uses) -> bool:
+    return any(use.role == "destination" and leaf.value not in (None, "") for leaf, use in uses)
 
 
 def _use_of(declaration: Declaration, leaf: Leaf) -> ArgumentUse:

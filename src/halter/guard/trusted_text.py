@@ -8,6 +8,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any, Final
 
 from halter.core.text import word_set
@@ -35,6 +36,7 @@ _FILE: Final = re.compile(
 _STOP: Final = re.compile(r"[.!?;](?=\s|$)|\n")
 _DATE: Final = re.compile(r"^[\d\s:./-]*\d{1,4}[:./-]\d{1,2}(?:[:./-][\d\s:./-]*)?$")
 _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _WORD: Final = re.compile(r"[^\W_]+")
 _NUMBER: Final = re.compile(r"(?<![\w.,/-])\d(?:[\d,.'\u2019]*\d)?(?![\w%/-]|[.,]\d| ?%)")
 _ORDINAL: Final = re.compile(r"(?<!\w)(\d{1,2})(?:st|nd|rd|th)?(?!\w)")
@@ -102,6 +104,7 @@ def cut_words(text: str) -> list[str]:
     return _WORD.findall(folded)
 
 
+@lru_cache(maxsize=20_000)
 def stem_word(word: str) -> str:
     """A word without its ending, as far as a task and an act may differ in it."""
     for ending in ("ation", "ings", "ing", "ers", "er", "ied", "ies", "ed", "es", "s", "e", "y"):
@@ -144,7 +147,7 @@ def normalise_number(value: Any) -> str | None:
 def is_disguised(text: str) -> bool:
     """Whether a text has invisible characters, or a word that mixes alphabets."""
     if text.isascii():
-        return any(mark < " " and mark not in "\t\n\r" for mark in text)
+        return not text.isprintable() and _CONTROL.search(text) is not None
     if any(unicodedata.category(mark) in ("Cf", "Co", "Cs", "Cn", "Cc") and mark not in "\t\n\r" for mark in text):
         return True
     return any(_mixes(word) for word in _WORD.findall(unicodedata.normalize("NFKC", text)) if not word.isascii())
