@@ -1,6 +1,7 @@
 """The worst night: what a plain loop pays, what Halter pays, and that both are worked out and not made up."""
 
 import functools
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from halter.cli.demo import print_conclusion
 from halter.cli.output import encode_json_line
-from halter.core.clock import HOUR
+from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.events import CostCapReached, ItemQuarantined, RequestSettled
 from halter.core.messages import Prompt, make_user_message
 from halter.core.money import DOLLAR, micros_to_usd
@@ -23,7 +24,9 @@ from halter.demo.night import (
     Bill,
     Frame,
     Incident,
+    NightRecord,
     PlayedIncident,
+    Scene,
     count_prompt_tokens,
     find_price,
     format_cents,
@@ -32,6 +35,8 @@ from halter.demo.night import (
     summarize_incident,
     write_handbook,
 )
+from halter.demo.place import DemoFolder, keep_night
+from halter.journal.sqlite import open_read_only
 
 NAMES = [scene.name for scene in SCENES]
 STUCK, IDLE, PARALLEL = SCENES
@@ -83,6 +88,51 @@ def test_the_same_figures_come_out_every_time() -> None:
     assert [(stored.stream, stored.at, stored.kind) for stored in again.events] == [
         (stored.stream, stored.at, stored.kind) for stored in first.events
     ]
+
+
+def short(scene: Scene) -> Scene:
+    return msgspec.structs.replace(scene, span=28 * MINUTE)
+
+
+def test_the_night_that_is_kept_has_the_same_figures_and_lies_before_now(tmp_path: Path) -> None:
+    place, now = DemoFolder(tmp_path / "demo"), NIGHT_START + 100 * DAY - 10 * HOUR
+    with keep_night(place, "ada", now) as record:
+        assert record is not None
+        idle, parallel = (play_incident(scene, lambda _: None, record) for scene in (short(IDLE), PARALLEL))
+        assert not place.store.exists()
+    assert parallel.within == once(PARALLEL.name)[0].within
+    assert parallel.without == once(PARALLEL.name)[0].without
+    assert idle.within == play_incident(short(IDLE), lambda _: None).within
+    assert {stored.at < now for stored in (*idle.events, *parallel.events)} == {True}
+    with closing(open_read_only(str(place.store))) as store:
+        agents = store.execute(
+            "SELECT agent, count(*), sum(ended_at IS NULL AND due_at < ?) FROM sessions GROUP BY 1", (now,)
+        )
+        assert agents.fetchall() == [("analyst", REPORTS, 0), ("watchman", 1, 0)]
+    assert [file.name for file in place.root.iterdir()] == ["halter.db"]
+
+
+def test_a_night_that_was_interrupted_is_not_kept_and_a_store_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    place = DemoFolder(tmp_path / "demo")
+    with pytest.raises(KeyboardInterrupt), keep_night(place, "ada", NIGHT_START + DAY):
+        raise KeyboardInterrupt
+    assert list(place.root.iterdir()) == []
+    place.store.write_text("something else")
+    with keep_night(place, "ada", NIGHT_START + DAY) as record:
+        assert record is None
+    assert place.store.read_text() == "something else"
+
+
+@pytest.mark.parametrize("hour", range(24))
+def test_a_night_that_is_kept_is_over_and_a_short_incident_stays_within_one_day(hour: int) -> None:
+    now = NIGHT_START - 22 * HOUR + 100 * DAY + hour * HOUR + MINUTE
+    record = NightRecord(Path("unused.db"), now, "ada")
+    for scene in SCENES:
+        start = record.start(scene)
+        assert now - 2 * DAY < start
+        assert start + scene.span <= now
+    assert record.start(PARALLEL) // DAY == (record.start(PARALLEL) + PARALLEL.span) // DAY
+    assert record.start(STUCK) % DAY == 22 * HOUR
 
 
 def test_what_cannot_be_done_is_tried_three_times_and_then_left_to_a_person_while_the_rest_is_done() -> None:

@@ -28,7 +28,7 @@ from halter.settings import name_person
 
 if TYPE_CHECKING:
     from halter.cli.terminal import Printer
-    from halter.demo.night import Bill, Frame, Night, Scene
+    from halter.demo.night import Bill, Frame, Night, NightRecord, Scene
     from halter.demo.place import DemoFolder, LayoutResult
     from halter.runtime.triggers import WebhookReceiver
 
@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 NIGHT_INTERRUPTED: Final = "Interrupted. The night was made up, and leaves nothing behind."
 DEMO_PLAN: Final = (
     "Within a minute the service that it watches goes down, and it asks you whether it may delete an old file."
+)
+NIGHT_KEPT: Final = (
+    "The first night stays there too: its sessions, spending and brakes are on the dashboard, as those of bookkeeper, "
+    "watchman and analyst."
 )
 DEMO_STOPPED: Final = "night-watch is stopped. `halter demo --skip-night` goes on where it stands."
 
@@ -55,17 +59,24 @@ def demo(
     """
     if skip_night and (night_only or as_json):
         fail("--skip-night leaves nothing for --night-only or --json to show: leave one of them out.", EXIT_USAGE)
+    live = not night_only and not as_json
     if not skip_night:
-        report_errors(lambda: _run_night(as_json=as_json), interrupted=NIGHT_INTERRUPTED)
-    if not night_only and not as_json:
+        report_errors(lambda: _run_night(as_json=as_json, kept=live), interrupted=NIGHT_INTERRUPTED)
+    if live:
         _live(browser=not no_browser)
 
 
-def _run_night(*, as_json: bool) -> None:
+def _run_night(*, as_json: bool, kept: bool) -> None:
     if as_json:
         answer_json(run_whole_night(quiet=True))
+        return
+    print_introduction()
+    if kept:
+        from halter.demo.place import find_demo_folder, keep_night
+
+        with keep_night(find_demo_folder(os.environ, _home()), name_person(os.environ), SystemClock().now()) as record:
+            print_conclusion(run_whole_night(quiet=False, record=record))
     else:
-        print_introduction()
         print_conclusion(run_whole_night(quiet=False))
 
 
@@ -122,10 +133,11 @@ def describe_demo(
         f"Now a live one: night-watch looks after this machine. {DEMO_PLAN}",
         *(() if "agent.yaml" in furnished.changed else (f"It thinks with {with_what}.",)),
         *furnished.told,
-        f"All of it lies in {place.root}. You can also speak with it in another terminal:",
+        f"All of it lies in {place.root}. {NIGHT_KEPT} You can also use another terminal:",
         *(() if hidden is None else (f"  export PATH={shlex.quote(str(hidden))}:$PATH",)),
-        f"  export HALTER_STORE={shlex.quote(str(place.root / 'halter.db'))}",
+        f"  export HALTER_STORE={shlex.quote(str(place.store))}",
         "  halter inbox",
+        "  halter serve                 # the dashboard, also after the demo has ended",
     )
 
 
@@ -187,12 +199,13 @@ Pause = Callable[[float], None]
 Show = Callable[["Scene", "Frame"], None]
 
 
-def run_whole_night(*, quiet: bool, pause: Pause = time.sleep) -> "Night":
+def run_whole_night(*, quiet: bool, pause: Pause = time.sleep, record: "NightRecord | None" = None) -> "Night":
     from halter.demo.night import SCENES, play_incident, sum_night, summarize_incident
 
     with _show_live(quiet=quiet, pause=pause) as show:
         incidents = [
-            summarize_incident(play_incident(scene, lambda frame, scene=scene: show(scene, frame))) for scene in SCENES
+            summarize_incident(play_incident(scene, lambda frame, scene=scene: show(scene, frame), record))
+            for scene in SCENES
         ]
     return sum_night(incidents)
 

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from halter.core.clock import HOUR, MINUTE, SECOND, Clock
+from halter.core.clock import DAY, HOUR, MINUTE, SECOND, Clock
 from halter.core.errors import ConfigError
 from halter.core.events import (
     ItemQuarantined,
@@ -53,7 +53,7 @@ from halter.core.vocabulary import State
 from halter.journal.checkpoints import Checkpointer
 from halter.runtime.feed import read_stream_heads
 from halter.runtime.runtime import Runtime, use_local_policy
-from halter.runtime.supervisor import Supervisor
+from halter.runtime.supervisor import Supervisor, turn_off
 from halter.settings import Settings
 from halter.testing.world import VIRTUAL_START, World, quiet_mode
 
@@ -452,24 +452,47 @@ class PlayedIncident(msgspec.Struct, frozen=True):
     sessions: Sequence[SessionRow]
 
 
-def play_incident(scene: Scene, watch: WatchFrame) -> PlayedIncident:
-    """Run an incident on both sides. The figures are the same every time."""
+class NightRecord(msgspec.Struct, frozen=True):
+    """The store that keeps the night of Halter's side, as if the night had just passed."""
+
+    store: Path
+    now: int
+    person: str
+
+    def start(self, scene: Scene) -> int:
+        """Place a long incident in the last night that is over, and a short one just before now.
+
+        A short one that would cross midnight belongs to the night, too: its cap is that of one day.
+        """
+        lately = self.now - scene.span - MINUTE
+        if scene.span < HOUR and lately // DAY == self.now // DAY:
+            return lately
+        evening = self.now - self.now % DAY - 2 * HOUR
+        return evening if evening + scene.span <= self.now else evening - DAY
+
+
+def play_incident(scene: Scene, watch: WatchFrame, record: NightRecord | None = None) -> PlayedIncident:
+    """Run an incident on both sides. The figures are the same every time, recorded or not."""
+    start, store = (NIGHT_START, None) if record is None else (record.start(scene), record.store)
+    # In one store, each incident needs ids of its own.
+    seed = 0 if record is None else 1 + [each.name for each in SCENES].index(scene.name)
     with (
         TemporaryDirectory(prefix="halter-night-") as home,
-        World(orderly=True, threads=False, start=NIGHT_START) as world,
+        World(seed, path=store, orderly=True, threads=False, start=start) as world,
     ):
-        return world.run(_play_incident(scene, world, Path(home), watch))
+        person = "demo" if record is None else record.person
+        return world.run(_play_incident(scene, world, Path(home), watch, person))
 
 
-async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFrame) -> PlayedIncident:
-    rates = find_price()
+async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFrame, person: str) -> PlayedIncident:
+    rates, before = find_price(), await _look_around(world)
     without, within = (DemoProvider(scene.script, rates, world.clock) for _ in range(2))
     desk = _lay_out_scene(scene, home / "without") / DESK_FOLDER
     plain = PlainLoop(without, world.clock, write_handbook(scene.handbook), desk)
-    halter, folder = _make_supervisor(world, home, ServedModel(within)), _lay_out_scene(scene, home / "with")
+    app, folder = _make_runtime(world, home, person), _lay_out_scene(scene, home / "with")
     for each in (
         scene.without(plain),
-        halter.run([folder]),
+        _make_supervisor(world, app, ServedModel(within)).run([folder]),
         *(scene.meanwhile(place, world.clock) for place in (desk, folder / DESK_FOLDER)),
     ):
         world.spawn(each)
@@ -477,10 +500,38 @@ async def _play_incident(scene: Scene, world: World, home: Path, watch: WatchFra
     while world.now < until:
         await world.advance(scene.frame)
         share = 1 - (until - world.now) / scene.span
-        watch(Frame(world.now, share, Bill(without.requests, micros_to_usd(without.usd)), await _read_bill(world)))
-    events = await _events(world)
+        bill = _subtract(await _read_bill(world), before.bill)
+        watch(Frame(world.now, share, Bill(without.requests, micros_to_usd(without.usd)), bill))
+    events = await _events(world, before)
+    rows = await world.journal.ask(Query("all_sessions", SessionRow))
+    sessions = [row for row in rows if row.session not in before.sessions]
+    paid = Bill(without.requests, micros_to_usd(without.usd))
+    await _say_good_morning(world, app, sessions)
+    return PlayedIncident(scene, paid, sum_bill(events), events, sessions)
+
+
+class _Before(msgspec.Struct, frozen=True):
+    """What the store held before an incident."""
+
+    heads: Mapping[str, int]
+    sessions: frozenset[str]
+    bill: Bill
+
+
+async def _look_around(world: World) -> _Before:
     sessions = await world.journal.ask(Query("all_sessions", SessionRow))
-    return PlayedIncident(scene, Bill(without.requests, micros_to_usd(without.usd)), sum_bill(events), events, sessions)
+    return _Before(
+        dict(await read_stream_heads(world.journal)),
+        frozenset(row.session for row in sessions),
+        await _read_bill(world),
+    )
+
+
+async def _say_good_morning(world: World, app: Runtime, sessions: Sequence[SessionRow]) -> None:
+    """Switch off what would run on, once all figures are read: no process runs it after the night."""
+    for agent in {row.agent for row in sessions if row.kind == "autonomous"}:
+        await turn_off(app, agent, "the night is over")
+    await world.advance(MINUTE)
 
 
 def _lay_out_scene(scene: Scene, folder: Path) -> Path:
@@ -491,13 +542,16 @@ def _lay_out_scene(scene: Scene, folder: Path) -> Path:
     return folder
 
 
-def _make_supervisor(world: World, home: Path, model: Model) -> Supervisor:
-    """Make the runtime on a journal in memory, apart from the user's files."""
+def _make_runtime(world: World, home: Path, person: str) -> Runtime:
+    """Make the runtime on the world's journal, apart from the user's files."""
     key = home / "signing.key"
-    settings = Settings("memory:", home / "checkpoints", key, "demo", home / "trust.json")
+    settings = Settings("memory:", home / "checkpoints", key, person, home / "trust.json")
     checkpointer = Checkpointer(settings.checkpoints, key, "demo", world.clock.now)
     policy = use_local_policy(settings)
-    app = Runtime(settings, world.clock, world.ids, world.journal, checkpointer, world.ledger, {}, policy=policy)
+    return Runtime(settings, world.clock, world.ids, world.journal, checkpointer, world.ledger, {}, policy=policy)
+
+
+def _make_supervisor(world: World, app: Runtime, model: Model) -> Supervisor:
     given = {str(model.name): model}
     return Supervisor(app, lambda _, __: None, chance=random.Random(world.seed), given=given, mode=quiet_mode())
 
@@ -507,9 +561,16 @@ async def _read_bill(world: World) -> Bill:
     return Bill(sum(spend.input_tokens > 0 for spend in spends), micros_to_usd(sum(spend.usd for spend in spends)))
 
 
-async def _events(world: World) -> Sequence[Stored]:
+def _subtract(bill: Bill, before: Bill) -> Bill:
+    return Bill(bill.requests - before.requests, bill.cost_usd - before.cost_usd)
+
+
+async def _events(world: World, before: _Before) -> Sequence[Stored]:
     return [
-        stored for stream, _ in sorted(await read_stream_heads(world.journal)) for stored in await world.events(stream)
+        stored
+        for stream, _ in sorted(await read_stream_heads(world.journal))
+        for stored in await world.events(stream)
+        if stored.seq > before.heads.get(stream, 0)
     ]
 
 

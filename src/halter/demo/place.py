@@ -8,12 +8,12 @@ import hashlib
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -28,6 +28,9 @@ from halter.runtime.runtime import Runtime
 from halter.server.auth import Keyring, describe_token, new_secret, suggest_token_name
 from halter.server.server import HOST, PORT, ServerExtras, bind, demand_server, format_address, serve_web
 from halter.settings import Settings
+
+if TYPE_CHECKING:
+    from halter.demo.night import NightRecord
 
 AGENT: Final = "night-watch"
 FILES: Final = ("agent.yaml", "rules.yaml", "tools.py", "AGENTS.md")
@@ -52,10 +55,14 @@ class DemoFolder(msgspec.Struct, frozen=True):
     def agent(self) -> Path:
         return self.root / AGENT
 
+    @property
+    def store(self) -> Path:
+        return self.root / "halter.db"
+
     def settings(self, person: str) -> Settings:
         """Keep everything in this folder."""
         return Settings(
-            store=str(self.root / "halter.db"),
+            store=str(self.store),
             checkpoints=self.root / "checkpoints",
             signing_key=self.root / "signing.key",
             person=person,
@@ -79,6 +86,45 @@ def choose_demo_model(environ: Mapping[str, str], installed: IsInstalled = is_in
     return next(found, RULES_MODEL)
 
 
+NIGHT_STORE: Final = "night.db"
+
+
+@contextmanager
+def keep_night(place: DemoFolder, person: str, now: int) -> "Generator[NightRecord | None]":
+    """Yield where the night is recorded, and make that the demo's store once it is whole.
+
+    A store that is there already is left as it is: it has its own night, or had a life without one.
+    """
+    from halter.demo.night import NightRecord
+
+    unfinished = place.root / NIGHT_STORE
+    if place.store.exists():
+        yield None
+        return
+    try:
+        place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _drop(unfinished)
+        unfinished.touch(mode=0o600)
+        yield NightRecord(unfinished, now, person)
+        unfinished.rename(place.store)
+    except OSError as error:
+        raise ConfigError(explain_unwritable(place, error)) from error
+    finally:
+        _drop(unfinished)
+
+
+def _drop(store: Path) -> None:
+    for file in (store, *(store.with_name(f"{store.name}{end}") for end in ("-wal", "-shm"))):
+        file.unlink(missing_ok=True)
+
+
+def explain_unwritable(place: DemoFolder, error: OSError) -> str:
+    return (
+        f"The demo keeps its files in {place.root}, which cannot be written ({error.strerror or error}): "
+        "set XDG_STATE_HOME to a folder of yours."
+    )
+
+
 class LayoutResult(msgspec.Struct, frozen=True):
     """Notes about the agent's files, and which of them a person changed."""
 
@@ -96,10 +142,7 @@ def lay_out_files(place: DemoFolder, model: str, by: str, now: int) -> LayoutRes
         (place.agent / "service.port").unlink(missing_ok=True)
         changed = _write_unchanged_files(place, {name: read_shipped_file(name, model) for name in FILES})
     except OSError as error:
-        raise ConfigError(
-            f"The demo keeps its files in {place.root}, which cannot be written ({error.strerror or error}): "
-            "set XDG_STATE_HOME to a folder of yours."
-        ) from error
+        raise ConfigError(explain_unwritable(place, error)) from error
     told = [f"You changed its {', '.join(changed)}, which is used as it is."] if changed else []
     return LayoutResult((*told, _trust_shipped_code(place, by, now)), changed)
 
