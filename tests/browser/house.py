@@ -229,9 +229,8 @@ class House:
             tokens.add(describe_token(self.secrets[role], NAMES.get(role, role), role, 0))
         listening = bind(port=0)
         self.url = format_address(listening)
-        serving = asyncio.create_task(
-            serve_web(app, listening, Keyring(tokens), bus, ServerExtras(tell=self.told.append))
-        )
+        extras = ServerExtras(tell=self.told.append, folders={"clerk": self.home / "clerk"})
+        serving = asyncio.create_task(serve_web(app, listening, Keyring(tokens), bus, extras))
         self._ready.set()
         await asyncio.wait([serving, asyncio.create_task(self._ended.wait())], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()

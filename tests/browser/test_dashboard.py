@@ -19,7 +19,7 @@ from tests.browser.house import House
 
 # One worker has the house, and the browser before it.
 OF_ALL = ("/", "/fleet", "/sessions", "/audit", "/budgets", "/triggers", "/findings")
-PAGES = (*OF_ALL, "/session/desk-1", "/receipt/desk-1")
+PAGES = (*OF_ALL, "/agent/desk", "/session/desk-1", "/receipt/desk-1")
 
 
 HARMLESS = {"Change between light and dark", "Log out", "Older", "Search", "OK"}
@@ -181,11 +181,60 @@ def test_an_agent_is_switched_off_and_on_again(house: House, comes: Comes) -> No
     page = comes("operator").goes("/fleet")
     switch = page.get_by_role("switch", name="miser runs by itself")
     switch.click()
-    expect(page.get_by_text("miser is switched off")).to_be_visible()
+    expect(dialog(page)).to_contain_text("Nothing of it starts by itself until it is switched on again.")
+    press(dialog(page), "Switch off")
+    expect(page.get_by_text("miser is off, and")).to_be_visible()
     expect(switch).not_to_be_checked()
+    expect(agent_row(page, "miser").get_by_text("by operator")).to_be_visible()
     switch.click()
-    expect(page.get_by_text("miser is switched on")).to_be_visible()
+    press(dialog(page), "Switch on")
+    expect(page.get_by_text("miser is on: it runs where")).to_be_visible()
     expect(agent_row(page, "miser").get_by_role("link", name="miser-2")).to_be_visible()
+
+
+def test_the_page_of_an_agent_says_what_it_is_what_it_did_and_what_it_senses(house: House, comes: Comes) -> None:
+    house.tell("look at the thermometer")
+    house.until(lambda: house.rests("desk-1"))
+    page = comes("viewer").goes("/fleet")
+    agent_row(page, "desk").get_by_role("link", name="desk", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("desk")
+    definition = page.get_by_role("region", name="Definition")
+    expect(definition).to_contain_text("scripted:script")
+    expect(definition).to_contain_text("at most $5.00 a day")
+    senses = page.get_by_role("region", name="What it senses")
+    expect(senses.get_by_role("listitem").filter(has_text="thermometer").get_by_text("Reads")).to_be_visible()
+    expect(senses.get_by_role("img", name="temperature in the newest turns")).to_be_visible()
+    page.get_by_role("region", name="Sessions").get_by_role("link", name="desk-1").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("desk-1")
+
+
+def test_an_agent_is_spoken_to_halted_and_switched_on_its_page(comes: Comes) -> None:
+    page = comes("operator").goes("/agent/miser")
+    press(page, "Message…")
+    dialog(page).get_by_label("Your words").fill("How is the purse?")
+    press(dialog(page), "Say it")
+    expect(page.get_by_text("is told, and wakes")).to_be_visible()
+    press(page, "Halt miser")
+    press(dialog(page), "Halt it")
+    now = page.get_by_role("region", name="Now")
+    expect(now.get_by_text("agent:miser was halted by operator")).to_be_visible()
+    press(now, "Resume…")
+    press(dialog(page), "Resume")
+    expect(now.get_by_text("Halted")).to_have_count(0)
+    press(page, "Switch off…")
+    press(dialog(page), "Switch off")
+    expect(now.get_by_text("Switched off")).to_be_visible()
+    press(page, "Switch on…")
+    press(dialog(page), "Switch on")
+    expect(now.get_by_text("Switched off")).to_have_count(0)
+
+
+def test_a_session_is_started_on_the_page_of_an_agent(house: House, comes: Comes) -> None:
+    page = comes("operator").goes("/agent/clerk")
+    press(page, "Start a session…")
+    dialog(page).get_by_label("What is to be done").fill("Count the papers.")
+    press(dialog(page), "Start")
+    expect(page.get_by_text("clerk works on it in session")).to_be_visible()
 
 
 def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
@@ -257,7 +306,7 @@ def test_a_receipt_is_opened_and_the_session_taken_along(paid: House, comes: Com
 
 def test_a_viewer_is_shown_no_button_that_they_may_not_press(comes: Comes) -> None:
     visitor = comes("viewer")
-    for path in ("/", "/fleet", "/session/desk-1", "/budgets", "/triggers", "/findings"):
+    for path in ("/", "/fleet", "/agent/desk", "/session/desk-1", "/budgets", "/triggers", "/findings"):
         page = visitor.goes(path)
         buttons = page.get_by_role("button").all()
         names = {button.get_attribute("aria-label") or button.inner_text() for button in buttons}

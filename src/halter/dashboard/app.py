@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from nicegui import Client, core, ui
 
 from halter.core.errors import HalterError, NotDone, StoreError
+from halter.dashboard.agent import build_agent_page
 from halter.dashboard.fleet import build_findings_page, build_fleet_page, build_triggers_page
 from halter.dashboard.home import build_home_page
 from halter.dashboard.icons import MANIFEST_PATH, TOUCH_ICON_PATH, make_manifest
@@ -26,6 +27,7 @@ from halter.dashboard.page import HEAD, THEME_SCRIPT, LiveFeed, OpenPage, Refres
 from halter.dashboard.parts import add_box, add_icon, add_link, add_text, make_single_line
 from halter.dashboard.records import add_downloads, build_audit_page, build_budgets_page
 from halter.dashboard.session import build_receipt_page, build_session_page, build_sessions_page
+from halter.operations.agents import AgentFolders
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
 from halter.server.middleware import WHO_KEY
@@ -132,10 +134,17 @@ RECONNECT_TIMEOUT_SECONDS: Final = 15.0
 AnyPageBuilder = Callable[..., Awaitable[RefreshPage]]
 
 
-def mount_dashboard(api: FastAPI, app: Runtime, bus: Bus, tell: Callable[[str], None] = lambda _: None) -> LiveFeed:
+def mount_dashboard(
+    api: FastAPI,
+    app: Runtime,
+    bus: Bus,
+    tell: Callable[[str], None] = lambda _: None,
+    agents: AgentFolders | None = None,
+) -> LiveFeed:
     """Mounts the dashboard at `/`, behind the middleware, which put a `Who` into the scope.
 
-    The returned feed listens to the bus while a page is open. Failures are reported to `tell`.
+    The returned feed listens to the bus while a page is open. Failures are reported to `tell`. Sessions can be begun
+    with `agents`, whose folders are at hand.
     """
     capture_logs(tell)
     live = LiveFeed(bus, app.clock)
@@ -144,6 +153,7 @@ def mount_dashboard(api: FastAPI, app: Runtime, bus: Bus, tell: Callable[[str], 
     for path, title, here, shows in (
         ("/", "Home", "/", build_home_page),
         ("/fleet", "Fleet", "/fleet", build_fleet_page),
+        ("/agent/{name}", "", "/fleet", build_agent_page),
         ("/sessions", "Sessions", "/sessions", build_sessions_page),
         ("/session/{name}", "", "/sessions", build_session_page),
         ("/receipt/{name}", "Receipt of ", "/sessions", build_receipt_page),
@@ -152,15 +162,15 @@ def mount_dashboard(api: FastAPI, app: Runtime, bus: Bus, tell: Callable[[str], 
         ("/triggers", "Triggers", "/triggers", build_triggers_page),
         ("/findings", "Findings", "/findings", build_findings_page),
     ):
-        _page(path, title, here, shows, app, live)
+        _page(path, title, here, shows, partial(OpenPage, app, live=live, agents=agents))
     _run(api)
     return live
 
 
-def _page(path: str, title: str, here: str, shows: AnyPageBuilder, app: Runtime, live: LiveFeed) -> None:
+def _page(path: str, title: str, here: str, shows: AnyPageBuilder, opens: Callable[..., OpenPage]) -> None:
     async def shown(request: Request, client: Client) -> None:
         name = request.path_params.get("name")
-        room = OpenPage(app, request.scope[WHO_KEY], live, client)
+        room = opens(who=request.scope[WHO_KEY], client=client)
         whole = title if name is None else make_single_line(f"{title}{name}", 80)
         ui.page_title(f"{whole} · Halter")
         build = shows if name is None else partial(_build_named_page, shows, name)

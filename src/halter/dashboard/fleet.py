@@ -8,14 +8,15 @@ from nicegui import ui
 from halter.autonomy.triggers import WatchedDocument
 from halter.core.effect_events import ProposalVerdict as Settled
 from halter.core.text import format_count
+from halter.dashboard.agent import ask_to_halt, ask_to_switch
 from halter.dashboard.labels import (
     SEVERITIES,
     SEVERITY_MOODS,
-    Label,
+    explain_health,
     format_age,
     format_money,
     format_share,
-    label_state,
+    label_health,
     shorten_id,
 )
 from halter.dashboard.page import REASON, FeedChanges, FormValues, OpenPage, RefreshPage, ask_to_resume, open_dialog
@@ -36,7 +37,7 @@ from halter.dashboard.parts import (
     set_link,
     set_meter,
 )
-from halter.operations import artifacts, control, queries
+from halter.operations import artifacts, queries
 from halter.operations import fleet as desk_triggers
 from halter.operations.artifacts import Artifact
 from halter.operations.fleet import WorkerView
@@ -94,12 +95,22 @@ def _worker_row(room: OpenPage, one: WorkerView) -> Callable[[WorkerView], None]
     return show
 
 
-FLEET_COLUMNS = ("agent", "runs by itself", "session", "state", "burns", "spent today", "next wake", "sensors", "stop")
+FLEET_COLUMNS = (
+    "agent",
+    "health",
+    "session",
+    "spent today",
+    "last hour",
+    "next wake",
+    "sensors",
+    "runs by itself",
+    "stop",
+)
 
 
 async def build_fleet_page(room: OpenPage) -> RefreshPage:
     with add_section("Agents", card=True):
-        lines = KeyedList[AgentLine](add_table("Agents", FLEET_COLUMNS, ("burns",)), lambda line: _row(room, line))
+        lines = KeyedList[AgentLine](add_table("Agents", FLEET_COLUMNS, ("last hour",)), lambda line: _row(room, line))
         none = add_text("", "h-none")
     show_workers = build_workers_section(room)
 
@@ -116,30 +127,31 @@ async def build_fleet_page(room: OpenPage) -> RefreshPage:
 def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
     seen, scope = [line], f"agent:{line.agent}"
     with add_box("tr"):
-        add_cell(line.agent, "h-what")
         with add_box("td"):
-            switch = _switch(room, line, lambda: bool(seen[0].on))
+            add_link(line.agent, f"/agent/{line.agent}").classes("h-what")
+        with add_box("td"):
+            health, why = add_chip(""), add_text("", "h-text h-dim h-small h-note")
         with add_box("td"):
             session = add_link("", "")
         with add_box("td"):
-            state, why = add_chip(""), add_text("", "h-dim h-small")
-        burn = add_cell("", "h-num")
-        with add_box("td"):
-            spent = add_text("")
+            spent = add_text("", "h-short")
             drawn = add_meter(f"spent today by {line.agent}", 0)
+        burn = add_cell("", "h-num")
         wake, sensors = add_cell(), add_cell()
         with add_box("td"):
+            switch = _switch(room, line, seen)
+        with add_box("td"):
             if room.may("approver"):
-                add_button("Halt…", lambda: _halt(room, line.agent), "plain", f"Halt {line.agent}")
+                add_button("Halt…", lambda: ask_to_halt(room, line.agent), "plain", f"Halt {line.agent}")
             again = add_button("Resume…", lambda: ask_to_resume(room, scope), "plain", f"Resume {line.agent}")
 
     def show(line: AgentLine) -> None:
         _show_switch(switch, on=bool(line.on))
         set_link(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
-        set_chip(state, _state(line))
-        why.say(_explain(line))
+        set_chip(health, label_health(line))
+        why.say(explain_health(line))
         again.set_visibility(room.may("operator") and line.halted.startswith(f"{scope} "))
-        burn.say(f"{format_money(line.burn_usd)}/h")
+        burn.say(format_money(line.burn_usd))
         _show_spent(spent, line)
         set_meter(drawn, float(line.spent_today_usd / line.cap_today_usd) if line.cap_today_usd else 0)
         wake.say(_wake(room, line))
@@ -155,13 +167,9 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
     return later
 
 
-def _switch(room: OpenPage, line: AgentLine, is_on: Callable[[], bool]) -> ui.button:
+def _switch(room: OpenPage, line: AgentLine, seen: Sequence[AgentLine]) -> ui.button:
     """A switch that shows the stored state; a click asks for the opposite of what was shown."""
-
-    async def turn() -> None:
-        await room.does(_switch_agent(room, line.agent, on=not is_on()))
-
-    switch = add_button("", turn, "switch", f"{line.agent} runs by itself")
+    switch = add_button("", lambda: ask_to_switch(room, seen[0]), "switch", f"{line.agent} runs by itself")
     switch.props["role"] = "switch"
     switch.set_enabled(room.may("operator"))
     return switch
@@ -171,35 +179,6 @@ def _show_switch(switch: ui.button, *, on: bool) -> None:
     switch.set_text("On" if on else "Off")
     switch.props["aria-checked"] = "true" if on else "false"
     switch.update()
-
-
-async def _switch_agent(room: OpenPage, agent: str, *, on: bool) -> str:
-    stopped = (await control.switch(room.desk, agent, on=on, reason="on the dashboard")).stopped
-    ended = f" Stopped: {', '.join(stopped)}." if stopped else ""
-    return f"{agent} is switched {'on' if on else 'off'}.{ended}"
-
-
-def _halt(room: OpenPage, agent: str) -> None:
-    async def do(given: FormValues) -> str:
-        await control.halt(room.desk, f"agent:{agent}", given["reason"])
-        return f"{agent} is halted."
-
-    says = "Its sessions stop within a second, and nothing of it starts until it is resumed."
-    open_dialog(room, f"Halt {agent}?", says, (REASON,), "Halt it", do, "stop")
-
-
-def _state(line: AgentLine) -> Label:
-    if line.halted:
-        return Label("Halted", "bad")
-    if line.state:
-        return label_state(line.state)
-    return Label("Switched off" if line.on is False else "Idle")
-
-
-def _explain(line: AgentLine) -> str:
-    if line.halted:
-        return line.halted
-    return f"and {line.under_way - 1} more sessions" if line.under_way > 1 else ""
 
 
 def _show_spent(spent: TextLabel, line: AgentLine) -> None:
@@ -216,7 +195,10 @@ def _wake(room: OpenPage, line: AgentLine) -> str:
 
 
 def _sensors(line: AgentLine) -> str:
-    return ", ".join(f"{name}: {health}" for name, health in line.sensors.items())
+    failing = [name for name, health in line.sensors.items() if health != "ok"]
+    if not line.sensors:
+        return ""
+    return f"{', '.join(failing)}: no reading" if failing else f"{len(line.sensors)} read"
 
 
 TRIGGER_COLUMNS = ("trigger", "type", "when", "next", "last", "runs", "waits", "task", "end")

@@ -21,6 +21,7 @@ from halter.dashboard.labels import (
     format_money,
     format_share,
     format_span,
+    is_unwell,
     label_decision,
     label_state,
     name_scope,
@@ -346,7 +347,7 @@ async def build_home_page(room: OpenPage) -> RefreshPage:
 async def _describe_now(room: OpenPage, needs: int, lines: Sequence[AgentLine]) -> list[tuple[str, str, str]]:
     """Describes the fleet in four parts, each with its mood and the page that tells more."""
     spent, cap = await _spent_today(room, lines)
-    stopped = [line for line in lines if line.halted or line.on is False]
+    stopped = [line for line in lines if is_unwell(line)]
     urgent = await queries.count_urgent_findings(room.desk)
     near = cap is not None and spent >= cap * Decimal("0.8")
     money_part = f"{format_money(spent)} today" if cap is None else f"{format_share(spent, cap)} today"
@@ -442,7 +443,7 @@ def _sum_up(line: AgentLine, hours: Mapping[int, float]) -> AgentSpending:
 
 def _build_spending(one: AgentSpending) -> Callable[[AgentSpending], None]:
     with add_box("div", "h-spend"):
-        add_link(one.agent, "/fleet").classes("h-what")
+        add_link(one.agent, f"/agent/{one.agent}").classes("h-what")
         figures = add_text(one.told(), "h-text h-small")
         spark = add_spark(f"Spent by {one.agent} in each of the last 24 hours", one.hours)
         meter = add_meter(f"Spent today by {one.agent}, of its cap", one.share)

@@ -7,6 +7,7 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.money import format_usd
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
+from halter.operations.queries import AgentLine
 from halter.present.events import format_moment
 
 
@@ -85,6 +86,44 @@ RISK_MOODS: Final = {"LOW": "good", "MEDIUM": "look", "HIGH": "bad", "CRITICAL":
 
 def label_state(state: str) -> Label:
     return STATES.get(state, Label(state.replace("_", " ").capitalize()))
+
+
+def label_health(line: AgentLine) -> Label:
+    """Says in a word how an agent is; what only a person can change comes first."""
+    if line.halted:
+        return Label("Halted", "bad", "halt")
+    if line.on is False:
+        return Label("Switched off", "dim", "pause")
+    if line.stopped:
+        return Label("Stopped", "bad", "alert")
+    if line.trouble:
+        return Label("Held up", "look", "clock")
+    if any(health != "ok" for health in line.sensors.values()):
+        return Label("Sensors fail", "look", "alert")
+    return label_state(line.state) if line.state else Label("Idle", "dim", "moon")
+
+
+def is_unwell(line: AgentLine) -> bool:
+    """Whether an agent does not do what it should: one that a person switched off is well."""
+    return label_health(line).mood == "bad" or bool(line.trouble)
+
+
+def explain_health(line: AgentLine) -> str:
+    """Says why an agent is not at work, as far as its word of health does not."""
+    if line.halted:
+        return line.halted
+    if line.on is False:
+        return f"by {line.switched_by}" if line.switched_by else ""
+    if line.trouble:
+        return line.trouble
+    failing = [name for name, health in line.sensors.items() if health != "ok"]
+    if failing:
+        return f"{', '.join(failing)}: no reading"
+    return f"and {line.under_way - 1} more sessions" if line.under_way > 1 else ""
+
+
+def label_sensor(health: str) -> Label:
+    return Label("Reads", "good") if health == "ok" else Label(health.replace("_", " ").capitalize(), "bad")
 
 
 def label_outcome(outcome: str) -> Label:

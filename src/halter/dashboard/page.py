@@ -220,6 +220,10 @@ class OpenPage:
     def now(self) -> int:
         return self.app.clock.now()
 
+    def asked_for(self, name: str) -> str:
+        """Returns a value of the address, as in `?agent=shop`."""
+        return self.client.request.query_params.get(name, "")
+
     def may(self, role: Role) -> bool:
         return self.who.may(role)
 

@@ -76,6 +76,7 @@ from halter.dashboard.parts import (
     add_text,
     chart_history,
     chart_timeline,
+    make_legible,
     set_chip,
     set_meter,
 )
@@ -150,12 +151,20 @@ def find_number_series(seen: Sequence[Saw]) -> Mapping[str, Sequence[Point]]:
     """Returns numeric facts that were seen more than once; of many, those that changed most often."""
     found: dict[str, list[Point]] = {}
     for saw in seen:
-        for name, value in saw.values.items():
-            if _is_number(value):
-                found.setdefault(name, []).append((saw.at, float(value)))
+        for whole, whole_value in saw.values.items():
+            for name, value in list_values(whole, whole_value):
+                if _is_number(value):
+                    found.setdefault(name, []).append((saw.at, float(value)))
     found = {name: points for name, points in found.items() if len(points) > 1}
     most = sorted(found, key=lambda name: -len({value for _, value in found[name]}))[:MAX_SERIES]
     return {name: found[name] for name in found if name in most}
+
+
+def list_values(name: str, value: Any) -> Sequence[tuple[str, Any]]:
+    """Lists the values of a fact: each of an object that holds a number, by its own name, or the fact as it is."""
+    if not isinstance(value, dict) or not any(map(_is_number, value.values())):  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  It is JSON.
+        return [(name, value)]
+    return [(f"{name}.{key}", each) for key, each in value.items()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
 
 
 def _is_number(value: Any) -> bool:
@@ -201,7 +210,7 @@ class HotStatePanel:
 
         def show(named: tuple[str, FactView]) -> None:
             fact = named[1]
-            value.say(_describe_written(fact))
+            value.say(describe_value(fact.value))
             age.say(format_duration(max(0, self._room.now - fact.at)) or "0s")
             by.say(fact.by)
 
@@ -209,8 +218,8 @@ class HotStatePanel:
         return show
 
 
-def _describe_written(fact: FactView) -> str:
-    return fact.value if isinstance(fact.value, str) else json.dumps(fact.value, ensure_ascii=False)
+def describe_value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _sensor(event: SensorChanged) -> Callable[[SensorChanged], None]:
@@ -368,7 +377,8 @@ class SessionHead:
                 add_text(title, "h-title")
                 with add_box("div", "h-row h-small"):
                     self._state = add_chip("")
-                    add_text(f"{row.agent}, {KINDS.get(row.kind, row.kind)}", "h-dim", "span")
+                    add_link(row.agent, f"/agent/{row.agent}")
+                    add_text(KINDS.get(row.kind, row.kind), "h-dim", "span")
                     if row.trigger:
                         add_link(row.trigger, "/triggers")
                     if row.parent:
@@ -524,7 +534,8 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
     with add_box("div", "h-filters", "Filter the sessions", role="search"):
         text: Any = ui.input("Search").props("outlined dense clearable")
         state: Any = ui.select(list(FILTERS), value=FILTERS[0], label="State").props("outlined dense")
-        agent: Any = ui.select([every], value=every, label="Agent").props("outlined dense")
+        named = make_legible(room.asked_for("agent")) or every
+        agent: Any = ui.select([every, *({named} - {every})], value=named, label="Agent").props("outlined dense")
     with add_section("Sessions", card=True):
         lines = KeyedList[ListedSession](add_table("Sessions", SESSION_COLUMNS, ("cost",)), lambda one: _row(room, one))
         none = add_text("", "h-none")

@@ -14,7 +14,7 @@ from halter.core.events import SensorChanged
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, parse_notification, read_body
-from halter.core.rows import AgentRow, HaltRow, SavedHotState, SessionRow
+from halter.core.rows import AgentRow, HaltRow, OutageRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
@@ -57,7 +57,10 @@ class AgentNews(msgspec.Struct, frozen=True):
 
 
 class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
-    """An agent now. Without a session nothing of it is under way; `burn_usd` is the cost of its last hour."""
+    """An agent now. Without a session nothing of it is under way; `burn_usd` is the cost of its last hour.
+
+    `trouble` says why it is held up; one that is `stopped` does not go on without a person.
+    """
 
     agent: str
     on: bool | None = None
@@ -72,6 +75,8 @@ class AgentLine(msgspec.Struct, frozen=True, kw_only=True):
     cap_today_usd: Usd | None = None
     burn_usd: Usd = ZERO_USD
     sensors: Mapping[str, str] = {}
+    trouble: str = ""
+    stopped: bool = False
 
 
 class FactView(msgspec.Struct, frozen=True):
@@ -363,11 +368,24 @@ async def fleet(desk: Desk) -> Sequence[AgentLine]:
     burn = {each.agent: each.spent_usd for each in await spending(desk, now - HOUR, now + 1, 1)}
     halts = await desk.app.store.ask(Query("halts_standing", HaltRow))
     halted = {row.scope: f"{row.scope} was halted by {row.by}" for row in halts}
+    troubles = await _read_troubles(desk)
     names = sorted(name for name in {*switches, *await agents_seen(desk.app.store)} if desk.who.sees(name))
-    return [
+    lines = [
         await _line(desk, name, switches.get(name), under_way.get(name, []), today.get(f"agent:{name}"), burn, halted)
         for name in names
     ]
+    return [msgspec.structs.replace(line, **troubles.get(line.agent, {})) for line in lines]
+
+
+async def _read_troubles(desk: Desk) -> Mapping[str, Mapping[str, Any]]:
+    """Say of each agent that is held up why, and whether it needs a person."""
+    found: dict[str, Mapping[str, Any]] = {}
+    for outage in await desk.app.store.ask(Query("open_outages", OutageRow)):
+        found[outage.agent] = {"trouble": outage.sentence, "stopped": outage.trouble == "needs_person"}
+    for row in await desk.app.store.ask(Query("stopped_agents", SessionRow)):
+        why = row.terminal_reason.replace("_", " ")
+        found[row.agent] = {"trouble": f"{row.session} ended by itself: {why}", "stopped": True}
+    return found
 
 
 def _is_today(row: BudgetRow, now: int) -> bool:

@@ -248,7 +248,7 @@ def build_server(
     def tell(sentence: str) -> None:
         extras.tell(to_one_line(sentence))
 
-    if not extras.pages or not _mount_dashboard(api, app, feed.bus, tell):
+    if not extras.pages or not _mount_dashboard(api, app, feed.bus, tell, agents):
         _add_plain(api)
     return ServerMiddleware(api, door, checks, app.clock, extras.limits, tell)
 
@@ -279,7 +279,9 @@ def _add_plain(api: "FastAPI") -> None:
     api.get("/", **_ROUTE)(plain)
 
 
-def _mount_dashboard(api: "FastAPI", app: Runtime, bus: Bus, tell: Callable[[str], None]) -> bool:
+def _mount_dashboard(
+    api: "FastAPI", app: Runtime, bus: Bus, tell: Callable[[str], None], agents: AgentFolders | None
+) -> bool:
     """Mounts the dashboard, if its library is installed."""
     from importlib.util import find_spec
 
@@ -287,7 +289,7 @@ def _mount_dashboard(api: "FastAPI", app: Runtime, bus: Bus, tell: Callable[[str
         return False
     from halter.dashboard.app import mount_dashboard
 
-    mount_dashboard(api, app, bus, tell)
+    mount_dashboard(api, app, bus, tell, agents)
     return True
 
 

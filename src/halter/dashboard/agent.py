@@ -1,0 +1,363 @@
+"""The page of one agent: how it is, what it is allowed, what it did, what it senses, and how it is steered."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from halter.core.clock import DAY, format_duration
+from halter.core.errors import NotDone
+from halter.core.events import SensorChanged
+from halter.core.money import ZERO_USD, Cap, micros_to_usd
+from halter.core.rows import SessionRow
+from halter.core.text import format_count
+from halter.dashboard.labels import (
+    Label,
+    explain_end,
+    explain_health,
+    format_age,
+    format_money,
+    format_span,
+    label_health,
+    label_sensor,
+    label_state,
+)
+from halter.dashboard.page import (
+    REASON,
+    FeedChanges,
+    FormField,
+    FormValues,
+    OpenPage,
+    RefreshPage,
+    ask_to_resume,
+    open_dialog,
+)
+from halter.dashboard.parts import (
+    KeyedList,
+    add_box,
+    add_button,
+    add_chip,
+    add_facts,
+    add_fold,
+    add_icon,
+    add_link,
+    add_meter,
+    add_preformatted,
+    add_section,
+    add_spark,
+    add_stat,
+    add_text,
+    set_chip,
+    set_meter,
+    set_spark,
+)
+from halter.dashboard.session import describe_value, find_number_series, list_values
+from halter.operations import agents, control, fleet, queries
+from halter.operations.definition import AgentDefinition, read_definition
+from halter.operations.queries import AgentLine, FactView
+from halter.runtime.trigger_plan import TriggerPlan
+
+HISTORY_DAYS = 14
+SESSIONS_SHOWN = 10
+
+
+async def build_agent_page(room: OpenPage, name: str) -> RefreshPage:
+    line = await _find_line(room, name)
+    head = AgentHead(room, line)
+    with add_box("div", "h-wide"):
+        with add_box("div", "h-col"):
+            with add_section("Sessions", card=True):
+                sessions = KeyedList[SessionRow](
+                    add_box("ul", "h-list h-lines"), lambda row: _build_session(room, row), "It had no session yet."
+                )
+                add_link("All its sessions", f"/sessions?agent={name}")
+            with add_section("What it senses", card=True):
+                sensors = KeyedList[SensedFact](
+                    add_box("ul", "h-list h-lines"), lambda one: _build_sensed(room, one), "It has no sensors."
+                )
+        with add_box("div", "h-col"):
+            with add_section("Triggers", card=True):
+                triggers = KeyedList[TriggerPlan](
+                    add_box("ul", "h-list h-lines"),
+                    lambda plan: _build_trigger(room, plan),
+                    "Nothing starts it by itself.",
+                )
+            with add_section("Definition", card=True):
+                _build_definition(room, await read_definition(room.desk, name))
+
+    async def refresh(grown: FeedChanges) -> None:
+        line = await _find_line(room, name)
+        await head.show(line, everything=grown.written)
+        if not grown.anything:
+            return
+        rows = await queries.sessions(room.desk, name, limit=SESSIONS_SHOWN)
+        sessions.show({(row.session, row.state): row for row in rows})
+        sensors.show({one.key: one for one in await _read_senses(room, line)})
+        triggers.show({plan.trigger: plan for plan in await fleet.plans(room.desk, name)})
+
+    await refresh(FeedChanges(everything=True))
+    return refresh
+
+
+async def _find_line(room: OpenPage, name: str) -> AgentLine:
+    for line in await queries.fleet(room.desk):
+        if line.agent == name:
+            return line
+    raise NotDone(
+        f"There is no agent {name!r}: no agent of that name was switched on or had a session here.", "missing"
+    )
+
+
+class AgentHead:
+    """The head of an agent's page: how it is, what it spends, and what a person can do about it."""
+
+    def __init__(self, room: OpenPage, line: AgentLine) -> None:
+        self._room = room
+        self._line = line
+        with add_section("Now", card=True):
+            with add_box("div", "h-row h-apart"):
+                with add_box("div", "h-row"):
+                    self._health = add_chip("")
+                    self._why = add_text("")
+                self._build_actions()
+            with add_box("div", "h-stats").style("margin-top: 1rem"):
+                with add_box("div"):
+                    self._spent = add_stat("Spent today")
+                    self._meter = add_meter(f"Spent today by {line.agent}", 0)
+                self._burn = add_stat("Last hour")
+                self._wake = add_stat("Next wake")
+                with add_box("div"):
+                    self._days = add_stat(f"Last {HISTORY_DAYS} days")
+                    self._spark = add_spark(f"Spent by {line.agent} on each of the last {HISTORY_DAYS} days", ())
+
+    def _build_actions(self) -> None:
+        room, name = self._room, self._line.agent
+        with add_box("div", "h-row"):
+            if room.may("operator"):
+                add_button("Start a session…", lambda: ask_to_start(room, name), "go", icon="plus")
+                self._message = add_button("Message…", lambda: _ask_message(room, self._line), icon="chat")
+                self._switch = add_button("", lambda: ask_to_switch(room, self._line))
+            if room.may("approver"):
+                self._halt = add_button("Halt…", lambda: ask_to_halt(room, name), "plain", f"Halt {name}")
+            self._resume = add_button("Resume…", lambda: ask_to_resume(room, f"agent:{name}"))
+
+    async def show(self, line: AgentLine, *, everything: bool) -> None:
+        self._line = line
+        set_chip(self._health, label_health(line))
+        self._why.say(explain_health(line))
+        due = line.due_at
+        self._wake[0].say(
+            "none" if due is None else "now" if due <= self._room.now else format_age(due, self._room.now)
+        )
+        self._wake[1].say(f"or by {line.wake_on}" if line.wake_on and line.wake_on != "[]" else "")
+        if everything:
+            self._show_money(line)
+            await self._show_days(line)
+            self._show_actions(line)
+
+    def _show_money(self, line: AgentLine) -> None:
+        cap = line.cap_today_usd
+        self._spent[0].say(format_money(line.spent_today_usd))
+        self._spent[1].say("no cap" if cap is None else f"of {format_money(cap)}")
+        set_meter(self._meter, float(line.spent_today_usd / cap) if cap else 0)
+        self._burn[0].say(format_money(line.burn_usd))
+        self._burn[1].say(f"{format_count(line.under_way, 'session')} under way")
+
+    async def _show_days(self, line: AgentLine) -> None:
+        days = await read_days(self._room, line.agent)
+        self._days[0].say(format_money(sum(days, ZERO_USD)))
+        set_spark(self._spark, [float(day) for day in days])
+
+    def _show_actions(self, line: AgentLine) -> None:
+        mine = line.halted.startswith(f"agent:{line.agent} ")
+        self._resume.set_visibility(self._room.may("operator") and mine)
+        if self._room.may("approver"):
+            self._halt.set_visibility(not mine)
+        if self._room.may("operator"):
+            self._message.set_visibility(bool(line.session))
+            self._switch.set_text("Switch off…" if line.on else "Switch on…")
+
+
+async def read_days(room: OpenPage, agent: str) -> Sequence[Decimal]:
+    """Reads what an agent spent on each of the last days, the oldest first."""
+    until = room.now - room.now % DAY + DAY
+    parts = await queries.spending(room.desk, until - HISTORY_DAYS * DAY, until, HISTORY_DAYS)
+    spent = {part.part: part.spent_usd for part in parts if part.agent == agent}
+    return [spent.get(day, ZERO_USD) for day in range(HISTORY_DAYS)]
+
+
+def ask_to_start(room: OpenPage, agent: str) -> None:
+    """Asks for a task, and begins a session with it; that takes the agent's folder, which the server has or has not."""
+
+    async def do(given: FormValues) -> str:
+        return (await agents.say(room.desk, agent, given["task"])).sentence
+
+    says = "The agent works on it by itself, within its caps, and asks where its policy says so."
+    task = FormField("task", "What is to be done", "", "text")
+    open_dialog(room, f"Start a session of {agent}?", says, (task,), "Start", do, "go")
+
+
+def _ask_message(room: OpenPage, line: AgentLine) -> None:
+    async def do(given: FormValues) -> str:
+        await control.tell(room.desk, line.session, given["text"])
+        return f"{line.session} is told, and wakes."
+
+    text = FormField("text", "Your words", "", "text")
+    says = f"{line.session} sees your words in its next turn."
+    open_dialog(room, f"Say something to {line.agent}?", says, (text,), "Say it", do, "go")
+
+
+def ask_to_switch(room: OpenPage, line: AgentLine) -> None:
+    """Asks before an agent is switched, and says what that stops."""
+
+    async def do(given: FormValues) -> str:
+        return (await control.switch(room.desk, line.agent, on=not line.on, reason=given["reason"])).sentence
+
+    if line.on:
+        stops = f" {format_count(line.under_way, 'session')} of it is stopped." if line.under_way else ""
+        says = f"Nothing of it starts by itself until it is switched on again.{stops}"
+        open_dialog(room, f"Switch {line.agent} off?", says, (REASON,), "Switch off", do, "stop")
+    else:
+        says = "It runs by itself, and its triggers start sessions, wherever a process has its folder."
+        open_dialog(room, f"Switch {line.agent} on?", says, (REASON,), "Switch on", do)
+
+
+def ask_to_halt(room: OpenPage, agent: str) -> None:
+    async def do(given: FormValues) -> str:
+        await control.halt(room.desk, f"agent:{agent}", given["reason"])
+        return f"{agent} is halted."
+
+    says = "Its sessions stop within a second, and nothing of it starts until it is resumed."
+    open_dialog(room, f"Halt {agent}?", says, (REASON,), "Halt it", do, "stop")
+
+
+def _build_session(room: OpenPage, row: SessionRow) -> Callable[[SessionRow], None]:
+    label = label_state(row.state)
+    with add_box("li", "h-row"):
+        add_icon(label.icon or "play", label.mood)
+        add_link(row.session, f"/session/{row.session}")
+        add_chip(label.word, label.mood)
+        why = explain_end(row) if row.ended_at is not None else ""
+        add_text(why, "h-dim h-small", "span")
+        add_box("span", "h-space")
+        took = format_span(max(0, (row.ended_at or room.now) - row.started_at))
+        add_text(took, "h-dim h-small", "span")
+        room.add_moment(row.started_at, "h-dim h-small")
+    return lambda _: None
+
+
+@dataclass(frozen=True, slots=True)
+class SensedFact:
+    """A sensor with its health, or a fact of the hot state with the numbers that it was before."""
+
+    name: str
+    health: Label | None = None
+    sentence: str = ""
+    fact: FactView | None = None
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str, bool, bool]:
+        # Word and colour change together; a line of numbers appears with the second number.
+        return self.name, self.health.word if self.health else "", self.fact is None, bool(self.numbers)
+
+
+async def _read_senses(room: OpenPage, line: AgentLine) -> Sequence[SensedFact]:
+    if not line.session:
+        return []
+    state = await queries.hot_state(room.desk, line.session)
+    numbers = find_number_series(await queries.hot_state_history(room.desk, line.session))
+    known: Mapping[str, SensorChanged] = await queries.sensors(room.desk, line.session)
+    sensors = [
+        SensedFact(name, label_sensor(event.health), "" if event.health == "ok" else event.sentence)
+        for name, event in known.items()
+    ]
+    facts = [
+        SensedFact(
+            name, fact=FactView(value, fact.at, fact.by), numbers=tuple(value for _, value in numbers.get(name, ()))
+        )
+        for whole, fact in state.facts.items()
+        for name, value in list_values(whole, fact.value)
+    ]
+    return [*sensors, *facts]
+
+
+def _build_sensed(room: OpenPage, one: SensedFact) -> Callable[[SensedFact], None]:
+    with add_box("li", "h-row"):
+        add_text(one.name, "h-what", "span")
+        if one.health is not None:
+            add_chip(one.health.word, one.health.mood)
+        value = add_text("", "h-text h-mono h-cut", "span")
+        add_box("span", "h-space")
+        spark = add_spark(f"{one.name} in the newest turns", one.numbers) if one.numbers else None
+        age = room.add_moment(None, "h-dim h-small") if one.fact else None
+
+    def show(one: SensedFact) -> None:
+        value.say(one.sentence if one.fact is None else describe_value(one.fact.value))
+        if age is not None and one.fact is not None:
+            room.set_moment(age, one.fact.at)
+        if spark is not None:
+            set_spark(spark, one.numbers)
+
+    show(one)
+    return show
+
+
+def _build_trigger(room: OpenPage, plan: TriggerPlan) -> Callable[[TriggerPlan], None]:
+    with add_box("li"):
+        with add_box("div", "h-row"):
+            add_link(plan.name, "/triggers").classes("h-what")
+            add_chip(plan.type)
+        add_text(plan.when, "h-text h-dim h-small")
+        said = add_text("", "h-text h-dim h-small")
+
+    def show(plan: TriggerPlan) -> None:
+        following = f"next {format_age(plan.next_at, room.now)}" if plan.next_at else ""
+        last = f"last {format_age(plan.last_at, room.now)}" if plan.last_at else "never ran"
+        said.say(" · ".join(each for each in (following, last, format_count(plan.runs, "run")) if each))
+
+    show(plan)
+    return show
+
+
+def _build_definition(room: OpenPage, found: AgentDefinition | None) -> None:
+    if found is None:
+        add_text("Its definition is stored with its first session.", "h-none")
+        return
+    with add_box("div", "h-row h-small h-dim"):
+        add_text("As its newest session began,", "", "span")
+        room.add_moment(found.at)
+    add_facts(list_definition_facts(found))
+    if found.instructions:
+        with add_fold() as fold:
+            add_text("Instructions", "h-what", "span")
+        with fold:
+            add_preformatted(found.instructions)
+
+
+def list_definition_facts(found: AgentDefinition) -> list[tuple[str, str]]:
+    """Lists what an agent is and may, in words."""
+    caps = found.caps
+    return [
+        ("Model", ", then ".join((found.model, *found.fallback_models))),
+        ("Mode", found.mode.capitalize()),
+        ("By itself", "yes" if found.runs_by_itself else "only when it is started"),
+        ("A session costs", f"at most {_format_cap(caps.session)}"),
+        ("The agent costs", "; ".join(f"at most {_format_cap(cap)}" for cap in caps.agent)),
+        ("The fleet costs", "; ".join(f"at most {_format_cap(cap)}" for cap in caps.fleet)),
+        ("Tokens", f"at most {caps.token_budget:,} a session" if caps.token_budget else ""),
+        (
+            "At its cap",
+            {"wrap_up": "it wraps up", "stop": "it stops", "ask": "it asks"}.get(found.on_cap, found.on_cap),
+        ),
+        ("A turn takes", f"at most {found.max_steps} steps and {format_duration(found.timeout)}"),
+        ("Tools", ", ".join(found.tools)),
+        ("Verbs", ", ".join(found.verbs)),
+        ("Switched off", ", ".join(found.disabled)),
+        ("Sensors", ", ".join(found.sensors)),
+        ("Hosts", "any" if found.allowed_hosts is None else ", ".join(found.allowed_hosts) or "none"),
+    ]
+
+
+def _format_cap(cap: Cap) -> str:
+    amount = "any amount" if cap.max_cost_usd is None else format_money(micros_to_usd(cap.max_cost_usd))
+    return f"{amount} a {cap.per}" if cap.per else amount

@@ -1,0 +1,108 @@
+"""An agent's definition as its newest session was begun with it: model, tools, caps, sensors, triggers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from halter.core.ids import Digest
+from halter.core.money import Caps
+from halter.core.ports import Query
+from halter.core.rows import SessionRow
+from halter.operations.desk import Agent, Desk
+
+
+class _Mind(msgspec.Struct, frozen=True):
+    model: str | None = None
+    fallback_models: Sequence[str] = ()
+    instructions: str = ""
+
+
+class _Autonomy(msgspec.Struct, frozen=True):
+    enabled: bool = False
+
+
+class _Named(msgspec.Struct, frozen=True):
+    name: str = ""
+    type: str = ""
+
+
+class _Pacing(msgspec.Struct, frozen=True):
+    autonomy: _Autonomy = _Autonomy()
+    sensors: Sequence[_Named] = ()
+
+
+class _Policy(msgspec.Struct, frozen=True):
+    caps: Caps = Caps()
+    mode: str = ""
+    on_cap: str = ""
+    max_steps: int = 0
+    timeout: int = 0
+    tools: Mapping[str, Any] = {}
+    disabled: Sequence[str] = ()
+    allowed_hosts: Sequence[str] | None = None
+
+
+class _Tasks(msgspec.Struct, frozen=True):
+    verbs: Sequence[str] = ()
+
+
+class _Definition(msgspec.Struct, frozen=True):
+    mind: _Mind = _Mind()
+    pacing: _Pacing = _Pacing()
+    policy: _Policy = _Policy()
+    tasks: _Tasks = _Tasks()
+
+
+class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent is: how it thinks, what it may use, and its caps, as they stood at `at`."""
+
+    agent: str
+    at: int
+    model: str
+    fallback_models: Sequence[str]
+    instructions: str
+    mode: str
+    runs_by_itself: bool
+    tools: Sequence[str]
+    verbs: Sequence[str]
+    disabled: Sequence[str]
+    sensors: Sequence[str]
+    allowed_hosts: Sequence[str] | None
+    caps: Caps
+    on_cap: str
+    max_steps: int
+    timeout: int
+
+
+async def read_definition(desk: Desk, agent: Agent) -> AgentDefinition | None:
+    """Show the definition of an agent's newest session; None where there is none, or it was erased."""
+    desk.demand_agent(agent)
+    for row in await desk.app.store.ask(Query("sessions_of_agent", SessionRow, {"agent": agent, "limit": 1})):
+        try:
+            found = msgspec.json.decode(await desk.app.store.get(Digest(row.definition)), type=_Definition)
+        except (KeyError, ValueError, msgspec.MsgspecError):
+            return None
+        return _describe(row, found)
+    return None
+
+
+def _describe(row: SessionRow, found: _Definition) -> AgentDefinition:
+    return AgentDefinition(
+        agent=row.agent,
+        at=row.started_at,
+        model=found.mind.model or "",
+        fallback_models=found.mind.fallback_models,
+        instructions=found.mind.instructions,
+        mode=found.policy.mode,
+        runs_by_itself=found.pacing.autonomy.enabled,
+        tools=sorted(found.policy.tools),
+        verbs=found.tasks.verbs,
+        disabled=found.policy.disabled,
+        sensors=[sensor.name for sensor in found.pacing.sensors],
+        allowed_hosts=found.policy.allowed_hosts,
+        caps=found.policy.caps,
+        on_cap=found.policy.on_cap,
+        max_steps=found.policy.max_steps,
+        timeout=found.policy.timeout,
+    )
