@@ -87,6 +87,8 @@ script: script.yaml
 anonymize: {enabled: false}
 watches:
   - {name: papers, path: inbox, prompt: A paper has come in., debounce: 1s, max_attempts: 1}
+schedules:
+  - {name: yearly, cron: "0 3 1 1 *", prompt: Count the papers.}
 """
 
 SLEEPS = {"mode": "sleep", "sleep": "1h", "reason": "all quiet"}

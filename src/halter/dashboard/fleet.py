@@ -1,25 +1,38 @@
 """Pages of the fleet: agents, workers, triggers, findings and proposals."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from nicegui import ui
 
 from halter.autonomy.triggers import WatchedDocument
 from halter.core.effect_events import ProposalVerdict as Settled
+from halter.core.errors import NotDone
+from halter.core.rows import HaltRow
 from halter.core.text import format_count
 from halter.dashboard.agent import ask_to_halt, ask_to_switch
 from halter.dashboard.labels import (
     SEVERITIES,
     SEVERITY_MOODS,
+    Label,
     explain_health,
+    explain_reason,
     format_age,
     format_money,
     format_share,
     label_health,
     shorten_id,
 )
-from halter.dashboard.page import REASON, FeedChanges, FormValues, OpenPage, RefreshPage, ask_to_resume, open_dialog
+from halter.dashboard.page import (
+    REASON,
+    FeedChanges,
+    FormField,
+    FormValues,
+    OpenPage,
+    RefreshPage,
+    ask_to_resume,
+    open_dialog,
+)
 from halter.dashboard.parts import (
     KeyedList,
     TextLabel,
@@ -27,19 +40,22 @@ from halter.dashboard.parts import (
     add_button,
     add_cell,
     add_chip,
+    add_fold,
     add_id,
     add_link,
     add_meter,
     add_section,
     add_table,
     add_text,
+    make_single_line,
     set_chip,
     set_link,
     set_meter,
 )
-from halter.operations import artifacts, queries
+from halter.operations import agents, artifacts, control, queries
 from halter.operations import fleet as desk_triggers
 from halter.operations.artifacts import Artifact
+from halter.operations.decisions import waiting
 from halter.operations.fleet import WorkerView
 from halter.operations.fleet import workers as known
 from halter.operations.queries import AgentLine
@@ -201,14 +217,25 @@ def _sensors(line: AgentLine) -> str:
     return f"{', '.join(failing)}: no reading" if failing else f"{len(line.sensors)} read"
 
 
-TRIGGER_COLUMNS = ("trigger", "type", "when", "next", "last", "runs", "waits", "task", "end")
+TRIGGER_COLUMNS = ("trigger", "when", "is", "next", "last", "runs", "act")
 QUARANTINE_COLUMNS = ("document", "trigger", "attempts", "why", "again")
 
 
+class TriggerView(NamedTuple):
+    """A trigger, and the halt that a person put on it."""
+
+    plan: TriggerPlan
+    paused: HaltRow | None
+
+
 async def build_triggers_page(room: OpenPage) -> RefreshPage:
+    at_hand = sorted(room.agents.folders) if room.agents else []
+    if room.may("operator"):
+        with add_box("div", "h-row"):
+            add_button("New schedule…", lambda: _ask_new(room, at_hand), "go", icon="plus")
     with add_section("Triggers", card=True):
-        lines = KeyedList[TriggerPlan](
-            add_table("Triggers", TRIGGER_COLUMNS, ("runs",)), lambda plan: _trigger_row(room, plan)
+        lines = KeyedList[TriggerView](
+            add_table("Triggers", TRIGGER_COLUMNS, ("runs",)), lambda one: _trigger_row(room, one)
         )
         none = add_text("", "h-none")
     with add_section("Documents left to you", card=True):
@@ -220,7 +247,8 @@ async def build_triggers_page(room: OpenPage) -> RefreshPage:
 
     async def refresh(_: FeedChanges) -> None:
         plans = await desk_triggers.plans(room.desk)
-        lines.show({plan.trigger: plan for plan in plans})
+        halts = {row.scope: row for row in await control.halts_now(room.desk)}
+        lines.show({plan.trigger: TriggerView(plan, halts.get(f"trigger:{plan.trigger}")) for plan in plans})
         none.say("" if plans else "No agent has a schedule, a watch or a webhook.")
         items = {(plan.trigger, item.item): (plan, item) for plan in plans for item in plan.quarantined}
         left.show(items)
@@ -230,30 +258,102 @@ async def build_triggers_page(room: OpenPage) -> RefreshPage:
     return refresh
 
 
-def _trigger_row(room: OpenPage, plan: TriggerPlan) -> Callable[[TriggerPlan], None]:
+def _trigger_row(room: OpenPage, one: TriggerView) -> Callable[[TriggerView], None]:
+    plan = one.plan
+    scope = f"trigger:{plan.trigger}"
     with add_box("tr"):
-        add_cell(plan.trigger, "h-what")
-        add_cell(plan.type)
-        add_cell(plan.when)
-        following, last = add_cell("", "h-short"), add_box("td")
-        with last:
-            session = add_link("", "")
-        runs, waits = add_cell("", "h-num"), add_cell()
-        add_cell(plan.prompt)
         with add_box("td"):
+            with add_box("div", "h-row"):
+                add_text(plan.trigger, "h-what", "span")
+                add_chip(plan.type)
+            add_text(plan.prompt, "h-text h-dim h-small h-note")
+        add_cell(plan.when)
+        with add_box("td"):
+            state, why = add_chip(""), add_text("", "h-text h-dim h-small")
+        with add_box("td", "h-short"):
+            following = room.add_moment(None)
+        with add_box("td", "h-short"):
+            session = add_link("", "")
+        runs = add_cell("", "h-num")
+        with add_box("td"), add_box("div", "h-row"):
+            if room.may("operator") and plan.type == "schedule":
+                add_button("Run now", lambda: _run_now(room, plan), "plain", f"Run {plan.trigger} now", "play")
+            pause = add_button("Pause…", lambda: _pause(room, plan), "plain", f"Pause {plan.trigger}", "pause")
+            again = add_button("Resume…", lambda: ask_to_resume(room, scope), "plain", f"Resume {plan.trigger}", "play")
             if room.may("operator") and not plan.of_a_file:
                 add_button("End…", lambda: _end(room, plan), "plain", f"End {plan.trigger}")
 
-    def show(plan: TriggerPlan) -> None:
-        following.say(format_relative_moment(plan.next_at, room.now) if plan.next_at else "")
-        last_at = format_relative_moment(plan.last_at, room.now) if plan.last_at else "never"
+    def show(one: TriggerView) -> None:
+        plan, halt = one
+        set_chip(state, _label_trigger(one))
+        why.say(_explain_trigger(one))
+        pause.set_visibility(room.may("approver") and halt is None)
+        again.set_visibility(room.may("operator") and halt is not None)
+        room.set_moment(following, plan.next_at if halt is None else None)
+        last_at = format_age(plan.last_at, room.now) if plan.last_at else "never"
         set_link(session, last_at, f"/session/{plan.session}" if plan.session else "/sessions")
-        runs.say(str(plan.runs))
-        waiting = f"{plan.waiting} waiting" if plan.waiting else ""
-        waits.say(" ".join(each for each in (waiting, plan.delayed) if each))
+        runs.say(f"{plan.runs:,}")
 
-    show(plan)
+    show(one)
     return show
+
+
+def _label_trigger(one: TriggerView) -> Label:
+    if one.paused is not None:
+        return Label("Paused", "look")
+    return Label("Held up", "look") if one.plan.delayed else Label("Ready", "good")
+
+
+def _explain_trigger(one: TriggerView) -> str:
+    if one.paused is not None:
+        return f"by {one.paused.by}{f': {one.paused.reason}' if one.paused.reason else ''}"
+    documents = f"{one.plan.waiting} waiting" if one.plan.waiting else ""
+    return ". ".join(each for each in (documents, one.plan.delayed) if each)
+
+
+async def _run_now(room: OpenPage, plan: TriggerPlan) -> None:
+    async def do() -> str:
+        return (await agents.run_trigger(room.desk, plan.agent, plan.name)).sentence
+
+    await room.does(do())
+
+
+def _pause(room: OpenPage, plan: TriggerPlan) -> None:
+    async def do(given: FormValues) -> str:
+        await control.halt(room.desk, f"trigger:{plan.trigger}", given["reason"])
+        return f"{plan.trigger} is paused."
+
+    says = "It starts nothing until it is resumed, and what it started is stopped."
+    open_dialog(room, f"Pause {plan.trigger}?", says, (REASON,), "Pause it", do, "stop")
+
+
+def _ask_new(room: OpenPage, at_hand: Sequence[str]) -> None:
+    """Asks for a task and its times. What was understood is shown on Home, where a person confirms it."""
+
+    async def do(given: FormValues) -> str:
+        words = f"{given['when'].strip()}, {given['task'].strip()}"
+        route = await agents.route_message(room.desk, given["agent"], words)
+        if route.strategy != "SCHEDULED_TASK":
+            raise NotDone(f"{given['when']!r} is not understood as times. {NEW_EXAMPLE}", "wrong")
+        before = {one.decision for one in await waiting(room.desk)}
+        heard = await agents.say(room.desk, given["agent"], words)
+        if before >= {one.decision for one in await waiting(room.desk)}:
+            raise NotDone(heard.text, "wrong")
+        return "It is not planned yet: confirm it on Home, where its next times and its cost are shown."
+
+    if not at_hand:
+        room.say("This server has no folder of an agent: start it with `halter serve FOLDER`.", bad=True)
+        return
+    fields = (
+        FormField("task", "What is to be done, as you would say it", "", "text"),
+        FormField("when", "When, as in: every weekday at 8:30"),
+        FormField("agent", "By which agent", at_hand[0], "choice", tuple(at_hand)),
+    )
+    says = "You see its next times and what it may cost before it counts."
+    open_dialog(room, "A new schedule", says, fields, "Plan it", do, "go")
+
+
+NEW_EXAMPLE = "Write it like: every day at 7, every monday at 9:00, every 30 minutes."
 
 
 def _build_quarantine_row(
@@ -264,7 +364,7 @@ def _build_quarantine_row(
         add_cell(item.name, "h-what")
         add_cell(plan.trigger)
         add_cell(str(item.attempts), "h-num")
-        add_cell(item.terminal_reason or "")
+        add_cell(explain_reason(item.terminal_reason or ""))
         with add_box("td"):
             if room.may("operator"):
                 add_button("Retry", lambda: _retry(room, plan, item), "plain", f"Retry {item.name}")
@@ -298,8 +398,8 @@ async def build_findings_page(room: OpenPage) -> RefreshPage:
             add_button("Dismiss all shown…", lambda: _dismiss_all(room, listed))
     listed: list[Artifact] = []
     with add_section("Findings"):
-        found = KeyedList[Artifact](
-            add_box("div", "h-cards"), lambda one: _card(room, one, "findings"), "There are no such findings."
+        groups = KeyedList[FindingGroup](
+            add_box("div", "h-stack"), lambda group: _build_group(room, group), "There are no such findings."
         )
     with add_section("Proposals"):
         proposed = KeyedList[Artifact](
@@ -310,7 +410,7 @@ async def build_findings_page(room: OpenPage) -> RefreshPage:
         if grown.written:
             rows = await artifacts.findings(room.desk, limit=MAX_FINDINGS)
             listed[:] = sorted(filter(lambda one: _is_wanted(one, str(wanted.value)), rows), key=_urgency)
-            found.show({(one.id, place): one for place, one in enumerate(listed)})
+            groups.show({group.key: group for group in group_findings(listed)})
             proposed.show({one.id: one for one in (await artifacts.proposals(room.desk))[:MAX_FINDINGS]})
 
     async def again() -> None:
@@ -321,6 +421,47 @@ async def build_findings_page(room: OpenPage) -> RefreshPage:
     return refresh
 
 
+class FindingGroup(NamedTuple):
+    """The findings of one agent with one severity, the newest first."""
+
+    severity: str
+    agent: str
+    found: tuple[Artifact, ...]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.severity, self.agent
+
+
+def group_findings(listed: Sequence[Artifact]) -> list[FindingGroup]:
+    """Groups findings that are sorted by severity."""
+    groups: dict[tuple[str, str], list[Artifact]] = {}
+    for one in listed:
+        groups.setdefault((one.severity, one.agent), []).append(one)
+    return [FindingGroup(severity, agent, tuple(found)) for (severity, agent), found in groups.items()]
+
+
+def _build_group(room: OpenPage, group: FindingGroup) -> Callable[[FindingGroup], None]:
+    urgent = group.severity in URGENT_SEVERITIES
+    with add_fold("h-group") as fold:
+        add_chip(group.severity.capitalize() or "Finding", SEVERITY_MOODS.get(group.severity, "dim"))
+        add_text(group.agent, "h-what", "span")
+        count = add_text("", "h-dim h-small", "span")
+    # What is urgent stands open; a long list of small things does not push it away.
+    if urgent or len(group.found) <= MAX_OPEN_GROUP:
+        fold.props["open"] = True
+    with fold:
+        cards = KeyedList[Artifact](add_box("div", "h-cards"), lambda one: _card(room, one, "findings"))
+
+    def show(group: FindingGroup) -> None:
+        count.say(format_count(len(group.found), "finding"))
+        cards.show({one.id: one for one in group.found})
+
+    show(group)
+    return show
+
+
+MAX_OPEN_GROUP = 6
 FINDING_FILTERS = ("Undecided", "High and critical", "All")
 
 
@@ -358,8 +499,7 @@ def _card(room: OpenPage, one: Artifact, among: Among) -> Callable[[Artifact], N
             status = add_chip(_status(one))
             room.add_moment(one.at, "h-dim")
         add_text(title, "h-title")
-        if rest:
-            add_text(rest).style("white-space: pre-wrap")
+        _add_rest(rest.strip())
         add_text("; ".join(_more(one)), "h-dim h-text h-small")
         with add_box("div", "h-row h-small"):
             add_link(f"Session {shorten_id(one.session)}", f"/session/{one.session}")
@@ -376,6 +516,21 @@ def _card(room: OpenPage, one: Artifact, among: Among) -> Callable[[Artifact], N
         buttons.set_visibility(not one.status)
 
     return show
+
+
+LONG_FINDING = 280
+
+
+def _add_rest(text: str) -> None:
+    """Shows a text, and folds one that is long."""
+    if len(text) <= LONG_FINDING:
+        if text:
+            add_text(text).style("white-space: pre-wrap")
+        return
+    with add_fold() as fold:
+        add_text(f"{make_single_line(text, LONG_FINDING // 2)[: LONG_FINDING // 2]}…", "h-text h-small", "span")
+    with fold:
+        add_text(text).style("white-space: pre-wrap")
 
 
 def _status(one: Artifact) -> str:

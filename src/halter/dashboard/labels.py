@@ -135,10 +135,13 @@ def label_outcome(outcome: str) -> Label:
 def explain_end(row: SessionRow) -> str:
     """Says why a session ended; "" where its state says it."""
     known = label_state(row.state).word.casefold()
-    why = REASONS.get(
-        row.terminal_reason, "" if row.terminal_reason in ("", "completed", "cancelled") else row.terminal_reason
-    )
+    why = explain_reason(row.terminal_reason)
     return "" if why.replace("it was ", "") == known else why
+
+
+def explain_reason(reason: str) -> str:
+    """Puts the reason of an end into words; "" for one that explains nothing."""
+    return REASONS.get(reason, "" if reason in ("", "completed", "cancelled") else reason)
 
 
 def label_decision(about: str) -> Label:

@@ -240,10 +240,12 @@ def add_meter(label: str, share: float) -> Element:
     return made
 
 
-def set_meter(made: Element, share: float) -> None:
+def set_meter(made: Element, share: float, *, mark: bool = True) -> None:
+    """Changes a bar; one that is nearly or wholly full is marked, unless that is no news."""
     percent = max(0.0, min(100.0, 100 * share))
     made.clear()
-    made.classes(remove="h-near h-full", add="h-full" if share >= 1 else "h-near" if share >= NEARLY_FULL else "")
+    full = "" if not mark else "h-full" if share >= 1 else "h-near" if share >= NEARLY_FULL else ""
+    made.classes(remove="h-near h-full", add=full)
     with made:
         ui.element("div").style(f"width: {percent:.1f}%")
 
@@ -412,6 +414,17 @@ def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> Ch
         }
     top = max(total, cap or 0.0) * 1.08 or 1.0
     return {**_base_options(), "yAxis": {**_value_axis("$"), "min": 0, "max": round(top, 6)}, "series": [line]}
+
+
+def chart_columns(points: Sequence[Point], size: int) -> ChartOptions:
+    """Charts amounts in equal parts of a time, as columns in dollars."""
+    half = size // 2
+    data = [[_millis(at + half), round(value, 6)] for at, value in points]
+    ends = {"min": _millis(points[0][0]), "max": _millis(points[-1][0] + size)} if points else {}
+    options = _base_options()
+    columns: ChartOptions = {"type": "bar", "data": data, "barMaxWidth": 44, "itemStyle": {"color": MARK}}
+    columns["itemStyle"]["borderRadius"] = [3, 3, 0, 0]
+    return {**options, "xAxis": options["xAxis"] | ends, "yAxis": {**_value_axis("$"), "min": 0}, "series": [columns]}
 
 
 def chart_timeline(spans: Sequence[ChartSpan], lanes: Sequence[str]) -> ChartOptions:

@@ -2,8 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from datetime import datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 import msgspec
@@ -13,13 +14,14 @@ from nicegui import ui
 from nicegui.element import Element
 
 from halter import __version__
-from halter.core.clock import DAY, parse_duration, window_at
+from halter.core.agent_spec import KNOWN_PROVIDERS, REFLEX, SCRIPTED
+from halter.core.clock import DAY, SECOND, parse_duration, window_at
 from halter.core.errors import HalterError, NotDone
 from halter.core.ids import FLEET
 from halter.core.money import ZERO_USD, format_unit_amount
 from halter.core.public_json import encode_public_json
 from halter.core.text import clean
-from halter.dashboard.labels import format_money, format_window, label_outcome, shorten_id
+from halter.dashboard.labels import format_money, format_tokens, format_window, label_outcome, shorten_id
 from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
 from halter.dashboard.parts import (
     KeyedList,
@@ -37,13 +39,14 @@ from halter.dashboard.parts import (
     add_submit,
     add_table,
     add_text,
+    chart_columns,
     chart_spending,
     make_file_name,
     set_meter,
 )
 from halter.operations import money, queries
 from halter.operations.desk import Desk
-from halter.operations.money import Direction
+from halter.operations.money import Direction, Spending
 from halter.operations.queries import AuditFilter, newest
 from halter.operations.queries import audit as audit_of
 from halter.present.events import format_moment
@@ -63,7 +66,7 @@ async def list_current_budgets(room: OpenPage) -> Sequence[Budget]:
 
 def format_amount(row: Budget, number: Decimal) -> str:
     """Formats an amount in the unit of its budget."""
-    return format_unit_amount(number, row.unit)
+    return format_money(number) if row.unit == "usd" else format_unit_amount(number, row.unit)
 
 
 def format_budget_cap(row: Budget) -> str:
@@ -78,19 +81,65 @@ def compute_spent_share(row: Budget) -> float:
     return float(used / row.cap) if row.cap else float(used > 0)
 
 
-BUDGET_COLUMNS = ("scope", "window", "cap", "spent", "held", "left", "used", "change")
-NUMBER_COLUMNS = ("cap", "spent", "held", "left")
+BUDGET_COLUMNS = ("of", "window", "used", "spent", "cap", "held", "left", "change")
+NUMBER_COLUMNS = ("spent", "cap", "held", "left")
 SPENDING_PARTS = 288
+CHART_PERIODS = {"Today": (0, 0), "14 days": (DAY, 14), "8 weeks": (7 * DAY, 8)}
+"""What a column covers, and how many there are; today is drawn as a line against its cap."""
+SUM_PERIODS = {"24 hours": DAY, "7 days": 7 * DAY, "30 days": 30 * DAY}
+
+
+class CapPlace(NamedTuple):
+    """A budget and where it stands below the fleet: the agent that it belongs to, and its depth."""
+
+    agent: str
+    depth: int
+    row: Budget
+
+
+def arrange_caps(rows: Sequence[Budget], agents: Mapping[str, str]) -> list[CapPlace]:
+    """Puts the fleet first, then each agent with its triggers and sessions below it.
+
+    A budget without a cap counts nothing that a person watches, unless it is money.
+    """
+    places = [_place_cap(row, agents) for row in rows if row.cap is not None or row.unit == "usd"]
+    order = {"fleet": 0, "agent": 1, "trigger": 2, "session": 3}
+    return sorted(
+        places,
+        key=lambda place: (
+            place.agent,
+            order.get(place.row.scope.partition(":")[0], 9),
+            place.row.scope,
+            place.row.window,
+        ),
+    )
+
+
+def _place_cap(row: Budget, agents: Mapping[str, str]) -> CapPlace:
+    kind, _, name = row.scope.partition(":")
+    match kind:
+        case "agent":
+            return CapPlace(name, 1, row)
+        case "trigger":
+            return CapPlace(name.partition("/")[0], 2, row)
+        case "session":
+            return CapPlace(agents.get(name, ""), 2, row)
+        case _:
+            return CapPlace("", 0, row)
 
 
 async def build_budgets_page(room: OpenPage) -> RefreshPage:
-    with add_section("Spent today against the cap", card=True):
-        whose: Any = ui.select(["fleet"], label="Whose", value="fleet").props("outlined dense")
-        whose.style("max-width: 20rem")
-        plot = Plot("What was spent today, against the cap", "Nothing was spent today.")
+    with add_section("Spent", card=True):
+        with add_box("div", "h-filters", "What is charted", role="group"):
+            whose: Any = ui.select(["fleet"], label="Whose", value="fleet").props("outlined dense")
+            over: Any = ui.select(list(CHART_PERIODS), label="Over", value="Today").props("outlined dense")
+        plot = Plot("What was spent", "Nothing was spent in this time.")
+    with add_box("div", "h-filters", "What is summed up", role="group"):
+        period: Any = ui.select(list(SUM_PERIODS), label="In the last", value="24 hours").props("outlined dense")
+    with add_box("div", "h-two"):
+        sums = [_build_sums(title, column) for title, column in (("By model", "requests"), ("By tool", "calls"))]
     with add_section("Caps", card=True):
-        lines = KeyedList[Budget](add_table("Caps", BUDGET_COLUMNS, NUMBER_COLUMNS), lambda row: _row(room, row))
-
+        lines = KeyedList[CapPlace](add_table("Caps", BUDGET_COLUMNS, NUMBER_COLUMNS), lambda one: _row(room, one))
     with add_section("Policy of the store", card=True):
         adopted, says = add_text(""), add_preformatted("")
 
@@ -100,18 +149,88 @@ async def build_budgets_page(room: OpenPage) -> RefreshPage:
         if grown.of(FLEET):
             await _show_policy(room, adopted, says)
         rows = await list_current_budgets(room)
-        lines.show({(row.scope, row.window, row.unit): row for row in rows})
+        agents = {row.session: row.agent for row in await queries.sessions_under_way(room.desk)}
+        lines.show({(each.row.scope, each.row.window, each.row.unit): each for each in arrange_caps(rows, agents)})
         scopes = ["fleet", *sorted({row.scope for row in rows if row.scope.startswith("agent:")})]
         if whose.options != scopes:
             whose.set_options(scopes)
-        await _draw(room, plot, str(whose.value), rows)
+        await _draw(room, plot, str(whose.value), str(over.value), rows)
+        spent = await money.read_spending(room.desk, room.now - SUM_PERIODS[str(period.value)])
+        for show, of in zip(sums, (True, False), strict=True):
+            show([line for line in spent if is_of_model(line) == of])
 
     async def again() -> None:
         await refresh(FeedChanges(everything=True))
 
-    whose.on_value_change(again)
+    for each in (whose, over, period):
+        each.on_value_change(again)
     await again()
     return refresh
+
+
+def is_of_model(line: Spending) -> bool:
+    """Whether something was spent on a model, and not on a tool."""
+    provider, _, model = line.name.partition(":")
+    return line.input_tokens + line.output_tokens > 0 or (
+        model != "" and provider in (*KNOWN_PROVIDERS, SCRIPTED, REFLEX)
+    )
+
+
+class NamedSum(NamedTuple):
+    """What was spent on one model or tool."""
+
+    name: str
+    spends: int
+    tokens: int
+    spent: Decimal
+    share: float
+
+
+def sum_by_name(lines: Sequence[Spending]) -> list[NamedSum]:
+    """Sums up spending by name, the dearest first; the share is of the dearest."""
+    found: dict[str, tuple[int, int, Decimal]] = {}
+    for line in lines:
+        spends, tokens, spent = found.get(line.name, (0, 0, ZERO_USD))
+        used = line.input_tokens + line.output_tokens
+        found[line.name] = (spends + line.spends, tokens + used, spent + line.spent_usd)
+    top = max((spent for _, _, spent in found.values()), default=ZERO_USD) or Decimal(1)
+    made = [NamedSum(name, *each, float(each[2] / top)) for name, each in found.items()]
+    return sorted(made, key=lambda one: (-one.spent, -one.spends, one.name))[:MAX_SUMS]
+
+
+MAX_SUMS = 12
+
+
+def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]:
+    with add_section(title, card=True):
+        columns = (title.removeprefix("By "), column, "tokens", "spent", "share")
+        body = add_table(title, columns, (column, "tokens", "spent"))
+        none = add_text("", "h-none")
+
+    def build(one: NamedSum) -> Callable[[NamedSum], None]:
+        with add_box("tr"):
+            add_cell(one.name, "h-what")
+            figures = [add_cell("", "h-num") for _ in range(3)]
+            with add_box("td"):
+                meter = add_meter(f"Spent on {one.name}, beside the dearest", 0)
+
+        def show(one: NamedSum) -> None:
+            shown = (f"{one.spends:,}", format_tokens(one.tokens) if one.tokens else "", format_money(one.spent))
+            for cell, text in zip(figures, shown, strict=True):
+                cell.say(text)
+            set_meter(meter, one.share, mark=False)
+
+        show(one)
+        return show
+
+    rows = KeyedList[NamedSum](body, build)
+
+    def show(lines: Sequence[Spending]) -> None:
+        found = sum_by_name(lines)
+        rows.show({one.name: one for one in found})
+        none.say("" if found else f"No {columns[0]} cost anything in this time.")
+
+    return show
 
 
 async def _show_policy(room: OpenPage, adopted: TextLabel, says: TextLabel) -> None:
@@ -121,55 +240,81 @@ async def _show_policy(room: OpenPage, adopted: TextLabel, says: TextLabel) -> N
     says.say("\n".join(f"{key}: {value}" for key, value in money.lines_of(found.policy)))
 
 
-async def _draw(room: OpenPage, plot: Plot, scope: str, rows: Sequence[Budget]) -> None:
-    """Charts what one scope spent today. A budget's day is UTC, as its window says."""
+async def _draw(room: OpenPage, plot: Plot, scope: str, over: str, rows: Sequence[Budget]) -> None:
+    """Charts what one scope spent. A budget's day is UTC, as its window says."""
+    size, count = CHART_PERIODS[over]
+    if count:
+        until = room.now - room.now % DAY + DAY
+        points = await _read_points(room, scope, until - size * count, size, count)
+        plot.show(chart_columns(points, size), empty=not any(value for _, value in points))
+        return
     now = room.now
     since = now - now % DAY
     today = window_at("day", now)
     row = next((row for row in rows if (row.scope, row.window, row.unit) == (scope, today, "usd")), None)
     size = max(1, -(-(now + 1 - since) // SPENDING_PARTS))
-    points: list[Point] = [
-        (since + each.part * size, float(each.spent_usd))
-        for each in await queries.spending(room.desk, since, now + 1, SPENDING_PARTS)
-        if scope in ("fleet", f"agent:{each.agent}")
-    ]
+    points = [each for each in await _read_points(room, scope, since, size, SPENDING_PARTS) if each[1]]
     cap = None if row is None or row.cap is None else float(row.cap)
     plot.show(chart_spending(points, cap, now), empty=not points)
 
 
-def _row(room: OpenPage, row: Budget) -> Callable[[Budget], None]:
+async def _read_points(room: OpenPage, scope: str, since: int, size: int, count: int) -> list[Point]:
+    """Reads what a scope spent in each part of a time; a part without spending is 0."""
+    spent = [0.0] * count
+    for each in await queries.spending(room.desk, since, since + size * count, count):
+        if scope in ("fleet", f"agent:{each.agent}"):
+            spent[each.part] += float(each.spent_usd)
+    return [(since + part * size, value) for part, value in enumerate(spent)]
+
+
+def _row(room: OpenPage, place: CapPlace) -> Callable[[CapPlace], None]:
+    row = place.row
     name = f"{row.scope} {row.window}".strip()
     with add_box("tr"):
-        add_cell(row.scope, "h-what")
+        with add_box("td", f"h-level-{place.depth}"):
+            _name_scope(row)
         add_cell(format_window(row.window))
-        figures = [add_cell("", "h-num") for _ in NUMBER_COLUMNS]
         with add_box("td"):
             drawn = add_meter(f"used of {name}", compute_spent_share(row))
+        figures = [add_cell("", "h-num") for _ in NUMBER_COLUMNS]
         with add_box("td"), add_box("div", "h-row"):
             if room.may("operator") and row.unit == "usd":
                 add_button("Raise…", lambda: _change(room, row, "raise"), "plain", f"Raise the cap of {name}")
                 add_button("Lower…", lambda: _change(room, row, "lower"), "plain", f"Lower the cap of {name}")
 
     def show(row: Budget) -> None:
-        kept = f" ({format_amount(row, row.kept)} kept for the last words)" if row.kept else ""
-        left = "" if row.left is None else f"{format_amount(row, max(ZERO_USD, row.left))}{kept}"
-        for one, text in zip(
-            figures,
-            (format_budget_cap(row), format_amount(row, row.spent), format_amount(row, row.held), left),
-            strict=True,
-        ):
+        left = "" if row.left is None else format_amount(row, max(ZERO_USD, row.left))
+        held = format_amount(row, row.held) if row.held else ""
+        shown = (format_amount(row, row.spent), format_budget_cap(row), held, left)
+        for one, text in zip(figures, shown, strict=True):
             one.say(text)
+        figures[-1].props["title"] = (
+            f"{format_amount(row, row.kept)} more are kept for the last words" if row.kept else ""
+        )
         set_meter(drawn, compute_spent_share(row))
 
     seen = [row]
     show(row)
 
-    def later(row: Budget) -> None:
-        if row != seen[0]:
-            seen[0] = row
-            show(row)
+    def later(place: CapPlace) -> None:
+        if place.row != seen[0]:
+            seen[0] = place.row
+            show(place.row)
 
     return later
+
+
+def _name_scope(row: Budget) -> None:
+    kind, _, name = row.scope.partition(":")
+    match kind:
+        case "agent":
+            add_link(name, f"/agent/{name}").classes("h-what")
+        case "session":
+            add_link(name, f"/session/{name}")
+        case "trigger":
+            add_link(f"trigger {name.partition('/')[2]}", "/triggers")
+        case _:
+            add_text("The whole fleet", "h-what")
 
 
 def _change(room: OpenPage, row: Budget, direction: Direction) -> None:
@@ -187,31 +332,27 @@ def _change(room: OpenPage, row: Budget, direction: Direction) -> None:
 
 
 PAGE = 50
-AUDIT_COLUMNS = (
-    "when",
-    "agent",
-    "tool",
-    "level, risk",
-    "outcome",
-    "agreed to by",
-    "cost",
-    "asked",
-    "answered",
-    "session",
-)
-FIELDS = (("since", "How far back, as in 24h"), ("agent", "Agent"), ("tool", "Tool"), ("outcome", "Outcome"),
-          ("session", "Session"), ("text", "Text"))  # fmt: skip
+MAX_SAFE_CALLS = 500
+AUDIT_COLUMNS = ("when", "agent", "tool", "outcome", "cost", "asked", "answered", "session")
+FIELDS = (("agent", "Agent"), ("tool", "Tool"), ("outcome", "Outcome"), ("session", "Session"), ("text", "Text"))
 DEFAULT_SEARCH_AGE = "7d"
+OWN_PERIOD = "From … to …"
+PERIODS = {"Last hour": "1h", "Last 24 hours": "24h", "Last 7 days": "7d", "Last 30 days": "30d", OWN_PERIOD: ""}
+SAFE_NOTE = f"SAFE calls are read from the newest {queries.MOST_SAFE_SESSIONS} sessions that fit."
 
 
 def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
-    since = now - parse_duration(given.get("since", "").strip() or DEFAULT_SEARCH_AGE)
+    """Reads a filter: `since` and `until` are moments as a browser writes them, `age` is how far back."""
+    since = parse_browser_time(given.get("since", ""), "the beginning")
+    if since is None:
+        since = now - parse_duration(given.get("age", "").strip() or DEFAULT_SEARCH_AGE)
 
     def said(name: str) -> str:
         return clean(given.get(name, "").strip())
 
     return AuditFilter(
         since=since,
+        until=parse_browser_time(given.get("until", ""), "the end"),
         agent=said("agent"),
         tool=said("tool"),
         outcome=said("outcome"),
@@ -220,12 +361,20 @@ def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
     )
 
 
+def parse_browser_time(text: str, what: str) -> int | None:
+    """Reads a local date and time, as in 2026-11-17T08:30; None where there is none."""
+    if not text.strip():
+        return None
+    try:
+        return int(datetime.fromisoformat(text.strip()).astimezone().timestamp() * SECOND)
+    except (ValueError, OverflowError, OSError) as error:
+        raise NotDone(f"{text!r} is not a time for {what}: write it like 2026-11-17T08:30.", "wrong") from error
+
+
 async def build_audit_page(room: OpenPage) -> RefreshPage:
     with add_section("Search", card=True), add_box("form", "h-form", "Search the audit", role="search") as form:
-        inputs: dict[str, Any] = {
-            name: _input(label, DEFAULT_SEARCH_AGE if name == "since" else "") for name, label in FIELDS
-        }
-        add_submit("Search", "yes")
+        inputs = _build_audit_inputs()
+        add_submit("Search", "go")
         export = add_link("Export as JSON lines", "/download/audit")
         export.props["download"] = ""
     with add_section("Calls", card=True):
@@ -235,14 +384,15 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
     looking_for = _Search(room, rows)
 
     async def go(*, on: bool = False) -> None:
-        given = {name: str(each.value or "") for name, each in inputs.items()}
+        given = _read_audit_inputs(inputs)
         export.props["href"] = f"/download/audit?{urlencode(given)}"
         try:
-            more = await looking_for.page(given, on=on)
+            more = await looking_for.page(given, on=on, safe=bool(inputs["safe"].value))
         except HalterError as error:
             room.say(str(error), bad=True)
             return
-        shown_as.say(f"{looking_for.count} shown, the newest first." if looking_for.count else "Nothing was found.")
+        count = f"{looking_for.count} shown, the newest first." if looking_for.count else "Nothing was found."
+        shown_as.say(f"{count} {SAFE_NOTE}" if inputs["safe"].value else count)
         older.set_visibility(more)
 
     form.on("submit.prevent", go)
@@ -255,8 +405,23 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
     return refresh
 
 
-def _input(label: str, value: str) -> Any:
-    return ui.input(label, value=value).props("outlined dense")
+def _build_audit_inputs() -> Mapping[str, Any]:
+    period: Any = ui.select(list(PERIODS), value="Last 7 days", label="When").props("outlined dense")
+    since, until = (ui.input(label).props("outlined dense type=datetime-local stack-label") for label in ("From", "To"))
+    for each in (since, until):
+        each.bind_visibility_from(period, "value", value=OWN_PERIOD)
+        each.set_visibility(False)
+    named: dict[str, Any] = {name: ui.input(label).props("outlined dense") for name, label in FIELDS}
+    safe: Any = ui.checkbox("SAFE calls, too")
+    return {"period": period, "since": since, "until": until, **named, "safe": safe}
+
+
+def _read_audit_inputs(inputs: Mapping[str, Any]) -> Mapping[str, str]:
+    given = {name: str(inputs[name].value or "") for name, _ in FIELDS}
+    age = PERIODS.get(str(inputs["period"].value), "")
+    if age:
+        return {"age": age, **given}
+    return {"since": str(inputs["since"].value or ""), "until": str(inputs["until"].value or ""), **given}
 
 
 class _Search:
@@ -269,27 +434,31 @@ class _Search:
         self._last: set[str] = set()
         self.count = 0
 
-    async def page(self, given: Mapping[str, str], *, on: bool) -> bool:
+    async def page(self, given: Mapping[str, str], *, on: bool, safe: bool) -> bool:
         """Shows the next page, or the first one; returns whether there are more."""
         wanted = parse_audit_filter(given, self._room.now)
         if not on:
             self._rows.clear()
-            self._until, self._last, self.count = None, set(), 0
-        found = await self._find(wanted)
+            self._until, self._last, self.count = wanted.until, set(), 0
+        found = await self._find(msgspec.structs.replace(wanted, until=self._until), safe=safe)
         with self._rows:
             for each in found[:PAGE]:
-                _audit_row(each)
+                _audit_row(self._room, each)
         self._go_on_after(found[:PAGE])
         return len(found) > PAGE
 
-    async def _find(self, wanted: AuditFilter) -> list[AuditEntry]:
+    async def _find(self, wanted: AuditFilter, *, safe: bool) -> list[AuditEntry]:
         found: list[AuditEntry] = []
-        async with aclosing(newest(self._room.desk, msgspec.structs.replace(wanted, until=self._until))) as entries:
+        async with aclosing(newest(self._room.desk, wanted)) as entries:
             async for each in entries:
                 if each.call not in self._last:
                     found.append(make_audit_entry(each))
                 if len(found) > PAGE:
                     break
+        if safe:
+            calls = await queries.read_safe_calls(self._room.desk, wanted, MAX_SAFE_CALLS)
+            found += [each for each in calls if each.call not in self._last]
+            found.sort(key=lambda one: (one.created_at, one.call), reverse=True)
         return found
 
     def _go_on_after(self, found: list[AuditEntry]) -> None:
@@ -301,19 +470,23 @@ class _Search:
             self._last = before | {each.call for each in found if each.created_at == self._until}
 
 
-def _audit_row(one: AuditEntry) -> None:
+def _audit_row(room: OpenPage, one: AuditEntry) -> None:
+    outcome = label_outcome(one.outcome or "")
     with add_box("tr"):
-        add_cell(format_moment(one.created_at), "h-short")
-        add_cell(one.agent)
-        add_cell(one.tool, "h-what")
-        add_cell(f"{one.capability_level} {one.risk_level}".strip())
-        outcome = label_outcome(one.outcome or "")
+        with add_box("td", "h-short"):
+            room.add_moment(one.created_at)
+        with add_box("td"):
+            add_link(one.agent, f"/agent/{one.agent}")
+        with add_box("td"):
+            add_text(one.tool, "h-what")
+            add_text(f"{one.capability_level} {one.risk_level}".strip().capitalize(), "h-dim h-small")
         with add_box("td"):
             add_chip(outcome.word, outcome.mood)
-        add_cell(one.decided_by)
-        add_cell(format_money(one.cost_usd), "h-num")
-        add_cell(one.input_summary)
-        add_cell(one.output_summary)
+            if one.decided_by:
+                add_text(f"by {one.decided_by}", "h-dim h-small")
+        add_cell(format_money(one.cost_usd) if one.cost_usd else "", "h-num")
+        add_cell(one.input_summary, "h-said-short")
+        add_cell(one.output_summary, "h-said-short")
         with add_box("td"):
             add_link(shorten_id(one.session), f"/session/{one.session}")
 

@@ -87,9 +87,13 @@ async def budgets(desk: Desk, *, everything: Everything = False) -> Budgets:
     """List current caps, or all that ever were, with what is spent and held against them."""
     now = desk.app.clock.now()
     rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
-    spent = await desk.app.store.ask(Query("spent_by_purpose", _Sum, {"since": now - DAY}))
-    shown_rows = await shown_budgets(desk.app.store, rows)
-    return Budgets(shown_rows, [line.told() for line in spent if desk.who.sees(line.agent)])
+    return Budgets(await shown_budgets(desk.app.store, rows), await read_spending(desk, now - DAY))
+
+
+async def read_spending(desk: Desk, since: int) -> Sequence[Spending]:
+    """Read what was spent since a moment, by agent, purpose and name; the dearest first."""
+    spent = await desk.app.store.ask(Query("spent_by_purpose", _Sum, {"since": since}))
+    return [line.told() for line in spent if desk.who.sees(line.agent)]
 
 
 async def read_fleet_day(desk: Desk) -> tuple[Usd, Usd | None]:

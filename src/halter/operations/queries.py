@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from halter.core.clock import DAY, HOUR, window_at
 from halter.core.codec import decode
-from halter.core.events import SensorChanged
+from halter.core.events import CallSettled, CallStarted, SensorChanged
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, parse_notification, read_body
@@ -24,7 +24,7 @@ from halter.runtime.budgets import Budget, read_configured_caps, read_current_bu
 from halter.runtime.feed import serialize_event
 from halter.runtime.needs import Need
 from halter.runtime.runtime import Runtime
-from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry
+from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry, summarize_body
 from halter.state.receipt import Receipt, TurnLine
 from halter.state.receipt import make_receipt as receipt_of
 
@@ -516,3 +516,53 @@ async def _found(desk: Desk, wanted: AuditFilter, row: AuditRecord) -> AuditReco
         return None
     said = await load_audit_bodies(desk.app.store, row)
     return said if wanted.says(make_audit_entry(said)) else None
+
+
+MOST_SAFE_SESSIONS: Final = 50
+"""How many of the newest sessions are searched for SAFE calls, which no table lists."""
+
+
+async def read_safe_calls(desk: Desk, wanted: AuditFilter, limit: int) -> Sequence[AuditEntry]:
+    """Read the newest calls of SAFE tools, which the audit leaves out, from the events of the newest sessions."""
+    named = [await desk.session(wanted.session)] if wanted.session else None
+    rows = named or await sessions(desk, wanted.agent, limit=MOST_SAFE_SESSIONS)
+    found: list[AuditEntry] = []
+    for row in rows:
+        settled = {
+            event.call: (event, each.body)
+            for each in await _of_kind(desk, row.session, CallSettled.KIND, limit)
+            if isinstance(event := decode(CallSettled.KIND, each.version, each.facts), CallSettled)
+        }
+        for each in await _of_kind(desk, row.session, CallStarted.KIND, limit):
+            event = decode(CallStarted.KIND, each.version, each.facts)
+            if isinstance(event, CallStarted) and event.level == "SAFE" and not event.audit:
+                found.append(_make_safe_entry(row, each, event, *settled.get(event.call, (None, None))))
+    until = desk.app.clock.now() if wanted.until is None else wanted.until
+    fits = [one for one in found if wanted.since <= one.created_at <= until and _fits_entry(wanted, one)]
+    return sorted(fits, key=lambda one: (one.created_at, one.call), reverse=True)[:limit]
+
+
+def _make_safe_entry(
+    row: SessionRow, started: _Kind, event: CallStarted, settled: CallSettled | None, answer: bytes | None
+) -> AuditEntry:
+    charge = settled.charge if settled is not None else None
+    return AuditEntry(
+        tool=event.tool,
+        input_summary=summarize_body(started.body),
+        output_summary=summarize_body(answer),
+        capability_level=event.level,
+        risk_level=event.risk or "",
+        decision=event.decision,
+        decided_by=event.decided_by,
+        outcome="" if settled is None else settled.outcome,
+        cost_usd=micros_to_usd(charge.usd) if charge is not None else ZERO_USD,
+        duration_ms=0 if settled is None else settled.duration_ms,
+        session=row.session,
+        call=event.call,
+        agent=row.agent,
+        created_at=started.at,
+    )
+
+
+def _fits_entry(wanted: AuditFilter, one: AuditEntry) -> bool:
+    return all(value in ("", getattr(one, name)) for name, value in wanted.named().items()) and wanted.says(one)
