@@ -25,7 +25,18 @@ NEEDED: Final = "needed"
 CODE: Final = Path(next(iter(halter.__path__)))
 METHODS: Final = ("get", "post", "put", "patch", "delete")
 UNDESCRIBED: Final = (
-    *("/", "/fleet", "/sessions", "/session/{name}", "/receipt/{name}", "/audit", "/budgets", "/triggers", "/findings"),
+    *(
+        "/",
+        "/fleet",
+        "/agent/{name}",
+        "/sessions",
+        "/session/{name}",
+        "/receipt/{name}",
+        "/audit",
+        "/budgets",
+        "/triggers",
+        "/findings",
+    ),
     *("/manifest.webmanifest", "/touch-icon.png"),
     *("/download/audit", "/download/session/{name}", "/login", "/logout", "/healthz", "/hooks/{agent}/{name}"),
 )
