@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
+
+from msgspec.structs import replace
 
 from halter.config.trust import digest_folder
 from halter.core.ports import Query
@@ -21,6 +23,7 @@ from halter.runtime.supervisor import Supervisor
 from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
 from halter.server.server import ServerExtras, bind, format_address, serve_web
 from halter.settings import read_settings
+from tests.server.fickle import Fickle
 
 T = TypeVar("T")
 NAMES = {"admin": "ada"}
@@ -232,7 +235,9 @@ class House:
         listening = bind(port=0)
         self.url = format_address(listening)
         extras = ServerExtras(tell=self.told.append, folders={"clerk": self.home / "clerk"})
-        serving = asyncio.create_task(serve_web(app, listening, Keyring(tokens), bus, extras))
+        self.store = Fickle(app.store)
+        served = replace(app, store=cast("Any", self.store))
+        serving = asyncio.create_task(serve_web(served, listening, Keyring(tokens), bus, extras))
         self._ready.set()
         await asyncio.wait([serving, asyncio.create_task(self._ended.wait())], return_when=asyncio.FIRST_COMPLETED)
         serving.cancel()

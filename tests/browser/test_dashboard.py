@@ -10,6 +10,7 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import expect
 
+from halter.core.errors import StoreUnavailable
 from halter.core.ids import WorkerId
 from halter.core.rows import WorkerInfo
 from halter.operations import control
@@ -390,6 +391,32 @@ def test_what_is_not_there_is_said_in_a_sentence(comes: Comes) -> None:
     assert answer.status == 404
     expect(visitor.page.get_by_text("There is no session 'nobody-7'")).to_be_visible()
     # The browser itself notes that a page was not found.
+    visitor.complaints.clear()
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/fleet/of/ships", "/agent/nobody"])
+def test_an_address_that_leads_nowhere_says_so_and_leads_on(comes: Comes, path: str) -> None:
+    visitor = comes("viewer")
+    answer = visitor.page.goto(f"{visitor.house.url}{path}")
+    assert answer.status == 404
+    expect(visitor.page.get_by_role("alert").get_by_text("Not found")).to_be_visible()
+    assert visitor.page.title() == "Not found · Halter"
+    visitor.page.get_by_role("alert").get_by_role("link", name="Fleet").click()
+    expect(visitor.page.get_by_role("heading", level=1)).to_have_text("Fleet")
+    visitor.complaints.clear()
+
+
+def test_a_store_that_is_away_has_a_page_that_leads_back(house: House, comes: Comes) -> None:
+    visitor = comes("viewer")
+    house.store.trouble = StoreUnavailable("The store cannot be reached.")
+    try:
+        answer = visitor.page.goto(f"{house.url}/budgets")
+        assert answer.status == 503
+        expect(visitor.page.get_by_role("alert")).to_contain_text("nothing is lost")
+    finally:
+        house.store.trouble = None
+    visitor.page.get_by_role("link", name="Try again").click()
+    expect(visitor.page.get_by_role("heading", level=1)).to_have_text("Budgets")
     visitor.complaints.clear()
 
 

@@ -37,7 +37,7 @@ UNDESCRIBED: Final = (
         "/triggers",
         "/findings",
     ),
-    *("/manifest.webmanifest", "/touch-icon.png"),
+    *("/manifest.webmanifest", "/touch-icon.png", "/favicon.ico", "/{rest:path}"),
     *("/download/audit", "/download/session/{name}", "/login", "/logout", "/healthz", "/hooks/{agent}/{name}"),
 )
 """The pages of the dashboard, and other paths that are no part of the API's description."""

@@ -1,6 +1,5 @@
 """A store that is away, or of another version: a sentence and a status, and the server lives."""
 
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -9,19 +8,8 @@ from msgspec.structs import replace
 
 from halter.core.errors import StoreUnavailable, StoreUnusable
 from halter.server.middleware import ServerLimits
-from halter.testing.fakes import Relay
 from tests.server.conftest import QUICK, House, furnished
-
-
-class Fickle(Relay):
-    """A store that can be away."""
-
-    trouble: Exception | None = None
-
-    async def _passed(self, use: Callable[[], Awaitable[Any]]) -> Any:
-        if self.trouble is not None:
-            raise self.trouble
-        return await use()
+from tests.server.fickle import Fickle
 
 
 @pytest.mark.parametrize(

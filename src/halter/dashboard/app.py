@@ -148,6 +148,9 @@ def mount_dashboard(
     """
     capture_logs(tell)
     live = LiveFeed(bus, app.clock)
+    opens = partial(OpenPage, app, live=live, agents=agents)
+    pages: Any = core.app
+    pages.remove_route(ANY_PATH)
     add_downloads(api, app)
     _add_files(api)
     for path, title, here, shows in (
@@ -162,9 +165,21 @@ def mount_dashboard(
         ("/triggers", "Triggers", "/triggers", build_triggers_page),
         ("/findings", "Findings", "/findings", build_findings_page),
     ):
-        _page(path, title, here, shows, partial(OpenPage, app, live=live, agents=agents))
+        _page(path, title, here, shows, opens)
     _run(api)
+    # The last of all: it answers what nothing else does.
+    _page(ANY_PATH, "Not found", "", build_unknown_page, opens)
     return live
+
+
+ANY_PATH: Final = "/{rest:path}"
+
+
+async def build_unknown_page(_: OpenPage) -> RefreshPage:
+    """Says that an address leads nowhere; the frame around it leads on."""
+    raise NotDone(
+        "There is no page at this address. It may have been mistyped, or come from another version.", "missing"
+    )
 
 
 def _page(path: str, title: str, here: str, shows: AnyPageBuilder, opens: Callable[..., OpenPage]) -> None:
@@ -177,32 +192,44 @@ def _page(path: str, title: str, here: str, shows: AnyPageBuilder, opens: Callab
         try:
             await build_frame(room, whole, here, build)
         except HalterError as error:
-            client.status_code = 404 if isinstance(error, NotDone) and error.why == "missing" else 409
-            build_problem(error)
+            client.status_code = find_status(error)
+            ui.page_title(f"{name_problem(error)} · Halter")
+            build_problem(error, request.url.path)
 
     ui.page(path, response_timeout=30)(shown)
 
 
-def build_problem(error: HalterError) -> None:
+def find_status(error: HalterError) -> int:
+    if isinstance(error, StoreError):
+        return 503
+    return 404 if isinstance(error, NotDone) and error.why == "missing" else 409
+
+
+def name_problem(error: HalterError) -> str:
+    return {503: "The store is away", 404: "Not found"}.get(find_status(error), "This cannot be shown")
+
+
+def build_problem(error: HalterError, path: str) -> None:
     """Shows why there is nothing to show, and where to go on."""
     away = isinstance(error, StoreError)
-    missing = isinstance(error, NotDone) and error.why == "missing"
-    with add_box("div", "h-blank h-card", role="alert"):
+    with add_box("div", "h-body"), add_box("div", "h-blank h-card", role="alert"):
         add_icon("alert" if away else "search")
-        title = "The store is away" if away else "Not found" if missing else "This cannot be shown"
-        add_text(title, "h-title")
+        add_text(name_problem(error), "h-title")
         add_text(str(error), "h-text h-dim")
         if away:
-            add_text("Agents wait until it is back, and nothing is lost. Reload the page to try again.", "h-text")
+            add_text("Agents wait until it is back, and nothing is lost.", "h-text")
         with add_box("div", "h-row"):
+            if away:
+                add_link("Try again", path)
             add_link("Home", "/")
             add_link("Sessions", "/sessions")
             add_link("Fleet", "/fleet")
 
 
 def _add_files(api: FastAPI) -> None:
-    """Adds what a phone reads that installs the dashboard."""
+    """Adds what a phone reads that installs the dashboard, and the icon that browsers ask for."""
     touch = Path(__file__).with_name("touch-icon.png").read_bytes()
+    logo = (PAGES / "icon.svg").read_bytes()
 
     async def manifest() -> Response:
         return JSONResponse(make_manifest(), media_type="application/manifest+json")
@@ -210,6 +237,10 @@ def _add_files(api: FastAPI) -> None:
     async def icon() -> Response:
         return Response(touch, media_type="image/png")
 
+    async def favicon() -> Response:
+        return Response(logo, media_type="image/svg+xml")
+
+    api.get("/favicon.ico", include_in_schema=False, response_model=None)(favicon)
     api.get(MANIFEST_PATH, include_in_schema=False, response_model=None)(manifest)
     api.get(TOUCH_ICON_PATH, include_in_schema=False, response_model=None)(icon)
 

@@ -162,9 +162,13 @@ def find_number_series(seen: Sequence[Saw]) -> Mapping[str, Sequence[Point]]:
 
 def list_values(name: str, value: Any) -> Sequence[tuple[str, Any]]:
     """Lists the values of a fact: each of an object that holds a number, by its own name, or the fact as it is."""
-    if not isinstance(value, dict) or not any(map(_is_number, value.values())):  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]  It is JSON.
+    try:
+        parts = msgspec.convert(value, dict[str, Any])
+    except msgspec.ValidationError:
+        parts = {}
+    if not any(map(_is_number, parts.values())):
         return [(name, value)]
-    return [(f"{name}.{key}", each) for key, each in value.items()]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return [(f"{name}.{key}", each) for key, each in parts.items()]
 
 
 def _is_number(value: Any) -> bool:

@@ -1,0 +1,17 @@
+"""A store that can be away."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from halter.testing.fakes import Relay
+
+
+class Fickle(Relay):
+    """A store that can be away."""
+
+    trouble: Exception | None = None
+
+    async def _passed(self, use: Callable[[], Awaitable[Any]]) -> Any:
+        if self.trouble is not None:
+            raise self.trouble
+        return await use()
