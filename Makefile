@@ -54,7 +54,9 @@ types: setup
 docs: setup
 	$(BIN)/python -m scripts.reference
 
+# The pictures of the documentation, and for people to look at those of every page, in `.pictures`.
 pictures: setup system
+	$(BIN)/python -m scripts.page_pictures
 	HALTER_PICTURES=docs/pictures $(BIN)/python -m pytest -q tests/browser/test_demo.py
 	$(BIN)/python -m scripts.pictures
 
@@ -82,5 +84,5 @@ lock: setup
 	for peer in bench/peers/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .versions .aimock .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	rm -rf $(VENV) .versions .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

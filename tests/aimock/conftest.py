@@ -1,7 +1,5 @@
 """A model server that nobody here wrote: installed once from its pinned version, started for the tests, and gone."""
 
-import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -11,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.npm import NpmMissing, install_locked
+
 HERE = Path(__file__).parent
 CACHE = HERE.parents[1] / ".aimock"
-PROGRAM = CACHE / "node_modules" / "@copilotkit" / "aimock" / "dist" / "cli.js"
+PROGRAM = Path("@copilotkit", "aimock", "dist", "cli.js")
+WHAT = "The tests against aimock"
 OLDEST_NODE = 20
 LISTENS = re.compile(rb"listening on (http://\S+)")
 
@@ -21,16 +22,12 @@ LISTENS = re.compile(rb"listening on (http://\S+)")
 KEEPER = 'exec 3<&0; "$@" & server=$!; (read -r _ <&3; kill $server) & wait $server'
 
 
-class AimockMissing(Exception):
-    """The server cannot be had on this machine."""
-
-
 @pytest.fixture(scope="session")
 def aimock() -> Iterator[str]:
     """Start the server and tell its address; where it cannot be had, skip loudly, or fail if everything is required."""
     try:
         program = installed()
-    except AimockMissing as missing:
+    except NpmMissing as missing:
         if os.environ.get("HALTER_REQUIRE_ALL") == "1":
             pytest.fail(str(missing))
         pytest.skip(str(missing))
@@ -38,36 +35,13 @@ def aimock() -> Iterator[str]:
 
 
 def installed() -> list[str]:
-    """Install what the lock file names, unless it is there already; processes that start together take turns."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        raise AimockMissing("The tests against aimock need node and npm: please install them.")
+    node = shutil.which("node")
+    if node is None:
+        raise NpmMissing(f"{WHAT} need node and npm: please install them.")
     version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
     if int(version.removeprefix("v").split(".")[0]) < OLDEST_NODE:
-        raise AimockMissing(f"The tests against aimock need node {OLDEST_NODE} or newer, but this is {version}.")
-    CACHE.mkdir(exist_ok=True)
-    with (CACHE / "lock").open("w") as turn:
-        fcntl.flock(turn, fcntl.LOCK_EX)
-        lock = HERE / "package-lock.json"
-        mark = CACHE / f"{hashlib.sha256(lock.read_bytes()).hexdigest()}.installed"
-        if not mark.exists():
-            install(npm)
-            mark.touch()
-    return [node, str(PROGRAM)]
-
-
-def install(npm: str) -> None:
-    for name in ("package.json", "package-lock.json"):
-        shutil.copy(HERE / name, CACHE / name)
-    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
-    try:
-        done = subprocess.run(command, cwd=CACHE, capture_output=True, text=True, check=False, timeout=100)
-    except subprocess.TimeoutExpired:
-        raise AimockMissing("The tests against aimock need npm to install it, but that takes too long.") from None
-    if done.returncode:
-        raise AimockMissing(
-            f"The tests against aimock need npm to install it, but it says: {done.stderr.strip()[-300:]}"
-        )
+        raise NpmMissing(f"{WHAT} need node {OLDEST_NODE} or newer, but this is {version}.")
+    return [node, str(install_locked(HERE, CACHE, WHAT) / PROGRAM)]
 
 
 def serving(program: list[str]) -> Iterator[str]:

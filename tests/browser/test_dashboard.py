@@ -11,9 +11,10 @@ from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from halter.core.errors import StoreUnavailable
-from halter.core.ids import WorkerId
+from halter.core.events import RequestSettled
+from halter.core.ids import WorkerId, session_stream
 from halter.core.rows import WorkerInfo
-from halter.operations import control
+from halter.operations import control, queries
 from halter.server.server import make_login_url
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
@@ -69,6 +70,17 @@ def test_a_turn_arrives_while_somebody_watches(house: House, comes: Comes) -> No
     house.tell("good evening")
     expect(page.get_by_text("A good evening to you.")).to_be_visible()
     expect(page.get_by_label("Events", exact=True).get_by_text(re.compile(r"turn \d+ ends"))).not_to_have_count(0)
+
+
+def test_a_session_counts_its_whole_life_and_not_only_what_is_shown(house: House, comes: Comes) -> None:
+    events = house.does(queries.all_events(house.app, session_stream("desk-1")))
+    turns = sum(stored.kind == "turn_started" for stored in events)
+    calls = sum(stored.kind == "call_started" for stored in events)
+    used = [stored.event.usage for stored in events if isinstance(stored.event, RequestSettled) and stored.event.usage]
+    page = comes("viewer").goes("/session/desk-1")
+    stats = page.get_by_role("region", name="Session")
+    expect(stats).to_contain_text(re.compile(rf"{calls} calls?{turns} turns?, 0 refused"))
+    expect(stats).to_contain_text(f"{sum(each.input_tokens + each.output_tokens for each in used):,}")
 
 
 def test_words_that_a_person_says_on_the_page_wake_the_session(comes: Comes) -> None:
@@ -188,7 +200,7 @@ def test_a_trigger_is_paused_resumed_and_run_now(comes: Comes) -> None:
     press(row, "Resume clerk/yearly")
     press(dialog(page), "Resume")
     expect(row.get_by_text("Ready")).to_be_visible()
-    press(row, "Run clerk/yearly now")
+    press(row, "Run now: clerk/yearly")
     expect(page.get_by_text("clerk/yearly runs in session")).to_be_visible()
 
 

@@ -1,6 +1,8 @@
 """How every page looks and reads: in both themes, on a phone, and for somebody who does not see it."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,9 @@ from playwright.sync_api import expect
 from tests.browser.conftest import Visitor
 from tests.browser.house import House
 from tests.browser.test_dashboard import PAGES
+from tests.npm import NpmMissing, install_locked
+
+HERE = Path(__file__).parent
 
 # One worker has the house, and the browser before it.
 
@@ -19,6 +24,32 @@ def page(request: pytest.FixtureRequest, house: House, browsers: Any) -> Iterato
     visitor = Visitor(house, browsers("admin", "light"))
     yield visitor.goes(request.param)
     visitor.leaves()
+
+
+@pytest.fixture(scope="package")
+def axe() -> str:
+    """The script of axe; where it cannot be had, skip loudly, or fail if everything is required."""
+    try:
+        return (
+            install_locked(HERE, HERE.parents[1] / ".axe", "The tests with axe") / "axe-core" / "axe.min.js"
+        ).read_text()
+    except NpmMissing as missing:
+        if os.environ.get("HALTER_REQUIRE_ALL") == "1":
+            pytest.fail(str(missing))
+        pytest.skip(str(missing))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(page: Any, axe: str, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.wait_for_function(f"() => document.body.classList.contains('body--{scheme}')")
+    page.evaluate(axe)
+    assert page.evaluate(SERIOUS) == []
+
+
+SERIOUS = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
+    .filter(found => ['serious', 'critical'].includes(found.impact))
+    .map(found => [found.id, found.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

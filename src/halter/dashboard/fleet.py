@@ -277,7 +277,7 @@ def _trigger_row(room: OpenPage, one: TriggerView) -> Callable[[TriggerView], No
         runs = add_cell("", "h-num")
         with add_box("td"), add_box("div", "h-row"):
             if room.may("operator") and plan.type == "schedule":
-                add_button("Run now", lambda: _run_now(room, plan), "plain", f"Run {plan.trigger} now", "play")
+                add_button("Run now", lambda: _run_now(room, plan), "plain", f"Run now: {plan.trigger}", "play")
             pause = add_button("Pause…", lambda: _pause(room, plan), "plain", f"Pause {plan.trigger}", "pause")
             again = add_button("Resume…", lambda: ask_to_resume(room, scope), "plain", f"Resume {plan.trigger}", "play")
             if room.may("operator") and not plan.of_a_file:

@@ -358,7 +358,7 @@ class KeyedList(Generic[T]):
             self._empty = None
         elif not self._shown and self._empty is None and self._nothing:
             with self._inside:
-                self._empty = add_text(self._nothing, "h-none")
+                self._empty = add_text(self._nothing, "h-none", "li" if self._inside.tag in ("ol", "ul") else "div")
 
 
 ChartOptions = dict[str, Any]

@@ -82,7 +82,7 @@ from halter.dashboard.parts import (
 )
 from halter.operations import control, queries
 from halter.operations.decisions import WaitingDecision, waiting
-from halter.operations.queries import FactView, Saw
+from halter.operations.queries import FactView, Saw, WorkDone
 from halter.present.events import describe_event, format_hour, format_relative_moment, summarize_event
 from halter.present.receipt import build_receipt_sheet
 
@@ -376,6 +376,7 @@ class SessionHead:
 
     def __init__(self, room: OpenPage, row: SessionRow, title: str) -> None:
         self._room = room
+        self._work = WorkDone()
         with add_box("div", "h-row h-apart"):
             with add_box("div"):
                 add_text(title, "h-title")
@@ -398,7 +399,7 @@ class SessionHead:
             self._took = add_stat("Time")
             self._done = add_stat("Work")
 
-    async def show(self, row: SessionRow, events: Sequence[Stored]) -> None:
+    async def show(self, row: SessionRow) -> None:
         label = label_state(row.state)
         set_chip(self._state, label)
         self._why.say(f"It ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")
@@ -411,23 +412,18 @@ class SessionHead:
         bound = "nothing spent yet" if budget is None else "no cap" if cap is None else f"of {format_money(cap)}"
         self._cost[1].say(f"{bound}{held}")
         set_meter(self._meter, float((spent + (budget.held if budget else ZERO_USD)) / cap) if cap else 0)
-        self._show_work(row, events)
+        await self._show_work(row)
 
-    def _show_work(self, row: SessionRow, events: Sequence[Stored]) -> None:
-        cut = "of the newest events" if len(events) >= MAX_EVENTS_DRAWN else ""
-        used = [each.event.usage for each in events if isinstance(each.event, RequestSettled) and each.event.usage]
-        read, written = sum(each.input_tokens for each in used), sum(each.output_tokens for each in used)
-        self._tokens[0].say(format_tokens(read + written))
-        self._tokens[1].say(cut or f"{format_tokens(read)} read, {format_tokens(written)} written")
+    async def _show_work(self, row: SessionRow) -> None:
+        self._tokens[0].say(format_tokens(await queries.session_tokens(self._room.desk, row.session)))
+        self._tokens[1].say("read and written, without cached ones")
         self._took[0].say(format_span(max(0, (row.ended_at or self._room.now) - row.started_at)))
         began = f"began {format_relative_moment(row.started_at, self._room.now)}"
         wakes = f", wakes {format_relative_moment(row.due_at, self._room.now)}" if row.due_at else ""
         self._took[1].say(f"{began}{wakes}")
-        turns = sum(isinstance(each.event, TurnStarted) for each in events)
-        calls = sum(isinstance(each.event, CallStarted) for each in events)
-        refused = sum(isinstance(each.event, CallRefused | RequestRefused) for each in events)
-        self._done[0].say(format_count(calls, "call"))
-        self._done[1].say(cut or f"{format_count(turns, 'turn')}, {refused} refused")
+        self._work = await queries.count_work(self._room.desk, row.session, self._work)
+        self._done[0].say(format_count(self._work.calls, "call"))
+        self._done[1].say(f"{format_count(self._work.turns, 'turn')}, {self._work.refused:,} refused")
 
 
 async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
@@ -454,7 +450,7 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
             return
         asked.show({one.decision: one for one in await waiting(room.desk) if one.session == row.session})
         events = await queries.newest_events(room.desk, row.session, MAX_EVENTS_DRAWN)
-        await head.show(await room.desk.session(row.session), events)
+        await head.show(await room.desk.session(row.session))
         spans = find_spans(events, room.now)
         plot.show(chart_timeline(spans, LANES) | ZOOM, empty=not spans)
         lines.show({stored.seq: stored for stored in reversed(events[-MAX_EVENTS_LISTED:])})

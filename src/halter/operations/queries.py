@@ -174,6 +174,41 @@ async def session_spent(desk: Desk, session: str) -> Usd:
     return micros_to_usd(rows[0].spent) if rows else ZERO_USD
 
 
+class WorkDone(msgspec.Struct, frozen=True):
+    """How much a session did in its whole life, up to an event."""
+
+    turns: int = 0
+    calls: int = 0
+    refused: int = 0
+    seq: int = 0
+
+
+class _WorkKind(msgspec.Struct, frozen=True):
+    kind: str
+    count: int
+    seq: int
+
+
+async def count_work(desk: Desk, session: str, so_far: WorkDone) -> WorkDone:
+    """Count a session's turns, calls and refusals: all of them at first, and later only those that are new."""
+    params = {"stream": session_stream(session), "after": so_far.seq}
+    rows = await desk.app.store.ask(Query("work_done", _WorkKind, params))
+    new = {row.kind: row.count for row in rows}
+    return WorkDone(
+        so_far.turns + new.get("turn_started", 0),
+        so_far.calls + new.get("call_started", 0),
+        so_far.refused + new.get("call_refused", 0) + new.get("request_refused", 0),
+        max((row.seq for row in rows), default=so_far.seq),
+    )
+
+
+async def session_tokens(desk: Desk, session: str) -> int:
+    """Show how many tokens a session used in its whole life, without those that a provider had cached."""
+    params = {"scope": f"session:{session}", "window": "", "unit": "tokens"}
+    rows = await desk.app.store.ask(Query("budget", BudgetRow, params))
+    return rows[0].spent if rows else 0
+
+
 async def session_title(desk: Desk, row: SessionRow) -> str:
     """Name a session by the first line of its task, or by what started it."""
     for stored in await desk.app.store.read(session_stream(row.session), 0, 1):

@@ -578,6 +578,12 @@ WHERE at >= :since AND at < :until GROUP BY 1, 2 ORDER BY 1, 2;
 -- The newest events of one kind in a stream.
 SELECT seq, at, version, facts, body FROM events WHERE stream = :stream AND kind = :kind ORDER BY seq DESC LIMIT :limit;
 
+-- name: work_done
+-- How many turns, calls and refusals a stream has after an event, by kind.
+SELECT kind, COUNT(*) AS count, MAX(seq) AS seq FROM events
+WHERE stream = :stream AND seq > :after AND kind IN ('turn_started', 'call_started', 'call_refused', 'request_refused')
+GROUP BY kind;
+
 -- name: sessions_of_agent
 -- The sessions of one agent, the newest first.
 SELECT * FROM sessions WHERE agent = :agent AND started_at > 0 ORDER BY started_at DESC, session DESC LIMIT :limit;
