@@ -87,6 +87,11 @@ def name_hooked_program(environ: Mapping[str, str], hooks: Path | None) -> str:
     return next((f"{AGENT_PREFIX}{name}" for mark, name in _PROGRAM_MARKS.items() if environ.get(mark)), "")
 
 
+def find_keys_file(tokens: Path) -> Path:
+    """The file of the proxy's virtual keys, beside the tokens file."""
+    return tokens.with_suffix(".keys.json")
+
+
 def name_person(environ: Mapping[str, str]) -> str:
     """Name the user. A process that an agent started has a variable of its own, and is not a person."""
     if environ.get(AGENT_VARIABLE):

@@ -27,6 +27,8 @@ NOT_RUN = {
     ],
     "docs/drills.md": ["takes minutes"],
     "docs/how-to/budget.md": ["the page's own store has no policy"],
+    "docs/how-to/claude-code.md": ["it runs until you stop it; tests/proxy has one that serves"],
+    "docs/how-to/codex.md": ["it runs until you stop it; tests/proxy has one that serves"],
     "docs/how-to/dashboard.md": ["needs a second machine", "needs a name and a certificate"],
     "docs/how-to/deploy.md": [
         "needs root",
@@ -35,6 +37,7 @@ NOT_RUN = {
         "needs root",
     ],
     "docs/how-to/hooks.md": ["needs Claude Code", "needs Claude Code", "needs Codex"],
+    "docs/how-to/openai-clients.md": ["it runs until you stop it; tests/proxy has one that serves"],
     "docs/how-to/postgres.md": ["needs a PostgreSQL server"],
     "docs/how-to/siem.md": ["it runs until you stop it"],
     "docs/how-to/systemd.md": ["needs root"],

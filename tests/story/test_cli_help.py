@@ -23,7 +23,7 @@ from tests.story.clerks import environment, furnish
 
 SPEC = {
     "Run": ["init", "run", "chat", "play", "demo"],
-    "Run by themselves": ["up", "worker", "serve", "on", "off"],
+    "Run by themselves": ["up", "worker", "serve", "proxy", "on", "off"],
     "Look": ["sessions", "show", "tail", "receipt", "report", "export"],
     "Steer": ["inbox", "approve", "deny", "halt", "resume", "cancel", "budget"],
     "Plan": ["schedules", "route"],
@@ -32,6 +32,7 @@ SPEC = {
 FOLLOWING = {
     *("halter up clerk", "halter up clerk --json", "halter tail", "halter tail clerk-1 --after 2"),
     *("halter serve", "halter serve clerk --json"),
+    *("halter proxy", "halter proxy --json"),
 }
 """These go on until somebody interrupts them."""
 
@@ -47,8 +48,15 @@ LONG = set(EXAMPLES["demo"])
 MANY_CASES = {"halter drill race --seeds 5", "halter drill tamper --json"}
 """These are typed with fewer cases below, and in tests of the drills."""
 
-BEFORE = {"halter resume fleet": "halter halt fleet", "halter resume fleet --over 5m": "halter halt fleet"}
-"""Only what was halted can be resumed."""
+BEFORE = {
+    "halter resume fleet": "halter halt fleet",
+    "halter resume fleet --over 5m": "halter halt fleet",
+    "halter keys revoke desk": "halter keys new --agent desk",
+}
+"""Only what was halted can be resumed, and only what was made revoked."""
+
+SERVED = set(EXAMPLES["proxy check"])
+"""These need a proxy, and are told of in tests of their own."""
 
 HEAVY = (
     "fastapi",
@@ -148,7 +156,9 @@ def test_there_are_examples_of_nothing_else() -> None:
     "line",
     [
         pytest.param(line, marks=pytest.mark.soak if line in MANY_CASES else ())
-        for line in sorted({line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG - SHARED - HOOKED)
+        for line in sorted(
+            {line for lines in EXAMPLES.values() for line in lines} - FOLLOWING - LONG - SHARED - HOOKED - SERVED
+        )
     ],
     ids=lambda line: line[7:40],
 )
@@ -166,9 +176,9 @@ def test_every_example_works(home: Path, line: str) -> None:
 
 @pytest.mark.parametrize("line", sorted(FOLLOWING))
 def test_what_follows_goes_on_until_it_is_interrupted(home: Path, line: str) -> None:
-    environ = {**os.environ, **environment(home)}
+    environ = {**os.environ, **environment(home), "ANTHROPIC_API_KEY": "sk-made-up"}
     # Another program may have the usual port here.
-    anywhere = ["--listen", "127.0.0.1:0"] if "serve" in line else []
+    anywhere = ["--listen", "127.0.0.1:0"] if "serve" in line or "proxy" in line else []
     command = [sys.executable, "-m", "halter", *shlex.split(line)[1:], *anywhere]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=environ, cwd=home, start_new_session=True, stdout=pipe, stderr=pipe) as program:
@@ -224,6 +234,7 @@ ANSWERS = [
     *("proposals dismiss clerk-1.m1", "proposals promote clerk-1.m1 clerk --yes", "erase --older-than 9d --yes"),
     *("schedules run clerk/nightly", "schedules cancel clerk/weekly", "drill tamper --seeds 1"),
     *("schedules retry clerk/letters 0123", "tokens list", "tokens add ada --role admin", "tokens remove carol"),
+    *("proxy env claude", "keys list", "keys new --agent desk"),
 ]
 
 
@@ -238,7 +249,8 @@ def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> No
 def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
     asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
     hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
-    assert set(ALL) - asked - hooks == {"up", "worker", "serve", "tail", "chat", "demo", "resume"}
+    proxied = {"proxy check", "keys revoke"}
+    assert set(ALL) - asked - hooks - proxied == {"up", "worker", "serve", "tail", "chat", "demo", "resume"}
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "worker": ("serve:worker", "Run agents as one of many workers on a PostgreSQL store."),
         "serve": ("serve:serve", "Serve the dashboard and the HTTP API, and run agents."),
         "hook": ("hook:hook", "Guard the tool calls of Claude Code, Codex and others."),
+        "proxy": ("proxy:proxy", "Put other programs' agents under the same caps and halts."),
         "on": ("up:on", "Switch an agent on."),
         "off": ("up:off", "Switch an agent off, and stop its session."),
     },
@@ -156,6 +157,7 @@ COMMANDS: Final[Mapping[str, Mapping[str, tuple[str, str]]]] = {
         "doctor": ("setup:doctor", "Check everything that unattended agents need."),
         "schema": ("setup:schema", "Print the JSON Schema of agent.yaml or halter.yaml."),
         "tokens": ("serve:tokens", "Show the tokens for the server; make or remove one."),
+        "keys": ("proxy:keys", "Show the keys for the proxy; make or revoke one."),
         "trust": ("play:trust", "Let the code of an agent's folder run, as it is now."),
     },
 }
@@ -284,6 +286,16 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "tokens list": ("halter tokens --json",),
     "tokens add": ("halter tokens add ada --role admin", "halter tokens add bob --role approver --agent clerk"),
     "tokens remove": ("halter tokens remove carol",),
+    "proxy": ("halter proxy", "halter proxy --json"),
+    "proxy env": ("halter proxy env claude", "halter proxy env codex --key KEY"),
+    "proxy check": ("halter proxy check claude --key KEY",),
+    "keys": ("halter keys", "halter keys new --agent desk --max-cost-usd-per-day 2"),
+    "keys list": ("halter keys --json",),
+    "keys new": (
+        "halter keys new --agent desk --max-cost-usd-per-day 2",
+        "halter keys new --agent night --model 'anthropic:claude-*' --json",
+    ),
+    "keys revoke": ("halter keys revoke desk",),
     "trust": ("halter trust clerk",),
 }
 """Examples by command. A test runs each of them."""

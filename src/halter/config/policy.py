@@ -389,13 +389,25 @@ def _price(models: Mapping[str, ModelSpec], model: str) -> Price | None:
 
 
 def _higher_price(one: Price, other: Price) -> Price:
-    """The higher of each rate; without a cache rate, cached tokens cost as much as input."""
+    """The higher of each rate; without a cache rate, cached tokens cost as much as input.
+
+    What has no price with one of them has none: then it is refused.
+    """
 
     def cached(key: str) -> Decimal:
         return max(one.input if getattr(one, key) is None else getattr(one, key), _cached_price(other, key))
 
+    def stated(key: str) -> Decimal | None:
+        mine, theirs = getattr(one, key), getattr(other, key)
+        return None if mine is None or theirs is None else max(mine, theirs)
+
     return Price(
-        max(one.input, other.input), max(one.output, other.output), cached("cache_read"), cached("cache_write")
+        max(one.input, other.input),
+        max(one.output, other.output),
+        cached("cache_read"),
+        cached("cache_write"),
+        stated("cache_write_1h"),
+        stated("web_searches"),
     )
 
 

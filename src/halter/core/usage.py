@@ -21,19 +21,24 @@ _MODEL_NAME = re.compile(r"([^\s:/]+)[:/](\S|\S.*\S)")
 class Usage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """The tokens of one request; `input_tokens` includes those that were read from or written to a cache.
 
-    A contradictory report is rejected: a wire treats it as not reported, and the request then settles at its hold.
+    `cache_write_1h_tokens` are those of `cache_write_tokens` that are kept for an hour instead of minutes. A
+    contradictory report is rejected: a wire treats it as not reported, and the request then settles at its hold.
     """
 
     input_tokens: int = 0
     output_tokens: int = 0
     cache_read_tokens: int = 0
     cache_write_tokens: int = 0
+    cache_write_1h_tokens: int = 0
+    web_searches: int = 0
 
     def __post_init__(self) -> None:
         if min(self.input_tokens, self.output_tokens, self.cache_read_tokens, self.cache_write_tokens) < 0:
             raise ValueError(f"A usage cannot count fewer than no tokens, but {self} does.")
         if self.cache_read_tokens + self.cache_write_tokens > self.input_tokens:
             raise ValueError(f"Cached tokens are part of the input tokens, but in {self} they are more.")
+        if not 0 <= self.cache_write_1h_tokens <= self.cache_write_tokens or self.web_searches < 0:
+            raise ValueError(f"What is cached for an hour is part of what is cached, but in {self} it is not.")
 
     @property
     def uncached(self) -> int:
@@ -64,15 +69,25 @@ class Price(msgspec.Struct, frozen=True):
     """A price that the configuration states, in dollars per million tokens.
 
     Cached tokens without a figure of their own cost what plain input costs; writes of Claude models, a quarter more.
+    What is cached for an hour, and searches, of which a thousand are priced, have no price without a figure.
     """
 
     input: Decimal
     output: Decimal
     cache_read: Decimal | None = None
     cache_write: Decimal | None = None
+    cache_write_1h: Decimal | None = None
+    web_searches: Decimal | None = None
 
     def __post_init__(self) -> None:
-        for figure in (self.input, self.output, self.cache_read, self.cache_write):
+        for figure in (
+            self.input,
+            self.output,
+            self.cache_read,
+            self.cache_write,
+            self.cache_write_1h,
+            self.web_searches,
+        ):
             if figure is not None and not (figure.is_finite() and figure >= 0):
                 raise ValueError(f"A price is a number of dollars from 0 up, but {figure} is not.")
 

@@ -4,8 +4,8 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
-SessionKind = Literal["chat", "autonomous", "task", "hooked"]
-"""A `hooked` session is that of another program, whose calls pass the guard by its hooks."""
+SessionKind = Literal["chat", "autonomous", "task", "hooked", "proxied"]
+"""Of another program, whose calls pass the guard: a `hooked` session by its hooks, a `proxied` one by the proxy."""
 
 State = Literal[
     "RUNNING",

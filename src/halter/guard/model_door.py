@@ -142,7 +142,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     where the rest of the prompt is there already. `input_tokens` is a tighter bound than the prompt's length. `listen`
     receives the answer as it streams; `discards` withdraws the text of an earlier attempt. With a `nonce`, the answer
     may hold calls written as text. With `goes_on` the caller continues the session at once, so the outcome may be
-    written with what follows.
+    written with what follows. `rates` are what this request costs, where that is not what its model usually does;
+    `min_output_tokens` is the shortest answer that its provider accepts as a limit.
     """
 
     id: str
@@ -156,6 +157,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     discards: bool = False
     nonce: str = ""
     goes_on: bool = False
+    rates: ModelPrices | Unpriced | None = None
+    min_output_tokens: int = 0
 
 
 class AnsweredRequest(msgspec.Struct, frozen=True):
@@ -273,7 +276,7 @@ class ModelDoor:
             admitted.flight,
             request,
             admitted.max_output_tokens,
-            terms.rates,
+            asking.rates,
             began,
             permit,
             _NO_VALUES if hidden is None else hidden.values,
@@ -284,6 +287,10 @@ class ModelDoor:
         if request.listen is None:
             return await self._answer(flying, model.ask(sent, permit, None), standing.scopes)
         return await self._stream(flying, request.listen, lambda hear: model.ask(sent, permit, hear), standing.scopes)
+
+    async def halted(self, scopes: Sequence[str]) -> str | None:
+        """The first of these scopes that is halted."""
+        return await self._halts.now(scopes)
 
     async def _stream(
         self,
@@ -330,10 +337,10 @@ class ModelDoor:
             spender=standing.spender,
             caps=standing.caps,
             now=now,
-            rates=terms.rates,
+            rates=terms.rates if request.rates is None else request.rates,
             input_tokens=tokens,
             max_output_tokens=prompt.max_output_tokens,
-            min_output_tokens=standing.policy.min_output_tokens,
+            min_output_tokens=max(standing.policy.min_output_tokens, request.min_output_tokens),
             scopes=standing.scopes,
             kept=standing.kept,
             flaw=terms.flaw,

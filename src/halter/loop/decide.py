@@ -720,8 +720,8 @@ def _after_its_own_end(turn: Turn, rules: TurnLimits) -> SessionStep:
     match rules.kind:
         case "chat":
             return Park("WAITING_FOR_INPUT")
-        case "task" | "hooked":
-            # Another program has the turns of a hooked session: none ends here.
+        case "task" | "hooked" | "proxied":
+            # Another program has the turns of a hooked or proxied session: none ends here.
             return _task_end(turn.why)
         case "autonomous":
             return _after_autonomous(turn, rules)

@@ -9,8 +9,9 @@ sold. An entry is compiled once into a `Tariff` of integers, because a hold is c
 million tokens are micro-dollars per token, and times SCALE every rate of the table is an integer, so that nothing is
 rounded before the end.
 
-Nothing is fetched and no updater runs. Searches, pages, batch and priority tiers are not priced, since Halter requests
-none. Cache writes have the price of a cache that lives for minutes, which is what the wires request.
+Nothing is fetched and no updater runs. Batch and priority tiers are not priced. A hold covers cache writes that live
+for minutes, which is what the wires request; `extend_bound` makes it cover what a proxied request asks for besides:
+cache writes that live for an hour, and searches.
 """
 
 import re
@@ -68,7 +69,7 @@ _NOTHING: Final = Decimal(0)
 
 
 class Tier(msgspec.Struct, frozen=True):
-    """The rates above some number of input tokens, in micro-dollars × SCALE."""
+    """The rates above some number of input tokens, in micro-dollars × SCALE; None where there is no price."""
 
     above: int
     plain: int
@@ -76,11 +77,19 @@ class Tier(msgspec.Struct, frozen=True):
     cache_write: int
     output: int
     request: int
+    cache_write_1h: int | None = None
+    search: int | None = None
 
     def cost(self, plain: int, read: int, write: int, output: int) -> int:
         return (
             plain * self.plain + read * self.cache_read + write * self.cache_write + output * self.output + self.request
         )
+
+    def cost_of_extras(self, usage: Usage) -> int:
+        """What is paid beside plain tokens. Without a price, the dearest cache and nothing for searches."""
+        longer = self.cache_write if self.cache_write_1h is None else self.cache_write_1h
+        extra = usage.cache_write_1h_tokens * max(0, longer - self.cache_write)
+        return extra + usage.web_searches * (self.search or 0)
 
 
 class PricePeriod(msgspec.Struct, frozen=True):
@@ -118,6 +127,8 @@ class Tariff(msgspec.Struct, frozen=True):
         read, write = usage.cache_read_tokens, usage.cache_write_tokens
         tier = _find_tier(period.tiers, usage.input_tokens)
         exact = tier.cost(usage.input_tokens - read - write, read, write, usage.output_tokens)
+        if usage.cache_write_1h_tokens or usage.web_searches:
+            exact += tier.cost_of_extras(usage)
         return -(-exact // SCALE)
 
     def bound(self, input_tokens: int, max_output_tokens: int, at: int) -> int:
@@ -159,6 +170,29 @@ def _output_in(room: int, ceiling: Tier, input_tokens: int) -> int:
     if ceiling.output:
         return left // ceiling.output
     return NO_LIMIT if left >= 0 else 0
+
+
+@lru_cache(maxsize=1024)
+def extend_bound(tariff: Tariff, *, long_cache: bool, searches: int) -> Tariff | str:
+    """The same rates with holds that cover long cache writes and searches; a sentence where these have no price."""
+    periods: list[PricePeriod] = []
+    for period in tariff.periods:
+        if long_cache and any(tier.cache_write_1h is None for tier in period.tiers):
+            return "it caches for an hour, and what that costs is not listed"
+        if searches and any(tier.search is None for tier in period.tiers):
+            return "it searches the web, and what that costs is not listed"
+        ceilings = [
+            _extend_ceiling(ceiling, tier, long_cache=long_cache, searches=searches)
+            for ceiling, tier in zip(reversed(period.ceilings), reversed(period.tiers), strict=True)
+        ]
+        highest = tuple(reversed(tuple(accumulate(ceilings, _dearer_tier))))
+        periods.append(msgspec.structs.replace(period, ceilings=highest))
+    return Tariff(tuple(periods), tariff.loading)
+
+
+def _extend_ceiling(ceiling: Tier, tier: Tier, *, long_cache: bool, searches: int) -> Tier:
+    rate = max(ceiling.plain, (tier.cache_write_1h or 0) if long_cache else 0)
+    return Tier(ceiling.above, rate, rate, rate, ceiling.output, ceiling.request + searches * (tier.search or 0))
 
 
 class Prices:
@@ -208,7 +242,8 @@ def _with_cache_write(price: Price, model: ModelName) -> Price:
 
 
 def compile_stated_price(price: Price, margin: Decimal = MARGIN) -> Tariff:
-    tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output)
+    extras = (price.cache_write_1h, price.web_searches)
+    tier = _tier(-1, price.input, price.cache_read, price.cache_write, price.output, extras=extras)
     return Tariff((_period([tier]),), _loading(margin))
 
 
@@ -261,6 +296,14 @@ def find_listed_window(model: ModelName, base_url: str | None = None) -> int | N
     providers = _table()
     entries = _entries(providers, _seller(providers, model.provider, base_url), model)
     return min((entry.context_window for entry in entries if entry.context_window), default=None)
+
+
+def list_model_names(provider: str, own: Mapping[str, Price] = MappingProxyType({})) -> list[str]:
+    """The models of a provider that have a price: those of the configuration, then those of the table."""
+    stated = [str(name).partition(":")[2] for name in own if str(name).startswith(f"{provider}:")]
+    sellers = [seller for seller in _table() if seller.id == _TABLE_NAMES.get(provider, provider)]
+    listed = [model.id for seller in sellers for model in seller.models if compile_listed_price(model) is not None]
+    return list(dict.fromkeys((*stated, *listed)))
 
 
 def _seller(providers: Sequence["Seller"], name: str, base_url: str | None) -> "Seller | None":
@@ -335,7 +378,8 @@ def _tiers(price: "ModelPrice") -> list[Tier]:
     A usage does not separate kinds of output: the highest of their rates applies.
     """
     output = (price.output_mtok, price.output_reasoning_mtok, price.output_citation_mtok)
-    figures = (price.input_mtok, price.cache_read_mtok, price.cache_write_mtok, price.requests_kcount)
+    extras = (price.cache_write_1h_mtok, price.web_searches_kcount)
+    figures = (price.input_mtok, price.cache_read_mtok, price.cache_write_mtok, price.requests_kcount, *extras)
     return [
         _tier(
             above,
@@ -344,6 +388,7 @@ def _tiers(price: "ModelPrice") -> list[Tier]:
             _figure(price.cache_write_mtok, above),
             max(_figure(sort, above) or _NOTHING for sort in output),
             _figure(price.requests_kcount, above) or _NOTHING,
+            (_figure(extras[0], above), _figure(extras[1], above)),
         )
         for above in _thresholds((*output, *figures))
     ]
@@ -371,7 +416,9 @@ def _tier(
     cache_write: Decimal | None,
     output: Decimal,
     thousand_requests: Decimal = _NOTHING,
+    extras: tuple[Decimal | None, Decimal | None] = (None, None),
 ) -> Tier:
+    longer, thousand_searches = extras
     return Tier(
         above,
         _scale_figure(plain),
@@ -379,6 +426,8 @@ def _tier(
         _scale_figure(plain if cache_write is None else cache_write),
         _scale_figure(output),
         _scale_figure(thousand_requests) * 1000,
+        None if longer is None else _scale_figure(longer),
+        None if thousand_searches is None else _scale_figure(thousand_searches) * 1000,
     )
 
 
@@ -439,7 +488,7 @@ def make_model(
 ) -> WireModel:
     parsed = _parse_model_name(name)
     described = providers.get(parsed.provider)
-    place, secret = _resolve_known(parsed, key) if described is None else _resolve_described(parsed, described, key)
+    place, secret = find_endpoint(parsed, providers, key)
     if not (installed("pydantic_ai") and installed(_LIBRARIES[place.wire])):
         raise ConfigError(explain_extra("models", str(parsed)))
     base_url = None if place.usual else place.url
@@ -447,6 +496,12 @@ def make_model(
     if described is not None:
         terms = ExchangeTerms(bills_errors=described.bills_errors, prompt_cache=described.prompt_cache)
     return WireModel(parsed, place.wire, place.url, secret, base_url=base_url, temperature=temperature, terms=terms)
+
+
+def find_endpoint(name: ModelName, providers: Mapping[str, Provider], key: FindKey) -> tuple["Endpoint", str]:
+    """Where a model is reached, and with which key. Raises ConfigError where either is missing."""
+    described = providers.get(name.provider)
+    return _resolve_known(name, key) if described is None else _resolve_described(name, described, key)
 
 
 @lru_cache(maxsize=256)

@@ -240,7 +240,7 @@ def _openai(name: ModelName, url: str, key: str, pool: "httpx2.AsyncClient") -> 
 
     client = AsyncOpenAI(api_key=key, admin_api_key="", base_url=url, max_retries=0, timeout=None, http_client=pool)
     _forget_environment(client)
-    profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=_uses_new_limit(name))
+    profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=uses_new_limit(name))
     if name.provider == "openai":
         return OpenAIChatModel(name.model, provider=OpenAIProvider(openai_client=client), profile=profile)
     other = OpenAICompatibleProvider(name.provider, openai_client=client)
@@ -252,7 +252,7 @@ def _forget_environment(client: "AsyncOpenAI") -> None:
     client._custom_headers = {}  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
-def _uses_new_limit(name: ModelName) -> bool:
+def uses_new_limit(name: ModelName) -> bool:
     """Choose the name of the output limit: a server may ignore an unknown one."""
     model = name.model.rpartition("/")[2]
     return name.provider == "openai" or (model.startswith(_OWN_MODELS) and not model.startswith("gpt-oss"))

@@ -8,6 +8,7 @@ A request that was cut off is charged by what was reported until then, so it mat
     openai      `usage` in any chunk; final with or after the chunk that has a `finish_reason`
     anthropic   `message_start`, with all input and hardly any output; final in the `message_delta` with a `stop_reason`
     google      `usageMetadata` in any chunk; final with or after the chunk that has a `finishReason`
+    responses   the `usage` of the whole response, in the event that ends it
 
 Reports of one answer are cumulative on all three wires, so the largest count of each kind is kept; of cached input,
 which costs less, the last one. The report of an answer in one piece is final, and so is one in the body of an error.
@@ -16,6 +17,9 @@ A report that cannot be read invalidates those before it, and the request settle
 Reasoning counts as output, once. Anthropic counts it within the output, Google beside the candidates. Some servers of
 OpenAI's protocol count it within `completion_tokens`, others beside them: then it is in `total_tokens`, or there is
 more of it than of `completion_tokens`.
+
+Anthropic does not count a compaction of the context into the sums of its report: it is added. A report of a tier that
+costs more than the listed price, or of a cache without a price, cannot be priced and counts as unreadable.
 """
 
 import codecs
@@ -25,7 +29,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 import msgspec
 
@@ -257,7 +261,8 @@ _NAMES_A_REPORT: Final = b"usage"
 class UsageReading(msgspec.Struct, frozen=True):
     """What one event, or a whole answer, reports, and whether the answer is finished.
 
-    Without `output` a report cannot be final. `cache_read` is None where a report leaves it out.
+    Without `output` a report cannot be final. `cache_read` is None where a report leaves it out. An `unpriced` one
+    names a service that costs more than is listed.
     """
 
     input: int = 0
@@ -265,12 +270,19 @@ class UsageReading(msgspec.Struct, frozen=True):
     cache_read: int | None = None
     cache_write: int = 0
     finished: bool = False
+    cache_write_1h: int = 0
+    searches: int = 0
+    unpriced: bool = False
+
+
+UsageFormat = WireFormat | Literal["responses"]
+"""The formats of reports: those of the wires, and that of OpenAI's other protocol."""
 
 
 class UsageReader:
     """Reads the answer to one request as it comes: a stream of events, or one piece of JSON."""
 
-    def __init__(self, wire: WireFormat) -> None:
+    def __init__(self, wire: UsageFormat) -> None:
         self.final = False
         self._read = _READERS[wire]
         self._counts = UsageReading()
@@ -286,9 +298,21 @@ class UsageReader:
         if not counts.input or self._spoiled:
             return None
         try:
-            return Usage(counts.input, counts.output or 0, counts.cache_read or 0, counts.cache_write)
+            return Usage(
+                counts.input,
+                counts.output or 0,
+                counts.cache_read or 0,
+                counts.cache_write,
+                counts.cache_write_1h,
+                counts.searches,
+            )
         except ValueError:
             return None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the answer said that it is complete."""
+        return self._finished
 
     def feed(self, piece: bytes) -> None:
         if self._streams is None and (begin := piece.lstrip()):
@@ -323,7 +347,7 @@ class UsageReader:
             self._spoil(_NAMES_A_REPORT in body)
             return
         self._finished = self._finished or said.finished
-        self._spoil(min(said.input, said.output or 0, said.cache_read or 0, said.cache_write) < 0)
+        self._spoil(min(said.input, said.output or 0, said.cache_read or 0, said.cache_write) < 0 or said.unpriced)
         # What was written is not unwritten: a final count below an earlier one is wrong.
         self._spoil(self._finished and said.output is not None and said.output < (self._counts.output or 0))
         self.final = not self._spoiled and (self.final or (self._finished and said.output is not None))
@@ -332,6 +356,8 @@ class UsageReader:
             max(self._counts.output or 0, said.output or 0),
             self._counts.cache_read if said.cache_read is None else said.cache_read,
             max(self._counts.cache_write, said.cache_write),
+            cache_write_1h=max(self._counts.cache_write_1h, said.cache_write_1h),
+            searches=max(self._counts.searches, said.searches),
         )
 
     def _spoil(self, spoils: bool) -> None:  # noqa: FBT001, it is all that this says.
@@ -342,6 +368,9 @@ class UsageReader:
 def _first(*counts: int | None) -> int | None:
     """The first positive count, else the first that was reported."""
     return next((count for count in counts if count), next((count for count in counts if count is not None), None))
+
+
+_DEARER_TIERS: Final = frozenset(("priority", "fast"))
 
 
 class _ChatInput(msgspec.Struct):
@@ -375,6 +404,7 @@ class _ChatChoice(msgspec.Struct):
 class _Chat(msgspec.Struct):
     usage: _ChatUsage | None = None
     choices: Sequence[_ChatChoice] | None = None
+    service_tier: str | None = None
 
 
 def _chat_reading(said: _Chat) -> UsageReading:
@@ -386,7 +416,10 @@ def _chat_reading(said: _Chat) -> UsageReading:
     read = _first(cached.cached_tokens, usage.prompt_cache_hit_tokens, usage.cache_read_input_tokens)
     write = cached.cache_write_tokens or usage.cache_creation_input_tokens or 0
     reasoning = reasoned.reasoning_tokens or usage.reasoning_tokens or 0
-    return UsageReading(usage.prompt_tokens or 0, _chat_output(usage, reasoning), read, write, finished)
+    dearer = said.service_tier in _DEARER_TIERS
+    return UsageReading(
+        usage.prompt_tokens or 0, _chat_output(usage, reasoning), read, write, finished, unpriced=dearer
+    )
 
 
 def _chat_output(usage: _ChatUsage, reasoning: int) -> int | None:
@@ -399,11 +432,31 @@ def _chat_output(usage: _ChatUsage, reasoning: int) -> int | None:
     return said + apart + (usage.citation_tokens or 0)
 
 
+class _CacheWrites(msgspec.Struct):
+    ephemeral_1h_input_tokens: int | None = None
+
+
+class _ServerTools(msgspec.Struct):
+    web_search_requests: int | None = None
+
+
+class _Iteration(msgspec.Struct):
+    type: str = ""
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    cache_read_input_tokens: int | None = None
+    cache_creation_input_tokens: int | None = None
+
+
 class _MessageUsage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    cache_creation: _CacheWrites | None = None
+    server_tool_use: _ServerTools | None = None
+    iterations: Sequence[_Iteration] | None = None
+    speed: str | None = None
 
 
 class _Message(msgspec.Struct):
@@ -429,7 +482,79 @@ def _message_reading(said: _MessageEvent) -> UsageReading:
     if usage is None:
         return UsageReading(finished=finished)
     read, write = usage.cache_read_input_tokens, usage.cache_creation_input_tokens or 0
-    return UsageReading((usage.input_tokens or 0) + (read or 0) + write, usage.output_tokens, read, write, finished)
+    made, output = (usage.input_tokens or 0) + (read or 0) + write, usage.output_tokens
+    for beside in usage.iterations or ():
+        if beside.type == "compaction":
+            cached = (beside.cache_read_input_tokens or 0) + (beside.cache_creation_input_tokens or 0)
+            made += (beside.input_tokens or 0) + cached
+            output = (output or 0) + (beside.output_tokens or 0)
+    longer = usage.cache_creation.ephemeral_1h_input_tokens or 0 if usage.cache_creation else 0
+    return UsageReading(
+        made,
+        output,
+        read,
+        write,
+        finished,
+        longer,
+        (usage.server_tool_use.web_search_requests or 0) if usage.server_tool_use else 0,
+        usage.speed in _DEARER_TIERS,
+    )
+
+
+class _LongCache(msgspec.Struct):
+    ttl_12h_tokens: int | None = None
+
+
+class _ResponseInput(msgspec.Struct):
+    cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+    cache_write_tokens_details: _LongCache | None = None
+
+
+class _ResponseUsage(msgspec.Struct):
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    input_tokens_details: _ResponseInput | None = None
+
+
+class _OutputItem(msgspec.Struct):
+    type: str = ""
+
+
+class _Response(msgspec.Struct):
+    """A whole response. Searches are not in its report, but among its output."""
+
+    usage: _ResponseUsage | None = None
+    service_tier: str | None = None
+    output: Sequence[_OutputItem] | None = None
+    status: str | None = None
+
+
+class _ResponseEvent(_Response):
+    """An event of the stream, or the whole response."""
+
+    response: _Response | None = None
+
+
+def _response_reading(said: _ResponseEvent) -> UsageReading:
+    whole = said.response or said
+    finished = whole.status in {"completed", "incomplete", "failed", "cancelled"}
+    usage = whole.usage
+    if usage is None or not finished:
+        return UsageReading(finished=finished)
+    details = usage.input_tokens_details or _ResponseInput()
+    longer = details.cache_write_tokens_details
+    searches = sum(item.type == "web_search_call" for item in whole.output or ())
+    unpriced = whole.service_tier in _DEARER_TIERS or bool(longer and longer.ttl_12h_tokens)
+    return UsageReading(
+        usage.input_tokens or 0,
+        usage.output_tokens,
+        details.cached_tokens,
+        details.cache_write_tokens or 0,
+        finished,
+        searches=searches,
+        unpriced=unpriced,
+    )
 
 
 class _Metadata(msgspec.Struct, rename="camel"):
@@ -473,10 +598,11 @@ def _reader(shape: Any, reading: Callable[[Any], UsageReading]) -> Callable[[byt
     return lambda body: reading(decode(body))
 
 
-_READERS: Final = MappingProxyType[WireFormat, Callable[[bytes], UsageReading]](
+_READERS: Final = MappingProxyType[UsageFormat, Callable[[bytes], UsageReading]](
     {
         "openai": _reader(_Chat, _chat_reading),
         "anthropic": _reader(_MessageEvent, _message_reading),
         "google": _reader(_Generated, _generated_reading),
+        "responses": _reader(_ResponseEvent, _response_reading),
     }
 )

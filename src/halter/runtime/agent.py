@@ -113,6 +113,8 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
             sum(each.output_tokens for each in used),
             sum(each.cache_read_tokens for each in used),
             sum(each.cache_write_tokens for each in used),
+            sum(each.cache_write_1h_tokens for each in used),
+            sum(each.web_searches for each in used),
         )
 
     @property

@@ -117,6 +117,8 @@ class ModelLine(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
     held_usd: Usd = ZERO_USD
     cost_usd: Usd = ZERO_USD
+    cache_write_1h_tokens: int = 0
+    web_searches: int = 0
 
 
 class OverrunLine(msgspec.Struct, frozen=True):

@@ -1,0 +1,520 @@
+"""The proxy: one ASGI application that speaks Messages, Chat Completions and Responses.
+
+    a request comes         its route, its key, its body
+    the model door          halt, model, price, hold and clamp; it waits for money and rates before it refuses
+    the relay               the bytes of the answer, and its usage beside them
+    the client is told      the answer as it came, or a refusal that it obeys
+
+Routes that cost money without a price are refused: each would be a way past the caps.
+"""
+
+import asyncio
+import re
+import socket
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from halter.core.clock import HOUR, SECOND
+from halter.core.errors import ConfigError, LeaseLost, ModelError, StoreUnavailable
+from halter.core.ids import make_worker_id
+from halter.core.messages import Prompt
+from halter.core.text import shorten, to_one_line
+from halter.core.usage import ModelName, ModelPrices, Unpriced
+from halter.dispatch.heartbeat import keep_leases
+from halter.guard.halts import RateUsedUp, StillHeld
+from halter.guard.ledger import Ledger
+from halter.guard.model_door import (
+    AnsweredRequest,
+    FailedRequest,
+    ModelDoor,
+    ModelRequest,
+    RefusedRequest,
+    RequestOutcome,
+    RequestRecord,
+)
+from halter.models.providers import (
+    Prices,
+    Tariff,
+    extend_bound,
+    find_endpoint,
+    find_listed_window,
+    list_model_names,
+)
+from halter.models.wire import uses_new_limit
+from halter.proxy.dialect import (
+    CHAT,
+    DIALECTS,
+    LARGEST_WINDOW,
+    MESSAGES,
+    RESPONSES,
+    ModelCall,
+    Unreadable,
+    WireDialect,
+    read_call,
+)
+from halter.proxy.errors import Headers, Refusal, render_in_stream, render_refusal
+from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
+from halter.proxy.relay import (
+    AsgiMessage,
+    ClientConnection,
+    RelayedModel,
+    RelayExchange,
+    Send,
+    Upstream,
+    list_answer_headers,
+    open_pool,
+    read_whole,
+)
+from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key
+from halter.redaction.redact import Redactor
+from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
+from halter.server.server import serve_asgi
+
+if TYPE_CHECKING:
+    import httpx2
+
+Receive = Callable[[], Awaitable[AsgiMessage]]
+
+PATIENCE: Final = 30 * SECOND
+"""How long a request may wait for money or a rate before its client is told to come back."""
+HOLD_PATIENCE: Final = 25 * SECOND
+REQUEST_TIMEOUT: Final = HOUR
+IDLE_CONNECTION: Final = 120 * SECOND
+MAX_BODY: Final = 64 * 1024 * 1024
+UNKNOWN_KEY: Final = (
+    "Halter: this key opens nothing here. Make one with `halter keys new --agent NAME`, and give it to the client."
+)
+_FREE: Final = re.compile(
+    r"(?:POST /messages/count_tokens|POST /responses/input_tokens|(?:GET|DELETE) /responses/[A-Za-z0-9_-]+"
+    r"|GET /responses/[A-Za-z0-9_-]+/input_items|POST /responses/[A-Za-z0-9_-]+/cancel)"
+)
+_SESSION_HEADERS: Final = (b"x-halter-session", b"x-claude-code-session-id", b"session-id", b"x-session-id")
+_LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_CANNOT_RELAY: Final = (
+    "Halter: {what} has no price here, so no cap could be kept: it is refused. Use it with another key, past Halter."
+)
+
+
+class UnpricedFeature(Unpriced, frozen=True):
+    """A request asks for something that has no price, of a model that has one."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.model} cannot be asked this: {self.reason}. No cost cap could be kept."
+
+
+class ProxyRoute(msgspec.Struct, frozen=True):
+    """Where a request goes: to a dialect that costs money, or past it for nothing."""
+
+    dialect: WireDialect
+    path: str
+    free: bool = False
+
+
+def find_route(method: str, path: str) -> ProxyRoute | None:
+    """Find a route. The base URL of some clients ends with /v1, and that of others does not."""
+    below = path.removeprefix("/v1") if path.startswith("/v1/") else path
+    if method == "POST":
+        for dialect in DIALECTS:
+            if below == dialect.path:
+                return ProxyRoute(dialect, below)
+    if _FREE.fullmatch(f"{method} {below}"):
+        return ProxyRoute(MESSAGES if below.startswith("/messages") else RESPONSES, below, free=True)
+    return None
+
+
+class Incoming(msgspec.Struct, frozen=True):
+    """A request whose key is known."""
+
+    terms: KeyTerms
+    route: ProxyRoute
+    method: str
+    query: bytes
+    headers: Headers
+    body: bytes
+    came_at: int
+
+    def first(self, name: bytes) -> str:
+        return next((value.decode("latin-1").strip() for key, value in self.headers if key == name), "")
+
+    def label(self) -> str:
+        """The client's own name of its session; no identity."""
+        found = (self.first(name) for name in _SESSION_HEADERS)
+        return next((each for each in found if _LABEL.fullmatch(each)), "")
+
+    def about(self) -> str:
+        agent = shorten(to_one_line(self.first(b"user-agent")) or "a client", 80)
+        label = self.label()
+        return f"{agent} with the key {self.terms.key.name}" + (f", session {label}" if label else "")
+
+
+class Proxy:
+    """One process of the proxy. `upstreams` are the providers of both protocols, by the word that names them."""
+
+    def __init__(
+        self, app: Runtime, keys: KeyRing, door: ModelDoor, sessions: ProxiedSessions, upstreams: Mapping[str, Upstream]
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._door = door
+        self._sessions = sessions
+        self._upstreams = upstreams
+        self._pools: dict[str, httpx2.AsyncClient] = {}
+        self._terms: dict[VirtualKey, KeyTerms] = {}
+        self._prices: Prices | None = None
+
+    async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._serve(scope, receive, ClientConnection(send))
+        elif scope["type"] == "websocket":
+            await _refuse_upgrade(scope, send)
+
+    async def aclose(self) -> None:
+        for pool in self._pools.values():
+            await pool.aclose()
+
+    async def _serve(self, scope: Mapping[str, Any], receive: Receive, client: ClientConnection) -> None:
+        method, path, headers = (
+            scope["method"],
+            scope["path"],
+            [(name.lower(), value) for name, value in scope["headers"]],
+        )
+        route = find_route(method, path)
+        dialect = _find_dialect(path, route)
+        key = self._keys.find(find_shown_key(headers))
+        found = self._find_terms(key)
+        if isinstance(found, Refusal):
+            await client.answer(*render_refusal(dialect.name, found))
+        elif method == "GET" and path.rstrip("/") in {"/v1/models", "/models"}:
+            await client.answer(200, *self._list_models(found))
+        elif route is None:
+            await client.answer(*render_refusal(dialect.name, _explain_no_route(method, path)))
+        elif _name_protocol(dialect) not in self._upstreams:
+            sentence = "Halter: no provider of this protocol has a key here. Set one, and start `halter proxy` again."
+            await client.answer(*render_refusal(dialect.name, Refusal("refused", sentence)))
+        else:
+            body = await _read_body(receive, headers)
+            if isinstance(body, Refusal):
+                await client.answer(*render_refusal(dialect.name, body))
+                return
+            now = self._app.clock.now()
+            asked = Incoming(found, route, method, scope.get("query_string", b""), headers, body, now)
+            watching = asyncio.ensure_future(_notice_hang_up(receive, client))
+            try:
+                await (self._relay_free(asked, client) if route.free else self._relay(asked, client))
+            finally:
+                watching.cancel()
+
+    def _find_terms(self, key: VirtualKey | None) -> KeyTerms | Refusal:
+        if key is None:
+            return Refusal("unknown_key", f"Halter: {self._keys.problem}" if self._keys.problem else UNKNOWN_KEY)
+        if key.revoked_at is not None:
+            return Refusal("refused", f"Halter: the key {key.name} was revoked.")
+        terms = self._terms.get(key)
+        if terms is None:
+            try:
+                terms = self._terms[key] = resolve_key(self._app, key)
+            except ConfigError as error:
+                return Refusal("refused", f"Halter: the key {key.name} cannot be used: {error}")
+        return terms
+
+    def _list_models(self, terms: KeyTerms) -> tuple[Headers, bytes]:
+        """The models that a key may ask, in a shape that clients of both protocols read."""
+        names = [
+            (upstream.provider, model)
+            for upstream in {each.provider: each for each in self._upstreams.values()}.values()
+            for model in list_model_names(upstream.provider, terms.policy.prices)
+            if terms.policy.allows_model(f"{upstream.provider}:{model}")
+        ]
+        data = [
+            {
+                "id": model,
+                "type": "model",
+                "object": "model",
+                "display_name": model,
+                "created_at": "1970-01-01T00:00:00Z",
+                "created": 0,
+                "owned_by": provider,
+            }
+            for provider, model in names
+        ]
+        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+        body = msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
+        return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))], body
+
+    def _exchange(self, asked: Incoming, client: ClientConnection, model: str = "") -> RelayExchange:
+        upstream = self._upstreams[_name_protocol(asked.route.dialect)]
+        pool = self._pools.get(upstream.provider)
+        if pool is None:
+            pool = self._pools[upstream.provider] = open_pool(upstream)
+        new = asked.route.dialect is not CHAT or not model or uses_new_limit(ModelName(upstream.provider, model))
+        address = upstream.address(asked.route.path, asked.query)
+        return RelayExchange(pool, upstream, client, address, upstream.headers(asked.headers), uses_new_limit=new)
+
+    async def _relay_free(self, asked: Incoming, client: ClientConnection) -> None:
+        """Relay what costs nothing; halts hold for it as for all else."""
+        dialect = asked.route.dialect.name
+        halted = await self._door.halted((f"agent:{asked.terms.policy.name}", "fleet"))
+        if halted is not None:
+            await client.answer(*render_refusal(dialect, Refusal("halted", f"Halter: {halted} is halted.")))
+            return
+        exchange = self._exchange(asked, client)
+        try:
+            response = await exchange.open(asked.method, asked.body)
+            try:
+                data = await read_whole(exchange, response)
+            finally:
+                await response.aclose()
+        except ModelError as error:
+            await client.answer(*render_refusal(dialect, Refusal("provider_failed", f"Halter: {error}")))
+            return
+        headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
+        await client.answer(response.status_code, headers, data)
+
+    async def _relay(self, asked: Incoming, client: ClientConnection) -> None:
+        """Relay a request that costs money, through the model door."""
+        dialect = asked.route.dialect.name
+        try:
+            call = read_call(asked.route.dialect, asked.body)
+            session = await self._sessions.take(asked.terms, asked.label(), asked.about())
+            refusal = await self._ask(asked, call, session, client)
+        except Unreadable as error:
+            refusal = Refusal("unreadable", f"Halter: {error}")
+        except LeaseLost:
+            refusal = Refusal("store_away", "Halter: this process was away for too long. Try again.")
+        except StoreUnavailable as error:
+            refusal = Refusal("store_away", f"Halter: {error}")
+        if refusal is not None and not client.started:
+            await client.answer(*render_refusal(dialect, refusal))
+        elif refusal is not None and client.streams:
+            await client.write(render_in_stream(dialect, refusal, client.events), more=False)
+        elif client.streams:
+            await client.write(b"", more=False)
+
+    async def _ask(
+        self, asked: Incoming, call: ModelCall, session: ProxiedSession, client: ClientConnection
+    ) -> Refusal | None:
+        if session.ended:
+            return Refusal("halted", f"Halter: {session.ended}")
+        exchange = self._exchange(asked, client, call.model)
+        name = ModelName(exchange.upstream.provider, call.model)
+        window = find_listed_window(name, exchange.upstream.base_url) or LARGEST_WINDOW
+        model = RelayedModel(name, call, window, exchange)
+        request = ModelRequest(
+            id=session.next_request(),
+            prompt=Prompt(messages=(), max_output_tokens=call.most_output(window)),
+            timeout=REQUEST_TIMEOUT,
+            record=RequestRecord(f"POST {asked.route.path}: {call.model}, {len(call.body):,} bytes"),
+            rates=self._find_rates(asked.terms, name, exchange.upstream.base_url, call),
+            min_output_tokens=call.least_output(),
+        )
+        session.under_way += 1
+        try:
+            outcome = await self._ask_in_time(asked, session, request, model)
+        except LeaseLost:
+            self._sessions.drop(session)
+            raise
+        finally:
+            session.under_way -= 1
+            session.used_at = self._app.clock.now()
+        if isinstance(outcome, RefusedRequest | FailedRequest) and outcome.outcome == "external_halt":
+            await self._sessions.end_cancelled(session)
+        return explain_outcome(outcome, self._app.clock.now())
+
+    async def _ask_in_time(
+        self, asked: Incoming, session: ProxiedSession, request: ModelRequest, model: RelayedModel
+    ) -> RequestOutcome:
+        """Ask through the door, again when a rate's minute is over, for as long as a client waits."""
+        waited = 0
+        while True:
+            outcome = await self._door.guarded_request(session.lease, session.standing(), request, model, waited=waited)
+            now = self._app.clock.now()
+            if not isinstance(outcome, RateUsedUp) or outcome.until > asked.came_at + PATIENCE:
+                return outcome
+            waited = outcome.waited + 1
+            await self._app.clock.sleep(max(0, outcome.until - now))
+
+    def _find_rates(
+        self, terms: KeyTerms, name: ModelName, base_url: str | None, call: ModelCall
+    ) -> ModelPrices | Unpriced | None:
+        """What the request costs, where it asks for more than its model's plain tokens."""
+        if call.unpriced:
+            return UnpricedFeature(name, call.unpriced)
+        if not call.long_cache and not call.searches:
+            return None
+        if self._prices is None:
+            self._prices = Prices(terms.policy.prices)
+        rates = self._prices.find(name, base_url)
+        if not isinstance(rates, Tariff):
+            return rates
+        found = extend_bound(rates, long_cache=call.long_cache, searches=call.searches)
+        return UnpricedFeature(name, found) if isinstance(found, str) else found
+
+
+def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
+    """What the client is told, unless it has its answer."""
+    match outcome:
+        case AnsweredRequest():
+            return None
+        case RefusedRequest(outcome="cost_cap_reached"):
+            return Refusal("cap", f"Halter: {outcome.sentence}")
+        case RefusedRequest(outcome="external_halt"):
+            return Refusal("halted", f"Halter: {outcome.sentence}")
+        case RefusedRequest():
+            return Refusal("refused", f"Halter: {outcome.sentence}")
+        case FailedRequest(outcome="external_halt"):
+            return Refusal("halted", f"Halter: {outcome.error}")
+        case FailedRequest():
+            return Refusal("provider_failed", f"Halter: {outcome.error}")
+        case StillHeld():
+            return Refusal("wait", "Halter: other requests hold what is left of the budget. Try again.", wait=5)
+        case RateUsedUp():
+            seconds = -(-(outcome.until - now) // SECOND)
+            return Refusal("wait", f"Halter: the rate of this model is used up for {seconds} s.", wait=seconds)
+
+
+def _name_protocol(dialect: WireDialect) -> str:
+    return "anthropic" if dialect.anthropic else "openai"
+
+
+def _find_dialect(path: str, route: ProxyRoute | None) -> WireDialect:
+    if route is not None:
+        return route.dialect
+    return MESSAGES if "/messages" in path else CHAT
+
+
+def _explain_no_route(method: str, path: str) -> Refusal:
+    below = path.removeprefix("/v1") if path.startswith("/v1/") else path
+    if method == "POST" and path.startswith("/v1/"):
+        return Refusal("refused", _CANNOT_RELAY.format(what=f"{method} {shorten(below, 80)}"))
+    return Refusal("not_found", f"Halter: there is nothing at {method} {shorten(path, 80)}.")
+
+
+async def _read_body(receive: Receive, headers: Headers) -> bytes | Refusal:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            break
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > MAX_BODY:
+            return Refusal("too_large", f"Halter: a request may have at most {MAX_BODY // 1024**2} MB.")
+        if not message.get("more_body"):
+            break
+    body = parts[0] if len(parts) == 1 else b"".join(parts)
+    encoding = next((value for name, value in headers if name == b"content-encoding"), b"identity")
+    return body if encoding == b"identity" else _decompress(body, encoding)
+
+
+def _decompress(body: bytes, encoding: bytes) -> bytes | Refusal:
+    if encoding not in {b"gzip", b"deflate"}:
+        named = encoding.decode("latin-1")
+        return Refusal(
+            "unreadable", f"Halter: a body compressed with {named} is not read. Send it plain, or with gzip."
+        )
+    unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        data = unpack.decompress(body, MAX_BODY)
+    except zlib.error as error:
+        return Refusal("unreadable", f"Halter: the body cannot be decompressed: {error}.")
+    if unpack.unconsumed_tail:
+        return Refusal("too_large", f"Halter: a request may have at most {MAX_BODY // 1024**2} MB.")
+    return data
+
+
+async def _notice_hang_up(receive: Receive, client: ClientConnection) -> None:
+    with suppress(OSError):
+        while (await receive())["type"] != "http.disconnect":
+            pass
+    client.gone = True
+
+
+async def _refuse_upgrade(scope: Mapping[str, Any], send: Send) -> None:
+    """Refuse a WebSocket with the status at which clients fall back to HTTP at once."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [(b"content-type", b"text/plain"), (b"upgrade", b"HTTP/1.1")]
+    await send({"type": "websocket.http.response.start", "status": 426, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": b"Halter: use POST; there is no WebSocket here.\n"})
+
+
+def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Upstream]:
+    """The providers of both protocols, with their keys. One without a key is left out.
+
+    Raises ConfigError where none is left, or where one speaks another protocol.
+    """
+    providers = resolve_key(app, _PROBE).providers
+    found: dict[str, Upstream] = {}
+    problems: list[str] = []
+    for wire, provider in (("anthropic", anthropic), ("openai", openai)):
+        try:
+            place, key = find_endpoint(ModelName(provider, "any"), providers, app.environ.get)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        if place.wire != wire:
+            raise ConfigError(f"{provider} speaks the protocol of {place.wire}, and here one of {wire} is needed.")
+        described = providers.get(provider)
+        bills = described is not None and described.bills_errors
+        found[wire] = Upstream(provider, place.url, key, None if place.usual else place.url, bills, wire == "anthropic")
+    if not found:
+        raise ConfigError(" ".join(problems))
+    return found
+
+
+def demand_other_address(upstreams: Mapping[str, Upstream], url: str) -> None:
+    """Refuse to be one's own provider: the shell may be one that was prepared for a client."""
+    for upstream in upstreams.values():
+        if upstream.url.startswith(url):
+            raise ConfigError(
+                f"{upstream.provider} is set to the proxy's own address {url}: start the proxy in a shell without the "
+                "lines of `halter proxy env`."
+            )
+
+
+_PROBE: Final = VirtualKey("probe", "probe", "", 0)
+
+
+async def serve_proxy(
+    app: Runtime, listening: socket.socket, keys: KeyRing, upstreams: Mapping[str, Upstream], *, lease: int
+) -> None:
+    """Serve until cancelled, on a bound port."""
+    async with open_proxy(app, keys, upstreams, lease=lease) as proxy:
+        await serve_asgi(proxy, listening, head=IDLE_CONNECTION)
+
+
+@asynccontextmanager
+async def open_proxy(
+    app: Runtime,
+    keys: KeyRing,
+    upstreams: Mapping[str, Upstream],
+    *,
+    lease: int = DEFAULT_LEASE_DURATION,
+    patience: int = HOLD_PATIENCE,
+) -> AsyncGenerator[Proxy]:
+    """Open a proxy on a store: its leases are renewed while the block runs, and its sessions end with it."""
+    store = app.patient()
+    redact = Redactor({}, app.environ).redact
+    ledger = Ledger(store, app.clock, patience)
+    worker = make_worker_id("proxy", app.ids)
+    policy = resolve_key(app, _PROBE).policy
+    door = ModelDoor(store, app.clock, ledger, Prices(policy.prices), redact=redact)
+    sessions = ProxiedSessions(app, worker, ledger, redact)
+    proxy = Proxy(app, keys, door, sessions, upstreams)
+    async with keep_leases(store, app.clock, worker, max(lease // 3, 1), pulse=app.pulse):
+        tending = asyncio.ensure_future(sessions.run())
+        try:
+            yield proxy
+        finally:
+            tending.cancel()
+            with suppress(asyncio.CancelledError):
+                await tending
+            await sessions.close()
+            await proxy.aclose()

@@ -1,0 +1,334 @@
+"""The relay of one request: its bytes to the provider, and the answer's bytes to the client.
+
+The answer passes as it comes, event by event; a reader beside it takes its usage and changes nothing. A client that
+hangs up changes nothing either: the provider bills what it wrote, so the answer is read to its end and settled at what
+it cost. The model door runs the relay as it runs any model: with a permit, a hold, a deadline and an ear for halts.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from halter.core.errors import ModelError, ModelRejected, ModelUnavailable, ModelUnusable
+from halter.core.messages import Prompt, Reply, Text, TextListener
+from halter.core.text import clean, shorten
+from halter.core.tools import Permit, PermitGate
+from halter.core.usage import ModelName, Usage, is_local_address
+from halter.models.wire import CONNECT_TIMEOUT_SECONDS, MAX_ANSWER_BYTES
+from halter.models.wire_format import UsageReader
+from halter.proxy.dialect import CHAT, ModelCall, WireDialect
+from halter.proxy.errors import Headers
+
+if TYPE_CHECKING:
+    import httpx2
+
+AsgiMessage = MutableMapping[str, Any]
+Send = Callable[[AsgiMessage], Awaitable[None]]
+
+_HOP_BY_HOP: Final = frozenset(
+    (
+        b"connection",
+        b"content-encoding",
+        b"content-length",
+        b"host",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+_KEPT_FROM_PROVIDER: Final = _HOP_BY_HOP | {
+    b"authorization",
+    b"x-api-key",
+    b"cookie",
+    b"accept-encoding",
+    b"expect",
+    b"openai-organization",
+    b"openai-project",
+    b"forwarded",
+    b"x-forwarded-for",
+    b"x-halter-session",
+}
+"""What belongs to this connection or to the client's own account."""
+_KEPT_FROM_CLIENT: Final = _HOP_BY_HOP | {b"set-cookie", b"date", b"server"}
+_SENDING: Final = ".send_request_headers.started"
+_MAY_PASS: Final = frozenset((408, 409, 425, 429))
+_NEEDS_PERSON: Final = frozenset((401, 402, 403, 404))
+_NOT_BEGUN: Final = frozenset((429, 529))
+_FIRST_ERROR: Final = 400
+_SERVER_ERROR: Final = 500
+_ENDS: Final = (b"\n\n", b"\r\n\r\n", b"\r\r")
+
+
+class Upstream(msgspec.Struct, frozen=True):
+    """A provider as the proxy reaches it. `base_url` is set where `url` is not its usual address."""
+
+    provider: str
+    url: str
+    key: str
+    base_url: str | None = None
+    bills_errors: bool = False
+    anthropic: bool = False
+
+    def address(self, path: str, query: bytes) -> str:
+        root = self.url.rstrip("/")
+        if self.anthropic:
+            root = f"{root.removesuffix('/v1')}/v1"
+        return f"{root}{path}{'?' + query.decode('latin-1') if query else ''}"
+
+    def headers(self, asked: Headers) -> Headers:
+        """The client's headers without its own credentials, and with the provider's key."""
+        kept = [(name, value) for name, value in asked if name not in _KEPT_FROM_PROVIDER]
+        kept.append((b"accept-encoding", b"identity"))
+        if self.key:
+            own = (
+                (b"x-api-key", self.key.encode())
+                if self.anthropic
+                else (b"authorization", b"Bearer " + self.key.encode())
+            )
+            kept.append(own)
+        return kept
+
+
+def open_pool(upstream: Upstream) -> "httpx2.AsyncClient":
+    """Prepare the connections to a provider: no retries, no deadline, and nothing from the environment is sent."""
+    import httpx2
+
+    outside = not is_local_address(upstream.url)
+    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
+    timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS)
+    return httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=outside, follow_redirects=False)
+
+
+class ClientConnection:
+    """The client's side: what it was sent, and whether it hung up. To one that did, nothing is sent any more."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.started = False
+        self.streams = False
+        self.gone = False
+        self.events = 0
+
+    async def start(self, status: int, headers: Headers, *, streams: bool = False) -> None:
+        self.started, self.streams = True, streams
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, *, more: bool) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def answer(self, status: int, headers: Headers, data: bytes) -> None:
+        await self.start(status, headers)
+        await self.write(data, more=False)
+
+
+class RelayedModel:
+    """One request as a model that the guard may ask: once, with its permit."""
+
+    def __init__(
+        self,
+        name: ModelName,
+        call: ModelCall,
+        window: int,
+        exchange: "RelayExchange",
+    ) -> None:
+        self.name = name
+        self.base_url = exchange.upstream.base_url
+        self._call = call
+        self._window = window
+        self._exchange = exchange
+
+    def count(self, prompt: Prompt) -> int:
+        return self._call.bound_input(self._window)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        exchange = self._exchange
+        pass_on = _pass_on.open(permit)
+        if exchange.client.gone:
+            permit.unsent = True
+            raise ModelUnavailable("HungUp: the client hung up before its turn came", billed=False)
+        body = self._call.limited_to(prompt.max_output_tokens, self._window, new_name=exchange.uses_new_limit)
+        try:
+            return await pass_on(exchange, self._call, body)
+        except asyncio.CancelledError:
+            permit.unsent = not exchange.sent
+            raise
+
+
+class RelayExchange:
+    """One request and its answer, on both sides."""
+
+    def __init__(
+        self,
+        pool: "httpx2.AsyncClient",
+        upstream: Upstream,
+        client: ClientConnection,
+        address: str,
+        headers: Headers,
+        *,
+        uses_new_limit: bool = True,
+    ) -> None:
+        self._pool = pool
+        self.upstream = upstream
+        self.client = client
+        self._address = address
+        self._headers = headers
+        self.uses_new_limit = uses_new_limit
+        self.sent = False
+
+    async def open(self, method: str, body: bytes) -> "httpx2.Response":
+        """Send the request; return when the answer's headers are there. Raises ModelError."""
+        import httpx2
+
+        async def trace(event: str, _: Mapping[str, Any]) -> None:
+            if event.endswith(_SENDING):
+                self.sent = True
+
+        request = self._pool.build_request(method, self._address, headers=self._headers, content=body)
+        request.extensions = {**request.extensions, "trace": trace}
+        try:
+            return await self._pool.send(request, stream=True)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            raise self.failed(error) from None
+
+    def failed(self, error: Exception, reader: UsageReader | None = None) -> ModelUnavailable:
+        """What a lost connection means: nothing is billed where nothing was sent."""
+        said = shorten(clean(str(error)) or type(error).__name__, 200)
+        if not self.sent:
+            return ModelUnavailable(f"ConnectionFailed: cannot reach {self.upstream.provider}: {said}", billed=False)
+        usage, final = (None, False) if reader is None else (reader.usage, reader.final)
+        sentence = f"ConnectionLost: the answer of {self.upstream.provider} broke off: {said}"
+        return ModelUnavailable(sentence, billed=True, usage=usage, final=final)
+
+
+@PermitGate
+async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Reply:
+    """Pass one request and its answer on, and return what it used."""
+    response = await exchange.open("POST", body)
+    try:
+        reader = UsageReader(call.dialect.usage)
+        if response.status_code >= _FIRST_ERROR or not _is_stream(response):
+            await _pass_whole(exchange, response, reader)
+        else:
+            await _pass_stream(exchange, call, response, reader)
+        return _conclude(exchange, call.dialect, response.status_code, reader)
+    finally:
+        # Closing a connection is not worth waiting for, and must happen while the task is being stopped.
+        await asyncio.shield(response.aclose())
+
+
+def _is_stream(response: "httpx2.Response") -> bool:
+    return response.headers.get("content-type", "").startswith("text/event-stream")
+
+
+def list_answer_headers(response: "httpx2.Response") -> Headers:
+    return [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _KEPT_FROM_CLIENT]
+
+
+async def _pass_whole(exchange: RelayExchange, response: "httpx2.Response", reader: UsageReader) -> None:
+    data = await read_whole(exchange, response, reader)
+    headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
+    await exchange.client.answer(response.status_code, headers, data)
+
+
+async def read_whole(exchange: RelayExchange, response: "httpx2.Response", reader: UsageReader | None = None) -> bytes:
+    """Read an answer in one piece. Raises ModelError where it breaks off or is too long."""
+    import httpx2
+
+    parts: list[bytes] = []
+    left = MAX_ANSWER_BYTES
+    try:
+        async for piece in response.aiter_bytes():
+            left -= len(piece)
+            if left < 0:
+                raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too long")
+            parts.append(piece)
+    except (httpx2.HTTPError, httpx2.StreamError) as error:
+        raise exchange.failed(error) from None
+    data = b"".join(parts)
+    if reader is not None:
+        reader.feed(data)
+        reader.close()
+    return data
+
+
+async def _pass_stream(
+    exchange: RelayExchange, call: ModelCall, response: "httpx2.Response", reader: UsageReader
+) -> None:
+    """Pass a stream on in whole events, so that an error can follow any of them."""
+    import httpx2
+
+    client, drops = exchange.client, call.dialect is CHAT and not call.asks_usage
+    await client.start(response.status_code, list_answer_headers(response), streams=True)
+    rest, left = b"", MAX_ANSWER_BYTES
+    try:
+        async for piece in response.aiter_bytes():
+            left -= len(piece)
+            if left < 0:
+                raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too long")
+            reader.feed(piece)
+            whole, rest = split_events(rest + piece if rest else piece)
+            if whole:
+                client.events += 1
+                await client.write(drop_usage_chunk(whole) if drops else whole, more=True)
+    except (httpx2.HTTPError, httpx2.StreamError) as error:
+        raise exchange.failed(error, reader) from None
+    reader.close()
+    if rest:
+        await client.write(rest, more=True)
+
+
+def split_events(data: bytes) -> tuple[bytes, bytes]:
+    """Split what came into whole events and the beginning of the next one."""
+    end = max(at + len(mark) if (at := data.rfind(mark)) >= 0 else 0 for mark in _ENDS)
+    return data[:end], data[end:]
+
+
+def drop_usage_chunk(events: bytes) -> bytes:
+    """Drop the chunk with the usage alone, which the client did not ask for."""
+    if b'"usage"' not in events:
+        return events
+    mark = b"\r\n\r\n" if b"\r\n\r\n" in events else b"\n\n"
+    return b"".join(event + mark for event in events.split(mark)[:-1] if not _is_usage_chunk(event))
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[Any] | None = None
+    usage: dict[str, Any] | None = None
+
+
+def _is_usage_chunk(event: bytes) -> bool:
+    data = event.strip().removeprefix(b"data:")
+    try:
+        chunk = msgspec.json.decode(data, type=_Chunk)
+    except (msgspec.DecodeError, UnicodeError):
+        return False
+    return chunk.choices == [] and chunk.usage is not None
+
+
+def _conclude(exchange: RelayExchange, dialect: WireDialect, status: int, reader: UsageReader) -> Reply:
+    """What the answer means for the ledger. Raises ModelError unless it is whole."""
+    provider, usage, final = exchange.upstream.provider, reader.usage, reader.final
+    if status >= _FIRST_ERROR:
+        billed = usage is not None or (exchange.upstream.bills_errors and status not in _NOT_BEGUN)
+        raise _classify_status(status, provider, usage, billed=billed)
+    if not reader.finished:
+        final = final and usage is not None and usage.output_tokens > 0
+        sentence = f"CutStream: the answer of {provider} ended before it was finished"
+        raise ModelUnavailable(sentence, usage=usage, final=final)
+    said = Text(f"(answered to the client over {dialect.name})", "model", trusted=False)
+    return Reply((said,), usage=usage if final else None)
+
+
+def _classify_status(status: int, provider: str, usage: Usage | None, *, billed: bool) -> ModelError:
+    sentence = f"{provider} answered {status}; the client was told what it said"
+    if status in _NEEDS_PERSON:
+        return ModelUnusable(f"Unusable: {sentence}", billed=billed, usage=usage, final=usage is not None)
+    if status in _MAY_PASS or status >= _SERVER_ERROR:
+        return ModelUnavailable(f"Unavailable: {sentence}", billed=billed, usage=usage, final=usage is not None)
+    return ModelRejected(f"Rejected: {sentence}", billed=billed, usage=usage, final=usage is not None)

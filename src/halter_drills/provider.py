@@ -1,0 +1,309 @@
+"""A provider on this machine that speaks Messages, Chat Completions and Responses, and keeps a bill.
+
+It bills a request before it sends a byte of the answer, at the listed price of its model, as if the answer were read to
+its end. So the bill is never less than what a real provider could ask for.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final, cast
+
+from halter.core.usage import ModelName, Unpriced, Usage
+from halter.models.providers import Prices
+
+TOOL_ARGUMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "Bash": {"command": "echo seen-by-a-tool", "description": "Says something"},
+    "bash": {"command": "echo seen-by-a-tool", "description": "Says something"},
+    "exec_command": {"cmd": "echo seen-by-a-tool"},
+    "shell": {"command": ["echo", "seen-by-a-tool"]},
+    "terminal": {"command": "echo seen-by-a-tool"},
+    "lookup": {"city": "Oslo"},
+}
+"""Tools that it calls once where a request offers them."""
+
+_OK: Final = b"HTTP/1.1 200 OK\r\n"
+_STREAM: Final = _OK + b"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+class ListedProvider:
+    """Answers every request with the same words, of `output` tokens at most.
+
+    It pauses for `pace` seconds before each event. While `gate` is set and closed, it stops after `before_gate` events.
+    With `cut_after` it drops the connection after so many. Where a request offers one of its tools, it calls that.
+    """
+
+    def __init__(self, words: Sequence[str] = ("It ", "is ", "seven."), output: int = 40) -> None:
+        self.words = tuple(words)
+        self.output = output
+        self.pace = 0.0
+        self.gate: asyncio.Event | None = None
+        self.before_gate = 2
+        self.cut_after: int | None = None
+        self.status = 200
+        self.extra_usage: Mapping[str, Any] = {}
+        self.asked: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
+        self.headers: list[dict[str, str]] = []
+        self.paths: list[str] = []
+        self.billed = 0
+        self.finished = 0
+        self.reached_gate = asyncio.Event()
+        self.hung_up = asyncio.Event()
+        self.port = 0
+        self._prices = Prices()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @asynccontextmanager
+    async def serve(self, port: int = 0) -> AsyncGenerator["ListedProvider"]:
+        server = await asyncio.start_server(self._connected, "127.0.0.1", port)
+        self.port = server.sockets[0].getsockname()[1]
+        try:
+            yield self
+        finally:
+            server.close()
+            for task in list(self._tasks):
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            while await self._one(reader, writer):
+                pass
+        writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        path = head[0].split(" ")[1]
+        asked = json.loads(body or b"{}")
+        self.paths.append(path)
+        self.headers.append(headers)
+        self.bodies.append(body)
+        self.asked.append(asked)
+        if self.status != 200:  # noqa: PLR2004 The status of HTTP for all is well.
+            error = {"type": "error", "error": {"type": "overloaded_error", "message": "Not now.", "code": "busy"}}
+            return await self._whole(writer, error, self.status)
+        if path.partition("?")[0].endswith("count_tokens"):
+            return await self._whole(writer, {"input_tokens": len(body) // 4})
+        events, whole = self._answer(path, asked, body)
+        if not asked.get("stream"):
+            if self.gate is not None and not self.gate.is_set():
+                self.reached_gate.set()
+                await self.gate.wait()
+            done = await self._whole(writer, whole)
+            self.finished += 1
+            return done
+        return await self._streamed(writer, events)
+
+    async def _whole(self, writer: asyncio.StreamWriter, value: object, status: int = 200) -> bool:
+        data = json.dumps(value).encode()
+        start = b"HTTP/1.1 %d Said\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        writer.write(start % (status, len(data)) + data)
+        await writer.drain()
+        return True
+
+    async def _streamed(self, writer: asyncio.StreamWriter, events: Sequence[bytes]) -> bool:
+        writer.write(_STREAM)
+        for number, event in enumerate(events):
+            if self.cut_after is not None and number >= self.cut_after:
+                return False
+            if self.gate is not None and number >= self.before_gate and not self.gate.is_set():
+                self.reached_gate.set()
+                await self.gate.wait()
+            if self.pace:
+                await asyncio.sleep(self.pace)
+            if writer.is_closing():
+                self.hung_up.set()
+                return False
+            writer.write(b"%x\r\n%s\r\n" % (len(event), event))
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        self.finished += 1
+        return True
+
+    def _answer(self, path: str, asked: Mapping[str, Any], body: bytes) -> tuple[Sequence[bytes], object]:
+        tool = _pick_tool(asked, body)
+        read = max(1, len(body) // 4)
+        limits = (asked.get(name) for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"))
+        written = min([self.output, *(limit for limit in limits if limit is not None)])
+        seller = "anthropic" if "/messages" in path else "openai"
+        self._bill(ModelName(seller, str(asked.get("model"))), read, written)
+        if "/messages" in path:
+            return _messages(self.words, tool, {**self.extra_usage}, read, written)
+        if "/chat/" in path:
+            reports = bool(_part(asked, "stream_options").get("include_usage"))
+            return _chat(self.words, tool, read, written, reports=reports)
+        return _responses(self.words, tool, read, written)
+
+    def _bill(self, model: ModelName, read: int, written: int) -> None:
+        rates = self._prices.find(model)
+        longer: int = _part(self.extra_usage, "cache_creation").get("ephemeral_1h_input_tokens", 0)
+        if not isinstance(rates, Unpriced):
+            self.billed += rates.cost(Usage(read + longer, written, 0, longer, longer), 0)
+
+
+def _pick_tool(asked: Mapping[str, Any], body: bytes) -> tuple[str, Mapping[str, Any]] | None:
+    """A tool to call: one that is offered, unless a result of one is there already."""
+    if any(mark in body for mark in (b'"tool_result"', b'"role":"tool"', b'"role": "tool"', b'call_output"')):
+        return None
+    offered = [*_names_of(asked.get("tools") or ()), *_names_of(asked.get("input") or ())]
+    found = next((name for name in TOOL_ARGUMENTS if name in offered), None)
+    return None if found is None else (found, TOOL_ARGUMENTS[found])
+
+
+def _names_of(tools: Any) -> Iterator[str]:
+    if not isinstance(tools, list):
+        return
+    for tool in cast("list[Any]", tools):
+        if isinstance(tool, dict):
+            about = cast("dict[str, Any]", tool)
+            yield from _names_of(about.get("tools"))
+            name = about.get("name") or _part(about, "function").get("name")
+            if name:
+                yield str(name)
+
+
+def _part(value: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """An object inside of another; an empty one where there is none."""
+    found = value.get(name)
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _sse(value: Any, name: str = "") -> bytes:
+    return (f"event: {name}\n" if name else "").encode() + f"data: {json.dumps(value)}\n\n".encode()
+
+
+def _messages(
+    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, extra: Mapping[str, Any], read: int, written: int
+) -> tuple[Sequence[bytes], object]:
+    longer: int = _part(extra, "cache_creation").get("ephemeral_1h_input_tokens", 0)
+    counted: dict[str, Any] = {
+        "input_tokens": read,
+        "cache_creation_input_tokens": longer,
+        "cache_read_input_tokens": 0,
+        "service_tier": "standard",
+        **extra,
+    }
+    head = {"id": "msg_1", "type": "message", "role": "assistant", "model": "claude", "stop_sequence": None}
+    stop = "tool_use" if tool else "end_turn"
+
+    def event(name: str, **fields: Any) -> bytes:
+        return _sse({"type": name, **fields}, name)
+
+    start: dict[str, Any] = {**head, "content": [], "stop_reason": None, "usage": {**counted, "output_tokens": 1}}
+    events = [event("message_start", message=start)]
+    if tool:
+        block: dict[str, Any] = {"type": "tool_use", "id": "toolu_1", "name": tool[0], "input": {}}
+        delta = {"type": "input_json_delta", "partial_json": json.dumps(tool[1])}
+        content = [{**block, "input": dict(tool[1])}]
+        deltas: list[Any] = [delta]
+    else:
+        block = {"type": "text", "text": ""}
+        content = [{"type": "text", "text": "".join(words)}]
+        deltas = [{"type": "text_delta", "text": word} for word in words]
+    events.append(event("content_block_start", index=0, content_block=block))
+    events += [event("content_block_delta", index=0, delta=delta) for delta in deltas]
+    events.append(event("content_block_stop", index=0))
+    ended = {"stop_reason": stop, "stop_sequence": None}
+    events.append(event("message_delta", delta=ended, usage={"output_tokens": written}))
+    events.append(event("message_stop"))
+    whole: dict[str, Any] = {
+        **head,
+        "content": content,
+        "stop_reason": stop,
+        "usage": {**counted, "output_tokens": written},
+    }
+    return events, whole
+
+
+def _chat(
+    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, read: int, written: int, *, reports: bool
+) -> tuple[Sequence[bytes], object]:
+    usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+    head = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "gpt"}
+    finish = "tool_calls" if tool else "stop"
+    called = []
+    if tool:
+        function = {"name": tool[0], "arguments": json.dumps(tool[1])}
+        called = [{"id": "call_1", "type": "function", "function": function}]
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"tool_calls": [{"index": 0, **called[0]}]}] if called else [{"content": word} for word in words]
+    chunks = [_sse({**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]}) for delta in deltas]
+    chunks.append(_sse({**head, "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]}))
+    if reports:
+        chunks.append(_sse({**head, "choices": [], "usage": usage}))
+    chunks.append(b"data: [DONE]\n\n")
+    message = {
+        "role": "assistant",
+        "content": None if tool else "".join(words),
+        **({"tool_calls": called} if called else {}),
+    }
+    choice = {"index": 0, "message": message, "finish_reason": finish}
+    return chunks, {**head, "object": "chat.completion", "choices": [choice], "usage": usage}
+
+
+def _responses(
+    words: Sequence[str], tool: tuple[str, Mapping[str, Any]] | None, read: int, written: int
+) -> tuple[Sequence[bytes], object]:
+    usage = {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read + written,
+    }
+    head: dict[str, Any] = {
+        "id": "resp_1",
+        "object": "response",
+        "created_at": 1,
+        "model": "gpt",
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+        "error": None,
+        "incomplete_details": None,
+    }
+    text = "".join(words)
+    if tool:
+        item: dict[str, Any] = {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "call_1",
+            "name": tool[0],
+            "arguments": json.dumps(tool[1]),
+            "status": "completed",
+        }
+    else:
+        part: dict[str, Any] = {"type": "output_text", "text": text, "annotations": []}
+        item = {"type": "message", "id": "item_1", "role": "assistant", "status": "completed", "content": [part]}
+    whole = {**head, "status": "completed", "output": [item], "usage": usage}
+    begun: dict[str, Any] = {**head, "status": "in_progress", "output": [], "usage": None}
+    bare: dict[str, Any] = {**item, "status": "in_progress", **({"arguments": ""} if tool else {"content": []})}
+    sent: list[tuple[str, dict[str, Any]]] = [
+        ("response.created", {"response": begun}),
+        ("response.output_item.added", {"output_index": 0, "item": bare}),
+    ]
+    if tool:
+        place = {"item_id": "fc_1", "output_index": 0}
+        sent.append(("response.function_call_arguments.delta", {**place, "delta": item["arguments"]}))
+        sent.append(("response.function_call_arguments.done", {**place, "arguments": item["arguments"]}))
+    else:
+        place = {"item_id": "item_1", "output_index": 0, "content_index": 0}
+        empty: dict[str, Any] = {"type": "output_text", "text": "", "annotations": []}
+        sent.append(("response.content_part.added", {**place, "part": empty}))
+        sent += [("response.output_text.delta", {**place, "delta": word, "logprobs": []}) for word in words]
+        sent.append(("response.output_text.done", {**place, "text": text, "logprobs": []}))
+    sent.append(("response.output_item.done", {"output_index": 0, "item": item}))
+    sent.append(("response.completed", {"response": whole}))
+    return [
+        _sse({"type": name, **fields, "sequence_number": at}, name) for at, (name, fields) in enumerate(sent)
+    ], whole

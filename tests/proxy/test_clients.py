@@ -1,0 +1,174 @@
+"""The real SDKs through the proxy: they get their answers, and the journal gets what they cost."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from halter.core.events import RequestSettled, RequestStarted, SessionStarted
+
+CLAUDE, GPT = "claude-haiku-5-5", "gpt-4o-mini"
+SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+def claude(place: Any, key: str, **options: Any) -> anthropic.AsyncAnthropic:
+    return anthropic.AsyncAnthropic(api_key=key, base_url=place.root, **options)
+
+
+def gpt(place: Any, key: str, **options: Any) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(api_key=key, base_url=place.base, **options)
+
+
+async def test_messages_with_a_tool_call_streamed_and_whole(place: Any) -> None:
+    client = claude(place, place.key())
+    tools: Any = [{"name": "lookup", "description": "Looks a city up.", "input_schema": SCHEMA}]
+    messages: Any = [{"role": "user", "content": "How warm is it in Oslo?"}]
+    async with client.messages.stream(model=CLAUDE, max_tokens=500, tools=tools, messages=messages) as stream:
+        first = await stream.get_final_message()
+    assert first.stop_reason == "tool_use"
+    call: Any = first.content[0]
+    assert call.input == {"city": "Oslo"}
+    messages += [
+        {"role": "assistant", "content": [call.model_dump(include={"type", "id", "name", "input"})]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": call.id, "content": "seven"}]},
+    ]
+    whole: Any = await client.messages.create(model=CLAUDE, max_tokens=500, tools=tools, messages=messages)
+    assert whole.content[0].text == "It is seven."
+    await place.settled()
+    assert await place.spent() == place.provider.billed > 0
+    await client.close()
+
+
+async def test_chat_completions_with_a_tool_call_streamed_and_whole(place: Any) -> None:
+    client = gpt(place, place.key())
+    tools: Any = [{"type": "function", "function": {"name": "lookup", "parameters": SCHEMA}}]
+    messages: Any = [{"role": "user", "content": "How warm is it in Oslo?"}]
+    chunks = [
+        chunk
+        async for chunk in await client.chat.completions.create(model=GPT, tools=tools, messages=messages, stream=True)
+    ]
+    assert all(chunk.choices for chunk in chunks), "the report that only the proxy asked for reached the client"
+    deltas: Any = [chunk.choices[0].delta for chunk in chunks]
+    call = next(delta.tool_calls[0] for delta in deltas if delta.tool_calls)
+    assert call.function.arguments == '{"city": "Oslo"}'
+    function = {"name": "lookup", "arguments": call.function.arguments}
+    messages += [
+        {"role": "assistant", "tool_calls": [{"id": call.id, "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": call.id, "content": "seven"},
+    ]
+    whole = await client.chat.completions.create(model=GPT, tools=tools, messages=messages)
+    assert whole.choices[0].message.content == "It is seven."
+    await place.settled()
+    assert await place.spent() == place.provider.billed > 0
+    await client.close()
+
+
+async def test_a_client_that_asks_for_its_usage_gets_it(place: Any) -> None:
+    client = gpt(place, place.key())
+    options: Any = {"include_usage": True}
+    stream = await client.chat.completions.create(
+        model=GPT, messages=[{"role": "user", "content": "hi"}], stream=True, stream_options=options
+    )
+    assert [chunk.usage.completion_tokens async for chunk in stream if chunk.usage] == [40]
+    await client.close()
+
+
+async def test_responses_with_a_tool_call_streamed_and_whole(place: Any) -> None:
+    client = gpt(place, place.key())
+    tools: Any = [{"type": "function", "name": "lookup", "parameters": SCHEMA, "strict": True}]
+    asked: Any = [{"role": "user", "content": "How warm is it in Oslo?"}]
+    async with client.responses.stream(model=GPT, tools=tools, input=asked) as stream:
+        first = await stream.get_final_response()
+    call: Any = first.output[0]
+    assert call.arguments == '{"city": "Oslo"}'
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "seven"}
+    said = call.model_dump(include={"type", "call_id", "name", "arguments"})
+    whole = await client.responses.create(model=GPT, tools=tools, input=[*asked, said, output])
+    assert whole.output_text == "It is seven."
+    await place.settled()
+    assert await place.spent() == place.provider.billed > 0
+    await client.close()
+
+
+async def test_both_clients_list_the_models_that_a_key_may_ask(place: Any) -> None:
+    key = place.key(models=("anthropic:claude-haiku-5-5", "openai:gpt-4o-mini"))
+    one, other = claude(place, key), gpt(place, key)
+    assert [model.id async for model in one.models.list(limit=1000)] == [CLAUDE, GPT]
+    assert [model.id async for model in other.models.list()] == [CLAUDE, GPT]
+    await one.close()
+    await other.close()
+
+
+async def test_counting_tokens_is_relayed_and_costs_nothing(place: Any) -> None:
+    client = claude(place, place.key())
+    counted = await client.messages.count_tokens(model=CLAUDE, messages=[{"role": "user", "content": "hi"}])
+    assert counted.input_tokens > 0
+    assert await place.spent() == 0
+    assert not await place.events()
+    await client.close()
+
+
+async def test_the_body_the_query_and_the_betas_pass_untouched_and_the_key_does_not(place: Any) -> None:
+    import httpx2
+
+    key = place.key()
+    body = (
+        b'{ "model":"claude-haiku-5-5",\t"max_tokens" : 64, "unknown":{"b":1,"a":[1.50,"\\u00e9"]},'
+        b'"messages":[{"role":"user","content":[{"type":"thinking","thinking":"x","signature":"c2ln"}]}]}'
+    )
+    headers = {"x-api-key": key, "anthropic-beta": "one,two", "anthropic-version": "2023-06-01", "x-app": "cli"}
+    async with httpx2.AsyncClient() as http:
+        answer = await http.post(f"{place.root}/v1/messages?beta=true", content=body, headers=headers)
+    assert answer.status_code == 200
+    assert place.provider.bodies == [body]
+    assert place.provider.paths == ["/v1/messages?beta=true"]
+    (sent,) = place.provider.headers
+    assert (sent["anthropic-beta"], sent["anthropic-version"], sent["x-app"]) == ("one,two", "2023-06-01", "cli")
+    assert sent["x-api-key"] == "sk-upstream-a"
+    assert key not in str(sent)
+
+
+async def test_the_stream_reaches_the_client_byte_for_byte(place: Any) -> None:
+    import httpx2
+
+    body = {"model": CLAUDE, "max_tokens": 64, "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+    async with httpx2.AsyncClient() as http:
+        past = await http.post(f"http://127.0.0.1:{place.provider.port}/v1/messages", json=body)
+        through = await http.post(f"{place.root}/v1/messages", json=body, headers={"x-api-key": place.key()})
+    assert through.content == past.content
+
+
+async def test_a_clients_sessions_are_sessions_of_the_keys_agent(place: Any) -> None:
+    key = place.key("night")
+    message: Any = [{"role": "user", "content": "hi"}]
+    for label in ("one", "two", "one"):
+        client = claude(place, key, default_headers={"X-Claude-Code-Session-Id": label})
+        await client.messages.create(model=CLAUDE, max_tokens=50, messages=message)
+        await client.close()
+    rows = await place.sessions()
+    assert [(row.agent, row.kind) for row in rows] == [("night", "proxied")] * 2
+    started = await place.events(SessionStarted)
+    assert all(event.started_by.startswith("key:night") for event in started)
+    assert len(await place.events(RequestStarted)) == len(await place.events(RequestSettled)) == 3
+    await place.stack.aclose()
+    assert key.encode() not in await asyncio.to_thread(Path(place.settings.store).read_bytes)
+
+
+async def test_sessions_end_with_their_proxy(place: Any) -> None:
+    client = claude(place, place.key())
+    await client.messages.create(model=CLAUDE, max_tokens=50, messages=[{"role": "user", "content": "hi"}])
+    await client.close()
+    await place.proxy._sessions.close()  # noqa: SLF001
+    assert [(row.state, row.terminal_reason) for row in await place.sessions()] == [("COMPLETED", "completed")]
+
+
+async def test_a_websocket_is_answered_so_that_codex_falls_back_at_once(place: Any) -> None:
+    import websockets
+
+    with pytest.raises(websockets.InvalidStatus) as refused:
+        async with websockets.connect(f"{place.base.replace('http', 'ws')}/responses"):
+            pass
+    assert refused.value.response.status_code == 426

@@ -1,0 +1,188 @@
+"""No cap is passed through the proxy, and what is settled is never less than what the provider bills."""
+
+import asyncio
+import json
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+import pytest
+
+from halter.core.events import RequestRefused, RequestSettled, RequestStarted
+
+CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+async def post(place: Any, path: str, key: str, body: Any, **options: Any) -> httpx2.Response:
+    async with httpx2.AsyncClient(timeout=60) as http:
+        return await http.post(f"{place.root}{path}", json=body, headers={"authorization": f"Bearer {key}"}, **options)
+
+
+async def test_twenty_parallel_requests_on_one_key_stay_below_its_cap(place: Any) -> None:
+    place.provider.output = 300
+    key = place.key(max_cost_usd_per_day="0.05")
+    ask = {"model": OPUS, "max_tokens": 400, "messages": HI}
+    answers = await asyncio.gather(*(post(place, "/v1/messages", key, ask) for _ in range(20)))
+    statuses = sorted(answer.status_code for answer in answers)
+    assert set(statuses) == {200, 402}, statuses
+    await place.settled()
+    assert place.provider.billed <= await place.spent() <= 50_000
+    assert statuses.count(200) == len(place.provider.asked)
+    assert len(await place.events(RequestRefused)) == statuses.count(402)
+
+
+async def test_a_loser_asks_exactly_once_with_the_real_clients(place: Any) -> None:
+    key = place.key(max_cost_usd_per_day="0.0001")
+    one = anthropic.AsyncAnthropic(api_key=key, base_url=place.root)
+    with pytest.raises(anthropic.APIStatusError, match="cap of agent:desk") as refused:
+        await one.messages.create(model=OPUS, max_tokens=400, messages=HI)
+    told: Any = refused.value.body
+    assert (refused.value.status_code, told["error"]["type"]) == (402, "billing_error")
+    other = openai.AsyncOpenAI(api_key=key, base_url=place.base)
+    with pytest.raises(openai.BadRequestError, match="cap of agent:desk") as bad:
+        await other.chat.completions.create(model="gpt-5", messages=HI)
+    assert bad.value.code == "halter_cap_reached"
+    with pytest.raises(openai.BadRequestError):
+        await other.responses.create(model="gpt-5", input="hi")
+    assert len(await place.events(RequestRefused)) == 3
+    assert not place.provider.asked
+    await one.close()
+    await other.close()
+
+
+async def test_the_output_is_lowered_to_what_fits_and_nothing_else_changes(place: Any) -> None:
+    key = place.key(max_cost_usd_per_day="0.10")
+    ask = {"model": OPUS, "max_tokens": 128_000, "metadata": {"max_tokens": 128_000}, "messages": HI}
+    answer = await post(place, "/v1/messages", key, ask)
+    assert answer.status_code == 200, answer.text
+    (sent,) = place.provider.asked
+    assert 256 < sent["max_tokens"] < 5000
+    assert {**sent, "max_tokens": 128_000} == ask
+    assert len(place.provider.bodies[0]) < len(json.dumps(ask))
+
+
+async def test_a_thinking_budget_stays_below_the_lowered_output(place: Any) -> None:
+    key = place.key(max_cost_usd_per_day="0.10")
+    thinking = {"type": "enabled", "budget_tokens": 60_000}
+    ask = {"model": OPUS, "max_tokens": 128_000, "thinking": thinking, "messages": HI}
+    answer = await post(place, "/v1/messages", key, ask)
+    assert answer.status_code == 200, answer.text
+    (sent,) = place.provider.asked
+    assert 1024 <= sent["thinking"]["budget_tokens"] < sent["max_tokens"] < 5000
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "ask"),
+    [
+        ("/v1/chat/completions", "max_completion_tokens", {"messages": HI}),
+        ("/v1/responses", "max_output_tokens", {"input": "hi"}),
+    ],
+)
+async def test_where_a_client_sets_no_limit_one_is_written_that_fits(
+    place: Any, path: str, name: str, ask: Any
+) -> None:
+    key = place.key(max_cost_usd_per_day="0.05")
+    assert (await post(place, path, key, {"model": "gpt-5", **ask})).status_code == 200
+    (sent,) = place.provider.asked
+    assert 256 < sent.pop(name) < 10_000
+    assert sent == {"model": "gpt-5", **ask}
+
+
+async def test_several_answers_share_what_is_held(place: Any) -> None:
+    key = place.key(max_cost_usd_per_day="0.05")
+    ask = {"model": "gpt-5", "n": 4, "max_completion_tokens": 100_000, "messages": HI}
+    assert (await post(place, "/v1/chat/completions", key, ask)).status_code == 200
+    assert place.provider.asked[0]["max_completion_tokens"] * 4 * 10 <= 50_000
+
+
+@pytest.mark.parametrize("path", ["embeddings", "images/generations", "audio/speech", "messages/batches", "batches"])
+async def test_routes_without_a_price_are_refused(place: Any, path: str) -> None:
+    answer = await post(place, f"/v1/{path}", place.key(), {"model": "m"})
+    assert answer.status_code == (429 if path.startswith("messages") else 400)
+    assert "no price" in answer.json()["error"]["message"]
+    assert answer.headers["x-should-retry"] == "false"
+    assert not place.provider.asked
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        ("/v1/chat/completions", {"service_tier": "priority"}),
+        ("/v1/messages", {"speed": "fast"}),
+        ("/v1/messages", {"inference_geo": "us"}),
+        ("/v1/messages", {"tools": [{"type": "code_execution_20250825", "name": "code_execution"}]}),
+        ("/v1/messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+        ("/v1/responses", {"background": True}),
+        ("/v1/responses", {"tools": [{"type": "image_generation"}]}),
+        ("/v1/chat/completions", {"modalities": ["text", "audio"]}),
+    ],
+)
+async def test_what_has_no_price_is_refused(place: Any, path: str, more: Any) -> None:
+    model = CLAUDE if "messages" in path else GPT
+    body = {"model": model, "max_tokens": 100, "messages": HI, **more}
+    answer = await post(place, path, place.key(), body)
+    assert answer.status_code == (429 if "messages" in path else 400)
+    assert "cannot be asked this" in answer.json()["error"]["message"]
+    assert not place.provider.asked
+
+
+async def test_a_model_without_a_price_is_refused(place: Any) -> None:
+    answer = await post(place, "/v1/responses", place.key(), {"model": "made-up-1", "input": "hi"})
+    assert answer.status_code == 400
+    assert "price of openai:made-up-1 is not known" in answer.json()["error"]["message"]
+
+
+async def test_cache_writes_for_an_hour_cost_what_they_cost(place: Any) -> None:
+    place.provider.extra_usage = {"cache_creation": {"ephemeral_1h_input_tokens": 10_000}}
+    key = place.key()
+    block = {"type": "text", "text": "x" * 12_000, "cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    ask = {"model": OPUS, "max_tokens": 100, "messages": [{"role": "user", "content": [block]}]}
+    answer = await post(place, "/v1/messages", key, ask)
+    assert answer.status_code == 200, answer.text
+    (started,), (settled,) = await place.events(RequestStarted), await place.events(RequestSettled)
+    assert settled.usage.cache_write_1h_tokens == 10_000
+    assert settled.charge.usd == place.provider.billed >= 80_000
+    assert max(leg.amount for leg in started.legs if leg.unit == "usd") >= settled.charge.usd
+
+
+async def test_a_client_that_hangs_up_is_settled_at_what_the_provider_billed(place: Any) -> None:
+    place.provider.gate = asyncio.Event()
+    body = {"model": OPUS, "max_tokens": 5000, "stream": True, "messages": HI}
+    headers = {"x-api-key": place.key()}
+    async with (
+        httpx2.AsyncClient() as http,
+        http.stream("POST", f"{place.base}/messages", json=body, headers=headers) as answer,
+    ):
+        async for _ in answer.aiter_bytes():
+            break
+    await asyncio.wait_for(place.provider.reached_gate.wait(), 10)
+    assert await place.holds()
+    place.provider.gate.set()
+    await place.settled()
+    assert place.provider.finished == 1
+    (settled,) = await place.events(RequestSettled)
+    assert settled.outcome == "ok"
+    assert settled.charge.usd == place.provider.billed
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+async def test_an_answer_that_breaks_off_settles_at_its_longest_and_says_so(place: Any, path: str) -> None:
+    place.provider.cut_after = 3
+    ask = {"model": OPUS if "messages" in path else "gpt-5", "max_tokens": 500, "max_output_tokens": 500}
+    answer = await post(place, path, place.key(), {**ask, "stream": True, "messages": HI})
+    assert answer.status_code == 200
+    assert "broke off" in answer.text or "before it was finished" in answer.text
+    await place.settled()
+    (settled,) = await place.events(RequestSettled)
+    assert settled.outcome == "error"
+    assert settled.charge.usd >= place.provider.billed
+
+
+async def test_an_error_of_the_provider_passes_as_it_is_and_costs_nothing(place: Any) -> None:
+    place.provider.status = 529
+    answer = await post(place, "/v1/messages", place.key(), {"model": CLAUDE, "max_tokens": 100, "messages": HI})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (529, "Not now.")
+    await place.settled()
+    assert await place.spent() == 0

@@ -1,0 +1,105 @@
+"""Proxies as processes: one that is killed in the middle of a stream, and four on one store."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from halter.core.events import RequestSettled, RequestStarted
+
+OPUS = "claude-opus-5-5"
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+@asynccontextmanager
+async def program(place: Any) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
+    settings, provider = place.settings, place.provider
+    environ = {
+        **os.environ,
+        "HALTER_STORE": settings.store,
+        "HALTER_CHECKPOINTS": str(settings.checkpoints),
+        "HALTER_SIGNING_KEY": str(settings.signing_key),
+        "HALTER_TOKENS": str(settings.tokens),
+        "HALTER_PERSON": "ada",
+        "ANTHROPIC_API_KEY": "sk-a",
+        "ANTHROPIC_BASE_URL": f"http://127.0.0.1:{provider.port}",
+        "OPENAI_API_KEY": "sk-o",
+        "OPENAI_BASE_URL": f"http://127.0.0.1:{provider.port}/v1",
+    }
+    command = [sys.executable, "-m", "halter", "proxy", "--listen", "127.0.0.1:0", "--json"]
+    made = await asyncio.create_subprocess_exec(
+        *command,
+        env=environ,
+        cwd=Path(settings.store).parent,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        assert made.stdout is not None
+        url = json.loads(await asyncio.wait_for(made.stdout.readline(), 60))["url"]
+        yield made, url
+    finally:
+        if made.returncode is None:
+            made.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(made.wait(), 30)
+
+
+async def test_what_a_killed_proxy_held_settles_at_its_maximum(unopened: Any) -> None:
+    place, provider = unopened, unopened.provider
+    provider.gate = asyncio.Event()
+    key = place.key(max_cost_usd_per_day="0.05")
+    body = {"model": OPUS, "max_tokens": 500, "stream": True, "messages": HI}
+    async with AsyncExitStack() as stack:
+        made, url = await stack.enter_async_context(program(place))
+        http = await stack.enter_async_context(httpx2.AsyncClient())
+        asking = http.stream("POST", f"{url}/v1/messages", json=body, headers={"x-api-key": key})
+        assert (await stack.enter_async_context(asking)).status_code == 200
+        await asyncio.wait_for(provider.reached_gate.wait(), 20)
+        made.kill()
+        await made.wait()
+    provider.gate.set()
+    await place.open()
+    (held,) = await place.holds()
+    amount = max(leg.amount for leg in held.taken() if leg.unit == "usd")
+    assert provider.billed <= amount
+    # The dead process keeps its lease until it runs out; here it has.
+    with sqlite3.connect(place.settings.store) as store:
+        store.execute("UPDATE workers SET alive_until = 1 WHERE worker IN (SELECT owner FROM sessions)")
+    store.close()
+    await place.proxy._sessions.recover()  # noqa: SLF001 Its own round may have begun already.
+    await place.settled()
+    assert await place.spent() == amount
+    (settled,) = await place.events(RequestSettled)
+    assert settled.outcome == "unknown"
+    async with asyncio.timeout(20):
+        while (await place.sessions())[0].state != "ERROR":  # noqa: ASYNC110 Another task ends it.
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.soak
+async def test_four_proxies_on_one_store_keep_one_cap(unopened: Any) -> None:
+    place, provider = unopened, unopened.provider
+    provider.output = 300
+    key = place.key(max_cost_usd_per_day="0.05")
+    body = {"model": OPUS, "max_tokens": 400, "messages": HI}
+    async with AsyncExitStack() as programs, httpx2.AsyncClient(timeout=60) as http:
+        urls = [(await programs.enter_async_context(program(place)))[1] for _ in range(4)]
+        asked = [
+            http.post(f"{urls[number % 4]}/v1/messages", json=body, headers={"x-api-key": key}) for number in range(20)
+        ]
+        answers = await asyncio.gather(*asked)
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 402}, statuses
+    await place.open()
+    assert not await place.holds()
+    assert provider.billed <= await place.spent() <= 50_000
+    assert len(await place.events(RequestStarted)) == statuses.count(200) == len(provider.asked)
