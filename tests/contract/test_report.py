@@ -124,7 +124,7 @@ async def test_a_night_is_told_by_agent(store: JournalStore) -> None:
     assert clerk.ended == {"COMPLETED, completed": 1, "HALTED, idle_timeout": 1}
     assert clerk.skipped == {"overlap": 4}
     assert clerk.delayed == ("clerk/papers (cost_cap_reached): Its money is spent.",)
-    assert clerk.findings == {"high": {"withheld": 1, "not looked at": 1}}
+    assert clerk.findings == {"high": {"withheld": 1, "not reviewed": 1}}
     assert clerk.spent_usd == micros_to_usd(900_000)
     assert (desk.agent, desk.under_way) == ("desk", {"RUNNING": 1})
 

@@ -14,6 +14,8 @@ from halter.core.usage import ModelName
 from halter.guard.halts import cancel, halt, resume
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest
 from halter.models.scripted import Scripted
+from halter.present.receipt import build_receipt_sheet
+from halter.present.sheet import Listing
 from halter.state import lifecycle
 from halter.tasks.review import FindingInContext, JudgePanel, review_findings
 from halter.testing.world import World
@@ -26,6 +28,7 @@ from tests.story.tasks import (
     SCRIPT,
     USED,
     WITHHOLDS,
+    WORK,
     Office,
     all_is_well,
     paper,
@@ -280,3 +283,54 @@ async def test_a_judge_who_costs_more_than_all_that_was_left_ends_the_session(wo
     assert (row.state, row.terminal_reason) == ("BUDGET_EXCEEDED", "overrun")
     assert await happened(office, NotificationQueued) == []
     assert [event.purpose for event in await happened(office, RequestStarted)][-1] == "judge"
+
+
+FINDS_AT_ONCE = f"""
+- {USED}
+  calls:
+    - tool: emit_finding
+      arguments: {{title: No limit, severity: high, document: a.txt, quote: The supplier 1 is liable without limit}}
+"""
+TELLS = NOTIFIES.replace('- when: "begins: delivery"\n  finds', "- finds").replace("  repeat: true\n", "")
+
+
+async def worked(world: World, home: Path, more: str, script: str) -> Office:
+    """Let one document be worked on in a single phase."""
+    office = Office(world, home, PRICED)
+    office.reviewer(f"{more}{watch()}", script, head=WORK)
+    office.drop("a.txt", paper(1))
+    office.start(home / "clerk")
+    await world.advance(MINUTE)
+    return office
+
+
+NAMED = "review: {judges: ['scripted:script']}\n"
+
+
+@pytest.mark.parametrize(("judges", "outcome"), [(JUDGES, "ok"), (WITHHOLDS, "error")])
+async def test_judges_look_at_a_finding_of_any_task_before_it_is_told(
+    judges: str, outcome: str, world: World, tmp_path: Path
+) -> None:
+    office = await worked(world, tmp_path, NAMED, judges + FINDS_AT_ONCE + TELLS + DONE)
+    assert ("notify", outcome) in await office.calls(SESSION)
+    (verdict,) = await happened(office, FindingReviewed)
+    assert verdict.verdict == ("released" if outcome == "ok" else "withheld")
+    assert len(await happened(office, NotificationQueued)) == (outcome == "ok")
+    await all_is_well(world)
+
+
+async def test_judges_look_at_what_a_task_told_nobody_of_when_it_ends(world: World, tmp_path: Path) -> None:
+    office = await worked(world, tmp_path, NAMED, JUDGES + FINDS_AT_ONCE + DONE)
+    (verdict,) = await happened(office, FindingReviewed)
+    assert verdict.verdict == "released"
+    assert (await office.row(SESSION)).state == "COMPLETED"
+
+
+async def test_a_finding_that_nothing_reviewed_says_so(world: World, tmp_path: Path) -> None:
+    office = await worked(world, tmp_path, "", JUDGES + FINDS_AT_ONCE + TELLS + DONE)
+    assert await happened(office, FindingReviewed) == []
+    (queued,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
+    assert b"(not reviewed)" in await read_body(world.journal, queued)
+    sheet = build_receipt_sheet(await office.receipt(SESSION))
+    (findings,) = [part for part in sheet if isinstance(part, Listing) and part.title == "Findings"]
+    assert "not reviewed" in findings.rows[0]

@@ -26,6 +26,7 @@ from halter.core.rows import (
 )
 from halter.core.text import clean, shorten
 from halter.guard.approvals import PendingDecision
+from halter.present.events import describe_review
 from halter.runtime.budgets import read_current_budgets
 from halter.runtime.needs import (
     UNUSABLE_REMEDY,
@@ -220,7 +221,7 @@ def _agents(found: ReportRows) -> Iterable[AgentReport]:
     sessions, runs = _group_by_agent(found), _runs(found.happened)
     findings: dict[str, dict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
     for row in found.findings:
-        findings[row.agent][row.severity][row.review or "not looked at"] += 1
+        findings[row.agent][row.severity][describe_review(row.review)] += 1
     spent: Counter[str] = Counter()
     for line in found.spent:
         spent[line.agent] += line.usd

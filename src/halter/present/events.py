@@ -93,6 +93,11 @@ class StyledLine(msgspec.Struct, frozen=True):
     style: str = PLAIN
 
 
+def describe_review(review: str | None) -> str:
+    """What a reviewer said of a finding; a finding that nothing reviewed is called so."""
+    return (review or "not_reviewed").replace("_", " ")
+
+
 def format_moment(at: int) -> str:
     return _to_local(at).strftime("%Y-%m-%d %H:%M:%S")
 

@@ -8,7 +8,7 @@ from typing import Final
 from halter.core.clock import format_duration
 from halter.core.money import format_unit_amount, format_usd
 from halter.core.text import format_count
-from halter.present.events import format_moment
+from halter.present.events import describe_review, format_moment
 from halter.present.sheet import Facts, Listing, Sheet
 from halter.state.receipt import Decision, Receipt, ReceiptLine
 
@@ -156,7 +156,7 @@ def _products(made: Receipt) -> list[Listing]:
         [one.name, one.collection, format_moment(one.read_at), str(one.times), one.document] for one in made.documents
     ]
     findings = [
-        [one.finding, one.severity, one.support, one.name, one.review or "not looked at", ", ".join(one.judges)]
+        [one.finding, one.severity, one.support, one.name, describe_review(one.review), ", ".join(one.judges)]
         for one in made.findings
     ]
     judges = [

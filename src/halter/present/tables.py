@@ -8,7 +8,7 @@ from halter.core.clock import format_duration
 from halter.core.money import format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
 from halter.core.text import format_count
-from halter.present.events import format_moment, format_relative_moment
+from halter.present.events import describe_review, format_moment, format_relative_moment
 from halter.present.sheet import Facts, Listing, Sheet
 
 if TYPE_CHECKING:
@@ -202,13 +202,17 @@ def build_artifacts_sheet(found: "Sequence[Artifact]", empty: str) -> Sheet:
     return [Facts("", _artifact(one)) for one in found] or [empty]
 
 
+def _review(one: "Artifact") -> str:
+    return describe_review(one.review) if one.about == "finding" else ""
+
+
 def _artifact(one: "Artifact") -> list[tuple[str, str]]:
     return [
         (one.about, one.id),
         ("says", one.text),
         ("from", f"{one.agent}, session {one.session}, {format_moment(one.at)}"),
         ("seen", f"{one.observed_count} times" if one.observed_count > 1 else ""),
-        ("checked", ", ".join(part for part in (one.severity, one.support, one.review) if part)),
+        ("checked", ", ".join(part for part in (one.severity, one.support, _review(one)) if part)),
         ("status", f"{one.status} by {one.by}" if one.status else "open"),
     ]
 

@@ -49,7 +49,7 @@ from halter.models.providers import Prices
 from halter.runtime.agent_context import AgentContext, Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.documents import Library, SessionDocuments
-from halter.tasks.conversation import Conversation, PhaseWalk
+from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhaseWalk
 from halter.tasks.playbooks import RUN_PLAYBOOK, RUN_SKILL, run_playbook, run_skill
 from halter.tasks.retrieve import RETRIEVE_CHUNKS, DocumentRef, retrieve_chunks
 from halter.tasks.review import FindingInContext, JudgePanel, review_findings
@@ -201,9 +201,14 @@ class TaskTools:
         ]
 
     async def _found(self) -> Mapping[str, tuple[str, str]]:
+        """Returns the findings that may be told of, after the judges that are named have seen them."""
+        await self._review()
         return {row.finding: (row.review, row.words()) for row in await self._rows()}
 
-    async def _review(self) -> End | None:
+    async def _review(self, *, phase: bool = False) -> End | None:
+        policy, tasks = self._context.agent.policy, self._context.agent.tasks
+        if not phase and (not tasks.review.judges or any(each.name == REVIEW_PHASE for each in policy.phases)):
+            return None
         found = [await self._shown(row) for row in await self._rows()]
         stopped = await review_findings(
             self._row.session, found, self._judging(), self._price, self._ask_judge, self.running.write

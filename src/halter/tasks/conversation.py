@@ -7,7 +7,7 @@ A task with phases takes one after the other, never back, each with the tools gr
 turn, the session moves to the next phase or to its end. In the review phase judges are asked instead of a turn.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -298,13 +298,16 @@ class Conversation:
 
 
 REVIEW_PHASE: Final = "ethics_review"
-"""The phase in which judges review the findings."""
+"""The phase in which judges review the findings. Without it, named judges do so before a finding leaves the session."""
 
 OfferTools = Callable[[Phase], tuple[ToolSpec, ...]]
 """Returns the tools that are offered in a phase."""
 
-ReviewPhase = Callable[[], Awaitable[End | None]]
-"""Reviews the findings; returns the end of the session, if it ends over it."""
+
+class ReviewPhase(Protocol):
+    """Reviews the findings, also without a phase for it if judges are named; returns the session's end, if it ends."""
+
+    async def __call__(self, *, phase: bool = False) -> End | None: ...
 
 
 class PhaseWalk:
@@ -348,13 +351,13 @@ class PhaseWalk:
             return then
         self._stand()
         if not self._begins() and not await self._entered():
-            return then
+            return await self._review() or then
         return await self._moved_on() or NextTurn()
 
     async def _moved_on(self) -> End | None:
         """Runs the review in its phase; after an interruption it starts again."""
         while self._begins() and self._here().name == REVIEW_PHASE:
-            stopped = await self._review()
+            stopped = await self._review(phase=True)
             if stopped is not None:
                 return stopped
             if not await self._entered():

@@ -394,7 +394,7 @@ def _render_finding(finding: str, found: Mapping[str, tuple[str, str]]) -> str:
     review, words = found[finding]
     if review == "withheld":
         raise Failed("Withheld", f"{finding} was withheld by its reviewer and is not delivered")
-    return f"{words}\n{UNREVIEWED}" if review == "not_reviewed" else words
+    return words if review == "released" else f"{words}\n{UNREVIEWED}"
 
 
 def name_by_parts(kind: str, *parts: str) -> str:
