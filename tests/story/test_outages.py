@@ -327,3 +327,28 @@ async def test_what_the_journal_says_of_the_wait_is_what_the_loop_goes_by(stormy
     await world.advance(HOUR // 2)
     parked = [each.event for each in await stormy.fleet.events("watcher-1") if isinstance(each.event, SessionParked)]
     assert {(each.trouble, each.sentence) for each in parked} == {("outage", str(AWAY))}
+
+
+SUMMARIZE = "---\nname: summarize\ndescription: Says it in a sentence.\n---\nSay it in one sentence.\n"
+
+
+async def test_a_skill_that_a_schedule_runs_waits_through_an_outage(world: World, tmp_path: Path) -> None:
+    """A step of a playbook asks a model that does not answer; the playbook goes on where it waited."""
+    office = Office(world, tmp_path, PRICED, sturdy=True)
+    folder = office.reviewer("schedules: [{name: tick, playbook: steps.yaml, every: 10m}]\n", head=WORK)
+    (folder / ".agents" / "skills" / "summarize").mkdir(parents=True)
+    (folder / ".agents" / "skills" / "summarize" / "SKILL.md").write_text(SUMMARIZE)
+    (folder / "steps.yaml").write_text("- {call: run_skill, with: {skill: summarize, input: It rains.}}\n")
+    weather = Weather(world, [say("Rain.", Usage(100, 50))] * 9)
+    weather.fails(10 * MINUTE, 20 * MINUTE)
+    office.start(folder, given={"scripted:script": weather})
+    await world.advance(29 * MINUTE)
+    (row,) = await office.runs()
+    assert row.ended_at is None
+    assert await subjects(world) == ["clerk: no model answers"]
+    assert sum(each.usd for each in await world.journal.ask(Query("all_spends", SpendRow))) == 0
+    await world.advance(20 * MINUTE)
+    row = (await office.runs())[0]
+    assert row.state == "COMPLETED"
+    assert await office.calls(row.session) == [("run_skill", "ok")]
+    assert await subjects(world) == ["clerk: no model answers", "clerk: waits for its model no longer"]

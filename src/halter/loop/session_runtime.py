@@ -512,13 +512,30 @@ class SessionRuntime:
                 self.troubled()
         return rests
 
-    async def _rest(self, state: State, wake_at: int, or_when: CheckWaiting | None = None) -> None:
+    async def wait_out(self, trouble: str, sentence: str, sleep: int) -> None:
+        """Rest in the middle of a call, because of a trouble that people are told of."""
+        await self._rest("SLEEPING", self._clock.now() + sleep, trouble=trouble, sentence=sentence)
+
+    async def _rest(
+        self,
+        state: State,
+        wake_at: int,
+        or_when: CheckWaiting | None = None,
+        *,
+        trouble: str = "",
+        sentence: str = "",
+    ) -> None:
         """Rest until a message, the wake time, a halt or another condition."""
         self._rests += 1
         began = self._clock.now()
-        parked = ev.SessionParked(state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True)
+        said = self.redacted(sentence)
+        parked = ev.SessionParked(
+            state=state, inbox_seen=self._seen, wake_at=wake_at, resident=True, trouble=trouble, sentence=said
+        )
         key = f"{self.lease.session}/{self.lease.generation}/rest/{self._rests}"
         committed = await self.commit(lifecycle.park_session(self.lease, key, parked))
+        if trouble:
+            self.troubled()
         due = bool(committed.events) and await self.until_woken(wake_at, or_when)
         await self._woken("timer" if due else "decision")
         self.rested_at = self._seen

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
+from typing_extensions import TypeIs
 
 from halter.autonomy.hot_state import Awareness, HotState, parse_source_text
 from halter.autonomy.pace import AutonomousPace, PaceTerms, parse_active_hours
@@ -41,7 +42,7 @@ from halter.core.vocabulary import SessionKind
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer
-from halter.loop.decide import End, FailedAttempt, TurnLimits, compute_backoff
+from halter.loop.decide import End, FailedAttempt, TurnLimits, compute_backoff, compute_outage_backoff
 from halter.loop.loop import NO_LIVE_CONTEXT, NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.prompt import LoopSettings, ScoreAnswer, make_question_prompt, read_form_answer
 from halter.loop.session_runtime import SessionRuntime, WaitListener
@@ -50,7 +51,15 @@ from halter.runtime.agent_context import AgentContext, Models
 from halter.runtime.assemble import AssembledAgent
 from halter.runtime.documents import Library, SessionDocuments
 from halter.tasks.conversation import REVIEW_PHASE, Conversation, PhaseWalk
-from halter.tasks.playbooks import RUN_PLAYBOOK, RUN_SKILL, run_playbook, run_skill
+from halter.tasks.playbooks import (
+    MAX_PLAYBOOK_DURATION,
+    MAX_SKILL_ATTEMPTS,
+    RUN_PLAYBOOK,
+    RUN_SKILL,
+    SKILL_TIMEOUT,
+    run_playbook,
+    run_skill,
+)
 from halter.tasks.retrieve import RETRIEVE_CHUNKS, DocumentRef, retrieve_chunks
 from halter.tasks.review import FindingInContext, JudgePanel, review_findings
 from halter.tasks.task_tools import (
@@ -127,8 +136,9 @@ class TaskTools:
             RETRIEVE_CHUNKS: lambda: retrieve_chunks(self.shelves, clock.now),
             RUN_SKILL: lambda: run_skill(
                 agent.skills,
-                lambda request, attempt: self._ask(request, context.model_for("skill"), attempt),
+                lambda request, attempt: self._ask_patiently(request, context.model_for("skill"), attempt),
                 agent.mind.max_output_tokens,
+                MAX_PLAYBOOK_DURATION if self._patience else SKILL_TIMEOUT,
             ),
             RUN_PLAYBOOK: lambda: run_playbook(agent.playbooks, self._step, self._spent_in),
             EMIT_FINDING: lambda: emit_finding(name, self.shelves.check),
@@ -178,6 +188,29 @@ class TaskTools:
                 compute_backoff(FailedAttempt("", may_retry=True), attempt, self._context.chance.random())
             )
         return await self.running.request(request, model, attempt, standing=self._standing(request.id))
+
+    @property
+    def _patience(self) -> int:
+        """The longest wait between two tries of a model that does not answer; 0 where a person attends."""
+        return self._context.agent.mind.outage_backoff if self._row.unattended else 0
+
+    async def _ask_patiently(
+        self, request: ModelRequest, model: Model, attempt: int
+    ) -> AnsweredRequest | RefusedRequest | FailedRequest:
+        """Asks for a skill. After the last attempt, an outage is waited out as every unattended session does."""
+        clock, chance = self._context.app.clock, self._context.chance
+        answer = await self._ask(request, model, attempt)
+        began, waited = clock.now(), False
+        while self._patience and _passes(answer, last=attempt >= MAX_SKILL_ATTEMPTS - 1):
+            trouble = "outage" if answer.may_retry else "needs_person"
+            lasted, asked = clock.now() - began, answer.retry_after or 0
+            sleep = compute_outage_backoff(lasted, asked, self._patience, chance.random())
+            await self.running.wait_out(trouble, answer.error, sleep)
+            attempt, waited = attempt + 1, True
+            answer = await self.running.request(request, model, attempt, standing=self._standing(request.id))
+        if waited and isinstance(answer, AnsweredRequest):
+            await self.running.recovered()
+        return answer
 
     async def _ask_judge(
         self, request: ModelRequest, model: Model, attempt: int
@@ -234,6 +267,11 @@ class TaskTools:
         if isinstance(rates, Unpriced):
             return None
         return rates.bound(model.count(prompt), prompt.max_output_tokens, self._context.app.clock.now())
+
+
+def _passes(answer: AnsweredRequest | RefusedRequest | FailedRequest, *, last: bool) -> TypeIs[FailedRequest]:
+    """Whether time or a person mends what failed."""
+    return isinstance(answer, FailedRequest) and ((answer.may_retry and last) or answer.needs_person)
 
 
 def _list_collections(trigger: AnyTrigger) -> tuple[str, ...]:

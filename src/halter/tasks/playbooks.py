@@ -196,7 +196,9 @@ AskForSkill = Callable[[ModelRequest, int], Awaitable[AnsweredRequest | RefusedR
 """Makes a request through the guard, with its attempt number."""
 
 
-def run_skill(skills: Mapping[str, Skill], ask: AskForSkill, max_output_tokens: int) -> Verb:
+def run_skill(
+    skills: Mapping[str, Skill], ask: AskForSkill, max_output_tokens: int, timeout: int = SKILL_TIMEOUT
+) -> Verb:
     """Makes the verb that applies a skill's instructions with a request of its own."""
 
     async def act(asked: _SkillArguments, call: str) -> str:
@@ -226,4 +228,4 @@ def run_skill(skills: Mapping[str, Skill], ask: AskForSkill, max_output_tokens: 
     about = "Work on some input by the instructions of a skill. " + " ".join(
         f"{skill.name}: {skill.description}" for skill in skills.values()
     )
-    return Verb(RUN_SKILL, about.strip(), _SkillArguments, act, flaw, timeout=SKILL_TIMEOUT)
+    return Verb(RUN_SKILL, about.strip(), _SkillArguments, act, flaw, timeout=timeout)
