@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import Bench
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from halter.core.effect_events import RequestSettled, RequestStarted
@@ -20,6 +21,7 @@ from halter.core.errors import ConfigError
 from halter.core.events import SessionEnded, TurnEnded, TurnStarted
 from halter.core.ids import WorkerId, session_stream
 from halter.core.ports import Draft, Lease, Write
+from halter.models.scripted import say
 from halter.runtime.feed import CommitObserver
 from halter.runtime.telemetry import SessionTracer, Span, open_span_sender
 from halter.testing.world import World
@@ -380,3 +382,29 @@ def _stalling(until: threading.Event) -> type[BaseHTTPRequestHandler]:
 def test_a_place_that_is_none_is_a_sentence() -> None:
     with pytest.raises(ConfigError, match="no place for traces"), open_span_sender("elsewhere", {}):
         pass
+
+
+def names_in(file: Path) -> list[str]:
+    return [json.loads(line)["name"] for line in file.read_text().splitlines()]
+
+
+def test_a_run_a_chat_and_a_playbook_are_traced_to_their_end(ada: Person) -> None:
+    (ada.agent / "steps.yaml").write_text("- {call: look, with: {at: there}}\n")
+    ada.writes("- calls: [{tool: look, arguments: {at: here}}]\n- {repeat: true, text: All is well.}\n")
+    commands = {
+        "run": (["run", str(ada.agent), "look around"], b"", ["execute_tool look", "turn 1", "invoke_agent desk"]),
+        "chat": (["chat", str(ada.agent), "--no-route"], b"look\n/quit\n", ["chat script", "turn 1"]),
+        "play": (["play", str(ada.agent / "steps.yaml")], b"", ["execute_tool look", "invoke_agent desk"]),
+    }
+    for name, (words, typed, expected) in commands.items():
+        ada.environ["HALTER_TRACES"] = f"file:{name}.jsonl"
+        assert ada.types(*words, given=typed)[0] == 0
+        found = names_in(ada.home / f"{name}.jsonl")
+        assert [each for each in expected if each not in found] == [], name
+
+
+async def test_an_agent_of_a_program_is_traced(tmp_path: Path) -> None:
+    environ = {"HOME": str(tmp_path), "HALTER_TRACES": f"file:{tmp_path / 'traces.jsonl'}"}
+    agent = Bench(tmp_path).agent(say("All is well."), environ=environ)
+    assert (await agent.run("Look.", kind="task")).ok
+    assert names_in(tmp_path / "traces.jsonl") == ["chat first", "turn 1", "invoke_agent desk"]

@@ -60,8 +60,9 @@ def play(
         from halter.config.agent_files import read_playbook
         from halter.runtime.assemble import assemble_agent
         from halter.runtime.sessions import begin_playbook, resume_playbook
+        from halter.runtime.telemetry import trace_process
 
-        async with assemble_agent(app, folder, tell=warn) as ready:
+        async with trace_process(app, warn), assemble_agent(app, folder, tell=warn) as ready:
             for sentence in ready.left_out:
                 warn(sentence)
             session = await (

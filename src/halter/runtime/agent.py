@@ -242,6 +242,7 @@ class AgentProgram(ABC):
         from halter.journal.store import ignore_problem
         from halter.runtime.agent_context import AgentContext
         from halter.runtime.runtime import DEFAULT_LEASE_DURATION, open_runtime
+        from halter.runtime.telemetry import trace_process
 
         options, written = self._options, self._written()
         lease = round(options.get("lease", DEFAULT_LEASE_DURATION / SECOND) * SECOND)
@@ -253,6 +254,7 @@ class AgentProgram(ABC):
                 warnings.warn(told, PolicyWarning, stacklevel=2)
             worker = make_worker_id(self._name, app.ids)
             app.trouble.tell = options.get("tell", ignore_problem)
+            await stack.enter_async_context(trace_process(app, _LOG.warning))
             await stack.enter_async_context(keep_leases(app.patient(), app.clock, worker, max(lease // 3, 1)))
             agent, models = await self._assembled(app, stack)
             yield AgentContext(app, agent, models, worker, lease + SECOND)

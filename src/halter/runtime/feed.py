@@ -335,6 +335,12 @@ class CommitObserver:
         self._wanted = wanted
         self._waiting: deque[Stored] = deque(maxlen=MAX_PENDING_ITEMS)
         self._came = asyncio.Event()
+        self._closed = False
+
+    def close(self) -> None:
+        """Ends the reader once it has read what was committed so far."""
+        self._closed = True
+        self._came.set()
 
     def saw(self, events: Sequence[Stored]) -> None:
         """Called in any thread after a commit; drops the oldest when the reader is too slow."""
@@ -352,6 +358,8 @@ class CommitObserver:
             self._came.clear()
             while self._waiting:
                 yield self._waiting.popleft()
+            if self._closed:
+                return
 
 
 def serialize_event(stored: Stored) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO
 
@@ -589,6 +589,32 @@ def trace_worker(app: Runtime, store: Store, tell: TraceProblemListener) -> Gene
         tracing = SessionTracer(store, app.clock, sink, tell, content=is_content_wanted(app.environ))
         app.store.observe(committed)
         yield (lambda: tracing.run_here(committed),)
+
+
+LAST_SPANS_SECONDS: Final = 5.0
+"""How long the end of a process may wait for its last spans to be made."""
+
+
+@asynccontextmanager
+async def trace_process(app: Runtime, tell: TraceProblemListener) -> AsyncGenerator[None]:
+    """Traces what this process commits, until the end and with all of it; does nothing unless tracing is enabled."""
+    way = read_trace_target(app.environ)
+    if not way:
+        yield
+        return
+    committed = CommitObserver(asyncio.get_running_loop(), _is_session)
+    with open_span_sender(way, app.environ) as sink:
+        tracing = SessionTracer(app.patient(), app.clock, sink, tell, content=is_content_wanted(app.environ))
+        app.store.observe(committed)
+        reading = asyncio.create_task(tracing.run_here(committed), name="traces")
+        try:
+            yield
+        finally:
+            committed.close()
+            await asyncio.wait((reading,), timeout=LAST_SPANS_SECONDS)
+            reading.cancel()
+            with suppress(asyncio.CancelledError):
+                await reading
 
 
 class SpanSink(Protocol):
