@@ -451,3 +451,21 @@ def until(holds: Any) -> None:
     deadline = time.monotonic() + 30
     while not holds():
         assert time.monotonic() < deadline
+
+
+SUMMARIZE = "---\nname: summarize\ndescription: Says it in a sentence.\n---\nSay it in one sentence.\n"
+
+
+def test_a_playbook_with_verbs_is_played_and_says_its_cap_first(ada: Person) -> None:
+    place = ada.agent / ".agents" / "skills" / "summarize"
+    place.mkdir(parents=True)
+    (place / "SKILL.md").write_text(SUMMARIZE)
+    step = "{call: run_skill, with: {skill: summarize, input: It rains.}}"
+    (ada.agent / "steps.yaml").write_text(f"max_cost_usd: 0.05\nsteps: [{step}]\n")
+    ada.writes("- {repeat: true, text: Rain.}\n")
+    code, said, _ = ada.types("play", str(ada.agent / "steps.yaml"))
+    assert code == 0
+    first, session, *rest = said.splitlines()
+    assert first == "It may spend at most $0.05."
+    assert session.startswith("Session ")
+    assert rest[0] == "  ok       run_skill  Rain."

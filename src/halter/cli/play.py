@@ -22,7 +22,7 @@ from halter.cli.output import answer_json, say, warn
 from halter.core.agent_spec import Step
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide
-from halter.core.money import format_usd
+from halter.core.money import format_micros, format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
 from halter.guard.tool_door import Answer, NeedsPerson
@@ -51,7 +51,8 @@ def play(
 ) -> None:
     """Run a playbook through the guard, call by call. It waits where a person has to decide, and survives a crash.
 
-    A playbook is a list of calls in YAML; no model is asked. Exits 1 if a step was refused or failed.
+    A playbook is a list of calls in YAML. A model is asked only by a step that asks one, as run_skill does. The
+    playbook's cap is said first. Exits 1 if a step was refused or failed.
     """
     given = _parse_inputs(inputs or [])
     folder = agent or _find_agent_folder(playbook)
@@ -65,10 +66,11 @@ def play(
         async with trace_process(app, warn), assemble_agent(app, folder, tell=warn) as ready:
             for sentence in ready.left_out:
                 warn(sentence)
+            steps = None if resume else read_playbook(playbook)
+            if not as_json and steps is not None and steps.max_cost_usd is not None:
+                say(f"It may spend at most {format_micros(steps.max_cost_usd)}.", at_once=True)
             session = await (
-                _find_play_session(app, resume)
-                if resume
-                else begin_playbook(app, ready, read_playbook(playbook), given)
+                _find_play_session(app, resume) if steps is None else begin_playbook(app, ready, steps, given)
             )
             if not as_json:
                 say(f"Session {session}", at_once=True)

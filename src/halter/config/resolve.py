@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from halter.config.agent_files import (
     INSTRUCTIONS,
+    SKILLS,
     AgentFile,
     UnusableFile,
     decode_file_text,
@@ -502,7 +503,7 @@ def _tasks(both: FilePair, folder: Path | None) -> Tasks:
         review=spec.review,
         notify=_notify(both.fleet, both.agent),
         anonymize=_anonymized_names(spec),
-        verbs=_verbs(spec),
+        verbs=_verbs(spec, folder),
         idle_halt=round(spec.idle_halt_minutes * MINUTE),
         concurrency=value_or_default(spec.concurrency, None),
     )
@@ -539,10 +540,14 @@ def _anonymized_names(spec: AgentSpec) -> tuple[str, ...] | None:
     return said.names if value_or_default(said.enabled, spec.phases == "review") else None
 
 
-def _verbs(spec: AgentSpec) -> Verbs:
-    found = {*spec.verbs, *(name for phase in resolve_phases(spec.phases) for name in phase.grants or ())}
+def _verbs(spec: AgentSpec, folder: Path | None) -> Verbs:
+    phases = resolve_phases(spec.phases)
+    found = {*spec.verbs, *(name for phase in phases for name in phase.grants or ())}
     if spec.collections or spec.watches:
         found.add("retrieve_chunks")
+    # A skill in the folder need not be named a second time.
+    if folder is not None and (folder / SKILLS).is_dir() and any(phase.grants is None for phase in phases):
+        found.add("run_skill")
     return tuple(verb for verb in VERBS if verb in found)
 
 

@@ -294,11 +294,12 @@ async def begin_playbook(
     missing = [name for name in playbook.inputs if name not in inputs]
     if missing:
         raise ConfigError(f"{playbook.file} needs {join_names(missing)}: give it as --input {missing[0]}=VALUE.")
-    unknown = [name for name in playbook.tools if name not in agent.tools]
+    known = {*agent.tools, *agent.tasks.verbs}
+    unknown = [name for name in playbook.tools if name not in known]
     if unknown:
         raise ConfigError(
             f"{playbook.file} calls {join_names(unknown)}, which {agent.policy.name} does not have; "
-            f"its tools are {join_names(sorted(agent.tools)) or 'none'}."
+            f"its tools are {join_names(sorted(known)) or 'none'}."
         )
     task = encode_task(Task(playbook, inputs))
     redact = make_guard(app, agent.policy, agent.secrets).redacted
@@ -327,7 +328,12 @@ async def is_playbook_run(context: AgentContext, row: SessionRow) -> bool:
     return made is not None and made.trigger().playbook is not UNSET
 
 
-async def run_leased_playbook(context: AgentContext, lease: Lease) -> PlaybookOutcome:
+async def run_leased_playbook(
+    context: AgentContext,
+    lease: Lease,
+    tell: StepListener = lambda _, __: None,
+    waits: WaitListener = lambda _, __: None,
+) -> PlaybookOutcome:
     """Runs a playbook's session to its end, under a lease that the caller holds."""
     agent, app, store = context.agent, context.app, context.store
     task = await _read_task(app, agent, lease.session)
@@ -336,9 +342,12 @@ async def run_leased_playbook(context: AgentContext, lease: Lease) -> PlaybookOu
     tasking = TaskTools(context, row, began.trigger, began.documents)
     tools = {**agent.tools, **{verb.spec.name: verb for verb in tasking.verbs()}}
     standing = resolve_standing(context, row, grant_phase_tools(agent.policy.phases[0], (), began.grants), began)
-    running = SessionRuntime(store, app.clock, context.guard(), lease, standing, tools)
+    if not row.trigger:
+        # A playbook has no last words, so it needs no reserve.
+        standing = msgspec.structs.replace(standing, kept_usd=0, kept_tokens=0)
+    running = SessionRuntime(store, app.clock, context.guard(), lease, standing, tools, waits)
     tasking.running = running
-    return await walk_playbook(running, store, task)
+    return await walk_playbook(running, store, task, tell)
 
 
 async def resume_playbook(
@@ -348,16 +357,18 @@ async def resume_playbook(
     tell: StepListener,
     waits: WaitListener = lambda _, __: None,
 ) -> PlaybookOutcome:
-    """Runs a playbook's session to its end; `waits` is called when a person has to decide."""
-    task = await _read_task(app, agent, session)
+    """Runs a playbook's session to its end; `waits` is called when a person has to decide.
+
+    A model is made only for a step that asks one, so a playbook of plain calls needs no key.
+    """
+    await _read_task(app, agent, session)
     worker = make_worker_id("play", app.ids)
-    async with keep_leases(app.store, app.clock, worker, pulse=app.pulse):
+    async with models_of(app, agent) as models, keep_leases(app.store, app.clock, worker, pulse=app.pulse):
         lease = await take_lease(app.store, app.clock, worker, session, PATIENCE)
         if lease is None:
             raise ConfigError(f"Session {session} is over, or another process works on it: look at halter sessions.")
-        store, guard = app.patient(), make_guard(app, agent.policy, agent.secrets)
-        running = SessionRuntime(store, app.clock, guard, lease, agent.standing(session), agent.tools, waits)
-        return await walk_playbook(running, store, task, tell)
+        guard = make_guard(app, agent.policy, agent.secrets)
+        return await run_leased_playbook(AgentContext(app, agent, models, worker, bound=guard), lease, tell, waits)
 
 
 async def _read_task(app: Runtime, agent: AssembledAgent, session: SessionId) -> Task:
