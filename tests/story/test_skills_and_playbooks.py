@@ -93,9 +93,12 @@ async def test_a_skill_that_there_is_not_is_told_with_those_that_there_are(world
     assert "There is no skill 'cook': there is `check`." in results(office)[0].text
 
 
-async def test_a_skill_that_fails_is_tried_again_and_then_told_to_the_model(world: World, tmp_path: Path) -> None:
+async def test_a_skill_that_may_not_wait_is_tried_again_and_then_told_to_the_model(
+    world: World, tmp_path: Path
+) -> None:
     fails = "- {when: By this., repeat: true, fails: {kind: Overloaded, unavailable: true, billed: false}}\n"
-    office = await ran(world, tmp_path, asks("run_skill", "{skill: check, input: By this.}") + fails)
+    hurried = WORK.replace("max_output_tokens: 500", "max_output_tokens: 500, outage_backoff: 0")
+    office = await ran(world, tmp_path, asks("run_skill", "{skill: check, input: By this.}") + fails, head=hurried)
     made = await office.receipt(SESSION)
     assert [line.outcome for line in made.requests if line.purpose == "skill"] == ["error"] * 3
     assert await office.calls(SESSION) == [("run_skill", "error")]
