@@ -10,6 +10,8 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import SessionStarted
 from halter.guard.approvals import approve_edited
 from halter.guard.halts import cancel, halt, resume
+from halter.hooks.protocol import HookReply
+from halter.state.receipt import make_receipt
 from halter.testing.world import World
 from tests.hooks.desks import AGENT, PERSON, SECRET, SESSION, bash, bash_done, event, open_desk, reason, verdict
 
@@ -376,3 +378,56 @@ async def test_the_level_follows_from_the_risk(world: World, tmp_path: Path) -> 
             await desk.ask(bash(command, f"t{number}"))
         await world.advance(MINUTE)
         assert [line.level for line in (await desk.receipt()).calls] == ["MONITORED", "CONTROLLED"]
+
+
+def gemini(name: str, command: str, **more: object) -> bytes:
+    """An event as Gemini CLI sends it: without an id of the call."""
+    said = {"session_id": SESSION, "transcript_path": "/t", "cwd": "/home/ada", "timestamp": "2026-11-17T09:00:00Z"}
+    call = {"hook_event_name": name, "tool_name": "run_shell_command", "tool_input": {"command": command}}
+    return json.dumps({**said, **call, **more}).encode()
+
+
+async def test_gemini_gives_no_ids_and_each_call_is_known_all_the_same(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path, agent="gemini-cli", program="gemini") as desk:
+
+        async def ask(data: bytes) -> HookReply:
+            return await desk.ask(data, program="gemini", agent="gemini-cli")
+
+        assert (await ask(gemini("BeforeTool", "make"))).out == b"{}"
+        response = {"llmContent": f"key {SECRET}", "returnDisplay": SECRET}
+        said = json.loads((await ask(gemini("AfterTool", "make", tool_response=response))).out)
+        assert said == {"decision": "deny", "reason": "key [redacted:anthropic]"}
+        assert (await ask(gemini("BeforeTool", "make"))).code == 0
+        pending = await ask(gemini("BeforeTool", FORCE))
+        assert (pending.code, b"pending decision" in pending.err) == (2, True)
+        await desk.decide("approve")
+        assert (await ask(gemini("BeforeTool", FORCE))).code == 0
+        assert (await ask(gemini("BeforeTool", FORCE))).code == 2
+        made = make_receipt(await desk.events(f"gemini-cli-{SESSION}"))
+        assert [line.outcome for line in made.calls] == ["ok", None, None]
+        assert len(made.in_doubt) == 2
+
+
+async def test_cursor_names_its_conversation_and_is_answered_in_its_words(world: World, tmp_path: Path) -> None:
+    base = {
+        "conversation_id": "c-1",
+        "generation_id": "g",
+        "workspace_roots": ["/home/ada/x"],
+        "cursor_version": "3.2.1",
+    }
+
+    def said(name: str, tool: str, given: dict[str, str], **more: str) -> bytes:
+        return json.dumps({**base, "hook_event_name": name, "tool_name": tool, "tool_input": given, **more}).encode()
+
+    async with open_desk(world, tmp_path, agent="cursor", program="cursor") as desk:
+
+        async def ask(data: bytes) -> HookReply:
+            return await desk.ask(data, program="cursor", agent="cursor")
+
+        assert (await ask(said("preToolUse", "Shell", {"command": "ls"}, tool_use_id="u1"))).out == b"{}"
+        await ask(said("postToolUse", "Shell", {"command": "ls"}, tool_use_id="u1", tool_output="a b"))
+        reply = await ask(said("preToolUse", "MCP:mail:send", {"to": "bob"}, tool_use_id="u2"))
+        assert (reply.code, json.loads(reply.out)["permission"]) == (2, "deny")
+        assert "pending decision" in json.loads(reply.out)["agent_message"]
+        made = make_receipt(await desk.events("cursor-c-1"))
+        assert [line.outcome for line in made.calls] == ["ok"]

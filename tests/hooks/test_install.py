@@ -117,6 +117,22 @@ def test_a_program_that_is_not_there_is_refused(home: Home) -> None:
     assert set(own) == {"type", "command", "timeout"}
 
 
+def test_each_program_has_its_own_form(home: Home) -> None:
+    home.has("0.61.0", "gemini")
+    home.has("3.4.1\nabcdef\nx64", "cursor")
+    (home.home / ".cursor").mkdir()
+    (home.home / ".cursor/hooks.json").write_text('{"version": 1, "hooks": {"stop": [{"command": "./x.sh"}]}}')
+    for program in ("gemini", "cursor"):
+        assert home.types("hook", "install", "--for", program)[0] == 0
+    (group,) = json.loads((home.home / ".gemini/settings.json").read_text())["hooks"]["BeforeTool"]
+    assert (group["matcher"], group["hooks"][0]["timeout"]) == (".*", 150_000)
+    (own,) = json.loads((home.home / ".cursor/hooks.json").read_text())["hooks"]["preToolUse"]
+    assert (own["failClosed"], "hooks" in own) == (True, False)
+    assert "was not tried" in home.types("hook", "status")[1]
+    assert home.types("hook", "uninstall", "--for", "cursor")[0] == 0
+    assert json.loads((home.home / ".cursor/hooks.json").read_text())["hooks"] == {"stop": [{"command": "./x.sh"}]}
+
+
 @pytest.mark.parametrize("text", ["{", "[]", '{"hooks": []}', '{"hooks": {"PreToolUse": {}}}', "// x\n{}"])
 def test_settings_that_cannot_be_read_stay_as_they_are(home: Home, text: str) -> None:
     home.file.write_text(text)

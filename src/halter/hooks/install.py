@@ -51,20 +51,30 @@ limits:
 """
 
 
+_UNTRIED: Final = "These hooks follow the documentation of {0}; Halter was not tried with {0} itself."
+_SHORT_EVENTS: Final = frozenset({"SessionEnd", "sessionEnd"})
+_SHORT_SECONDS: Final = 3
+"""A program that ends waits no longer for its last hook."""
+
+
 class ProgramTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How the hooks of a program are installed: its binary, the first version that can be made safe, its file."""
+    """How the hooks of a program are installed: its binary, the first version that can be made safe, its file.
+
+    `on_failure` is what a handler says so that its failure blocks. In a `flat` file handlers stand in no group.
+    """
 
     agent: str
     binary: str
     least: tuple[int, int, int]
     why: str
-    home_variable: str
     home: str
+    home_variable: str = ""
     file: str
     events: tuple[str, ...]
-    blocks_on_failure: bool = False
+    on_failure: Mapping[str, Any] = {}
+    matcher: str = "*"
     flat: bool = False
-    version_key: bool = False
+    milliseconds: bool = False
     note: str = ""
 
 
@@ -79,7 +89,7 @@ TERMS: Final[Mapping[str, ProgramTerms]] = MappingProxyType(
             home=".claude",
             file="settings.json",
             events=("PreToolUse", "PostToolUse", "PostToolUseFailure", "PermissionDenied", "SessionEnd"),
-            blocks_on_failure=True,
+            on_failure={"onFailure": "block"},
         ),
         "codex": ProgramTerms(
             agent="codex",
@@ -91,6 +101,31 @@ TERMS: Final[Mapping[str, ProgramTerms]] = MappingProxyType(
             file="hooks.json",
             events=("PreToolUse", "PostToolUse", "SessionEnd"),
             note="Codex skips hooks that you have not trusted: start `codex`, and trust them under /hooks.",
+        ),
+        "gemini": ProgramTerms(
+            agent="gemini-cli",
+            binary="gemini",
+            least=(0, 26, 0),
+            why="hooks of an older one are an experiment that is switched off",
+            home=".gemini",
+            file="settings.json",
+            events=("BeforeTool", "AfterTool", "SessionEnd"),
+            matcher=".*",
+            milliseconds=True,
+            note=_UNTRIED.format("Gemini CLI"),
+        ),
+        "cursor": ProgramTerms(
+            agent="cursor",
+            binary="cursor",
+            least=(3, 0, 0),
+            why="an older one may have no hook for all tools, or run a tool whose hook fails",
+            home=".cursor",
+            file="hooks.json",
+            events=("preToolUse", "postToolUse", "postToolUseFailure", "sessionEnd"),
+            on_failure={"failClosed": True},
+            flat=True,
+            milliseconds=True,
+            note=_UNTRIED.format("Cursor"),
         ),
     }
 )
@@ -104,7 +139,7 @@ def find_terms(program: str) -> ProgramTerms:
 
 def find_settings_file(program: str, environ: Mapping[str, str], home: Path) -> Path:
     terms = find_terms(program)
-    folder = environ.get(terms.home_variable)
+    folder = environ.get(terms.home_variable) if terms.home_variable else None
     return (Path(folder) if folder else home / terms.home) / terms.file
 
 
@@ -141,14 +176,15 @@ def make_command(entry: HookedProgram, folder: HookFolder) -> str:
 def make_handlers(entry: HookedProgram, folder: HookFolder) -> Mapping[str, Mapping[str, Any]]:
     """What is added to the settings, by event."""
     terms = find_terms(entry.program)
-    handler: dict[str, Any] = {
-        "type": "command",
-        "command": make_command(entry, folder),
-        "timeout": entry.wait_seconds + 2 * MARGIN_SECONDS,
-    }
-    if terms.blocks_on_failure:
-        handler["onFailure"] = "block"
-    return {event: {"matcher": "*", "hooks": [handler]} for event in terms.events}
+    return {event: _make_group(terms, event, make_command(entry, folder), entry.wait_seconds) for event in terms.events}
+
+
+def _make_group(terms: ProgramTerms, event: str, command: str, wait: int) -> Mapping[str, Any]:
+    seconds = _SHORT_SECONDS if event in _SHORT_EVENTS else wait + 2 * MARGIN_SECONDS
+    timed = {"timeout": seconds * 1000 if terms.milliseconds else seconds}
+    if terms.flat:
+        return {"command": command, **timed, **terms.on_failure}
+    return {"matcher": terms.matcher, "hooks": [{"type": "command", "command": command, **timed, **terms.on_failure}]}
 
 
 def install(entry: HookedProgram, folder: HookFolder, file: Path) -> HookedProgram:
@@ -161,6 +197,8 @@ def install(entry: HookedProgram, folder: HookFolder, file: Path) -> HookedProgr
     hooks = _read_hooks(settings, file)
     for event, group in make_handlers(entry, folder).items():
         hooks.setdefault(event, []).append(group)
+    if find_terms(entry.program).flat:
+        settings.setdefault("version", 1)
     settings["hooks"] = hooks
     after = json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
     first = known.before if known is not None and before == known.after else before

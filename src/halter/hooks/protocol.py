@@ -7,7 +7,7 @@ code, stdout and stderr. A refusal is always in the form that the program is kno
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, cast
 
 import msgspec
 
@@ -209,7 +209,86 @@ class Codex(Dialect):
                 return block(answer.sentence)
 
 
-DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType({each.PROGRAM: each for each in (ClaudeCode(), Codex())})
+class GeminiCli(Dialect):
+    """It gives a call no id. Of a result that is refused, its model sees the reason in its place: the masked text."""
+
+    PROGRAM: ClassVar[str] = "gemini"
+    TITLE: ClassVar[str] = "Gemini CLI"
+    EVENTS: ClassVar[Mapping[str, Moment]] = MappingProxyType(
+        {"BeforeTool": "before", "AfterTool": "after", "SessionEnd": "ended"}
+    )
+    BYPASSES: ClassVar[tuple[str, ...]] = (
+        "hooks that are switched off in its settings or with `/hooks disable`",
+        "a hook that is stopped from outside until its timeout: Gemini CLI then runs the tool",
+        "another home folder, another or an older `gemini` binary",
+        "what a command that was admitted starts by itself",
+    )
+
+    def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
+        match answer:
+            case HookAdmission():
+                return HookReply()
+            case HookRefusal(sentence=sentence):
+                return block(sentence)
+            case HookQuestion():
+                return block(answer.sentence)
+            case HookSettlement(masked=masked, stop=stop):
+                said: dict[str, Any] = {}
+                if masked is not None:
+                    said |= {"decision": "deny", "reason": _find_model_text(masked)}
+                if stop:
+                    said |= {"continue": False, "stopReason": stop}
+                return HookReply(out=msgspec.json.encode(said))
+
+
+def _find_model_text(response: Any) -> str:
+    content = response.get("llmContent", response) if isinstance(response, dict) else response  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return content if isinstance(content, str) else msgspec.json.encode(content).decode()
+
+
+class Cursor(Dialect):
+    """Its session is a conversation. A refusal is said in its own words, with exit code 2 as well."""
+
+    PROGRAM: ClassVar[str] = "cursor"
+    TITLE: ClassVar[str] = "Cursor"
+    EVENTS: ClassVar[Mapping[str, Moment]] = MappingProxyType(
+        {"preToolUse": "before", "postToolUse": "after", "postToolUseFailure": "failed", "sessionEnd": "ended"}
+    )
+    BYPASSES: ClassVar[tuple[str, ...]] = (
+        "completions in the editor (Tab), which are no tool calls",
+        "hooks that are switched off in its settings, another home folder, another or an older version",
+        "what a command that was admitted starts by itself",
+    )
+
+    def _event(self, moment: Moment, said: Mapping[str, Any], *, attended: bool) -> HookEvent:
+        roots = said.get("workspace_roots")
+        first = cast("list[Any]", roots)[0] if isinstance(roots, list) and roots else ""
+        names = {
+            "session_id": said.get("conversation_id") or said.get("session_id"),
+            "cwd": said.get("cwd") or first,
+            "tool_response": said.get("tool_output"),
+            "error": said.get("error_message"),
+        }
+        return super()._event(moment, {**said, **names}, attended=attended)
+
+    def render(self, answer: HookAnswer, event: HookEvent) -> HookReply:
+        del event
+        match answer:
+            case HookAdmission() | HookSettlement():
+                return HookReply()
+            case HookRefusal(sentence=sentence):
+                return self._deny(sentence)
+            case HookQuestion():
+                return self._deny(answer.sentence)
+
+    def _deny(self, sentence: str) -> HookReply:
+        said = {"permission": "deny", "user_message": sentence, "agent_message": sentence}
+        return HookReply(BLOCKED, msgspec.json.encode(said), block(sentence).err)
+
+
+DIALECTS: Final[Mapping[str, Dialect]] = MappingProxyType(
+    {each.PROGRAM: each for each in (ClaudeCode(), Codex(), GeminiCli(), Cursor())}
+)
 
 
 def _decode_object(data: bytes) -> Mapping[str, Any]:

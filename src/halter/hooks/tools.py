@@ -53,7 +53,7 @@ _FAMILIES: Final[Mapping[ToolFamily, frozenset[str]]] = {
         "AskQuestion ToolSearch Skill Task Agent SlashCommand update_plan write_todos KillShell TaskStop"
     ),
 }
-_MCP: Final = re.compile(r"mcp__(?P<server>[A-Za-z0-9_.-]+?)__(?P<tool>.+)")
+_MCP: Final = re.compile(r"mcp__(?P<server>[A-Za-z0-9_.-]+?)__.+|(?P<cursor>MCP):.+")
 _PATCHED: Final = re.compile(r"^\*\*\* (?:(?:Add|Update|Delete) File|Move to): (.+)$", re.MULTILINE)
 _URL: Final = re.compile(r"https?://[^\s\"'<>)\]]+")
 _PATH_KEYS: Final = ("file_path", "absolute_path", "notebook_path", "path", "target_file", "dir_path")
@@ -138,7 +138,7 @@ class HookedTool:
             effect=effect,
             egress=self._family in {"web", "mcp"},
             cost=self._cost,
-            server=named["server"] if named else "",
+            server=(named["server"] or named["cursor"]) if named else "",
         )
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
