@@ -16,7 +16,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check style types docs pictures bench soak versions lock clean
+.PHONY: setup system run test check style types docs pictures bench clients soak versions lock clean
 
 setup: $(INSTALLED)
 
@@ -62,6 +62,12 @@ pictures: setup system
 
 bench: setup system
 	$(BIN)/python -m bench
+
+# Other people's programs, pinned, with Halter in front of their tools; they reach nothing but 127.0.0.1.
+clients: setup system
+	npm install --silent --no-audit --no-fund --prefix .clients \
+		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0
+	$(BIN)/python -m pytest -m clients tests/clients
 
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600

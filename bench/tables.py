@@ -14,6 +14,7 @@ medians. They are ratios to look at, not promises: the machine was small and sha
 TITLES = {
     "autonomy": "Autonomy",
     "guard": "Guard",
+    "hook": "Hooks",
     "journal": "Journal",
     "loop": "The loop, beside others",
     "past": "A long past",
@@ -58,6 +59,7 @@ def section(result: dict[str, Any]) -> str:
     ]
     body = {
         "autonomy": _autonomy,
+        "hook": _hook,
         "journal": _journal,
         "guard": _guard,
         "loop": beside.told,
@@ -102,6 +104,25 @@ def _start(result: dict[str, Any]) -> list[str]:
     for row in result["rows"]:
         aim = STARTS.get(row["name"], "")
         lines.append(f"| `{row['name']}` | {row['cpu_us'] / 1000:,.0f} | {row['cpu_us'] / bare:.1f}× | {aim} |")
+    return lines
+
+
+HOOK = """A tool call of another program, from the start of its hook to the answer, with `halter hook serve` on an
+SQLite file: the shell, the interpreter, the socket, the decision and its commit; {calls} in a row. The aim is 60 ms
+at p50.
+"""
+
+
+def _hook(result: dict[str, Any]) -> list[str]:
+    """Tell how long another program waits for a decision, beside an interpreter that does nothing."""
+    lines = [
+        HOOK.format(**result["notes"]),
+        "| what | p50, ms | p95, ms | CPU of the hook, ms |",
+        "|---|---:|---:|---:|",
+    ]
+    for row in result["rows"]:
+        late = row["extra"]
+        lines.append(f"| `{row['name']}` | {late['p50_ms']:.0f} | {late['p95_ms']:.0f} | {row['cpu_us'] / 1000:.0f} |")
     return lines
 
 

@@ -98,12 +98,14 @@ def answering(data: bytes) -> Answers:
     return answer
 
 
-def answering_to_its_nonce(key: bytes, *, cut: int = 0, protocol: bytes = client.PROTOCOL) -> Answers:
+def answering_to_its_nonce(
+    key: bytes, *, cut: int = 0, protocol: bytes = client.PROTOCOL, code: bytes = b"0", said: bytes = ALLOW
+) -> Answers:
     """A server that knows what it was asked, and signs an allowance with a key."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = bytes.fromhex((await reader.readuntil(b"\n")).split()[1].decode())
-        data = pack(key, nonce, (b"0",), ALLOW, b"").replace(client.PROTOCOL, protocol, 1)
+        data = pack(key, nonce, (code,), said, b"").replace(client.PROTOCOL, protocol, 1)
         writer.write(data[: len(data) - cut])
         await writer.drain()
 
@@ -210,6 +212,13 @@ async def test_a_damaged_or_missing_key_blocks(folder: HookFolder) -> None:
         assert (await run(folder)).blocks
 
 
+async def test_a_block_without_a_sentence_gets_one(folder: HookFolder) -> None:
+    """Codex runs a tool whose hook exits with 2 and says nothing."""
+    async with serving(folder, answering_to_its_nonce(folder.key(), code=b"2", said=b"")):
+        ran = await run(folder)
+        assert (ran.code, b"blocked" in ran.err) == (2, True)
+
+
 @pytest.mark.parametrize("missing", [sys.executable, client.__file__], ids=["interpreter", "program"])
 async def test_a_hook_whose_program_is_gone_blocks(folder: HookFolder, missing: str) -> None:
     shell, option, line = command(folder)
@@ -256,10 +265,11 @@ class Server:
         self.home = home
         self.program = self.begin()
 
-    def begin(self) -> Halter:
-        self.program = Halter(["hook", "serve"], env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL)
+    def begin(self, *words: str) -> Halter:
+        words = words or ("hook", "serve")
+        self.program = Halter(words, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL)
         assert self.program.stdout is not None
-        assert b"are answered" in self.program.stdout.readline()
+        assert self.program.stdout.readline()
         return self.program
 
     def ask(self, data: bytes) -> Ran:
@@ -313,3 +323,11 @@ def test_a_killed_server_blocks_every_call(server: Server) -> None:
     assert server.ask(bash("ls", "t3")).blocks
     server.begin()
     assert server.ask(event("Other")).code == 0
+
+
+def test_halter_serve_answers_hooks_too(server: Server) -> None:
+    server.stop(signal.SIGTERM)
+    server.begin("serve", "--listen", "127.0.0.1:0")
+    assert server.ask(event("Other")).code == 0
+    code, said = server.halter("hook", "serve")
+    assert (code, "Another process answers hooks" in said) == (3, True)

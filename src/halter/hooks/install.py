@@ -166,11 +166,13 @@ def read_version(program: str, binary: str) -> str:
 
 
 def make_command(entry: HookedProgram, folder: HookFolder) -> str:
-    """The shell command of a hook. Whatever ends it otherwise than with 0, the shell makes 2 of it, which blocks."""
+    """The shell command of a hook. Whatever ends it otherwise than with 0, the shell makes 2 of it, which blocks.
+
+    It says a sentence each time: one program runs the tool where stderr is empty.
+    """
     seconds = entry.wait_seconds + MARGIN_SECONDS
     words = [sys.executable, "-I", "-S", client.__file__, entry.program, entry.agent, str(folder.path), str(seconds)]
-    sentence = "Halter's hook did not run to its end. This call is blocked."
-    return f'{shlex.join(words)} || {{ [ $? -eq 2 ] || echo "{sentence}" >&2; exit 2; }}'
+    return f'{shlex.join(words)} || {{ echo "This call is blocked by the hook of Halter." >&2; exit 2; }}'
 
 
 def make_handlers(entry: HookedProgram, folder: HookFolder) -> Mapping[str, Mapping[str, Any]]:
