@@ -36,7 +36,7 @@ NOT_RUN = {
         "needs a PostgreSQL server; tests/docs/test_deploy_page.py has one",
         "needs root",
     ],
-    "docs/how-to/hooks.md": ["needs Claude Code", "needs Claude Code", "needs Codex"],
+    "docs/how-to/hooks.md": ["needs Claude Code", "needs Claude Code", "needs Codex", "needs Gemini CLI and Cursor"],
     "docs/how-to/openai-clients.md": ["it runs until you stop it; tests/proxy has one that serves"],
     "docs/how-to/postgres.md": ["needs a PostgreSQL server"],
     "docs/how-to/siem.md": ["it runs until you stop it"],

@@ -269,7 +269,8 @@ class Server:
         words = words or ("hook", "serve")
         self.program = Halter(words, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL)
         assert self.program.stdout is not None
-        assert self.program.stdout.readline()
+        while b"are answered" not in (line := self.program.stdout.readline()):
+            assert line
         return self.program
 
     def ask(self, data: bytes) -> Ran:

@@ -190,16 +190,17 @@ def serve(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
     `halter serve` does both, once hooks are installed. While neither runs, the programs with hooks call no tool.
     """
 
+    def ready(place: Path) -> None:
+        if as_json:
+            answer_json({"name": "serving", "socket": str(place)})
+        else:
+            say(f"Hooks are answered at {place}. Ctrl-C ends it; then every tool call is blocked.")
+
     async def job(app: Runtime) -> None:
         from halter.hooks.server import serve_hooks
 
         demand_person(app, "answer hooks")
-        place = _hook_folder().socket
-        if as_json:
-            answer_json({"name": "serving", "at": app.clock.now(), "socket": str(place)})
-        else:
-            say(f"Hooks are answered at {place}. Ctrl-C ends it; then every tool call is blocked.")
-        await serve_hooks(app, warn)
+        await serve_hooks(app, warn, ready)
 
     run_with_app(store, job, new=True, acts=True, following=True)
 

@@ -219,7 +219,7 @@ async def _serve_hooks(app: Runtime, tell: Callable[[str], None]) -> None:
     from halter.hooks.server import serve_hooks
 
     try:
-        await serve_hooks(app, tell)
+        await serve_hooks(app, tell, lambda place: tell(f"Hooks are answered at {place}."))
     except ConfigError as error:
         tell(f"Hooks are not answered here: {error}")
     await asyncio.Event().wait()

@@ -28,8 +28,11 @@ BACKLOG: Final = 128
 Tell = Callable[[str], None]
 
 
-async def serve_hooks(app: Runtime, tell: Tell = lambda _: None) -> None:
-    """Answer hooks until cancelled. Raises ConfigError where another process does so already."""
+async def serve_hooks(app: Runtime, tell: Tell, ready: Callable[[Path], None]) -> None:
+    """Answer hooks until cancelled; `ready` is called once that is so.
+
+    Raises ConfigError where another process does so already.
+    """
     folder = find_hook_folder(app.settings)
     key, worker = folder.key(), make_worker_id("hooks", app.ids)
     with bind_socket(folder.socket) as listening:
@@ -38,6 +41,7 @@ async def serve_hooks(app: Runtime, tell: Tell = lambda _: None) -> None:
             server = await asyncio.start_unix_server(
                 HookServer(gate, key, tell).answer, sock=listening, limit=LONGEST_HEAD
             )
+            ready(folder.socket)
             try:
                 await run_together([server.serve_forever, lambda: sweep_forever(app, gate, tell)])
             finally:
