@@ -1,0 +1,55 @@
+"""A call whose effect happens elsewhere: admitted once, settled once, and an approval lets one of them run."""
+
+from pathlib import Path
+
+from halter.config.agent_files import read_agent
+from halter.config.resolve import resolve_agent
+from halter.core.events import SessionStarted
+from halter.core.folders import NO_PROTECTED_PATHS
+from halter.core.ids import SessionId, make_worker_id
+from halter.core.tools import Tool
+from halter.dispatch.heartbeat import take_lease
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.hooks.tools import HookedTool
+from halter.redaction.secrets import GivenSecrets
+from halter.runtime.agent_context import make_guard
+from halter.runtime.assemble import AssembledAgent
+from halter.state.lifecycle import start_session
+from halter.state.session import InFlight
+from halter.testing.world import World
+from tests.hooks.desks import AGENT, open_desk
+
+ARGUMENTS = b'{"command":"git push --force","cwd":"/x"}'
+
+
+async def test_one_approval_admits_one_of_two_calls_that_name_it(world: World, tmp_path: Path) -> None:
+    async with open_desk(world, tmp_path) as desk:
+        app, folder = desk.app, tmp_path / "hooks" / AGENT
+        resolved, secrets = resolve_agent(app.fleet, read_agent(folder), folder), GivenSecrets({})
+        agent, guard = (
+            AssembledAgent(**resolved.parts(), tools={}, secrets=secrets),
+            make_guard(app, resolved.policy, secrets),
+        )
+        await app.store.commit(start_session(SessionStarted(session="s", agent=AGENT, kind="hooked", started_by="ada")))
+        lease = await take_lease(app.store, app.clock, make_worker_id("w", app.ids), SessionId("s"), 0)
+        assert lease is not None
+        tools: dict[str, Tool] = {"Bash": HookedTool("Bash", "/x", NO_PROTECTED_PATHS, None).rated(ARGUMENTS)}
+
+        async def admit(call: str, decision: str = "") -> InFlight | Answer | NeedsPerson | object:
+            return await guard.admit(
+                lease, agent.standing("s"), Call(call, "Bash", ARGUMENTS, decision=decision), tools
+            )
+
+        asked = await admit("s.1")
+        assert isinstance(asked, NeedsPerson)
+        assert isinstance(await admit("s.2", asked.decision), NeedsPerson)
+        await desk.decide("approve")
+        first, second = await admit("s.3", asked.decision), await admit("s.4", asked.decision)
+        assert isinstance(first, InFlight)
+        assert isinstance(second, Answer)
+        assert (second.outcome, "was used before" in second.text) == ("approval_denied", True)
+        settled = [await guard.settle(lease, first, "ok", text) for text in ("done", "done twice")]
+        assert [each.outcome for each in settled] == ["ok", "ok"]
+        kinds = [stored.kind for stored in await desk.events("s")]
+        assert (kinds.count("call_started"), kinds.count("call_settled")) == (1, 1)
