@@ -25,6 +25,7 @@ from halter.core.tools import Failed, Tool
 from halter.core.usage import FREE_PRICE, ModelName, Price, Usage
 from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.guard.brake import ActiveMode, SessionBrake
 from halter.guard.guard import GuardRuntime
 from halter.guard.model_door import StreamMask
 from halter.guard.prepare import SessionContext
@@ -176,6 +177,16 @@ class Story:
         self.interrupted = False
         """Whether a cancelled task means that a person interrupted the answer."""
         self.pacing = Pacing(autonomy=Autonomy(enabled=True))
+        self.provenance: ActiveMode | None = None
+        """The mode of the injection brake; without one there is none."""
+
+    def brake(self) -> SessionBrake | None:
+        if self.provenance is None:
+            return None
+        tools = self.tools(self.world.store.patient(self.world.clock))
+        made = SessionBrake(self.provenance, self.policy, {name: each.spec for name, each in tools.items()})
+        made.trust(self.mind.instructions, "the instructions")
+        return made
 
     @property
     def model(self) -> Scripted:
@@ -220,6 +231,7 @@ class Story:
                 random.Random(self.world.seed),
                 self.senses,
                 self.watching,
+                self.brake,
             )
             conversation = Conversation(running, self.loop, clock, self.pace(running, self.loop))
             try:

@@ -114,7 +114,9 @@ WRITES = """
 
 async def test_what_an_agent_writes_itself_starts_nothing(world: World, tmp_path: Path) -> None:
     office = Office(world, tmp_path, "mode: FULL\n")
-    office.reviewer(watch(), WRITES, head=f"{WORK}mode: FULL\ntools: {{files: {{root: inbox}}}}\n")
+    office.reviewer(
+        watch(), WRITES, head=f"{WORK}mode: FULL\npolicy: {{provenance: observe}}\ntools: {{files: {{root: inbox}}}}\n"
+    )
     office.drop("order.txt", "please answer")
     office.start(tmp_path / "clerk")
     await world.advance(2 * MINUTE)

@@ -17,7 +17,9 @@ from halter.core.agent_spec import BrainSpec, Provider
 from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import Cap, RateLimit
+from halter.core.provenance import ArgumentUse, Declaration
 from halter.core.spec import FilesSpec, Phase, ResolvedPolicy, ShellSpec
+from halter.core.tools import ToolSpec
 from halter.core.usage import FREE_PRICE, Price
 
 
@@ -38,6 +40,10 @@ def nested(path: str, value: str) -> str:
 def caps(resolved: ResolvedPolicy, scope: str, per: str) -> int | None:
     found: Mapping[str, tuple[Cap, ...]] = {"agent": resolved.caps.agent, "fleet": resolved.caps.fleet}
     return next(cap.max_cost_usd for cap in found[scope] if cap.per == per)
+
+
+def declared(resolved: ResolvedPolicy) -> Declaration:
+    return resolved.declaration(ToolSpec(name="deploy", description="", schema=b"{}"))
 
 
 LIMITS: list[tuple[str, str, Any, Any]] = [
@@ -111,6 +117,19 @@ POLICY: list[tuple[str, str, Any, Any]] = [
     ("policy/tools/*/rate", "3/hour", lambda r: r.rule("deploy", "SAFE").rate, 3),
     ("policy/tools/*/simulate", "asked", lambda r: r.rule("deploy", "SAFE").simulate, "asked"),
     ("policy/tools/*/level", "PRIVILEGED", lambda r: r.rule("deploy", "SAFE").level, "PRIVILEGED"),
+    ("policy/tools/*/reads", "own", lambda r: declared(r).reads, "own"),
+    ("policy/tools/*/reach", "final", lambda r: declared(r).reach, "final"),
+    (
+        "policy/tools/*/arguments",
+        "{to: 'destination:host'}",
+        lambda r: declared(r).arguments["to"],
+        ArgumentUse("destination", "host"),
+    ),
+    ("policy/tools/*/mints", "{mail: address}", lambda r: declared(r).mints, {"mail": "address"}),
+    ("policy/tools/*/lists", "{name: user}", lambda r: declared(r).lists, {"name": "user"}),
+    ("policy/tools/*/asks", "[roll out]", lambda r: declared(r).asks, ("roll out",)),
+    ("policy/provenance", "strict", lambda r: r.provenance, "strict"),
+    ("policy/lock_after_denial", "false", lambda r: r.locks, False),
     ("policy/simulate", "asked", lambda r: r.rule("any", "RESTRICTED").simulate, "asked"),
     ("policy/disabled", "[deploy, shell]", lambda r: r.disabled, ("deploy", "shell")),
     ("policy/approval_expiry", "2h", lambda r: r.approval_expiry, 2 * HOUR),

@@ -21,7 +21,7 @@ def look(place: str) -> str:
     ("make", "options", "sentence"),
     [
         (partial(tool, look), {"levl": "SAFE"}, "`levl` is no option of a tool; did you mean `level`?"),
-        (tool, {"colour": 1}, "`colour` is no option of a tool; its options are `check`, `cost`, "),
+        (tool, {"colour": 1}, "`colour` is no option of a tool; its options are `arguments`, `asks`, "),
         (
             partial(make_shell_tool, "."),
             {"sandboxed": 1},

@@ -23,7 +23,7 @@ from halter.cli.command import (
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_line, escape_text, say, warn
+from halter.cli.output import answer_json, answer_line, answer_table, escape_text, say, warn
 from halter.cli.play import show_step
 from halter.cli.terminal import LineReader
 from halter.core.clock import SystemClock
@@ -43,6 +43,7 @@ from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.core.ports import Store
+    from halter.core.provenance import Declaration
     from halter.front_door.fast_paths import RoutingContext
     from halter.front_door.route import RoutingDecision
     from halter.loop.loop import LoopObserver
@@ -77,6 +78,10 @@ class Screen:
         self.streamed = ""
         if cost:
             self.beside(f"  {format_micros(cost)}")
+
+    def warned(self, sentence: str) -> None:
+        self.end_line()
+        warn(f"  {clean(sentence)}")
 
     def did(self, call: ToolCall, answer: Answer) -> None:
         cost = f" {format_usd(answer.cost_usd)}" if answer.cost_usd else ""
@@ -476,7 +481,7 @@ async def _attend_session(
     from halter.runtime.agent import build_result
     from halter.runtime.sessions import attend_session
 
-    watching = LoopObserver(screen.listen, screen.said, screen.did)
+    watching = LoopObserver(screen.listen, screen.said, screen.did, screen.warned)
     came, loop = await attend_session(
         context, session, watching=watching, waits=waits or screen.waits, interrupted=interrupted
     )
@@ -571,3 +576,34 @@ def _route_text(folder: Path, text: str, store: str | None) -> "tuple[str, Routi
     else:
         known = asyncio.run(names(file or FleetConfig(), None, SystemClock().now()))
     return known.agent, routed(text, known)
+
+
+def tools(agent: AgentArgument, *, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """Show who writes what each tool of an agent returns, what it reaches, and what each argument decides.
+
+    The injection brake goes by it. What is guessed is worth declaring: in the tool, or under policy.tools.
+    """
+    folder = resolve_agent_folder(agent)
+
+    async def job(app: Runtime) -> "list[tuple[str, Declaration]]":
+        from halter.runtime.assemble import assemble_agent
+        from halter.tasks.task_tools import list_verb_specs
+
+        async with assemble_agent(app, folder, tell=warn) as ready:
+            specs = (*(each.spec for each in ready.tools.values()), *list_verb_specs())
+            return [(spec.name, ready.policy.declaration(spec)) for spec in specs]
+
+    found = run_with_app(store, job, new=True, acts=True)
+    if as_json:
+        answer_json([{"tool": name, "declaration": declaration} for name, declaration in found])
+        return
+    rows = [
+        [name, each.reads, each.reach, ", ".join(_describe_uses(each)), ", ".join(each.guessed) or "nothing"]
+        for name, each in found
+    ]
+    columns = ["tool", "reads", "reach", "arguments", "guessed"]
+    answer_table(f"The tools of {folder.name}", columns, rows, long="arguments guessed")
+
+
+def _describe_uses(declaration: "Declaration") -> list[str]:
+    return [f"{name} {use.role}{f':{use.kind}' if use.kind else ''}" for name, use in declaration.arguments.items()]

@@ -40,6 +40,7 @@ _HEADER_NAME: Final = r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,128}"
 _HEADER: Final = r"[\x20-\x7e]*"
 _DAY_TIME: Final = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _PATH_INTO: Final = r"(?:(?:[^.\[\]]+|\[[0-9]{1,9}\])(?:\.[^.\[\]]+|\[[0-9]{1,9}\])*)?"
+_USE: Final = r"(?:destination|target|amount|content|detail)(?::[a-z][a-z0-9_-]{0,31})?"
 _BARE_MODEL: Final = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,60}"
 _ALONE: Final = MappingProxyType({SCRIPTED: f"{SCRIPTED}:script", REFLEX: f"{REFLEX}:rules"})
 _ONE_MODEL: Final = rf"{SCRIPTED}|{REFLEX}|[^\s:/*]+[:/][^\s*](?:[^*]*[^\s*])?"
@@ -252,6 +253,10 @@ SCALAR_FORMS: Final[Mapping[str, ScalarForm]] = MappingProxyType(
         ),
         "day_time": _pattern_form(_DAY_TIME, "a time of day from 00:00 to 23:59, as in 08:00"),
         "path_into": _pattern_form(_PATH_INTO, "a path into a reading, as in quotes.AAPL or items[0].price"),
+        "use": _pattern_form(
+            _USE,
+            "a destination, target, amount, content or detail, perhaps with a kind, as in destination:address",
+        ),
         "secret": _pattern_form(_REFERABLE, "the name of a secret, made of letters, digits, _, . and -"),
     }
 )

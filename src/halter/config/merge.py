@@ -20,6 +20,7 @@ from halter.core.spec import (
     APPROVAL_EXPIRY,
     DEFAULT_RATES,
     MODES,
+    PROVENANCE_MODES,
     SIMULATE_MODES,
     FleetSpec,
     LevelRule,
@@ -228,6 +229,7 @@ class FilePair:
         for ours in fleets:
             theirs, path = self.agent.spec.policy, ("policy",)
             self._rule(LevelRule(simulate=theirs.simulate), LevelRule(simulate=ours.simulate), UNLIMITED_RULE, path)
+            self._provenance(theirs, ours)
             for level, rule in theirs.levels.items():
                 self._rule(
                     rule,
@@ -254,6 +256,16 @@ class FilePair:
         ours, theirs = value_or_default(bound.simulate, usual.simulate), asked.simulate
         if ours is not UNSET and theirs is not UNSET and SIMULATE_MODES.index(theirs) < SIMULATE_MODES.index(ours):
             raise self.looser((*path, "simulate"), theirs, (*path, "simulate"), ours)
+
+    def _provenance(self, asked: Policy, bound: Policy) -> None:
+        path = ("policy", "provenance")
+        if UNSET not in (asked.provenance, bound.provenance):
+            ours, theirs = PROVENANCE_MODES.index(bound.provenance), PROVENANCE_MODES.index(asked.provenance)
+            if theirs < ours:
+                raise self.looser(path, str(asked.provenance), path, str(bound.provenance))
+        path = ("policy", "lock_after_denial")
+        if asked.lock_after_denial is False and bound.lock_after_denial is True:
+            raise self.looser(path, "false", path, "true")
 
     def _level(self, asked: Level | UnsetType, bound: Level | UnsetType, path: KeyPath) -> None:
         if asked is UNSET or bound is UNSET or LEVELS.index(asked) >= LEVELS.index(bound):

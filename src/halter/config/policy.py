@@ -67,6 +67,9 @@ DEFAULT_LIMITS: Final[Mapping[str, Any]] = {
 APPROVALS_LAXEST_FIRST: Final[tuple[str | UnsetType, ...]] = ("never", UNSET, "always")
 """Unset means that the mode decides."""
 
+PROVENANCES_STRICTEST_FIRST: Final[tuple[str | UnsetType, ...]] = ("strict", "ask", UNSET, "observe", "off")
+"""Unset means that the kind of session decides."""
+
 FormatPolicyValue = Callable[[Any], str]
 
 
@@ -241,6 +244,8 @@ class _Pair:
         """Compare the rules. Those of the file stay in a policy of their own."""
         ours, theirs = (LevelRule(simulate=each.simulate) for each in (stored, written))
         self.rules(("policy",), ours, theirs, UNLIMITED_RULE)
+        for key, order in (("provenance", PROVENANCES_STRICTEST_FIRST), ("lock_after_denial", (True, UNSET, False))):
+            self.lesser(("policy", key), getattr(stored, key), getattr(written, key), order)
         for level in _union_keys(stored.levels, written.levels):
             ours, theirs = (each.levels.get(level, LevelRule()) for each in (stored, written))
             self.rules(("policy", "levels", level), ours, theirs, default_level_rule(level, stored))

@@ -55,6 +55,8 @@ DayTime = Annotated[str, Meta(extra={"written": "day_time"})]
 PathInto = Annotated[str, Meta(extra={"written": "path_into"})]
 """The way into a JSON value, as in `quotes.AAPL` or `items[0].x`; all of it, if empty."""
 SecretName = Annotated[str, Meta(extra={"written": "secret"})]
+ArgumentUseText = Annotated[str, Meta(extra={"written": "use"})]
+"""What an argument decides, and the kind of thing it names: `destination:address`."""
 SecretReference = Annotated[str, Meta(extra={"written": "reference"})]
 """A `${secret:NAME}`: the one way to write a key."""
 

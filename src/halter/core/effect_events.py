@@ -6,6 +6,7 @@ from typing import ClassVar, Literal, Self
 import msgspec
 
 from halter.core.money import CapReached, Charge, Leg, Overrun, Unit
+from halter.core.provenance import Flaw
 from halter.core.tools import Effect, Level
 from halter.core.usage import Usage
 from halter.core.vocabulary import Audit, Event, Outcome, Purpose, RiskLevel
@@ -73,7 +74,8 @@ class CallStarted(Event, frozen=True, kw_only=True):
     """A tool is about to act: the intent, and the money held for it; its body is the arguments.
 
     `decision` names the approval that it used up. `rated` is the slice of time in which it counts
-    against the tool's rate, if it has one. `writes` are the digests of what files will hold by it.
+    against the tool's rate, if it has one. `writes` are the digests of what files will hold by it. `flaws` say which of
+    its values no trusted place had said; without the values, which are in the body.
     """
 
     KIND: ClassVar[str] = "call_started"
@@ -96,6 +98,7 @@ class CallStarted(Event, frozen=True, kw_only=True):
     phase: str = ""
     observed: tuple[Outcome, ...] = ()
     writes: tuple[str, ...] = ()
+    flaws: tuple[Flaw, ...] = ()
 
 
 class CallSettled(Event, frozen=True, kw_only=True):
@@ -126,6 +129,7 @@ class CallRefused(Event, frozen=True, kw_only=True):
     decision: str = ""
     decided_by: str = ""
     phase: str = ""
+    flaws: tuple[Flaw, ...] = ()
 
 
 class CostCapReached(Event, frozen=True, kw_only=True):

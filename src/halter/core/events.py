@@ -45,6 +45,7 @@ from halter.core.effect_events import (
     TriggerMade,
 )
 from halter.core.money import Charge, Leg, Unit
+from halter.core.provenance import Flaw
 from halter.core.tools import Health, Level
 from halter.core.vocabulary import (
     DecisionKind,
@@ -73,6 +74,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     A sub-session that is `bound` has what was carved out of its parent's cap as its own cap. `folder` is the digest of
     the agent's folder as it was then; `grants` are the tools that a sub-session may use at most. A session that began
     by itself after another one `follows` that one, and `because` says why; its body is what the other one said last.
+    `brake` tells whether its agent is older than the injection brake (`added`) or not (`native`).
     """
 
     KIND: ClassVar[str] = "session_started"
@@ -93,6 +95,7 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     grants: tuple[str, ...] | None = None
     follows: str = ""
     because: str = ""
+    brake: Literal["", "added", "native"] = ""
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):
@@ -192,7 +195,10 @@ class YieldRequest(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TurnEnded(Event, frozen=True, kw_only=True):
-    """A turn is over; `sentence` says to a person what stopped it, where that was not the model itself."""
+    """A turn is over; `sentence` says to a person what stopped it, where that was not the model itself.
+
+    Its body names the links of the answer that no trusted place said, if there are any.
+    """
 
     KIND: ClassVar[str] = "turn_ended"
 
@@ -328,6 +334,7 @@ class DecisionAsked(Event, frozen=True, kw_only=True):
     same: str = ""
     keys: tuple[str, ...] = ()
     agent: str = ""
+    flaws: tuple[Flaw, ...] = ()
 
 
 class DecisionMade(Event, frozen=True, kw_only=True):

@@ -17,12 +17,13 @@ from halter.core.vocabulary import Origin, Outcome
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="part", omit_defaults=True, gc=False):
-    """Text. `reason` marks an internal message, which is not shown to people."""
+    """Text. `reason` marks an internal message, which is not shown to people; `source` names who or what wrote it."""
 
     text: str
     origin: Origin = "person"
     trusted: bool = True
     reason: str = ""
+    source: str = ""
 
 
 VOLATILE: Final = "volatile"

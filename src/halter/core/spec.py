@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.agent_spec import (
     Anonymize,
+    ArgumentUseText,
     Autonomy,
     Collection,
     ContextStrategy,
@@ -46,7 +47,8 @@ from halter.core.agent_spec import (
 from halter.core.clock import HOUR
 from halter.core.ids import Digest
 from halter.core.money import Caps
-from halter.core.tools import LEVELS, Level
+from halter.core.provenance import Declaration, Reach, Reads
+from halter.core.tools import LEVELS, DeclaredParts, Level, ToolSpec, find_declaration, refine_declaration
 from halter.core.usage import Price
 
 OnCap = Literal["wrap_up", "stop", "ask"]
@@ -163,6 +165,10 @@ Mode = Literal["ASSIST", "SEMI", "FULL"]
 """How much an agent may do without asking, the most careful first."""
 MODES: Final[tuple[Mode, ...]] = ("ASSIST", "SEMI", "FULL")
 
+ProvenanceMode = Literal["off", "observe", "ask", "strict"]
+"""What happens to a call with a value that no trusted place has said, the laxest first."""
+PROVENANCE_MODES: Final[tuple[ProvenanceMode, ...]] = ("off", "observe", "ask", "strict")
+
 Approval = Literal["always", "never"]
 Simulate = Literal["never", "asked", "always"]
 SIMULATE_MODES: Final[tuple[Simulate, ...]] = ("never", "asked", "always")
@@ -188,6 +194,32 @@ class ToolRule(LevelRule, frozen=True):
     """What differs from the usual for one tool."""
 
     level: Annotated[Level, Meta(description="How dangerous the tool is taken to be.")] | UnsetType = UNSET
+    reads: (
+        Annotated[Reads, Meta(description="Who wrote what it returns: a curated place, you, your house, or anyone.")]
+        | UnsetType
+    ) = UNSET
+    reach: (
+        Annotated[Reach, Meta(description="What it changes: nothing, your own, what others see, or for good.")]
+        | UnsetType
+    ) = UNSET
+    arguments: Annotated[Mapping[str, ArgumentUseText], Meta(description="What each argument decides.")] | UnsetType = (
+        UNSET
+    )
+    mints: (
+        Annotated[
+            Mapping[str, str], Meta(description="Fields of its records that a look-up by a said name vouches for.")
+        ]
+        | UnsetType
+    ) = UNSET
+    lists: (
+        Annotated[Mapping[str, str], Meta(description="Fields of its records that belong to the house, by kind.")]
+        | UnsetType
+    ) = UNSET
+    asks: Annotated[tuple[str, ...], Meta(description="Words of a task that ask for this act.")] | UnsetType = UNSET
+
+    @property
+    def declared(self) -> DeclaredParts:
+        return DeclaredParts(**{name: getattr(self, name) for name in DeclaredParts.__struct_fields__})
 
 
 class Policy(Spec, frozen=True):
@@ -198,6 +230,19 @@ class Policy(Spec, frozen=True):
     simulate: (
         Annotated[
             Simulate, Meta(description="When a model predicts RESTRICTED and PRIVILEGED calls first; else never.")
+        ]
+        | UnsetType
+    ) = UNSET
+    provenance: (
+        Annotated[
+            ProvenanceMode,
+            Meta(description="What happens to a call with a value that no trusted place has said."),
+        ]
+        | UnsetType
+    ) = UNSET
+    lock_after_denial: (
+        Annotated[
+            bool, Meta(description="Whether a denied question of provenance refuses all later ones of its session.")
         ]
         | UnsetType
     ) = UNSET
@@ -497,6 +542,26 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             rate=min((rate for rate in (*rates, *_collect_values(theirs, "rate")) if rate is not None), default=None),
             simulate=max(simulates, key=SIMULATE_MODES.index),
         )
+
+    @property
+    def provenance(self) -> ProvenanceMode | None:
+        """The strictest mode that a policy sets; None leaves it to the kind of session."""
+        said: list[ProvenanceMode] = [each.provenance for each in self.policies if each.provenance is not UNSET]
+        return max(said, key=PROVENANCE_MODES.index, default=None)
+
+    @property
+    def locks(self) -> bool:
+        said = [each.lock_after_denial for each in self.policies if each.lock_after_denial is not UNSET]
+        return any(said) or not said
+
+    def declaration(self, spec: ToolSpec) -> Declaration:
+        """What a tool declares, as the agent's file corrects it, and the fleet's that one."""
+        *fleets, agent = self.policies
+        found = find_declaration(spec)
+        for policy in (agent, *reversed(fleets)):
+            rule = policy.tools.get(spec.name)
+            found = found if rule is None else refine_declaration(found, rule.declared)
+        return found
 
     def allows_model(self, model: str) -> bool:
         return self.allowed_models is None or is_covered(model, self.allowed_models)

@@ -4,12 +4,14 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, Protocol, SupportsIndex, TypeVar, cast
+from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, Protocol, SupportsIndex, TypeVar, cast, get_args
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, ToolError
+from halter.core.provenance import ArgumentRole, ArgumentUse, Declaration, Reach, Reads, guess_declaration
 from halter.core.vocabulary import Event, RowKey
 
 Level = Literal["SAFE", "MONITORED", "CONTROLLED", "RESTRICTED", "PRIVILEGED"]
@@ -35,7 +37,8 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     `schema` is the JSON Schema of the arguments, as JSON. `cost` is held for each call, in micro-dollars, or learned
     from past calls. `egress`: the arguments choose where data goes. `digest` covers all that a person agreed to: a tool
-    of an MCP server whose digest changes is quarantined.
+    of an MCP server whose digest changes is quarantined. `declaration` is what it says of the provenance of its values;
+    an absent one is guessed.
     """
 
     name: str
@@ -51,12 +54,55 @@ class ToolSpec(msgspec.Struct, frozen=True, kw_only=True):
     checked: bool = False
     server: str = ""
     digest: str = ""
+    declaration: Declaration | UnsetType = UNSET
 
 
 def add_spec_digest(spec: ToolSpec) -> ToolSpec:
     bare = msgspec.structs.replace(spec, digest="")
     digest = hashlib.sha256(msgspec.json.encode(bare, order="sorted")).hexdigest()
     return msgspec.structs.replace(bare, digest=digest)
+
+
+def find_declaration(spec: ToolSpec) -> Declaration:
+    """What a tool declares, or the strict guess."""
+    if spec.declaration is not UNSET:
+        return spec.declaration
+    return guess_declaration(spec.name, spec.schema, read_only=spec.effect == "read")
+
+
+class DeclaredParts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decorator or a file says of a tool's provenance; an argument's use is written as `destination:address`."""
+
+    reads: Reads | UnsetType = UNSET
+    reach: Reach | UnsetType = UNSET
+    arguments: Mapping[str, str] | UnsetType = UNSET
+    mints: Mapping[str, str] | UnsetType = UNSET
+    lists: Mapping[str, str] | UnsetType = UNSET
+    asks: tuple[str, ...] | UnsetType = UNSET
+
+
+def refine_declaration(base: Declaration, said: DeclaredParts) -> Declaration:
+    """Put what is declared in the place of what was guessed, or declared before."""
+    parts = {name: value for name in said.__struct_fields__ if (value := getattr(said, name)) is not UNSET}
+    if not parts:
+        return base
+    told = {name for name in parts if name != "arguments"}
+    if said.arguments is not UNSET:
+        told |= {f"arguments.{name}" for name in said.arguments}
+        parts["arguments"] = {
+            **base.arguments,
+            **{name: parse_argument_use(text) for name, text in said.arguments.items()},
+        }
+    guessed = tuple(name for name in base.guessed if name not in told)
+    return msgspec.structs.replace(base, **parts, guessed=guessed)
+
+
+def parse_argument_use(text: str) -> ArgumentUse:
+    """Read `destination:address`. Raises ValueError for an unknown role."""
+    role, _, kind = text.partition(":")
+    if role not in get_args(ArgumentRole):
+        raise ValueError(f"{text!r} is no use of an argument: write {', '.join(get_args(ArgumentRole))}")
+    return ArgumentUse(cast("ArgumentRole", role), kind)
 
 
 class Valid(msgspec.Struct, frozen=True):

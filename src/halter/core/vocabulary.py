@@ -42,7 +42,15 @@ Outcome = Literal[
     "approval_expired",
     "cost_cap_reached",
     "unknown",
+    "untrusted",
 ]
+REFUSAL_OUTCOMES: Final = frozenset(
+    {
+        *("external_halt", "tool_not_granted", "invalid_arguments", "unknown_tool", "disabled", "quarantined"),
+        *("rate_limited", "approval_denied", "approval_expired", "cost_cap_reached", "untrusted"),
+    }
+)
+"""Outcomes of refused calls; `external_halt` may also be one of an admitted call."""
 Purpose = Literal["turn", "gate", "signal", "simulation", "judge", "summary", "skill", "sensor"]
 Origin = Literal["person", "config", "model", "tool", "sensor", "document", "agent"]
 Audit = Literal["", "arguments", "full"]

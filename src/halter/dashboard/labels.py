@@ -49,6 +49,7 @@ OUTCOMES: Final = {
     "quarantined": Label("Quarantined", "look", "halt"),
     "rate_limited": Label("Too often", "look", "clock"),
     "approval_denied": Label("Denied", "bad", "cross"),
+    "untrusted": Label("Not trusted", "bad", "cross"),
     "approval_expired": Label("Not approved in time", "look", "clock"),
     "cost_cap_reached": Label("Cap reached", "bad", "budgets"),
     "unknown": Label("Outcome unknown", "look", "alert"),

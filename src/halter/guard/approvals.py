@@ -25,6 +25,7 @@ from halter.core.ids import FLEET, StreamId, inbox_stream, may_decide, session_s
 from halter.core.money import Account, format_micros
 from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import rows_of_event
+from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, PinRow, RuleRow, TriggerRow
 from halter.core.text import from_body, to_body
 from halter.core.tools import ToolSpec, Valid
@@ -275,6 +276,23 @@ def matches_rule(rule: StandingRule, spec: ToolSpec, arguments: Valid, session: 
             return _matches_legacy_rule(rule.matcher, arguments.canonical)
         case UnreadableRule():
             return False
+
+
+def pins_places(rule: StandingRule, flaws: Sequence[Flaw]) -> bool:
+    """Whether a rule names every place and amount that no trusted place has said: "anything at all" names none."""
+    match rule.matcher:
+        case SameArguments():
+            return True
+        case EachArgument(conditions):
+            free = {each.key for each in conditions if isinstance(each, AnyCondition)}
+            flawed = {_top_key(flaw.argument) for flaw in flaws if flaw.argument and flaw.reason != "content"}
+            return bool(len(free) < len(conditions)) and not free & flawed
+        case LegacyWords() | LegacyFolder() | LegacyHost() | UnreadableRule():
+            return False
+
+
+def _top_key(path: str) -> str:
+    return path.split(".", 1)[0].split("[", 1)[0]
 
 
 def _all_conditions_match(conditions: tuple[Condition, ...], canonical: bytes) -> bool:

@@ -1,8 +1,8 @@
 """The one decision about a call, as a pure function of the request and of locked rows.
 
-The order is fixed: R5 halt, R6 the tool, its arguments and rate, a look at the money (no person is woken for what the
-budget would refuse), approval, R4 the hold. The result is what gets written: the intent, the refusal, the question to a
-person, or nothing where other holds must settle first.
+The order is fixed: R5 halt, R6 the tool, its arguments and rate, provenance, a look at the money (no person is woken
+for what the budget would refuse), approval, R4 the hold. The result is what gets written: the intent, the refusal, the
+question to a person, or nothing where other holds must settle first.
 
 The defaults of each capability level are a table here; the resolved policy overrides its cells. The store's own policy
 is read under the lock of each hold, so a process that started before it was tightened spends nothing beyond it.
@@ -33,6 +33,7 @@ from halter.core.money import (
 )
 from halter.core.ports import Draft, Rows, Write
 from halter.core.project import POLICY_KEY, budget_row, rows_of_hold
+from halter.core.provenance import Flaw
 from halter.core.rows import AuditRow, DecisionRow, FleetPolicyRow, HaltRow, OutputRow, RateRow, RuleRow
 from halter.core.spec import Mode, ResolvedPolicy, ToolPolicy
 from halter.core.tools import LEVELS, Effect, Level, ToolSpec
@@ -142,7 +143,8 @@ def find_spendable_budgets(rows: Rows, kept: Reserve, legs: Iterable[Leg]) -> li
 class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one call that is known before any row is locked.
 
-    `legs` are held for it; `accounts` are charged if it costs something although nothing was held.
+    `legs` are held for it; `accounts` are charged if it costs something although nothing was held. `flaws` are what the
+    injection brake found; `untrusted` says why it refuses the call because of them.
     """
 
     call: str
@@ -170,6 +172,8 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     observe: bool = False
     blob: Digest | None = None
     writes: tuple[str, ...] = ()
+    flaws: tuple[Flaw, ...] = ()
+    untrusted: str = ""
 
     @property
     def only_looks(self) -> bool:
@@ -214,7 +218,7 @@ def judge_call(asked: CallRequest, rows: Rows) -> Sequence[Draft]:
     if halt is not None:
         return [_make_call_refusal(asked, "external_halt", halt)]
     waived: tuple[Outcome, ...] = ()
-    if asked.flaw is not None or asked.rate is not None:
+    if asked.flaw is not None or asked.rate is not None or asked.untrusted:
         for refusal in _find_refusals(asked, rows):
             if not asked.observe or refusal[0] in {"unknown_tool", "invalid_arguments"}:
                 return [_make_call_refusal(asked, *refusal)]
@@ -273,6 +277,8 @@ def _find_refusals(asked: CallRequest, rows: Rows) -> Iterable[tuple[Outcome, st
                 "rate_limited",
                 f"{asked.tool} was tried {attempts} times in {hours:g} h, and the limit is {asked.rate.limit}.",
             )
+    if asked.untrusted:
+        yield ("untrusted", asked.untrusted)
 
 
 def _check_approval(asked: CallRequest, need: RequiredApproval, rows: Rows) -> tuple[str, str] | Draft | None:
@@ -337,6 +343,7 @@ def _make_question(asked: CallRequest, need: RequiredApproval, now: int) -> Deci
         reasons=need.reasons,
         same=need.same,
         keys=need.keys,
+        flaws=asked.flaws,
     )
 
 
@@ -357,6 +364,7 @@ def _make_call_refusal(asked: CallRequest, outcome: Outcome, sentence: str, deci
         decision=decision,
         decided_by=by,
         phase=asked.phase,
+        flaws=asked.flaws,
     )
     return asked.draft(event)
 
@@ -384,6 +392,7 @@ def _make_call_intent(
         phase=asked.phase,
         observed=waived,
         writes=asked.writes,
+        flaws=asked.flaws,
     )
 
 

@@ -24,13 +24,15 @@ from halter.core.money import (
     list_accounts,
     make_legs,
 )
+from halter.core.provenance import Flaw
 from halter.core.rows import RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
-from halter.core.text import clean
+from halter.core.text import clean, to_body
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, find_secret_names
 from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
 from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
-from halter.guard.approvals import digest_approval, matches_rule, read_standing_rule
+from halter.guard.approvals import digest_approval, matches_rule, pins_places, read_standing_rule
+from halter.guard.brake import SessionBrake, describe_flaw, explain_flaws, strip_flaws
 from halter.guard.judge import (
     AttemptRate,
     CallRequest,
@@ -56,7 +58,8 @@ class Call(msgspec.Struct, frozen=True):
     `edited` are a person's arguments instead of the model's. `at_most` shortens the tool's own timeout. With `goes_on`
     the caller continues the session at once, so the outcome may be written with what follows. `situation` tells what
     the agent was asked and what it is doing; only a prediction reads it. `decision` names the question about an
-    earlier call with the same arguments, whose answer counts for this one.
+    earlier call with the same arguments, whose answer counts for this one. A call of a model has the `brake` of its
+    session. One that a person was asked about is `questioned`: their answer counts, whatever has changed since.
     """
 
     id: str
@@ -69,6 +72,8 @@ class Call(msgspec.Struct, frozen=True):
     goes_on: bool = False
     situation: Callable[[], str] = str
     decision: str = ""
+    brake: SessionBrake | None = None
+    questioned: bool = False
 
     @property
     def approval(self) -> str:
@@ -248,10 +253,16 @@ def prepare_call(
         )
     meant, arguments = valid
     risk = _assess(terms.spec, arguments) if terms.assessed else None
-    level, approval = risk.level if risk else None, None
-    if terms.asks or level == "CRITICAL":
-        agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, terms.spec, arguments, now)
+    level, approval, brake = risk.level if risk else None, None, call.brake
+    flaws = () if brake is None else brake.judge(call.tool, meant.canonical)
+    brakes, untrusted = bool(flaws) and brake is not None and brake.mode != "observe", ""
+    if terms.asks or level == "CRITICAL" or brakes or call.questioned:
+        narrow = flaws if brakes else ()
+        agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, terms.spec, arguments, now, narrow)
         approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
+        if brakes and brake is not None and not agreed:
+            untrusted = "" if call.questioned else _explain_refusal(brake, flaws)
+            approval = _add_flaws(standing, approval, brake, call.tool, flaws)
     unfit = _find_missing_secret(standing, arguments)
     if unfit is None and standing.anonymize is not None:
         unfit = _find_unknown_placeholder(arguments)
@@ -267,7 +278,31 @@ def prepare_call(
         legs=make_legs(standing.caps, standing.spender, now, usd=usd) if usd else (),
         writes=arguments.writes,
     )
+    if flaws:
+        asked = msgspec.structs.replace(asked, flaws=strip_flaws(flaws), untrusted=untrusted)
     return PreparedCall(asked, tool, arguments, terms.rule)
+
+
+def _explain_refusal(brake: SessionBrake, flaws: Sequence[Flaw]) -> str:
+    """Why a flawed call is refused instead of asked about, if it is."""
+    found = "; ".join(describe_flaw(flaw) for flaw in flaws)
+    if brake.mode == "strict":
+        return f"The policy refuses a call with a value that no trusted place has said ({found})."
+    if brake.locked:
+        return f"A person denied an earlier call like it in this session, so they are not asked again ({found})."
+    return ""
+
+
+def _add_flaws(
+    standing: SessionContext, need: RequiredApproval, brake: SessionBrake, tool: str, flaws: Sequence[Flaw]
+) -> RequiredApproval:
+    """Put all flaws of a call into its one question."""
+    question = explain_flaws(standing.agent, tool, flaws, brake.task)
+    return msgspec.structs.replace(
+        need,
+        shown=need.shown + b"\n" + to_body(question),
+        reasons=(*need.reasons, *map(describe_flaw, flaws)),
+    )
 
 
 def _pick_flaw(standing: SessionContext, terms: ToolTerms, unfit: tuple[Outcome, str]) -> tuple[Outcome, str]:
@@ -292,12 +327,18 @@ def _assess(spec: ToolSpec, arguments: Valid) -> "Risk":
 
 
 def _find_agreed_rule(
-    rules: Sequence[RuleRow], standing: SessionContext, spec: ToolSpec, arguments: Valid, now: int
+    rules: Sequence[RuleRow],
+    standing: SessionContext,
+    spec: ToolSpec,
+    arguments: Valid,
+    now: int,
+    flaws: Sequence[Flaw] = (),
 ) -> str:
+    """The rule that answers for a person; one for a flawed call must name the flawed places."""
     for row in rules:
-        if row.live(now) and matches_rule(
-            read_standing_rule(row), spec, arguments, standing.session, standing.agent, now
-        ):
+        rule = read_standing_rule(row)
+        matches = row.live(now) and matches_rule(rule, spec, arguments, standing.session, standing.agent, now)
+        if matches and (not flaws or pins_places(rule, flaws)):
             return row.rule
     return ""
 

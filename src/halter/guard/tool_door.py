@@ -41,6 +41,7 @@ from halter.core.tools import (
 )
 from halter.core.vocabulary import Outcome
 from halter.guard.approvals import Question, ask_question
+from halter.guard.brake import SessionBrake
 from halter.guard.halts import (
     LONGEST_ERROR,
     HaltWatch,
@@ -319,7 +320,7 @@ class ToolDoor:
             need = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(predicted.text))
             prepared = msgspec.structs.replace(prepared, asked=msgspec.structs.replace(prepared.asked, approval=need))
         act = self.act(standing, prepared.tool, prepared.arguments, call.at_most, goes_on=call.goes_on)
-        answer = await self.guarded_tool_call(lease, prepared.asked, act, attempt)
+        answer = await self.guarded_tool_call(lease, prepared.asked, act, attempt, call.brake)
         if not isinstance(predicted, Simulated) or predicted.known or isinstance(answer, StillHeld):
             return answer
         return msgspec.structs.replace(answer, simulation=predicted.text)
@@ -357,7 +358,8 @@ class ToolDoor:
         asked = await self.decision(call.approval)
         if asked is not None and await self._waits(asked, standing):
             return NeedsPerson(call.id, asked.decision)
-        return msgspec.structs.replace(call, edited=await self._edited(standing, asked))
+        edited = await self._edited(standing, asked)
+        return msgspec.structs.replace(call, edited=edited, questioned=asked is not None)
 
     async def look(
         self, lease: Lease, standing: SessionContext, call: Call, tools: Mapping[str, Tool]
@@ -391,17 +393,24 @@ class ToolDoor:
         return [Answer(call.id, outcome, sentence) for call in calls]
 
     async def guarded_tool_call(
-        self, lease: Lease, asked: CallRequest, act: ToolAction | None, attempt: int = 0
+        self,
+        lease: Lease,
+        asked: CallRequest,
+        act: ToolAction | None,
+        attempt: int = 0,
+        brake: SessionBrake | None = None,
     ) -> Answer | NeedsPerson | StillHeld:
         """Admit a call or refuse it; the outcome is in the journal when this returns.
 
-        Without an `act` the call is flawed, and the judge refuses it.
+        Without an `act` the call is flawed, and the judge refuses it. The `brake` is told what was decided.
         """
         intent = await self._intent(lease, asked, attempt)
         committed = await self._ledger.commit_intent(intent, self._patience)
         if committed is None:
             return StillHeld(asked.call)
         started = committed.events[0].event
+        if brake is not None and isinstance(started, ev.CallStarted | ev.CallRefused):
+            brake.take_in(started, intent.asked.arguments)
         if not isinstance(started, ev.CallStarted):
             return read_call_refusal(committed)
         flight = track_call(started, committed.events[0], intent.asked.accounts)

@@ -23,6 +23,7 @@ from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult, bou
 from halter.core.ports import Stored
 from halter.core.text import from_body, shorten
 from halter.core.vocabulary import MessageReason, Outcome, TurnEnd
+from halter.guard.brake import SessionBrake
 from halter.guard.model_door import RequestRecord
 from halter.guard.tool_door import SIMULATION_LABEL, restore_call_answer
 from halter.loop.decide import FailedAttempt, Turn
@@ -402,8 +403,10 @@ ReadBody = Callable[[Stored], Awaitable[bytes]]
 class SessionHistory:
     """A session as its loop knows it, folded from events in order."""
 
-    def __init__(self, session: str, min_sleep: int = SECOND) -> None:
+    def __init__(self, session: str, min_sleep: int = SECOND, brake: SessionBrake | None = None) -> None:
         self.session = session
+        self.brake = brake
+        """Hears what the model is shown; None where the injection brake is off."""
         self._min_sleep = min_sleep
         self.turn = Turn()
         self.transcript = Transcript()
@@ -416,12 +419,18 @@ class SessionHistory:
         self.hot = b""
         self.given = ""
         self.phase: ev.PhaseEntered | None = None
+        self._erased: set[str] = set()
+        """Calls of the step whose results are erased."""
         self.actions: list[int] = []
         """Start times, in the last minute, of calls that change something."""
 
     def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
         self.transcript.opened(message)
         self.turn = self.turn.opened(number, heard, at, quiet=quiet)
+        if self.brake is not None:
+            for part in message.parts:
+                if isinstance(part, Text):
+                    self.brake.hear(part)
 
     def end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None, at: int) -> None:
         if why == "cancelled" and self._cut_short:
@@ -450,8 +459,18 @@ class SessionHistory:
         calls = self.turn.calls
         results = tuple([self.done[call.id] for call in calls])
         self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.foreseen else results))
+        if self.brake is not None:
+            self._observe(calls, results, self.brake)
         self.done = {}
         self.turn = self.turn.acted(calls, results, at)
+
+    def _observe(self, calls: Iterable[ToolCall], results: Iterable[ToolResult], brake: SessionBrake) -> None:
+        for call, result in zip(calls, results, strict=True):
+            if call.id in self._erased:
+                brake.observe_erased(call)
+            else:
+                brake.observe(call, result)
+        self._erased.clear()
 
     def _predictions(self, calls: Iterable[ToolCall]) -> list[Text]:
         said = [(call, self.foreseen.pop(call_id(self.session, call), "")) for call in calls]
@@ -476,15 +495,8 @@ class SessionHistory:
     async def _take_in(self, stored: Stored, read: ReadBody) -> None:
         at, event = stored.at, stored.event
         match event:
-            case ev.CallStarted():
-                self.done.pop(event.call.removeprefix(f"{self.session}."), None)
-                if event.effect == "write":
-                    self.acts(at)
-            case ev.CallSettled():
-                answer = restore_call_answer(event, await read(stored))
-                self._keep(event.call, answer.outcome, answer.text, answer.partial)
-            case ev.CallRefused():
-                self._keep(event.call, event.outcome, event.sentence)
+            case ev.CallStarted() | ev.CallSettled() | ev.CallRefused():
+                await self._called(event, stored, read)
             case ev.RequestStarted(purpose="turn") if self._is_turns(event.request):
                 self._flush(at)
                 self.turn, self._cut_short = self.turn.uncapped(), ""
@@ -498,8 +510,11 @@ class SessionHistory:
                     parse_attempt(event.request), event.outcome, event.sentence, at
                 )
             case ev.TurnStarted():
-                message = msgspec.json.decode(await read(stored) or b'{"role":"user","parts":[]}', type=Message)
+                body = await read(stored)
+                message = msgspec.json.decode(body or b'{"role":"user","parts":[]}', type=Message)
                 self.open(event.turn, event.inbox_seen, message, at, quiet=event.quiet)
+                if self.brake is not None and not body:
+                    self.brake.hear_erased()
             case ev.HotStateSeen() | ev.GuardrailTriggered() | ev.TurnSkipped() | ev.PhaseEntered() | ev.ContextGiven():
                 await self._paced(event, stored, read)
             case ev.MessageAdded():
@@ -541,6 +556,8 @@ class SessionHistory:
                 self.phase = event
             case ev.ContextGiven():
                 self.given = from_body(await read(stored))
+                if self.brake is not None:
+                    self.brake.trust(self.given, "kept memories")
             case ev.HotStateSeen():
                 self.hot = await read(stored)
             case ev.GuardrailTriggered(until=int(), guardrail=name) if self.turn.over and name != "model_rate":
@@ -549,6 +566,28 @@ class SessionHistory:
                 self.turn = self.turn.skipped(event.skips, stored.at)
             case _:
                 pass
+
+    async def _called(
+        self, event: ev.CallStarted | ev.CallSettled | ev.CallRefused, stored: Stored, read: ReadBody
+    ) -> None:
+        match event:
+            case ev.CallStarted():
+                self.done.pop(event.call.removeprefix(f"{self.session}."), None)
+                if event.effect == "write":
+                    self.acts(stored.at)
+            case ev.CallSettled():
+                body = await read(stored)
+                answer = restore_call_answer(event, body)
+                self._keep(event.call, answer.outcome, answer.text, answer.partial)
+                if _is_erased(stored, body):
+                    self._erased.add(event.call.removeprefix(f"{self.session}."))
+                return
+            case ev.CallRefused():
+                self._keep(event.call, event.outcome, event.sentence)
+        # A call inside of another one is none of the model's.
+        if self.brake is not None and any(call_id(self.session, each) == event.call for each in self.turn.calls):
+            body = await read(stored)
+            self.brake.take_in(event, None if _is_erased(stored, body) else body)
 
     async def _settled(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
         if event.request not in self._nonces:
@@ -589,6 +628,10 @@ class SessionHistory:
         """Any event after a step shows that all its calls had results."""
         if self.turn.calls and all(call.id in self.done for call in self.turn.calls):
             self.acted(at)
+
+
+def _is_erased(stored: Stored, body: bytes) -> bool:
+    return not body and (stored.erased or stored.blob is not None)
 
 
 def parse_attempt(request: str) -> int:

@@ -21,6 +21,7 @@ from halter.core.ports import Stored
 from halter.core.text import to_body
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
+from halter.guard.brake import SessionBrake, describe_links
 from halter.guard.model_door import (
     MODEL_REQUEST_TIMEOUT,
     AnsweredRequest,
@@ -55,7 +56,7 @@ from halter.loop.prompt import (
     build_prompt,
     build_stable_prefix,
 )
-from halter.loop.session_runtime import SessionRuntime
+from halter.loop.session_runtime import SessionRuntime, find_last_words
 from halter.redaction.redact import mask_message
 from halter.state.session import replay
 
@@ -66,12 +67,16 @@ def _ignore_words(_: str, __: int) -> None: ...
 def _ignore_answer(_: ToolCall, __: Answer) -> None: ...
 
 
+def _ignore_warning(_: str) -> None: ...
+
+
 class LoopObserver(msgspec.Struct, frozen=True):
-    """Callbacks: an answer as it streams, the model's text, the results of its calls."""
+    """Callbacks: an answer as it streams, the model's text, the results of its calls, a warning about an answer."""
 
     listen: Callable[[StreamChunk], None] | None = None
     said: Callable[[str, int], None] = _ignore_words
     did: Callable[[ToolCall, Answer], None] = _ignore_answer
+    warned: Callable[[str], None] = _ignore_warning
 
 
 class LiveContext(msgspec.Struct, frozen=True):
@@ -108,6 +113,7 @@ class TurnLoop:
         chance: random.Random,
         senses: LiveContext = NO_LIVE_CONTEXT,
         watching: LoopObserver = NO_OBSERVER,
+        brake: Callable[[], SessionBrake | None] = lambda: None,
     ) -> None:
         self.rules = thinking.rules
         self._running = running
@@ -123,7 +129,8 @@ class TurnLoop:
         self._names = [str(model.name) for model in thinking.models]
         self._offered = thinking.offered
         self._session = running.lease.session
-        self._recalled = SessionHistory(self._session, thinking.rules.min_sleep)
+        self._make_brake = brake
+        self._recalled = SessionHistory(self._session, thinking.rules.min_sleep, brake())
         self._start = build_stable_prefix(thinking.mind, thinking.offered)
         self._window = ContextWindow(self._recalled, running, clock, thinking, self._start.size)
         running.rested, running.foreseen = self._rested, self._recalled.foreseen
@@ -139,6 +146,10 @@ class TurnLoop:
     @property
     def messages(self) -> Sequence[Message]:
         return self._recalled.transcript.messages
+
+    @property
+    def brake(self) -> SessionBrake | None:
+        return self._recalled.brake
 
     @property
     def spent(self) -> Charge:
@@ -378,6 +389,7 @@ class TurnLoop:
             at_most=at_most,
             goes_on=goes_on,
             situation=self._recalled.situation,
+            brake=self._recalled.brake,
         )
 
     def _time_left(self, now: int) -> int | None:
@@ -399,7 +411,7 @@ class TurnLoop:
         events = await self._running.events()
         if replay(events).in_flight:
             return False
-        self._recalled = SessionHistory(self._session, self.rules.min_sleep)
+        self._recalled = SessionHistory(self._session, self.rules.min_sleep, self._make_brake())
         await self._recalled.take_in(events, self._running.said)
         if self.turn.over:
             return True
@@ -417,5 +429,17 @@ class TurnLoop:
 
     async def _end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None) -> None:
         event = ev.TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)
-        await self._running.write_all(f"{self._session}/turn/{self.turn.number}/ended", [(event, None)], goes_on=True)
+        marks = self._mark_links()
+        body = to_body(marks) if marks else None
+        await self._running.write_all(f"{self._session}/turn/{self.turn.number}/ended", [(event, body)], goes_on=True)
         self._recalled.end(why, sentence, chosen, self._clock.now())
+
+    def _mark_links(self) -> str:
+        """Name the links and addresses of an answer that no trusted place said."""
+        brake = self._recalled.brake
+        if brake is None or brake.clean:
+            return ""
+        marks = describe_links(brake.unsaid_links(find_last_words(self.messages)))
+        if marks:
+            self._watching.warned(marks)
+        return marks

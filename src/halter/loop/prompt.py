@@ -77,7 +77,9 @@ class StablePrefix(msgspec.Struct, frozen=True):
 
 def build_stable_prefix(mind: BrainSpec, offered: Sequence[ToolSpec], given: str = "") -> StablePrefix:
     """The stable part: the instructions, kept memories, and the tools, always in the same order."""
-    return _build_stable_prefix(mind.instructions, mind.tool_calls, tuple(offered), given)
+    # A model is told nothing of what the guard goes by.
+    told = tuple([msgspec.structs.replace(spec, declaration=msgspec.UNSET) for spec in offered])
+    return _build_stable_prefix(mind.instructions, mind.tool_calls, told, given)
 
 
 @lru_cache(maxsize=256)
@@ -213,7 +215,9 @@ class ContextWindow:
         transcript, strategy = self._recalled.transcript, self._mind.context_strategy
         dropped = list_left_out(transcript.messages, cut, transcript.cut)
         summary = await self._summary(dropped, cut) if strategy == "summarize" else ""
-        marker = make_marker(cut, strategy, summary, trusted=all_trusted(dropped))
+        before = transcript.marker
+        trusted = all_trusted(dropped) and (before is None or before.trusted)
+        marker = make_marker(cut, strategy, summary, trusted=trusted)
         event = ContextCut(
             turn=self._recalled.turn.number,
             through=cut.through,

@@ -34,7 +34,7 @@ from halter.core.project import rows_of_event
 from halter.core.rows import DecisionRow, HaltRow, SavedHotState, SessionRow
 from halter.core.text import shorten, to_body
 from halter.core.tools import Tool
-from halter.core.vocabulary import Outcome, State, TerminalReason, WakeCause
+from halter.core.vocabulary import REFUSAL_OUTCOMES, Outcome, State, TerminalReason, WakeCause
 from halter.guard.approvals import ask_question, make_cap_question
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import RateUsedUp, StillHeld, run_shielded
@@ -296,6 +296,9 @@ class SessionRuntime:
         self, calls: Sequence[Call], standing: SessionContext | None
     ) -> Sequence[Answer | NeedsPerson | StillHeld]:
         slots, began = asyncio.Semaphore(MOST_PARALLEL_CALLS), self._clock.now()
+        if any(call.brake is not None and call.brake.keeps_order(call.tool) for call in calls):
+            # Each act counts when the next one is judged.
+            return [await self._attempt_in(slots, call, began, standing) for call in calls]
         return await run_together([partial(self._attempt_in, slots, call, began, standing) for call in calls])
 
     async def _attempt_in(
@@ -685,15 +688,6 @@ def has_overrun(events: Sequence[Stored]) -> bool:
 
 
 async def _do_nothing() -> None: ...
-
-
-REFUSAL_OUTCOMES: Final = frozenset(
-    {
-        *("external_halt", "tool_not_granted", "invalid_arguments", "unknown_tool", "disabled", "quarantined"),
-        *("rate_limited", "approval_denied", "approval_expired", "cost_cap_reached"),
-    }
-)
-"""Outcomes of refused calls; `external_halt` may also be one of an admitted call."""
 
 
 def find_last_words(messages: Sequence[Message]) -> str:

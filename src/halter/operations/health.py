@@ -105,6 +105,7 @@ async def check_agent(
         _models(agent, environ),
         _secrets(agent, environ),
         _written_secrets(place, environ, name),
+        _provenance(agent, place, name),
     ):
         if check is not None:
             yield check
@@ -146,6 +147,18 @@ def _files(agent: "ResolvedAgent") -> Check:
     runs = "runs by itself" if pacing.autonomy.enabled else "does not run by itself"
     sensors = "1 sensor" if len(pacing.sensors) == 1 else f"{len(pacing.sensors)} sensors"
     return pass_check(name, f"It {runs}, with {sensors}.")
+
+
+def _provenance(agent: "ResolvedAgent", folder: Path, name: str) -> Check | None:
+    """Say how calls are judged by where their values come from, and where to see what is worth declaring."""
+    if not (folder / "tools.py").exists() and not (folder / "mcp.json").exists():
+        return None
+    mode = agent.policy.provenance
+    if mode == "off":
+        sentence = "`policy.provenance` is off: what others wrote may choose where its calls go."
+        return warn_check(f"{name} provenance", f"{sentence} Set observe, ask or strict.")
+    said = f"`policy.provenance` is {mode}" if mode else "It asks in tasks and by itself, and observes chats"
+    return pass_check(f"{name} provenance", f"{said}. What is guessed of its tools: halter tools {folder}")
 
 
 def _roots(settings: Settings, folder: Path, name: str) -> Check | None:

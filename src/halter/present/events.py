@@ -77,6 +77,7 @@ from halter.core.messages import Message, Reply, Text, ToolCall, ToolResult
 from halter.core.money import Charge, Leg, format_micros
 from halter.core.ports import Stored
 from halter.core.text import clean, format_count, from_body, shorten
+from halter.guard.brake import describe_flaw
 from halter.loop.decide import ASK_USER, YIELD
 
 MAX_EVENT_TEXT: Final = 200
@@ -145,6 +146,9 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
     match event:
         case SessionStarted() | SessionWoken() | SessionParked() | SessionResumed() | SessionEnded() | WakePosted():
             return _summarize_life(event, stored, said, context)
+        case TurnEnded() if said:
+            line = _summarize_turn(event, context.used, task="." in (session_of(stored.stream) or ""))
+            return StyledLine(f"{line if isinstance(line, str) else line.text}. {said}", WARNING_STYLE)
         case TurnStarted() | TurnEnded() | TurnSkipped() | MessageAdded() | ContextCut() | HotStateSeen():
             return _summarize_turn(event, context.used, task="." in (session_of(stored.stream) or ""))
         case CallStarted() | CallSettled() | CallRefused() | RequestStarted() | RequestSettled() | RequestRefused():
@@ -355,7 +359,7 @@ def _summarize_work(
     match event:
         case CallStarted():
             by = f", agreed to by {event.decided_by}" if event.decided_by else ""
-            return f"{event.tool} {event.level} {event.risk or ''}{_format_holds(event.legs)}{by}"
+            return f"{event.tool} {event.level} {event.risk or ''}{_format_holds(event.legs)}{by}{_flaws(event)}"
         case CallSettled():
             took = format_duration(event.duration_ms * 1000)
             return f"{event.call} {event.outcome} in {took}{_cost(event.charge)} {event.error}"
@@ -371,6 +375,13 @@ def _summarize_work(
         case RequestRefused():
             text = f"{event.model} was not asked ({event.outcome}): {event.sentence}"
             return StyledLine(text, WARNING_STYLE)
+
+
+def _flaws(event: CallStarted) -> str:
+    """What the injection brake found in a call that ran without a question."""
+    if not event.flaws or event.decided_by:
+        return ""
+    return f"; a person would have been asked about {'; '.join(map(describe_flaw, event.flaws))}"
 
 
 def _summarize_decision(

@@ -42,6 +42,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         ("cost", f"{format_usd(made.cost_usd)}{purposes} (reserved: {format_usd(made.held_usd)})"),
         ("checks passed", ", ".join(f"{brake} {format_count(times, 'time')}" for brake, times in made.passed.items())),
         ("anonymized", ", ".join(f"{kind} {format_count(times, 'time')}" for kind, times in made.anonymized.items())),
+        ("not said", "; ".join(_describe_unsaid(call) for call in made.calls if call.flaws)),
         ("rules used", ", ".join(made.rules)),
         ("was given", ", ".join((*made.memories_given, *made.precedents_given))),
         ("proposed", ", ".join(f"{one.proposal} ({one.kind})" if one.kind else one.proposal for one in proposed)),
@@ -65,6 +66,12 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
 
 def format_purposes(spent: Mapping[str, Decimal]) -> str:
     return ": " + ", ".join(f"{purpose} {format_usd(usd)}" for purpose, usd in spent.items()) if spent else ""
+
+
+def _describe_unsaid(call: ReceiptLine) -> str:
+    """Which arguments of a call no trusted place had said, and who agreed to it."""
+    where = ", ".join(dict.fromkeys(flaw.argument or flaw.reason for flaw in call.flaws))
+    return f"{call.name} ({where}), {f'agreed to by {call.decided_by}' if call.decided_by else 'observed'}"
 
 
 def _trust(*, trusted: bool) -> str:

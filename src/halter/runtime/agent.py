@@ -557,7 +557,9 @@ def make_answer_tool(output_type: type[Any]) -> Tool:
 
     answer.__annotations__["value"] = output_type
     answer.__doc__ = "Give your final answer. Your turn ends with it."
-    return made_tool(answer, name=FINAL_ANSWER, level="SAFE", effect="read", idempotent=True)
+    return made_tool(
+        answer, name=FINAL_ANSWER, level="SAFE", effect="read", idempotent=True, reads="nothing", reach="none"
+    )
 
 
 def _parse_output(output_type: type[T], arguments: str) -> T:

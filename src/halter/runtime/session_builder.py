@@ -29,7 +29,7 @@ from halter.core.agent_spec import (
 from halter.core.clock import SECOND, Clock
 from halter.core.events import CallSettled, RequestSettled, SessionStarted
 from halter.core.ids import Digest, session_stream, trigger_stream
-from halter.core.messages import AnonymizationPolicy, Model, Prompt
+from halter.core.messages import AnonymizationPolicy, Model, Prompt, Text
 from halter.core.money import Cap
 from halter.core.ports import Lease, Query, Store, Stored, read_body
 from halter.core.rows import ItemRow, SavedHotState, SessionRow, TriggerRow
@@ -39,6 +39,7 @@ from halter.core.text import from_body
 from halter.core.tools import HealthReport, Reading, SensorFailed, Tool, ToolSpec, substitute_secrets
 from halter.core.usage import Unpriced
 from halter.core.vocabulary import SessionKind
+from halter.guard.brake import SessionBrake, choose_provenance_mode
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call, SessionContext
 from halter.guard.tool_door import Answer
@@ -374,6 +375,7 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     carved: int | None = None
     salt: str = ""
     follows: str = ""
+    brake: str = ""
 
 
 async def find_session_origin(context: AgentContext, row: SessionRow) -> SessionOrigin:
@@ -383,8 +385,11 @@ async def find_session_origin(context: AgentContext, row: SessionRow) -> Session
     """
     store = context.store
     (first,) = await store.read(session_stream(row.session), 0, 1)
-    follows = first.event.follows if isinstance(first.event, SessionStarted) else ""
-    return msgspec.structs.replace(await _read_origin(store, row, first), salt=first.hash.hex(), follows=follows)
+    began = await _read_origin(store, row, first)
+    if not isinstance(first.event, SessionStarted):
+        return msgspec.structs.replace(began, salt=first.hash.hex())
+    follows, brake = first.event.follows, first.event.brake
+    return msgspec.structs.replace(began, salt=first.hash.hex(), follows=follows, brake=brake)
 
 
 async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionOrigin:
@@ -465,7 +470,8 @@ async def build_live_session(
     if terms.pacing.fields:
         aware.hot.restore(await _load_hot_state(context, row, began.follows))
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_LIVE_CONTEXT
-    loop = TurnLoop(running, app.clock, thinks, context.chance, senses, watching)
+    brake = partial(_make_brake, context, row, began, tools, senses=bool(terms.pacing.fields or terms.pacing.sensors))
+    loop = TurnLoop(running, app.clock, thinks, context.chance, senses, watching, brake)
     pace = (
         AutonomousPace(running, loop, app.clock, terms, aware)
         if row.kind == "autonomous"
@@ -475,6 +481,25 @@ async def build_live_session(
     )
     conversation = Conversation(running, loop, app.clock, pace, resident=sensed is not None)
     return LiveSession(running, loop, conversation, aware, terms)
+
+
+def _make_brake(
+    context: AgentContext, row: SessionRow, began: SessionOrigin, tools: Mapping[str, Tool], *, senses: bool
+) -> SessionBrake | None:
+    """Makes the injection brake of a session, which has heard what every prompt of it begins with."""
+    agent = context.agent
+    mode = choose_provenance_mode(agent.policy, row.kind, earlier=began.brake != "native")
+    if mode == "off":
+        return None
+    specs = {name: tool.spec for name, tool in tools.items()}
+    brake = SessionBrake(mode, agent.policy, specs)
+    brake.trust(agent.mind.instructions, "the instructions")
+    for spec in specs.values():
+        if spec.server:
+            brake.hear(Text(spec.description, "tool", trusted=False, source=f"the description of {spec.name}"))
+    if senses:
+        brake.hear(Text("sensors", "sensor", trusted=False, source="the sensors"))
+    return brake
 
 
 def _build_loop_settings(

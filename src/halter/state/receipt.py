@@ -16,6 +16,7 @@ from halter.core import events as ev
 from halter.core.effect_events import ReviewOutcome, Severity, Support
 from halter.core.money import ZERO_USD, Amount, Charge, Leg, Unit, Usd, micros_to_usd, to_unit_amount
 from halter.core.ports import Stored
+from halter.core.provenance import Flaw
 from halter.core.usage import Usage
 from halter.core.vocabulary import Guardrail, Origin, Outcome, Purpose, SessionKind, State, WakeCause
 
@@ -26,8 +27,8 @@ BRAKES: Final[tuple[BrakeName, ...]] = ("halt", "grants", "budget")
 class ReceiptLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call or request: what was held and what it cost. Without an outcome it is in doubt.
 
-    `observed` are refusals in observe mode. `egress`: its arguments chose where data goes. `anonymized` counts, by
-    kind, the values hidden from its model.
+    `observed` are refusals in observe mode. `egress`: its arguments chose where data goes. `flaws` are values that no
+    trusted place had said. `anonymized` counts, by kind, the values hidden from its model.
     """
 
     id: str
@@ -50,6 +51,7 @@ class ReceiptLine(msgspec.Struct, frozen=True, omit_defaults=True):
     decided_by: str = ""
     duration_ms: int = 0
     error: str = ""
+    flaws: tuple[Flaw, ...] = ()
     anonymized: Mapping[str, int] = {}
 
 

@@ -290,11 +290,12 @@ class Conversation:
         if self._loop.turn.number or self._task is None or not isinstance(self._task.event, SessionStarted):
             return []
         text = from_body(await self._running.said(self._task))
-        return [Text(text, self._task.event.origin, self._task.event.trusted)] if text.strip() else []
+        event = self._task.event
+        return [Text(text, event.origin, event.trusted, source=event.follows)] if text.strip() else []
 
     async def _text(self, stored: Stored, event: WakePosted) -> Sequence[Text]:
         text = from_body(await self._running.said(stored))
-        return [Text(text, event.origin, event.trusted)] if text.strip() else []
+        return [Text(text, event.origin, event.trusted, source=event.sender)] if text.strip() else []
 
 
 REVIEW_PHASE: Final = "ethics_review"

@@ -17,6 +17,7 @@ from halter.core.events import CallSettled
 from halter.core.messages import Message, Prompt, Text
 from halter.core.money import format_micros
 from halter.core.ports import Store, Stored, read_body
+from halter.core.provenance import ArgumentUse, Declaration
 from halter.core.text import clean, from_body, join_names, shorten
 from halter.core.tools import Failed
 from halter.core.vocabulary import State, TerminalReason
@@ -24,7 +25,7 @@ from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import NOT_DONE_BEFORE_CRASH, Answer
 from halter.loop.session_runtime import SessionRuntime
-from halter.tasks.task_tools import Verb
+from halter.tasks.task_tools import READS_ANYONE, Verb
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -123,6 +124,11 @@ class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inputs: Mapping[str, Any] = {}
 
 
+_PLAYBOOK_DECLARATION: Final = Declaration(
+    arguments={"playbook": ArgumentUse("detail"), "inputs": ArgumentUse("destination")}
+)
+"""A person wrote the steps, but the model gives the inputs, and they may go anywhere."""
+
 MakeCall = Callable[[Call, int | None], Awaitable[Answer]]
 """Makes a call through the guard with a spending limit, and waits for it."""
 ReadSpent = Callable[[str], Awaitable[int]]
@@ -173,7 +179,9 @@ def run_playbook(playbooks: Mapping[str, Playbook], make: MakeCall, spent: ReadS
 
     known = " ".join(_describe_playbook(name, each) for name, each in playbooks.items())
     about = f"Let the steps of a playbook be done. {known}".strip()
-    return Verb(RUN_PLAYBOOK, about, _Asked, act, flaw, timeout=MAX_PLAYBOOK_DURATION)
+    return Verb(
+        RUN_PLAYBOOK, about, _Asked, act, flaw, timeout=MAX_PLAYBOOK_DURATION, declaration=_PLAYBOOK_DECLARATION
+    )
 
 
 def _describe_playbook(name: str, playbook: Playbook) -> str:
@@ -228,4 +236,4 @@ def run_skill(
     about = "Work on some input by the instructions of a skill. " + " ".join(
         f"{skill.name}: {skill.description}" for skill in skills.values()
     )
-    return Verb(RUN_SKILL, about.strip(), _SkillArguments, act, flaw, timeout=timeout)
+    return Verb(RUN_SKILL, about.strip(), _SkillArguments, act, flaw, timeout=timeout, declaration=READS_ANYONE)

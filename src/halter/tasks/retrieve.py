@@ -15,7 +15,7 @@ from halter.core.events import DocumentRead
 from halter.core.ports import Chunk, FoundChunk
 from halter.core.text import clean, join_names, shorten
 from halter.core.tools import Failed, JournalEffect, Output
-from halter.tasks.task_tools import Verb
+from halter.tasks.task_tools import READS_ANYONE, Verb
 
 RETRIEVE_CHUNKS: Final = "retrieve_chunks"
 MOST_SHOWN: Final = 8_000
@@ -94,7 +94,7 @@ def retrieve_chunks(shelves: DocumentSource, now: Callable[[], int]) -> Verb:
         "from the document at `offset` on; `query` finds the places where words occur. `since` leaves out what came "
         "before a time as in 2026-01-31T09:00Z, or longer ago than 24h."
     )
-    return Verb(RETRIEVE_CHUNKS, about, RetrieveArguments, act, find_arguments_flaw)
+    return Verb(RETRIEVE_CHUNKS, about, RetrieveArguments, act, find_arguments_flaw, declaration=READS_ANYONE)
 
 
 def find_arguments_flaw(wanted: RetrieveArguments) -> str:

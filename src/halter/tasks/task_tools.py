@@ -30,6 +30,7 @@ from halter.core.events import (
 )
 from halter.core.ids import FLEET, OUTBOX, session_stream
 from halter.core.ports import Draft, NotificationContent, Rows, Store, Write, read_body
+from halter.core.provenance import Declaration
 from halter.core.rows import DecisionRow, MemoryRow, NotificationRow
 from halter.core.text import clean, from_body, join_names, shorten, to_body
 from halter.core.tools import (
@@ -52,6 +53,9 @@ from halter.loop.history import LONGEST_RESULT
 
 READ_OUTPUT: Final = "read_output"
 PAGE: Final = 1000
+TELLS_NOTHING: Final = Declaration(reads="nothing", reach="none")
+"""A verb that answers in the runtime's own words, and leaves what it is given to the person it works for."""
+READS_ANYONE: Final = Declaration(reads="anyone", reach="none")
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -62,7 +66,7 @@ class Verb:
     Its function is given the call's id, and returns text or also events to record with it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 Each is one thing that a verb is, and most have their usual value.
         self,
         name: str,
         description: str,
@@ -72,11 +76,13 @@ class Verb:
         *,
         level: Level = "SAFE",
         timeout: int = DEFAULT_TOOL_TIMEOUT,
+        declaration: Declaration = TELLS_NOTHING,
     ) -> None:
         self._takes: type[Any] = takes
         self._act: PermitGate[Callable[[Any, str], Awaitable[str | Output]]] = PermitGate(act)
         self._flaw: Callable[[Any], str] = flaw
-        self._spec = _make_verb_spec(name, description, takes, level, timeout)
+        made = _make_verb_spec(name, description, takes, level, timeout)
+        self._spec = msgspec.structs.replace(made, declaration=declaration)
 
     @property
     def spec(self) -> ToolSpec:
@@ -155,7 +161,7 @@ def read_output(output: Callable[[str], Awaitable[str | None]]) -> Verb:
         return f"{shown}\n[{left} characters follow, from offset={offset + len(shown)} on.]" if left else shown
 
     about = "Read on in a result that was shown only in part, from an offset in characters."
-    return Verb(READ_OUTPUT, about, _Place, act)
+    return Verb(READ_OUTPUT, about, _Place, act, declaration=READS_ANYONE)
 
 
 async def find_call_output(store: Store, session: str, call: str) -> str | None:

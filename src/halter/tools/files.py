@@ -10,6 +10,7 @@ import secrets
 import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,12 +64,30 @@ def make_file_tools(
         """Delete one file below the root, or a link itself, or an empty folder."""
         return folder.delete(path)
 
+    # A file below the root, and its name, may be written by anyone who can put it there.
+    look = partial(tool, level="SAFE", effect="read", idempotent=True, reads="anyone", reach="none")
     return (
-        tool(read_file, level="SAFE", effect="read", idempotent=True).at(folder),
-        tool(list_folder, level="SAFE", effect="read", idempotent=True).at(folder),
-        tool(find_files, level="SAFE", effect="read", idempotent=True).at(folder),
-        tool(write_file, level="CONTROLLED", effect="write", idempotent=True, writes="text").at(folder),
-        tool(delete_file, level="RESTRICTED", effect="write").at(folder),
+        look(read_file, arguments={"path": "detail", "offset": "detail"}).at(folder),
+        look(list_folder, arguments={"path": "detail"}).at(folder),
+        look(find_files, arguments={"pattern": "detail", "path": "detail"}).at(folder),
+        tool(
+            write_file,
+            level="CONTROLLED",
+            effect="write",
+            idempotent=True,
+            writes="text",
+            reads="nothing",
+            reach="own",
+            arguments={"path": "target:file", "text": "content"},
+        ).at(folder),
+        tool(
+            delete_file,
+            level="RESTRICTED",
+            effect="write",
+            reads="nothing",
+            reach="final",
+            arguments={"path": "target:file"},
+        ).at(folder),
     )
 
 

@@ -18,7 +18,7 @@ import copy
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import copy_context
 from decimal import Decimal
 from functools import partial
@@ -42,16 +42,19 @@ from typing import (
 )
 
 import msgspec
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from halter.core.clock import SECOND, parse_duration
 from halter.core.errors import ConfigError
 from halter.core.folders import RootedTool
 from halter.core.money import usd_to_micros
+from halter.core.provenance import Declaration, Reach, Reads, guess_declaration
 from halter.core.text import reject_unknown_options
 from halter.core.tools import (
     DEFAULT_TOOL_TIMEOUT,
     LEVELS,
+    DeclaredParts,
     Effect,
     EffectStatus,
     Failed,
@@ -65,6 +68,7 @@ from halter.core.tools import (
     Valid,
     add_spec_digest,
     find_secret_names,
+    refine_declaration,
     substitute_secrets,
 )
 from halter.tools.process import MAX_OUTPUT, ThreadPerTaskExecutor, check_findable, run_forked, run_isolated, to_output
@@ -205,6 +209,8 @@ def _format_location(loc: tuple[int | str, ...]) -> str:
     return ".".join(map(str, loc)) + ": " if loc else ""
 
 
+NOTHING_DECLARED: Final = DeclaredParts()
+
 CheckArguments = Callable[..., Any]
 """A function with some of the tool's parameters that returns what became of an earlier call, as `Happened`."""
 
@@ -214,7 +220,7 @@ _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 class FunctionTool:
     """A plain function as a tool. It implements the port `Tool`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 Each is one thing that a function does not say itself.
         self,
         function: Callable[..., Any],
         spec: ToolSpec,
@@ -224,6 +230,7 @@ class FunctionTool:
         writes: str = "",
         *,
         threaded: bool = False,
+        declared: DeclaredParts = NOTHING_DECLARED,
     ) -> None:
         self._function = PermitGate(function)
         self._awaited = inspect.iscoroutinefunction(function)
@@ -235,7 +242,7 @@ class FunctionTool:
         self.place: RootedTool | None = None
         self._threaded = threaded
         self._starts: Callable[[], None] | None = None
-        self.spec = add_spec_digest(replace(spec, schema=self._arguments.schema))
+        self.spec = add_spec_digest(_declare(replace(spec, schema=self._arguments.schema), declared))
         if spec.isolate and self._arguments.deps:
             raise ConfigError(f"The tool {spec.name} runs in a process of its own, which has no deps to give it.")
         if spec.isolate:
@@ -340,6 +347,10 @@ class ToolOptions(TypedDict, total=False):
     out what became of a write whose answer was lost. `egress` says that the arguments choose where data goes.
     `max_output` is how many characters of a result are kept. `writes` names the argument that is the content of a file:
     no watch of the agent is triggered by that file.
+
+    `reads` says who wrote what the tool returns, `reach` what it changes, and `arguments` what each argument decides,
+    as in `{"to": "destination:address"}`: a call with a value that no trusted place has said is put before a person.
+    `mints` and `lists` name fields of its records that vouch for values, and `asks` words of a task that ask for it.
     """
 
     name: str
@@ -353,6 +364,12 @@ class ToolOptions(TypedDict, total=False):
     isolate: bool
     max_output: int
     writes: str
+    reads: Reads
+    reach: Reach
+    arguments: Mapping[str, str]
+    mints: Mapping[str, str]
+    lists: Mapping[str, str]
+    asks: Sequence[str]
 
 
 @overload
@@ -369,7 +386,41 @@ def tool(
     check = options.get("check")
     most, writes = options.get("max_output", MAX_OUTPUT), options.get("writes", "")
     threaded = options.get("isolate") is False
-    return FunctionTool(function, _describe_function(function, options), check, most, writes=writes, threaded=threaded)
+    return FunctionTool(
+        function,
+        _describe_function(function, options),
+        check,
+        most,
+        writes=writes,
+        threaded=threaded,
+        declared=_read_declared(options),
+    )
+
+
+def _read_declared(options: ToolOptions) -> DeclaredParts:
+    said: dict[str, Any] = {name: options[name] for name in DeclaredParts.__struct_fields__ if name in options}
+    if not said:
+        return NOTHING_DECLARED
+    for name, choices in (("reads", get_args(Reads)), ("reach", get_args(Reach))):
+        if name in said:
+            _check_choice(name, said[name], choices)
+    if "asks" in said:
+        said["asks"] = tuple(said["asks"])
+    return DeclaredParts(**said)
+
+
+def _declare(spec: ToolSpec, said: DeclaredParts) -> ToolSpec:
+    """Add what is declared to the guess; a name that is no argument is a mistake."""
+    if said is NOTHING_DECLARED:
+        return spec
+    base = guess_declaration(spec.name, spec.schema, read_only=spec.effect == "read")
+    unknown = [] if said.arguments is UNSET else [name for name in said.arguments if name not in base.arguments]
+    if unknown:
+        raise ConfigError(f"The tool {spec.name} declares {', '.join(unknown)}, which is no argument of it.")
+    try:
+        return replace(spec, declaration=refine_declaration(base, said))
+    except ValueError as error:
+        raise ConfigError(f"The tool {spec.name} cannot be declared: {error}.") from None
 
 
 def _describe_function(function: Callable[..., Any], options: ToolOptions) -> ToolSpec:
@@ -409,7 +460,19 @@ def spec_from_hints(
         egress=hints.get("openWorldHint") is not False,
         server=server,
     )
-    return add_spec_digest(spec)
+    # The hints are part of the digest; what follows from them is not, so that no pin of an earlier version is void.
+    return replace(add_spec_digest(spec), declaration=_declare_from_hints(spec, hints))
+
+
+def _declare_from_hints(spec: ToolSpec, hints: Mapping[str, Any]) -> Declaration:
+    """What a server's hints say of reach. What it returns is written by anyone, whatever it claims."""
+    base = guess_declaration(spec.name, spec.schema, read_only=spec.effect == "read")
+    if spec.effect == "read":
+        return base
+    if hints.get("destructiveHint") is True:
+        return refine_declaration(base, DeclaredParts(reach="final"))
+    closed = hints.get("destructiveHint") is False and not spec.egress
+    return refine_declaration(base, DeclaredParts(reach="own")) if closed else base
 
 
 async def _await_call(function: Callable[..., Any], values: Mapping[str, Any]) -> Any:

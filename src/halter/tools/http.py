@@ -122,8 +122,27 @@ def make_http_tools(hosts: Sequence[str], **options: Unpack[HttpOptions]) -> tup
 
     timeout = 2 * web.timeout
     return (
-        tool(http_get, level="MONITORED", effect="read", idempotent=True, egress=True, timeout=timeout),
-        tool(http_post, level="CONTROLLED", effect="write", egress=True, timeout=timeout),
+        tool(
+            http_get,
+            level="MONITORED",
+            effect="read",
+            idempotent=True,
+            egress=True,
+            timeout=timeout,
+            reads="anyone",
+            reach="none",
+            arguments={"url": "destination:url", "headers": "content"},
+        ),
+        tool(
+            http_post,
+            level="CONTROLLED",
+            effect="write",
+            egress=True,
+            timeout=timeout,
+            reads="anyone",
+            reach="others",
+            arguments={"url": "destination:url", "body": "content", "headers": "content"},
+        ),
     )
 
 

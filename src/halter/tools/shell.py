@@ -242,6 +242,9 @@ def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> Functi
         effect="write",
         egress=network or not enclosed,
         timeout=options.get("timeout", 60),
+        reads="anyone",
+        reach="others" if network or not enclosed else "own",
+        arguments={"argv": "target:code", "folder": "target:file", "stdin": "content"},
     ).at(sandbox)
 
 

@@ -1,0 +1,191 @@
+"""The injection brake of one session: it folds what the session heard and did, and judges the calls of its model.
+
+All of its state follows from the session's events and its agent's files, in order, so that a resumed session decides as
+the live one. While only trusted places have spoken nothing is judged, and nothing is read before that has an end.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from halter.core.effect_events import CallRefused, CallStarted
+from halter.core.messages import Text, ToolCall, ToolResult
+from halter.core.provenance import Declaration, Flaw, FlawReason, Source
+from halter.core.spec import ProvenanceMode, ResolvedPolicy
+from halter.core.text import shorten
+from halter.core.tools import ToolSpec
+from halter.core.vocabulary import REFUSAL_OUTCOMES, SessionKind
+from halter.guard.provenance import Provenance
+
+ActiveMode = Literal["observe", "ask", "strict"]
+
+UNKNOWN_TOOL: Final = Declaration()
+"""A tool that is gone: it read from anyone, and reached others."""
+
+LONGEST_TASK: Final = 300
+LONGEST_VALUE: Final = 300
+MOST_LINKS: Final = 20
+
+_WHY: Final[Mapping[FlawReason, str]] = {
+    "unsaid": "you did not name it",
+    "weak": "it was found, but you did not name it",
+    "amount": "you did not name this figure",
+    "content": "it has words or figures that you did not say",
+    "unasked": "your task does not ask for it",
+    "repeated": "it was done before, to the same place",
+    "egress": "reading it sends what stands in the address to others",
+    "disguised": "it has invisible, look-alike or encoded characters",
+    "unclear": "it is too large to be looked through",
+    "link": "no trusted place said it",
+}
+
+
+def choose_provenance_mode(policy: ResolvedPolicy, kind: SessionKind, *, earlier: bool) -> ProvenanceMode:
+    """The policy's mode, else: a chat and an agent from before the brake are observed, all others ask."""
+    return policy.provenance or ("observe" if kind == "chat" or earlier else "ask")
+
+
+class SessionBrake:
+    """What one session knows of where its values come from.
+
+    While it is clean, what it hears and does is only kept; it is folded when the first untrusted text comes.
+    """
+
+    def __init__(self, mode: ActiveMode, policy: ResolvedPolicy, specs: Mapping[str, ToolSpec]) -> None:
+        self.mode: ActiveMode = mode
+        self.clean = True
+        self.locked = False
+        self._policy = policy
+        self._specs = specs
+        self._declarations: dict[str, Declaration] = {}
+        self._provenance = Provenance(prose=True)
+        self._kept: list[Callable[[], None]] = []
+        self._started: set[str] = set()
+        self.task = ""
+
+    def declaration(self, tool: str) -> Declaration:
+        found = self._declarations.get(tool)
+        if found is None:
+            spec = self._specs.get(tool)
+            found = UNKNOWN_TOOL if spec is None else self._policy.declaration(spec)
+            self._declarations[tool] = found
+        return found
+
+    def hear(self, part: Text) -> None:
+        """A text reached the prompt."""
+        if part.trusted and not part.reason:
+            self.task = part.text
+        self._fold(
+            partial(self._provenance.hear, part.text, Source(part.origin, part.source, part.trusted)),
+            taints=not part.trusted and bool(part.text.strip()),
+        )
+
+    def trust(self, text: str, name: str) -> None:
+        """The agent's files, or what a person kept, say this."""
+        if text:
+            self._fold(partial(self._provenance.hear, text, Source("config", name, trusted=True)), taints=False)
+
+    def hear_erased(self) -> None:
+        """A text is erased; who wrote it is unknown."""
+        self._fold(partial(self._provenance.hear_erased, Source("document")), taints=True)
+
+    def observe(self, call: ToolCall, result: ToolResult) -> None:
+        """A result reached the prompt; a refusal is in the guard's own words."""
+        if result.outcome in REFUSAL_OUTCOMES:
+            return
+        declaration = self.declaration(call.tool)
+        arguments = _read_arguments(call.arguments)
+        taints = declaration.reads not in ("nothing", "trusted") and bool(result.text.strip())
+        self._fold(partial(self._provenance.observe, call.tool, declaration, arguments, result.text), taints=taints)
+
+    def observe_erased(self, call: ToolCall) -> None:
+        declaration = self.declaration(call.tool)
+        taints = declaration.reads not in ("nothing", "trusted")
+        self._fold(partial(self._provenance.observe_erased, call.tool, declaration), taints=taints)
+
+    def take_in(self, event: CallStarted | CallRefused, body: bytes | None) -> None:
+        """Fold a call of the model that was let through, or refused; without a body, its arguments are erased."""
+        if isinstance(event, CallRefused):
+            denied = event.outcome == "approval_denied" and event.decision and event.flaws
+            self.locked = self.locked or bool(denied and self._policy.locks)
+        elif event.call not in self._started:
+            self._started.add(event.call)
+            if body is None:
+                self._fold(partial(self._provenance.act_erased, event.tool), taints=False)
+                return
+            agreed = bool(event.flaws and event.decided_by)
+            # A read that no person was asked about leaves nothing but its result.
+            if agreed or self.declaration(event.tool).reach != "none":
+                self._fold(partial(self._act, event.tool, body, agreed=agreed), taints=False)
+
+    def _act(self, tool: str, body: bytes, *, agreed: bool) -> None:
+        declaration, arguments = self.declaration(tool), _read_arguments(body)
+        if agreed:
+            self._provenance.approve(self._provenance.judge(tool, declaration, arguments).flaws)
+        self._provenance.act(tool, declaration, arguments)
+
+    def judge(self, tool: str, canonical: bytes) -> tuple[Flaw, ...]:
+        """What a person must be asked before this call; changes nothing."""
+        if self.clean:
+            return ()
+        return self._provenance.judge(tool, self.declaration(tool), _read_arguments(canonical)).flaws
+
+    def keeps_order(self, tool: str) -> bool:
+        """Whether calls of a tool must be judged one after the other: each act counts for the next."""
+        return not self.clean and self.declaration(tool).reach != "none"
+
+    def unsaid_links(self, answer: str) -> tuple[Flaw, ...]:
+        return () if self.clean else self._provenance.unsaid_links(answer)
+
+    def _fold(self, step: Callable[[], None], *, taints: bool) -> None:
+        if not self.clean:
+            step()
+            return
+        self._kept.append(step)
+        if taints:
+            kept, self._kept = self._kept, []
+            for each in kept:
+                each()
+            self.clean = self._provenance.clean
+
+
+def _read_arguments(text: str | bytes) -> Mapping[str, Any]:
+    try:
+        found: Any = msgspec.json.decode(text or b"{}")
+    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
+        return {"": text if isinstance(text, str) else text.decode("utf-8", "replace")}
+    return cast("Mapping[str, Any]", found) if isinstance(found, dict) else {"": found}
+
+
+def strip_flaws(flaws: Sequence[Flaw]) -> tuple[Flaw, ...]:
+    """What a fact may keep of flaws: facts are never erased, so no value and no quote."""
+    return tuple(msgspec.structs.replace(flaw, value="", quote="") for flaw in flaws)
+
+
+def describe_flaw(flaw: Flaw) -> str:
+    """Why one value is asked about, without the value."""
+    where = f"; it stands in {flaw.source}" if flaw.source else ""
+    return f"{flaw.argument or 'the call'}: {_WHY[flaw.reason]}{where}"
+
+
+def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], task: str) -> str:
+    """A question for a person: what would be done, with which value, where that stands, and what the task said."""
+    lines = [f"{agent} wants to call {tool}, after it has read what others wrote:"]
+    for flaw in flaws:
+        value = f" {shorten(flaw.value, LONGEST_VALUE)!r}" if flaw.argument else ""
+        lines.append(f"- {flaw.argument or tool}{value}: {_WHY[flaw.reason]}.")
+        if flaw.quote:
+            lines.append(f"  It stands in {flaw.source}: “{shorten(flaw.quote, LONGEST_VALUE)}”")
+    if task.strip():
+        lines.append(f"The task said: “{shorten(' '.join(task.split()), LONGEST_TASK)}”")
+    return "\n".join(lines)
+
+
+def describe_links(flaws: Sequence[Flaw]) -> str:
+    """Warn of links in an answer that no trusted place said; no face makes them clickable."""
+    if not flaws:
+        return ""
+    named = [f"{shorten(flaw.value, LONGEST_VALUE)}{f' (from {flaw.source})' if flaw.source else ''}" for flaw in flaws]
+    return f"No trusted place said these links of the answer: {', '.join(named[:MOST_LINKS])}"
