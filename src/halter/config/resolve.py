@@ -200,7 +200,7 @@ def check_named_tools(resolved: ResolvedPolicy, agent: AgentFile, tools: Iterabl
     Raises a ConfigError for an unknown tool, and for a rule that loosens what applies to the tool.
     """
     known = {tool.name: tool for tool in tools}
-    for path, name in _named_tools(agent):
+    for path, name in list_named_tools(agent):
         if name not in known:
             raise agent.places.wrong(
                 path, f"there is no tool `{name}`; {suggest_nearest(name, sorted(known), 'the tools')}"
@@ -231,7 +231,7 @@ def list_unknown_tool_rules(fleet: FleetConfig, tools: Iterable[str]) -> tuple[s
     )
 
 
-def _named_tools(agent: AgentFile) -> list[tuple[KeyPath, str]]:
+def list_named_tools(agent: AgentFile) -> list[tuple[KeyPath, str]]:
     spec = agent.spec
     named: list[tuple[KeyPath, str]] = [(("policy", "tools", name), name) for name in spec.policy.tools]
     named += [(("policy", "disabled", index), name) for index, name in enumerate(spec.policy.disabled)]

@@ -323,7 +323,7 @@ class SessionRuntime:
                 self._tell(each, "WAITING_FOR_APPROVAL")
             await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
         elif asked:
-            await self._one_decided(asked)
+            await self.until_decided(asked)
         return again
 
     async def request(
@@ -333,9 +333,10 @@ class SessionRuntime:
         attempt: int = 0,
         *,
         last: bool = False,
+        patient: bool = True,
         standing: SessionContext | None = None,
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
-        """Make a request, and wait for money: others' holds, the next window, or a raised cap.
+        """Make a request, and wait for money: others' holds, and if `patient` the next window or a raised cap.
 
         It also waits for the model's rate, for as long as needed. With `last`, the request may use the reserve.
         `standing` may be narrower than the session's own.
@@ -359,7 +360,7 @@ class SessionRuntime:
                     return FailedRequest(answer.id, "cost_cap_reached", "The money for it is held by others.")
                 case StillHeld():
                     await self._rest("WAITING_FOR_BUDGET", self._clock.now() + SHORT_REST)
-                case RefusedRequest(cap=ev.CostCapReached() as cap) if await self._more_money(
+                case RefusedRequest(cap=ev.CostCapReached() as cap) if patient and await self._more_money(
                     request.id, str(model.name), cap
                 ):
                     attempt, waited = attempt + 1, 0
@@ -578,7 +579,7 @@ class SessionRuntime:
         await self.commit(lifecycle.wake_session(self.lease, key, "timer", self._seen, recovered=True))
         self.troubled()
 
-    async def _one_decided(self, asked: Sequence[NeedsPerson]) -> None:
+    async def until_decided(self, asked: Sequence[NeedsPerson]) -> None:
         """Rest until one of several questions is answered or expires."""
         first, *others = asked
 

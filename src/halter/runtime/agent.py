@@ -220,6 +220,10 @@ class AgentProgram(ABC):
         self._tools.append(made)
         return made
 
+    @property
+    def is_open(self) -> bool:
+        return self._open is not None
+
     async def __aenter__(self) -> Self:
         """Opens the store and starts to renew leases."""
         async with AsyncExitStack() as stack:

@@ -17,24 +17,27 @@ is in the journal before it runs. After a crash the program resumes from the jou
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
-from halter.config.resolve import check_named_tools, read_model_rates, resolve_policy
+from halter.config.resolve import check_named_tools, list_named_tools, read_model_rates, resolve_policy
 from halter.core.agent_spec import BrainSpec
-from halter.core.errors import HalterError, LeaseLost
+from halter.core.clock import SECOND
+from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, session_stream
-from halter.core.messages import Model
+from halter.core.messages import Model, Prompt, make_user_message
 from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Lease, Query, offload_body, read_stream
 from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.text import reject_unknown_options, to_body
-from halter.core.vocabulary import State, TerminalReason
+from halter.core.tools import Tool, ToolSpec
+from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
 from halter.guard.approvals import PendingDecision, list_pending_decisions
 from halter.guard.halts import StillHeld
+from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.loop.session_runtime import SessionRuntime
@@ -42,13 +45,16 @@ from halter.runtime.agent import AgentProgram, ProgramOptions, agent_said, resol
 from halter.runtime.agent_context import AgentContext, Models, keep_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
 from halter.runtime.budgets import Budget, read_current_budgets, shown_budgets
+from halter.runtime.external import Act, Ask, DecisionPending, EffectRefused, ExternalModel, ExternalTool
 from halter.runtime.runtime import Runtime
 from halter.state import lifecycle
 from halter.state.receipt import Receipt
 from halter.state.receipt import make_receipt as receipt_of
 from halter.tools.function_tool import FunctionTool, canonical_json
 
+R = TypeVar("R")
 MAX_REPORT_SESSIONS: Final = 1_000_000
+SHORT_REST: Final = SECOND
 
 
 class GuardOptions(ProgramOptions, total=False):
@@ -79,6 +85,7 @@ class Guard(AgentProgram):
         super().__init__(agent, store, options)
         self._agent = agent
         self._simulates = options.get("simulates")
+        self._external = False
 
     @asynccontextmanager
     async def session(self, task: str = "", *, id: str | None = None) -> AsyncGenerator["GuardedSession"]:  # noqa: A002 It is the word for it everywhere.
@@ -89,11 +96,18 @@ class Guard(AgentProgram):
         session = await self._taken_up(task, id)
         try:
             yield session
+        except DecisionPending:
+            await session.pause()
+            raise
         except Exception:
             with suppress(LeaseLost):
                 await session.end("ERROR", "error")
             raise
         await session.end("COMPLETED", "completed")
+
+    def allow_external_tools(self) -> None:
+        """Let the policy name tools that are the caller's own, and known only when they are first called."""
+        self._external = True
 
     async def call(self, tool: str | FunctionTool, /, **arguments: Any) -> Answer:
         """Makes one call in a session of its own."""
@@ -138,10 +152,10 @@ class Guard(AgentProgram):
         lease = await self._lease(opened, SessionId(started.session))
         if lease is None:
             raise await _explain_not_taken(opened, started.session)
-        standing = opened.agent.standing(started.session)
-        running = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, standing, opened.agent.tools)
+        standing, tools = opened.agent.standing(started.session), dict(opened.agent.tools)
+        running = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, standing, tools)
         events = await running.take_up()
-        return GuardedSession(opened, running, len(events))
+        return GuardedSession(opened, running, len(events), tools)
 
     async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
         """Takes a session at once if it is free or over; else waits as long as a dead owner's lease lasts."""
@@ -154,7 +168,11 @@ class Guard(AgentProgram):
         policy = resolve_policy(app.fleet, agent)
         tools = index_tools(self._tools)
         protect_tools(self._tools, list_protected_paths(self._settings, None, None))
-        check_named_tools(policy, agent, (tool.spec for tool in self._tools))
+        specs = [tool.spec for tool in self._tools]
+        if self._external:
+            unknown = {name for _, name in list_named_tools(agent)} - {spec.name for spec in specs}
+            specs += [ToolSpec(name=name, description="", schema=b"{}") for name in sorted(unknown)]
+        check_named_tools(policy, agent, specs)
         model, mind = self._simulates, BrainSpec(rates=read_model_rates(app.fleet))
         if model is not None:
             mind = msgspec.structs.replace(mind, model_for={"simulation": str(model.name)})
@@ -189,11 +207,14 @@ async def _explain_not_taken(opened: AgentContext, session: str) -> SessionTaken
 class GuardedSession:
     """One session of a program."""
 
-    def __init__(self, opened: AgentContext, running: SessionRuntime, seen: int) -> None:
+    def __init__(self, opened: AgentContext, running: SessionRuntime, seen: int, tools: dict[str, Tool]) -> None:
         self._opened = opened
         self._running = running
         self._asked = seen
+        self._tools = tools
+        self._models: dict[str, ExternalModel] = {}
         self._end: tuple[State, TerminalReason] | None = None
+        self._paused = False
 
     @property
     def id(self) -> str:
@@ -223,17 +244,84 @@ class GuardedSession:
             self._end = self._end or await self._running.ended_by(answer)
         return answer
 
+    async def act(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], do: Act, *, name: str = "", wait: bool = False
+    ) -> Any:
+        """Makes a call whose effect is the caller's own: the guard admits it, `do` has it, the guard settles it.
+
+        Returns what `do` returns, and raises what it raises. Raises EffectRefused if a brake refuses it. If a person
+        has to decide first, it waits for them, or without `wait` raises DecisionPending: then make the same call again,
+        with the same `name`. A name that was settled before returns the same answer: nothing is done twice.
+        """
+        tool = self._tools.setdefault(spec.name, ExternalTool(spec))
+        if not isinstance(tool, ExternalTool):
+            raise ConfigError(f"{spec.name} is a tool of this guard already: call it with `call`.")
+        call = self._named(spec.name, arguments)
+        call = msgspec.structs.replace(call, id=f"{self.id}.{name}") if name else call
+        tool.expect(call.id, do)
+        while not isinstance(answer := await self._running.attempt(call), Answer):
+            if isinstance(answer, StillHeld):
+                await self._opened.app.clock.sleep(SHORT_REST)
+            elif wait:
+                await self._running.until_decided([answer])
+            else:
+                raise DecisionPending(answer.decision, spec.name)
+        self._end = self._end or await self._running.ended_by(answer)
+        if answer.outcome not in ("ok", "error"):
+            raise EffectRefused(answer.text, answer.outcome)
+        return tool.take(call.id, answer.text)
+
+    async def ask(self, model: str, sent: str, do: Ask[R], *, max_output_tokens: int = 4096) -> R:
+        """Makes a model request that is the caller's own: its most is held, `do` asks, and the true cost is settled.
+
+        `sent` is everything that is sent, as text: the journal keeps it, and its size bounds the input. `do` is told
+        how many output tokens fit. Raises EffectRefused if a brake refuses it, and what `do` raises.
+        """
+        known = self._models.setdefault(model, ExternalModel(model))
+        self._asked += 1
+        request = f"{self.id}.{self._running.lease.generation}.{self._asked}"
+        known.expect(request, do)
+        prompt = Prompt(messages=(make_user_message(sent),), max_output_tokens=max_output_tokens)
+        answer = await self._running.request(ModelRequest(id=request, prompt=prompt), known, patient=False)
+        match answer:
+            case RefusedRequest():
+                self._end = self._end or _end_of_request(answer.outcome)
+                raise EffectRefused(answer.sentence, answer.outcome)
+            case FailedRequest(outcome="external_halt" | "timeout" as outcome):
+                self._end = self._end or _end_of_request(outcome)
+                raise EffectRefused(answer.error, outcome)
+            case AnsweredRequest() | FailedRequest():
+                if isinstance(answer, AnsweredRequest) and answer.overrun:
+                    self._end = self._end or ("BUDGET_EXCEEDED", "overrun")
+                return known.take(request)
+
+    async def pause(self) -> None:
+        """Leaves the session until a person has decided; `Guard.session` resumes it by its id."""
+        (row,) = await self._opened.store.ask(Query("session", SessionRow, {"session": self.id}))
+        self._paused = await self._running.park("WAITING_FOR_APPROVAL", row.inbox_head)
+
     async def receipt(self) -> Receipt:
         """Returns the receipt so far."""
         return receipt_of(await self._running.events())
 
     async def end(self, state: State, reason: TerminalReason) -> None:
-        """Ends the session; a tripped brake overrides state and reason."""
-        await self._running.end(*(self._end or (state, reason)))
+        """Ends the session, unless it is paused; a tripped brake overrides state and reason."""
+        if not self._paused:
+            await self._running.end(*(self._end or (state, reason)))
 
     def _named(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
         self._asked += 1
         return Call(f"{self.id}.{self._running.lease.generation}.{self._asked}", _name(tool), _json(arguments))
+
+
+def _end_of_request(outcome: Outcome) -> tuple[State, TerminalReason] | None:
+    match outcome:
+        case "external_halt":
+            return ("HALTED", "external_halt")
+        case "cost_cap_reached":
+            return ("BUDGET_EXCEEDED", "cost_cap_reached")
+        case _:
+            return None
 
 
 def _name(tool: str | FunctionTool) -> str:

@@ -1,0 +1,86 @@
+"""What every adapter needs: one guarded session for each run of a framework's agent."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TypedDict
+
+from halter.core.money import usd_to_micros
+from halter.core.tools import Effect, Level, ToolSpec
+from halter.runtime.guard_api import Guard, GuardedSession, SessionOver
+
+
+class ExternalToolOptions(TypedDict, total=False):
+    """What the guard is to know of a framework's tool: how dangerous it is, and whether it only reads."""
+
+    level: Level
+    effect: Effect
+    cost: float
+    idempotent: bool
+    egress: bool
+
+
+class GuardedRuns:
+    """A guard that is open while anything runs, and a session for each run.
+
+    A run that waits for a person leaves its session open; the next run of the same conversation goes on with it.
+    """
+
+    def __init__(self, guard: Guard, tools: Mapping[str, ExternalToolOptions]) -> None:
+        guard.allow_external_tools()
+        self._guard = guard
+        self._terms = tools
+        self._specs: dict[str, ToolSpec] = {}
+        self._running = 0
+        self._opening = asyncio.Lock()
+        self._stack: AsyncExitStack | None = None
+
+    @asynccontextmanager
+    async def session(self, task: str, conversation: str) -> AsyncGenerator[GuardedSession]:
+        """Open the session of a run; it ends with the run, or waits if the run ends for a decision."""
+        await self._open()
+        try:
+            async with AsyncExitStack() as stack:
+                yield await self._enter(stack, task, conversation)
+        finally:
+            await self._close()
+
+    async def _enter(self, stack: AsyncExitStack, task: str, conversation: str) -> GuardedSession:
+        """Take up the first session of a conversation that is not over."""
+        number = 0
+        while True:
+            try:
+                return await stack.enter_async_context(self._guard.session(task, id=f"{conversation}.{number}"))
+            except SessionOver:
+                number += 1
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if not self._running and not self._guard.is_open:
+                self._stack = AsyncExitStack()
+                await self._stack.enter_async_context(self._guard)
+            self._running += 1
+
+    async def _close(self) -> None:
+        async with self._opening:
+            self._running -= 1
+            if not self._running and self._stack is not None:
+                stack, self._stack = self._stack, None
+                await stack.aclose()
+
+    def spec(self, name: str, description: str, schema: bytes) -> ToolSpec:
+        """What the guard knows of a tool: unless said otherwise, CONTROLLED and changing something."""
+        known = self._specs.get(name)
+        if known is None:
+            terms = self._terms.get(name, {})
+            known = self._specs[name] = ToolSpec(
+                name=name,
+                description=description,
+                schema=schema,
+                level=terms.get("level", "CONTROLLED"),
+                effect=terms.get("effect", "write"),
+                idempotent=terms.get("idempotent", False),
+                egress=terms.get("egress", False),
+                cost=usd_to_micros(terms.get("cost", 0)),
+            )
+        return known

@@ -1,0 +1,235 @@
+"""Guard a Pydantic AI agent.
+
+```python
+agent = guard(Agent("openai:gpt-5-mini", tools=[pay]), guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
+result = await agent.run("Pay the bill.")
+```
+
+Each run is a guarded session. Each attempt of each model request is held before it is sent, with `max_tokens` lowered
+to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call that needs a person ends
+the run with `DeferredToolRequests`, if that is among the agent's output types, and else waits. A halt and a cap raise
+EffectRefused, which ends the run.
+
+Tools that the provider runs for itself (web search, code execution) are not seen by any hook: a request that offers one
+is refused, unless its name is in `allow_native`. Realtime sessions and batches are refused as well.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import asynccontextmanager
+from copy import copy
+from typing import Any, Final
+
+import msgspec
+from pydantic_ai.agent import AbstractAgent, AgentRunResult, WrapperAgent
+from pydantic_ai.capabilities import AbstractCapability
+from pydantic_ai.exceptions import ApprovalRequired
+from pydantic_ai.messages import ModelMessage, ModelMessagesTypeAdapter, ModelResponse, ToolCallPart
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
+from pydantic_ai.usage import RequestUsage
+
+from halter.adapters.guarded_runs import ExternalToolOptions, GuardedRuns
+from halter.core.errors import ConfigError
+from halter.core.usage import Usage
+from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.guard_api import Guard, GuardedSession
+
+MAX_OUTPUT_TOKENS: Final = 4096
+"""The longest answer where the model's settings name no `max_tokens`: an answer without a bound cannot be held for."""
+
+NO_TOOLS: Final[Mapping[str, ExternalToolOptions]] = {}
+
+
+def guard(
+    agent: AbstractAgent[Any, Any],
+    *,
+    guard: Guard,
+    tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
+    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    allow_native: Collection[str] = (),
+) -> "GuardedAgent":
+    """Return the agent with every run under the guard. `tools` says what the guard is to know of its tools."""
+    capability = GuardCapability(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
+    return GuardedAgent(agent, capability)
+
+
+class GuardedAgent(WrapperAgent[Any, Any]):
+    """An agent whose runs are guarded sessions."""
+
+    def __init__(self, wrapped: AbstractAgent[Any, Any], capability: "GuardCapability") -> None:
+        super().__init__(wrapped)
+        self._capability = capability
+
+    @asynccontextmanager
+    async def iter(self, *args: Any, **options: Any) -> AsyncGenerator[Any]:
+        """Run the agent; every other way of running it comes through here."""
+        given = options.pop("capabilities", None) or ()
+        async with self.wrapped.iter(*args, **options, capabilities=[self._capability, *given]) as run:
+            yield run
+
+    def realtime_session(self, *_: Any, **__: Any) -> Any:
+        raise ConfigError("A realtime session calls no hooks, so nothing of it can be guarded: use `run` or `iter`.")
+
+
+class GuardCapability(AbstractCapability[Any]):
+    """Takes an agent's calls and requests through the guard; one copy for each run."""
+
+    def __init__(self, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]) -> None:
+        self._runs = runs
+        self._max_output_tokens = max_output_tokens
+        self._allow_native = allow_native
+        self._session: GuardedSession | None = None
+        self._pauses = False
+
+    async def for_run(self, ctx: RunContext[Any]) -> "GuardCapability":
+        return copy(self)
+
+    async def wrap_run(self, ctx: RunContext[Any], *, handler: Any) -> AgentRunResult[Any]:
+        self._pauses = ctx.agent is not None and _may_defer(ctx.agent)
+        async with self._runs.session(_text_of(ctx.prompt), str(ctx.conversation_id)) as session:
+            self._session = session
+            result = await handler()
+            if isinstance(result.output, DeferredToolRequests):
+                await session.pause()
+            return result
+
+    def get_wrapper_model(self, model: Model) -> Model | None:
+        if self._session is None:
+            raise ConfigError("A guarded agent was asked outside of a run: run it with `run`, `iter` or `run_stream`.")
+        return _GuardedModel(model, self._session, self._max_output_tokens, self._allow_native)
+
+    async def wrap_tool_execute(
+        self, ctx: RunContext[Any], *, call: ToolCallPart, tool_def: ToolDefinition, args: dict[str, Any], handler: Any
+    ) -> Any:
+        if self._session is None:
+            raise ConfigError(f"{call.tool_name} was called outside of a guarded run.")
+        arguments = call.args_as_dict()
+        schema = msgspec.json.encode(tool_def.parameters_json_schema)
+        spec = self._runs.spec(call.tool_name, tool_def.description or "", schema)
+
+        async def act(admitted: Mapping[str, Any]) -> Any:
+            # The arguments that the framework validated, unless a person put others in their place.
+            return await handler(args if admitted == arguments else dict(admitted))
+
+        try:
+            return await self._session.act(spec, arguments, act, name=call.tool_call_id, wait=not self._pauses)
+        except DecisionPending as pending:
+            raise ApprovalRequired(metadata={"decision": pending.decision, "session": self._session.id}) from None
+        except EffectRefused as refused:
+            if refused.terminal:
+                raise
+            return str(refused)
+
+
+class _GuardedModel(WrapperModel):
+    def __init__(
+        self, wrapped: Model, session: GuardedSession, max_output_tokens: int, allow_native: frozenset[str]
+    ) -> None:
+        super().__init__(wrapped)
+        self._session = session
+        self._max_output_tokens = max_output_tokens
+        self._allow_native = allow_native
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        self._refuse_native(model_request_parameters)
+
+        async def ask(most: int) -> ModelResult[ModelResponse]:
+            settings = _lower_max_tokens(model_settings, most)
+            answer = await self.wrapped.request(messages, settings, model_request_parameters)
+            return ModelResult(answer, answer.text or "", _read_usage(answer.usage))
+
+        return await self._hold(messages, model_settings, model_request_parameters, ask)
+
+    @asynccontextmanager
+    async def request_stream(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+        run_context: RunContext[Any] | None = None,
+    ) -> AsyncGenerator[StreamedResponse]:
+        self._refuse_native(model_request_parameters)
+        opened: asyncio.Future[StreamedResponse] = asyncio.get_running_loop().create_future()
+        read = asyncio.Event()
+
+        async def ask(most: int) -> ModelResult[None]:
+            settings = _lower_max_tokens(model_settings, most)
+            async with self.wrapped.request_stream(messages, settings, model_request_parameters, run_context) as stream:
+                opened.set_result(stream)
+                await read.wait()
+                answer = stream.get()
+                return ModelResult(None, answer.text or "", _read_usage(answer.usage))
+
+        held = asyncio.ensure_future(self._hold(messages, model_settings, model_request_parameters, ask))
+        await asyncio.wait([held, opened], return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            await held
+        reader = asyncio.current_task()
+        held.add_done_callback(lambda _: None if read.is_set() or reader is None else reader.cancel())
+        try:
+            yield opened.result()
+        except asyncio.CancelledError:
+            # A halt has ended the request, and with it the reader: its reason is told instead.
+            if held.done() and not read.is_set() and reader is not None:
+                reader.uncancel()
+                held.result()
+            raise
+        finally:
+            read.set()
+            await asyncio.wait([held])
+        held.result()
+
+    async def _hold(
+        self,
+        messages: list[ModelMessage],
+        settings: ModelSettings | None,
+        parameters: ModelRequestParameters,
+        ask: Any,
+    ) -> Any:
+        tools = [*parameters.function_tools, *parameters.output_tools]
+        schemas = [[tool.name, tool.description, tool.parameters_json_schema] for tool in tools]
+        sent = ModelMessagesTypeAdapter.dump_json(messages) + msgspec.json.encode(schemas, enc_hook=str)
+        most = (settings or {}).get("max_tokens") or self._max_output_tokens
+        return await self._session.ask(
+            f"{self.wrapped.system}:{self.wrapped.model_name}", sent.decode(), ask, max_output_tokens=most
+        )
+
+    def _refuse_native(self, parameters: ModelRequestParameters) -> None:
+        unseen = sorted({tool.kind for tool in parameters.native_tools} - self._allow_native)
+        if unseen:
+            names = ", ".join(unseen)
+            raise ConfigError(
+                f"The provider would run {names} for itself, where no guard sees it: leave it out, or name it in "
+                "`allow_native`."
+            )
+
+
+def _lower_max_tokens(settings: ModelSettings | None, most: int) -> ModelSettings:
+    return {**(settings or {}), "max_tokens": most}  # pyright: ignore[reportReturnType]  It is the same mapping, with one key set.
+
+
+def _read_usage(usage: RequestUsage) -> Usage | None:
+    """Read the usage of an answer; one without tokens was not reported, and settles at its hold."""
+    if not usage.has_values():
+        return None
+    try:
+        return Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
+    except ValueError:
+        return None
+
+
+def _may_defer(agent: AbstractAgent[Any, Any]) -> bool:
+    kinds = agent.output_type
+    return DeferredToolRequests in (kinds if isinstance(kinds, list | tuple) else [kinds])
+
+
+def _text_of(prompt: Any) -> str:
+    return prompt if isinstance(prompt, str) else "" if prompt is None else str(prompt)

@@ -1,0 +1,138 @@
+"""Effects of a caller's own code: a framework's tool or model, which the guard's doors run with a permit.
+
+The guard admits the effect, the caller's function has it, and the guard settles it: nothing is copied of the order
+in which calls and requests are judged. A function that raises settles its effect as an error, and the caller gets the
+exception back.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from halter.core.errors import HalterError, ModelRejected, ModelUnavailable
+from halter.core.messages import Prompt, Reply, Text, TextListener, bound_prompt_tokens
+from halter.core.tools import EffectStatus, Failed, Output, Permit, PermitGate, ToolSpec, Valid
+from halter.core.usage import ModelName, Usage
+from halter.core.vocabulary import Outcome
+
+T = TypeVar("T")
+
+Act = Callable[[Mapping[str, Any]], Awaitable[Any]]
+"""Makes one tool call, with the arguments that were admitted."""
+
+
+class ModelResult(msgspec.Struct, Generic[T], frozen=True):
+    """What a model answered, in the caller's own form; without a usage the request settles at its hold."""
+
+    value: T
+    text: str = ""
+    usage: Usage | None = None
+
+
+Ask = Callable[[int], Awaitable[ModelResult[T]]]
+"""Makes one model request, with at most that many output tokens."""
+
+
+class EffectRefused(HalterError):
+    """A brake refused a call or a request of a caller's own code. `outcome` says which brake.
+
+    A `terminal` one refuses everything that follows in the same session, too: a halt, or a cap.
+    """
+
+    def __init__(self, sentence: str, outcome: Outcome) -> None:
+        super().__init__(sentence)
+        self.outcome = outcome
+        self.terminal = outcome in ("external_halt", "cost_cap_reached")
+
+
+class DecisionPending(HalterError):
+    """A person has to decide about a call first. Make the same call again, with the same id, when they have."""
+
+    def __init__(self, decision: str, tool: str) -> None:
+        super().__init__(f"{tool} waits for the decision {decision}: look at it with halter inbox.")
+        self.decision = decision
+        self.tool = tool
+
+
+class ExternalTool:
+    """A tool of the caller's, as the guard knows it. What it does is given call by call."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.spec = spec
+        self._acts: dict[str, PermitGate[Act]] = {}
+        self._results: dict[str, Any] = {}
+        self._errors: dict[str, Exception] = {}
+
+    def expect(self, call: str, act: Act) -> None:
+        self._acts[call] = PermitGate(act)
+
+    def take(self, call: str, otherwise: Any) -> Any:
+        """Return what a call gave, or raise what it raised; `otherwise` if it was made before, by another process."""
+        self._acts.pop(call, None)
+        if call in self._errors:
+            raise self._errors.pop(call)
+        return self._results.pop(call, otherwise)
+
+    def validate(self, arguments: bytes) -> Valid:
+        """The framework has validated them already; here they only have to be JSON."""
+        return Valid(msgspec.json.decode(arguments, type=dict[str, Any]), arguments)
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        act = self._acts[permit.id].open(permit)
+        try:
+            value = self._results[permit.id] = await act(arguments.values)
+        except Exception as error:
+            self._errors[permit.id] = error
+            raise Failed(type(error).__name__, str(error)) from error
+        return Output(_render(value))
+
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
+        return "unknown"
+
+
+class ExternalModel:
+    """A model of the caller's, as the guard knows it. How it is asked is given request by request."""
+
+    base_url: str | None = None
+
+    def __init__(self, name: str) -> None:
+        self.name = ModelName.parse(name)
+        self._asks: dict[str, PermitGate[Ask[Any]]] = {}
+        self._results: dict[str, Any] = {}
+        self._errors: dict[str, Exception] = {}
+
+    def expect(self, request: str, ask: Ask[Any]) -> None:
+        self._asks[request] = PermitGate(ask)
+
+    def take(self, request: str) -> Any:
+        """Return what a request gave, or raise what it raised."""
+        self._asks.pop(request, None)
+        if request in self._errors:
+            raise self._errors.pop(request)
+        return self._results.pop(request, None)
+
+    def count(self, prompt: Prompt) -> int:
+        return bound_prompt_tokens(prompt)
+
+    async def ask(self, prompt: Prompt, permit: Permit, hear: TextListener | None = None) -> Reply:
+        request = permit.id.rpartition("/")[0]
+        try:
+            found = await self._asks[request].open(permit)(prompt.max_output_tokens)
+        except Exception as error:
+            self._errors[request] = error
+            status = getattr(error, "status_code", None)
+            rejected = isinstance(status, int) and HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR
+            raise (ModelRejected if rejected else ModelUnavailable)(str(error), billed=not rejected) from error
+        self._results[request] = found.value
+        return Reply((Text(found.text, "model", trusted=False),), usage=found.usage)
+
+
+def _render(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except (TypeError, ValueError):
+        return str(value)

@@ -1,0 +1,215 @@
+"""A Pydantic AI agent under the guard: the framework's own agent, with its own test models."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_ai import Agent
+from pydantic_ai.capabilities import WebSearch
+from pydantic_ai.messages import ModelMessage, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
+from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
+from pydantic_ai.usage import RequestUsage
+
+from halter import Guard
+from halter.adapters.pydantic_ai import GuardedAgent, guard
+from halter.core.clock import SystemClock
+from halter.core.errors import ConfigError
+from halter.core.ids import SortableIds
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.halts import halt
+from halter.journal.open import open_store
+from halter.journal.store import JournalStore
+from halter.runtime.external import EffectRefused
+
+PRICE = {"models": {"function:desk": {"price": {"input": 1, "output": 10}}}}
+
+
+class World:
+    """An agent with one tool, a model that calls it once, and the store that both leave behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "runs.db"
+        self.paid: list[int] = []
+        self.policy: dict[str, Any] = {}
+        self.usage = RequestUsage(input_tokens=100, output_tokens=10)
+        self.asked = 0
+
+    def answer(self, messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+        """Answer as a provider does: never longer than it may be."""
+        self.asked += 1
+        most = (info.model_settings or {}).get("max_tokens", 0)
+        usage = RequestUsage(input_tokens=self.usage.input_tokens, output_tokens=min(self.usage.output_tokens, most))
+        returned = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+        if returned:
+            return ModelResponse([TextPart(f"Done: {returned[-1].content}")], usage=usage)
+        return ModelResponse([ToolCallPart("pay", {"amount": 7}, tool_call_id="c1")], usage=usage)
+
+    def agent(self, level: Any = "CONTROLLED", cap: float = 1.0, **options: Any) -> GuardedAgent:
+        model = FunctionModel(self.answer, model_name="desk")
+        made: Agent[None, Any] = Agent(model, **options)
+
+        @made.tool_plain
+        def pay(amount: int) -> str:
+            """Pay an amount."""
+            self.paid.append(amount)
+            return f"paid {amount}"
+
+        return guard(made, guard=self.guard(cap), tools={"pay": {"level": level}})
+
+    def guard(self, cap: float = 1.0) -> Guard:
+        return Guard(
+            self.file, agent="desk", max_cost_usd=cap, fleet=PRICE, person="ada", environ={}, policy=self.policy
+        )
+
+    def store(self) -> JournalStore:
+        clock = SystemClock()
+        return open_store(str(self.file), clock=clock, ids=SortableIds(clock.now))
+
+    async def decide(self, verdict: Any) -> None:
+        store = self.store()
+        (waiting,) = await list_pending_decisions(store, SystemClock().now())
+        await store.commit(answer_decision(waiting, verdict, "ada", "answer"))
+        await store.close()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(world: World) -> None:
+    result = await world.agent().run("Pay the bill.")
+    assert (result.output, world.paid) == ("Done: paid 7", [7])
+    async with world.guard() as guarded:
+        (receipt,) = await guarded.receipts()
+    assert (receipt.state, [line.name for line in receipt.calls]) == ("COMPLETED", ["pay"])
+    assert len(receipt.requests) == 2
+    assert receipt.cost_usd > 0
+
+
+async def test_a_refused_call_is_told_to_the_model_and_does_not_run(world: World) -> None:
+    world.policy = {"policy": {"disabled": ["pay"]}}
+    agent = world.agent()
+    result = await agent.run("Pay the bill.")
+    assert world.paid == []
+    assert "disabled" in result.output
+
+
+async def test_parallel_runs_on_one_cap_never_pass_it(world: World) -> None:
+    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
+    world.policy = {"limits": {"max_cost_usd_per_day": 1}}
+    world.usage = RequestUsage(input_tokens=100, output_tokens=39_000)
+    agent = world.agent(model_settings={"max_tokens": 40_000})
+    results = await asyncio.gather(*(agent.run("Pay.") for _ in range(20)), return_exceptions=True)
+    async with world.guard() as guarded:
+        report = await guarded.report()
+    assert Decimal("0.5") < report.cost_usd <= 1
+    refused = [each for each in results if isinstance(each, EffectRefused)]
+    assert {each.outcome for each in refused} == {"cost_cap_reached"}
+    assert len(refused) >= 18
+
+
+async def test_a_run_that_meets_its_cap_ends_with_the_reason_and_asks_no_model(world: World) -> None:
+    with pytest.raises(EffectRefused, match="may cost") as refused:
+        await world.agent(cap=0.000001).run("Pay the bill.")
+    assert refused.value.outcome == "cost_cap_reached"
+    assert (world.asked, world.paid) == (0, [])
+
+
+async def test_a_halt_ends_a_run_within_its_request(world: World) -> None:
+    begun = asyncio.Event()
+
+    async def slow(_: list[ModelMessage], __: AgentInfo) -> ModelResponse:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    agent = guard(Agent(FunctionModel(slow, model_name="desk")), guard=world.guard())
+    run = asyncio.create_task(agent.run("Wait."))
+    await begun.wait()
+    store = world.store()
+    await store.commit(halt("fleet", "ada", "halt-1"))
+    with pytest.raises(EffectRefused) as refused:
+        await run
+    assert refused.value.outcome == "external_halt"
+    await store.close()
+
+
+async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(world: World) -> None:
+    agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
+    first = await agent.run("Pay the bill.")
+    assert isinstance(first.output, DeferredToolRequests)
+    assert world.paid == []
+    # Approving in the framework alone is not enough.
+    results = DeferredToolResults(approvals={"c1": True})
+    again = await agent.run(message_history=first.all_messages(), deferred_tool_results=results)
+    assert isinstance(again.output, DeferredToolRequests)
+    assert world.paid == []
+    await world.decide("approve")
+    # Another process goes on with the same conversation.
+    other = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
+    done = await other.run(message_history=first.all_messages(), deferred_tool_results=results)
+    assert (done.output, world.paid) == ("Done: paid 7", [7])
+
+
+async def test_a_no_is_told_to_the_model(world: World) -> None:
+    agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
+    first = await agent.run("Pay the bill.")
+    await world.decide("deny")
+    done = await agent.run(
+        message_history=first.all_messages(), deferred_tool_results=DeferredToolResults(approvals={"c1": True})
+    )
+    assert world.paid == []
+    assert "said no" in done.output
+
+
+async def test_a_streamed_run_is_held_and_settled_too(world: World) -> None:
+    async def stream(messages: list[ModelMessage], _: AgentInfo) -> AsyncIterator[str | dict[int, DeltaToolCall]]:
+        if any(isinstance(part, ToolReturnPart) for message in messages for part in message.parts):
+            yield "All "
+            yield "done."
+        else:
+            yield {0: DeltaToolCall("pay", '{"amount": 7}', tool_call_id="c1")}
+
+    made: Agent[None, str] = Agent(FunctionModel(stream_function=stream, model_name="desk"))
+
+    @made.tool_plain
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        world.paid.append(amount)
+        return "paid"
+
+    agent = guard(made, guard=world.guard())
+    async with agent.run_stream("Pay the bill.") as run:
+        said = [piece async for piece in run.stream_text(delta=True)]
+    assert "".join(said) == "All done."
+    async with world.guard() as guarded:
+        (receipt,) = await guarded.receipts()
+    assert (len(receipt.requests), world.paid) == (2, [7])
+    assert all(line.outcome == "ok" for line in receipt.requests)
+
+
+async def test_a_tool_that_raises_is_settled_as_an_error_and_the_framework_gets_its_exception(world: World) -> None:
+    made: Agent[None, str] = Agent(FunctionModel(world.answer, model_name="desk"))
+
+    @made.tool_plain
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        raise LookupError(f"no account for {amount}")
+
+    with pytest.raises(LookupError, match="no account for 7"):
+        await guard(made, guard=world.guard()).run("Pay the bill.")
+    async with world.guard() as guarded:
+        (receipt,) = await guarded.receipts()
+    assert [line.outcome for line in receipt.calls] == ["error"]
+
+
+async def test_a_tool_that_the_provider_runs_is_named_and_no_model_is_asked(world: World) -> None:
+    made: Agent[None, str] = Agent(FunctionModel(world.answer, model_name="desk"), capabilities=[WebSearch()])
+    with pytest.raises(ConfigError, match="web_search"):
+        await guard(made, guard=world.guard()).run("Look it up.")
+    assert world.asked == 0
