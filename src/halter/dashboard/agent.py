@@ -17,6 +17,7 @@ from halter.dashboard.labels import (
     format_age,
     format_money,
     format_span,
+    format_wake,
     label_health,
     label_sensor,
     label_state,
@@ -144,10 +145,7 @@ class AgentHead:
         self._line = line
         set_chip(self._health, label_health(line))
         self._why.say(explain_health(line))
-        due = line.due_at
-        self._wake[0].say(
-            "none" if due is None else "now" if due <= self._room.now else format_age(due, self._room.now)
-        )
+        self._wake[0].say("none" if line.due_at is None else format_wake(line.due_at, self._room.now))
         self._wake[1].say(f"or by {line.wake_on}" if line.wake_on and line.wake_on != "[]" else "")
         if everything:
             self._show_money(line)

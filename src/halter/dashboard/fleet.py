@@ -20,6 +20,7 @@ from halter.dashboard.labels import (
     format_age,
     format_money,
     format_share,
+    format_wake,
     label_health,
     shorten_id,
 )
@@ -206,8 +207,7 @@ def _wake(room: OpenPage, line: AgentLine) -> str:
     early = f"or by {line.wake_on}" if line.wake_on and line.wake_on != "[]" else ""
     if line.due_at is None:
         return early
-    ahead = line.due_at - room.now
-    return f"{format_age(line.due_at, room.now) if ahead > 0 else 'now'} {early}".strip()
+    return f"{format_wake(line.due_at, room.now)} {early}".strip()
 
 
 def _sensors(line: AgentLine) -> str:

@@ -215,6 +215,7 @@ def _ask_raise(room: OpenPage, one: WaitingDecision) -> None:
 
 EVENING_HOUR = 18
 MAX_STORY = 24
+MAX_FINDINGS_TOLD = 100
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -233,7 +234,7 @@ def tell_story(found: ReportRows, findings: Sequence[Artifact], news: Sequence[q
         *_tell_ends([row for row in found.sessions if row.ended_at is not None and row.ended_at >= found.since]),
         *(_tell_decision(row) for row in found.decided),
         *(_tell_halt(row) for row in found.halts if row.at >= found.since or row.halted),
-        *(_tell_finding(one) for one in findings if one.at >= found.since),
+        *_tell_findings([one for one in findings if one.at >= found.since]),
         *_tell_documents(found, news),
         *(_tell_undelivered(row) for row in found.undelivered),
         *(_tell_news(one) for one in news),
@@ -288,16 +289,19 @@ def _tell_news(one: queries.AgentNews) -> StoryLine:
     return StoryLine(one.queued_at, Label("", "calm", "bell"), text)
 
 
-def _tell_finding(one: Artifact) -> StoryLine:
-    text = to_one_line(one.text.partition("\n")[0]).removeprefix(f"[{one.severity}] ")
-    mood = SEVERITY_MOODS.get(one.severity, "dim")
-    return StoryLine(
-        one.at,
-        Label("", mood, "findings"),
-        f"{one.agent} found ({one.severity}): {text[:140]}",
-        "/findings",
-        "findings",
-    )
+def _tell_findings(findings: Sequence[Artifact]) -> Iterable[StoryLine]:
+    """Tells each urgent finding, and of the others how many there are of each kind."""
+    alike: dict[tuple[str, str, str], list[Artifact]] = {}
+    for one in findings:
+        alike.setdefault(
+            (one.agent, one.severity, one.id if SEVERITY_MOODS.get(one.severity) == "bad" else ""), []
+        ).append(one)
+    for (agent, severity, _), group in alike.items():
+        last = max(group, key=lambda one: one.at)
+        text = to_one_line(last.text.partition("\n")[0]).removeprefix(f"[{severity}] ")[:140]
+        told = text if len(group) == 1 else f"{format_count(len(group), 'thing')}, the last: {text}"
+        label = Label("", SEVERITY_MOODS.get(severity, "dim"), "findings")
+        yield StoryLine(last.at, label, f"{agent} found ({severity}): {told}", "/findings", "findings")
 
 
 def find_last_evening(now: int) -> int:
@@ -393,7 +397,7 @@ def _show_pulse(pulse: Element, parts: Sequence[tuple[str, str, str]]) -> None:
 
 async def _show_story(room: OpenPage, story: KeyedList[StoryLine], since: int) -> None:
     found = await queries.report_rows(room.desk, since)
-    findings = await artifacts.findings(room.desk, limit=MAX_STORY)
+    findings = await artifacts.findings(room.desk, limit=MAX_FINDINGS_TOLD)
     news = await queries.read_news(room.desk, since)
     lines = tell_story(found, findings, news)
     story.show({(line.at, line.text): line for line in lines})

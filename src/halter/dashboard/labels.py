@@ -123,6 +123,17 @@ def explain_health(line: AgentLine) -> str:
     return f"and {line.under_way - 1} more sessions" if line.under_way > 1 else ""
 
 
+LATE: Final = 2 * MINUTE
+"""A wake is late when nothing happened so long after it."""
+
+
+def format_wake(due_at: int, now: int) -> str:
+    """Says when a session wakes, or how late it is: then no process runs it, or all are busy."""
+    if due_at > now:
+        return format_age(due_at, now)
+    return f"late by {format_span(now - due_at)}" if now - due_at > LATE else "now"
+
+
 def label_sensor(health: str) -> Label:
     return Label("Reads", "good") if health == "ok" else Label(health.replace("_", " ").capitalize(), "bad")
 

@@ -367,6 +367,8 @@ def _build_tool_use(room: OpenPage, one: ToolUse) -> None:
 
 MAX_EVENTS_DRAWN = 400
 """How many of the newest events are charted and searched; receipt and export have all of them."""
+MAX_EVENTS_SEARCHED = 4000
+"""How many of the newest events are searched for what was said, where the newest of all say nothing."""
 MAX_EVENTS_LISTED = 100
 """How many of them are listed: each line takes time on the agents' event loop."""
 
@@ -431,6 +433,8 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
     with add_section("Session", card=True):
         head = SessionHead(room, row, await queries.session_title(room.desk, row))
     asked = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
+    with add_section("Turns, calls and brakes", card=True):
+        plot = Plot("Turns, requests, calls and brakes over time", "Nothing happened yet.")
     with add_box("div", "h-wide"):
         with add_section("What was said", card=True):
             saying = TranscriptPanel(room)
@@ -441,8 +445,6 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
                 lines = KeyedList[Stored](
                     add_box("ol", "h-events", "Events", tabindex="0"), _event, "Nothing happened yet."
                 )
-    with add_section("Turns, calls and brakes", card=True):
-        plot = Plot("Turns, requests, calls and brakes over time", "Nothing happened yet.")
 
     async def refresh(grown: FeedChanges) -> None:
         await knowing.show()
@@ -454,11 +456,18 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
         spans = find_spans(events, room.now)
         plot.show(chart_timeline(spans, LANES) | ZOOM, empty=not spans)
         lines.show({stored.seq: stored for stored in reversed(events[-MAX_EVENTS_LISTED:])})
-        await saying.show(events)
+        await saying.show(await _find_spoken(room, row.session, events))
         await knowing.show_history(events)
 
     await refresh(FeedChanges(everything=True))
     return refresh
+
+
+async def _find_spoken(room: OpenPage, session: str, events: Sequence[Stored]) -> Sequence[Stored]:
+    """Looks further back where nothing was said lately, as in a session that mostly skips its turns."""
+    if len(events) < MAX_EVENTS_DRAWN or any(_speaker(stored)[0] for stored in events):
+        return events
+    return await queries.newest_events(room.desk, session, MAX_EVENTS_SEARCHED)
 
 
 def _event(stored: Stored) -> Callable[[Stored], None]:
@@ -526,6 +535,7 @@ class ListedSession:
     row: SessionRow
     title: str
     spent: Decimal
+    tokens: int
 
 
 async def build_sessions_page(room: OpenPage) -> RefreshPage:
@@ -546,6 +556,10 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
             titles[row.session] = await queries.session_title(room.desk, row)
         return titles[row.session]
 
+    async def list_session(row: SessionRow) -> ListedSession:
+        spent = await queries.session_spent(room.desk, row.session)
+        return ListedSession(row, await title(row), spent, await queries.session_tokens(room.desk, row.session))
+
     async def refresh(_: FeedChanges) -> None:
         words = str(text.value or "").strip().casefold()
         of = "" if agent.value == every else str(agent.value)
@@ -554,10 +568,7 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
         found = [row for row in rows if fits_filter(row, str(state.value))]
         if words:
             found = [row for row in found if words in f"{await title(row)} {row.session} {row.agent}".casefold()]
-        listed = [
-            ListedSession(row, await title(row), await queries.session_spent(room.desk, row.session))
-            for row in found[: shown[0]]
-        ]
+        listed = [await list_session(row) for row in found[: shown[0]]]
         lines.show({one.row.session: one for one in listed})
         older.set_visibility(len(found) > shown[0])
         none.say("" if listed else "No session fits." if wide or of else "There is no session yet.")
@@ -591,7 +602,9 @@ def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
             state = add_chip("")
             why = add_text("", "h-dim h-small")
         add_cell(f"{row.agent}\n{row.trigger or KINDS.get(row.kind, row.kind)}")
-        cost, took = add_cell("", "h-num"), add_cell("", "h-short")
+        with add_box("td", "h-num"):
+            cost, tokens = add_text("", ""), add_text("", "h-dim h-small")
+        took = add_cell("", "h-short")
         with add_box("td", "h-short"):
             room.add_moment(row.started_at)
 
@@ -601,6 +614,7 @@ def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
         wakes = f"wakes {format_age(row.due_at, room.now)}" if row.due_at and row.due_at > room.now else ""
         why.say(explain_end(row) if row.ended_at is not None else wakes)
         cost.say(format_money(one.spent))
+        tokens.say(f"{format_tokens(one.tokens)} tokens" if one.tokens else "")
         took.say(format_span(max(0, (row.ended_at or room.now) - row.started_at)))
 
     show(one)
