@@ -63,6 +63,12 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         *map(pay, ("bob", "dora", "erin", "fred", "gina")),
         line("read the page", hostile, call("read_page", name="page.txt")),
         *(find(PAYLOADS[place : place + 10]) for place in range(0, len(PAYLOADS), 10)),
+        line("read the note", "I do.", call("read_page", name="page.txt")),
+        line(
+            "look around",
+            "I do.",
+            *(call("emit_finding", title=f"Door {n} is open", text="x", severity="low") for n in (1, 2)),
+        ),
         line("tell somebody", "I do.", call("notify", text=hostile, subject=PAYLOADS[0])),
         line("remember it", "I do.", call("propose_memory", text=hostile)),
     )

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from playwright.sync_api import expect
 
 from halter.core.errors import StoreUnavailable
-from halter.core.events import RequestSettled
-from halter.core.ids import WorkerId, session_stream
+from halter.core.events import RequestSettled, SessionStarted
+from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.rows import WorkerInfo
 from halter.operations import control, queries
 from halter.server.server import make_login_url
+from halter.state.lifecycle import start_session
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
 
@@ -227,7 +228,7 @@ def test_a_new_schedule_is_asked_for_and_confirmed_on_home(comes: Comes) -> None
 
 
 def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, comes: Comes) -> None:
-    house.tell("read the page")
+    house.tell("read the note")
     house.until(lambda: house.rests("desk-1"))
     page = comes("viewer").goes("/audit")
     calls = page.get_by_role("table", name="Calls")
@@ -241,6 +242,52 @@ def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, comes
     page.get_by_label("From", exact=True).fill("2019-01-01T08:30")
     press(page, "Search")
     expect(page.get_by_text("Nothing was found.")).to_be_visible()
+
+
+def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) -> None:
+    for number in range(30):
+        event = SessionStarted(
+            session=SessionId(f"archive-{number:02}"), agent="archive", kind="task", started_by="person"
+        )
+        house.does(house.app.store.commit(start_session(event, b"Sort the letters.")))
+    page = comes("viewer").goes("/sessions?agent=archive")
+    rows = page.get_by_role("table", name="Sessions").locator("tbody tr")
+    expect(rows).to_have_count(25)
+    press(page, "Older")
+    expect(rows).to_have_count(30)
+    page.get_by_label("Search").fill("archive-07")
+    expect(rows).to_have_count(1)
+    page.get_by_label("State").click()
+    page.get_by_role("option", name="Ended badly").click()
+    expect(page.get_by_text("No session fits.")).to_be_visible()
+
+
+def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
+    house.tell("look around")
+    house.until(lambda: house.rests("desk-1"))
+    page = comes("approver").goes("/findings")
+    expect(page.get_by_text("Door 2 is open")).to_be_visible()
+    press(page, "Dismiss all shown…")
+    dialog(page).get_by_label("Reason").fill("They are closed by now.")
+    press(dialog(page), "Dismiss them")
+    expect(page.get_by_text(re.compile(r"\d+ findings? dismissed"))).to_be_visible()
+    expect(page.get_by_text("Door 2 is open")).to_have_count(0)
+
+
+def test_an_id_is_copied_whole(comes: Comes) -> None:
+    page = comes("viewer").goes("/session/desk-1")
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    press(page, "Copy desk-1")
+    assert page.evaluate("navigator.clipboard.readText()") == "desk-1"
+
+
+def test_a_phone_can_install_the_dashboard(comes: Comes) -> None:
+    page = comes("viewer").goes("/")
+    manifest = page.request.get(page.url + page.locator("link[rel=manifest]").get_attribute("href").lstrip("/"))
+    made = manifest.json()
+    assert (made["name"], made["display"], made["start_url"]) == ("Halter", "standalone", "/")
+    for icon in made["icons"]:
+        assert page.request.get(page.url + icon["src"].lstrip("/")).ok
 
 
 def test_halt_all_says_what_it_stops_and_everything_stops_until_somebody_resumes(house: House, comes: Comes) -> None:

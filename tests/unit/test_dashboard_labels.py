@@ -1,0 +1,126 @@
+"""What pages say: amounts, health, lateness, and how budgets and findings are put in order."""
+
+from decimal import Decimal
+
+import pytest
+
+from halter.core.clock import HOUR, MINUTE
+from halter.core.errors import NotDone
+from halter.core.rows import SessionRow
+from halter.dashboard.labels import (
+    explain_health,
+    format_money,
+    format_share,
+    format_tokens,
+    format_wake,
+    is_unwell,
+    label_health,
+    shorten_id,
+)
+from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_time, sum_by_name
+from halter.dashboard.session import find_number_series, fits_filter
+from halter.operations.money import Spending
+from halter.operations.queries import AgentLine, Saw
+from halter.runtime.budgets import Budget
+
+
+@pytest.mark.parametrize(
+    ("amount", "shown"),
+    [
+        ("0", "$0.00"),
+        ("0.000021", "$0.000021"),
+        ("0.0512", "$0.0512"),
+        ("0.0500", "$0.05"),
+        ("0.96", "$0.96"),
+        ("1234.5678", "$1,234.57"),
+        ("-2.5", "-$2.50"),
+    ],
+)
+def test_money_has_as_many_digits_as_it_needs(amount: str, shown: str) -> None:
+    assert format_money(Decimal(amount)) == shown
+
+
+def test_what_is_spent_of_a_cap_is_told_in_cents_and_never_as_nothing() -> None:
+    assert format_share(Decimal("0.81"), Decimal(2)) == "$0.81 of $2.00"
+    assert format_share(Decimal("0.001"), Decimal(2)) == "less than $0.01 of $2.00"
+
+
+def test_ids_and_tokens_are_short() -> None:
+    assert shorten_id("01KTM5T4QN8Z2Y4N6W0V3B7C9D") == "01KT…3B7C9D"
+    assert (format_tokens(9_999), format_tokens(20_154), format_tokens(31_000_000)) == ("9,999", "20.2k", "31.0M")
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "why", "unwell"),
+    [
+        (AgentLine(agent="a", state="RUNNING"), "Running", "", False),
+        (AgentLine(agent="a"), "Idle", "", False),
+        (AgentLine(agent="a", on=False, switched_by="ann"), "Switched off", "by ann", False),
+        (AgentLine(agent="a", halted="agent:a was halted by ann"), "Halted", "agent:a was halted by ann", True),
+        (AgentLine(agent="a", on=True, trouble="a-1 ended", stopped=True), "Stopped", "a-1 ended", True),
+        (AgentLine(agent="a", on=True, trouble="no answer"), "Held up", "no answer", True),
+        (AgentLine(agent="a", sensors={"disk": "failing"}), "Sensors fail", "disk: no reading", False),
+    ],
+)
+def test_an_agent_has_a_word_for_its_health_and_a_reason(line: AgentLine, word: str, why: str, *, unwell: bool) -> None:
+    assert (label_health(line).word, explain_health(line), is_unwell(line)) == (word, why, unwell)
+
+
+def test_a_wake_that_nothing_followed_is_late() -> None:
+    assert format_wake(10 * HOUR, 10 * HOUR + MINUTE) == "now"
+    assert format_wake(10 * HOUR, 11 * HOUR) == "late by 1 h"
+    assert format_wake(10 * HOUR, 9 * HOUR) == "in 1 h"
+
+
+def test_caps_stand_below_the_fleet_and_their_agent() -> None:
+    rows = [
+        Budget("session:b-1", "", "usd", Decimal(1)),
+        Budget("trigger:b/nightly", "day/2026-11-17", "usd", Decimal(1)),
+        Budget("session:b-1", "", "tokens"),
+        Budget("agent:b", "day/2026-11-17", "usd", Decimal(5)),
+        Budget("agent:a", "day/2026-11-17", "usd", Decimal(5)),
+        Budget("fleet", "day/2026-11-17", "usd", Decimal(20)),
+    ]
+    placed = [(place.row.scope, place.depth) for place in arrange_caps(rows, {"b-1": "b"})]
+    assert placed == [("fleet", 0), ("agent:a", 1), ("agent:b", 1), ("trigger:b/nightly", 2), ("session:b-1", 2)]
+
+
+def test_spending_is_summed_up_by_model_and_by_tool() -> None:
+    lines = [
+        Spending("a", "turn", "anthropic:big", 2, Decimal("0.50"), 100, 20, 0),
+        Spending("b", "turn", "anthropic:big", 1, Decimal("0.25"), 50, 10, 0),
+        Spending("a", "turn", "reflex:rules", 3, Decimal(0), 0, 0, 0),
+        Spending("a", "turn", "search", 4, Decimal("0.10"), 0, 0, 0),
+    ]
+    assert [line.name for line in lines if not is_of_model(line)] == ["search"]
+    big, rules = sum_by_name([line for line in lines if is_of_model(line)])
+    assert (big.name, big.spends, big.tokens, big.spent, big.share) == ("anthropic:big", 3, 180, Decimal("0.75"), 1.0)
+    assert (rules.name, rules.share) == ("reflex:rules", 0.0)
+
+
+def test_sessions_are_filtered_by_how_they_stand() -> None:
+    rows = [
+        SessionRow("1", state="RUNNING"),
+        SessionRow("2", state="WAITING_FOR_APPROVAL"),
+        SessionRow("3", state="COMPLETED", ended_at=1),
+        SessionRow("4", state="ERROR", ended_at=1),
+    ]
+
+    def fit(wanted: str) -> list[str]:
+        return [row.session for row in rows if fits_filter(row, wanted)]
+
+    assert fit("Every state") == ["1", "2", "3", "4"]
+    assert (fit("Under way"), fit("Waiting for a person")) == (["1", "2"], ["2"])
+    assert (fit("Ended well"), fit("Ended badly")) == (["3"], ["4"])
+
+
+def test_numbers_inside_of_a_fact_are_charted_by_their_own_names() -> None:
+    seen = [Saw(at, {"machine": {"cpu": at, "name": "north"}, "ready": True}) for at in (1, 2)]
+    assert find_number_series(seen) == {"machine.cpu": [(1, 1.0), (2, 2.0)]}
+
+
+def test_a_time_that_cannot_be_read_is_refused() -> None:
+    assert parse_browser_time("", "the end") is None
+    assert parse_browser_time("2026-11-17T08:30", "the end") is not None
+    with pytest.raises(NotDone, match="not a time for the end"):
+        parse_browser_time("soon", "the end")
