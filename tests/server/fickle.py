@@ -1,7 +1,7 @@
 """A store that can be away."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from halter.testing.fakes import Relay
 
@@ -15,3 +15,7 @@ class Fickle(Relay):
         if self.trouble is not None:
             raise self.trouble
         return await use()
+
+    async def study(self, look: Callable[[Any], Any]) -> Any:
+        """Read as an export does, beside the port."""
+        return await self._passed(lambda: cast("Any", self._store).study(look))
