@@ -236,21 +236,57 @@ def test_a_halt_and_its_end_stand_in_the_journal_with_a_name(halter: Halter, sto
     assert all(json.loads(facts)["by"] == "ada" for _, facts in rows)
 
 
-@pytest.mark.parametrize("scope", ["flet", "agent:", "robot:7", ""])
-def test_a_mistyped_scope_halts_nothing_and_says_so(halter: Halter, store_file: Path, scope: str) -> None:
+@pytest.mark.parametrize(
+    ("scope", "said"),
+    [
+        ("agent:", "is no scope"),
+        ("robot:7", "is no scope"),
+        ("", "is no scope"),
+        ("flet", "No agent and no session is called 'flet': did you mean `fleet`?"),
+        ("agent:wach", "There is no agent 'wach': did you mean `watch`?"),
+        ("session:nosuch", "No session begins with 'nosuch'"),
+        ("trigger:watch/x", "There is no trigger 'watch/x'"),
+        ("watch/x", "There is no trigger 'watch/x'"),
+    ],
+)
+def test_a_mistyped_scope_halts_nothing_and_says_so(halter: Halter, store_file: Path, scope: str, said: str) -> None:
     answer = halter("halt", scope)
     assert answer.exit_code == 2
-    assert "is no scope" in answer.stderr
+    assert said in answer.stderr
+    assert halter("inbox", "--check").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("typed", "scope"),
+    [
+        ("fleet", "fleet"),
+        ("watch", "agent:watch"),
+        ("agent:watch", "agent:watch"),
+        ("ended", "session:ended"),
+        ("work", "session:worked"),
+        ("session:end", "session:ended"),
+    ],
+)
+def test_a_halt_takes_a_name_an_id_or_a_whole_scope(halter: Halter, store_file: Path, typed: str, scope: str) -> None:
+    assert json.loads(halter("halt", typed, "--json").stdout) == {"subject": scope, "done": True, "known": True}
+    assert halter("resume", typed).exit_code == 0
+    assert halter("resume", typed).exit_code == 1
+
+
+def test_resume_also_switches_an_agent_on(halter: Halter, store_file: Path) -> None:
+    assert halter("off", "watch").exit_code == 0
+    assert "watch is on" in halter("resume", "watch").stdout
+    assert halter("resume", "watch").exit_code == 1
 
 
 def test_what_is_halted_stands_in_the_inbox_and_a_script_can_ask_for_it(halter: Halter, store_file: Path) -> None:
-    halter("halt", "agent:shop")
+    halter("halt", "watch")
     shown = halter("inbox")
     assert shown.exit_code == 0
-    assert "halter resume agent:shop" in shown.stdout
+    assert "halter resume agent:watch" in shown.stdout
     assert "Nothing needs you." not in shown.stdout
     assert halter("inbox", "--check").exit_code == 1
-    halter("resume", "agent:shop")
+    halter("resume", "watch")
     assert halter("inbox", "--check").exit_code == 0
 
 
@@ -314,26 +350,6 @@ def test_a_cap_that_no_checkpoint_covers_is_warned_of(
     answer = halter("budget", "raise", "fleet", "40")
     assert answer.exit_code == 0
     assert str(blocked) in answer.stderr
-
-
-@pytest.mark.parametrize(
-    ("scope", "known"),
-    [
-        ("fleet", True),
-        ("agent:watch", True),
-        ("session:ended", True),
-        ("agent:typo", False),
-        ("session:end", False),
-        ("trigger:x", False),
-    ],
-)
-def test_a_halt_of_somebody_unknown_stands_and_says_so(
-    halter: Halter, store_file: Path, *, scope: str, known: bool
-) -> None:
-    answer = halter("halt", scope)
-    assert answer.exit_code == 0
-    assert ("Nothing has run here" in answer.stdout) is not known
-    assert json.loads(halter("halt", scope, "--json").stdout) == {"subject": scope, "done": True, "known": known}
 
 
 @pytest.mark.parametrize("columns", ["40", "59", "80"])

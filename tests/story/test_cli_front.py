@@ -125,7 +125,10 @@ def test_a_schedule_said_in_a_chat_waits_in_the_inbox_and_is_planned_by_a_yes(ad
         assert words in shown
     assert '"made"' not in shown
     said = ada.types("approve", "schedule/desk/check-the-mail")[1]
-    assert said == "desk/check-the-mail is planned, as it was shown: look at halter schedules desk.\n"
+    assert said.startswith("desk/check-the-mail is planned, as it was shown: look at halter schedules desk.")
+    assert "It runs only while `halter up`, `halter serve` or a worker runs desk." in " ".join(said.split())
+    assert "They run only while `halter up`" in ada.types("schedules")[1]
+    assert "desk/check-the-mail. Start `halter up FOLDER`" in " ".join(ada.types("doctor")[1].split())
     (plan,) = ada.looks("schedules", "desk")
     assert (plan["trigger"], plan["when"], plan["made_by"]) == ("desk/check-the-mail", "at 09:00 every day, UTC", "ada")
     assert ada.looks("schedules", "other") == []

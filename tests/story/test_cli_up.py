@@ -157,14 +157,14 @@ def test_an_agent_whose_file_broke_can_be_switched_off_by_its_name(ada: Person) 
     up.ends()
 
 
-def test_a_name_that_nobody_knows_is_switched_and_said_to_be_unknown(ada: Person) -> None:
+def test_a_name_that_is_not_known_is_refused_with_the_nearest(ada: Person) -> None:
     up = Up(ada, str(ada.agent))
     up.until("sleeps")
     up.ends()
     for word, name in (("on", "desc"), ("off", "deks")):
-        code, said, _ = ada.types(word, name)
-        assert code == 0
-        assert said.endswith(f"Nothing has run here as {name} so far: check the name.\n")
+        code, _, beside = ada.types(word, name)
+        assert code == 2
+        assert f"There is no agent {name!r}: did you mean `desk`?" in beside
     assert ada.types("off", "no/where")[0] == 2
     assert ada.types("off", "")[0] == 2
 
@@ -204,6 +204,19 @@ def test_what_needs_a_person_is_said_with_the_words_to_type(ada: Person) -> None
     assert ada.types("approve", decision)[0] == 0
     up.until("ada says approve")
     assert "1 call" in up.until("turn 1 ends")
+    up.ends()
+
+
+def test_a_second_up_says_where_the_agent_runs_already(ada: Person) -> None:
+    up = Up(ada, str(ada.agent))
+    up.until("sleeps")
+    again = Up(ada, str(ada.agent))
+    told = again.until("It runs already: ")
+    assert f"halter up {up.program.pid} on " in told
+    assert f"kill {up.program.pid}" in told
+    code, said, _ = ada.types("status")
+    assert (code, "2 of" in said, f"up {up.program.pid} on" in " ".join(said.split())) == (0, False, True)
+    again.ends()
     up.ends()
 
 
@@ -254,7 +267,7 @@ def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> 
     panels = [said.index(title) for title in ("Run ", "Run by themselves", "Look", "Steer", "Trust")]
     assert panels == sorted(panels)
     part = said[said.index("Run by themselves") : said.index("Look")]
-    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "worker", "serve", "on", "off"]
+    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "worker", "serve", "hook", "on", "off"]
 
 
 def rows(person: Person, *words: str) -> dict[str, Any]:

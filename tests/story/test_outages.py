@@ -291,7 +291,7 @@ async def test_a_request_that_is_wrong_in_itself_is_no_outage(stormy: Stormy, wo
     await world.advance(30 * MINUTE)
     row = await stormy.fleet.row("watcher-1")
     assert (row.state, row.terminal_reason) == ("ERROR", "model_error")
-    stopped = "watcher has stopped: watcher-1 ended ERROR (model error). halter on watcher"
+    stopped = "watcher has stopped: watcher-1 ended ERROR (model error). halter resume watcher"
     assert await stormy.needs() == [stopped]
     stormy.weather.storm = None
     await turn_on(stormy.fleet.app, "watcher")

@@ -90,7 +90,7 @@ AWAY = "halter up 7 on box went away without a word 10m ago, with shop:"
     ("rows", "kind", "line"),
     [
         ({"waiting": [decision()]}, "approval", "shop wants to send to bob. halter approve d1"),
-        ({"sessions": [session("PAUSED")]}, "paused", "shop is paused in session shop-1. halter on shop"),
+        ({"sessions": [session("PAUSED")]}, "paused", "shop is paused in session shop-1. halter resume shop"),
         (
             {"sessions": [session("WAITING_FOR_INPUT")]},
             "question",
@@ -99,7 +99,7 @@ AWAY = "halter up 7 on box went away without a word 10m ago, with shop:"
         (
             {"stopped": [session("ERROR", ended_at=9, terminal_reason="model_error")]},
             "stopped",
-            "shop has stopped: shop-1 ended ERROR (model error). halter on shop",
+            "shop has stopped: shop-1 ended ERROR (model error). halter resume shop",
         ),
         (
             {"left": [ItemRow("shop/in", "0123456789abcdef00", name="a.txt", sentence="It failed.")]},

@@ -104,6 +104,8 @@ def approve(
         fail("--edit, --always and --cap are three different answers: give one of them.", EXIT_USAGE)
     if not always and (match or scope or lasts):
         fail("--match, --scope and --for describe a rule: add --always.", EXIT_USAGE)
+    if not decision and (edit or always or cap):
+        fail("--edit, --always and --cap answer one decision: name it.", EXIT_USAGE)
     answer = ApprovalTerms(
         edit=_read_arguments(edit) if edit else None,
         always=always,
@@ -114,21 +116,20 @@ def approve(
         reason=reason,
     )
     if not decision or _NUMBER.fullmatch(decision):
-        if not decision and (edit or always or cap):
-            fail("--edit, --always and --cap answer one decision: name it.", EXIT_USAGE)
-        keyboard = StandardInput()
-        if as_json or not keyboard.by_hand:
-            fail(
-                "You are asked first, and this is no terminal: name a decision by its id, from halter inbox.",
-                EXIT_USAGE,
-            )
-        run_with_app(store, lambda app: ask_decisions(make_desk(app), keyboard, answer, int(decision or 0)))
+        _ask_at_keyboard(store, answer, int(decision or 0), as_json=as_json)
         return
     result = run_with_app(store, lambda app: decisions.approve(make_desk(app), decision, answer))
     if as_json:
         answer_json(_answered(result))
     else:
         say(result.sentence)
+
+
+def _ask_at_keyboard(store: str | None, answer: ApprovalTerms, number: int, *, as_json: bool) -> None:
+    keyboard = StandardInput()
+    if as_json or not keyboard.by_hand:
+        fail("You are asked first, and this is no terminal: name a decision by its id, from halter inbox.", EXIT_USAGE)
+    run_with_app(store, lambda app: ask_decisions(make_desk(app, store), keyboard, answer, number))
 
 
 async def ask_decisions(desk: Desk, keyboard: Keyboard, answer: ApprovalTerms, number: int = 0) -> None:
@@ -141,7 +142,7 @@ async def ask_decisions(desk: Desk, keyboard: Keyboard, answer: ApprovalTerms, n
     for one in found[number - 1 : number] if number else found:
         show_sheet(build_decision_sheet(one, desk.app.clock.now()))
         if one.about == "cap_raise" and answer.cap is None:
-            say(f"It takes a new cap: halter approve {one.decision} --cap AMOUNT")
+            say(f"It takes a new cap: halter approve {one.decision} --cap AMOUNT{desk.option}")
             continue
         words = decisions.put(one)
         typed = ask_freshly(
@@ -219,7 +220,10 @@ halt = command(
     control.halt,
     """Stop everything in a scope: nothing starts, and what is in flight is cancelled within a second.
 
-    It binds every process on the store until the scope is resumed. `halter halt fleet` stops all agents.
+    It binds every process on the store until the scope is resumed. `halter halt fleet` stops all agents, `halter halt
+    NAME` one agent, `halter halt ID` one session, which goes on in its place with `halter resume`. What is not known is
+    refused. `halter off` ends an agent's session, too, so that the next one begins anew; `halter cancel` ends a session
+    for good.
     """,
     look=True,
 )
@@ -228,7 +232,7 @@ resume = command(
     control.resume,
     """Resume a halted scope. A fleet comes back over a second for each session, at most a minute.
 
-    Exits 1 if the scope was not halted.
+    An agent that is off, has stopped or is paused goes on as well. Exits 1 if there was nothing to resume.
     """,
     typed={
         "over": Typed(

@@ -233,8 +233,6 @@ def _show_switched(done: "Switched", more: Mapping[str, Any] | None) -> None:
         answer_json({"agent": done.subject, "on": done.on, "known": done.known, **more})
         return
     say(done.sentence)
-    if not done.known:
-        say(f"Nothing has run here as {done.subject} so far: check the name.")
 
 
 async def _resolve_agent_name(app: Runtime, agent: str) -> str:
@@ -243,12 +241,14 @@ async def _resolve_agent_name(app: Runtime, agent: str) -> str:
     A known name wins over a folder of that name: an agent can be switched off even if its file is broken.
     """
     demand_readable_name(agent, "an agent")
-    from halter.operations.control import known_agents
+    from halter.operations.control import known_agents, refuse_unknown_agent
 
-    return agent if agent in await known_agents(make_desk(app)) else _name(agent)
+    known = await known_agents(make_desk(app))
+    return agent if agent in known else _name(agent) or refuse_unknown_agent(agent, known)
 
 
 def _name(agent: str) -> str:
+    """Read the name of an agent from its folder; "" where that is no folder of an agent."""
     from halter.config.agent_files import read_agent
 
     folder = Path(agent)
@@ -259,4 +259,4 @@ def _name(agent: str) -> str:
             fail(str(error), EXIT_UNUSABLE)
     if not agent or "/" in agent:
         fail(f"There is no {AGENT_FILE} in {agent!r}: name an agent, or its folder.", EXIT_USAGE)
-    return agent
+    return ""

@@ -51,6 +51,7 @@ from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecisio
 from halter.operations.queries import AgentLine
 from halter.operations.report import ReportRows
 from halter.present.events import format_moment
+from halter.runtime.needs import Need
 
 DANGEROUS_LEVELS = ("HIGH", "CRITICAL")
 
@@ -311,10 +312,21 @@ def find_last_evening(now: int) -> int:
     return int(evening.timestamp() * SECOND)
 
 
+def _build_need_card(need: Need) -> Callable[[Need], None]:
+    """Shows what needs a person and is no decision, with what to type."""
+    with add_box("article", "h-card h-ask", need.sentence):
+        add_text(need.sentence, "h-title")
+        for part in (need.why, *need.commands):
+            if part:
+                add_text(part, "h-text h-small")
+    return lambda _: None
+
+
 async def build_home_page(room: OpenPage) -> RefreshPage:
     pulse = add_box("p", "h-pulse", "Now", role="status").style("margin: 0")
     with add_section("Needs you"):
         cards = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
+        others = KeyedList[Need](add_box("div", "h-cards"), _build_need_card)
         with add_box("div", "h-clear") as clear:
             add_icon("check")
             add_text("Nothing needs you.")
@@ -329,13 +341,14 @@ async def build_home_page(room: OpenPage) -> RefreshPage:
     told: list[tuple[str, str, str]] = []
 
     async def refresh(grown: FeedChanges) -> None:
-        found = await waiting(room.desk)
-        cards.show({one.decision: one for one in found})
-        clear.set_visibility(not found)
+        cards.show({one.decision: one for one in await waiting(room.desk)})
+        needs = await queries.needs(room.desk)
+        others.show({need.sentence: need for need in needs if not need.decision})
+        clear.set_visibility(not needs)
         if not grown.written and told:
             return
         lines = await queries.fleet(room.desk)
-        parts = await _describe_now(room, len(found), lines)
+        parts = await _describe_now(room, len(needs), lines)
         if parts != told:
             told[:] = parts
             _show_pulse(pulse, parts)

@@ -35,7 +35,6 @@ from halter.dashboard.parts import (
 )
 from halter.operations import control, queries
 from halter.operations.agents import AgentFolders
-from halter.operations.decisions import waiting
 from halter.operations.desk import Desk, Role, Who
 from halter.present.events import format_moment, format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
@@ -421,7 +420,7 @@ async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder)
 
 async def _show_counts(room: OpenPage, title: str, counts: Mapping[str, TextLabel]) -> None:
     """Shows in navigation and title how much waits for a person, and how many findings are urgent."""
-    needs = len(await waiting(room.desk))
+    needs = len(await queries.needs(room.desk))
     urgent = await queries.count_urgent_findings(room.desk)
     for path, count in (("/", needs), ("/findings", urgent)):
         counts[path].say(f"{min(count, 99)}" if count else "")

@@ -1,22 +1,35 @@
 """Control of running agents: halt, resume, cancel, switch, send a message; and accepting an older copy of a store."""
 
-from collections.abc import Sequence
-from typing import Annotated, Final, Literal
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final, Literal, NoReturn
 
 import msgspec
 from msgspec import Meta
 
 from halter.core.clock import SECOND
-from halter.core.errors import LeaseLost, NotDone, StoreError
+from halter.core.errors import LeaseLost, NotDone
 from halter.core.events import SessionParked, StoreAccepted
 from halter.core.ids import FLEET, SessionId, make_worker_id, session_stream
 from halter.core.money import format_micros
 from halter.core.ports import Draft, Lease, Query, Write, offload_body
-from halter.core.rows import AgentRow, HaltRow, SessionRow
-from halter.core.text import clean, to_body
+from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
+from halter.core.text import clean, suggest_nearest, to_body
 from halter.guard import halts
 from halter.journal.open import OlderCopy
-from halter.operations.desk import CLEANED, Agent, Desk, Done, Reason, Scope, Seconds, Session, readable, refused, wrong
+from halter.operations.desk import (
+    CLEANED,
+    Agent,
+    Desk,
+    Done,
+    Reason,
+    Scope,
+    Seconds,
+    Session,
+    readable,
+    readable_scope,
+    refused,
+    wrong,
+)
 from halter.operations.queries import agents_seen, all_events
 from halter.redaction.redact import Redactor
 from halter.redaction.secrets import read_environment_secrets
@@ -44,7 +57,7 @@ class Cancelled(msgspec.Struct, frozen=True):
 
 
 class HaltDone(Done, frozen=True):
-    """A halted scope; `known` says whether anything ever ran there."""
+    """A halted scope. `known` is true: nothing unknown is halted."""
 
     known: bool
 
@@ -82,23 +95,25 @@ async def halt(desk: Desk, scope: Scope, reason: Reason = "") -> HaltDone:
     An agent may halt, too.
     """
     desk.demand_role("approver", "halt anything")
+    scope = await _find_scope(desk, scope)
     await desk.demand_scope(scope, "halt the fleet")
     await desk.app.store.commit(halts.halt(scope, desk.who.name, desk.app.ids.new(), clean(reason)))
-    known = await _ran_here(desk, scope)
-    sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}`."
-    if not known:
-        sentence += f"\nNothing has run here as {scope} so far: check the name."
-    return HaltDone(scope, sentence, known)
+    sentence = f"{scope} is halted. Nothing acts there until `halter resume {scope}{desk.option}`."
+    return HaltDone(scope, sentence, known=True)
 
 
 async def resume(desk: Desk, scope: Scope, over_seconds: Seconds | None = None, reason: Reason = "") -> Resumed:
-    """Resume a halted scope."""
+    """Resume a halted scope; an agent that is off, has stopped or is paused goes on as well."""
     desk.demand("operator", "lift a halt")
+    scope = scope if scope.startswith(("agent:", "trigger:")) else await _find_scope(desk, scope)
     await desk.demand_scope(scope, "lift a halt of the fleet")
     ramp = await halts.compute_ramp(desk.app.store, scope) if over_seconds is None else over_seconds * SECOND
     write = halts.resume(scope, desk.who.name, desk.app.ids.new(), ramp, clean(reason))
     if not (await desk.app.store.commit(write)).events:
-        refused(f"{scope} is not halted.")
+        kind, _, agent = scope.partition(":")
+        if kind != "agent" or not await _is_at_rest(desk, agent):
+            refused(f"{scope} is not halted.")
+        return Resumed(scope, (await switch(desk, agent, on=True, reason=reason)).sentence, 0)
     return Resumed(scope, halts.describe_resume(scope, ramp), ramp)
 
 
@@ -130,9 +145,60 @@ async def switch(desk: Desk, agent: Agent, *, on: Switch, reason: Reason = "") -
     return Switched(agent, sentence, on, known, stopped)
 
 
+async def _is_at_rest(desk: Desk, agent: str) -> bool:
+    """Return whether an agent goes on only after a person's word, although nothing halts it."""
+    store = desk.app.store
+    off = any(row.agent == agent and not row.switched_on for row in await store.ask(Query("all_agents", AgentRow)))
+    stopped = any(row.agent == agent for row in await store.ask(Query("stopped_agents", SessionRow)))
+    open_now = await store.ask(Query("sessions_under_way", SessionRow))
+    return off or stopped or any(row.agent == agent and row.state == "PAUSED" for row in open_now)
+
+
 async def known_agents(desk: Desk) -> frozenset[str]:
-    switched = {row.agent for row in await desk.app.store.ask(Query("all_agents", AgentRow))}
-    return frozenset(name for name in switched | await agents_seen(desk.app.store) if desk.who.sees(name))
+    """Name the agents that were switched on or off, had a session, have a trigger, or run in a process."""
+    store = desk.app.store
+    switched = {row.agent for row in await store.ask(Query("all_agents", AgentRow))}
+    planned = {row.agent for row in await store.ask(Query("all_triggers", TriggerRow)) if row.made_seq}
+    running = {agent for row in await store.ask(Query("all_workers", WorkerRow)) for agent in row.told().agents}
+    return frozenset(filter(desk.who.sees, switched | planned | running | await agents_seen(store)))
+
+
+def refuse_unknown_agent(name: str, known: Iterable[str]) -> NoReturn:
+    """Refuse the name of an agent that is not known here, with the nearest that are."""
+    raise NotDone(f"There is no agent {name!r}: {suggest_nearest(name, sorted(known), 'the agents here')}", "missing")
+
+
+async def _find_scope(desk: Desk, typed: str) -> str:
+    """Find what is meant by a scope, by an agent's name, or by a session's id; refuse what is not known."""
+    kind, colon, name = typed.partition(":")
+    if (
+        typed == "fleet"
+        or (colon and kind not in ("agent", "trigger", "session"))
+        or not (name or (not colon and typed))
+    ):
+        return readable_scope(typed)
+    readable(typed, "a scope")
+    if kind == "session" and colon:
+        return f"session:{(await desk.session(name)).session}"
+    agents = await known_agents(desk)
+    wanted = name if colon else typed
+    if (kind == "trigger" and colon) or "/" in wanted:
+        rows = await desk.app.store.ask(Query("all_triggers", TriggerRow))
+        triggers = sorted(row.trigger for row in rows if row.made_seq and desk.who.sees(row.agent))
+        if wanted in triggers or await _has_run(desk, wanted):
+            return f"trigger:{wanted}"
+        raise NotDone(f"There is no trigger {wanted!r}: {suggest_nearest(wanted, triggers, 'the triggers')}", "missing")
+    if wanted in agents:
+        return f"agent:{wanted}"
+    if not colon:
+        try:
+            return f"session:{(await desk.session(wanted)).session}"
+        except NotDone as no:
+            if no.why != "missing":
+                raise
+            words = suggest_nearest(wanted, ["fleet", *sorted(agents)], "what can be named")
+            raise NotDone(f"No agent and no session is called {wanted!r}: {words}", "missing") from None
+    return refuse_unknown_agent(wanted, agents)
 
 
 async def tell(desk: Desk, session: Session, text: Text) -> Done:
@@ -196,15 +262,11 @@ def _doubtful(held: list[InFlight]) -> str:
     )
 
 
-async def _ran_here(desk: Desk, scope: str) -> bool:
-    """Return whether a scope ever had a session. The halt is committed by now, so a failing store does not matter."""
-    kind, _, name = scope.partition(":")
-    names = {"agent": "", "trigger": "", "session": "", kind: name}
-    query = "session" if kind == "session" else "ran_as"
-    try:
-        return scope == "fleet" or bool(await desk.app.store.ask(Query(query, NamedSession, names)))
-    except StoreError:
-        return True
+async def _has_run(desk: Desk, trigger: str) -> bool:
+    """Return whether a trigger ever had a session."""
+    if not desk.who.sees(trigger.partition("/")[0]):
+        return False
+    return bool(await desk.app.store.ask(Query("ran_as", NamedSession, {"agent": "", "trigger": trigger})))
 
 
 async def accept(desk: Desk, reason: str = "") -> OlderCopy:

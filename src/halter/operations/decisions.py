@@ -526,7 +526,10 @@ def _plain_yes(asked: WaitingDecision) -> str:
         case "changed_server":
             return f"The tools of {asked.name} that were shown may be used by {asked.agent}, as they are now."
         case "schedule":
-            return f"{asked.subject} is planned, as it was shown: look at halter schedules {asked.agent}."
+            return (
+                f"{asked.subject} is planned, as it was shown: look at halter schedules {asked.agent}. "
+                f"It runs only while `halter up`, `halter serve` or a worker runs {asked.agent}."
+            )
         case "proposal":
             return f"Kept: {asked.name} {asked.subject}. Later sessions of {asked.agent} are told of it."
         case _:

@@ -183,7 +183,13 @@ CLEANED: Final = "cleaned"
 Name = Annotated[str, Meta(max_length=300)]
 Words = Annotated[str, Meta(max_length=2000)]
 Reason = Annotated[Words, Meta(description="Why; recorded in the journal.", extra={"metavar": "TEXT"})]
-Scope = Annotated[Name, Meta(description="fleet, agent:NAME, trigger:NAME or session:ID")]
+Scope = Annotated[
+    Name,
+    Meta(
+        description="fleet, agent:NAME, trigger:NAME or session:ID",
+        extra={"typed": "fleet, an agent's name, a session's id, or agent:NAME, trigger:NAME, session:ID."},
+    ),
+]
 Session = Annotated[
     Name,
     Meta(description="A session's id.", extra={"typed": "A session's id, or its beginning, from halter sessions."}),

@@ -37,6 +37,7 @@ from halter.present.events import format_moment
 from halter.present.report import describe_last_heartbeat, describe_outdated_agents, name_worker
 from halter.redaction.secrets import SECRET_PREFIX, read_environment_secrets
 from halter.runtime.runtime import Runtime, sync_store_clock
+from halter.runtime.trigger_plan import plan_triggers
 from halter.settings import Settings
 
 if TYPE_CHECKING:
@@ -376,7 +377,10 @@ async def check_workers(app: Runtime) -> AsyncGenerator[Check]:
     late = await app.store.ask(Query("late", UnclaimedSessions, {"before": now - MINUTE}))
     switches = await app.store.ask(Query("all_agents", AgentRow))
     off = {row.agent for row in switches if not row.switched_on}
-    yield check_presence(found, now)
+    planned = [plan.trigger for plan in await plan_triggers(app.store, now)]
+    on = [row.agent for row in switches if row.switched_on]
+    idle = [name for name in (*on, *planned) if name.partition("/")[0] not in off]
+    yield check_presence(found, now, idle)
     for check in (check_versions(found), check_agent_files(found)):
         if check is not None:
             yield check
@@ -386,8 +390,11 @@ async def check_workers(app: Runtime) -> AsyncGenerator[Check]:
             yield check
 
 
-def check_presence(found: Sequence[WorkerView], now: int) -> Check:
-    """Count the live workers by host; report those with a problem, and those lost within the hour."""
+def check_presence(found: Sequence[WorkerView], now: int, idle: Sequence[str] = ()) -> Check:
+    """Count the live workers by host; report those with a problem, and those lost within the hour.
+
+    `idle` are agents and triggers that run only where a process does.
+    """
     alive = [one for one in found if one.alive]
     ill = [f"{name_worker(one)}: {one.problem}" for one in alive if one.problem]
     if ill:
@@ -401,7 +408,17 @@ def check_presence(found: Sequence[WorkerView], now: int) -> Check:
             f"{told} Lost within the hour: {', '.join(gone)}. Their sessions move to workers with the same agents. "
             "Check their machines, and restart them.",
         )
+    if idle and not alive:
+        names = ", ".join(idle[:MAX_IDLE_NAMES]) + (", …" if len(idle) > MAX_IDLE_NAMES else "")
+        return warn_check(
+            "workers",
+            f"{told} These wait for one: {names}. Start `halter up FOLDER`, `halter serve FOLDER` or a worker; nothing "
+            "starts by itself until then.",
+        )
     return pass_check("workers", told)
+
+
+MAX_IDLE_NAMES: Final = 5
 
 
 def _processes(count: int) -> str:

@@ -298,8 +298,8 @@ async def report_rows(desk: Desk, since: int) -> ReportRows:
 
 
 async def needs(desk: Desk) -> Sequence[Need]:
-    """List everything that waits for a person."""
-    return [*list_needs(await report_rows(desk, max(0, desk.app.clock.now() - DAY)))]
+    """List everything that waits for a person. What is over is not read."""
+    return [*list_needs(await report_rows(desk, desk.app.clock.now()))]
 
 
 def _theirs(desk: Desk, found: ReportRows) -> ReportRows:

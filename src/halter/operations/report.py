@@ -173,7 +173,7 @@ async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
         waiting=await store.ask(Query("open_decisions", PendingDecision, {"now": until})),
         decided=await store.ask(Query("decided_since", DecisionRow, params)),
         halts=await store.ask(Query("all_halts", HaltRow)),
-        undelivered=await store.ask(Query("undelivered", NotificationRow, params)),
+        undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": min(since, until - DAY)})),
         outages=await store.ask(Query("open_outages", OutageRow)),
         stopped=await store.ask(Query("stopped_agents", SessionRow)),
         questions=await read_open_questions(store),
@@ -205,7 +205,7 @@ def build_report(found: ReportRows) -> Report:
         decided_count=len(found.decided),
         waiting=waiting,
         halts=tuple(row for row in found.halts if row.halted or row.at >= found.since),
-        undelivered=tuple(found.undelivered),
+        undelivered=tuple(row for row in found.undelivered if row.queued_at >= found.since),
         ended_badly=tuple(_truncate_lines(list(_list_failures(found)))),
         needs_you=tuple(_truncate_lines([need.line for need in list_needs(found)])),
     )
@@ -359,7 +359,7 @@ def _list_standing_agents(found: ReportRows) -> Iterator[Need]:
     for row in found.stopped:
         why = row.terminal_reason.replace("_", " ")
         sentence = f"{row.agent} has stopped: {row.session} ended {row.state} ({why})."
-        commands = (f"halter on {row.agent}", f"halter receipt {row.session}")
+        commands = (f"halter resume {row.agent}", f"halter receipt {row.session}")
         yield Need(kind="stopped", agent=row.agent, sentence=sentence, commands=commands, session=row.session)
 
 

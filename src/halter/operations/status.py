@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from halter.core.clock import DAY
 from halter.core.money import ZERO_USD, Usd
 from halter.core.rows import OutageRow
 from halter.operations.desk import Desk
@@ -60,7 +59,7 @@ class FleetStatus(msgspec.Struct, frozen=True, kw_only=True):
 async def status(desk: Desk) -> FleetStatus:
     """Show every agent: whether it runs and where, what it waits for, what it spent, and what needs you."""
     now = desk.app.clock.now()
-    found = await report_rows(desk, max(0, now - DAY))
+    found = await report_rows(desk, now)
     needs, caps = [*list_needs(found)], [*list_caps(found.budgets, now)]
     processes = [one for one in await workers(desk) if one.alive]
     planned = await plans(desk)

@@ -187,7 +187,11 @@ def build_triggers_sheet(found: "Sequence[TriggerPlan]", now: int) -> Sheet:
         for item in plan.quarantined
     ]
     rows = [_trigger(plan, now) for plan in found]
-    return [Listing("Schedules", columns, rows, long="trigger when waits", empty=empty), *left]
+    note = [ONLY_WHILE_RUN] if rows else []
+    return [Listing("Schedules", columns, rows, long="trigger when waits", empty=empty), *left, *note]
+
+
+ONLY_WHILE_RUN: Final = "They run only while `halter up`, `halter serve` or a worker runs their agent: halter status."
 
 
 def _trigger(plan: "TriggerPlan", now: int) -> list[str]:

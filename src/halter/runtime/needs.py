@@ -207,7 +207,7 @@ def make_question_need(session: str, agent: str, asked: OpenQuestion | None) -> 
 
 
 def make_paused_need(session: str, agent: str) -> Need:
-    sentence, commands = f"{agent} is paused in session {session}.", (f"halter on {agent}",)
+    sentence, commands = f"{agent} is paused in session {session}.", (f"halter resume {agent}",)
     return Need(kind="paused", agent=agent, sentence=sentence, commands=commands, session=session)
 
 

@@ -25,13 +25,22 @@ from halter.autonomy.upkeep import (
 )
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import Tasks
-from halter.core.clock import MINUTE, SECOND
+from halter.core.clock import MINUTE, SECOND, format_duration
 from halter.core.errors import ConfigError, LeaseLost
 from halter.core.events import WakePosted
 from halter.core.ids import FLEET, SessionId, make_worker_id
 from halter.core.messages import Model
 from halter.core.ports import EVERY_STREAM, Change, Lease, Query
-from halter.core.rows import NO_OWNER, AgentRow, HaltRow, OutageRow, SessionRow, TriggerRow, explain_newer_format
+from halter.core.rows import (
+    NO_OWNER,
+    AgentRow,
+    HaltRow,
+    OutageRow,
+    SessionRow,
+    TriggerRow,
+    WorkerRow,
+    explain_newer_format,
+)
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import ProviderTrouble
 from halter.dispatch.dispatcher import Sessions
@@ -177,9 +186,25 @@ class Supervisor:
         foreseen = await forecast_spending(self._store, agent, folder, environ, now)
         for sentence in (most, *foreseen.told(), *agent.left_out, *list_unwritten_fields(agent.pacing)):
             self._tell(name, sentence)
+        await self._tell_of_others(name)
         self.agents[name] = AutonomousAgent(context, folder, self._pulse)
         self._triggers[name] = AgentTriggers(context, folder, self._tell, self._waits)
         await self._switch_on_first(name)
+
+    async def _tell_of_others(self, name: str) -> None:
+        """Tell where an agent runs already. Workers are many on purpose."""
+        now = self._app.clock.now()
+        for row in await self._store.ask(Query("all_workers", WorkerRow)):
+            about = row.told()
+            if self._mode.kind == "worker" or not about.kind or name not in about.agents or not row.alive(now):
+                continue
+            place = f"halter {about.kind} {about.pid} on {about.host}"
+            since = format_duration(max(0, now - about.started_at) // SECOND * SECOND)
+            self._tell(
+                name,
+                f"It runs already: {place}, for {since}. Both share its work, and this process goes on alone when that "
+                f"one ends. If one is enough, stop either of them: kill {about.pid} on {about.host}, or Ctrl-C here.",
+            )
 
     async def _demand_autonomy(self, context: AgentContext, folder: Path) -> None:
         name = context.agent.policy.name
