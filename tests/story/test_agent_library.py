@@ -255,7 +255,7 @@ async def test_tools_get_what_the_program_has_for_them_and_the_model_never_sees_
         ),
         ({"model": "nonsense"}, "`model` is the text 'nonsense', but must be one model"),
         ({"model": "nobody:model"}, "of an unknown provider `nobody`"),
-        ({"model": CLAUDE}, "needs a key: set ANTHROPIC_API_KEY"),
+        ({"model": CLAUDE}, "ANTHROPIC_API_KEY is not set, and"),
         ({}, "has no model"),
         ({"model": CLAUDE, "fleet": {"allowed_models": ["openai:*"]}}, "openai:"),
         (

@@ -206,6 +206,13 @@ def _is_told(program: "subprocess.Popen[bytes]", home: Path) -> bool:
     return False
 
 
+def test_every_argument_and_value_has_a_name_in_capitals() -> None:
+    for name, command in ALL.items():
+        for param in command.params:
+            flag = getattr(param, "is_flag", False)
+            assert flag or re.fullmatch(r"[A-Z]+([:/=][A-Z]+)?", param.metavar or ""), (name, param.opts)
+
+
 def test_every_command_answers_in_json() -> None:
     without = {name for name, command in ALL.items() if "as_json" not in {param.name for param in command.params}}
     assert without == set()

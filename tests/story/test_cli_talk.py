@@ -102,6 +102,24 @@ def test_the_answer_goes_to_standard_output_and_all_else_beside_it(ada: Person) 
     ]
 
 
+def test_the_cap_of_a_day_is_told_at_once_with_what_raises_it(ada: Person) -> None:
+    """It then sleeps, and a person at the terminal knows why."""
+    first = "- {calls: [{tool: look, arguments: {at: here}}], usage: {input_tokens: 19500, output_tokens: 4000}}\n"
+    (ada.home / "halter.yaml").write_text("models: {'scripted:script': {price: {input: 1, output: 10}}}\n")
+    ada.writes(f"{first}- {{text: All is well.}}\n", "limits: {max_cost_usd: 5, max_cost_usd_per_day: 0.06}\n")
+    with ada.begins("run", str(ada.agent), "look around", stdin=subprocess.DEVNULL) as program:
+        assert program.stderr is not None
+        lines = map(bytes.decode, program.stderr)
+        told = next((line for line in lines if "sleeps" in line), "it ended")
+        assert ada.types("budget", "raise", "agent:desk", "3")[0] == 0
+        said, _ = program.communicate(timeout=60)
+    assert "$0.0595 of $0.06 is spent, the cap of agent:desk for a day" in told
+    assert "halter budget raise agent:desk AMOUNT" in told
+    assert (program.returncode, said) == (0, b"All is well.\n")
+    shown = ada.types("budget")[1]
+    assert "By model" in shown
+
+
 def test_what_was_said_can_be_read_in_words(ada: Person) -> None:
     ada.types("run", str(ada.agent), "look around")
     (session,) = ada.looks("sessions")
@@ -162,7 +180,7 @@ BOMB = f"name: desk\nmodel: reflex\na: &a [x, x]\n{GROWING}"
         (("run", "bomb", "hello"), 3, "bomb/agent.yaml line 3: anchors (`&name`) are not understood"),
         (("run", "untrusted", "hello"), 3, "halter trust untrusted"),
         (("run", "mindless", "hello"), 3, "mindless has no model, so it cannot think"),
-        (("run", "keyless", "hello"), 3, "needs a key: set ANTHROPIC_API_KEY"),
+        (("run", "keyless", "hello"), 3, "ANTHROPIC_API_KEY is not set, and"),
         (("run", "scriptless", "hello"), 3, "agent.yaml line 3: `script` names `gone.yaml`, which is missing"),
     ],
 )

@@ -113,7 +113,7 @@ def test_a_broken_file_of_the_fleet_is_named(doctor: Doctor) -> None:
 
 def test_a_key_that_is_missing_is_asked_for_and_one_that_is_there_is_never_shown(doctor: Doctor) -> None:
     folder = doctor.agent("writer", "model: openai:gpt-5-mini\n")
-    assert "set OPENAI_API_KEY" in doctor.looks(folder)["writer models"][1]
+    assert "OPENAI_API_KEY is not set" in doctor.looks(folder)["writer models"][1]
     doctor.environ["OPENAI_API_KEY"] = KEY
     told = "openai:gpt-5-mini has a price, and its key is set (OPENAI_API_KEY)."
     assert doctor.looks(folder)["writer models"] == ("ok", told)

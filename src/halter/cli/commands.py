@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from halter import __version__
 from halter.cli.completion import add_completion
@@ -55,7 +55,7 @@ def make_lazy_loader(place: str, name: str) -> "Callable[[], Command]":
     def load() -> Any:
         module, _, attribute = place.partition(":")
         made = add_examples(name, _command(name, getattr(import_module(module), attribute)))
-        return add_short_flags(add_completion(made))
+        return name_arguments(add_short_flags(add_completion(made)))
 
     return load
 
@@ -82,6 +82,17 @@ def add_short_flags(command: "Command") -> "Command":
     if isinstance(command, TyperGroup):
         for inner in command.commands.values():
             add_short_flags(inner)
+    return command
+
+
+def name_arguments(command: "Command") -> "Command":
+    """Show every argument by a name in capitals, as options show their values."""
+    for param in command.params:
+        if isinstance(param, TyperArgument) and not param.metavar:
+            param.metavar = (param.name or "").upper()
+    if isinstance(command, TyperGroup):
+        for inner in command.commands.values():
+            name_arguments(inner)
     return command
 
 

@@ -27,10 +27,11 @@ from halter.cli.output import answer_json, answer_line, answer_table, escape_tex
 from halter.cli.play import show_step
 from halter.cli.terminal import LineReader
 from halter.core.clock import SystemClock
+from halter.core.effect_events import CostCapReached
 from halter.core.errors import ConfigError
 from halter.core.ids import SessionId, may_decide, session_stream
 from halter.core.messages import StreamChunk, ToolCall
-from halter.core.money import format_micros, format_usd
+from halter.core.money import format_micros, format_unit_amount, format_usd, to_unit_amount
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import SessionKind, State, Verdict
 from halter.guard.approvals import answer_decision
@@ -38,6 +39,7 @@ from halter.guard.tool_door import Answer, NeedsPerson
 from halter.operations.decisions import decision_meant
 from halter.operations.desk import Desk, Who
 from halter.operations.queries import all_events
+from halter.present.events import format_moment
 from halter.present.tables import describe_next_due
 from halter.runtime.runtime import Runtime
 
@@ -94,11 +96,22 @@ class Screen:
         more = " --cap AMOUNT" if state == "WAITING_FOR_BUDGET" else ""
         warn(f"  waits    for you. Look at it with halter inbox, then: halter approve {asked.decision}{more}")
 
+    def sleeps(self, cap: CostCapReached, until: int) -> None:
+        """Say at once which cap is met, until when the session sleeps, and how to raise it."""
+        self.end_line()
+        spent, most = (format_unit_amount(to_unit_amount(each, cap.unit), cap.unit) for each in (cap.spent, cap.cap))
+        per = cap.window.partition("/")[0]
+        more = f"halter budget raise {cap.scope} AMOUNT" if cap.unit == "usd" else "a higher token_budget_per_hour"
+        warn(
+            f"  sleeps   until {format_moment(until)}: {spent} of {most} is spent, the cap of {cap.scope} for "
+            f"{'an' if per == 'hour' else 'a'} {per}. It goes on at once with: {more}"
+        )
+
     def beside_words(self) -> "LoopObserver":
         """Show a sub-session: its calls as they come, its words at the end."""
         from halter.loop.loop import LoopObserver
 
-        return LoopObserver(said=self._cost, did=self.did)
+        return LoopObserver(said=self._cost, did=self.did, capped=self.sleeps)
 
     def _cost(self, _: str, cost: int) -> None:
         if cost:
@@ -481,7 +494,7 @@ async def _attend_session(
     from halter.runtime.agent import build_result
     from halter.runtime.sessions import attend_session
 
-    watching = LoopObserver(screen.listen, screen.said, screen.did, screen.warned)
+    watching = LoopObserver(screen.listen, screen.said, screen.did, screen.warned, screen.sleeps)
     came, loop = await attend_session(
         context, session, watching=watching, waits=waits or screen.waits, interrupted=interrupted
     )

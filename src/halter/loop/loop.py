@@ -56,7 +56,7 @@ from halter.loop.prompt import (
     build_prompt,
     build_stable_prefix,
 )
-from halter.loop.session_runtime import SessionRuntime, find_last_words
+from halter.loop.session_runtime import CapListener, SessionRuntime, find_last_words, ignore_cap
 from halter.redaction.redact import mask_message
 from halter.state.session import replay
 
@@ -71,12 +71,16 @@ def _ignore_warning(_: str) -> None: ...
 
 
 class LoopObserver(msgspec.Struct, frozen=True):
-    """Callbacks: an answer as it streams, the model's text, the results of its calls, a warning about an answer."""
+    """Callbacks: an answer as it streams, the model's text, the results of its calls, a warning about an answer.
+
+    `capped` hears of a cap that is slept for.
+    """
 
     listen: Callable[[StreamChunk], None] | None = None
     said: Callable[[str, int], None] = _ignore_words
     did: Callable[[ToolCall, Answer], None] = _ignore_answer
     warned: Callable[[str], None] = _ignore_warning
+    capped: CapListener = ignore_cap
 
 
 class LiveContext(msgspec.Struct, frozen=True):

@@ -135,6 +135,13 @@ def _ignore_wait(_: NeedsPerson, __: State) -> None: ...
 def _ignore_rest(_: int) -> None: ...
 
 
+CapListener = Callable[[ev.CostCapReached, int], None]
+"""Called with the cap of a window that a session has come to, and with the end of that window."""
+
+
+def ignore_cap(_: ev.CostCapReached, __: int) -> None: ...
+
+
 def _ignore_trouble() -> None: ...
 
 
@@ -181,6 +188,8 @@ class SessionRuntime:
         """Called with the length of each rest, which does not count as work."""
         self.troubled: Callable[[], None] = _ignore_trouble
         """Called when no model answers the session, and when one does again."""
+        self.capped: CapListener = ignore_cap
+        """Called before the session sleeps until the window of a cap is over."""
         self._attempts: dict[str, int] = {}
         self.foreseen: dict[str, str] = {}
         """Predictions by call id; the model sees them with the result."""
@@ -426,6 +435,7 @@ class SessionRuntime:
                 )
                 event = ev.GuardrailTriggered(guardrail="token_budget_per_hour", sentence=sentence, until=end)
                 await self.write(f"{refused}/{cap.window}/used_up", event)
+            self.capped(cap, end)
             await self._rest("SLEEPING", end, lambda: self._is_raised(cap))
             return True
         if self.standing.policy.on_cap != "ask":

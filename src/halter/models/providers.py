@@ -564,7 +564,8 @@ def _given_key(name: ModelName, known: KnownProvider, url: str, key: FindKey) ->
         if secret := key(variable):
             return secret
     if known.keys and not is_local_address(url):
-        raise ConfigError(f"{name} needs a key: set {' or '.join(known.keys)}, or {_describe(name, known.wire)}")
+        variables = " or ".join(known.keys)
+        raise ConfigError(f"{variables} is not set, and {name} needs a key: set it, or {_describe(name, known.wire)}")
     return ""
 
 

@@ -29,12 +29,14 @@ A message quotes what the provider said, shortened, and never the key, an addres
 """
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -324,7 +326,14 @@ def list_library_errors() -> tuple[type[Exception], ...]:
 
 
 def translate_library_error(
-    error: Exception, name: ModelName, key: str, seen: "Exchange", *, begun: bool = False, bills_errors: bool = False
+    error: Exception,
+    name: ModelName,
+    key: str,
+    seen: "Exchange",
+    *,
+    url: str = "",
+    begun: bool = False,
+    bills_errors: bool = False,
 ) -> ModelError:
     import httpx2
     from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, UserError
@@ -336,7 +345,7 @@ def translate_library_error(
         case ModelHTTPError():
             return _status(error, name, key, seen, begun=begun or error.in_stream, bills_errors=bills_errors)
         case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError() if not seen.sent:
-            return ModelUnavailable(f"ConnectionFailed: cannot reach {name}: {_quote_error(error, key)}", billed=False)
+            return ModelUnavailable(f"ConnectionFailed: {_describe_unreachable(error, name, key, url)}", billed=False)
         case ModelConnectionError() | httpx2.HTTPError() | httpx2.StreamError():
             if begun:
                 return make_cut_error(name, seen)
@@ -347,6 +356,26 @@ def translate_library_error(
             return ModelRejected(f"Unsendable: {name} cannot be asked this: {_quote_error(error, key)}", billed=False)
         case _:
             return _unfinished_error(f"BadAnswer: {name} sent what cannot be read: {_quote_error(error, key)}", seen)
+
+
+def _describe_unreachable(error: Exception, name: ModelName, key: str, url: str) -> str:
+    """Name the address that cannot be reached, why, and where it is written."""
+    parts = urlsplit(url)
+    host = parts.netloc.rpartition("@")[2]
+    place = f"{parts.scheme}://{host}{parts.path}" if host else str(name)
+    remedy = f"check that it runs, the network, and `providers.{name.provider}.base_url` in agent.yaml"
+    return f"cannot reach {place} for {name} ({_find_system_reason(error) or _quote_error(error, key)}): {remedy}"
+
+
+def _find_system_reason(error: BaseException | None) -> str:
+    """What the system said of a connection, somewhere below the libraries' own errors."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, OSError) and error.strerror:
+            return os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def make_cut_error(name: ModelName, seen: "Exchange") -> ModelUnavailable:
@@ -485,8 +514,9 @@ class WireModel:
         }
 
     def _failed(self, seen: Exchange, error: Exception, *, begun: bool) -> ModelError:
+        terms = self.terms
         return translate_library_error(
-            error, self.name, self._key, seen, begun=begun, bills_errors=self.terms.bills_errors
+            error, self.name, self._key, seen, url=self._url, begun=begun, bills_errors=terms.bills_errors
         )
 
     def _finished(self, response: "ModelResponse", seen: Exchange, *, streamed: bool) -> Reply:

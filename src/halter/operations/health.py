@@ -103,7 +103,7 @@ async def check_agent(
     for check in (
         _roots(settings, place, name),
         _check_trust(settings, place, name),
-        _models(agent, environ),
+        await _models(agent, environ),
         _secrets(agent, environ),
         _written_secrets(place, environ, name),
         _provenance(agent, place, name),
@@ -185,12 +185,12 @@ def _check_trust(settings: Settings, folder: Path, name: str) -> Check | None:
     return None
 
 
-def _models(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
-    found = [_model(name, agent, environ) for name in dict.fromkeys(agent.models())]
+async def _models(agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check | None:
+    found = [await _model(name, agent, environ) for name in dict.fromkeys(agent.models())]
     return combine_checks(f"{agent.policy.name} models", found) if found else None
 
 
-def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check:
+async def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Check:
     from halter.models.providers import Prices, make_model
 
     if ModelName.parse(name).provider in {SCRIPTED, REFLEX}:
@@ -211,6 +211,10 @@ def _model(name: str, agent: "ResolvedAgent", environ: Mapping[str, str]) -> Che
         return fail_check(name, price.sentence)
     key_told = f"its key is set ({', '.join(used)})" if used else "needs no key"
     cost_told = "has a price" if price.bound(1, 1, 0) else "is free"
+    if model.base_url:
+        reached = await _address(name, model.base_url)
+        if reached.verdict != "ok":
+            return warn_check(name, f"{reached.finding} Its address is {model.base_url}.")
     return pass_check(name, f"{name} {cost_told}, and {key_told}.")
 
 

@@ -5,7 +5,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Final
 
 from halter.core.clock import format_duration
-from halter.core.money import format_unit_amount, format_usd
+from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.rows import RuleRow, SessionRow
 from halter.core.text import format_count
 from halter.present.events import describe_review, format_moment, format_relative_moment
@@ -14,7 +14,7 @@ from halter.present.sheet import Facts, Listing, Sheet
 if TYPE_CHECKING:
     from halter.operations.artifacts import Artifact
     from halter.operations.decisions import OpenInbox, RuleOffers, WaitingDecision
-    from halter.operations.money import Budgets
+    from halter.operations.money import Budgets, Spending
     from halter.runtime.budgets import Budget
     from halter.runtime.needs import Need
     from halter.runtime.trigger_plan import TriggerPlan
@@ -75,7 +75,32 @@ def build_budgets_sheet(found: "Budgets", _: int) -> Sheet:
             right="times cost",
             empty="Nothing was spent in the last 24 hours.",
         ),
+        _list_models(found.last_day),
     ]
+
+
+FORECAST_DAYS: Final = 30
+
+
+def _list_models(spent: "Sequence[Spending]") -> Listing:
+    """What each model cost in the last day, and what thirty such days would cost."""
+    lines: dict[str, list[Spending]] = {}
+    for line in spent:
+        if line.input_tokens or line.output_tokens:
+            lines.setdefault(line.name, []).append(line)
+    rows = [
+        [
+            model,
+            f"{sum(line.spends for line in each):,}",
+            f"{sum(line.input_tokens for line in each):,}",
+            f"{sum(line.output_tokens for line in each):,}",
+            format_usd(cost := sum((line.spent_usd for line in each), ZERO_USD)),
+            format_usd(cost * FORECAST_DAYS),
+        ]
+        for model, each in sorted(lines.items())
+    ]
+    columns = ["model", "requests", "in", "out", "day", "month"]
+    return Listing("By model, with thirty such days", columns, rows, right="requests in out day month", long="model")
 
 
 def _budget(row: "Budget", *, kept: bool) -> list[str]:

@@ -465,6 +465,7 @@ async def build_live_session(
     thinks = _build_loop_settings(agent, context.models, row, told, phases[0], output=answer is not None)
     standing = resolve_standing(context, row, phases[0], began)
     running = SessionRuntime(store, app.clock, context.guard(), lease, standing, everything, waits)
+    running.capped = watching.capped
     tasking.running = running
     aware = Awareness(HotState(terms.pacing.fields), app.clock)
     if terms.pacing.fields:
