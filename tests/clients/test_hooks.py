@@ -202,3 +202,12 @@ def test_a_halt_ends_the_turn(desk: Desk) -> None:
         desk.claude(provider, "go")
         asked = [body for body in provider.asked if body.get("tools")]
     assert (len(asked), desk.files()) == (1, set())
+
+
+@pytest.mark.parametrize("desk", ["claude"], indirect=True)
+def test_of_two_risky_calls_in_one_step_none_runs_before_a_person_decides(desk: Desk) -> None:
+    desk.begin()
+    step = calls(shell(desk, "toolu_1", FORCE), shell(desk, "toolu_2", "echo worse > worse.txt; cat ~/.ssh/id_rsa"))
+    with Provider([step, text("done")]) as provider:
+        desk.claude(provider, "go")
+    assert (desk.files(), len(desk.shown("inbox"))) == (set(), 2)
