@@ -1,6 +1,7 @@
 """An agent as a Python object: run, streamed, gone on with, with typed answers and what its tools depend on."""
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -20,6 +21,8 @@ from halter.core.errors import ConfigError
 from halter.core.money import Account
 from halter.guard.halts import cancel, halt, resume
 from halter.guard.ledger import change_cap
+from halter.loop.loop import TurnLoop
+from halter.loop.session_runtime import SessionRuntime
 
 CLAUDE = "anthropic:claude-sonnet-4-5"
 CLERK = Path(__file__).parent / "programs" / "clerk.py"
@@ -72,6 +75,24 @@ async def test_an_open_agent_keeps_its_store_from_run_to_run(bench: Bench) -> No
         assert (second.state, second.over, second.ok) == ("WAITING_FOR_INPUT", False, True)
         with pytest.raises(ConfigError, match="open already"):
             agent.tool(lambda: "late")
+
+
+async def test_a_finished_run_leaves_nothing_for_the_garbage_collector(bench: Bench) -> None:
+    agent = bench.agent(calls(("weather", {"city": "Oslo"})), says("It rains."), says("Again."))
+
+    @agent.tool(level="SAFE", effect="read")
+    async def weather(city: str) -> str:
+        """Tell the weather."""
+        return f"rain in {city}"
+
+    async with agent:
+        gc.disable()
+        try:
+            results = [await agent.run("Is it going to rain?"), await agent.run("And now?")]
+            left = [each for each in gc.get_objects() if type(each) in (TurnLoop, SessionRuntime)]
+        finally:
+            gc.enable()
+    assert ([result.text for result in results], left) == (["It rains.", "Again."], [])
 
 
 async def test_an_answer_streams_and_its_last_item_is_the_result(bench: Bench) -> None:

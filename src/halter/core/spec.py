@@ -6,6 +6,7 @@ then applies. Human forms (`30m`, dollars, `none`, `20/hour`) are read into inte
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -505,6 +506,10 @@ class ResolvedPolicy(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     def digest(self) -> Digest:
         """Names this policy: a decision made under another one does not count."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> Digest:
         return Digest(hashlib.sha256(self.canonical()).hexdigest())
 
     def rule(self, tool: str, declared: Level) -> ToolPolicy:

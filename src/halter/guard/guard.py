@@ -36,7 +36,7 @@ class GuardRuntime:
     ) -> None:
         self.ledger = Ledger(store, clock)
         self._clock = clock
-        self._redact = redact
+        self.redacted = redact
         self._halts = halts = HaltWatch(store, clock)
         models = ModelDoor(store, clock, self.ledger, prices, redact=redact, stream_mask=stream_mask, halts=halts)
         simulator = Simulator(models, clock, simulates)
@@ -84,6 +84,3 @@ class GuardRuntime:
 
     async def was_done(self, lease: Lease, flight: InFlight, *, happened: bool) -> Answer:
         return await self._recovery.said(lease, flight, happened=happened)
-
-    def redacted(self, text: str) -> str:
-        return self._redact(text)

@@ -56,8 +56,6 @@ class WorkingSet:
         self._loaded = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
         for row in loaded.values():
-            if row is None:
-                continue
             if isinstance(row, BudgetRow):
                 now = max(now, row.cap_at)
             elif isinstance(row, StreamRow):

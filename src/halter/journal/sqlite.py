@@ -135,6 +135,15 @@ class ForkSafeConnection(sqlite3.Connection):
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         return self.cursor(ForkSafeCursor).executemany(sql, parameters)
 
+    def execute_all(self, statements: Iterable[tuple[str, Any]]) -> None:
+        """Execute statements that return no rows, with one cursor and one lock."""
+        cursor = self.cursor(ForkSafeCursor)
+        if FORKING.locked():
+            let_fork_pass()
+        with self.inside.lock:
+            for sql, parameters in statements:
+                sqlite3.Cursor.execute(cursor, sql, parameters)
+
     def close(self) -> None:
         with self.inside:
             super().close()
@@ -443,21 +452,23 @@ class SqliteEngine:
     def write(self, changes: Changes) -> None:
         """Write all changes unchecked: a mirror receives what was accepted elsewhere."""
         with self._in_words:
-            execute = self._connection.execute
-            for (kind, _), row in changes.inserts.items():
-                execute(make_row_statements(kind).insert, msgspec.structs.astuple(row))
-            for (kind, key), row in changes.updates.items():
-                values = msgspec.structs.astuple(row)
-                execute(make_row_statements(kind).update, (*values[len(key) :], *key))
-            for kind, values in changes.deletes:
-                execute(make_row_statements(kind).delete, values)
-            self._known.wrote(changes)
-            self._connection.executemany(self._sql["append"], [to_event_columns(event) for event in changes.events])
-            for erase in changes.erasures:
-                params = {"stream": erase.stream, "through": erase.through}
-                execute(self._sql["erase_blobs"], params)
-                execute(self._sql["erase_bodies"], params)
-                execute(self._sql["erase_snapshot"], {"session": session_of(erase.stream)})
+            self._connection.execute_all(self._list_statements(changes))
+        self._known.wrote(changes)
+
+    def _list_statements(self, changes: Changes) -> Iterator[tuple[str, Any]]:
+        for (kind, _), row in changes.inserts.items():
+            yield make_row_statements(kind).insert, msgspec.structs.astuple(row)
+        for (kind, key), row in changes.updates.items():
+            yield make_row_statements(kind).update, (*msgspec.structs.astuple(row)[len(key) :], *key)
+        for kind, values in changes.deletes:
+            yield make_row_statements(kind).delete, values
+        for event in changes.events:
+            yield self._sql["append"], to_event_columns(event)
+        for erase in changes.erasures:
+            params = {"stream": erase.stream, "through": erase.through}
+            yield self._sql["erase_blobs"], params
+            yield self._sql["erase_bodies"], params
+            yield self._sql["erase_snapshot"], {"session": session_of(erase.stream)}
 
     def commit(self) -> None:
         with self._in_words:

@@ -437,6 +437,9 @@ class SessionHistory:
             self.transcript.add(Message("assistant", (Text(self._cut_short, "model", trusted=False),)))
         self.turn = self.turn.ended(why, sentence, chosen, at, self._min_sleep)
 
+    def wait(self, duration: int) -> None:
+        self.turn = self.turn.waited(duration)
+
     def acts(self, at: int) -> None:
         self.actions = [*(each for each in self.actions if abs(at - each) < MINUTE), at]
 

@@ -137,7 +137,8 @@ class TurnLoop:
         self._recalled = SessionHistory(self._session, thinking.rules.min_sleep, brake())
         self._start = build_stable_prefix(thinking.mind, thinking.offered)
         self._window = ContextWindow(self._recalled, running, clock, thinking, self._start.size)
-        running.rested, running.foreseen = self._rested, self._recalled.foreseen
+        # Of the history, not of the loop: what refers to itself waits for the garbage collector.
+        running.rested, running.foreseen = self._recalled.wait, self._recalled.foreseen
 
     @property
     def turn(self) -> Turn:
@@ -254,9 +255,6 @@ class TurnLoop:
                 case Finish(why, sentence):
                     await self._finish(why, sentence)
         return recalled.turn
-
-    def _rested(self, duration: int) -> None:
-        self.turn = self.turn.waited(duration)
 
     def near_budget(self) -> bool:
         """Whether what is left to spend is down to the reserve."""
@@ -416,6 +414,7 @@ class TurnLoop:
         if replay(events).in_flight:
             return False
         self._recalled = SessionHistory(self._session, self.rules.min_sleep, self._make_brake())
+        self._running.rested, self._running.foreseen = self._recalled.wait, self._recalled.foreseen
         await self._recalled.take_in(events, self._running.said)
         if self.turn.over:
             return True

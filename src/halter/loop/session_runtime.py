@@ -177,6 +177,7 @@ class SessionRuntime:
         self._store = store
         self._clock = clock
         self._guard = guard
+        self.redacted = guard.redacted
         self._tools = tools
         self._waits = waits
         self._told: frozenset[str] = frozenset()
@@ -687,9 +688,6 @@ class SessionRuntime:
             if isinstance(stored.event, ev.CallStarted) and stored.event.call == call:
                 return await read_body(self._store, stored)
         return b""
-
-    def redacted(self, text: str) -> str:
-        return self._guard.redacted(text)
 
 
 def has_overrun(events: Sequence[Stored]) -> bool:
