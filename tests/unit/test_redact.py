@@ -15,8 +15,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from halter.core.ids import SessionId, WorkerId
+from halter.core.messages import Prompt, make_user_message
+from halter.core.ports import Lease
+from halter.core.tools import ToolSpec
 from halter.redaction.key_patterns import SECRET_FAMILIES
-from halter.redaction.redact import Redactor, is_secret_name
+from halter.redaction.redact import PromptMasker, Redactor, is_secret_name
 
 ANY_TEXT = st.text(st.characters() | st.characters(categories=["Cs"]) | st.just("\x00"))
 PLAIN = Redactor({})
@@ -347,3 +351,21 @@ def test_redacting_twice_changes_nothing_more(text: str) -> None:
 @given(ANY_TEXT)
 def test_any_text_can_be_redacted(text: str) -> None:
     assert isinstance(KNOWN.redact(text), str)
+
+
+def test_each_request_of_a_session_is_masked_whatever_of_it_is_new() -> None:
+    masker, lease = PromptMasker(KNOWN.redact), Lease(SessionId("s"), WorkerId("w"), 1)
+    tools = tuple(ToolSpec(name=name, description=f"{name} open-sesame", schema=b"{}") for name in ("look", "act"))
+    said = [make_user_message(f"{number} open-sesame") for number in range(6)]
+    asked = (
+        Prompt(system="one", messages=tuple(said[:2]), tools=tools[:1]),
+        Prompt(system="one", messages=tuple(said[:4]), tools=tools),
+        Prompt(system="two open-sesame", messages=tuple(said[:5]), tools=tools),
+        Prompt(system="two open-sesame", messages=tuple(said[3:]), tools=(), facts={"door": "open-sesame"}),
+    )
+    for prompt in asked:
+        for masked in (masker.prompt(lease, prompt), masker.prompt(lease, prompt)):
+            assert masked == PromptMasker(KNOWN.redact).prompt(Lease(SessionId("t"), WorkerId("w"), 1), prompt)
+            assert "open-sesame" not in repr(masked)
+            assert len(masked.messages) == len(prompt.messages)
+            assert [tool.name for tool in masked.tools] == [tool.name for tool in prompt.tools]
