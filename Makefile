@@ -63,7 +63,7 @@ pictures: setup system
 bench: setup system
 	$(BIN)/python -m bench
 
-# Other people's programs, pinned, with Halter in front of their tools; they reach nothing but 127.0.0.1.
+# Other people's programs, pinned, with Halter in front of their tools and models; they reach nothing but 127.0.0.1.
 clients: setup system
 	npm install --silent --no-audit --no-fund --prefix .clients \
 		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0
@@ -90,5 +90,5 @@ lock: setup
 	for peer in bench/peers/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .versions .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	rm -rf $(VENV) .versions .clients .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

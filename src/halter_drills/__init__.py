@@ -20,6 +20,7 @@ DRILLS: Final = (
     "authority",
     "restore",
     "chaos",
+    "proxy",
 )
 """Every drill by name, in the order in which all of them run; each is the `DRILL` of the module of its name."""
 

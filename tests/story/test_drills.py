@@ -31,6 +31,7 @@ FEW = {
     "flood": 2,
     "authority": 1,
     "restore": 1,
+    "proxy": 1,
 }
 BITES = {
     "billing": r"was billed, and .+ is recorded",
@@ -45,6 +46,7 @@ BITES = {
     "flood": r"and may (take|use)|was allowed",
     "authority": r"SKILL.md was changed",
     "restore": r"was denied, and ran",
+    "proxy": r"was billed, and .+ is recorded",
 }
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]

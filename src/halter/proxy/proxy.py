@@ -498,15 +498,16 @@ async def open_proxy(
     *,
     lease: int = DEFAULT_LEASE_DURATION,
     patience: int = HOLD_PATIENCE,
+    ledger: type[Ledger] = Ledger,
 ) -> AsyncGenerator[Proxy]:
     """Open a proxy on a store: its leases are renewed while the block runs, and its sessions end with it."""
     store = app.patient()
     redact = Redactor({}, app.environ).redact
-    ledger = Ledger(store, app.clock, patience)
+    accounts = ledger(store, app.clock, patience)
     worker = make_worker_id("proxy", app.ids)
     policy = resolve_key(app, _PROBE).policy
-    door = ModelDoor(store, app.clock, ledger, Prices(policy.prices), redact=redact)
-    sessions = ProxiedSessions(app, worker, ledger, redact)
+    door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
+    sessions = ProxiedSessions(app, worker, accounts, redact)
     proxy = Proxy(app, keys, door, sessions, upstreams)
     async with keep_leases(store, app.clock, worker, max(lease // 3, 1), pulse=app.pulse):
         tending = asyncio.ensure_future(sessions.run())
