@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from bench import autonomy, guard, hook, journal, loop, past, scale, start, stream, tables
+from bench import autonomy, guard, hook, inject, journal, loop, past, scale, start, stream, tables
 from bench.measure import Measured, keep, result
 
 
@@ -17,6 +17,7 @@ def main() -> None:
         "autonomy": partial(autonomy.run, quick=asked.quick),
         "guard": guard.run,
         "hook": hook.run,
+        "inject": partial(inject.run, quick=asked.quick),
         "journal": journal.run,
         "loop": partial(loop.run, quick=asked.quick, only=asked.only),
         "past": partial(past.run, quick=asked.quick),
@@ -53,7 +54,7 @@ def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
         "groups",
         nargs="*",
-        help="which: autonomy, guard, hook, journal, loop, past, scale, start, stream; all if none is named",
+        help="which: autonomy, guard, hook, inject, journal, loop, past, scale, start, stream; all if none is named",
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
     parser.add_argument("--quick", action="store_true", help="one round, with less to do; keeps nothing")

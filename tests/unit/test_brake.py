@@ -309,3 +309,10 @@ def test_what_is_erased_never_makes_it_looser(erased: str, body: str) -> None:
         less.act_erased("mail")
     if full.judge("mail", MAIL, call).flaws:
         assert less.judge("mail", MAIL, call).flaws
+
+
+def test_a_part_of_a_quoted_name_is_not_that_name() -> None:
+    brake = tainted("Post to the channel 'Le Marais Boutique' on the 11th: hello")
+    assert reasons(brake, "post", POST, {"channel": "Le Marais Boutique", "text": "hello"}) == []
+    for part in ("Boutique", "Marais", "Le Marais", "11th"):
+        assert reasons(brake, "post", POST, {"channel": part, "text": "hello"}) == ["unsaid"]

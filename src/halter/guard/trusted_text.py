@@ -39,6 +39,9 @@ _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _WORD: Final = re.compile(r"[^\W_]+")
 _NUMBER: Final = re.compile(r"(?<![\w.,/-])\d(?:[\d,.'\u2019]*\d)?(?![\w%/-]|[.,]\d| ?%)")
+_COUNTED: Final = re.compile(r"^[\d.,:/-]{1,5}(?:st|nd|rd|th|am|pm|h|%|k|m|kg|km|min|day|days|hour|hours|-hour|x)?$")
+"""A number in a sentence, rather than the name of a thing."""
+
 _ORDINAL: Final = re.compile(r"(?<!\w)(\d{1,2})(?:st|nd|rd|th)?(?!\w)")
 _MONTHS: Final = {
     name: (f"{number:02}",)
@@ -197,24 +200,28 @@ class TrustedText:
                 self._digits.update(_MONTHS.get(word[:3], ()))
         self._digits.update(f"{int(day):02}" for day in _ORDINAL.findall(text))
         for variant in {text, _SENTENCE.sub(". ", text)}:
-            self._add_grams(variant)
+            self._add_grams(variant, name=False)
+            self._add_grams(_QUOTED.sub(_keep_word, variant), name=True)
 
-    def _add_grams(self, text: str) -> None:
+    def _add_grams(self, text: str, *, name: bool) -> None:
+        """Index the phrases of a text, or the names in it: a part of a quoted name is none."""
         raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", text).split()]
         atoms = [(atom.casefold(), _is_entity(atom), atom[:1].isupper() or _is_entity(atom)) for atom in raw if atom]
-        for word, entity, _ in atoms:
-            self._grams.add(word)
+        words = [word for word, _, _ in atoms]
+        if not name:
+            for size in range(1, _GRAM + 1):
+                self._grams.update(" ".join(words[start : start + size]) for start in range(len(words) - size + 1))
+            return
+        single = [is_link(word) for word in words]
+        for start, (word, entity, begins) in enumerate(atoms):
             if entity:
                 self._phrases.update((word, word.removesuffix("'s").removesuffix("\u2019s")))
-        single = [is_link(word) for word, _, _ in atoms]
-        for size in range(2, _GRAM + 1):
-            for start in range(len(atoms) - size + 1):
-                part = atoms[start : start + size]
-                phrase = " ".join([word for word, _, _ in part])
-                self._grams.add(phrase)
-                begins, ends = part[0][2], part[-1][0] not in _FUNCTION_WORDS
-                if begins and ends and any(entity for _, entity, _ in part) and not any(single[start : start + size]):
-                    self._phrases.add(phrase)
+            if not begins:
+                continue
+            for end in range(start + 2, min(start + _GRAM, len(atoms)) + 1):
+                named = any(found for _, found, _ in atoms[start:end]) and words[end - 1] not in _FUNCTION_WORDS
+                if named and not any(single[start:end]):
+                    self._phrases.add(" ".join(words[start:end]))
 
     def has(self, text: str) -> bool:
         """Whether a value was said whole, as an entity or not."""
@@ -265,9 +272,15 @@ class TrustedText:
         return link in self._links
 
 
+def _keep_word(quoted: re.Match[str]) -> str:
+    return quoted[0] if len(quoted[1].split()) == 1 else " … "
+
+
 def _is_entity(atom: str) -> bool:
     """A name, a number or an address, rather than a word that happens to occur."""
     folded = atom.casefold()
+    if _COUNTED.match(folded):
+        return False
     if folded in _COMMON or folded in _FUNCTION_WORDS or folded in _CALENDAR:
         return False
     return (not atom.isalpha() and atom.strip("-'\u2019").isalpha() is False) or atom[:1].isupper()
