@@ -18,7 +18,7 @@ from halter.autonomy.resident import ResidentSession, SupervisedSensor, WatchedS
 from halter.autonomy.signals import Score, ScoringFailure, Signals
 from halter.autonomy.upkeep import REST_STATES
 from halter.config.sections import compile_signals
-from halter.core.agent_spec import Autonomy, Gate, HotField, Pacing, SensorSpec, Signal, Source
+from halter.core.agent_spec import Autonomy, Gate, HotField, Pacing, SensorSource, SensorSpec, Signal
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ModelUnavailable
 from halter.core.events import RequestStarted, TurnEnded, TurnSkipped, TurnStarted, WakePosted
@@ -52,7 +52,7 @@ from tests.story.loops import Story, calls, says
 TICKER: Final = SensorSpec(
     name="ticker",
     type="poll",
-    source=Source(tool="ticker"),
+    source=SensorSource(tool="ticker"),
     interval=5 * MINUTE,
     jitter=0,
     signals=(Signal(name="jump", expression="value > 150", notify=True, cooldown=10 * MINUTE),),

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from halter.autonomy.resident import MAX_BACKOFF, MIN_BACKOFF
+from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
-from halter.core.agent_spec import Source
 from halter.core.clock import SECOND
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors.stream import guess_stream_format, is_sendable, make_stream_sensor
@@ -23,7 +23,7 @@ Read = Callable[..., Awaitable[list[Any]]]
 
 def feed(server: Any, clock: Any, patience: float = 20, **headers: str) -> Sensor:
     timeout = round(patience * SECOND)
-    spec = Spec(name="feed", type="stream", source=Source(url=server.url), timeout=timeout)
+    spec = Spec(name="feed", type="stream", source=SensorSource(url=server.url), timeout=timeout)
     return make_stream_sensor(spec, headers, clock)
 
 
@@ -109,14 +109,14 @@ async def test_a_stream_that_is_cut_has_failed_and_goes_on_after_the_last_whole_
 
 
 async def test_a_server_that_is_not_there_is_a_failure(clock: Any, read: Read) -> None:
-    spec = Spec(name="feed", type="stream", source=Source(url="http://127.0.0.1:1/"))
+    spec = Spec(name="feed", type="stream", source=SensorSource(url="http://127.0.0.1:1/"))
     with pytest.raises(SensorFailed, match=r"127\.0\.0\.1 cannot be read"):
         await read(make_stream_sensor(spec, {}, clock))
 
 
 @pytest.mark.parametrize("url", ["ftp://example.com/", "http://", "http://ann:pass@127.0.0.1:1/", "http://a:port/", ""])
 async def test_an_address_that_cannot_be_used_is_a_failure(clock: Any, read: Read, url: str) -> None:
-    spec = Spec(name="feed", type="stream", source=Source(url=url or "x", format="sse"))
+    spec = Spec(name="feed", type="stream", source=SensorSource(url=url or "x", format="sse"))
     with pytest.raises(SensorFailed, match="address") as told:
         await read(make_stream_sensor(spec, {}, clock))
     assert "pass@" not in str(told.value)

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from halter.autonomy.resident import MIN_BACKOFF
+from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
-from halter.core.agent_spec import Source
 from halter.core.clock import SECOND
 from halter.core.tools import Failed, Invalid, Permit, SensorFailed, Tool, Valid, find_secret_names
 from halter.sensors.poll import Fetch, make_poll_sensor, parse_json_value
@@ -24,7 +24,7 @@ def page(body: bytes, status: str = "200 OK", *lines: str) -> bytes:
 
 
 def spec(server: Any, patience: float = 20, **headers: str) -> Spec:
-    source = Source(url=server.url, headers=headers)
+    source = SensorSource(url=server.url, headers=headers)
     return Spec(name="gauge", type="poll", source=source, interval=SECOND, timeout=round(patience * SECOND))
 
 
@@ -41,12 +41,12 @@ async def test_what_an_address_holds_is_got(server: Any) -> None:
 
 
 def test_it_is_a_safe_tool_that_only_looks_and_takes_no_arguments() -> None:
-    tool: Tool = Fetch(Spec(name="gauge", type="poll", source=Source(url="http://a.example/x")))
+    tool: Tool = Fetch(Spec(name="gauge", type="poll", source=SensorSource(url="http://a.example/x")))
     assert (tool.spec.name, tool.spec.level, tool.spec.effect) == ("poll_gauge", "SAFE", "read")
     assert isinstance(tool.validate(b'{"url": "http://b.example/"}'), Invalid)
     assert isinstance(tool.validate(b"\xff"), Invalid)
     assert isinstance(tool.validate(b""), Valid)
-    other = Fetch(Spec(name="gauge", type="poll", source=Source(url="http://b.example/x")))
+    other = Fetch(Spec(name="gauge", type="poll", source=SensorSource(url="http://b.example/x")))
     assert other.spec.digest != tool.spec.digest
 
 

@@ -10,15 +10,17 @@ from typing import Any
 import pytest
 
 from halter.core import folders
+from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
-from halter.core.agent_spec import Source
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors import files
 from halter.sensors.files import make_watch_sensor
 
 
 def watching(root: Path, clock: Any, path: str = "inbox", pattern: str = "*") -> Sensor:
-    return make_watch_sensor(Spec(name="inbox", type="watch", source=Source(path=path, pattern=pattern)), root, clock)
+    return make_watch_sensor(
+        Spec(name="inbox", type="watch", source=SensorSource(path=path, pattern=pattern)), root, clock
+    )
 
 
 def paths(value: Any) -> set[str]:

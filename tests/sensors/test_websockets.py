@@ -12,8 +12,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.exceptions import ConnectionClosed
 
 from halter.autonomy.resident import MIN_BACKOFF
+from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
-from halter.core.agent_spec import Source
 from halter.core.clock import SECOND
 from halter.core.tools import Sensor, SensorFailed
 from halter.sensors.stream import make_stream_sensor
@@ -31,7 +31,7 @@ async def speaking(speak: Speak, **options: Any) -> AsyncIterator[str]:
 
 
 def feed(url: str, clock: Any, patience: float = 20, **headers: str) -> Sensor:
-    spec = Spec(name="feed", type="stream", source=Source(url=url), timeout=round(patience * SECOND))
+    spec = Spec(name="feed", type="stream", source=SensorSource(url=url), timeout=round(patience * SECOND))
     return make_stream_sensor(spec, headers, clock)
 
 

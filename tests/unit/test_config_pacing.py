@@ -13,7 +13,7 @@ from halter.config.merge import FleetConfig, parse_fleet
 from halter.config.resolve import redact_definition, resolve_agent, resolve_policy
 from halter.config.sections import compile_gate, compile_signals, list_unwritten_fields
 from halter.config.yaml_reader import load_bytes
-from halter.core.agent_spec import Autonomy, Detector, Gate, HotField, Pacing, SensorSpec, Source, Update
+from halter.core.agent_spec import Autonomy, Detector, Gate, HotField, Pacing, SensorSource, SensorSpec, Update
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.errors import ConfigError
 
@@ -186,7 +186,7 @@ KEYS: list[tuple[str, str, Any, Any]] = [
     ),
     ("sensors/name", sensor(), lambda p: p.sensors[0].name, "feed"),
     ("sensors/type", sensor("{path: inbox}", kind="watch"), lambda p: p.sensors[0].type, "watch"),
-    ("sensors/source/tool", sensor(), lambda p: p.sensors[0].source, Source(tool="look")),
+    ("sensors/source/tool", sensor(), lambda p: p.sensors[0].source, SensorSource(tool="look")),
     (
         "sensors/source/params",
         sensor("{tool: look, params: {of: [AAPL]}}"),
@@ -305,7 +305,7 @@ def test_the_defaults_are_those_that_are_documented() -> None:
     usual = Autonomy()
     assert (usual.min_sleep, usual.max_sleep, usual.idle_timeout) == (SECOND, DAY, 10 * MINUTE)
     assert (usual.max_consecutive_turns, usual.token_budget_per_hour, usual.max_actions_per_minute) == (50, 100_000, 10)
-    watched = SensorSpec(name="a", type="poll", source=Source())
+    watched = SensorSpec(name="a", type="poll", source=SensorSource())
     assert (watched.interval, watched.jitter, watched.timeout) == (MINUTE, 0.1, 30 * SECOND)
     assert Gate() == Gate(on="change", max_skips=0)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from halter.core.agent_spec import SensorSource
 from halter.core.agent_spec import SensorSpec as Spec
-from halter.core.agent_spec import Source
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.tools import LARGEST_READING, Sensor, SensorFailed
 from halter.sensors.poll import MIN_POLLING_INTERVAL, compute_poll_rest, make_poll_sensor
@@ -19,7 +19,7 @@ def ignore(_: Any) -> None: ...
 
 
 def spec(interval: int = 10 * SECOND, jitter: float = 0.0) -> Spec:
-    return Spec(name="gauge", type="poll", source=Source(tool="look"), interval=interval, jitter=jitter)
+    return Spec(name="gauge", type="poll", source=SensorSource(tool="look"), interval=interval, jitter=jitter)
 
 
 class Jumping:
