@@ -71,7 +71,7 @@ ROUTES = (
     "/api/audit",
     "/api/report",
 )
-PAGES = ("/", "/fleet", "/sessions", "/session/SESSION", "/budgets", "/audit", "/triggers", "/findings")
+PAGES = ("/", "/fleet", "/agent/shop", "/sessions", "/session/SESSION", "/budgets", "/audit", "/triggers", "/findings")
 
 
 @dataclass
