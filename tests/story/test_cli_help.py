@@ -238,6 +238,8 @@ ANSWERS = [
     *("approve clerk-1.1/approval", "deny clerk-1.1/approval", "budget raise fleet 30", "budget lower fleet 3"),
     *("rules end r1", "rules offer clerk-1.1/approval", "store", "store accept --yes"),
     *("policy", "policy show", "policy apply fleet/halter.yaml --yes"),
+    *("policy backtest --agent clerk --cap 1", "policy suggest --agent clerk"),
+    "policy diff fleet/halter.yaml fleet/halter.yaml",
     *("findings keep clerk-1.f1", "findings dismiss clerk-1.f1", "proposals keep clerk-1.m1"),
     *("proposals dismiss clerk-1.m1", "proposals promote clerk-1.m1 clerk --yes", "erase --older-than 9d --yes"),
     *("schedules run clerk/nightly", "schedules cancel clerk/weekly", "drill tamper --seeds 1"),

@@ -108,7 +108,10 @@ def diff(
     ] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show in which keys one halter.yaml is looser or stricter than another."""
+    """Show in which keys one halter.yaml is looser or stricter than another.
+
+    Looser keys come first. No store is opened.
+    """
     if fail_on and fail_on not in FAILS_ON:
         fail(f"--fail-on takes {' or '.join(FAILS_ON)}, not {fail_on!r}.", EXIT_USAGE)
     one, other = report_errors(lambda: (read_fleet(before), read_fleet(after)))

@@ -273,6 +273,12 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "policy": ("halter policy", "halter policy apply fleet/halter.yaml --yes"),
     "policy show": ("halter policy show --json",),
     "policy apply": ('halter policy apply fleet/halter.yaml --yes --reason "agreed on Monday"',),
+    "policy backtest": (
+        "halter policy backtest --agent clerk --cap 0.50",
+        "halter policy backtest --agent clerk --cap 0.50 --since 30d --fail-on loosened",
+    ),
+    "policy suggest": ("halter policy suggest --agent clerk --since 30d",),
+    "policy diff": ("halter policy diff fleet/halter.yaml fleet/halter.yaml",),
     "rules": ("halter rules",),
     "rules end": ("halter rules end r1",),
     "rules offer": ("halter rules offer clerk-1.1/approval",),
