@@ -5,7 +5,7 @@ the live one. While only trusted places have spoken nothing is judged, and nothi
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, Literal, cast
 
 import msgspec
@@ -60,10 +60,14 @@ class SessionBrake:
         self._policy = policy
         self._specs = specs
         self._declarations: dict[str, Declaration] = {}
-        self._provenance = Provenance(prose=True)
-        self._kept: list[Callable[[], None]] = []
+        self._kept: list[Callable[[Provenance], None]] = []
         self._started: set[str] = set()
         self.task = ""
+
+    @cached_property
+    def _provenance(self) -> Provenance:
+        """Made when the first untrusted text comes: a session that waits for its first answer needs none."""
+        return Provenance(prose=True)
 
     def declaration(self, tool: str) -> Declaration:
         found = self._declarations.get(tool)
@@ -77,19 +81,18 @@ class SessionBrake:
         """A text reached the prompt."""
         if part.trusted and not part.reason:
             self.task = part.text
-        self._fold(
-            partial(self._provenance.hear, part.text, Source(part.origin, part.source, part.trusted)),
-            taints=not part.trusted and bool(part.text.strip()),
-        )
+        source = Source(part.origin, part.source, part.trusted)
+        taints = not part.trusted and bool(part.text.strip())
+        self._fold(partial(Provenance.hear, text=part.text, source=source), taints=taints)
 
     def trust(self, text: str, name: str) -> None:
         """The agent's files, or what a person kept, say this."""
         if text:
-            self._fold(partial(self._provenance.hear, text, Source("config", name, trusted=True)), taints=False)
+            self._fold(partial(Provenance.hear, text=text, source=Source("config", name, trusted=True)), taints=False)
 
     def hear_erased(self) -> None:
         """A text is erased; who wrote it is unknown."""
-        self._fold(partial(self._provenance.hear_erased, Source("document")), taints=True)
+        self._fold(partial(Provenance.hear_erased, source=Source("document")), taints=True)
 
     def observe(self, call: ToolCall, result: ToolResult) -> None:
         """A result reached the prompt; a refusal is in the guard's own words."""
@@ -98,12 +101,13 @@ class SessionBrake:
         declaration = self.declaration(call.tool)
         arguments = _read_arguments(call.arguments)
         taints = declaration.reads not in ("nothing", "trusted") and bool(result.text.strip())
-        self._fold(partial(self._provenance.observe, call.tool, declaration, arguments, result.text), taints=taints)
+        known = {"tool": call.tool, "declaration": declaration, "arguments": arguments, "result_text": result.text}
+        self._fold(partial(Provenance.observe, **known), taints=taints)
 
     def observe_erased(self, call: ToolCall) -> None:
         declaration = self.declaration(call.tool)
         taints = declaration.reads not in ("nothing", "trusted")
-        self._fold(partial(self._provenance.observe_erased, call.tool, declaration), taints=taints)
+        self._fold(partial(Provenance.observe_erased, tool=call.tool, declaration=declaration), taints=taints)
 
     def take_in(self, event: CallStarted | CallRefused, body: bytes | None) -> None:
         """Fold a call of the model that was let through, or refused; without a body, its arguments are erased."""
@@ -113,18 +117,15 @@ class SessionBrake:
         elif event.call not in self._started:
             self._started.add(event.call)
             if body is None:
-                self._fold(partial(self._provenance.act_erased, event.tool), taints=False)
+                self._fold(partial(Provenance.act_erased, tool=event.tool), taints=False)
                 return
             agreed = bool(event.flaws and event.decided_by)
             # A read that no person was asked about leaves nothing but its result.
             if agreed or self.declaration(event.tool).reach != "none":
-                self._fold(partial(self._act, event.tool, body, agreed=agreed), taints=False)
-
-    def _act(self, tool: str, body: bytes, *, agreed: bool) -> None:
-        declaration, arguments = self.declaration(tool), _read_arguments(body)
-        if agreed:
-            self._provenance.approve(self._provenance.judge(tool, declaration, arguments).flaws)
-        self._provenance.act(tool, declaration, arguments)
+                self._fold(
+                    partial(_act, tool=event.tool, declaration=self.declaration(event.tool), body=body, agreed=agreed),
+                    taints=False,
+                )
 
     def judge(self, tool: str, canonical: bytes) -> tuple[Flaw, ...]:
         """What a person must be asked before this call; changes nothing."""
@@ -139,16 +140,23 @@ class SessionBrake:
     def unsaid_links(self, answer: str) -> tuple[Flaw, ...]:
         return () if self.clean else self._provenance.unsaid_links(answer)
 
-    def _fold(self, step: Callable[[], None], *, taints: bool) -> None:
+    def _fold(self, step: Callable[[Provenance], None], *, taints: bool) -> None:
         if not self.clean:
-            step()
+            step(self._provenance)
             return
         self._kept.append(step)
         if taints:
             kept, self._kept = self._kept, []
             for each in kept:
-                each()
+                each(self._provenance)
             self.clean = self._provenance.clean
+
+
+def _act(seen: Provenance, tool: str, declaration: Declaration, body: bytes, *, agreed: bool) -> None:
+    arguments = _read_arguments(body)
+    if agreed:
+        seen.approve(seen.judge(tool, declaration, arguments).flaws)
+    seen.act(tool, declaration, arguments)
 
 
 def _read_arguments(text: str | bytes) -> Mapping[str, Any]:
