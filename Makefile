@@ -67,7 +67,7 @@ bench: setup system
 clients: setup system
 	npm install --silent --no-audit --no-fund --prefix .clients \
 		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0
-	$(BIN)/python -m pytest -m clients tests/clients
+	$(BIN)/python -m pytest -m clients -o faulthandler_timeout=900 tests/clients
 
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600

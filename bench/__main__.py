@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from bench import autonomy, guard, hook, inject, journal, loop, past, scale, start, stream, tables
+from bench import autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream, tables
 from bench.measure import Measured, keep, result
 
 
@@ -21,6 +21,7 @@ def main() -> None:
         "journal": journal.run,
         "loop": partial(loop.run, quick=asked.quick, only=asked.only),
         "past": partial(past.run, quick=asked.quick),
+        "proxy": proxy.run,
         "scale": partial(scale.run, quick=asked.quick),
         "start": start.run,
         "stream": stream.run,
@@ -54,7 +55,7 @@ def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
         "groups",
         nargs="*",
-        help="which: autonomy, guard, hook, inject, journal, loop, past, scale, start, stream; all if none is named",
+        help="which: autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream; all by default",
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
     parser.add_argument("--quick", action="store_true", help="one round, with less to do; keeps nothing")

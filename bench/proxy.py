@@ -1,0 +1,153 @@
+"""What the proxy adds to a request: until the first byte, for each chunk, and in CPU time.
+
+A provider in a process of its own streams the same answer to a client that asks it past the proxy, and through it. The
+proxy is `halter proxy` on a SQLite store, with a hold and a settlement in the journal for each request. CPU time is
+that of the proxy's process.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.measure import Contender, Measured, Sample, compare
+
+ONE_BY_ONE = 50
+TOGETHER = 20
+CHUNKS = 50
+BODY: dict[str, Any] = {
+    "model": "claude-haiku-5-5",
+    "max_tokens": 500,
+    "stream": True,
+    "messages": [{"role": "user", "content": "word " * 2000}],
+}
+
+
+def run(rounds: int, say: Callable[[str], None]) -> Measured:
+    contenders = [
+        Contender("past the proxy", "proxy", "request", lambda: asyncio.run(_measure(through=False))),
+        Contender("through the proxy", "proxy", "request", lambda: asyncio.run(_measure(through=True))),
+    ]
+    return compare(contenders, rounds, say), {"requests": ONE_BY_ONE, "together": TOGETHER, "chunks": CHUNKS}
+
+
+async def _measure(*, through: bool) -> Sample:
+    with tempfile.TemporaryDirectory() as folder:
+        async with _program(["-m", "bench.proxy"], {}, Path(folder)) as (_, line):
+            url, key, pid = f"http://127.0.0.1:{line}", "made-up", 0
+            if not through:
+                return await _ask_all(url, key, pid)
+            environ = _environ(Path(folder), url)
+            key = await _make_key(environ)
+            async with _program(
+                ["-m", "halter", "proxy", "--listen", "127.0.0.1:0", "--json"], environ, Path(folder)
+            ) as (
+                proxy,
+                told,
+            ):
+                return await _ask_all(json.loads(told)["url"], key, proxy.pid)
+
+
+async def _ask_all(url: str, key: str, pid: int) -> Sample:
+    """Ask one by one for the delays, then several at once for the rate."""
+    import httpx2
+
+    first: list[float] = []
+    whole: list[float] = []
+
+    async def ask() -> None:
+        began = time.perf_counter()
+        headers = {"x-api-key": key}
+        async with http.stream("POST", f"{url}/v1/messages", json=BODY, headers=headers) as answer:
+            if not answer.is_success:
+                raise RuntimeError(f"the answer was {answer.status_code}")
+            heard = 0.0
+            async for _ in answer.aiter_bytes():
+                heard = heard or time.perf_counter() - began
+        first.append(heard)
+        whole.append(time.perf_counter() - began)
+
+    async with httpx2.AsyncClient(timeout=60) as http:
+        for _ in range(5):
+            await ask()
+        first.clear()
+        whole.clear()
+        for _ in range(ONE_BY_ONE):
+            await ask()
+        extra = {
+            "first_byte_p50_ms": statistics.median(first) * 1000,
+            "first_byte_p95_ms": statistics.quantiles(first, n=20)[-1] * 1000,
+            "chunk_p50_us": statistics.median(each - begun for each, begun in zip(whole, first, strict=True))
+            / CHUNKS
+            * 1e6,
+        }
+        began, cpu, done = time.perf_counter(), _read_cpu(pid), 0
+        for _ in range(3):
+            await asyncio.gather(*(ask() for _ in range(TOGETHER)))
+            done += TOGETHER
+        wall = time.perf_counter() - began
+        return Sample(done, wall, _read_cpu(pid) - cpu, extra)
+
+
+def _read_cpu(pid: int) -> float:
+    if not pid:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _environ(folder: Path, provider: str) -> dict[str, str]:
+    return {
+        "HALTER_STORE": str(folder / "store.db"),
+        "HALTER_CHECKPOINTS": str(folder / "checkpoints"),
+        "HALTER_SIGNING_KEY": str(folder / "signing.key"),
+        "HALTER_TOKENS": str(folder / "tokens.json"),
+        "HALTER_PERSON": "bench",
+        "ANTHROPIC_API_KEY": "made-up",
+        "ANTHROPIC_BASE_URL": provider,
+    }
+
+
+async def _make_key(environ: dict[str, str]) -> str:
+    words = [sys.executable, "-m", "halter", "keys", "new", "--agent", "bench", "--json"]
+    made = await asyncio.create_subprocess_exec(*words, env={**os.environ, **environ}, stdout=PIPE)
+    said, _ = await made.communicate()
+    return json.loads(said)["key"]
+
+
+@asynccontextmanager
+async def _program(words: list[str], environ: dict[str, str], folder: Path) -> AsyncGenerator[tuple[Process, str]]:
+    """Run a program of Python; yield it with the first line that it prints."""
+    paths = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    made = await asyncio.create_subprocess_exec(
+        sys.executable, *words, env={**os.environ, **paths, **environ}, cwd=folder, stdout=PIPE
+    )
+    try:
+        if made.stdout is None:
+            raise RuntimeError("the program has no output")
+        yield made, (await made.stdout.readline()).decode().strip()
+    finally:
+        made.send_signal(signal.SIGTERM)
+        await made.wait()
+
+
+async def _provide() -> None:
+    """Serve the same answer, in as many chunks as are measured, until ended."""
+    from halter_drills.provider import ListedProvider
+
+    async with ListedProvider(["word "] * CHUNKS).serve() as provider:
+        print(provider.port, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(_provide())
