@@ -35,7 +35,7 @@ Where its time goes, in µs of a step in runs of 10 (samples of the stack, scale
 | the model, the tool, the watch over them | 250 | 45 | one flight each, no task; the bench's own model and tool |
 | beginning and ending a run | with the above | 60 | three commits and a claim, a tenth of them for each step |
 | the loop: decisions, transcript, prompt | 195 | 92 | two steps of a turn, and what is new of the prompt |
-| a step | 1,010 | 472 | some 385 calls of Python functions and 385 of C's, none above 1 in 25 |
+| a step | 1,010 | 472 | some 385 calls of Python functions and as many of C's; the injection brake adds 55 and 80 |
 
 In a file, a durable step takes twice as much: SQLite's statements and the sync of its log."""
 
