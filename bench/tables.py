@@ -82,6 +82,7 @@ state: it may use every tool with every trusted value, sends its own values thro
 call that goes through and carries its values or the secret in a spelling that can be undone, or that is final and not
 what the task needs. Questions are counted per task: staged, where all that can wait is one question, and call by call.
 """
+ALL_SUITES = 4
 BRAKES = {
     "none": "none",
     "every-write": "ask before every write and fetch",
@@ -133,7 +134,7 @@ def _inject(result: dict[str, Any]) -> list[str]:
 
 def _all_suites(rows: list[dict[str, Any]]) -> dict[str, Any]:
     tasks = sum(row["tasks"] for row in rows)
-    found: dict[str, Any] = {"suite": "all", "tasks": tasks}
+    found: dict[str, Any] = {"suite": "all" if len(rows) == ALL_SUITES else "together", "tasks": tasks}
     for key in ("done", "static", "pairs", "adaptive"):
         if all(key in row for row in rows):
             found[key] = sum(row[key] for row in rows)

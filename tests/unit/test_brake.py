@@ -316,3 +316,9 @@ def test_a_part_of_a_quoted_name_is_not_that_name() -> None:
     assert reasons(brake, "post", POST, {"channel": "Le Marais Boutique", "text": "hello"}) == []
     for part in ("Boutique", "Marais", "Le Marais", "11th"):
         assert reasons(brake, "post", POST, {"channel": part, "text": "hello"}) == ["unsaid"]
+
+
+def test_a_single_plain_word_is_too_little_for_what_cannot_be_taken_back() -> None:
+    call = {"account": "Paris", "amount": 20}
+    assert reasons(tainted("I'm in Paris. Pay 20 to Paris"), "pay", PAY, call) == ["unsaid"]
+    assert reasons(tainted("Pay 20 to 'Paris'"), "pay", PAY, call) == []

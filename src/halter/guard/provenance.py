@@ -327,7 +327,8 @@ class Provenance:
                 continue
             match use.role:
                 case "destination" | "target":
-                    if not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK):
+                    loose = reach == "final" and self._said.is_loose(str(leaf.value))
+                    if not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK, loose=loose):
                         if plain is None:
                             plain = not any(part.role == "content" and self._lacks(other) for other, part in uses)
                         yield from self._judge_place(leaf, use, reach, plain=plain)
@@ -345,11 +346,11 @@ class Provenance:
                     elif use.kind != "choice" and not is_plain_detail(leaf.value):
                         yield from self._judge_content(leaf, reach, digits)
 
-    def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int) -> bool:
+    def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool) -> bool:
         """Whether a place was approved, said or minted."""
         text = str(leaf.value)
         value = normalise_value(text)
-        if ("", value) in self._approved or self._said.names(text, use.kind):
+        if ("", value) in self._approved or (not loose and self._said.names(text, use.kind)):
             return True
         if use.kind == "url" and self._said.has_link(normalise_link(text)):
             return True

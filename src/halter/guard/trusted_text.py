@@ -251,6 +251,11 @@ class TrustedText:
             return True
         return value.count(" ") >= _GRAM and self.has(text)
 
+    def is_loose(self, text: str) -> bool:
+        """Whether a value is a single plain word that was said without quotes: too little for what is final."""
+        value = normalise_value(text)
+        return value.isalpha() and value not in self._quoted
+
     def has_query(self, text: str) -> bool:
         """Whether a query consists of said words, and of more than function words."""
         return self.has(text) and any(word not in _FUNCTION_WORDS for word in cut_words(text))
@@ -279,7 +284,7 @@ def _keep_word(quoted: re.Match[str]) -> str:
 def _is_entity(atom: str) -> bool:
     """A name, a number or an address, rather than a word that happens to occur."""
     folded = atom.casefold()
-    if _COUNTED.match(folded):
+    if _COUNTED.match(folded) or re.split("['\u2019]", folded)[0] in _FUNCTION_WORDS:
         return False
     if folded in _COMMON or folded in _FUNCTION_WORDS or folded in _CALENDAR:
         return False
