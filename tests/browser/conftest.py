@@ -63,7 +63,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         *map(pay, ("bob", "dora", "erin", "fred", "gina")),
         line("read the page", hostile, call("read_page", name="page.txt")),
         *(find(PAYLOADS[place : place + 10]) for place in range(0, len(PAYLOADS), 10)),
-        line("read the note", "I do.", call("read_page", name="page.txt")),
+        line("read the note", "I do.", call("read_page", name="agent.yaml")),
         line(
             "look around",
             "I do.",

@@ -23,10 +23,12 @@ IMAGE = PAYLOADS[2]
 @pytest.fixture(scope="module")
 def hostile(house: House) -> House:
     """Let everybody have said everything."""
-    for words in ("read the page", *["find it all"] * 5, "tell somebody", "remember it"):
+    # The page comes last: what stands in it is asked about when it is said again.
+    for words in (*["find it all"] * 5, "tell somebody", "remember it", "read the page"):
         house.tell(words)
         house.until(lambda: house.rests("desk-1"))
-    assert len(house.does(artifacts.findings(house.desk))) == len(PAYLOADS) >= 40
+    found = [one for one in house.does(artifacts.findings(house.desk)) if one.severity == "high"]
+    assert len(found) == len(PAYLOADS) >= 40
     house.until(lambda: bool(_left(house)))
     about = WorkerInfo(kind=IMAGE, host=IMAGE, version=IMAGE, agents=dict.fromkeys(PAYLOADS, IMAGE), problem=IMAGE)
     house.does(house.app.store.beat(WorkerId(IMAGE), {}, about.said()))
