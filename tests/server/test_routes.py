@@ -21,6 +21,7 @@ READS = {
     "/sessions/{session}/turns": "/sessions/{agent}-1/turns",
     "/sessions/{session}/hot-state": "/sessions/{agent}-1/hot-state",
     "/needs": "", "/decisions": "", "/halts": "", "/budgets": "", "/policy": "",
+    "/agents/{agent}/backtest": "/agents/{agent}/backtest?cap=5", "/agents/{agent}/policy": "/agents/{agent}/policy",
     "/spending": "/spending?since=0&until=9000000000000000",
     "/triggers": "", "/findings": "", "/proposals": "", "/rules": "", "/audit": "/audit?until=9000000000000000",
     "/audit/export": "", "/report": "/report?since=1",
@@ -80,7 +81,8 @@ async def test_who_sees_one_agent_is_shown_nothing_of_another(house: House) -> N
                 gone = await client.get(read_path(path, "nobody-there"))
                 assert (theirs.status_code, gone.status_code) == (404, 404), path
                 assert theirs.text.replace("theirs", "?") == gone.text.replace("nobody-there", "?")
-                assert (await all_seeing.get(read_path(path, "theirs"))).status_code == 200
+                seen = await all_seeing.get(read_path(path, "theirs"))
+                assert seen.status_code == 200, (path, seen.text)
             else:
                 assert theirs.status_code == 200
                 assert "theirs" not in theirs.text, path
@@ -207,7 +209,7 @@ UNDONE: list[tuple[str, str, Any, int]] = [
     ("POST", "/api/decisions/mine-asks/approve", {"always": {"seconds": 0}}, 422),
     ("POST", "/api/halts", {}, 422),
     ("POST", "/api/halts", [], 422),
-    ("POST", "/api/halts", {"scope": "flea"}, 422),
+    ("POST", "/api/halts", {"scope": "flea"}, 404),
     ("POST", "/api/halts", {"scope": "fleet\x00"}, 422),
     ("POST", "/api/halts", {"scope": "fleet", "reason": "x" * 2001}, 422),
     ("POST", "/api/halts/resume", {"scope": "fleet"}, 409),

@@ -322,3 +322,10 @@ def test_a_single_plain_word_is_too_little_for_what_cannot_be_taken_back() -> No
     call = {"account": "Paris", "amount": 20}
     assert reasons(tainted("I'm in Paris. Pay 20 to Paris"), "pay", PAY, call) == ["unsaid"]
     assert reasons(tainted("Pay 20 to 'Paris'"), "pay", PAY, call) == []
+
+
+def test_what_neither_reads_nor_changes_anything_is_not_asked_about() -> None:
+    finding = Declaration(reads="nothing", reach="none")
+    brake = tainted("Report what the page says", "See https://example.org/page")
+    assert reasons(brake, "emit_finding", finding, {"text": "It names https://example.org/page"}) == []
+    assert reasons(brake, "fetch", FETCH, {"url": "https://example.org/page"}) == ["egress"]

@@ -187,7 +187,8 @@ class Provenance:
 
     def judge(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> BrakeVerdict:
         """Say what a person must be asked before this call; changes nothing."""
-        if self.clean:
+        if self.clean or (declaration.reach == "none" and declaration.reads == "nothing"):
+            # What neither changes nor reads anything carries nothing out.
             return BrakeVerdict()
         leaves = tuple(iterate_leaves(arguments))
         if (
