@@ -23,7 +23,7 @@ import msgspec
 
 from halter.core.clock import SystemClock
 from halter.core.ids import SortableIds
-from halter.journal.sqlite import SqliteEngine, open_connection
+from halter.journal.sqlite import ForkSafeConnection, SqliteEngine, open_connection
 from halter.journal.store import JournalStore
 from halter_drills.disk import ACKNOWLEDGED, Commit, Image, Log, Recorder, commits, committed, images, pages, write_out
 from halter_drills.drill import IN_MEMORY, Drill, DrillResult, Setting, examined, own_store, result, sqlite_file
@@ -98,7 +98,7 @@ def record(path: Path, *, teeth: bool = False) -> Recording:
     engine().close()
     with Recorder(path) as recorder:
 
-        def connect(_: str) -> sqlite3.Connection:
+        def connect(_: str) -> ForkSafeConnection:
             connection = open_connection(recorder.uri, uri=True)
             connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT_PAGES}")
             if teeth:

@@ -19,7 +19,7 @@ from halter.core.events import CallStarted
 from halter.core.ids import FLEET, SortableIds
 from halter.core.ports import Draft, Write
 from halter.journal.open import mask_url, open_store
-from halter.journal.sqlite import SqliteEngine, open_connection
+from halter.journal.sqlite import ForkSafeConnection, SqliteEngine, open_connection
 from halter.journal.store import JournalStore
 from halter.journal.verify import verify
 
@@ -321,9 +321,9 @@ def test_a_name_that_no_file_can_have_is_refused(url: str) -> None:
 
 async def test_a_commit_is_synced_and_readers_are_not_in_its_way(tmp_path: Path) -> None:
     """The connection that writes waits for the disk at each commit (FULL is 2) and keeps its log apart (WAL)."""
-    opened_by_engine: list[sqlite3.Connection] = []
+    opened_by_engine: list[ForkSafeConnection] = []
 
-    def connect(path: str) -> sqlite3.Connection:
+    def connect(path: str) -> ForkSafeConnection:
         opened_by_engine.append(open_connection(path))
         return opened_by_engine[-1]
 

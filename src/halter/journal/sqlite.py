@@ -58,7 +58,7 @@ LOCK_SECONDS: Final = 10.0
 WAL_POLL_SECONDS: Final = 0.002
 
 
-def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
+def open_connection(path: str, *, uri: bool = False) -> "ForkSafeConnection":
     """Open a connection whose commits survive a power cut. A database of another program is left alone."""
     connection = _connect(path, uri=uri)
     try:
@@ -72,7 +72,7 @@ def open_connection(path: str, *, uri: bool = False) -> sqlite3.Connection:
     return connection
 
 
-def open_read_only(path: str) -> sqlite3.Connection:
+def open_read_only(path: str) -> "ForkSafeConnection":
     """Open a file that may only be read.
 
     Without a write-ahead log the file is complete and is read as it is, since SQLite cannot create its lock files. What
@@ -362,7 +362,7 @@ class SqliteEngine:
         new_id: Callable[[], str],
         lease: int = LEASE_DURATION,
         lock_seconds: float = LOCK_SECONDS,
-        connect: Callable[[str], sqlite3.Connection] = open_connection,
+        connect: Callable[[str], ForkSafeConnection] = open_connection,
     ) -> None:
         self._path = path
         self._in_words = SqliteErrorScope(path)
