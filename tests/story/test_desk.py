@@ -320,11 +320,20 @@ async def test_a_fleet_comes_back_over_the_time_that_is_named(office: Office) ->
     assert (await control.resume(office.desk(), "fleet", 0)).ramp == 0
 
 
-@pytest.mark.parametrize("scope", ["", "flea", "agent:", "session", "agent:\ud800", "session:\x00"])
+@pytest.mark.parametrize("scope", ["", "agent:", "planet:earth", "agent:\ud800", "session:\x00"])
 async def test_what_is_no_scope_is_called_so(office: Office, scope: str) -> None:
     with pytest.raises(NotDone) as no:
         await control.halt(office.desk(), scope)
     assert no.value.why == "wrong"
+
+
+@pytest.mark.parametrize("name", ["flea", "session", "agent:flea", "session:flea", "trigger:flea", "mine/flea"])
+async def test_a_name_that_is_not_known_is_missing_and_halts_nothing(office: Office, name: str) -> None:
+    before = await control.halts_now(office.desk())
+    with pytest.raises(NotDone) as no:
+        await control.halt(office.desk(), name)
+    assert no.value.why == "missing"
+    assert await control.halts_now(office.desk()) == before
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "x" * 100_001])
