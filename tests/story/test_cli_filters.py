@@ -217,7 +217,8 @@ async def test_decisions_are_asked_one_by_one_and_only_a_yes_approves(
     assert await ask_for_calls(tmp_path, keyboard) == verdicts
     shown = capsys.readouterr().out
     assert [f'"to":"{name}"' in shown for name in "abc"][: len(keyboard.asked)] == [True] * len(keyboard.asked)
-    assert "clerk wants to call send (RESTRICTED)." in shown
+    assert "clerk wants to send to a." in shown
+    assert "RESTRICTED" in shown
 
 
 async def test_a_number_is_shown_and_asked_about_before_it_counts(
@@ -235,7 +236,8 @@ def test_without_a_terminal_nothing_is_approved_but_by_an_id(home: Path, line: s
     said = types(home, line)
     assert said.exit_code == 2
     assert "You are asked first" in said.output
-    assert [each["decision"] for each in json.loads(types(home, "inbox --json").stdout)] == ["clerk-1.1/approval"]
+    needs = json.loads(types(home, "inbox --json").stdout)
+    assert [need["decision"] for need in needs if need["decision"]] == ["clerk-1.1/approval"]
 
 
 def test_an_id_is_in_one_piece_at_80_columns(
