@@ -85,7 +85,7 @@ class Ada(Quick):
             trust.trust(folder, digest_folder(folder), "ada", 0)
 
     def waits_for(self, about: str) -> str:
-        while not (found := [one["decision"] for one in self.looks("inbox") if one["about"] == about]):
+        while not (found := [one["decision"] for one in self.looks("inbox") if one["kind"] == about]):
             time.sleep(0.1)
         return found[0]
 
