@@ -59,8 +59,10 @@ WORK: Sequence[ScriptLine] = (
 )
 
 
-async def run(bench: Bench, *lines: ScriptLine, **more: Any) -> str:
-    agent = equip(bench.agent(*(lines or WORK), **{"fleet": PRICED, **more}))
+async def run(bench: Bench, *lines: ScriptLine, brake: str = "off", **more: Any) -> str:
+    rules = more.pop("rules", {})
+    policy = {"policy": {"provenance": brake, "tools": rules}}
+    agent = equip(bench.agent(*(lines or WORK), **{"fleet": PRICED, "policy": policy, **more}))
     return (await agent.run("Do the rounds.")).session
 
 
@@ -100,7 +102,7 @@ async def test_the_policy_that_was_recorded_changes_nothing(bench: Bench) -> Non
     await run(bench)
     await run(bench, calls("nothing_like_it", usage=used()), *WORK)
     await run(bench, *WORK[:2], *WORK, *WORK, max_cost_usd=0.008)
-    await run(bench, *WORK, policy={"policy": {"tools": {"send": {"rate": "1/hour"}}}})
+    await run(bench, *WORK, rules={"send": {"rate": "1/hour"}})
     person = asyncio.create_task(answering(bench, "approve"))
     await run(bench, calls(("pay", {"amount": 3}), usage=used()), says("Paid.", usage=used()))
     person.cancel()
@@ -167,6 +169,18 @@ async def test_an_answer_that_came_too_late_for_a_shorter_expiry_counts_as_refus
     assert [(line.name, line.then, line.now) for line in found.lines] == [("pay", "asked", "refused")]
 
 
+async def test_what_the_injection_brake_asked_is_asked_again_and_no_more_where_it_is_off(bench: Bench) -> None:
+    person = asyncio.create_task(answering(bench, "approve"))
+    await run(bench, brake="ask")
+    person.cancel()
+    same = await judged(bench)
+    assert (same.lines, same.unjudged) == ((), {})
+    off = Policy(provenance="off")
+    found = await judged(bench, lambda kept: msgspec.structs.replace(kept, policies=(*kept.policies[:-1], off)))
+    assert found.changed == {"asked → allowed": 2}
+    assert found.loosened == 2
+
+
 async def test_the_tightest_policy_that_was_measured_refuses_nothing(bench: Bench) -> None:
     for _ in range(3):
         await run(bench)
@@ -189,7 +203,8 @@ async def recorded_fleet(bench: Bench, sessions: int) -> None:
             lines.append(calls(("send", {"to": f"person {number}"}), usage=used(1000, 100)))
         lines += [calls(("look", {"city": "Oslo"}), usage=dear), says("Done.", usage=used(1000, 10))]
     more: dict[str, Any] = {"fleet": {**PRICED, "limits": {"max_cost_usd_per_day": 1000}}, "max_cost_usd": 5}
-    async with equip(bench.agent(*lines, policy={"limits": {"max_cost_usd_per_day": 1000}}, **more)) as agent:
+    more["policy"] = {"limits": {"max_cost_usd_per_day": 1000}, "policy": {"provenance": "off"}}
+    async with equip(bench.agent(*lines, **more)) as agent:
         for _ in range(sessions):
             assert (await agent.run("Do the rounds.")).ok
 

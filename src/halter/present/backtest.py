@@ -56,4 +56,5 @@ def build_policy_diff_sheet(found: "Sequence[PolicyDifference]", before: str, af
     lines = sorted(found, key=lambda each: order.index(each.how))
     rows = [[each.key, each.stored, each.written, DIFFERENCE_WORDS[each.how]] for each in lines]
     empty = f"{before} and {after} say the same."
-    return [Listing("Difference of two policies", ["key", before, after, "it is"], rows, long="key", empty=empty)]
+    title, columns = f"{after}, compared with {before}", ["key", "before", "after", "it is"]
+    return [Listing(title, columns, rows, long="key", empty=empty)]

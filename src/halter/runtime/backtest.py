@@ -12,7 +12,7 @@ is judged, but counted apart.
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -22,11 +22,13 @@ from halter.core.codec import decode
 from halter.core.ids import Digest, StreamId, session_of
 from halter.core.money import Cap, Leg
 from halter.core.ports import Draft, Stored
+from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.spec import Phase, ResolvedPolicy
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid
 from halter.core.usage import ModelName, ModelPrices, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Row
+from halter.guard.brake import ActiveMode, SessionBrake, choose_provenance_mode
 from halter.guard.guard import REDACTION_MARK
 from halter.guard.judge import judge_call
 from halter.guard.judge_request import RequestAttempt, judge_attempt
@@ -143,6 +145,18 @@ class _RecordedBound:
         return at_most if self._usd <= budget_micros else 0
 
 
+class _RecordedBrake(NamedTuple):
+    """The injection brake as it judged then: the flaws that it found, under the mode of the policy under test."""
+
+    mode: ActiveMode
+    flaws: tuple[Flaw, ...]
+    locked: bool
+    task: str = ""
+
+    def judge(self, tool: str, canonical: bytes) -> tuple[Flaw, ...]:
+        return self.flaws
+
+
 class _ShadowRows(RowFold):
     """The rows as the other policy makes them."""
 
@@ -168,7 +182,8 @@ class _Shadow:
         self.recorded, self.plays, self.policy, self.prices = recorded.policy, recorded.plays, policy, prices
         self.trigger, self.grants = started.trigger, started.grants
         self.phase = recorded.policy.phases[0].name
-        self.last_words = self.diverged = self.stopped = False
+        self.mode = choose_provenance_mode(policy, started.kind, earlier=started.brake != "native")
+        self.last_words = self.diverged = self.stopped = self.locked = False
         self._contexts: dict[tuple[str, bool, bool], SessionContext] = {}
 
     @cached_property
@@ -199,6 +214,11 @@ class _Shadow:
             kept_usd=round(cap * policy.reserve_cost_fraction) if keeps else 0,
             kept_tokens=policy.reserve_tokens if keeps else 0,
         )
+
+    def recorded_brake(self, flaws: tuple[Flaw, ...]) -> "_RecordedBrake | None":
+        if not flaws or self.mode == "off":
+            return None
+        return _RecordedBrake(self.mode, flaws, self.locked)
 
     def granted_by_runtime(self, tool: str, phase: str) -> bool:
         """Whether a call was admitted then that no grant of its phase named: the runtime grants its own verbs."""
@@ -358,7 +378,15 @@ class _BacktestFold:
         )
         phase = event.phase or shadow.phase
         own = shadow.granted_by_runtime(event.tool, phase)
-        call = Call(event.call, event.tool, self._arguments(stored), event.purpose, event.parallel_group)
+        call = Call(
+            event.call,
+            event.tool,
+            self._arguments(stored),
+            event.purpose,
+            event.parallel_group,
+            brake=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
+            questioned=before is not None and before.now == "asked",
+        )
         judgement = self._judge_call(shadow, call, spec, phase, event.digest, _held_usd(event.legs), own=own)
         if judgement is None:
             return False
@@ -374,7 +402,13 @@ class _BacktestFold:
         level = event.level or "CONTROLLED"
         declared = self._declared_level(shadow, event.name, level)
         spec = ToolSpec(name=event.name, description="", schema=b"", level=declared)
-        call = Call(event.subject, event.name, self._arguments(stored).partition(b" ")[2])
+        shown = self._arguments(stored).partition(b" ")[2].partition(b"\n")[0]
+        call = Call(
+            event.subject,
+            event.name,
+            shown,
+            brake=cast("SessionBrake | None", shadow.recorded_brake(event.flaws)),
+        )
         own = shadow.granted_by_runtime(event.name, shadow.phase)
         judgement = self._judge_call(shadow, call, spec, shadow.phase, event.digest, 0, own=own)
         if judgement is None:
@@ -390,12 +424,14 @@ class _BacktestFold:
         before = self._judged.get(event.call)
         if before is not None:
             # The question was answered with no, or not at all: without one the session goes another way.
+            shadow.locked = shadow.locked or bool(event.flaws and event.decision and shadow.policy.locks)
             shadow.diverged = shadow.diverged or before.now == "allowed"
             return
         declared = self._declared_level(shadow, event.tool, event.level)
         spec = ToolSpec(name=event.tool, description="", schema=b"", level=declared)
         cap = self._caps.get(event.call)
-        call = Call(event.call, event.tool, self._arguments(stored))
+        brake = cast("SessionBrake | None", shadow.recorded_brake(event.flaws))
+        call = Call(event.call, event.tool, self._arguments(stored), brake=brake)
         usd = 0 if cap is None else cap.amount
         judgement = self._judge_call(shadow, call, spec, event.phase or shadow.phase, "", usd, own=False)
         if judgement is not None:
