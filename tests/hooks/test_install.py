@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from halter.core.errors import ConfigError
+from halter.hooks.registry import find_hook_folder, has_hooks
+from halter.settings import read_settings
 from tests.processes import Halter
 
 OTHERS = """{
@@ -179,3 +182,11 @@ def test_without_a_server_an_event_on_stdin_is_blocked(home: Home) -> None:
         out, err = program.communicate(b"{}")
     assert (program.returncode, out, b"This call is blocked" in err) == (2, b"", True)
     assert home.types("hook", "--for", "emacs")[0] == 2
+
+
+def test_a_long_path_hinders_only_a_person_who_has_hooks(tmp_path: Path) -> None:
+    place = tmp_path / ("long" * 30)
+    settings = read_settings({"HALTER_HOOKS": str(place)}, tmp_path, "memory:")
+    assert not has_hooks(settings)
+    with pytest.raises(ConfigError, match="too long a path for a socket"):
+        find_hook_folder(settings)

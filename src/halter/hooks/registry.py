@@ -135,5 +135,8 @@ def find_hook_folder(settings: Settings) -> HookFolder:
 
 
 def has_hooks(settings: Settings) -> bool:
-    """Whether hooks are installed for any agent. Raises ConfigError where that cannot be read."""
-    return settings.hooks is not None and bool(find_hook_folder(settings).agents())
+    """Whether hooks are installed for any agent. Raises ConfigError where that cannot be read.
+
+    Without hooks there is no socket, so no path is too long for one.
+    """
+    return settings.hooks is not None and bool(HookFolder(settings.hooks.absolute()).agents())
