@@ -64,7 +64,7 @@ name: desk
 model: scripted
 script: script.yaml
 verbs: [emit_finding, notify, propose_memory]
-policy: {tools: {pay: {approval: always}}}
+policy: {provenance: "off", tools: {pay: {approval: always}}}
 sensors:
   - name: thermometer
     type: poll

@@ -1,5 +1,6 @@
 """What pages say: amounts, health, lateness, and how budgets and findings are put in order."""
 
+import json
 from decimal import Decimal
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import NotDone
 from halter.core.rows import SessionRow
+from halter.dashboard.home import indent_arguments
 from halter.dashboard.labels import (
     explain_health,
     format_money,
@@ -17,6 +19,7 @@ from halter.dashboard.labels import (
     label_health,
     shorten_id,
 )
+from halter.dashboard.parts import split_arguments
 from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_time, sum_by_name
 from halter.dashboard.session import find_number_series, fits_filter
 from halter.operations.money import Spending
@@ -124,3 +127,18 @@ def test_a_time_that_cannot_be_read_is_refused() -> None:
     assert parse_browser_time("2026-11-17T08:30", "the end") is not None
     with pytest.raises(NotDone, match="not a time for the end"):
         parse_browser_time("soon", "the end")
+
+
+def test_the_arguments_of_a_call_are_told_from_what_is_said_about_them() -> None:
+    shown = '{"to":"bob","amount":5}\ndesk wants to call pay, after it has read what others wrote:\n- to: {unnamed}'
+    values, more = split_arguments(shown)
+    assert values == {"to": "bob", "amount": 5}
+    assert more.startswith("desk wants to call pay")
+    # What a person edits is the arguments alone.
+    assert json.loads(indent_arguments(shown)) == values
+
+
+@pytest.mark.parametrize("text", ["words", "", "[1]", '{"to":', '"to" bob', "{} and more"])
+def test_what_does_not_begin_with_arguments_is_shown_as_it_is(text: str) -> None:
+    assert split_arguments(text)[0] == {}
+    assert indent_arguments(text) == text

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
 
 import msgspec
 from nicegui.element import Element
@@ -44,6 +43,7 @@ from halter.dashboard.parts import (
     make_legible,
     set_meter,
     set_spark,
+    split_arguments,
 )
 from halter.operations import artifacts, decisions, money, queries
 from halter.operations.artifacts import Artifact
@@ -103,12 +103,10 @@ def _age(room: OpenPage, one: WaitingDecision) -> str:
     return f"waits {format_span(max(SECOND, room.now - one.asked_at))}{ends}"
 
 
-def indent_json(text: str) -> str:
-    """Indents JSON; returns other text as it is."""
-    try:
-        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
-    except (ValueError, RecursionError):
-        return text
+def indent_arguments(shown: str) -> str:
+    """Indents the arguments of a call as it is shown to a person, without what is said about them."""
+    values, _ = split_arguments(shown)
+    return json.dumps(values, indent=2, ensure_ascii=False) if values else shown
 
 
 def _answers(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
@@ -145,7 +143,7 @@ def _ask_edit(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
         return await _send_approval(room, one, ApprovalTerms(edit=edited, reason=given["reason"]))
 
     says = "It is called once, with the arguments below in place of the model's."
-    arguments = FormField("arguments", "Arguments, as a JSON object", indent_json(asked.shown), "text")
+    arguments = FormField("arguments", "Arguments, as a JSON object", indent_arguments(asked.shown), "text")
     open_dialog(room, f"Approve {one.name} with other arguments?", says, (arguments, REASON), "Approve this", do)
 
 
@@ -170,10 +168,7 @@ def list_rule_choices(one: WaitingDecision) -> dict[str, str]:
 
 def _loosened(shown: str) -> Iterable[tuple[str, str]]:
     """Leaves amounts open, and then all arguments but the first: what differs from call to call comes last."""
-    try:
-        values = msgspec.json.decode(shown, type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return
+    values, _ = split_arguments(shown)
     names = [name for name in values if name.isidentifier()]
     numbers = [name for name in names if isinstance(values[name], int | float)]
     rest = names[1:]

@@ -170,8 +170,11 @@ COPY_HANDLER: Final = """(event) => {
 
 def add_id(text: str) -> Element:
     """Shows an id in short; a click copies the whole."""
-    with add_box("button", "h-id", f"Copy {text}", type="button", title=f"Copy {text}", data_copy=text) as made:
-        add_text(shorten_id(text), "", "span")
+    short = shorten_id(text)
+    # The name holds what is seen, so that a person who steers by voice can say it.
+    name = f"Copy {text}" if short == text else f"Copy {short}, in full {text}"
+    with add_box("button", "h-id", name, type="button", title=f"Copy {text}", data_copy=text) as made:
+        add_text(short, "", "span")
         add_icon("copy")
     made.on("click", js_handler=COPY_HANDLER)
     return made
@@ -194,12 +197,18 @@ def add_fold(style: str = "") -> Generator[Element]:
 MAX_ARGUMENTS: Final = 40
 
 
-def add_arguments(text: str) -> None:
-    """Shows a JSON object as names and values; other text as it is."""
+def split_arguments(text: str) -> tuple[dict[str, Any], str]:
+    """Splits the JSON object that a question begins with from the words that may follow it."""
     try:
-        values = msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        values = {}
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return {}, text
+    return (found, text[end:].strip()) if isinstance(found, dict) else ({}, text)
+
+
+def add_arguments(text: str) -> None:
+    """Shows a JSON object as names and values, and what follows it as text; other text as it is."""
+    values, more = split_arguments(text)
     if not 0 < len(values) <= MAX_ARGUMENTS:
         add_text(text, "h-quote h-text")
         return
@@ -207,6 +216,8 @@ def add_arguments(text: str) -> None:
         for name, value in values.items():
             add_text(name, "", "dt")
             add_text(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False), "", "dd")
+    if more:
+        add_text(more, "h-quote h-text")
 
 
 SPARK_HEIGHT: Final = 28
