@@ -115,7 +115,7 @@ def _answers(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
             add_button("Raise the cap…", lambda: _ask_raise(room, one), "yes")
         else:
             yes = {"proposal": "Keep", "unknown_call": "It was done"}.get(one.about, "Approve")
-            add_button(yes, lambda: _approve(room, one), "yes", f"Approve {one.name}: {asked.yes}", "check")
+            add_button(yes, lambda: _approve(room, one), "yes", f"{yes} {one.name}: {asked.yes}", "check")
         add_button("Deny…", lambda: _ask_denial(room, one, asked), "plain", f"Deny {one.name}")
         if one.about == "approval":
             add_button("Edit…", lambda: _ask_edit(room, one, asked), "plain", f"Edit the arguments of {one.name}")

@@ -206,18 +206,22 @@ def split_arguments(text: str) -> tuple[dict[str, Any], str]:
     return (found, text[end:].strip()) if isinstance(found, dict) else ({}, text)
 
 
+def _add_quote(text: str) -> None:
+    add_text(text, "h-quote h-text").props["tabindex"] = "0"
+
+
 def add_arguments(text: str) -> None:
     """Shows a JSON object as names and values, and what follows it as text; other text as it is."""
     values, more = split_arguments(text)
     if not 0 < len(values) <= MAX_ARGUMENTS:
-        add_text(text, "h-quote h-text")
+        _add_quote(text)
         return
     with add_box("dl", "h-args", "Arguments", tabindex="0"):
         for name, value in values.items():
             add_text(name, "", "dt")
             add_text(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False), "", "dd")
     if more:
-        add_text(more, "h-quote h-text")
+        _add_quote(more)
 
 
 SPARK_HEIGHT: Final = 28
@@ -275,7 +279,7 @@ def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
 
 
 def add_table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> Element:
-    with add_box("div", "h-scroll"), add_box("table", "h-table", title):
+    with add_box("div", "h-scroll", tabindex="0"), add_box("table", "h-table", title):
         with add_box("thead"), add_box("tr"):
             for name in columns:
                 add_text(name, "h-num" if name in right else "", "th").props["scope"] = "col"
