@@ -74,6 +74,7 @@ def test_a_turn_arrives_while_somebody_watches(house: House, comes: Comes) -> No
 
 
 def test_a_session_counts_its_whole_life_and_not_only_what_is_shown(house: House, comes: Comes) -> None:
+    house.until(lambda: house.rests("desk-1"))
     events = house.does(queries.all_events(house.app, session_stream("desk-1")))
     turns = sum(stored.kind == "turn_started" for stored in events)
     calls = sum(stored.kind == "call_started" for stored in events)

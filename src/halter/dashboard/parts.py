@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -200,10 +200,10 @@ MAX_ARGUMENTS: Final = 40
 def split_arguments(text: str) -> tuple[dict[str, Any], str]:
     """Splits the JSON object that a question begins with from the words that may follow it."""
     try:
-        found, end = json.JSONDecoder().raw_decode(text)
+        found, end = cast("tuple[object, int]", json.JSONDecoder().raw_decode(text))
     except (ValueError, RecursionError):
         return {}, text
-    return (found, text[end:].strip()) if isinstance(found, dict) else ({}, text)
+    return (cast("dict[str, Any]", found), text[end:].strip()) if isinstance(found, dict) else ({}, text)
 
 
 def _add_quote(text: str) -> None:
