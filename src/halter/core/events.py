@@ -64,7 +64,7 @@ from halter.core.vocabulary import (
     YieldMode,
 )
 
-SESSION_FORMAT: Final = 6
+SESSION_FORMAT: Final = 7
 """What a program must understand to take a session. It rises when a new event changes the meaning of old ones."""
 
 

@@ -27,6 +27,8 @@ MAX_DIFFERENCES_SHOWN: Final = 50
 AMOUNTS: Final = ("held_usd", "cost_usd")
 LATER_FIELDS: Final = frozenset({"format", "follows", "because"})
 """Fields that receipts have since 0.8."""
+LATER_MODEL_FIELDS: Final = frozenset({"cache_write_1h_tokens", "web_searches"})
+"""Fields that the models of a receipt have since 0.8."""
 
 
 class Proof(msgspec.Struct, frozen=True):
@@ -118,7 +120,8 @@ def downgrade_receipt(made: dict[str, Any]) -> dict[str, Any]:
         lines = (_rename_keys(each, {}) for each in made[name])
         # Lines left out an amount of nothing.
         earlier[name] = [{key: each for key, each in line.items() if each != 0 or key not in AMOUNTS} for line in lines]
-    earlier["models"] = [_rename_keys(each, {}) for each in made["models"]]
+    models = (_rename_keys(each, {}) for each in made["models"])
+    earlier["models"] = [{key: each for key, each in line.items() if key not in LATER_MODEL_FIELDS} for line in models]
     earlier = _rename_keys(earlier, {"spent_by_purpose_usd": "spent"})
     return {key: each for key, each in earlier.items() if key not in LATER_FIELDS}
 
