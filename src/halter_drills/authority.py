@@ -159,6 +159,7 @@ def _furnish(ground: Ground, home: Path, attempt: Attempt) -> Settings:
     root = attempt.root.format(home=home)
     clerk = {
         "agent.yaml": "name: clerk\nmode: FULL\nmodel: scripted\nscript: replies.yaml\nlimits: {max_cost_usd: 0.05}\n"
+        "policy: {provenance: off}\n"
         f"tools: {{files: {{root: {json.dumps(root)}}}}}\n",
         "replies.yaml": json.dumps([*_calls(), {"text": "I tried.", "repeat": True}]),
         "AGENTS.md": "You are a clerk.\n",

@@ -65,6 +65,7 @@ _AGENT_YAML: Final = f"""\
 name: {AGENT}
 model: scripted
 script: script.yaml
+policy: {{provenance: off}}
 autonomy: {{enabled: false, token_budget_per_hour: 0, max_actions_per_minute: 0, idle_timeout: 0}}
 limits: {{max_cost_usd: 0.40, max_cost_usd_per_day: 10000, max_output_tokens: 300, on_cap: stop}}
 schedules:

@@ -74,7 +74,7 @@ def policy_of(
         min_output_tokens=256,
         reserve_tokens=0,
         reserve_cost_fraction=0,
-        policies=(Policy(tools=dict(rules)), Policy()),
+        policies=(Policy(tools=dict(rules)), Policy(provenance="off")),
         disabled=(),
         approval_expiry=expiry,
         tools=ToolsSpec(),

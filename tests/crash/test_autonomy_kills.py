@@ -37,6 +37,7 @@ AGENT: Final = """
 name: watch
 model: reflex
 reflex: rules.yaml
+policy: {provenance: off}
 autonomy: {enabled: true, min_sleep: 0.05, idle_timeout: 0}
 hot_state:
   fields:

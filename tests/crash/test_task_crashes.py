@@ -24,6 +24,8 @@ from tests.story.tasks import (
     NOTIFIES,
     PRICED,
     READS,
+    REVIEW,
+    UNBRAKED,
     USED,
     Office,
     all_is_well,
@@ -56,7 +58,8 @@ def made(home: Path, number: int, world: World) -> Office:
     home = home / f"{number}"
     home.mkdir()
     office = Office(world, home, PRICED)
-    folder = office.reviewer(watch("debounce: 0s"), READS + ANALYSES + FINDS + JUDGES + NOTIFIES + DONE)
+    script = READS + ANALYSES + FINDS + JUDGES + NOTIFIES + DONE
+    folder = office.reviewer(watch("debounce: 0s"), script, head=REVIEW + UNBRAKED)
     (folder / ".agents" / "skills" / "check").mkdir(parents=True)
     (folder / ".agents" / "skills" / "check" / "SKILL.md").write_text(SKILL)
     (folder / "playbooks").mkdir()

@@ -32,6 +32,8 @@ anonymize: {enabled: false}
 limits: {max_output_tokens: 500}
 """
 
+UNBRAKED = "policy: {provenance: off}\n"
+"""For stories in which a model may use what it read, without a question."""
 ALL_VERBS = f"verbs: [{', '.join(VERBS)}]\n"
 WORK = REVIEW.replace("phases: review\n", ALL_VERBS)
 """The same with a single phase, in which everything may be used."""

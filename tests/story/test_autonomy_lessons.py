@@ -313,6 +313,7 @@ async def work() -> str:
 """
 TAKES_TURNS = """
 model: reflex
+policy: {provenance: off}
 reflex:
   - {when: step == 0, call: {tool: work}}
   - {yield: {mode: sleep, sleep: 10}}

@@ -14,7 +14,7 @@ from halter.guard.prepare import Call
 from halter.runtime.session_builder import build_live_session
 from halter.runtime.sessions import begin_session, read_session_row
 from halter.testing.world import World
-from tests.story.tasks import Office, all_is_well, watch
+from tests.story.tasks import REVIEW, UNBRAKED, Office, all_is_well, watch
 
 OWN = '''
 from halter import tool
@@ -60,7 +60,7 @@ STEPS = "steps:\n  - {call: retrieve_chunks, with: {file: a.txt}}\n"
 
 def office_of(world: World, home: Path, script: str) -> Office:
     office = Office(world, home)
-    folder = office.reviewer(watch(), script + REST)
+    folder = office.reviewer(watch(), script + REST, head=REVIEW + UNBRAKED)
     (folder / ".agents" / "skills" / "check").mkdir(parents=True)
     (folder / ".agents" / "skills" / "check" / "SKILL.md").write_text(SKILL)
     (folder / "playbooks").mkdir()
