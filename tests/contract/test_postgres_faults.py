@@ -20,7 +20,7 @@ from halter.core.ports import EVERY_STREAM, Committed, Draft, Rows, Write
 from halter.journal.apply import WorkingSet, apply_write
 from halter.journal.open import open_store
 from halter.journal.postgres import PostgresEngine
-from halter.journal.store import JournalStore
+from halter.journal.store import JournalStore, StoreProblem
 from halter.testing.postgres import Cluster, throwaway_cluster
 
 if TYPE_CHECKING:
@@ -254,6 +254,19 @@ async def test_a_restart_in_the_middle_loses_nothing_and_all_go_on(own_cluster: 
     assert [event.seq for event in events] == list(range(1, 402))
     assert {event for answer in acknowledged for event in answer.events} <= set(events)
     assert sum(answer.repeated for answer in again) >= len(acknowledged)
+    await store.close()
+
+
+async def test_a_server_that_is_back_is_not_told_away_by_connections_of_before(own_cluster: Cluster) -> None:
+    store, told = opened(f"{own_cluster.url}?schema=idle"), list[str]()
+    patient = store.patient(CLOCK, StoreProblem(told.append))
+    await patient.commit(note("before"))
+    await patient.read(FLEET)
+    await asyncio.to_thread(own_cluster.stop_hard)
+    await asyncio.to_thread(own_cluster.start)
+    await patient.commit(note("after"))
+    assert [event.key for event in await patient.read(FLEET)] == ["before", "after"]
+    assert told == []
     await store.close()
 
 

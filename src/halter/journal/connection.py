@@ -1,6 +1,7 @@
 """A reconnecting connection to PostgreSQL, statements that share a round trip, and errors as sentences."""
 
 import re
+import select
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -13,7 +14,7 @@ from psycopg import generators
 from psycopg.abc import PQGen
 from psycopg.adapt import Transformer
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from psycopg.pq import ExecStatus, Format
+from psycopg.pq import ExecStatus, Format, TransactionStatus
 from psycopg.pq.abc import PGconn, PGresult
 from psycopg.waiting import Ready, Wait
 
@@ -128,11 +129,17 @@ Rows = Sequence[tuple[Any, ...]]
 
 
 class ConnectionSlot:
-    """One connection: opened at first use, and again after it was lost."""
+    """One connection: opened at first use, and again after it was lost.
 
-    def __init__(self, address: PostgresAddress, greet: Callable[[PgConnection], None]) -> None:
+    One that was lost between two uses is replaced unnoticed: the server may long be back.
+    """
+
+    def __init__(
+        self, address: PostgresAddress, greet: Callable[[PgConnection], None], *, listens: bool = False
+    ) -> None:
         self._address = address
         self._greet = greet
+        self._listens = listens
         self._connection: PgConnection | None = None
         self._prepared: dict[Statement, bytes] = {}
         self._numbers = count()
@@ -167,6 +174,8 @@ class ConnectionSlot:
     def use(self) -> Generator[PgConnection]:
         with translate_errors(self._address):
             try:
+                if self._connection is not None and not self._listens and _was_cut_while_idle(self._connection):
+                    self.drop()
                 if self._connection is None:
                     self._connection = open_greeted_connection(self._address, self._greet)
                 yield self._connection
@@ -189,13 +198,21 @@ class ConnectionSlot:
 
     @property
     def in_transaction(self) -> bool:
-        status = psycopg.pq.TransactionStatus
-        connection = self._connection
-        return connection is not None and connection.info.transaction_status not in (status.IDLE, status.UNKNOWN)
+        idle = (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        return self._connection is not None and self._connection.info.transaction_status not in idle
 
     @property
     def _closed(self) -> bool:
         return self._connection is None or self._connection.closed
+
+
+def _was_cut_while_idle(connection: PgConnection) -> bool:
+    """Return whether something arrived that was not asked for: the server's farewell, or the end of the stream."""
+    if connection.closed or connection.pgconn.transaction_status != TransactionStatus.IDLE:
+        return False
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _exchange(

@@ -298,7 +298,7 @@ class PostgresEngine:
         }
         self._writer = ConnectionSlot(self._address, self._ready_to_write)
         self._reader = ConnectionSlot(self._address, self._ready_to_read)
-        self._listener = ConnectionSlot(self._address, self._ready_to_listen)
+        self._listener = ConnectionSlot(self._address, self._ready_to_listen, listens=True)
         self._now = 0
         self._earlier: dict[str, tuple[Stored, ...]] = {}
         self._unsaved: Changes | None = None
