@@ -13,7 +13,7 @@ from halter.operations import decisions
 from halter.operations.decisions import WaitingDecision, waiting
 from halter.operations.desk import Desk, Who
 from halter.server.server import make_login_url
-from tests.browser.house import House, Line, call, line, script
+from tests.browser.house import SLEEPS, House, Line, call, line, script
 from tests.browser.payloads import PAYLOADS
 
 SWITCHES = (
@@ -59,7 +59,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Agents that pay where they are asked to, and one that says all that should never be run."""
     hostile = "\n".join(PAYLOADS)
     desk = script(
-        line("good evening", "A good evening to you."),
+        line("good evening", "A good evening to you.", call("yield", **SLEEPS)),
         *map(pay, ("bob", "dora", "erin", "fred", "gina")),
         line("read the page", hostile, call("read_page", name="page.txt")),
         *(find(PAYLOADS[place : place + 10]) for place in range(0, len(PAYLOADS), 10)),
