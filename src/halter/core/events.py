@@ -74,7 +74,6 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     A sub-session that is `bound` has what was carved out of its parent's cap as its own cap. `folder` is the digest of
     the agent's folder as it was then; `grants` are the tools that a sub-session may use at most. A session that began
     by itself after another one `follows` that one, and `because` says why; its body is what the other one said last.
-    `brake` tells whether its agent is older than the injection brake (`added`) or not (`native`).
     """
 
     KIND: ClassVar[str] = "session_started"
@@ -95,7 +94,6 @@ class SessionStarted(Event, frozen=True, kw_only=True):
     grants: tuple[str, ...] | None = None
     follows: str = ""
     because: str = ""
-    brake: Literal["", "added", "native"] = ""
 
 
 class SessionWoken(Event, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from halter.core.provenance import Declaration, Flaw, FlawReason, Source
 from halter.core.spec import ProvenanceMode, ResolvedPolicy
 from halter.core.text import shorten
 from halter.core.tools import ToolSpec
-from halter.core.vocabulary import REFUSAL_OUTCOMES, SessionKind
+from halter.core.vocabulary import REFUSAL_OUTCOMES
 from halter.guard.provenance import Provenance
 
 ActiveMode = Literal["observe", "ask", "strict"]
@@ -42,9 +42,9 @@ _WHY: Final[Mapping[FlawReason, str]] = {
 }
 
 
-def choose_provenance_mode(policy: ResolvedPolicy, kind: SessionKind, *, earlier: bool) -> ProvenanceMode:
-    """The policy's mode, else: a chat and an agent from before the brake are observed, all others ask."""
-    return policy.provenance or ("observe" if kind == "chat" or earlier else "ask")
+def choose_provenance_mode(policy: ResolvedPolicy) -> ProvenanceMode:
+    """The policy's mode. Without one it observes: a person sees what would be asked before they switch it on."""
+    return policy.provenance or "observe"
 
 
 class SessionBrake:

@@ -24,7 +24,7 @@ from halter.core.money import Cap, Leg
 from halter.core.ports import Draft, Stored
 from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
-from halter.core.spec import Phase, ResolvedPolicy
+from halter.core.spec import Phase, ProvenanceMode, ResolvedPolicy
 from halter.core.tools import LEVELS, SERVER_SEPARATOR, Level, Tool, ToolSpec, Valid
 from halter.core.usage import ModelName, ModelPrices, Unpriced, Usage
 from halter.core.vocabulary import Outcome, Row
@@ -182,7 +182,7 @@ class _Shadow:
         self.recorded, self.plays, self.policy, self.prices = recorded.policy, recorded.plays, policy, prices
         self.trigger, self.grants = started.trigger, started.grants
         self.phase = recorded.policy.phases[0].name
-        self.mode = choose_provenance_mode(policy, started.kind, earlier=started.brake != "native")
+        self.mode: ProvenanceMode = choose_provenance_mode(policy)
         self.last_words = self.diverged = self.stopped = self.locked = False
         self._contexts: dict[tuple[str, bool, bool], SessionContext] = {}
 
@@ -216,9 +216,8 @@ class _Shadow:
         )
 
     def recorded_brake(self, flaws: tuple[Flaw, ...]) -> "_RecordedBrake | None":
-        if not flaws or self.mode == "off":
-            return None
-        return _RecordedBrake(self.mode, flaws, self.locked)
+        mode = self.mode
+        return None if not flaws or mode == "off" else _RecordedBrake(mode, flaws, self.locked)
 
     def granted_by_runtime(self, tool: str, phase: str) -> bool:
         """Whether a call was admitted then that no grant of its phase named: the runtime grants its own verbs."""

@@ -375,7 +375,6 @@ class SessionOrigin(msgspec.Struct, frozen=True):
     carved: int | None = None
     salt: str = ""
     follows: str = ""
-    brake: str = ""
 
 
 async def find_session_origin(context: AgentContext, row: SessionRow) -> SessionOrigin:
@@ -388,8 +387,7 @@ async def find_session_origin(context: AgentContext, row: SessionRow) -> Session
     began = await _read_origin(store, row, first)
     if not isinstance(first.event, SessionStarted):
         return msgspec.structs.replace(began, salt=first.hash.hex())
-    follows, brake = first.event.follows, first.event.brake
-    return msgspec.structs.replace(began, salt=first.hash.hex(), follows=follows, brake=brake)
+    return msgspec.structs.replace(began, salt=first.hash.hex(), follows=first.event.follows)
 
 
 async def _read_origin(store: Store, row: SessionRow, first: Stored) -> SessionOrigin:
@@ -471,7 +469,7 @@ async def build_live_session(
     if terms.pacing.fields:
         aware.hot.restore(await _load_hot_state(context, row, began.follows))
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_LIVE_CONTEXT
-    brake = partial(_make_brake, context, row, began, tools, senses=bool(terms.pacing.fields or terms.pacing.sensors))
+    brake = partial(_make_brake, context, tools, senses=bool(terms.pacing.fields or terms.pacing.sensors))
     loop = TurnLoop(running, app.clock, thinks, context.chance, senses, watching, brake)
     pace = (
         AutonomousPace(running, loop, app.clock, terms, aware)
@@ -484,12 +482,10 @@ async def build_live_session(
     return LiveSession(running, loop, conversation, aware, terms)
 
 
-def _make_brake(
-    context: AgentContext, row: SessionRow, began: SessionOrigin, tools: Mapping[str, Tool], *, senses: bool
-) -> SessionBrake | None:
+def _make_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: bool) -> SessionBrake | None:
     """Makes the injection brake of a session, which has heard what every prompt of it begins with."""
     agent = context.agent
-    mode = choose_provenance_mode(agent.policy, row.kind, earlier=began.brake != "native")
+    mode = choose_provenance_mode(agent.policy)
     if mode == "off":
         return None
     specs = {name: tool.spec for name, tool in tools.items()}

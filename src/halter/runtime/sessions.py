@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import UNSET
@@ -94,7 +94,6 @@ async def build_session_beginning(
         started_by=context.app.settings.person,
         definition=await context.definition(),
         folder=agent.folder,
-        brake=await find_agent_age(store, agent.policy.name),
     )
     more: list[Draft] = []
     memories, precedents, words = await read_kept_context(store, agent.policy.name)
@@ -104,16 +103,6 @@ async def build_session_beginning(
     if kind == "task" and len(agent.policy.phases) > 1:
         more.append(Draft(PhaseEntered(phase=agent.policy.phases[0].name, number=0)))
     return event, more
-
-
-async def find_agent_age(store: Store, agent: str) -> Literal["added", "native"]:
-    """Whether the agent ran before there was an injection brake: its newest session knows."""
-    newest = await store.ask(Query("sessions_of_agent", SessionRow, {"agent": agent, "limit": 1}))
-    if not newest:
-        return "native"
-    first = await store.read(session_stream(newest[0].session), 0, 1)
-    before = first[0].event if first else None
-    return "native" if isinstance(before, SessionStarted) and before.brake == "native" else "added"
 
 
 async def say_to_session(context: AgentContext, session: str, text: str) -> None:
@@ -325,7 +314,6 @@ async def begin_playbook(
         kind="task",
         started_by=app.settings.person,
         definition=await keep_policy(app.store, agent.policy, redact),
-        brake=await find_agent_age(app.store, agent.policy.name),
     )
     await app.store.commit(lifecycle.start_session(event, *await offload_body(app.store, task)))
     return session
