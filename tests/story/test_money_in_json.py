@@ -41,7 +41,7 @@ async def send(to: str) -> str:
 MICROS = {1_234, 2_468, 3_702, 765_432, 2_345_678, 3_456_789, 1_234_567, 4_567_891}
 """What the amounts of this story are in micro-dollars: none of these numbers may be printed."""
 
-GO_ON = {("chat",), ("up",), ("worker",), ("serve",)}
+GO_ON = {("hook", "serve"), ("chat",), ("up",), ("worker",), ("serve",)}
 """Commands that print events, and what `run` prints, until somebody stops them."""
 
 SLOW = {("demo",), ("drill",)}
@@ -139,7 +139,13 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("audit",): (), ("verify",): (), ("erase",): ("--session", session, "--yes"), ("doctor",): ("~/desk",),
         ("store", "accept"): (),
         ("schema",): ("agent",), ("tokens", "list"): (), ("tokens", "add"): ("script", "--role", "viewer"),
-        ("tokens", "remove"): ("script",), ("trust",): ("~/desk",),
+        ("tokens", "remove"): ("script",), ("trust",): ("~/desk",), ("tools",): ("~/desk",),
+        ("policy", "backtest"): ("--agent", "~/desk"), ("policy", "suggest"): ("--agent", "desk"),
+        ("policy", "diff"): ("~/desk/fleet.yaml", "~/desk/fleet.yaml"),
+        ("keys", "new"): ("--agent", "desk", "--max-cost-usd-per-day", "2.345678"), ("keys", "list"): (),
+        ("keys", "revoke"): ("nothing",), ("proxy", "check"): ("nothing",), ("proxy", "env"): ("nothing",),
+        ("hook", "install"): ("--for", "nothing"), ("hook", "uninstall"): ("--for", "nothing"),
+        ("hook", "status"): (),
     }  # fmt: skip
 
 
