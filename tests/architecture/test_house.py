@@ -3,13 +3,13 @@
 from scripts.house import text, travel
 
 LIMITS = {
-    "files": 290,
+    "files": 281,
     "files in the fullest folder": 25,
     "modules named by a gerund": 0,
     "public class names used twice or more": 0,
     "frames from Agent.run to the commit of a call": 14,
     "files on that way": 8,
-    "calls of one act": 237,
+    "calls of one act": 225,
 }
 """No figure may pass its limit. The aims: 200, 25, 0, 0, 14, 8, 100."""
 
