@@ -176,7 +176,8 @@ UNREADABLE: dict[str, tuple[str, bytes, str]] = {
     "a broken PDF": ("a.pdf", pdf("one")[:200], "a.pdf is damaged, or is no PDF"),
     "nothing": ("a.txt", b"", "a.txt is empty"),
     "noise": ("a.txt", bytes(range(256)) * 20, "a.txt holds bytes that are no text"),
-    "another kind": ("a.docx", b"PK", "a.docx is of a kind that cannot be read"),
+    "a broken Word file": ("a.docx", b"PK", "a.docx is damaged, or is not what its ending says"),
+    "another kind": ("a.odt", b"PK", "a.odt is of a kind that cannot be read"),
 }
 
 
