@@ -249,6 +249,12 @@ def test_a_person_tries_a_policy_before_it_is_applied(bench: Bench) -> None:
     assert "0 would have been refused" in types("policy suggest").stdout
     nothing = types("policy backtest")
     assert (nothing.exit_code, "Say what to test" in nothing.output) == (2, True)
+    typo = CliRunner().invoke(
+        build(),
+        shlex.split(f"policy backtest --agent dsek --cap 1 --store {bench.file}"),
+        env=environment(bench.folder),
+    )
+    assert (typo.exit_code, "No session of 'dsek'" in typo.output) == (2, True)
     unknown = types("policy backtest --against ffff")
     assert (unknown.exit_code, "there are" in unknown.output) == (2, True)
 

@@ -82,6 +82,8 @@ async def backtest_policy(
         wrong("Name one of a policy, a cap and an earlier revision.")
     what, change, fleet = await _choose_change(desk, agent, policy, cap, against)
     found = await desk.app.store.study(lambda view: backtest(view, agent, change, since=since, replaces_fleet=fleet))
+    if not found.sessions:
+        raise _no_sessions(agent)
     return Backtested(
         agent=agent,
         policy=what,
@@ -98,6 +100,10 @@ async def backtest_policy(
         notes=found.notes,
         lines=found.lines,
     )
+
+
+def _no_sessions(agent: str) -> NotDone:
+    return NotDone(f"No session of {agent!r} is recorded, or none since then: look at `halter sessions`.", "missing")
 
 
 async def _choose_change(desk: Desk, agent: str, policy: str, cap: str, against: str) -> tuple[str, PolicyChange, bool]:
@@ -174,7 +180,7 @@ async def suggest_policy(desk: Desk, agent: Agent, *, since: Since = 0) -> Sugge
     desk.demand_agent(agent)
     use = await desk.app.store.study(lambda view: measure_use(view, agent, since=since))
     if not use.sessions:
-        raise NotDone(f"No session of {agent!r} is recorded: look at `halter sessions`.", "missing")
+        raise _no_sessions(agent)
     found = await desk.app.store.study(
         lambda view: backtest(view, agent, lambda recorded: _tighten(recorded, use), since=since)
     )
