@@ -1,5 +1,6 @@
 """A store that is away, or of another version: a sentence and a status, and the server lives."""
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
@@ -7,8 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from halter.core.errors import StoreUnavailable, StoreUnusable
+from halter.runtime.feed import Bus
 from halter.server.middleware import ServerLimits
-from tests.server.conftest import QUICK, House, furnished
+from halter.server.responses import Feed
+from tests.server.conftest import QUICK, GroundClock, House, furnished
 from tests.server.fickle import Fickle
 
 
@@ -37,4 +40,24 @@ async def test_what_a_store_cannot_do_is_said_and_asked_again_later(
         assert not house.told
     finally:
         await house.end()
+        await office.ground.store.close()
+
+
+async def test_a_feed_that_is_ended_at_any_moment_while_its_store_is_away_ends(tmp_path: Path) -> None:
+    office = await furnished(tmp_path)
+    store = Fickle(office.app.store)
+    clock = GroundClock(office.ground)
+    try:
+        for moments in range(60):
+            store.trouble = None
+            feed = Feed(cast("Any", store), clock, office.app.ids, Bus(cast("Any", store), clock))
+            reading = asyncio.create_task(feed.run())
+            await feed.ready.wait()
+            store.trouble = StoreUnavailable("The store cannot be reached.")
+            for _ in range(moments):
+                await asyncio.sleep(0)
+            reading.cancel()
+            await asyncio.wait([reading], timeout=10)
+            assert reading.cancelled(), moments
+    finally:
         await office.ground.store.close()

@@ -85,11 +85,16 @@ async def test_a_finished_run_leaves_nothing_for_the_garbage_collector(bench: Be
         """Tell the weather."""
         return f"rain in {city}"
 
+    def alive() -> list[object]:
+        return [each for each in gc.get_objects() if type(each) in (TurnLoop, SessionRuntime)]
+
     async with agent:
+        gc.collect()
+        others = {id(each) for each in alive()}
         gc.disable()
         try:
             results = [await agent.run("Is it going to rain?"), await agent.run("And now?")]
-            left = [each for each in gc.get_objects() if type(each) in (TurnLoop, SessionRuntime)]
+            left = [each for each in alive() if id(each) not in others]
         finally:
             gc.enable()
     assert ([result.text for result in results], left) == (["It rains.", "Again."], [])

@@ -20,6 +20,7 @@ from halter.core.ports import Draft, HeartbeatReply, Lease, Query, Rows, Store, 
 from halter.core.processes import LivenessWriter
 from halter.core.rows import SessionRow, StreamRow
 from halter.guard.ledger import Ledger
+from halter.loop.session_runtime import cancel_and_wait
 from halter.state import lifecycle
 from halter.state.session import InFlight, replay
 
@@ -78,9 +79,7 @@ async def _keep_leases(
     try:
         yield
     finally:
-        beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await beating
+        await cancel_and_wait(beating)
         with suppress(StoreUnavailable, TimeoutError):
             # While the store is unavailable, the leases expire.
             async with asyncio.timeout(FAREWELL_SECONDS):

@@ -19,6 +19,7 @@ from typing import IO, Any, Final, cast
 from halter.core.processes import LIVENESS_BYTES, LivenessWriter
 from halter.journal.engine import load_queries, to_psycopg_parameters
 from halter.journal.open import find_store_file, postgres_address
+from halter.loop.session_runtime import cancel_and_wait
 from halter.tools.process import observe_groups
 
 HEARTBEAT_INTERVAL_SECONDS: Final = 0.2
@@ -47,9 +48,7 @@ async def run_sentinel(store: str, remedy: str) -> AsyncGenerator[LivenessWriter
         with observe_groups(pulse.show_groups):
             yield pulse
     finally:
-        beating.cancel()
-        with suppress(asyncio.CancelledError):
-            await beating
+        await cancel_and_wait(beating)
         watching.end()
         os.close(descriptor)
 

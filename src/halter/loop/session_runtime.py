@@ -72,6 +72,15 @@ async def run_until_first(acts: Sequence[Coroutine[Any, Any, None]]) -> None:
         task.result()
 
 
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel tasks and wait until they have ended. A cancel of the caller meanwhile is raised, as are their errors."""
+    for task in tasks:
+        task.cancel()
+    for ended in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(ended, Exception):
+            raise ended
+
+
 def raise_if_cancelled() -> None:
     """Raise if this task was cancelled, even if another error hid it."""
     task = asyncio.current_task()
@@ -98,9 +107,7 @@ async def watch_changes(
         await listens.wait()
         yield news
     finally:
-        listening.cancel()
-        with suppress(asyncio.CancelledError):
-            await listening
+        await cancel_and_wait(listening)
 
 
 async def wait_for_either(one: asyncio.Event, other: asyncio.Event) -> None:

@@ -21,7 +21,7 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
@@ -431,9 +431,9 @@ class Agent(AgentProgram):
                     yield chunk
                 yield await running
             finally:
-                running.cancel()
-                with suppress(asyncio.CancelledError):
-                    await running
+                from halter.loop.session_runtime import cancel_and_wait
+
+                await cancel_and_wait(running)
 
     def run_sync(self, message: str, **options: Any) -> Result[Any]:
         """Calls `run` from a program that is not async."""

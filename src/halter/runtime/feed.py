@@ -29,6 +29,7 @@ from halter.core.ids import StreamId, session_of
 from halter.core.ports import EVERY_STREAM, Change, Query, Store, Stored
 from halter.core.rows import SessionRow, StreamRow
 from halter.core.text import clean, from_body
+from halter.loop.session_runtime import cancel_and_wait
 
 POLLING_INTERVAL: Final = 5 * SECOND
 """Polling interval for all streams: hints arrive at once, but may be lost."""
@@ -54,10 +55,7 @@ async def watch_growth(store: Store, clock: Clock) -> AsyncGenerator[Change]:
                 hint = asyncio.ensure_future(anext(hints))
                 yield change
     finally:
-        for waiting in (hint, poll):
-            waiting.cancel()
-            with suppress(asyncio.CancelledError):
-                await waiting
+        await cancel_and_wait(hint, poll)
 
 
 class Follower:
@@ -318,10 +316,7 @@ async def _merge_wakeups(changes: AsyncGenerator[Change], pulses: _Pulses) -> As
                 yield None
                 beat = asyncio.ensure_future(pulses.news.wait())
     finally:
-        for waiting in (hint, beat):
-            waiting.cancel()
-            with suppress(asyncio.CancelledError):
-                await waiting
+        await cancel_and_wait(hint, beat)
         await changes.aclose()
 
 

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from queue import Empty, Full, Queue
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TextIO
 
@@ -45,7 +45,7 @@ from halter.core.ports import Store, Stored
 from halter.core.text import clean, from_body, shorten
 from halter.core.usage import ModelName, Usage
 from halter.core.vocabulary import Outcome
-from halter.loop.session_runtime import raise_if_cancelled
+from halter.loop.session_runtime import cancel_and_wait, raise_if_cancelled
 from halter.runtime.feed import CommitObserver, Follower, watch_growth
 from halter.runtime.runtime import Runtime
 
@@ -612,9 +612,7 @@ async def trace_process(app: Runtime, tell: TraceProblemListener) -> AsyncGenera
         finally:
             committed.close()
             await asyncio.wait((reading,), timeout=LAST_SPANS_SECONDS)
-            reading.cancel()
-            with suppress(asyncio.CancelledError):
-                await reading
+            await cancel_and_wait(reading)
 
 
 class SpanSink(Protocol):

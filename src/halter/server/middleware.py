@@ -16,6 +16,7 @@ import msgspec
 
 from halter.core.clock import MINUTE, SECOND, Clock
 from halter.core.text import clean
+from halter.loop.session_runtime import cancel_and_wait
 from halter.server.auth import (
     API,
     LOGIN,
@@ -390,10 +391,7 @@ class ServerMiddleware:
                 await asyncio.wait(waits, timeout=self._limits.check / SECOND, return_when=asyncio.FIRST_COMPLETED)
         finally:
             ended = running.done()
-            for task in (running, closing, changed):
-                task.cancel()
-            with suppress(asyncio.CancelledError):
-                await running
+            await cancel_and_wait(running, closing, changed)
         if not ended and scope["type"] == "websocket":
             code, reason = (
                 (WS_GOING_AWAY, "The server ends.")

@@ -19,6 +19,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import NotDone, StoreError
 from halter.core.ids import StreamId, inbox_stream, session_of, session_stream
 from halter.core.rows import SessionRow
+from halter.loop.session_runtime import cancel_and_wait
 from halter.operations.desk import Desk
 from halter.runtime.feed import FeedGap, StreamSlice, read_stream_heads, serialize_feed_item
 from halter.server.middleware import STREAM_PATH
@@ -263,10 +264,8 @@ async def _send_until_gone(socket: WebSocket, items: AsyncGenerator[StreamItem])
         if telling.done():
             telling.result()
     finally:
-        for task in (telling, leaving):
-            task.cancel()
-            with suppress(asyncio.CancelledError, WebSocketDisconnect, TimeoutError, OSError):
-                await task
+        with suppress(WebSocketDisconnect, TimeoutError, OSError):
+            await cancel_and_wait(telling, leaving)
 
 
 async def _wait_until_gone(socket: WebSocket) -> None:
