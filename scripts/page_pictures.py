@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from argparse import ArgumentParser
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -32,7 +33,9 @@ PAGES: Final = {
     "audit": "/audit",
     "not-found": "/nowhere",
 }
+SCHEMES: Final = ("light", "dark")
 PATIENCE_MS: Final = 120_000
+SETTLE_MS: Final = 400
 
 
 @contextmanager
@@ -50,28 +53,31 @@ def _run_demo(state: str) -> Iterator[str]:
             demo.send_signal(signal.SIGINT)
 
 
-def _take(browser: Any, address: str, scheme: str) -> None:
-    base = address.partition("/login")[0]
-    context = browser.new_context(color_scheme=scheme)
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE_MS)
-    page.goto(address)
-    # The old file is found after half a minute.
-    page.get_by_role("article", name="wants to call delete_file").wait_for()
-    for size, (width, height) in SIZES.items():
-        page.set_viewport_size({"width": width, "height": height})
-        for name, path in PAGES.items():
-            page.goto(f"{base}{path}")
-            page.wait_for_function("() => window.socket && window.socket.connected")
-            page.wait_for_load_state("networkidle")
-            page.screenshot(path=FOLDER / f"{name}-{scheme}-{size}.png", animations="disabled")
-    context.close()
+def _take(page: Any, base: str, names: Sequence[str], *, whole: bool) -> None:
+    """Load each page once, and picture it in every theme and size."""
+    for name in names:
+        page.goto(f"{base}{PAGES[name]}")
+        page.wait_for_function("() => window.socket && window.socket.connected")
+        page.wait_for_load_state("networkidle")
+        for size, (width, height) in SIZES.items():
+            page.set_viewport_size({"width": width, "height": height})
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)
+                page.wait_for_function(f"() => document.body.classList.contains('body--{scheme}')")
+                # Charts are drawn anew for another width, with a delay.
+                page.wait_for_timeout(SETTLE_MS)
+                picture = FOLDER / f"{name}-{scheme}-{size}.png"
+                page.screenshot(path=picture, animations="disabled", full_page=whole)
 
 
 def main() -> None:
-    """Take all pictures anew."""
+    """Take the pictures of the named pages anew, or of all."""
     from playwright.sync_api import sync_playwright
 
+    parser = ArgumentParser(description=__doc__)
+    parser.add_argument("--pages", nargs="+", choices=PAGES, default=tuple(PAGES), help="which pages (all)")
+    parser.add_argument("--whole", action="store_true", help="picture the whole page, and not only its first screen")
+    given = parser.parse_args()
     FOLDER.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="halter-pictures-") as state,
@@ -79,8 +85,12 @@ def main() -> None:
         sync_playwright() as playwright,
     ):
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for scheme in ("light", "dark"):
-            _take(browser, address, scheme)
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(address)
+        # The old file is found after half a minute.
+        page.get_by_role("article", name="wants to call delete_file").wait_for()
+        _take(page, address.partition("/login")[0], given.pages, whole=given.whole)
         browser.close()
 
 
