@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from halter.core.messages import StreamChunk
-    from halter.core.tools import Failed, Output
+    from halter.core.tools import Failed, NearBudget, Output
     from halter.guard.tool_door import Answer
     from halter.runtime.agent import Agent, Result, RunFailed
     from halter.runtime.guard_api import Guard, GuardedSession, SessionOver, SessionTaken
@@ -20,6 +20,7 @@ __all__ = [
     "Failed",
     "Guard",
     "GuardedSession",
+    "NearBudget",
     "Output",
     "Result",
     "RunFailed",
@@ -41,6 +42,7 @@ _HOMES = {
     "Failed": "halter.core.tools",
     "Guard": "halter.runtime.guard_api",
     "GuardedSession": "halter.runtime.guard_api",
+    "NearBudget": "halter.core.tools",
     "Output": "halter.core.tools",
     "SessionOver": "halter.runtime.guard_api",
     "SessionTaken": "halter.runtime.guard_api",

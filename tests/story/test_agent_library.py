@@ -63,6 +63,23 @@ async def test_a_run_calls_tools_answers_and_tells_what_it_cost(bench: Bench) ->
     bench.balanced(result)
 
 
+async def test_a_result_tells_that_a_cap_is_near_also_one_of_the_agent(bench: Bench) -> None:
+    dear = [calls("look", usage=used(0, 40_000)), says("Done.", usage=used(0, 40_000))]
+    more = {"fleet": PRICED, "limits": {"max_cost_usd_per_day": 1.9}, "max_cost_usd": 1.2}
+    agent = bench.agent(*dear, *dear, **more)
+
+    @agent.tool(level="SAFE", effect="read")
+    async def look() -> str:
+        """Look."""
+        return "nothing"
+
+    async with agent:
+        first = await agent.run("look")
+        assert (first.cost_usd, first.near_budget, await agent.near_budget()) == (Decimal("0.8"), False, False)
+        second = await agent.run("look again")
+        assert (second.cost_usd, second.near_budget, await agent.near_budget()) == (Decimal("0.8"), True, True)
+
+
 def test_a_program_that_is_not_async_runs_it_too(bench: Bench) -> None:
     assert bench.agent(says("Done.")).run_sync("do it").text == "Done."
 

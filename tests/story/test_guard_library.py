@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import halter
-from halter import Guard, Output, SessionOver
+from halter import Guard, NearBudget, Output, SessionOver
 from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import SortableIds
@@ -53,6 +53,57 @@ async def test_a_call_goes_through_the_door_and_leaves_a_receipt(tmp_path: Path)
         assert (made.state, made.terminal_reason, made.cost_usd) == ("COMPLETED", "completed", micros_to_usd(70_000))
         report = await guard.report()
         assert (report.sessions, report.running, report.cost_by_name_usd) == (1, 0, {"send": micros_to_usd(70_000)})
+
+
+@pytest.mark.parametrize("scope", ["session", "agent", "fleet"])
+async def test_a_program_is_told_when_any_cap_of_its_session_is_near(tmp_path: Path, scope: str) -> None:
+    caps = {
+        "session": {"max_cost_usd": 1},
+        "agent": {"policy": {"limits": {"max_cost_usd_per_day": 1}}, "max_cost_usd": 50},
+        "fleet": {"fleet": {"limits": {"max_cost_usd_per_day": 1}}, "max_cost_usd": 50},
+    }
+    guard = guard_in(tmp_path, **caps[scope])
+
+    @guard.tool(level="SAFE", cost=0.40)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async with guard:
+        assert not await guard.near_budget()
+        async with guard.session("pay twice") as session:
+            await session.call(pay)
+            assert not await session.near_budget()
+            await session.call(pay)
+            assert await session.near_budget()
+            assert await guard.near_budget(session.id)
+        async with guard.session("what comes after") as session:
+            assert await session.near_budget() is (scope != "session")
+        assert await guard.near_budget() is (scope != "session")
+
+
+async def test_a_tool_is_told_that_the_budget_is_near_with_what_is_held(tmp_path: Path) -> None:
+    guard, told = guard_in(tmp_path, max_cost_usd=1), list[bool]()
+
+    @guard.tool(level="SAFE", cost=0.40)
+    async def pay(near_budget: NearBudget, what: str = "") -> str:
+        """Pay."""
+        told.append(await near_budget())
+        return "stopped early" if told[-1] else f"paid {what}"
+
+    assert b"near_budget" not in pay.spec.schema
+    async with guard, guard.session("pay twice") as session:
+        answers = [(await session.call(pay, what="rent")).text, (await session.call(pay)).text]
+    assert (told, answers) == ([False, True], ["paid rent", "stopped early"])
+
+
+def test_a_plain_function_cannot_ask_the_ledger_and_is_told_so() -> None:
+    def pay(near_budget: NearBudget) -> str:
+        """Pay."""
+        raise AssertionError
+
+    with pytest.raises(ConfigError, match="only an async function can ask: make it `async def`"):
+        halter.tool(pay)
 
 
 async def test_one_call_has_a_session_of_its_own(tmp_path: Path) -> None:

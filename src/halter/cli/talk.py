@@ -499,7 +499,8 @@ async def _attend_session(
         context, session, watching=watching, waits=waits or screen.waits, interrupted=interrupted
     )
     screen.end_line()
-    return build_result(came, loop, session, await all_events(context.app, session_stream(session)))
+    near = await context.guard().near_budget(context.agent.standing(session))
+    return build_result(came, loop, session, await all_events(context.app, session_stream(session)), near_budget=near)
 
 
 def _tell(result: Any, agent: Path, *, as_json: bool) -> None:

@@ -229,6 +229,19 @@ def reserve(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> Reserved | Mus
     return waiting or Reserved(tuple(legs))
 
 
+NEAR_CAP_PERCENT: Final = 80
+"""A budget is near its cap when this much of it is spent or held."""
+
+
+def is_near_cap(legs: Sequence[Leg], budgets: Sequence[BudgetRow]) -> bool:
+    """Whether any of the budgets is near the cap in force; a rate comes back by itself and does not count."""
+    for leg, budget in zip(legs, budgets, strict=True):
+        cap = budget.binding(leg.cap)
+        if cap is not None and not leg.is_rate and (budget.spent + budget.held) * 100 >= cap * NEAR_CAP_PERCENT:
+            return True
+    return False
+
+
 def settle(legs: Iterable[Leg], usd: int, tokens: int, budget_of: BudgetOf) -> Charge:
     """The charge for a hold: the true cost is never clamped; what it exceeds is reported as overruns.
 

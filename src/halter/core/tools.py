@@ -2,7 +2,7 @@
 
 import hashlib
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Literal, NamedTuple, NoReturn, Protocol, SupportsIndex, TypeVar, cast, get_args
 
@@ -157,6 +157,25 @@ class Unstoppable(ToolError):
     """A call that could not be stopped in time: its outcome is unknown."""
 
 
+class NearBudget:
+    """A parameter of this type is no argument: `await near_budget()` says whether a cap of the session is near.
+
+    The session's own cap counts, and those of its trigger, its agent and the fleet, with all that is spent and held.
+    """
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[], Awaitable[bool]]) -> None:
+        self._ask = ask
+
+    async def __call__(self) -> bool:
+        return await self._ask()
+
+
+async def has_no_caps() -> bool:
+    return False
+
+
 class Permit:
     """The right to run one call or one request, once. Only the guard makes permits.
 
@@ -164,13 +183,20 @@ class Permit:
     is stopped before anything was sent: only then does the guard know that it cost nothing.
     """
 
-    __slots__ = ("_secrets", "_used_up", "deadline", "id", "unsent")
+    __slots__ = ("_secrets", "_used_up", "deadline", "id", "near_budget", "unsent")
 
-    def __init__(self, permitted: str, deadline: int, secrets: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        permitted: str,
+        deadline: int,
+        secrets: Mapping[str, str],
+        near_budget: Callable[[], Awaitable[bool]] = has_no_caps,
+    ) -> None:
         if hasattr(self, "_used_up"):
             raise TypeError(f"The permit for {self.id} is made already: each one is good for one act.")
         self.id = permitted
         self.deadline = deadline
+        self.near_budget = near_budget
         self.unsent = False
         self._secrets = secrets
         self._used_up = False

@@ -73,6 +73,10 @@ class GuardRuntime:
             return True
         return False
 
+    async def near_budget(self, standing: SessionContext) -> bool:
+        """Whether the session, its trigger, its agent or the fleet is near a cap."""
+        return await self.ledger.near_budget(standing.whole_caps, standing.spender)
+
     async def recover(
         self, lease: Lease, standing: SessionContext, flight: InFlight, arguments: bytes, tools: Mapping[str, Tool]
     ) -> Answer | NeedsPerson:

@@ -21,10 +21,16 @@ from halter.core.money import (
     LARGEST_AMOUNT,
     SAMPLES_KEPT,
     Account,
+    BudgetRow,
+    Caps,
     Charge,
     CostForecast,
+    Spender,
+    Unit,
     compute_cap_overrun,
     forecast_cost,
+    is_near_cap,
+    make_legs,
     settle,
 )
 from halter.core.ports import BLOB_THRESHOLD, Committed, Draft, Lease, Query, Rows, Store, Write, offload_body
@@ -201,6 +207,12 @@ def _list_settled_rows(flight: InFlight, truth: ActualResult, usd: int) -> Seque
     return (*rows, *_list_effect_rows(truth.happened)) if truth.happened else rows
 
 
+async def read_budget(store: Store, scope: str, window: str = "", unit: Unit = "usd") -> BudgetRow:
+    """Return a budget's row; an empty one where nothing was spent."""
+    params = {"scope": scope, "window": window, "unit": unit}
+    return next(iter(await store.ask(Query("budget", BudgetRow, params))), BudgetRow(scope, window, unit))
+
+
 class Ledger:
     def __init__(self, store: Store, clock: Clock, patience: int = BUDGET_WAIT) -> None:
         self._store = store
@@ -298,6 +310,11 @@ class Ledger:
         """Settle what a crash left unanswered at its maximum: it may have been spent."""
         for flight in flights:
             await self.settle(lease, flight, ActualResult("unknown"))
+
+    async def near_budget(self, caps: Caps, spender: Spender) -> bool:
+        """Whether the session or a scope above it is near its cap, with what is held counted as spent."""
+        legs = make_legs(caps, spender, self._clock.now(), usd=1, tokens=1)
+        return is_near_cap(legs, [await read_budget(self._store, leg.scope, leg.window, leg.unit) for leg in legs])
 
     async def forecast(self, name: str, purpose: Purpose = "turn", cold_start: int = COLD_START_COST) -> CostForecast:
         since = self._clock.now() - SAMPLE_PERIOD

@@ -113,11 +113,15 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
         return Spender(self.session, self.agent, self.trigger)
 
     @cached_property
-    def caps(self) -> Caps:
-        caps = self.policy.caps.less(self.kept_usd, self.kept_tokens)
+    def whole_caps(self) -> Caps:
+        """The caps with what is reserved for last words."""
         if self.tokens_per_hour is None:
-            return caps
-        return msgspec.structs.replace(caps, tokens_per_hour=self.tokens_per_hour)
+            return self.policy.caps
+        return msgspec.structs.replace(self.policy.caps, tokens_per_hour=self.tokens_per_hour)
+
+    @cached_property
+    def caps(self) -> Caps:
+        return self.whole_caps.less(self.kept_usd, self.kept_tokens)
 
     @cached_property
     def _tool_terms(self) -> dict[str, "ToolTerms"]:

@@ -11,7 +11,7 @@ the model. It is no security control: the call passes the same brakes with or wi
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from types import MappingProxyType
@@ -38,6 +38,7 @@ from halter.core.tools import (
     Unstoppable,
     Valid,
     find_secret_names,
+    has_no_caps,
 )
 from halter.core.vocabulary import Outcome
 from halter.guard.approvals import Question, ask_question
@@ -247,6 +248,10 @@ class ToolAction(msgspec.Struct, frozen=True):
     scopes: tuple[str, ...]
     timeout: int
     goes_on: bool = False
+    near_budget: Callable[[], Awaitable[bool]] = has_no_caps
+
+    def permit(self, call: str, began: int) -> Permit:
+        return Permit(call, began + self.timeout, self.secrets, self.near_budget)
 
 
 class _PreparedLook(NamedTuple):
@@ -438,7 +443,7 @@ class ToolDoor:
             return Answer(asked.call, draft.event.outcome, self._redact(draft.event.sentence))
         if act is None or not isinstance(draft.event, ev.CallStarted):
             raise AssertionError(f"{asked.call} needs more than a look: a tool, a person, money.")
-        truth = await self._run(act, Permit(asked.call, asked.now + act.timeout, act.secrets), asked.tool)
+        truth = await self._run(act, act.permit(asked.call, asked.now), asked.tool)
         return Answer(asked.call, truth.outcome, truth.error or from_body(truth.body or b""))
 
     async def decision(self, decision: str) -> DecisionRow | None:
@@ -460,7 +465,7 @@ class ToolDoor:
     async def happened(self, flight: InFlight, act: ToolAction) -> EffectStatus:
         """Ask a tool's own check for the outcome; a check that fails or times out knows nothing."""
         timeout = act.timeout
-        permit = Permit(flight.id, self._clock.now() + timeout, act.secrets)
+        permit = act.permit(flight.id, self._clock.now())
         try:
             async with asyncio.timeout(timeout / SECOND):
                 with self._prints():
@@ -508,7 +513,8 @@ class ToolDoor:
             return None
         secrets = {name: self._secrets.value(name) for name in names} if names else NO_VALUES
         timeout = tool.spec.timeout if at_most is None else min(tool.spec.timeout, at_most)
-        return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on)
+        near = partial(self._ledger.near_budget, standing.whole_caps, standing.spender)
+        return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on, near)
 
     async def _begun_before(self, lease: Lease, committed: Committed, flight: InFlight) -> Answer | None:
         """The outcome of a call admitted before; None if only the answer to that commit was lost just now."""
@@ -532,7 +538,7 @@ class ToolDoor:
         began = self._clock.now()
         try:
             try:
-                truth = await self._run(act, Permit(flight.id, began + act.timeout, act.secrets), flight.name)
+                truth = await self._run(act, act.permit(flight.id, began), flight.name)
             except asyncio.CancelledError as stop:
                 stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
                 cut = read_cancelled_effect(stop)

@@ -236,7 +236,7 @@ class TurnLoop:
             if done % STEPS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
             chance = self._chance.random() if turn.failures else 1.0
-            near = not turn.warned and not turn.calls and self.near_budget()
+            near = not turn.warned and not turn.calls and self._near_reserve()
             now = self._clock.now()
             match decide_next_step(turn, self.rules, now, near_budget=near, chance=chance):
                 case Think(model, after):
@@ -256,7 +256,7 @@ class TurnLoop:
                     await self._finish(why, sentence)
         return recalled.turn
 
-    def near_budget(self) -> bool:
+    def _near_reserve(self) -> bool:
         """Whether what is left to spend is down to the reserve."""
         usd, tokens = self._running.left()
         policy = self._running.standing.policy

@@ -461,6 +461,9 @@ class SessionRuntime:
         rows = await self._store.ask(Query("budget", BudgetRow, params))
         self._cap = next(((row.cap,) for row in rows if row.cap_by), None)
 
+    async def near_budget(self) -> bool:
+        return await self._guard.near_budget(self.standing)
+
     def left(self) -> tuple[int | None, int | None]:
         caps = self.standing.caps
         cap, budget = caps.session.max_cost_usd, caps.token_budget

@@ -81,6 +81,7 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
 
     `ok` says that the model finished, or asks a person for something; otherwise `sentence` says what stopped it.
     `output` is the answer as `output_type`, or None if there is none; without an `output_type` it is the text.
+    `near_budget` says that 80 % of a cap is spent or held: the session's own, its agent's or the fleet's.
     """
 
     session: str
@@ -129,7 +130,9 @@ class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
         return self
 
 
-def build_result(came: "Conclusion", loop: "TurnLoop", session: str, events: "Sequence[Stored]") -> Result[Any]:
+def build_result(
+    came: "Conclusion", loop: "TurnLoop", session: str, events: "Sequence[Stored]", *, near_budget: bool
+) -> Result[Any]:
     from halter.loop.decide import TROUBLED_ENDS
     from halter.loop.session_runtime import find_last_words
 
@@ -145,7 +148,7 @@ def build_result(came: "Conclusion", loop: "TurnLoop", session: str, events: "Se
         sentence=came.sentence,
         question=_question(messages) if turn.why == "asked" else "",
         messages=tuple(messages),
-        near_budget=loop.near_budget(),
+        near_budget=near_budget,
         build_receipt=partial(make_receipt, events),
     )
 
@@ -238,6 +241,11 @@ class AgentProgram(ABC):
         stack, self._stack, self._open = self._stack, None, None
         if stack is not None:
             await stack.__aexit__(kind, error, trace)
+
+    async def near_budget(self, session: str = "") -> bool:
+        """Says whether 80 % of a cap is spent or held: the agent's, the fleet's, or that of a session."""
+        opened = self._opened()
+        return await opened.guard().near_budget(opened.agent.standing(session))
 
     @asynccontextmanager
     async def _opening(self) -> "AsyncGenerator[AgentContext]":
@@ -460,7 +468,8 @@ class Agent(AgentProgram):
         waits = self._said_of.get("waits", self._log_wait)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
-        result = build_result(came, loop, session, await claimed.running.events())
+        near = await claimed.running.near_budget()
+        result = build_result(came, loop, session, await claimed.running.events(), near_budget=near)
         if output_type is None:
             return result
         arguments = _find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None

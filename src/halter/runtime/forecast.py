@@ -31,9 +31,10 @@ from halter.core.schedules import Timing, count_ticks
 from halter.core.spec import ResolvedPolicy
 from halter.core.usage import ModelName, Unpriced, runs_locally
 from halter.guard.judge import lower_caps_to_policy
+from halter.guard.ledger import read_budget
 from halter.runtime.assemble import OWN_TOOLS
 from halter.runtime.budgets import read_current_budgets
-from halter.runtime.runtime import Runtime, read_budget, read_stored_policy
+from halter.runtime.runtime import Runtime, read_stored_policy
 from halter.runtime.session_builder import read_trigger_record
 from halter.runtime.sessions import has_window_cap
 from halter.runtime.triggers import FILE_ACTOR, digest_trigger, resolve_timing

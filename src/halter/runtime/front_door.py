@@ -50,6 +50,7 @@ from halter.front_door.route import Delegated, RoutingDecision, Scheduled, Scrip
 from halter.front_door.schedule_text import Unclear
 from halter.guard import approvals, halts
 from halter.guard.approvals import PlannedTrigger, ask_question, list_pending_decisions, make_trigger_question
+from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver
 from halter.loop.session_runtime import WaitListener
 from halter.runtime import sessions, triggers
@@ -65,7 +66,6 @@ from halter.runtime.forecast import (
     read_balances,
 )
 from halter.runtime.needs import describe_decision
-from halter.runtime.runtime import read_budget
 from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
 from halter.runtime.sessions import (
     begin_session,

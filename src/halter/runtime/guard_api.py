@@ -295,6 +295,10 @@ class GuardedSession:
                     self._end = self._end or ("BUDGET_EXCEEDED", "overrun")
                 return known.take(request)
 
+    async def near_budget(self) -> bool:
+        """Says whether 80 % of a cap is spent or held: of this session, its agent or the fleet."""
+        return await self._running.near_budget()
+
     async def pause(self) -> None:
         """Leaves the session until a person has decided; `Guard.session` resumes it by its id."""
         (row,) = await self._opened.store.ask(Query("session", SessionRow, {"session": self.id}))

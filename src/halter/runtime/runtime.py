@@ -25,7 +25,6 @@ from halter.core.errors import StoreUnusable
 from halter.core.events import FleetPolicyAdopted
 from halter.core.folders import WritableFolders
 from halter.core.ids import Ids, SortableIds
-from halter.core.money import BudgetRow, Unit
 from halter.core.ports import Query, Store
 from halter.core.processes import LivenessWriter, install_print_masks
 from halter.core.rows import FleetPolicyRow
@@ -149,12 +148,6 @@ def _make_effective_policy(row: FleetPolicyRow, written: FleetConfig | None) -> 
     bound = merge_with_policy(stored, written)
     differences = bound.differences if written is not None else merge_with_policy(stored, DEFAULT_FLEET).differences
     return EffectivePolicy(bound.fleet, row, written, differences)
-
-
-async def read_budget(store: Store, scope: str, window: str = "", unit: Unit = "usd") -> BudgetRow:
-    """Return a budget's row; an empty one where nothing was spent."""
-    params = {"scope": scope, "window": window, "unit": unit}
-    return next(iter(await store.ask(Query("budget", BudgetRow, params))), BudgetRow(scope, window, unit))
 
 
 async def bind_policy(store: Store, written: FleetConfig | None, by: str) -> EffectivePolicy:

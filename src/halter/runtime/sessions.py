@@ -26,11 +26,12 @@ from halter.core.text import from_body, join_names, shorten, to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import keep_leases, take_lease
+from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
 from halter.loop.session_runtime import SessionRuntime, WaitListener, find_last_words
 from halter.runtime.agent_context import PATIENCE, AgentContext, keep_policy, make_guard, models_of
 from halter.runtime.assemble import AssembledAgent, assemble_agent
-from halter.runtime.runtime import Runtime, read_budget
+from halter.runtime.runtime import Runtime
 from halter.runtime.session_builder import (
     LiveSession,
     TaskTools,

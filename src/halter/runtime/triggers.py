@@ -56,10 +56,10 @@ from halter.core.rows import AgentRow, HaltRow, ItemRow, OutputRow, SessionRow, 
 from halter.core.schedules import Timing, parse_moment
 from halter.core.text import clean, shorten, to_body, to_one_line
 from halter.core.tools import find_secret_names
+from halter.guard.ledger import read_budget
 from halter.loop.session_runtime import raise_if_cancelled
 from halter.runtime.agent_context import AgentContext
 from halter.runtime.documents import Library
-from halter.runtime.runtime import read_budget
 from halter.runtime.session_builder import (
     TriggerRecord,
     classify_trigger,

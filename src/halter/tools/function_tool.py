@@ -60,6 +60,7 @@ from halter.core.tools import (
     Failed,
     Invalid,
     Level,
+    NearBudget,
     Output,
     Permit,
     PermitGate,
@@ -111,14 +112,20 @@ class FunctionArguments:
             for name, annotation in annotations.items()
             if any(each is DEPS for each in getattr(annotation, "__metadata__", ()))
         )
-        others = (*self._keys, *self.deps)
+        self.near = tuple(name for name, annotation in annotations.items() if annotation is NearBudget)
+        if self.near and not inspect.iscoroutinefunction(function):
+            raise ConfigError(
+                f"The tool {tool} takes {self.near[0]}: NearBudget, which only an async function can ask: "
+                "make it `async def`."
+            )
+        others = (*self._keys, *self.deps, *self.near)
         self._fields = {name: each for name, each in annotations.items() if name not in others}
         self._adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
         self.schema = json.dumps(self._adapter.json_schema()).encode()
 
     @property
     def names(self) -> frozenset[str]:
-        return frozenset((*self._fields, *self._keys, *self.deps))
+        return frozenset((*self._fields, *self._keys, *self.deps, *self.near))
 
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
@@ -137,8 +144,12 @@ class FunctionArguments:
     def filled(self, arguments: Valid, permit: Permit) -> Mapping[str, Any]:
         """The arguments of the call: secrets in place of their names, and the call's id."""
         if find_secret_names(arguments.canonical):
-            return self.read(self.revealed(arguments, permit), permit.id)
-        return {**arguments.values, **dict.fromkeys(self._keys, CallKey(permit.id))} if self._keys else arguments.values
+            values = self.read(self.revealed(arguments, permit), permit.id)
+        elif self._keys:
+            values = {**arguments.values, **dict.fromkeys(self._keys, CallKey(permit.id))}
+        else:
+            values = arguments.values
+        return {**values, **dict.fromkeys(self.near, NearBudget(permit.near_budget))} if self.near else values
 
     def revealed(self, arguments: Valid, permit: Permit) -> bytes:
         """Put secrets into the plain JSON, so that they reach arguments of every type."""
