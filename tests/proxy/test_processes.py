@@ -21,7 +21,7 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 
 @asynccontextmanager
-async def program(place: Any) -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
+async def program(place: Any, *words: str, url: str = "url") -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
     settings, provider = place.settings, place.provider
     environ = {
         **os.environ,
@@ -35,7 +35,8 @@ async def program(place: Any) -> AsyncGenerator[tuple[asyncio.subprocess.Process
         "OPENAI_API_KEY": "sk-o",
         "OPENAI_BASE_URL": f"http://127.0.0.1:{provider.port}/v1",
     }
-    command = [sys.executable, "-m", "halter", "proxy", "--listen", "127.0.0.1:0", "--json"]
+    said = words or ("proxy",)
+    command = [sys.executable, "-m", "halter", *said, "--listen", "127.0.0.1:0", "--json"]
     made = await asyncio.create_subprocess_exec(
         *command,
         env=environ,
@@ -45,8 +46,7 @@ async def program(place: Any) -> AsyncGenerator[tuple[asyncio.subprocess.Process
     )
     try:
         assert made.stdout is not None
-        url = json.loads(await asyncio.wait_for(made.stdout.readline(), 60))["url"]
-        yield made, url
+        yield made, json.loads(await asyncio.wait_for(made.stdout.readline(), 60))[url]
     finally:
         if made.returncode is None:
             made.send_signal(signal.SIGTERM)
@@ -60,7 +60,7 @@ async def test_what_a_killed_proxy_held_settles_at_its_maximum(unopened: Any) ->
     body = {"model": OPUS, "max_tokens": 500, "stream": True, "messages": HI}
     async with AsyncExitStack() as stack:
         made, url = await stack.enter_async_context(program(place))
-        http = await stack.enter_async_context(httpx2.AsyncClient())
+        http = await stack.enter_async_context(httpx2.AsyncClient(timeout=60))
         asking = http.stream("POST", f"{url}/v1/messages", json=body, headers={"x-api-key": key})
         assert (await stack.enter_async_context(asking)).status_code == 200
         await asyncio.wait_for(provider.reached_gate.wait(), 20)
@@ -83,6 +83,21 @@ async def test_what_a_killed_proxy_held_settles_at_its_maximum(unopened: Any) ->
     async with asyncio.timeout(20):
         while (await place.sessions())[0].state != "ERROR":  # noqa: ASYNC110 Another task ends it.
             await asyncio.sleep(0.01)
+
+
+async def test_a_server_serves_the_proxy_too(unopened: Any) -> None:
+    place, key = unopened, unopened.key(max_cost_usd_per_day="0.05")
+    body = {"model": OPUS, "max_tokens": 50, "messages": HI}
+    async with (
+        program(place, "serve", "--proxy", "127.0.0.1:0", url="proxy_url") as (_, url),
+        httpx2.AsyncClient(timeout=60) as http,
+    ):
+        asked = await http.post(f"{url}/v1/messages", json=body, headers={"x-api-key": key})
+        unpaid = await http.post(f"{url}/v1/messages", json=body, headers={"x-api-key": "sk-other"})
+    assert (asked.status_code, unpaid.status_code) == (200, 401)
+    await place.open()
+    assert not await place.holds()
+    assert await place.spent() == place.provider.billed > 0
 
 
 @pytest.mark.soak

@@ -1,10 +1,13 @@
 """`halter proxy` and `keys`: other programs' agents, whose model requests pass through the guard."""
 
 import os
+import socket
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+import msgspec
 import typer
 
 from halter.cli.command import (
@@ -29,6 +32,7 @@ from halter.settings import Settings, find_keys_file
 
 if TYPE_CHECKING:
     from halter.proxy.keys import KeyFile
+    from halter.proxy.proxy import Upstream
 
 DEFAULT_LISTEN: Final = "127.0.0.1:8766"
 KEY_VARIABLE: Final = "HALTER_KEY"
@@ -75,27 +79,52 @@ def serve_here(
     where = parse_listen_address(listen or DEFAULT_LISTEN, least=0)
 
     async def job(app: Runtime) -> None:
-        from halter.proxy.keys import KeyRing
-        from halter.proxy.proxy import demand_other_address, find_upstreams, serve_proxy
-        from halter.server.server import bind, demand_server, format_address
-
         demand_person(app, "open the proxy")
-        demand_server()
-        upstreams = find_upstreams(app, anthropic or "anthropic", openai or "openai")
-        ring = KeyRing(find_key_file(app.settings))
-        listening = bind(*where, beyond=beyond)
-        url = format_address(listening)
-        demand_other_address(upstreams, url)
+        opened = listen_for_clients(app, where, anthropic or "anthropic", openai or "openai", beyond=beyond)
         if as_json:
-            line = {"name": "serving", "at": app.clock.now(), "url": url, "providers": sorted(upstreams)}
+            line = {"name": "serving", "at": app.clock.now(), "url": opened.url, "providers": sorted(opened.upstreams)}
             say(encode_json_line(line).decode().rstrip("\n"), at_once=True)
         else:
-            names = " and ".join(each.provider for each in upstreams.values())
-            say(f"The proxy to {names} is at {url}; OpenAI's clients take {url}/v1.", at_once=True)
+            say(opened.welcome(), at_once=True)
             say("Make a key with `halter keys new --agent NAME`. Ctrl-C stops this.", at_once=True)
-        await serve_proxy(app, listening, ring, upstreams, lease=DEFAULT_LEASE_DURATION)
+        await opened.serve(app)
 
     run_with_app(store, job, new=True, acts=True, following=True, runs=PROXY_RESTART_HINT)
+
+
+class OpenedProxy(msgspec.Struct, frozen=True):
+    """A proxy that has its port, and is not served yet."""
+
+    listening: socket.socket
+    url: str
+    upstreams: "Mapping[str, Upstream]"
+
+    def welcome(self) -> str:
+        names = " and ".join(each.provider for each in self.upstreams.values())
+        return f"The proxy to {names} is at {self.url}; OpenAI's clients take {self.url}/v1."
+
+    async def serve(self, app: Runtime) -> None:
+        """Serve until cancelled."""
+        from halter.proxy.keys import KeyRing
+        from halter.proxy.proxy import serve_proxy
+
+        ring = KeyRing(find_key_file(app.settings))
+        await serve_proxy(app, self.listening, ring, self.upstreams, lease=DEFAULT_LEASE_DURATION)
+
+
+def listen_for_clients(
+    app: Runtime, where: tuple[str, int], anthropic: str = "anthropic", openai: str = "openai", *, beyond: bool = False
+) -> OpenedProxy:
+    """Find the providers and bind the port."""
+    from halter.proxy.proxy import demand_other_address, find_upstreams
+    from halter.server.server import bind, demand_server, format_address
+
+    demand_server()
+    upstreams = find_upstreams(app, anthropic, openai)
+    listening = bind(*where, beyond=beyond)
+    url = format_address(listening)
+    demand_other_address(upstreams, url)
+    return OpenedProxy(listening, url, upstreams)
 
 
 def show_env(

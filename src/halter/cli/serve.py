@@ -25,6 +25,7 @@ from halter.cli.command import (
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_UNUSABLE, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table, encode_json_line, render_sentence, say
+from halter.cli.proxy import PROXY_RESTART_HINT, OpenedProxy, listen_for_clients
 from halter.cli.terminal import Printer
 from halter.cli.up import (
     AGENT_FILE,
@@ -161,6 +162,10 @@ def serve(
         list[str] | None,
         typer.Option("--host", metavar="NAME", help="Another host name of the server; may be repeated."),
     ] = None,
+    proxy: Annotated[
+        str | None,
+        typer.Option("--proxy", metavar="HOST:PORT", help="Also serve the proxy, at this address."),
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -169,6 +174,7 @@ def serve(
     The first start makes a token and shows it once. Make others with `halter tokens add`.
     """
     where = parse_listen_address(listen, least=0)
+    clients = None if proxy is None else parse_listen_address(proxy, least=0)
     names = [_name(each) for each in host or ()]
     folders = resolve_agent_folders(agents or ())
 
@@ -177,12 +183,14 @@ def serve(
 
         demand_person(app, "open the server")
         demand_server()
-        await _serve(app, folders, bind(*where, beyond=beyond), names, as_json=as_json)
+        opened = None if clients is None else listen_for_clients(app, clients, beyond=beyond)
+        await _serve(app, folders, bind(*where, beyond=beyond), names, opened, as_json=as_json)
 
     places = report_errors(lambda: read_cli_settings(store))
-    new = bool(folders) or never_used(places, store)
-    acts = bool(folders) or report_errors(lambda: has_hooks(places))
-    run_with_app(store, job, new=new, acts=acts, following=True, runs=RESTART_HINT if folders else "")
+    runs = RESTART_HINT if folders else PROXY_RESTART_HINT if proxy else ""
+    new = bool(runs) or never_used(places, store)
+    acts = bool(runs) or report_errors(lambda: has_hooks(places))
+    run_with_app(store, job, new=new, acts=acts, following=True, runs=runs)
 
 
 def _name(host: str) -> str:
@@ -192,7 +200,13 @@ def _name(host: str) -> str:
 
 
 async def _serve(
-    app: Runtime, folders: list[Path], listening: socket.socket, names: list[str], *, as_json: bool
+    app: Runtime,
+    folders: list[Path],
+    listening: socket.socket,
+    names: list[str],
+    proxy: OpenedProxy | None,
+    *,
+    as_json: bool,
 ) -> None:
     from halter.loop.session_runtime import run_together
     from halter.server.auth import Keyring
@@ -201,7 +215,7 @@ async def _serve(
     file, bus, deliveries = find_token_file(app.settings), make_bus(app), WebhookEndpoint()
     async with Printer() as printer:
         shows = FeedPrinter(printer, app.clock, as_json=as_json)
-        printer.put(_welcome(app, listening, as_json=as_json))
+        printer.put(_welcome(app, listening, proxy, as_json=as_json))
         extras: ServerExtras = ServerExtras(
             names=names,
             deliveries=deliveries,
@@ -211,7 +225,8 @@ async def _serve(
         serving = [lambda: serve_web(app, listening, Keyring(file), bus, extras)]
         running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
         hooks = [lambda: _serve_hooks(app, lambda told: shows.report("hooks", told))] if has_hooks(app.settings) else []
-        await run_together([*serving, *running, *hooks])
+        proxies = [] if proxy is None else [lambda: proxy.serve(app)]
+        await run_together([*serving, *running, *hooks, *proxies])
 
 
 async def _serve_hooks(app: Runtime, tell: Callable[[str], None]) -> None:
@@ -236,7 +251,7 @@ def _by_name(folders: list[Path]) -> dict[str, Path]:
     return found
 
 
-def _welcome(app: Runtime, listening: socket.socket, *, as_json: bool) -> str:
+def _welcome(app: Runtime, listening: socket.socket, proxy: OpenedProxy | None, *, as_json: bool) -> str:
     from halter.server.auth import LOST_TOKEN_ADVICE, suggest_token_name
     from halter.server.server import format_address as address_of
     from halter.server.server import make_login_url
@@ -246,14 +261,16 @@ def _welcome(app: Runtime, listening: socket.socket, *, as_json: bool) -> str:
         secret, _ = create_token(app.settings, suggest_token_name(app.settings.person), "admin")
         first = make_login_url(url, secret)
     if as_json:
-        more = {"login_url": first} if first else {}
+        more = {**({"login_url": first} if first else {}), **({"proxy_url": proxy.url} if proxy else {})}
         return encode_json_line({"name": "serving", "at": app.clock.now(), "url": url, **more}).decode()
     way = (
         f"Open it with your first token, which is shown this once: {first}"
         if first
         else f"Log in with a token. {LOST_TOKEN_ADVICE}"
     )
-    return "".join(render_sentence(line) for line in (f"The dashboard and the API are at {url}", way, HOW_TO_STOP_HERE))
+    proxied = (proxy.welcome(),) if proxy else ()
+    lines = (f"The dashboard and the API are at {url}", way, *proxied, HOW_TO_STOP_HERE)
+    return "".join(map(render_sentence, lines))
 
 
 HOW_TO_STOP_WORKER: Final = "Ctrl-C or SIGTERM drains this worker and ends it; a second one ends it at once."

@@ -36,6 +36,7 @@ from halter.guard.model_door import (
     RequestOutcome,
     RequestRecord,
 )
+from halter.loop.session_runtime import cancel_and_wait
 from halter.models.providers import (
     Prices,
     Tariff,
@@ -514,8 +515,6 @@ async def open_proxy(
         try:
             yield proxy
         finally:
-            tending.cancel()
-            with suppress(asyncio.CancelledError):
-                await tending
+            await cancel_and_wait(tending)
             await sessions.close()
             await proxy.aclose()
