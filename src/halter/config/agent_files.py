@@ -29,7 +29,16 @@ from msgspec.structs import asdict, replace
 
 from halter.config.decode import decode_document
 from halter.config.yaml_reader import MAX_BYTES, Document, KeyPath, SourceMap, load_bytes, load_file
-from halter.core.agent_spec import REFERENCE_PATTERN, Playbook, Reference, Skill, Step, parse_reference
+from halter.core.agent_spec import (
+    REFERENCE_PATTERN,
+    SCRIPT_RUNNERS,
+    Playbook,
+    Reference,
+    Skill,
+    SkillScript,
+    Step,
+    parse_reference,
+)
 from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
 from halter.core.spec import AgentSpec, Limits
@@ -120,6 +129,7 @@ def decode_file_text(data: bytes) -> str:
 
 SKILLS: Final = ".agents/skills"
 SKILL_FILE: Final = "SKILL.md"
+_TOOL_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 _FENCE: Final = "---"
 
 
@@ -154,7 +164,37 @@ def read_skill(folder: Path, place: Path) -> Skill:
         raise ConfigError(f"{file}: `name` and `description` must be text.")
     if not body.strip():
         raise ConfigError(f"{file} has no text below its front matter: write the instructions.")
-    return Skill(name.strip(), shorten(description.strip(), 1000), body.strip())
+    scripts = dict(_read_scripts(place, name.strip(), values.get("scripts", {})))
+    return Skill(name.strip(), shorten(description.strip(), 1000), body.strip(), scripts, str(place))
+
+
+def _read_scripts(place: Path, skill: str, written: Any) -> Iterator[tuple[str, SkillScript]]:
+    """Read the programs that a skill declares, by the name of the tool that each becomes."""
+    file = place / SKILL_FILE
+    if not isinstance(written, dict):
+        raise ConfigError(f"{file}: `scripts` is {describe_value(written)}, but must be a mapping of names to scripts.")
+    for key, value in cast("dict[Any, Any]", written).items():
+        where = f"{file}: `scripts.{shorten(str(key))}`"
+        try:
+            script = msgspec.convert(value, SkillScript)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where} does not fit: {error}.") from None
+        name = f"{skill}_{key}"
+        if not _TOOL_NAME.fullmatch(name):
+            raise ConfigError(f"{where} would be the tool {name!r}: use letters, digits, - and _ in both names.")
+        _check_script_file(place, script.file, where)
+        yield name, script
+
+
+def _check_script_file(place: Path, name: str, where: str) -> None:
+    """Refuse a script that is no file of the skill's own folder, or that nothing could run."""
+    file = place / name
+    if not resolve_links(file).is_relative_to(place.resolve()):
+        raise ConfigError(f"{where} names {name}, which lies outside of the skill's folder: move it there.")
+    if not file.is_file():
+        raise ConfigError(f"{where} names {name}, and there is no such file in {place}.")
+    if file.suffix not in SCRIPT_RUNNERS and not os.access(file, os.X_OK):
+        raise ConfigError(f"{where}: {name} cannot be run. Make it executable (chmod +x), or a .py or .sh file.")
 
 
 def _split_front_matter(text: str) -> tuple[str, str]:

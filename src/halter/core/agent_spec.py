@@ -15,6 +15,7 @@ refused, or a web page could have secrets sent to it.
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal, cast, get_args
 
@@ -23,7 +24,9 @@ from msgspec import UNSET, Meta, UnsetType
 
 from halter.core.clock import DAY, MINUTE, SECOND
 from halter.core.money import Cap, Caps, RateLimit
+from halter.core.provenance import Reach, Reads
 from halter.core.text import describe_value, join_names, shorten
+from halter.core.tools import Effect, Level
 
 Duration = Annotated[int, Meta(extra={"written": "duration"})]
 """Microseconds, written as `30m` or as a number of seconds."""
@@ -561,12 +564,34 @@ class Tasks(msgspec.Struct, frozen=True, kw_only=True):
         return next((each for each in self.triggers() if each.name == name), None)
 
 
+SCRIPT_RUNNERS: Final[Mapping[str, str]] = {".py": "python3", ".sh": "sh"}
+"""What runs a script by its suffix; any other one runs by itself."""
+
+
+class SkillScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A program that a skill brings along, by its path in the skill's folder. It becomes a tool."""
+
+    file: str
+    description: str
+    level: Level = "CONTROLLED"
+    effect: Effect = "write"
+    reads: Reads = "anyone"
+    reach: Reach = "own"
+    timeout: str | float = 60
+
+    def argv(self, folder: Path) -> list[str]:
+        runner = SCRIPT_RUNNERS.get(Path(self.file).suffix)
+        return [*([runner] if runner else ()), str(folder / self.file)]
+
+
 class Skill(msgspec.Struct, frozen=True):
-    """What a SKILL.md says."""
+    """What a SKILL.md says. `scripts` are by the names of their tools; `folder` is where they lie."""
 
     name: str
     description: str
     instructions: str
+    scripts: Mapping[str, SkillScript] = {}
+    folder: str = ""
 
 
 def trigger_id(agent: str, name: str) -> str:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import UNSET
 
 import halter
-from halter.config.agent_files import AgentFile, read_agent
+from halter.config.agent_files import AgentFile, read_agent, read_skills
 from halter.config.decode import format_key_path
 from halter.config.mcp_file import MCP_FILE, read_servers
 from halter.config.merge import FLEET_FILE
@@ -34,7 +34,7 @@ from halter.config.roots import (
 )
 from halter.config.trust import AgentCode, TrustFile, digest_contents, find_data_load, list_data_places
 from halter.config.yaml_reader import KeyPath
-from halter.core.agent_spec import Pacing
+from halter.core.agent_spec import Pacing, Skill
 from halter.core.clock import DAY
 from halter.core.errors import ConfigError
 from halter.core.events import ToolPinned
@@ -442,7 +442,8 @@ async def assemble_agent(
         stack.enter_context(_register_writable(app.writable, roots))
         offer = await stack.enter_async_context(_start_servers(app, code, policy, secrets, tell))
         own = [each.trusted_by(_make_trust_check(app, code)) for each in load_own_tools(policy, folder)]
-        tools = index_tools([*make_builtin_tools(policy, folder), *own, *offer.tools])
+        scripts = make_script_tools(resolved.skills.values(), protected, _make_trust_check(app, code))
+        tools = index_tools([*make_builtin_tools(policy, folder), *own, *scripts, *offer.tools])
         protect_tools(tools.values(), protected)
         check_named_tools(policy, agent, (*(tool.spec for tool in tools.values()), *list_verb_specs()))
         check_pacing_tools(policy, resolved.pacing, agent, tools.values())
@@ -489,7 +490,8 @@ def _list_secret_files(settings: Settings) -> list[Path]:
 
 def demand_trusted(settings: Settings, folder: Path, code: AgentCode | None = None) -> None:
     """Refuses code that no person has trusted as it is now."""
-    if not (folder / OWN_TOOLS).exists() and not (folder / MCP_FILE).exists():
+    brings = (folder / OWN_TOOLS).exists() or (folder / MCP_FILE).exists()
+    if not brings and not any(skill.scripts for skill in read_skills(folder).values()):
         return
     contents, trust = (code or find_agent_code(settings, folder)).contents(), open_trust(settings)
     if not trust.is_trusted(folder, digest_contents(contents)):
@@ -526,6 +528,18 @@ def make_builtin_tools(policy: ResolvedPolicy, folder: Path) -> Iterator[Tool]:
         from halter.tools.shell import make_shell_tool
 
         yield make_shell_tool(folder / wanted.shell.root, sandbox=wanted.shell.sandbox, network=wanted.shell.network)
+
+
+def make_script_tools(skills: Iterable[Skill], protected: ProtectedPaths, starts: Callable[[], None]) -> Iterator[Tool]:
+    """Make a tool of each script that a skill brings along."""
+    for skill in skills:
+        for name, script in skill.scripts.items():
+            from halter.tools.shell import make_script_tool
+
+            folder = Path(skill.folder)
+            if found := protected.reach(folder, reads=True):
+                raise ConfigError(f"The folder of the skill {skill.name}, {folder}, {found}. No script may read that.")
+            yield make_script_tool(name, script, folder, protected, starts)
 
 
 def load_own_tools(policy: ResolvedPolicy, folder: Path) -> Sequence[FunctionTool]:

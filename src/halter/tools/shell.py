@@ -8,11 +8,12 @@ import asyncio
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypedDict, Unpack
 
+from halter.core.agent_spec import SkillScript
 from halter.core.errors import ConfigError
 from halter.core.folders import NO_PROTECTED_PATHS, FileIdentity, ProtectedPaths, contains_agent_file, identity_of
 from halter.core.text import reject_unknown_options
@@ -30,7 +31,11 @@ fail() { echo "$1"; exit 1; }
 writable() { ( : > "$1" ) 2>/dev/null; }
 root=$1 canary=$2 memory=$3 network=$4
 writable /dev/null || fail "/dev/null cannot be written"
-writable "$root/.halter-probe" && rm "$root/.halter-probe" || fail "the root cannot be written"
+if [ "$5" = yes ]; then
+    writable "$root/.halter-probe" && rm "$root/.halter-probe" || fail "the root cannot be written"
+else
+    writable "$root/.halter-probe" && { rm "$root/.halter-probe"; fail "the root can be written"; }
+fi
 for place in / /usr /usr/bin /etc /dev /home /root /var "$canary"; do
     [ "$place" = "$root" ] || ! writable "$place/.halter-probe" && continue
     rm "$place/.halter-probe"; fail "$place can be written"
@@ -78,12 +83,16 @@ class SandboxLimits:
 
 @dataclass
 class Sandbox:
-    """Runs commands below one folder; with `enclosed=False`, limited but not sandboxed."""
+    """Runs commands below one folder; with `enclosed=False`, limited but not sandboxed.
+
+    A root that is not `writable` holds the program itself, and is only read.
+    """
 
     root: Path
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     enclosed: bool = True
     network: bool = False
+    writable: bool = True
     readable: Sequence[Path] = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     max_output: int = 1_000_000
@@ -95,6 +104,11 @@ class Sandbox:
         self.root = self.root.resolve()
         if not self.root.is_dir() or self.root == Path("/"):
             raise ConfigError(f"{self.root} cannot be the root of the shell tool: name a folder of its own for it.")
+
+    @property
+    def _remedy(self) -> str:
+        other = "; `sandbox: false` in the configuration would run commands without one" if self.writable else ""
+        return f"Nothing was run{other}."
 
     def protect(self, paths: ProtectedPaths) -> None:
         self.protected = self.protected.joined(paths)
@@ -110,14 +124,15 @@ class Sandbox:
             if not self._verified:
                 if shutil.which("bwrap") is None:
                     raise Failed(
-                        "NoSandbox", f"bubblewrap is not installed (on Debian: apt-get install bubblewrap). {_REMEDY}"
+                        "NoSandbox",
+                        f"bubblewrap is not installed (on Debian: apt-get install bubblewrap). {self._remedy}",
                     )
                 with tempfile.TemporaryDirectory(dir=_find_place_outside(self.root), prefix="halter-canary-") as canary:
-                    network = "yes" if self.network else "no"
-                    parameters = [str(self.root), canary, str(self.limits.memory), network]
+                    network, writable = ("yes" if each else "no" for each in (self.network, self.writable))
+                    parameters = [str(self.root), canary, str(self.limits.memory), network, writable]
                     ended = await self._run(["/bin/sh", "-c", _PROBE, "probe", *parameters], self.root, b"")
                 if ended.text.strip() != "verified":
-                    raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {_REMEDY}")
+                    raise Failed("NoSandbox", f"the sandbox does not hold: {ended.text.strip()[:150]}. {self._remedy}")
                 self._verified = True
 
     async def _run(self, argv: Sequence[str], folder: Path, stdin: bytes) -> ProcessExit:
@@ -139,9 +154,10 @@ class Sandbox:
                 type(error).__name__, f"the root of the shell tool cannot be used: {error.strerror}."
             ) from error
         try:
-            sight = self.protected.sight()
+            sight = self.protected.sight(reads=not self.writable)
             shown = (*self.readable, *(_list_shown_paths(network=self.network) if self.enclosed else ()))
-            if sight.of_root(fd) or sight.below(fd) or self.protected.seen(shown) or contains_agent_file(fd):
+            reached = sight.of_root(fd) or sight.below(fd) or self.protected.seen(shown)
+            if reached or (self.writable and contains_agent_file(fd)):
                 raise Failed("Protected", "a command would reach what no tool may reach: nothing was run.")
             return identity_of(fd)
         finally:
@@ -159,11 +175,9 @@ class Sandbox:
             *("--dev", "/dev", *scratch, "/dev/shm", "--remount-ro", "/dev"),  # noqa: S108 As above.
             *(*scratch, "/tmp"),  # noqa: S108 As above.
             *_make_bind_arguments(self.readable),
-            *("--bind", str(self.root), str(self.root), "--remount-ro", "/", "--chdir", str(folder)),
+            *("--bind" if self.writable else "--ro-bind", str(self.root), str(self.root)),
+            *("--remount-ro", "/", "--chdir", str(folder)),
         ]
-
-
-_REMEDY: Final = "Nothing was run; `sandbox: false` in the configuration would run commands without one."
 
 
 def _find_place_outside(root: Path) -> Path | None:
@@ -195,6 +209,10 @@ def _list_shown_paths(*, network: bool) -> list[Path]:
 
 def _make_bind_arguments(places: Iterable[Path]) -> list[str]:
     return [part for place in places for part in ("--ro-bind-try", str(place), str(place))]
+
+
+TrustCheck = Callable[[], None]
+"""Raises if a person has not trusted a program as it is now."""
 
 
 class ShellOptions(TypedDict, total=False):
@@ -230,11 +248,7 @@ def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> Functi
         The answer is what it put out; an exit code other than 0 stands in the last line.
         """
         place = sandbox.root.joinpath(*split_path(folder))
-        ended = await sandbox.run(_check_argv(argv), place, stdin.encode("utf-8", "surrogatepass"))
-        if ended.code == 0:
-            return ended.text
-        line_end = "" if ended.text.endswith("\n") or not ended.text else "\n"
-        return f"{ended.text}{line_end}[exit code {ended.code}]"
+        return _tell_exit(await sandbox.run(_check_argv(argv), place, stdin.encode("utf-8", "surrogatepass")))
 
     return tool(
         run_command,
@@ -246,6 +260,45 @@ def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> Functi
         reach="others" if network or not enclosed else "own",
         arguments={"argv": "target:code", "folder": "target:file", "stdin": "content"},
     ).at(sandbox)
+
+
+def make_script_tool(
+    name: str, script: SkillScript, folder: Path, protected: ProtectedPaths, starts: TrustCheck
+) -> FunctionTool:
+    """A tool that runs a skill's own script in its folder, which is all that it sees and only read.
+
+    It has no network, and `/tmp` for itself while it runs. `starts` is called before each run; it raises if a person
+    has not trusted the script as it is now.
+    """
+    sandbox = Sandbox(folder, writable=False, protected=protected)
+
+    async def run_script(arguments: Sequence[str] = (), stdin: str = "") -> str:
+        # It reads the agent's folder, which may be large.
+        await asyncio.to_thread(starts)
+        words = _check_argv([*script.argv(sandbox.root), *arguments])
+        return _tell_exit(await sandbox.run(words, sandbox.root, stdin.encode("utf-8", "surrogatepass")))
+
+    run_script.__doc__ = (
+        f"{script.description.strip()}\n\n`arguments` and `stdin` are given to a script as they are. "
+        "The answer is what it put out; an exit code other than 0 stands in the last line."
+    )
+    return tool(
+        run_script,
+        name=name,
+        level=script.level,
+        effect=script.effect,
+        timeout=script.timeout,
+        reads=script.reads,
+        reach=script.reach,
+        arguments={"arguments": "target:code", "stdin": "content"},
+    )
+
+
+def _tell_exit(ended: ProcessExit) -> str:
+    if ended.code == 0:
+        return ended.text
+    line_end = "" if ended.text.endswith("\n") or not ended.text else "\n"
+    return f"{ended.text}{line_end}[exit code {ended.code}]"
 
 
 def _check_argv(argv: list[str]) -> list[str]:
