@@ -1,6 +1,7 @@
 """The real SDKs through the proxy: they get their answers, and the journal gets what they cost."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,30 @@ async def test_the_body_the_query_and_the_betas_pass_untouched_and_the_key_does_
     assert (sent["anthropic-beta"], sent["anthropic-version"], sent["x-app"]) == ("one,two", "2023-06-01", "cli")
     assert sent["x-api-key"] == "sk-upstream-a"
     assert key not in str(sent)
+
+
+async def test_secrets_are_masked_on_the_way_out_and_what_is_signed_stays(place: Any) -> None:
+    import httpx2
+
+    token, name = "ghp_" + "aB3dE5fG7hJ9kL1mN3pQ5rS7tU9vW1xY3zA5", "claude-haiku-5-5"
+    body = (
+        b'{ "model":"%s",\t"max_tokens" : 64, "system":"the key is sk-upstream-o \\u00e9", "messages":['
+        b'{"role":"assistant","content":[{"type":"thinking","thinking":"%s","signature":"c2ln"}]},'
+        b'{"role":"user","content":"use %s\\nor \\"%s\\""}]}'
+    ) % (name.encode(), *(token.encode(),) * 3)
+    async with httpx2.AsyncClient(timeout=60) as http:
+        for key in (place.key(mask_secrets=True), place.key("other")):
+            for _ in range(2):
+                assert (await http.post(f"{place.base}/messages", content=body, headers={"x-api-key": key})).is_success
+    masked, again, *plain = place.provider.bodies
+    assert plain == [body, body]
+    assert masked == again
+    assert b"sk-upstream-o" not in masked
+    # The signed block has it still; the rest differs in nothing else.
+    assert masked.count(token.encode()) == 1
+    assert masked.startswith(b'{ "model":"claude-haiku-5-5",\t"max_tokens" : 64, "system":"the key is [redacted:')
+    assert b'"thinking":"%s","signature":"c2ln"}]}' % token.encode() in masked
+    assert json.loads(masked)["messages"][1]["content"] == 'use [redacted:github]\nor "[redacted:github]"'
 
 
 async def test_the_stream_reaches_the_client_byte_for_byte(place: Any) -> None:

@@ -261,6 +261,9 @@ def new_key(
             "--model", metavar="MODEL", help="It may ask only this, as in anthropic:claude-*; may be repeated."
         ),
     ] = None,
+    mask_secrets: Annotated[
+        bool, typer.Option("--mask-secrets", help="Mask secrets in what its clients send to the provider.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Make a key for a client of the proxy. It is shown once, and works at once, also on a running proxy.
@@ -273,7 +276,8 @@ def new_key(
     secret = make_key_secret()
 
     def made() -> Any:
-        limits = KeyLimits(_read_usd(per_session), _read_usd(per_hour), _read_usd(per_day), tokens, tuple(model or ()))
+        amounts = _read_usd(per_session), _read_usd(per_hour), _read_usd(per_day)
+        limits = KeyLimits(*amounts, tokens, tuple(model or ()), mask_secrets)
         key = describe_key(secret, name or agent, agent, SystemClock().now(), settings.person, limits)
         find_key_file(settings).add(key)
         return key

@@ -1,17 +1,19 @@
 """The requests of the three dialects: what is read of them, and the little that is ever changed.
 
 A request is passed on byte for byte. Of its body only what decides about money is read: the model, the most output, and
-what costs extra. Two changes are made, each as an edit of single bytes:
+what costs extra. Three changes are made, each as an edit of single bytes:
 
     the most output     lowered to what fits the caps, or written where the client set none; a thinking budget with it
     the usage           asked for where a client of Chat Completions streams without it; its chunk is dropped again
+    secrets             masked where the key says so, in every string but those that a provider signed
 
 No token is shorter than a byte, so the size of a body bounds its tokens. What a body only names, such as a file, a URL
 or an earlier response, is bounded by the model's whole window.
 """
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -180,6 +182,49 @@ class ModelCall(msgspec.Struct, frozen=True):
         return replace_number(
             body, "budget_tokens", limit - 1, lambda head: head.thinking.budget_tokens if head.thinking else None
         )
+
+
+_STRING: Final = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_DATA: Final = re.compile(rb'"(?:data:[\w/+.-]+;base64,)?[A-Za-z0-9+/=_-]{2000,}"')
+_SIGNED_BLOCKS: Final = frozenset(("thinking", "redacted_thinking", "compaction", "reasoning"))
+_SIGNED_MEMBERS: Final = frozenset(("signature", "encrypted_content"))
+
+
+def mask_body(body: bytes, redact: Callable[[str], str]) -> bytes:
+    """Mask secrets in the strings of a request; every other byte stays. Raises Unreadable.
+
+    The same secret gets the same mark each time, so a provider's prompt cache holds. What a provider signed stays
+    whole, because a changed block is refused, and so do files and pictures.
+    """
+    try:
+        signed = frozenset(_find_signed(msgspec.json.decode(body)))
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise Unreadable(f"The request cannot be read: {error}") from None
+
+    def mask(found: re.Match[bytes]) -> bytes:
+        literal = found[0]
+        if _DATA.fullmatch(literal):
+            return literal
+        text = json.loads(literal)
+        masked = text if text in signed else redact(text)
+        return literal if masked == text else json.dumps(masked).encode()
+
+    return _STRING.sub(mask, body)
+
+
+def _find_signed(node: Any, *, inside: bool = False) -> Iterator[str]:
+    match node:
+        case str() if inside:
+            yield node
+        case list():
+            for each in node:
+                yield from _find_signed(each, inside=inside)
+        case dict():
+            signed = inside or node.get("type") in _SIGNED_BLOCKS
+            for name, value in node.items():
+                yield from _find_signed(value, inside=signed or name in _SIGNED_MEMBERS)
+        case _:
+            pass
 
 
 def read_call(dialect: WireDialect, body: bytes) -> ModelCall:

@@ -36,6 +36,8 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     max_cost_usd_per_day: Decimal | None = None
     tokens_per_hour: int | None = None
     models: tuple[str, ...] = ()
+    mask_secrets: bool = False
+    """Masks secrets in what its clients send, the operator's own and all that look like one."""
 
 
 class VirtualKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

@@ -55,6 +55,7 @@ from halter.proxy.dialect import (
     ModelCall,
     Unreadable,
     WireDialect,
+    mask_body,
     read_call,
 )
 from halter.proxy.errors import Headers, Refusal, render_in_stream, render_refusal
@@ -71,7 +72,7 @@ from halter.proxy.relay import (
     read_whole,
 )
 from halter.proxy.sessions import KeyTerms, ProxiedSession, ProxiedSessions, resolve_key
-from halter.redaction.redact import Redactor
+from halter.redaction.redact import Redact, Redactor
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.server.server import serve_asgi
 
@@ -157,13 +158,20 @@ class Proxy:
     """One process of the proxy. `upstreams` are the providers of both protocols, by the word that names them."""
 
     def __init__(
-        self, app: Runtime, keys: KeyRing, door: ModelDoor, sessions: ProxiedSessions, upstreams: Mapping[str, Upstream]
+        self,
+        app: Runtime,
+        keys: KeyRing,
+        door: ModelDoor,
+        sessions: ProxiedSessions,
+        upstreams: Mapping[str, Upstream],
+        redact: Redact,
     ) -> None:
         self._app = app
         self._keys = keys
         self._door = door
         self._sessions = sessions
         self._upstreams = upstreams
+        self._redact = redact
         self._pools: dict[str, httpx2.AsyncClient] = {}
         self._terms: dict[VirtualKey, KeyTerms] = {}
         self._prices: Prices | None = None
@@ -198,7 +206,7 @@ class Proxy:
             sentence = "Halter: no provider of this protocol has a key here. Set one, and start `halter proxy` again."
             await client.answer(*render_refusal(dialect.name, Refusal("refused", sentence)))
         else:
-            body = await _read_body(receive, headers)
+            body = await _read_body(receive, headers, self._redact if found.key.limits.mask_secrets else None)
             if isinstance(body, Refusal):
                 await client.answer(*render_refusal(dialect.name, body))
                 return
@@ -395,7 +403,7 @@ def _explain_no_route(method: str, path: str) -> Refusal:
     return Refusal("not_found", f"Halter: there is nothing at {method} {shorten(path, 80)}.")
 
 
-async def _read_body(receive: Receive, headers: Headers) -> bytes | Refusal:
+async def _read_body(receive: Receive, headers: Headers, redact: Redact | None) -> bytes | Refusal:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -410,7 +418,13 @@ async def _read_body(receive: Receive, headers: Headers) -> bytes | Refusal:
             break
     body = parts[0] if len(parts) == 1 else b"".join(parts)
     encoding = next((value for name, value in headers if name == b"content-encoding"), b"identity")
-    return body if encoding == b"identity" else _decompress(body, encoding)
+    plain = body if encoding == b"identity" else _decompress(body, encoding)
+    if redact is None or isinstance(plain, Refusal) or not plain:
+        return plain
+    try:
+        return mask_body(plain, redact)
+    except Unreadable as error:
+        return Refusal("unreadable", f"Halter: {error}")
 
 
 def _decompress(body: bytes, encoding: bytes) -> bytes | Refusal:
@@ -509,7 +523,7 @@ async def open_proxy(
     policy = resolve_key(app, _PROBE).policy
     door = ModelDoor(store, app.clock, accounts, Prices(policy.prices), redact=redact)
     sessions = ProxiedSessions(app, worker, accounts, redact)
-    proxy = Proxy(app, keys, door, sessions, upstreams)
+    proxy = Proxy(app, keys, door, sessions, upstreams, redact)
     async with keep_leases(store, app.clock, worker, max(lease // 3, 1), pulse=app.pulse):
         tending = asyncio.ensure_future(sessions.run())
         try:
