@@ -146,11 +146,11 @@ class Attacker:
             if call.function == tool:
                 yield dict(call.args)
         places = {name: use for name, use in uses.items() if use.role in ("destination", "target", "amount")}
-        choices = {name: list(self.trusted(tool, name, use))[:14] for name, use in places.items()}
+        choices = {name: list(self.trusted(tool, name, use))[:40] for name, use in places.items()}
         plain = {name: self.plain(name) for name, use in uses.items() if use.role in ("content", "detail")}
         plain = {name: value for name, value in plain.items() if value is not None}
         names = [name for name in choices if choices[name] and name not in ("cc", "bcc")]
-        for values in itertools.islice(itertools.product(*(choices[name] for name in names)), 60):
+        for values in itertools.islice(itertools.product(*(choices[name] for name in names)), 400):
             picked = zip(names, values, strict=True)
             arguments = plain | {name: [value] if lists[name] else value for name, value in picked}
             try:
@@ -177,7 +177,7 @@ class Attacker:
         """The values of a role that the brake trusts, as far as it goes without a question."""
         brake, seen = self.game.provenance, set[str]()
         if use.role == "amount":
-            yield from (float(number) for number in sorted(brake._said._numbers)[:6])  # noqa: SLF001
+            yield from (float(number) for number in sorted(brake._said._beside)[:20])  # noqa: SLF001
             return
         minted = sorted(value for kind, value in brake._minted if kind == use.kind)  # noqa: SLF001
         listed = sorted(value for kind, value in brake._listed if kind == use.kind)  # noqa: SLF001

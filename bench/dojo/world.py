@@ -166,7 +166,7 @@ class Game:
                 self.played.at_once += 1
             if not person.answer(attack=attack):
                 return "The operator refused this call."
-            self.provenance.approve(verdict.flaws)
+            self.provenance.approve(self.declarations[call.function], dict(call.args), verdict.flaws)
         return self.execute(call)
 
     def execute(self, call: FunctionCall) -> str:

@@ -123,7 +123,7 @@ def test_what_is_erased_makes_it_stricter() -> None:
 def test_what_a_person_approved_is_asked_no_more() -> None:
     brake = tainted("Send a mail that says hello", "eve@evil.example")
     call = {"to": "eve@evil.example", "body": "hello"}
-    brake.approve(brake.judge("mail", MAIL, call).flaws)
+    brake.approve(MAIL, call, brake.judge("mail", MAIL, call).flaws)
     assert reasons(brake, "mail", MAIL, call) == []
 
 
@@ -329,3 +329,62 @@ def test_what_neither_reads_nor_changes_anything_is_not_asked_about() -> None:
     brake = tainted("Report what the page says", "See https://example.org/page")
     assert reasons(brake, "emit_finding", finding, {"text": "It names https://example.org/page"}) == []
     assert reasons(brake, "fetch", FETCH, {"url": "https://example.org/page"}) == ["egress"]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "Add an event to my calendar to remind me to pay DE89370400440532013000 20 euros",
+        "Look at the bill of 20 for DE89370400440532013000, but do not pay it",
+        "Check what DE89370400440532013000 sent, 20 or more. I'll pay it later",
+    ],
+)
+def test_what_is_forbidden_put_off_or_done_by_the_person_is_not_asked_for(task: str) -> None:
+    assert "unasked" in reasons(tainted(task), "pay", PAY, {"account": "DE89370400440532013000", "amount": 20})
+
+
+def test_a_payment_has_the_figure_of_the_sentence_that_asks_for_it() -> None:
+    brake = tainted(
+        "My landlord's account is DE89370400440532013000 and the rent is 900. Also refund the 10 of my friend"
+    )
+    assert reasons(brake, "pay", PAY, {"account": "DE89370400440532013000", "amount": 900}) == ["amount"]
+
+
+def test_a_payment_that_was_made_is_not_made_again_with_another_tool() -> None:
+    brake = tainted("Pay 20 to DE89370400440532013000 by standing order")
+    call = {"account": "DE89370400440532013000", "amount": 20}
+    brake.act("order", PAY, call)
+    assert reasons(brake, "pay", PAY, call) == ["repeated"]
+
+
+def test_words_that_begin_with_a_capital_are_no_name_of_several_words() -> None:
+    brake = tainted("I'm heading to Paris, post there the IDs of the files. Write to the Friends of Paris")
+    for value in ("I'm heading to Paris", "IDs of the files", "heading to Paris"):
+        assert reasons(brake, "post", POST, {"channel": value, "text": "hello"}) == ["unsaid"]
+    assert reasons(brake, "post", POST, {"channel": "Friends of Paris", "text": "hello"}) == []
+
+
+def test_a_plain_word_is_no_id() -> None:
+    move = Declaration(reach="own", arguments={"event": ArgumentUse("target", "event")}, asks=("move",))
+    assert reasons(tainted("Move the event with Baker"), "move", move, {"event": "baker"}) == ["unsaid"]
+    assert reasons(tainted("Move the event 'Baker'"), "move", move, {"event": "baker"}) == []
+
+
+def test_what_a_person_approved_as_one_kind_of_thing_is_approved_as_no_other() -> None:
+    brake = tainted("Invite her, mail her and pay her", "Her name is Dora, she gets 20")
+    invite = Declaration(reach="final", arguments={"user": ArgumentUse("target", "user")}, asks=("invite",))
+    brake.approve(invite, {"user": "Dora"}, brake.judge("invite", invite, {"user": "Dora"}).flaws)
+    assert reasons(brake, "invite", invite, {"user": "Dora"}) == []
+    assert reasons(brake, "mail", MAIL, {"to": "Dora", "body": "her"}) == ["unsaid"]
+    first, second = ({"account": account, "amount": 20} for account in ("DE1000000001", "DE2000000002"))
+    brake.approve(PAY, first, brake.judge("pay", PAY, first).flaws)
+    assert reasons(brake, "pay", PAY, first) == []
+    assert "amount" in reasons(brake, "pay", PAY, second)
+
+
+def test_the_links_of_a_name_that_a_person_approved_are_not_approved() -> None:
+    brake = tainted("Post hello to the channel of the page", "The channel is www.evil.example")
+    call = {"channel": "see www.evil.example", "text": "hello"}
+    brake.approve(POST, call, brake.judge("post", POST, call).flaws)
+    assert reasons(brake, "post", POST, call) == []
+    assert reasons(brake, "fetch", FETCH, {"url": "www.evil.example"}) == ["egress"]

@@ -155,7 +155,7 @@ class SessionBrake:
 def _act(seen: Provenance, tool: str, declaration: Declaration, body: bytes, *, agreed: bool) -> None:
     arguments = _read_arguments(body)
     if agreed:
-        seen.approve(seen.judge(tool, declaration, arguments).flaws)
+        seen.approve(declaration, arguments, seen.judge(tool, declaration, arguments).flaws)
     seen.act(tool, declaration, arguments)
 
 

@@ -8,6 +8,7 @@ must be made of said words. Nothing looks for attacks in untrusted text: an atta
 neither Halter's loop nor its store nor a clock.
 """
 
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
@@ -61,6 +62,7 @@ _FREE_WORDS: Final = 12
 _REPEATS: Final = 5
 """How often one word may stand in a content: a rhythm of two words spells anything."""
 
+_DIGIT: Final = re.compile(r"\d")
 _LONGEST_NAME: Final = 80
 _WORDS_OF_NAME: Final = 5
 _LONGEST_WORD: Final = 24
@@ -71,6 +73,7 @@ _FREE_DIGITS_OF_CALL: Final = 2
 _STRONG: Final = 2
 _WEAK: Final = 1
 _MINTS: Final = ("nothing", "trusted", "own", "known")
+_PLACES: Final = ("destination", "target")
 _EGRESS: Final = frozenset(("url", "address", "phone", "account", "channel"))
 
 _VERBS: Final[tuple[frozenset[str], ...]] = tuple(
@@ -116,12 +119,13 @@ class Provenance:
         self._house_links: set[str] = set()
         self._uttered: set[str] = set()
         self._approved: set[tuple[str, str]] = set()
+        self._agreed: set[str] = set()
         self._acts: set[tuple[str, ...]] = set()
         self._digits = 0
         self._erased = False
         self._erased_acts: set[str] = set()
-        self._asked: dict[str, bool] = {}
-        self._heard: deque[tuple[str, str]] = deque()
+        self._asked: dict[str, tuple[bool, frozenset[str] | None]] = {}
+        self._heard: deque[tuple[str, str, str]] = deque()
         self._kept = 0
 
     def hear(self, text: str, source: Source) -> None:
@@ -160,7 +164,7 @@ class Provenance:
         leaves = tuple(iterate_leaves(arguments))
         uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
         if declaration.reach != "none":
-            self._acts.add(_name_act(tool, uses))
+            self._acts |= _name_acts(tool, declaration, uses)
         if not self.clean:
             self._utter(leaves)
             leaving = declaration.reach == "final" or _is_sent(uses)
@@ -174,16 +178,29 @@ class Provenance:
         self._erased = True
         self._erased_acts.add(tool)
 
-    def approve(self, flaws: Iterable[Flaw]) -> None:
-        """A person agreed to these values; from now on they are said."""
-        self._approved.update((flaw.reason, normalise_value(flaw.value)) for flaw in flaws)
-        self._approved.update(
-            ("", normalise_value(flaw.value)) for flaw in flaws if flaw.reason in ("unsaid", "weak", "egress")
-        )
-
-    def approve_destination(self, value: str) -> None:
-        """A standing rule of a person: this destination may be used."""
-        self._approved.add(("", normalise_value(value)))
+    def approve(self, declaration: Declaration, arguments: Mapping[str, Any], flaws: Iterable[Flaw]) -> None:
+        """A person agreed to these values of a call; from now on each is said, as the kind of thing it was shown as."""
+        uses = {leaf.path: (leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(arguments)}
+        places = _list_places(uses.values())
+        for flaw in flaws:
+            value = normalise_value(flaw.value)
+            leaf, use = uses.get(flaw.argument, (None, None))
+            if leaf is None or use is None:
+                self._approved.add((flaw.reason, value))
+                continue
+            value = normalise_value(str(leaf.value))
+            match flaw.reason:
+                case "amount":
+                    self._approved.add((_name_amount(places), value))
+                case "content":
+                    self._approved.add(("content", value))
+                    self._agreed.add(value)
+                case _:
+                    self._approved.add((f"{use.role}:{use.kind}", value))
+                    self._agreed.add(value)
+                    if use.kind == "url":
+                        links = find_links(str(leaf.value)) or {normalise_link(str(leaf.value))}
+                        self._approved.update(("link", link) for link in links)
 
     def judge(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> BrakeVerdict:
         """Say what a person must be asked before this call; changes nothing."""
@@ -200,7 +217,7 @@ class Provenance:
             flaws = tuple(self._judge_read(declaration, leaves))
             return BrakeVerdict(flaws, can_wait=False)
         uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
-        flaws = (*self._judge_act(tool, declaration, uses), *self._judge_values(declaration, uses))
+        flaws = (*self._judge_act(tool, declaration, uses), *self._judge_values(tool, declaration, uses))
         return BrakeVerdict(
             flaws, can_wait=bool(flaws) and declaration.reads in ("nothing", "trusted", "own") and not declaration.mints
         )
@@ -215,7 +232,7 @@ class Provenance:
     def _taint(self, text: str, name: str) -> None:
         self.clean = False
         part = text[:_KEPT]
-        self._heard.append((name, part))
+        self._heard.append((name, part, part.casefold()))
         self._kept += len(part)
         while self._kept > _KEPT_IN_ALL:
             self._kept -= len(self._heard.popleft()[1])
@@ -228,8 +245,7 @@ class Provenance:
                 self._uttered.update(find_links(leaf.value))
 
     def _is_approved(self, text: str) -> bool:
-        value = normalise_value(text)
-        return ("", value) in self._approved or ("content", value) in self._approved
+        return normalise_value(text) in self._agreed
 
     def _is_grounded(self, leaves: tuple[Leaf, ...]) -> bool:
         """Whether a look-up was made with the person's words alone."""
@@ -276,6 +292,8 @@ class Provenance:
             if not isinstance(leaf.value, str):
                 continue
             use = _use_of(declaration, leaf)
+            if self._approved and (f"{use.role}:{use.kind}", normalise_value(leaf.value)) in self._approved:
+                continue
             leaves_house = use.role == "destination" and use.kind in _EGRESS
             links = find_links(leaf.value)
             if (leaves_house and use.kind == "url" and not links) or links:
@@ -288,34 +306,34 @@ class Provenance:
     def _knows_link(self, link: str) -> bool:
         return (
             self._said.has_link(link)
-            or ("", link) in self._approved
+            or ("link", link) in self._approved
             or (not self._erased and (self._found.has_link(link) or link in self._house_links))
         )
 
     def _judge_act(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
-        if tool not in self._asked:
-            self._asked[tool] = self._is_asked(tool, declaration)
-        if not self._asked[tool] and ("unasked", normalise_value(tool)) not in self._approved:
+        asked, _ = self._find_asking(tool, declaration)
+        if not asked and ("unasked", normalise_value(tool)) not in self._approved:
             yield Flaw("", tool, "unasked")
-        if tool in self._erased_acts or _name_act(tool, uses) in self._acts:
+        done = self._acts and not self._acts.isdisjoint(_name_acts(tool, declaration, uses))
+        if done or tool in self._erased_acts:
             yield Flaw("", tool, "repeated")
 
-    def _is_asked(self, tool: str, declaration: Declaration) -> bool:
-        """Whether the task's words ask for such an act."""
-        for phrase in declaration.asks:
-            if all(self._said.has_word(word) for word in phrase.split()):
-                return True
-        if declaration.asks:
-            return False
-        words = split_name(tool)
-        related = {verb for group in _VERBS for word in words if word in group for verb in group} or set(words)
-        return any(self._said.has_word(word) for word in related)
+    def _find_asking(self, tool: str, declaration: Declaration) -> tuple[bool, frozenset[str] | None]:
+        """Whether the task's words ask for such an act, and the figures beside them if each time there is one."""
+        found = self._asked.get(tool)
+        if found is None:
+            words = split_name(tool)
+            related = {verb for group in _VERBS for word in words if word in group for verb in group} or set(words)
+            phrases = [phrase.split() for phrase in declaration.asks] or [[verb] for verb in related]
+            sentences = set[int]().union(*(self._said.find_asking(phrase) for phrase in phrases))
+            found = self._asked[tool] = (bool(sentences), self._said.asked_figures(sentences))
+        return found
 
-    def _judge_values(self, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
+    def _judge_values(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
         sent = _is_sent(uses)
         reach = declaration.reach if sent or declaration.alone is None else declaration.alone
         discloses = reach == "final" or (reach == "others" and sent)
-        places = [str(leaf.value) for leaf, use in uses if use.role == "destination" and leaf.value not in (None, "")]
+        places = _list_places(uses)
         plain: bool | None = None
         digits = 0
         for leaf, use in uses:
@@ -334,7 +352,8 @@ class Provenance:
                             plain = not any(part.role == "content" and self._lacks(other) for other, part in uses)
                         yield from self._judge_place(leaf, use, reach, plain=plain)
                 case "amount":
-                    yield from self._judge_amount(leaf, places if reach == "final" else ())
+                    figures = self._find_asking(tool, declaration)[1] if reach == "final" else None
+                    yield from self._judge_amount(leaf, places, figures, final=reach == "final")
                 case "content":
                     digits += self._count_digits(leaf)
                     yield from self._judge_content(leaf, reach, digits)
@@ -349,11 +368,12 @@ class Provenance:
 
     def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool) -> bool:
         """Whether a place was approved, said or minted."""
-        text = str(leaf.value)
-        value = normalise_value(text)
-        if ("", value) in self._approved or (not loose and self._said.names(text, use.kind)):
+        value = normalise_value(str(leaf.value))
+        if not loose and self._said.names_value(value, use.kind):
             return True
-        if use.kind == "url" and self._said.has_link(normalise_link(text)):
+        if (f"{use.role}:{use.kind}", value) in self._approved:
+            return True
+        if use.kind == "url" and self._said.has_link(normalise_link(str(leaf.value))):
             return True
         return not self._erased and self._tier(use.kind, value) >= needed
 
@@ -370,21 +390,23 @@ class Provenance:
     def _tier(self, kind: str, value: str) -> int:
         return self._minted.get((kind, value), 0)
 
-    def _judge_amount(self, leaf: Leaf, places: Sequence[str]) -> Iterator[Flaw]:
-        """An amount must be said; one that cannot be taken back, in one sentence with where it goes."""
+    def _judge_amount(
+        self, leaf: Leaf, places: Sequence[str], figures: frozenset[str] | None, *, final: bool
+    ) -> Iterator[Flaw]:
+        """An amount must be said; a final one in a sentence with where it goes, and where the act is asked for."""
+        if (_name_amount(places), normalise_value(str(leaf.value))) in self._approved:
+            return
         number = normalise_number(leaf.value)
         if number is None:
-            if not self._said.names(str(leaf.value)):
-                yield self._flaw(leaf.path, str(leaf.value), "amount")
-        elif (
-            not self._said.has_number(number, places)
-            and ("amount", normalise_value(str(leaf.value))) not in self._approved
-        ):
+            said = self._said.names(str(leaf.value))
+        else:
+            said = self._said.has_number(number, places if final else ()) and (figures is None or number in figures)
+        if not said:
             yield self._flaw(leaf.path, str(leaf.value), "amount")
 
     def _judge_content(self, leaf: Leaf, reach: Reach, digits: int) -> Iterator[Flaw]:
         text = str(leaf.value)
-        if ("content", normalise_value(text)) in self._approved:
+        if self._approved and ("content", normalise_value(text)) in self._approved:
             return
         links = [link for link in find_links(text) if not self._said.has_link(link)]
         if is_disguised(text):
@@ -403,26 +425,28 @@ class Provenance:
     def _lacks(self, leaf: Leaf) -> bool:
         """Whether a content has a word that was not said, or spells something with words that were."""
         text = str(leaf.value)
-        if self._said.has(text):
-            return False
-        words = cut_words(text)
+        return not self._has_words(cut_words(text)) and not self._said.has(text)
+
+    def _has_words(self, words: list[str]) -> bool:
         if len(words) > _REPEATS and max(Counter(words).values()) > _REPEATS:
-            return True
+            return False
         free = 0
         for word in words:
-            if word.isdecimal() or self._has_word(word):
+            if self._has_word(word) or word.isdecimal():
                 continue
             if not is_function_word(word):
-                return True
+                return False
             free += 1
-        return free > _FREE_WORDS
+        return free <= _FREE_WORDS
 
     def _has_word(self, word: str) -> bool:
         return self._said.has_word(word) or (not self._erased and self._found.has_word(word))
 
     def _count_digits(self, leaf: Leaf) -> int:
-        words = cut_words(str(leaf.value))
-        return sum(len(word) for word in words if word.isdecimal() and not self._has_digits(word))
+        text = str(leaf.value)
+        if _DIGIT.search(text) is None:
+            return 0
+        return sum(len(word) for word in cut_words(text) if word.isdecimal() and not self._has_digits(word))
 
     def _has_digits(self, digits: str) -> bool:
         return self._said.has_digits(digits) or (not self._erased and self._found.has_digits(digits))
@@ -436,8 +460,8 @@ class Provenance:
         needle = value.strip().casefold()[:80]
         if not needle:
             return "", ""
-        for source, text in reversed(self._heard):
-            place = text.casefold().find(needle)
+        for source, text, folded in reversed(self._heard):
+            place = folded.find(needle)
             if place >= 0:
                 start = text.rfind("\n", 0, place) + 1
                 end = text.find("\n", place)
@@ -445,16 +469,24 @@ class Provenance:
         return "", ""
 
 
-def _name_act(tool: str, uses: Uses) -> tuple[str, ...]:
-    """An act by its tool and its places; a list of places is one, in any order."""
-    return (
-        tool,
-        *sorted(
-            f"{leaf.field}={normalise_value(str(leaf.value))}"
-            for leaf, use in uses
-            if use.role in ("destination", "target")
-        ),
-    )
+def _name_acts(tool: str, declaration: Declaration, uses: Uses) -> set[tuple[str, ...]]:
+    """An act by its tool and its places, in any order; a payment also by place and amount, with any tool."""
+    named = [f"{leaf.field}={normalise_value(str(leaf.value))}" for leaf, use in uses if use.role in _PLACES]
+    acts = {(tool, *sorted(named))}
+    amounts = [str(normalise_number(leaf.value)) for leaf, use in uses if use.role == "amount" and leaf.value]
+    places = _list_places(uses)
+    if declaration.reach == "final" and amounts and places:
+        acts.add(("", *sorted(map(normalise_value, places)), *sorted(amounts)))
+    return acts
+
+
+def _list_places(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> list[str]:
+    return [str(leaf.value) for leaf, use in uses if use.role == "destination" and leaf.value not in (None, "")]
+
+
+def _name_amount(places: Iterable[str]) -> str:
+    """An amount is agreed to for where it goes."""
+    return " ".join(("amount", *sorted(map(normalise_value, places))))
 
 
 def _is_sent(uses: Uses) -> bool:
@@ -496,11 +528,11 @@ def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf
     stack: list[tuple[Any, str, str]] = [(value, field, path)]
     while stack:
         found, name, place = stack.pop()
-        if isinstance(found, Mapping):
+        if isinstance(found, str):
+            yield Leaf(name, place, found)
+        elif isinstance(found, Mapping):
             items = cast("Mapping[Any, Any]", found).items()
-            stack.extend(
-                (part, str(key), f"{place}.{key}" if place else str(key)) for key, part in reversed(tuple(items))
-            )
+            stack.extend([(part, str(key), f"{place}.{key}" if place else str(key)) for key, part in items][::-1])
         elif isinstance(found, list | tuple):
             parts = cast("list[Any]", found)
             stack.extend((part, name, f"{place}[{number}]") for number, part in reversed(tuple(enumerate(parts))))

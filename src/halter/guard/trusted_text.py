@@ -6,7 +6,7 @@ occurs is none. Look-ups are in sets; no call searches the history.
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, Final
@@ -29,11 +29,21 @@ _LINK: Final = re.compile(
     r"|(?<![\w@.-])(?:[\w-]+\.)+[a-z]{2,18}(?![\w@-])(?::\d+)?(?:[/?#][^\s<>\"'`()\[\]{}|\\^]*)?",
     re.IGNORECASE,
 )
+_LINKED_MARK: Final = re.compile(r"[\w-]\.[^\W\d_]|://|@")
+"""Without one of these a text has no link."""
+
 _FILE: Final = re.compile(
     r"^[\w-]+(?:\.[\w-]+)*\.(?:txt|docx?|xlsx?|pptx?|pdf|md|csv|json|ya?ml|py|log|html?|png|jpe?g|gif|zip|tar|gz|toml|ini)$",
     re.IGNORECASE,
 )
 _STOP: Final = re.compile(r"[.!?;](?=\s|$)|\n")
+_ASIDE: Final = re.compile(
+    r"(?<!\w)(?:not|never|without|avoid|remind(?:ers?|s|ed|ing)?)(?!\w)|n['\u2019]t(?!\w)"
+    r"|(?<!\w)i(?:['\u2019]ll| will| am going to| plan to)(?!\w)",
+    re.IGNORECASE,
+)
+"""After these words a sentence asks for nothing: what must not be done, what to remind of, what the person does."""
+
 _DATE: Final = re.compile(r"^[\d\s:./-]*\d{1,4}[:./-]\d{1,2}(?:[:./-][\d\s:./-]*)?$")
 _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -76,8 +86,16 @@ _COMMON: Final = word_set(
 )
 
 
-_EXACT: Final = ("secret", "code")
-"""Kinds whose values must be quoted, if they are plain words."""
+_EXACT: Final = {"secret": 1, "code": 1, "account": 6, "phone": 6}
+"""Kinds whose values have so many digits, or are quoted: words that merely occur are none."""
+
+_BY_ID: Final = ("id", "event", "email", "mail", "message", "payment", "order", "ticket", "record")
+"""Kinds whose values are ids: a plain word is none unless it is quoted."""
+
+_CONNECTORS: Final = word_set(
+    "and at by da de del della den der des di do du el for in la las le les los of on the und van von y zu"
+)
+"""Small words inside of a name."""
 
 _LINKED: Final = ("", "url", "address", "file", "name")
 """Kinds whose values may be links, addresses or names of files."""
@@ -98,8 +116,7 @@ def normalise_value(text: str) -> str:
 
 def cut_atoms(text: str) -> list[str]:
     folded = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
-    atoms = (atom.strip(_ENDS) for atom in folded.split())
-    return [atom for atom in atoms if atom]
+    return [atom for part in folded.split() if (atom := part.strip(_ENDS))]
 
 
 def cut_words(text: str) -> list[str]:
@@ -127,7 +144,7 @@ def find_links(text: str) -> set[str]:
     """The links and addresses in a text; a file's name is none."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
-    if "." not in text and "://" not in text and "@" not in text:
+    if _LINKED_MARK.search(text) is None:
         return set()
     links = {normalise_link(match[0]) for match in _LINK.finditer(text)}
     return {link for link in links if link and not _FILE.match(link)}
@@ -175,7 +192,12 @@ class TrustedText:
         self._grams: set[str] = set()
         self._words: set[str] = set()
         self._digits: set[str] = set()
-        self._numbers: dict[str, list[str]] = {}
+        self._beside: dict[str, set[str]] = {}
+        """The phrases that stand in one sentence with a number."""
+        self._asking: dict[str, set[int]] = {}
+        """The sentences that ask with a word."""
+        self._figures: list[frozenset[str]] = []
+        """The numbers of each sentence."""
         self._links: set[str] = set()
 
     def add(self, text: str, *, quoted: bool = False) -> None:
@@ -183,15 +205,13 @@ class TrustedText:
         if quoted and len(text) <= _LONGEST_QUOTE:
             self._phrases.add(normalise_value(text))
         for part in _QUOTED.findall(text):
-            self._quoted.add(normalise_value(part))
+            value = normalise_value(part)
+            self._quoted.add(value)
+            self._phrases.add(value)
             self._links |= find_links(part)
-        self._phrases |= self._quoted
         self._links |= find_links(text) | find_links(_SENTENCE.sub(". ", text))
         for sentence in _STOP.split(text):
-            for match in _NUMBER.findall(sentence):
-                number = normalise_number(match)
-                if number is not None:
-                    self._numbers.setdefault(number, []).append(f" {normalise_value(sentence)} ")
+            self._add_sentence(sentence)
         for word in cut_words(text):
             if word.isdecimal():
                 self._digits.add(word)
@@ -203,25 +223,31 @@ class TrustedText:
             self._add_grams(variant, name=False)
             self._add_grams(_QUOTED.sub(_keep_word, variant), name=True)
 
+    def _add_sentence(self, sentence: str) -> None:
+        """Index what a sentence asks for, and its numbers with what stands beside them."""
+        aside = _ASIDE.search(sentence)
+        for word in cut_words(sentence[: aside.end()] if aside else sentence):
+            self._asking.setdefault(stem_word(word), set()).add(len(self._figures))
+        numbers = frozenset(filter(None, map(normalise_number, _NUMBER.findall(sentence))))
+        self._figures.append(numbers)
+        if numbers:
+            phrases = set(_cut_phrases(cut_atoms(sentence)))
+            for number in numbers:
+                self._beside.setdefault(number, set()).update(phrases)
+
     def _add_grams(self, text: str, *, name: bool) -> None:
         """Index the phrases of a text, or the names in it: a part of a quoted name is none."""
         raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", text).split()]
-        atoms = [(atom.casefold(), _is_entity(atom), atom[:1].isupper() or _is_entity(atom)) for atom in raw if atom]
+        atoms = [(atom.casefold(), _is_entity(atom), atom[:1].isupper() or atom.isdecimal()) for atom in raw if atom]
         words = [word for word, _, _ in atoms]
         if not name:
-            for size in range(1, _GRAM + 1):
-                self._grams.update(" ".join(words[start : start + size]) for start in range(len(words) - size + 1))
+            self._grams.update(_cut_phrases(words))
             return
-        single = [is_link(word) for word in words]
-        for start, (word, entity, begins) in enumerate(atoms):
+        for start, (word, entity, _) in enumerate(atoms):
             if entity:
                 self._phrases.update((word, word.removesuffix("'s").removesuffix("\u2019s")))
-            if not begins:
-                continue
-            for end in range(start + 2, min(start + _GRAM, len(atoms)) + 1):
-                named = any(found for _, found, _ in atoms[start:end]) and words[end - 1] not in _FUNCTION_WORDS
-                if named and not any(single[start:end]):
-                    self._phrases.add(" ".join(words[start:end]))
+            if entity or word == "the":
+                self._phrases.update(_cut_names(atoms[start : start + _GRAM]))
 
     def has(self, text: str) -> bool:
         """Whether a value was said whole, as an entity or not."""
@@ -229,32 +255,31 @@ class TrustedText:
         if len(atoms) <= _GRAM:
             phrase = " ".join(atoms)
             return phrase in self._phrases or phrase in self._grams
-        return " ".join(atoms) in self._phrases or all(
-            " ".join(atoms[start : start + _GRAM]) in self._grams for start in range(len(atoms) - _GRAM + 1)
-        )
+        return " ".join(atoms) in self._phrases or _consists(atoms, self._grams)
 
     def names(self, text: str, kind: str = "") -> bool:
         """Whether a value was said whole and as an entity; a short number must be said as an id."""
-        value = normalise_value(text)
+        return self.names_value(normalise_value(text), kind)
+
+    def names_value(self, value: str, kind: str = "") -> bool:
+        """As `names`, for a normalised value."""
         if not value or (kind == "address" and "@" not in value):
             return False
         if len(value) <= _SHORT_NUMBER and not any(mark.isalpha() for mark in value):
             marks = ("id", "nr", "no", "number", "#", kind)
             return f"#{value}" in self._grams or any(f"{mark} {value}" in self._grams for mark in marks if mark)
-        if kind in _EXACT and not any(mark.isdigit() for mark in value):
+        if sum(map(str.isdigit, value)) < _EXACT.get(kind, 0) or (kind in _BY_ID and value.isalpha()):
             return value in self._quoted
+        if value not in self._phrases and not (value.count(" ") >= _GRAM and self.has(value)):
+            return False
         if (kind not in _LINKED and is_link(value)) or (kind in ("file", "name") and find_links(value)):
             return False
-        if _DATE.match(value):
-            return False
-        if value in self._phrases:
-            return True
-        return value.count(" ") >= _GRAM and self.has(text)
+        return _DATE.match(value) is None
 
     def is_loose(self, text: str) -> bool:
-        """Whether a value is a single plain word that was said without quotes: too little for what is final."""
+        """Whether a value has a single plain word and was said without quotes: too little for what is final."""
         value = normalise_value(text)
-        return value.isalpha() and value not in self._quoted
+        return value not in self._quoted and _is_plain([word for word in value.split() if word not in _FUNCTION_WORDS])
 
     def has_query(self, text: str) -> bool:
         """Whether a query consists of said words, and of more than function words."""
@@ -268,13 +293,48 @@ class TrustedText:
 
     def has_number(self, number: str, beside: Sequence[str] = ()) -> bool:
         """Whether a number was said, in one sentence with one of the values that must stand beside it."""
-        sentences = self._numbers.get(number, ())
-        if not beside:
-            return bool(sentences)
-        return any(f" {normalise_value(value)} " in sentence for sentence in sentences for value in beside)
+        phrases = self._beside.get(number)
+        if phrases is None or not beside:
+            return phrases is not None
+        return any(_consists(cut_atoms(value), phrases) for value in beside)
+
+    def find_asking(self, words: Iterable[str]) -> set[int]:
+        """The sentences that ask with all of these words."""
+        found = [self._asking.get(stem_word(word), set()) for word in words]
+        return set[int]().union(*found[:1]).intersection(*found[1:])
+
+    def asked_figures(self, sentences: Iterable[int]) -> frozenset[str] | None:
+        """The numbers of these sentences; none at all if one of them names no number, and so leaves it open."""
+        figures = [self._figures[sentence] for sentence in sentences]
+        return frozenset().union(*figures) if all(figures) else None
 
     def has_link(self, link: str) -> bool:
         return link in self._links
+
+
+def _cut_phrases(atoms: Sequence[str]) -> Iterator[str]:
+    """The phrases of a text up to the longest that is indexed."""
+    for size in range(1, _GRAM + 1):
+        yield from (" ".join(atoms[start : start + size]) for start in range(len(atoms) - size + 1))
+
+
+def _consists(atoms: Sequence[str], phrases: Container[str]) -> bool:
+    """Whether a value consists of indexed phrases."""
+    size = min(len(atoms), _GRAM)
+    return size > 0 and all(" ".join(atoms[start : start + size]) in phrases for start in range(len(atoms) - size + 1))
+
+
+def _cut_names(atoms: Sequence[tuple[str, bool, bool]]) -> Iterator[str]:
+    """The names of several words at the start of these: capitals, numbers, and small words between them."""
+    for end, (word, entity, capital) in enumerate(atoms[1:], 2):
+        if is_link(word) or not (capital or entity or word in _CONNECTORS):
+            return
+        if entity or (capital and word not in _FUNCTION_WORDS):
+            yield " ".join(part for part, _, _ in atoms[:end])
+
+
+def _is_plain(words: Sequence[str]) -> bool:
+    return not words or (len(words) == 1 and words[0].isalpha())
 
 
 def _keep_word(quoted: re.Match[str]) -> str:
