@@ -487,3 +487,13 @@ def test_a_playbook_with_verbs_is_played_and_says_its_cap_first(ada: Person) -> 
     assert first == "It may spend at most $0.05."
     assert session.startswith("Session ")
     assert rest[0] == "  ok       run_skill  Rain."
+
+
+def test_a_playbook_without_a_cap_says_the_cap_of_its_session_before_anything_runs(ada: Person) -> None:
+    (ada.agent / "steps.yaml").write_text("- {call: ask, with: {what: rain}}\n")
+    code, said, told = ada.types("play", str(ada.agent / "steps.yaml"))
+    assert (code, said) == (3, "It may spend at most $1.00.\n")
+    assert "no person has trusted it as it is now" in told
+    ada.agent.joinpath("agent.yaml").write_text("name: desk\nlimits: {max_cost_usd: none}\n")
+    said = ada.types("play", str(ada.agent / "steps.yaml"))[1]
+    assert said == "It has no cap of its own; those of its agent and of the fleet count.\n"

@@ -19,12 +19,13 @@ from halter.cli.command import (
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, say, warn
-from halter.core.agent_spec import Step
+from halter.core.agent_spec import Playbook, Step
 from halter.core.errors import ConfigError
-from halter.core.ids import SessionId, may_decide
+from halter.core.ids import SessionId, may_decide, session_stream
 from halter.core.money import format_micros, format_usd
 from halter.core.text import clean, shorten
 from halter.core.vocabulary import State
+from halter.guard.ledger import read_budget
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.runtime.runtime import Runtime
 from halter.tasks.playbooks import PlaybookOutcome
@@ -51,27 +52,28 @@ def play(
 ) -> None:
     """Run a playbook through the guard, call by call. It waits where a person has to decide, and survives a crash.
 
-    A playbook is a list of calls in YAML. A model is asked only by a step that asks one, as run_skill does. The
-    playbook's cap is said first. Exits 1 if a step was refused or failed.
+    A playbook is a list of calls in YAML. A model is asked only by a step that asks one, as run_skill does. What
+    the session may spend is said first. Exits 1 if a step was refused or failed.
     """
     given = _parse_inputs(inputs or [])
     folder = agent or _find_agent_folder(playbook)
 
     async def job(app: Runtime) -> tuple[SessionId, PlaybookOutcome]:
-        from halter.config.agent_files import read_playbook
+        from halter.config.agent_files import read_agent, read_playbook
+        from halter.config.resolve import resolve_policy
         from halter.runtime.assemble import assemble_agent
         from halter.runtime.sessions import begin_playbook, resume_playbook
         from halter.runtime.telemetry import trace_process
 
+        begun = await _find_play_session(app, resume) if resume else SessionId("")
+        steps = None if begun else read_playbook(playbook)
+        if not as_json:
+            own = resolve_policy(app.fleet, read_agent(folder)).caps.session.max_cost_usd
+            say(await _describe_cap(app, own, steps, begun), at_once=True)
         async with trace_process(app, warn), assemble_agent(app, folder, tell=warn) as ready:
             for sentence in ready.left_out:
                 warn(sentence)
-            steps = None if resume else read_playbook(playbook)
-            if not as_json and steps is not None and steps.max_cost_usd is not None:
-                say(f"It may spend at most {format_micros(steps.max_cost_usd)}.", at_once=True)
-            session = await (
-                _find_play_session(app, resume) if steps is None else begin_playbook(app, ready, steps, given)
-            )
+            session = begun if steps is None else await begin_playbook(app, ready, steps, given)
             if not as_json:
                 say(f"Session {session}", at_once=True)
             try:
@@ -91,6 +93,19 @@ def play(
         say(f"Its receipt: halter receipt {session}")
     if ended.state != "COMPLETED":
         raise typer.Exit(EXIT_FAILED)
+
+
+async def _describe_cap(app: Runtime, own: int | None, playbook: Playbook | None, session: SessionId) -> str:
+    """Say what the whole session may spend; one that goes on has what is left of its cap."""
+    if session:
+        row = await read_budget(app.store, session_stream(session))
+        cap, spent = (row.cap if row.cap_by or row.cap is not None else own), row.spent
+    else:
+        caps = [each for each in (own, playbook and playbook.max_cost_usd) if each is not None]
+        cap, spent = min(caps, default=None), 0
+    if cap is None:
+        return "It has no cap of its own; those of its agent and of the fleet count."
+    return f"It may spend at most {format_micros(cap)}{f', of which {format_micros(spent)} is spent' if spent else ''}."
 
 
 async def _find_play_session(app: Runtime, beginning: str) -> SessionId:
