@@ -135,6 +135,19 @@ class ForkSafeConnection(sqlite3.Connection):
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         return self.cursor(ForkSafeCursor).executemany(sql, parameters)
 
+    def query(self, sql: str, parameters: Any = ()) -> tuple[list[str], list[Any]]:
+        """The columns and all rows of a query, read in one go.
+
+        A statement that is half read keeps its snapshot open, and what another thread reads on this connection
+        meanwhile would be as old.
+        """
+        cursor = self.cursor(ForkSafeCursor)
+        if FORKING.locked():
+            let_fork_pass()
+        with self.inside.lock:
+            sqlite3.Cursor.execute(cursor, sql, parameters)
+            return [column[0] for column in cursor.description], sqlite3.Cursor.fetchall(cursor)
+
     def execute_all(self, statements: Iterable[tuple[str, Any]]) -> None:
         """Execute statements that return no rows, with one cursor and one lock."""
         cursor = self.cursor(ForkSafeCursor)
@@ -285,7 +298,7 @@ MOST_FLAWS_SHOWN: Final = 20
 
 
 class SqliteView:
-    def __init__(self, connection: sqlite3.Connection, in_words: SqliteErrorScope) -> None:
+    def __init__(self, connection: ForkSafeConnection, in_words: SqliteErrorScope) -> None:
         self._connection = connection
         self._in_words = in_words
 
@@ -293,7 +306,7 @@ class SqliteView:
         return self._read(lambda: run_sqlite_query(self._connection, name, params))
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        return self._read(lambda: begin_query(self._connection, name, params).fetchall())
+        return self._read(lambda: read_rows(self._connection, name, params)[1])
 
     def get(self, digest: Digest) -> bytes | None:
         return self._read(lambda: read_sqlite_blob(self._connection, digest))
@@ -317,19 +330,20 @@ class SqliteView:
                 return job()
 
 
-def begin_query(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> sqlite3.Cursor:
-    return connection.execute(load_queries("queries.sql")[name], dict(params))
+def read_rows(
+    connection: ForkSafeConnection, name: str, params: Mapping[str, Any]
+) -> tuple[list[str], list[tuple[Any, ...]]]:
+    return connection.query(load_queries("queries.sql")[name], dict(params))
 
 
-def run_sqlite_query(connection: sqlite3.Connection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    cursor = begin_query(connection, name, params)
-    names = [column[0] for column in cursor.description]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+def run_sqlite_query(connection: ForkSafeConnection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    names, rows = read_rows(connection, name, params)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
-def read_sqlite_blob(connection: sqlite3.Connection, digest: Digest) -> bytes | None:
-    row = connection.execute(load_queries("sqlite/engine.sql")["get"], {"digest": digest}).fetchone()
-    return None if row is None else row[0]
+def read_sqlite_blob(connection: ForkSafeConnection, digest: Digest) -> bytes | None:
+    _, rows = connection.query(load_queries("sqlite/engine.sql")["get"], {"digest": digest})
+    return rows[0][0] if rows else None
 
 
 def _decode_lenient(text: bytes) -> str:
@@ -483,7 +497,7 @@ class SqliteEngine:
     def read(self, stream: StreamId, after: int, limit: int) -> Sequence[Stored]:
         params = {"stream": stream, "after": after, "limit": limit}
         with self._in_words:
-            return [read_stored_event(row) for row in self._reader.execute(self._sql["read"], params)]
+            return [read_stored_event(row) for row in self._reader.query(self._sql["read"], params)[1]]
 
     def claim(
         self,
@@ -561,19 +575,19 @@ class SqliteEngine:
 
     def indexed(self, documents: Sequence[str]) -> frozenset[str]:
         with self._in_words:
-            found = self._reader.execute(self._sql["indexed"], {"documents": _encode_values(documents)})
+            _, found = self._reader.query(self._sql["indexed"], {"documents": _encode_values(documents)})
             return frozenset(row[0] for row in found)
 
     def chunks(self, document: str) -> Sequence[Chunk]:
         with self._in_words:
-            return [Chunk(*row) for row in self._reader.execute(self._sql["chunks"], {"document": document})]
+            return [Chunk(*row) for row in self._reader.query(self._sql["chunks"], {"document": document})[1]]
 
     def search(
         self, documents: Sequence[str], wanted: Sequence[str], limit: int, *, every: bool
     ) -> Sequence[FoundChunk]:
         params = {"documents": _encode_values(documents), "query": to_fts5_query(wanted, every=every), "limit": limit}
         with self._in_words:
-            return [FoundChunk(*row) for row in self._reader.execute(self._sql["search"], params)]
+            return [FoundChunk(*row) for row in self._reader.query(self._sql["search"], params)[1]]
 
     def view(self) -> StoreView:
         """Begin to read on a separate connection; an in-memory database has only one.
@@ -620,7 +634,7 @@ class SqliteEngine:
             return []
         self._version = version
         with self._in_words:
-            rows = self._reader.execute(self._sql["grown"], {"position": self._position}).fetchall()
+            _, rows = self._reader.query(self._sql["grown"], {"position": self._position})
         self._position = max((row[2] for row in rows), default=self._position)
         return [Change(StreamId(row[0]), row[1]) for row in rows]
 
@@ -630,14 +644,14 @@ class SqliteEngine:
                 self._reader.close()
             self._connection.close()
 
-    def _data_version(self, connection: sqlite3.Connection) -> int:
+    def _data_version(self, connection: ForkSafeConnection) -> int:
         """A number that changes when another connection commits."""
         with self._in_words:
-            return connection.execute("PRAGMA data_version").fetchone()[0]
+            return connection.query("PRAGMA data_version")[1][0][0]
 
     def _last_position(self) -> int:
         with self._in_words:
-            return self._reader.execute("SELECT COALESCE(MAX(position), 0) FROM events").fetchone()[0]
+            return self._reader.query("SELECT COALESCE(MAX(position), 0) FROM events")[1][0][0]
 
     def _migrate(self, new_id: Callable[[], str]) -> None:
         known = list_migrations("sqlite")
