@@ -5,6 +5,7 @@ import re
 from halter_drills import DRILLS
 from halter_drills.approval import FORGED, HONEST
 from halter_drills.flood import BEHAVIOURS
+from halter_drills.inject.attacks import load_attacks
 from halter_drills.secrets import WAYS
 from halter_drills.tamper import TAMPERINGS
 from tests.docs.pages import ROOT
@@ -27,5 +28,6 @@ def test_the_page_counts_what_the_drills_try() -> None:
         f"{len(HONEST)} honest uses",
         f"by {len(WAYS)} ways",
         f"each of {NUMBERS[len(BEHAVIOURS)]} models that do not listen",
+        f"{len(load_attacks())} attacks of {len({attack.kind for attack in load_attacks()})} kinds",
     ):
         assert sentence in words, sentence

@@ -15,6 +15,7 @@ from halter.testing.postgres import throwaway_cluster
 from halter_drills import DRILLS, find
 from halter_drills.children import children
 from halter_drills.drill import DrillBroken, Setting, in_words, own_store
+from halter_drills.inject.attacks import load_attacks
 from halter_drills.race import spend_in_folders
 from halter_drills.zombie import TOGETHER
 
@@ -32,6 +33,7 @@ FEW = {
     "authority": 1,
     "restore": 1,
     "proxy": 1,
+    "inject": len(load_attacks()),
 }
 BITES = {
     "billing": r"was billed, and .+ is recorded",
@@ -47,6 +49,7 @@ BITES = {
     "authority": r"SKILL.md was changed",
     "restore": r"was denied, and ran",
     "proxy": r"was billed, and .+ is recorded",
+    "inject": r"ran with a value of the attacker, and no person was asked",
 }
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""
 ON_SQLITE = [name for name in DRILLS if "sqlite" in find(name).stores]

@@ -17,6 +17,7 @@ from halter.core.messages import Model
 from halter.core.ports import Store
 from halter.core.spec import ResolvedPolicy
 from halter.core.usage import ModelName
+from halter.guard.brake import SessionBrake
 from halter.guard.guard import GuardRuntime
 from halter.loop.decide import ASK_USER, FINAL_ANSWER, YIELD
 from halter.models.providers import Prices
@@ -109,7 +110,10 @@ class _Made:
 
 
 class AgentContext(msgspec.Struct, frozen=True):
-    """An agent with its models, at work under one worker id of this process."""
+    """An agent with its models, at work under one worker id of this process.
+
+    `brakes` makes the injection brake of a session; a drill breaks it on purpose.
+    """
 
     app: Runtime
     agent: AssembledAgent
@@ -119,6 +123,7 @@ class AgentContext(msgspec.Struct, frozen=True):
     chance: random.Random = random.SystemRandom()
     made: _Made = msgspec.field(default_factory=_Made)
     bound: GuardRuntime | None = None
+    brakes: type[SessionBrake] = SessionBrake
 
     @property
     def store(self) -> Store:

@@ -489,7 +489,7 @@ def _make_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
     if mode == "off":
         return None
     specs = {name: tool.spec for name, tool in tools.items()}
-    brake = SessionBrake(mode, agent.policy, specs)
+    brake = context.brakes(mode, agent.policy, specs)
     brake.trust(agent.mind.instructions, "the instructions")
     for spec in specs.values():
         if spec.server:
