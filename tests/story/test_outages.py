@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.errors import ModelError, ModelRejected, ModelUnavailable, ModelUnusable
-from halter.core.events import NotificationQueued, SessionParked, TurnStarted
+from halter.core.events import FindingReviewed, NotificationQueued, SessionParked, TurnStarted
 from halter.core.ids import OUTBOX
 from halter.core.messages import Prompt, Reply, TextListener
 from halter.core.ports import Query, parse_notification, read_body
@@ -25,7 +25,8 @@ from halter.runtime.supervisor import turn_off, turn_on
 from halter.state.lifecycle import post_message
 from halter.testing.world import World
 from tests.story.autonomous import Fleet
-from tests.story.tasks import PRICED, WORK, Office, watch
+from tests.story.tasks import DONE, PRICED, REVIEW, SCRIPT, WORK, Office, all_is_well, paper, watch
+from tests.story.test_reviews import FINDS_AT_ONCE, TELLS
 
 WATCH = """
 model: scripted
@@ -352,3 +353,54 @@ async def test_a_skill_that_a_schedule_runs_waits_through_an_outage(world: World
     assert row.state == "COMPLETED"
     assert await office.calls(row.session) == [("run_skill", "ok")]
     assert await subjects(world) == ["clerk: no model answers", "clerk: waits for its model no longer"]
+
+
+OPINION = call("answer", release=True, reason="It says so.")
+RELEASES = replace(OPINION, reply=replace(OPINION.reply, usage=Usage(100, 50)))
+ONE_JUDGE = "review: {judges: ['scripted:b']}\n"
+
+
+@pytest.mark.parametrize("error", [AWAY, WRONG_KEY], ids=["outage", "wrong key"])
+@pytest.mark.parametrize("head", [REVIEW, WORK], ids=["a phase of its own", "before a notice"])
+async def test_a_review_waits_through_an_outage_of_its_judge_and_then_happens(
+    world: World, tmp_path: Path, head: str, error: ModelError
+) -> None:
+    office = Office(world, tmp_path, PRICED + '  "scripted:b": {price: {input: 10, output: 10}}\n')
+    once = FINDS_AT_ONCE + TELLS + DONE
+    folder = office.reviewer(f"{ONE_JUDGE}{watch()}", SCRIPT if head == REVIEW else once, head=head)
+    judge = Weather(world, [RELEASES] * 9)
+    judge.fails(0, 40 * MINUTE, error)
+    office.drop("a.txt", paper(1))
+    office.start(folder, given={"scripted:b": judge})
+    await world.advance(20 * MINUTE)
+    (row,) = await office.runs()
+    assert (row.ended_at, await verdicts(office)) == (None, [])
+    assert len(await subjects(world)) == 1
+    await world.advance(40 * MINUTE)
+    assert (await verdicts(office), await office.states()) == (["released"], {"COMPLETED": 1})
+    assert judge.answered
+    told = [
+        await read_body(world.journal, stored)
+        for stored in await office.events("clerk.papers-1")
+        if isinstance(stored.event, NotificationQueued)
+    ]
+    assert [b"not reviewed" in each for each in told] == [False]
+    await all_is_well(world)
+
+
+async def test_a_judge_who_is_away_is_not_waited_for_where_another_one_answers(world: World, tmp_path: Path) -> None:
+    office = Office(world, tmp_path, PRICED + '  "scripted:b": {price: {input: 10, output: 10}}\n')
+    two = "review: {judges: ['scripted:b', 'scripted:script']}\n"
+    folder = office.reviewer(f"{two}{watch()}")
+    judge = Weather(world, [RELEASES] * 9)
+    judge.fails(0, 40 * MINUTE)
+    office.drop("a.txt", paper(1))
+    office.start(folder, given={"scripted:b": judge})
+    await world.advance(5 * MINUTE)
+    assert (await verdicts(office), await office.states()) == (["released"], {"COMPLETED": 1})
+    assert judge.answered == []
+
+
+async def verdicts(office: Office) -> list[str]:
+    events = [stored.event for stored in await office.events("clerk.papers-1")]
+    return [event.verdict for event in events if isinstance(event, FindingReviewed)]

@@ -17,7 +17,7 @@ from halter.models.scripted import Scripted
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Listing
 from halter.state import lifecycle
-from halter.tasks.review import FindingInContext, JudgePanel, review_findings
+from halter.tasks.review import FindingInContext, JudgeAccess, JudgePanel, review_findings
 from halter.testing.world import World
 from tests.story.tasks import (
     DONE,
@@ -25,6 +25,7 @@ from tests.story.tasks import (
     JUDGES,
     NOTIFIES,
     READS,
+    REVIEW,
     SCRIPT,
     USED,
     WITHHOLDS,
@@ -41,10 +42,10 @@ THREE = "judges: ['scripted:a', 'scripted:b', 'scripted:c']"
 SESSION = "clerk.papers-1"
 
 
-async def reviewed(world: World, home: Path, more: str = "", script: str = SCRIPT) -> Office:
+async def reviewed(world: World, home: Path, more: str = "", script: str = SCRIPT, head: str = REVIEW) -> Office:
     """Let one document be reviewed."""
     office = Office(world, home, PRICED)
-    office.reviewer(f"{more}{watch()}", script)
+    office.reviewer(f"{more}{watch()}", script, head=head)
     office.drop("a.txt", paper(1))
     office.start(home / "clerk")
     await world.advance(MINUTE)
@@ -101,7 +102,8 @@ async def test_without_a_clear_answer_nothing_was_reviewed_and_people_are_told_s
     world: World, tmp_path: Path, case: str
 ) -> None:
     judge = f'- {{when: "The data: ", repeat: true, {UNCLEAR[case]}}}\n'
-    office = await reviewed(world, tmp_path, script=READS + FINDS + judge + NOTIFIES + DONE)
+    hurried = REVIEW.replace("max_output_tokens: 500", "max_output_tokens: 500, outage_backoff: 0")
+    office = await reviewed(world, tmp_path, script=READS + FINDS + judge + NOTIFIES + DONE, head=hurried)
     (verdict,) = await happened(office, FindingReviewed)
     assert verdict.verdict == "not_reviewed"
     asked = [event for event in await happened(office, RequestStarted) if event.purpose == "judge"]
@@ -215,10 +217,15 @@ async def test_most_of_several_judges_decide_and_a_tie_withholds(
         return 1
 
     found = [FindingInContext("f-1", "It says so.", "supported", "It says so.")]
-    assert await review_findings("s", found, JudgePanel(tuple(judges)), price, ask, write) is None
+    access = JudgeAccess(price, ask, wait_for_nothing, write)
+    assert await review_findings("s", found, JudgePanel(tuple(judges)), access) is None
     (_, event) = written
     assert isinstance(event, FindingReviewed)
     assert event.verdict == verdict
+
+
+async def wait_for_nothing(_: Sequence[FailedRequest], __: int | None) -> None:
+    """A session that a person attends does not wait."""
 
 
 @pytest.mark.parametrize(("cap", "attempts"), [(None, 3), (100, 3), (25, 2), (10, 1)])
@@ -235,9 +242,8 @@ async def test_a_judge_who_fails_is_asked_again_only_for_money_that_is_left(
         """Nobody reads it."""
 
     judging = JudgePanel((Scripted([], world.clock),), cap=cap)
-    await review_findings(
-        "s", [FindingInContext("f-1", "So.", "supported", "So.")], judging, lambda _, __: 10, ask, write
-    )
+    access = JudgeAccess(lambda _, __: 10, ask, wait_for_nothing, write)
+    await review_findings("s", [FindingInContext("f-1", "So.", "supported", "So.")], judging, access)
     assert asked == list(range(attempts))
 
 

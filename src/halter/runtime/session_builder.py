@@ -36,7 +36,15 @@ from halter.core.rows import ItemRow, SavedHotState, SessionRow, TriggerRow
 from halter.core.schedules import Timing
 from halter.core.spec import Phase
 from halter.core.text import from_body
-from halter.core.tools import HealthReport, Reading, SensorFailed, Tool, ToolSpec, substitute_secrets
+from halter.core.tools import (
+    DEFAULT_TOOL_TIMEOUT,
+    HealthReport,
+    Reading,
+    SensorFailed,
+    Tool,
+    ToolSpec,
+    substitute_secrets,
+)
 from halter.core.usage import Unpriced
 from halter.core.vocabulary import SessionKind
 from halter.guard.brake import SessionBrake, choose_provenance_mode
@@ -62,7 +70,7 @@ from halter.tasks.playbooks import (
     run_skill,
 )
 from halter.tasks.retrieve import RETRIEVE_CHUNKS, DocumentRef, retrieve_chunks
-from halter.tasks.review import FindingInContext, JudgePanel, review_findings
+from halter.tasks.review import MAX_JUDGE_ATTEMPTS, FindingInContext, JudgeAccess, JudgePanel, review_findings
 from halter.tasks.task_tools import (
     EMIT_FINDING,
     NOTIFY,
@@ -121,6 +129,7 @@ class TaskTools:
         collections = {name: tasks.collections[name] for name in named if name in tasks.collections}
         self._documents = (collections, _place_documents(own, trigger))
         self._left: dict[str, int] = {}
+        self._waited = False
 
     @cached_property
     def shelves(self) -> SessionDocuments:
@@ -150,6 +159,7 @@ class TaskTools:
                 self._row.session,
                 tuple(each.name for each in agent.tasks.notify.channels) or (IN_APP,),
                 self._found,
+                MAX_PLAYBOOK_DURATION if self._patience and agent.tasks.review.judges else DEFAULT_TOOL_TIMEOUT,
             ),
         }
         return [makers[verb]() for verb in agent.tasks.verbs]
@@ -199,30 +209,52 @@ class TaskTools:
         self, request: ModelRequest, model: Model, attempt: int
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Asks for a skill. After the last attempt, an outage is waited out as every unattended session does."""
-        clock, chance = self._context.app.clock, self._context.chance
-        answer = await self._ask(request, model, attempt)
-        began, waited = clock.now(), False
-        while self._patience and _passes(answer, last=attempt >= MAX_SKILL_ATTEMPTS - 1):
-            trouble = "outage" if answer.may_retry else "needs_person"
-            lasted, asked = clock.now() - began, answer.retry_after or 0
-            sleep = compute_outage_backoff(lasted, asked, self._patience, chance.random())
-            await self.running.wait_out(trouble, answer.error, sleep)
-            attempt, waited = attempt + 1, True
+        answer, since = await self._ask(request, model, attempt), None
+        while _passes(answer, last=attempt >= MAX_SKILL_ATTEMPTS - 1):
+            since = await self._wait_out([answer], since)
+            if since is None:
+                return answer
+            attempt += 1
             answer = await self.running.request(request, model, attempt, standing=self._standing(request.id))
-        if waited and isinstance(answer, AnsweredRequest):
+        return await self._after_outage(answer)
+
+    async def _after_outage(
+        self, answer: AnsweredRequest | RefusedRequest | FailedRequest
+    ) -> AnsweredRequest | RefusedRequest | FailedRequest:
+        """Records the end of an outage that was waited out, if this is an answer."""
+        if self._waited and isinstance(answer, AnsweredRequest):
+            self._waited = False
             await self.running.recovered()
         return answer
+
+    async def _wait_out(self, failed: Sequence[FailedRequest], since: int | None) -> int | None:
+        """Waits where time or a person mends what failed; returns since when it waits, or None if it does not.
+
+        Of several models one that may come back is enough to wait for.
+        """
+        passing = [each for each in failed if each.may_retry] or [each for each in failed if each.needs_person]
+        if not self._patience or not passing:
+            return None
+        now, asked = self._context.app.clock.now(), max(each.retry_after or 0 for each in failed)
+        since = now if since is None else since
+        sleep = compute_outage_backoff(now - since, asked, self._patience, self._context.chance.random())
+        trouble = "outage" if passing[-1].may_retry else "needs_person"
+        self._waited = True
+        await self.running.wait_out(trouble, passing[-1].error, sleep)
+        return since
 
     async def _ask_judge(
         self, request: ModelRequest, model: Model, attempt: int
     ) -> AnsweredRequest | RefusedRequest | FailedRequest:
         """Asks a judge. A request that a halt stopped is retried once the halt is lifted."""
-        answer = await self._ask(request, model, attempt)
-        if (
-            isinstance(answer, AnsweredRequest)
-            or answer.outcome != "external_halt"
-            or await self.running.halted() is not None
-        ):
+        answer = await (
+            self._ask(request, model, attempt)
+            if attempt < MAX_JUDGE_ATTEMPTS
+            else self.running.request(request, model, attempt, standing=self._standing(request.id))
+        )
+        if isinstance(answer, AnsweredRequest):
+            return await self._after_outage(answer)
+        if answer.outcome != "external_halt" or await self.running.halted() is not None:
             return answer
         cost = answer.cost_usd if isinstance(answer, FailedRequest) else 0
         return FailedRequest(answer.request, "cancelled", "A halt stopped it.", cost, may_retry=True)
@@ -244,9 +276,8 @@ class TaskTools:
         if not phase and (not tasks.review.judges or any(each.name == REVIEW_PHASE for each in policy.phases)):
             return None
         found = [await self._shown(row) for row in await self._rows()]
-        stopped = await review_findings(
-            self._row.session, found, self._judging(), self._price, self._ask_judge, self.running.write
-        )
+        access = JudgeAccess(self._price, self._ask_judge, self._wait_out, self.running.write)
+        stopped = await review_findings(self._row.session, found, self._judging(), access)
         if stopped is None and self.running.overrun:
             return End("BUDGET_EXCEEDED", "overrun")
         halt = None if stopped is None else await self.running.halted()

@@ -1,7 +1,8 @@
 """Review of findings by judges other than their author: they see the source and can withhold a finding.
 
 The cost is known before a judge is asked. Above the cap one judge stands in for all, and where even one is too dear
-nothing is judged: "not reviewed" is an outcome of its own. A quote is looked for in its source regardless of line
+nothing is judged: "not reviewed" is an outcome of its own. An outage that silences every judge is waited out where the
+session may wait; one judge who answers is enough. A quote is looked for in its source regardless of line
 breaks, quotes and dashes.
 """
 
@@ -25,7 +26,7 @@ from halter.loop.prompt import make_question_prompt, read_form_answer
 
 MAX_OUTPUT_TOKENS: Final = 300
 MAX_JUDGE_ATTEMPTS: Final = 3
-"""Attempts per judge."""
+"""Attempts per judge, before an outage is waited out and after it once more each time."""
 
 INSTRUCTION: Final = (
     "You review a finding of an agent before people see it. You did not write it. Release it if the source shown bears "
@@ -70,7 +71,10 @@ class ChosenJudges(msgspec.Struct, frozen=True):
 
 EstimatePrice = Callable[[Model, Prompt], int | None]
 """Returns the most that a request can cost; None if unknown."""
-AskJudge = Callable[[ModelRequest, Model, int], Awaitable[AnsweredRequest | RefusedRequest | FailedRequest]]
+JudgeAnswer = AnsweredRequest | RefusedRequest | FailedRequest
+AskJudge = Callable[[ModelRequest, Model, int], Awaitable[JudgeAnswer]]
+WaitForJudges = Callable[[Sequence[FailedRequest], int | None], Awaitable[int | None]]
+"""Waits, after no judge answered; returns since when, or None if waiting does not help."""
 WriteReview = Callable[[str, FindingReviewed | JudgesChosen, bytes | None], Awaitable[None]]
 
 
@@ -109,20 +113,24 @@ def combine_opinions(opinions: Sequence[Opinion | None]) -> ReviewOutcome:
     return "released" if said[True] > said[False] else "withheld"
 
 
+class JudgeAccess(msgspec.Struct, frozen=True):
+    """How judges are asked, what that can cost, and what becomes of it."""
+
+    price: EstimatePrice
+    ask: AskJudge
+    wait: WaitForJudges
+    write: WriteReview
+
+
 async def review_findings(
-    session: str,
-    found: Sequence[FindingInContext],
-    judging: JudgePanel,
-    price: EstimatePrice,
-    ask: AskJudge,
-    write: WriteReview,
+    session: str, found: Sequence[FindingInContext], judging: JudgePanel, access: JudgeAccess
 ) -> End | None:
     """Has judges review all findings that were not reviewed; returns the end of the session, if it ends over it."""
     waiting = [each for each in found if not each.reviewed]
     if not waiting:
         return None
     prompts = [build_review_prompt(each, judging.instructions) for each in waiting]
-    chosen = choose_judges(judging, prompts, price)
+    chosen = choose_judges(judging, prompts, access.price)
     event = JudgesChosen(
         wanted=len(judging.judges),
         chosen=len(chosen.judges),
@@ -131,35 +139,61 @@ async def review_findings(
         cap=judging.cap,
         sentence=chosen.sentence,
     )
-    await write(f"{session}/judges/{waiting[0].finding}", event, None)
-    spare = None if judging.cap is None else judging.cap - chosen.usd
+    await access.write(f"{session}/judges/{waiting[0].finding}", event, None)
+    hearing = _Hearing(chosen.judges, access, None if judging.cap is None else judging.cap - chosen.usd)
     for each, prompt in zip(waiting, prompts, strict=True):
-        opinions: list[Opinion | None] = []
-        for number, judge in enumerate(chosen.judges):
-            request = ModelRequest(id=f"{session}.judge.{each.finding}.{number}", prompt=prompt, purpose="judge")
-            answer, spare = await _answer(request, judge, ask, spare)
-            if isinstance(answer, RefusedRequest | FailedRequest) and answer.outcome == "external_halt":
-                return End("HALTED", "external_halt")
-            opinions.append(read_form_answer(answer.reply, Opinion) if isinstance(answer, AnsweredRequest) else None)
-        await _record(each, chosen, opinions, write)
+        answers = await hearing.hear(f"{session}.judge.{each.finding}", prompt)
+        if any(not isinstance(each, AnsweredRequest) and each.outcome == "external_halt" for each in answers):
+            return End("HALTED", "external_halt")
+        opinions = [
+            read_form_answer(each.reply, Opinion) if isinstance(each, AnsweredRequest) else None for each in answers
+        ]
+        await _record(each, chosen, opinions, access.write)
     return None
 
 
-async def _answer(
-    request: ModelRequest, judge: Model, ask: AskJudge, spare: int | None
-) -> tuple[AnsweredRequest | RefusedRequest | FailedRequest, int | None]:
-    """Asks a judge, and again if that may help and what is left allows it; returns what is left.
+class _Hearing:
+    """Asks judges about one finding after the other. `spare` is what failed attempts may cost; None is no limit."""
 
-    A judge asked by a process that died is asked again.
-    """
-    for attempt in range(MAX_JUDGE_ATTEMPTS - 1):
-        answer = await ask(request, judge, attempt)
-        if not isinstance(answer, FailedRequest) or not answer.may_retry:
-            return answer, spare
-        spare = None if spare is None else spare - answer.cost_usd
-        if spare is not None and spare < 0:
-            return answer, spare
-    return await ask(request, judge, MAX_JUDGE_ATTEMPTS - 1), spare
+    def __init__(self, judges: Sequence[Model], access: JudgeAccess, spare: int | None) -> None:
+        self._judges = judges
+        self._access = access
+        self._spare = spare
+
+    async def hear(self, request: str, prompt: Prompt) -> Sequence[JudgeAnswer]:
+        """Asks all judges. If none of them answers and time or a person mends that, waits and asks again."""
+        tried, since = [0] * len(self._judges), None
+        while True:
+            answers: list[JudgeAnswer] = []
+            for number, judge in enumerate(self._judges):
+                one = ModelRequest(id=f"{request}.{number}", prompt=prompt, purpose="judge")
+                answer, tried[number] = await self._answer(one, judge, tried[number])
+                answers.append(answer)
+                if not isinstance(answer, AnsweredRequest) and answer.outcome == "external_halt":
+                    return answers
+            failed = [each for each in answers if isinstance(each, FailedRequest)]
+            if len(failed) < len(answers) or self._is_spent():
+                since = None
+            else:
+                since = await self._access.wait(failed, since)
+            if since is None:
+                return answers
+
+    async def _answer(self, request: ModelRequest, judge: Model, tried: int) -> tuple[JudgeAnswer, int]:
+        """Asks a judge, and again if that may help and what is left allows it; returns the number of attempts, too.
+
+        A judge asked by a process that died is asked again.
+        """
+        while True:
+            answer, tried = await self._access.ask(request, judge, tried), tried + 1
+            if not isinstance(answer, FailedRequest) or not answer.may_retry or tried >= MAX_JUDGE_ATTEMPTS:
+                return answer, tried
+            self._spare = None if self._spare is None else self._spare - answer.cost_usd
+            if self._is_spent():
+                return answer, tried
+
+    def _is_spent(self) -> bool:
+        return self._spare is not None and self._spare < 0
 
 
 async def _record(

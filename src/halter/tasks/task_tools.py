@@ -363,7 +363,13 @@ ReadReleasedFindings = Callable[[], Awaitable[Mapping[str, tuple[str, str]]]]
 """Returns the session's findings by id: the review, and the text."""
 
 
-def notify(agent: str, session: str, channels: Sequence[str], released: ReadReleasedFindings) -> Verb:
+def notify(
+    agent: str,
+    session: str,
+    channels: Sequence[str],
+    released: ReadReleasedFindings,
+    timeout: int = DEFAULT_TOOL_TIMEOUT,
+) -> Verb:
     """Makes the verb that notifies people, over the channels that a person configured."""
 
     async def act(notice: NoticeArguments, call: str) -> Output:
@@ -384,7 +390,8 @@ def notify(agent: str, session: str, channels: Sequence[str], released: ReadRele
             return ""
         return f"There is no channel {shorten(notice.channel)!r}: there is {join_names(channels)}."
 
-    return Verb(NOTIFY, "Tell the people you work for something.", NoticeArguments, act, flaw, level="MONITORED")
+    about = "Tell the people you work for something."
+    return Verb(NOTIFY, about, NoticeArguments, act, flaw, level="MONITORED", timeout=timeout)
 
 
 def _queue_notification(notification: str, channel: str, agent: str, session: str) -> NotificationQueued:
