@@ -66,7 +66,13 @@ bench: setup system
 # Other people's programs, pinned, with Halter in front of their tools and models; they reach nothing but 127.0.0.1.
 clients: setup system
 	npm install --silent --no-audit --no-fund --prefix .clients \
-		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0
+		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-linux-$$(node -p process.arch)@1.18.18
+	@for client in "llm 3.11 llm==0.36 llm-anthropic==0.30" "aider 3.11 aider-chat==0.86.2" \
+		"openhands 3.12 openhands-sdk==1.58.0 openhands-tools==1.58.0"; do \
+		set -- $$client; name=$$1; python=$$2; shift 2; \
+		python$$python -c pass 2>/dev/null || { echo "python$$python is not on the PATH: $$name is left out."; continue; }; \
+		$(BIN)/uv venv --quiet --clear --python $$python .clients/$$name && \
+		$(BIN)/uv pip install --quiet --system-certs --python .clients/$$name/bin/python "$$@" || exit; done
 	$(BIN)/python -m pytest -m clients -o faulthandler_timeout=900 tests/clients
 
 soak: setup system

@@ -128,7 +128,7 @@ def _contenders(only: Sequence[str], say: Say) -> tuple[list[Contender], dict[st
         if only and peer.name not in only:
             continue
         try:
-            python = _installed(peer, say)
+            python = install(peer, say)
         except (OSError, subprocess.CalledProcessError):
             missing[peer.name] = "could not be installed"
         else:
@@ -136,7 +136,7 @@ def _contenders(only: Sequence[str], say: Say) -> tuple[list[Contender], dict[st
     return found, missing
 
 
-def _installed(peer: Peer, say: Say) -> Path:
+def install(peer: Peer, say: Say) -> Path:
     """Make a framework's virtual environment, unless it is there with these very requirements."""
     python, mark = peer.venv / "bin" / "python", peer.venv / ".installed"
     digest = hashlib.sha256(peer.requirements.read_bytes()).hexdigest()

@@ -2,7 +2,7 @@
 
 A provider in a process of its own streams the same answer to a client that asks it past the proxy, and through it. The
 proxy is `halter proxy` on a SQLite store, with a hold and a settlement in the journal for each request. CPU time is
-that of the proxy's process.
+that of the proxy's process. LiteLLM's proxy, in an environment of its own, passes the same requests with one worker.
 """
 
 import asyncio
@@ -13,17 +13,34 @@ import statistics
 import sys
 import tempfile
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from bench.loop import Peer, install
 from bench.measure import Contender, Measured, Sample, compare
+from halter.server.server import bind
 
 ONE_BY_ONE = 50
 TOGETHER = 20
 CHUNKS = 50
+START_SECONDS = 120
+LITELLM = Peer("LiteLLM", "litellm", "litellm", "litellm")
+LITELLM_KEY = "sk-made-up"
+LITELLM_CONFIG = """\
+model_list:
+  - model_name: {model}
+    litellm_params:
+      model: anthropic/{model}
+      api_base: {url}
+      api_key: made-up
+general_settings:
+  master_key: sk-made-up
+litellm_settings:
+  telemetry: false
+"""
 BODY: dict[str, Any] = {
     "model": "claude-haiku-5-5",
     "max_tokens": 500,
@@ -33,11 +50,14 @@ BODY: dict[str, Any] = {
 
 
 def run(rounds: int, say: Callable[[str], None]) -> Measured:
+    python = install(LITELLM, say)
     contenders = [
         Contender("past the proxy", "proxy", "request", lambda: asyncio.run(_measure(through=False))),
         Contender("through the proxy", "proxy", "request", lambda: asyncio.run(_measure(through=True))),
+        Contender("through LiteLLM's proxy", "proxy", "request", lambda: asyncio.run(_measure_litellm(python))),
     ]
-    return compare(contenders, rounds, say), {"requests": ONE_BY_ONE, "together": TOGETHER, "chunks": CHUNKS}
+    notes = {"requests": ONE_BY_ONE, "together": TOGETHER, "chunks": CHUNKS, "litellm": LITELLM.version()}
+    return compare(contenders, rounds, say), notes
 
 
 async def _measure(*, through: bool) -> Sample:
@@ -55,6 +75,41 @@ async def _measure(*, through: bool) -> Sample:
                 told,
             ):
                 return await _ask_all(json.loads(told)["url"], key, proxy.pid)
+
+
+async def _measure_litellm(python: Path) -> Sample:
+    """LiteLLM with one worker, one key and no database: it holds no money and keeps nothing."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with _program(["-m", "bench.proxy"], {}, folder) as (_, line):
+            config = LITELLM_CONFIG.format(model=BODY["model"], url=f"http://127.0.0.1:{line}")
+            await asyncio.to_thread((folder / "config.yaml").write_text, config)
+            with bind(port=0) as free:
+                port = free.getsockname()[1]
+            words = ["--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port), "--num_workers", "1"]
+            environ = {**os.environ, "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR"}
+            made = await asyncio.create_subprocess_exec(
+                python.with_name("litellm"), *words, env=environ, cwd=folder, stdout=DEVNULL, stderr=DEVNULL
+            )
+            try:
+                await _wait_until_up(port, made)
+                return await _ask_all(f"http://127.0.0.1:{port}", LITELLM_KEY, made.pid)
+            finally:
+                made.send_signal(signal.SIGTERM)
+                await made.wait()
+
+
+async def _wait_until_up(port: int, made: Process) -> None:
+    async with asyncio.timeout(START_SECONDS):
+        while made.returncode is None:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+            except OSError:
+                await asyncio.sleep(0.2)
+                continue
+            writer.close()
+            return
+    raise RuntimeError("LiteLLM's proxy ended before it served")
 
 
 async def _ask_all(url: str, key: str, pid: int) -> Sample:

@@ -18,7 +18,7 @@ import pytest
 
 from halter_drills.provider import ListedProvider
 
-BINARIES = Path(os.environ.get("HALTER_CLIENTS", Path(__file__).parents[2] / ".clients")) / "node_modules" / ".bin"
+CLIENTS = Path(os.environ.get("HALTER_CLIENTS", Path(__file__).parents[2] / ".clients"))
 
 
 class Bench:
@@ -103,12 +103,14 @@ class Bench:
         return found
 
 
-def installed(name: str) -> str:
+def installed(name: str, program: str = "") -> str:
     """Find an installed client, or skip."""
-    found = BINARIES / name
-    if not found.exists():
-        pytest.skip(f"{found.name} is not installed: run make clients")
-    return str(found)
+    modules = CLIENTS / "node_modules"
+    own = CLIENTS / name / "bin" / (program or name)
+    for found in (modules / ".bin" / name, own, *modules.glob(f"{name}-*/bin/{name}")):
+        if found.exists():
+            return str(found)
+    pytest.skip(f"{name} is not installed: run make clients")
 
 
 @pytest.fixture
