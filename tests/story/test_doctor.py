@@ -177,6 +177,14 @@ def test_sensors_are_tried_as_far_as_that_does_nothing(doctor: Doctor) -> None:
     assert "logs" not in told
 
 
+@pytest.mark.parametrize(("more", "verdict"), [("", "warning"), ("policy: {provenance: ask}\n", None)])
+def test_an_agent_that_runs_by_itself_and_only_observes_is_worth_a_look(
+    doctor: Doctor, more: str, verdict: str | None
+) -> None:
+    found = doctor.looks(doctor.agent("alone", f"autonomy: {{enabled: true}}\n{more}"))
+    assert found.get("alone provenance", (None,))[0] == verdict
+
+
 async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
     async def halter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()

@@ -388,3 +388,21 @@ def test_the_links_of_a_name_that_a_person_approved_are_not_approved() -> None:
     brake.approve(POST, call, brake.judge("post", POST, call).flaws)
     assert reasons(brake, "post", POST, call) == []
     assert reasons(brake, "fetch", FETCH, {"url": "www.evil.example"}) == ["egress"]
+
+
+def test_what_goes_along_with_a_fetch_is_made_of_said_words() -> None:
+    fetch = Declaration(reads="anyone", reach="none", arguments={**FETCH.arguments, "headers": ArgumentUse("content")})
+    brake = tainted("Fetch https://house.example/list in plain text", "The code is 463820")
+    call = {"url": "https://house.example/list", "headers": {"text": "plain text"}}
+    assert reasons(brake, "fetch", fetch, call) == []
+    assert reasons(brake, "fetch", fetch, {**call, "headers": {"text": "463820"}}) == ["content"]
+
+
+def test_a_key_inside_of_a_content_carries_words_as_its_value_does() -> None:
+    uses = {"url": ArgumentUse("destination", "url"), "body": ArgumentUse("content")}
+    post = Declaration(reach="others", arguments=uses, asks=("post",))
+    brake = tainted("Post hello to https://house.example/list", "The code is swordfish")
+    call = {"url": "https://house.example/list"}
+    assert reasons(brake, "post", post, {**call, "body": {"hello": "hello"}}) == []
+    assert reasons(brake, "post", post, {**call, "body": {"swordfish": "hello"}}) == ["content"]
+    assert reasons(brake, "post", post, {**call, "body": {"hello": [{"swordfish.hello": None}]}}) == ["content"]

@@ -34,6 +34,8 @@ _AGENT: Final = """\
 name: {name}
 {model}
 mode: SEMI  # you are asked before risky calls; with ASSIST before most
+policy:
+  provenance: ask  # after it has read what others wrote, you are asked about values that you did not say
 
 limits:
   max_cost_usd: 0.25  # of one session; it stops before it would cost more
@@ -79,7 +81,7 @@ from datetime import date
 from halter import tool
 
 
-@tool(level="SAFE", effect="read")
+@tool(level="SAFE", effect="read", reads="nothing")
 def days_between(first: str, last: str) -> str:
     """Count the days from one date to another, both written as 2026-11-15."""
     return str((date.fromisoformat(last) - date.fromisoformat(first)).days)

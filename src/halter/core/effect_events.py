@@ -116,7 +116,10 @@ class CallSettled(Event, frozen=True, kw_only=True):
 
 
 class CallRefused(Event, frozen=True, kw_only=True):
-    """A brake refused a call before it acted; its body is the arguments."""
+    """A brake refused a call before it acted; its body is the arguments.
+
+    One that is `staged` is made at the end of the turn, if a person agrees to it then.
+    """
 
     KIND: ClassVar[str] = "call_refused"
 
@@ -130,6 +133,7 @@ class CallRefused(Event, frozen=True, kw_only=True):
     decided_by: str = ""
     phase: str = ""
     flaws: tuple[Flaw, ...] = ()
+    staged: bool = False
 
 
 class CostCapReached(Event, frozen=True, kw_only=True):

@@ -93,7 +93,14 @@ TurnEnd = Literal[
 """Why a turn ended: the model had finished, asked a person or yielded; or something stopped it."""
 
 MessageReason = Literal[
-    "max_tokens_recovery", "repetition", "near_budget", "wrap_up", "empty_answer", "output_expected", "cut_call"
+    "max_tokens_recovery",
+    "repetition",
+    "near_budget",
+    "wrap_up",
+    "empty_answer",
+    "output_expected",
+    "cut_call",
+    "staged",
 ]
 """Why the runtime tells a model something that is not shown to people."""
 

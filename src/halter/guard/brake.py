@@ -12,7 +12,7 @@ import msgspec
 
 from halter.core.effect_events import CallRefused, CallStarted
 from halter.core.messages import Text, ToolCall, ToolResult
-from halter.core.provenance import Declaration, Flaw, FlawReason, Source
+from halter.core.provenance import Declaration, Flaw, FlawReason, Reads, Source
 from halter.core.spec import ProvenanceMode, ResolvedPolicy
 from halter.core.text import shorten
 from halter.core.tools import ToolSpec
@@ -39,6 +39,13 @@ _WHY: Final[Mapping[FlawReason, str]] = {
     "disguised": "it has invisible, look-alike or encoded characters",
     "unclear": "it is too large to be looked through",
     "link": "no trusted place said it",
+}
+
+
+_WRITERS: Final[Mapping[Reads, str]] = {
+    "own": ", among your own records",
+    "known": ", which people of the house write",
+    "anyone": ", which anyone may have written",
 }
 
 
@@ -133,6 +140,15 @@ class SessionBrake:
             return ()
         return self._provenance.judge(tool, self.declaration(tool), _read_arguments(canonical)).flaws
 
+    def describe_writers(self, source: str) -> str:
+        """Who may have written what a source says, if it is a tool."""
+        return _WRITERS.get(self.declaration(source).reads, "") if source in self._specs else ""
+
+    def can_wait(self, tool: str) -> bool:
+        """Whether a call may be made at the end of the turn: the model needs nothing of what it returns."""
+        found = self.declaration(tool)
+        return found.reach != "none" and found.reads in ("nothing", "trusted", "own") and not found.mints
+
     def keeps_order(self, tool: str) -> bool:
         """Whether calls of a tool must be judged one after the other: each act counts for the next."""
         return not self.clean and self.declaration(tool).reach != "none"
@@ -178,16 +194,17 @@ def describe_flaw(flaw: Flaw) -> str:
     return f"{flaw.argument or 'the call'}: {_WHY[flaw.reason]}{where}"
 
 
-def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], task: str) -> str:
-    """A question for a person: what would be done, with which value, where that stands, and what the task said."""
+def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], brake: SessionBrake) -> str:
+    """A question for a person: what would be done, with which value, who wrote it where, and what the task said."""
     lines = [f"{agent} wants to call {tool}, after it has read what others wrote:"]
     for flaw in flaws:
         value = f" {shorten(flaw.value, LONGEST_VALUE)!r}" if flaw.argument else ""
         lines.append(f"- {flaw.argument or tool}{value}: {_WHY[flaw.reason]}.")
         if flaw.quote:
-            lines.append(f"  It stands in {flaw.source}: “{shorten(flaw.quote, LONGEST_VALUE)}”")
-    if task.strip():
-        lines.append(f"The task said: “{shorten(' '.join(task.split()), LONGEST_TASK)}”")
+            where = f"{flaw.source}{brake.describe_writers(flaw.source)}"
+            lines.append(f"  It stands in {where}: “{shorten(flaw.quote, LONGEST_VALUE)}”")
+    if brake.task.strip():
+        lines.append(f"The task said: “{shorten(' '.join(brake.task.split()), LONGEST_TASK)}”")
     return "\n".join(lines)
 
 

@@ -144,7 +144,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one call that is known before any row is locked.
 
     `legs` are held for it; `accounts` are charged if it costs something although nothing was held. `flaws` are what the
-    injection brake found; `untrusted` says why it refuses the call because of them.
+    injection brake found; `untrusted` says why it refuses the call because of them, or has it `staged`.
     """
 
     call: str
@@ -174,6 +174,7 @@ class CallRequest(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[str, ...] = ()
     flaws: tuple[Flaw, ...] = ()
     untrusted: str = ""
+    staged: bool = False
 
     @property
     def only_looks(self) -> bool:
@@ -365,6 +366,7 @@ def _make_call_refusal(asked: CallRequest, outcome: Outcome, sentence: str, deci
         decided_by=by,
         phase=asked.phase,
         flaws=asked.flaws,
+        staged=asked.staged and outcome == "untrusted",
     )
     return asked.draft(event)
 

@@ -7,7 +7,7 @@ the context or a window changes.
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
@@ -60,6 +60,7 @@ class Call(msgspec.Struct, frozen=True):
     the agent was asked and what it is doing; only a prediction reads it. `decision` names the question about an
     earlier call with the same arguments, whose answer counts for this one. A call of a model has the `brake` of its
     session. One that a person was asked about is `questioned`: their answer counts, whatever has changed since.
+    `stage` says whether the end of the turn may be waited for before a person is asked, or has come.
     """
 
     id: str
@@ -74,6 +75,7 @@ class Call(msgspec.Struct, frozen=True):
     decision: str = ""
     brake: SessionBrake | None = None
     questioned: bool = False
+    stage: Literal["", "may", "over"] = ""
 
     @property
     def approval(self) -> str:
@@ -259,13 +261,16 @@ def prepare_call(
     risk = _assess(terms.spec, arguments) if terms.assessed else None
     level, approval, brake = risk.level if risk else None, None, call.brake
     flaws = () if brake is None else brake.judge(call.tool, meant.canonical)
-    brakes, untrusted = bool(flaws) and brake is not None and brake.mode != "observe", ""
+    brakes, untrusted, staged = bool(flaws) and brake is not None and brake.mode != "observe", "", False
     if terms.asks or level == "CRITICAL" or brakes or call.questioned:
         narrow = flaws if brakes else ()
         agreed = "" if level == "CRITICAL" else _find_agreed_rule(rules, standing, terms.spec, arguments, now, narrow)
         approval = _make_required_approval(standing, call, meant, arguments, risk, agreed)
         if brakes and brake is not None and not agreed:
             untrusted = "" if call.questioned else _explain_refusal(brake, flaws)
+            alone = not (untrusted or terms.asks or level == "CRITICAL" or call.questioned)
+            staged = alone and call.stage == "may" and brake.can_wait(call.tool)
+            untrusted = STAGED if staged else untrusted
             approval = _add_flaws(standing, approval, brake, call.tool, flaws)
     unfit = _find_missing_secret(standing, arguments)
     if unfit is None and standing.anonymize is not None:
@@ -283,8 +288,14 @@ def prepare_call(
         writes=arguments.writes,
     )
     if flaws:
-        asked = msgspec.structs.replace(asked, flaws=strip_flaws(flaws), untrusted=untrusted)
+        asked = msgspec.structs.replace(asked, flaws=strip_flaws(flaws), untrusted=untrusted, staged=staged)
     return PreparedCall(asked, tool, arguments, terms.rule)
+
+
+STAGED: Final = (
+    "A person is asked about this call at the end of the turn, together with others like it, and it is made if they "
+    "agree. Go on with what does not need it."
+)
 
 
 def _explain_refusal(brake: SessionBrake, flaws: Sequence[Flaw]) -> str:
@@ -301,7 +312,7 @@ def _add_flaws(
     standing: SessionContext, need: RequiredApproval, brake: SessionBrake, tool: str, flaws: Sequence[Flaw]
 ) -> RequiredApproval:
     """Put all flaws of a call into its one question."""
-    question = explain_flaws(standing.agent, tool, flaws, brake.task)
+    question = explain_flaws(standing.agent, tool, flaws, brake)
     return msgspec.structs.replace(
         need,
         shown=need.shown + b"\n" + to_body(question),

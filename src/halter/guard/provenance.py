@@ -207,7 +207,7 @@ class Provenance:
         if self.clean or (declaration.reach == "none" and declaration.reads == "nothing"):
             # What neither changes nor reads anything carries nothing out.
             return BrakeVerdict()
-        leaves = tuple(iterate_leaves(arguments))
+        leaves = (*iterate_leaves(arguments), *_iterate_keys(declaration, arguments))
         if (
             len(leaves) > MAX_ARGUMENTS
             or sum(len(leaf.value) for leaf in leaves if isinstance(leaf.value, str)) > MAX_CONTENT
@@ -287,11 +287,16 @@ class Provenance:
         return isinstance(leaf.value, str) and self._said.names(leaf.value)
 
     def _judge_read(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
-        """A read that carries something out is egress: its address must be said, or a link of the house."""
-        for leaf in leaves:
-            if not isinstance(leaf.value, str):
+        """A read that carries something out is egress: its address must be said, or a link of the house.
+
+        What goes along to that address, as a header does, must be made of said words.
+        """
+        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves if isinstance(leaf.value, str)]
+        leaves_us = any(use.role == "destination" and use.kind in _EGRESS for _, use in uses)
+        for leaf, use in uses:
+            if leaves_us and use.role == "content":
+                yield from self._judge_content(leaf, "others", self._count_digits(leaf))
                 continue
-            use = _use_of(declaration, leaf)
             if self._approved and (f"{use.role}:{use.kind}", normalise_value(leaf.value)) in self._approved:
                 continue
             leaves_house = use.role == "destination" and use.kind in _EGRESS
@@ -538,6 +543,21 @@ def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf
             stack.extend((part, name, f"{place}[{number}]") for number, part in reversed(tuple(enumerate(parts))))
         else:
             yield Leaf(name, place, found)
+
+
+def _iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iterator[Leaf]:
+    """The keys inside of a content, which carry words as its values do; those that are declared carry none."""
+    for name, value in arguments.items():
+        if isinstance(value, str) or not isinstance(value, Mapping | list):
+            continue
+        use = declaration.arguments.get(name) or guess_use(name)
+        if use.role != "content":
+            continue
+        paths = (leaf.path for leaf in iterate_leaves(cast("Any", value), name, name))
+        keys = {(path, key) for path in paths for key in re.split(r"[.\[\]]+", path)[1:] if not key.isdecimal()}
+        for path, key in sorted(keys):
+            if key and _plain_path(path) not in declaration.arguments:
+                yield Leaf(name, path, key)
 
 
 def read_records(text: str) -> Iterator[tuple[Leaf, ...]]:

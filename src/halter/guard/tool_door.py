@@ -210,7 +210,8 @@ class Answer(msgspec.Struct, frozen=True):
     """The outcome of a call, and the text for the model.
 
     `cap` is the cap it met; after an `overrun` the session must stop. `partial` is the output of a call before it
-    failed. `simulation` is what a model predicted for this call; it is no part of the `text`.
+    failed. `simulation` is what a model predicted for this call; it is no part of the `text`. One that is `staged` is
+    asked about at the end of the turn.
     """
 
     call: str
@@ -222,6 +223,7 @@ class Answer(msgspec.Struct, frozen=True):
     overrun: bool = False
     simulation: str = ""
     partial: str = ""
+    staged: bool = False
 
     @property
     def cost_usd(self) -> Decimal:
@@ -641,7 +643,7 @@ def read_call_refusal(committed: Committed) -> Answer | NeedsPerson:
             case ev.CostCapReached() as reached:
                 cap = reached
             case ev.CallRefused() as refused:
-                return Answer(refused.call, refused.outcome, refused.sentence, cap=cap)
+                return Answer(refused.call, refused.outcome, refused.sentence, cap=cap, staged=refused.staged)
             case ev.DecisionAsked() as asked:
                 return NeedsPerson(asked.subject, asked.decision)
             case _:

@@ -297,6 +297,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
                 return msgspec.structs.replace(told, expected=self.expected + 1)
             case "near_budget":
                 return msgspec.structs.replace(told, warned=True)
+            case "staged":
+                return msgspec.structs.replace(told, asked=False, answered=False, yielded=None)
             case "wrap_up":
                 return msgspec.structs.replace(told, wrapping=True, failures=(), refusal="")
 
@@ -413,6 +415,7 @@ WRAP_UP: Final = (
 NO_MORE_CALLS: Final = "No more calls can be made: the budget is used up."
 TIME_IS_UP: Final = "The time of the turn was up before the call was made."
 MAY_CONTINUE: Final = "You were stopped, and may go on now, from where you are."
+STAGED_CALLS: Final = "A person was asked about the calls that waited for the end of the turn:"
 OBSERVE_TURN: Final = "It is your turn. Look at what you know, act if something has to be done, and yield."
 
 SUMMARIZE: Final = (

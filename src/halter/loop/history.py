@@ -421,11 +421,14 @@ class SessionHistory:
         self.phase: ev.PhaseEntered | None = None
         self._erased: set[str] = set()
         """Calls of the step whose results are erased."""
+        self.staged: list[ToolCall] = []
+        """Calls of the turn that wait for its end."""
         self.actions: list[int] = []
         """Start times, in the last minute, of calls that change something."""
 
     def open(self, number: int, heard: int, message: Message, at: int, *, quiet: bool = False) -> None:
         self.transcript.opened(message)
+        self.staged = []
         self.turn = self.turn.opened(number, heard, at, quiet=quiet)
         if self.brake is not None:
             for part in message.parts:
@@ -446,6 +449,8 @@ class SessionHistory:
     def add(self, reason: MessageReason, text: str, at: int) -> None:
         self.transcript.add(make_user_message(text, "config", reason=reason))
         self.turn = self.turn.told(reason, at)
+        if reason == "staged":
+            self.staged = []
 
     def thought(self, reply: Reply, nonce: str, at: int) -> None:
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
@@ -587,8 +592,12 @@ class SessionHistory:
                 return
             case ev.CallRefused():
                 self._keep(event.call, event.outcome, event.sentence)
+                if event.staged:
+                    self.staged += [each for each in self.turn.calls if call_id(self.session, each) == event.call]
         # A call inside of another one is none of the model's.
-        if self.brake is not None and any(call_id(self.session, each) == event.call for each in self.turn.calls):
+        if self.brake is not None and any(
+            call_id(self.session, each) == event.call for each in (*self.turn.calls, *self.staged)
+        ):
             body = await read(stored)
             self.brake.take_in(event, None if _is_erased(stored, body) else body)
 

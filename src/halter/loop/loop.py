@@ -20,7 +20,7 @@ from halter.core.money import Charge
 from halter.core.ports import Stored
 from halter.core.text import to_body
 from halter.core.tools import ToolSpec
-from halter.core.vocabulary import GateStage, Guardrail, MessageReason, Outcome, TurnEnd
+from halter.core.vocabulary import REFUSAL_OUTCOMES, GateStage, Guardrail, MessageReason, Outcome, TurnEnd
 from halter.guard.brake import SessionBrake, describe_links
 from halter.guard.model_door import (
     MODEL_REQUEST_TIMEOUT,
@@ -376,6 +376,8 @@ class TurnLoop:
     def _keep(self, calls: Sequence[ToolCall], answers: Sequence[Answer]) -> None:
         for call, answer in zip(calls, answers, strict=True):
             self._recalled.done[call.id] = describe_call_result(call, answer.outcome, answer.text, answer.partial)
+            if answer.staged:
+                self._recalled.staged.append(call)
             if answer.overrun:
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
             self._senses.called(call, answer)
@@ -392,6 +394,7 @@ class TurnLoop:
             goes_on=goes_on,
             situation=self._recalled.situation,
             brake=self._recalled.brake,
+            stage="may",
         )
 
     def _time_left(self, now: int) -> int | None:
@@ -424,11 +427,35 @@ class TurnLoop:
         return True
 
     async def _finish(self, why: TurnEnd, sentence: str) -> None:
-        """Record how the turn ended. A halt takes precedence over any other end."""
+        """Record how the turn ended, after what waited for its end. A halt takes precedence over any other end."""
+        chosen = self.turn.yielded if why == "yielded" else None
+        if self._recalled.staged and why not in ("external_halt", "cancelled") and not await self._make_staged():
+            return
         halt = None if why in ("ended", "asked", "yielded") else await self._running.halted()
         if halt is not None:
             why, sentence = ("cancelled" if halt.cancels else "external_halt"), sentence or f"{halt.scope} was halted."
-        await self._end(why, sentence, self.turn.yielded if why == "yielded" else None)
+        await self._end(why, sentence, chosen)
+
+    async def _make_staged(self) -> bool:
+        """Make the calls that waited for the end of the turn: a person is asked about all of them together.
+
+        Returns whether all were made. If not, the model is told, and the turn goes on.
+        """
+        calls = tuple(self._recalled.staged)
+        waiting = [msgspec.structs.replace(self._call(call), stage="over") for call in calls]
+        answers = await self._running.calls(waiting)
+        lines = [decide.STAGED_CALLS]
+        for call, answer in zip(calls, answers, strict=True):
+            said = f" ({answer.text})" if answer.outcome in REFUSAL_OUTCOMES else ""
+            lines.append(f"- {call.tool} (call {call.id}): {answer.outcome}{said}")
+            self._senses.called(call, answer)
+            if not self._away:
+                self._watching.did(call, answer)
+        await self._say("staged", "\n".join(lines))
+        halted = any(answer.outcome == "external_halt" for answer in answers)
+        overrun = self.turn.overrun or any(answer.overrun for answer in answers)
+        self.turn = msgspec.structs.replace(self.turn, halted=self.turn.halted or halted, overrun=overrun)
+        return all(answer.outcome == "ok" for answer in answers)
 
     async def _end(self, why: TurnEnd, sentence: str, chosen: ev.YieldRequest | None) -> None:
         event = ev.TurnEnded(turn=self.turn.number, why=why, sentence=sentence, yielded=chosen)

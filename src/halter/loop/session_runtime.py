@@ -261,16 +261,20 @@ class SessionRuntime:
             await self._guard.ledger.settle_in_doubt(self.lease, [flight])
 
     async def attempt(self, call: Call, standing: SessionContext | None = None) -> Answer | NeedsPerson | StillHeld:
-        attempt = self._attempts.get(call.id, 0)
+        attempt = self._count_attempts(call)
         answer = await self._guard.call(self.lease, standing or self.standing, call, self._tools, attempt)
         return self._attempted(call, answer)
+
+    def _count_attempts(self, call: Call) -> int:
+        """How often a call was tried; one that was staged, also in another process, was tried once."""
+        return max(self._attempts.get(call.id, 0), call.stage == "over")
 
     def _attempted(self, call: Call, answer: Answer | NeedsPerson | StillHeld) -> Answer | NeedsPerson | StillHeld:
         """Count a refused attempt, and keep its prediction until the call has an outcome."""
         if isinstance(answer, StillHeld):
             return answer
         if isinstance(answer, NeedsPerson) or answer.outcome in REFUSAL_OUTCOMES:
-            self._attempts[call.id] = self._attempts.get(call.id, 0) + 1
+            self._attempts[call.id] = self._count_attempts(call) + 1
         if answer.simulation:
             self.foreseen[answer.call] = answer.simulation
         elif said := self.foreseen.get(answer.call, ""):
@@ -292,7 +296,7 @@ class SessionRuntime:
         while waiting:
             if len(waiting) == 1:
                 call = waiting[0]
-                attempt, stands = self._attempts.get(call.id, 0), standing or self.standing
+                attempt, stands = self._count_attempts(call), standing or self.standing
                 answer = await self._guard.call(self.lease, stands, call, self._tools, attempt)
                 tried: Sequence[Answer | NeedsPerson | StillHeld] = [self._attempted(call, answer)]
             else:

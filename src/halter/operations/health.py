@@ -152,13 +152,17 @@ def _files(agent: "ResolvedAgent") -> Check:
 
 def _provenance(agent: "ResolvedAgent", folder: Path, name: str) -> Check | None:
     """Say how calls are judged by where their values come from, and where to see what is worth declaring."""
+    mode, alone = agent.policy.provenance, agent.pacing.autonomy.enabled or bool(agent.tasks.triggers())
+    if alone and mode in (None, "observe"):
+        sentence = "It runs by itself, and only observes which of its calls go by what others wrote"
+        remedy = "Look at `not said` in its receipts, declare its tools, and set `policy.provenance: ask`."
+        return warn_check(f"{name} provenance", f"{sentence}. {remedy}")
     if not (folder / "tools.py").exists() and not (folder / "mcp.json").exists():
         return None
-    mode = agent.policy.provenance
     if mode == "off":
         sentence = "`policy.provenance` is off: what others wrote may choose where its calls go."
         return warn_check(f"{name} provenance", f"{sentence} Set observe, ask or strict.")
-    said = f"`policy.provenance` is {mode}" if mode else "It asks in tasks and by itself, and observes chats"
+    said = f"`policy.provenance` is {mode or 'observe'}"
     return pass_check(f"{name} provenance", f"{said}. What is guessed of its tools: halter tools {folder}")
 
 

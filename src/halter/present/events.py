@@ -363,6 +363,9 @@ def _summarize_work(
         case CallSettled():
             took = format_duration(event.duration_ms * 1000)
             return f"{event.call} {event.outcome} in {took}{_cost(event.charge)} {event.error}"
+        case CallRefused(staged=True):
+            asked = "; ".join(describe_flaw(flaw) for flaw in event.flaws)
+            return f"{event.tool} waits for the end of the turn, when a person is asked ({asked})"
         case CallRefused():
             return StyledLine(f"{event.tool} was refused ({event.outcome}): {event.sentence}", WARNING_STYLE)
         case RequestStarted():

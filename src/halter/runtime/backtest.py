@@ -342,7 +342,7 @@ class _BacktestFold:
                 return self._judge_started_call(shadow, stored, event)
             case ev.DecisionAsked(about="approval") as event:
                 return self._judge_question(shadow, stored, event)
-            case ev.CallRefused() as event:
+            case ev.CallRefused(staged=False) as event:
                 self._judge_refused_call(shadow, stored, event)
             case ev.RequestStarted() as event:
                 return self._judge_started_request(shadow, stored, event)

@@ -342,7 +342,8 @@ class _ReceiptFold:
                 self._lines["brakes"].append(_make_line(Brake, event, code=event.KIND, at=at))
             case ev.CallRefused():
                 self._note_answerer(event.decision, event.decided_by)
-                self._add_brake(event, event.call, event.tool, at, risk=event.risk or "")
+                if not event.staged:
+                    self._add_brake(event, event.call, event.tool, at, risk=event.risk or "")
             case ev.RequestRefused():
                 self._add_brake(event, event.request, event.model, at)
             case ev.DecisionAsked():
