@@ -8,10 +8,11 @@ from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import SessionParked, WakePosted
 from halter.core.ids import SessionId, WorkerId, session_stream
 from halter.core.messages import Text
-from halter.core.vocabulary import SessionKind
+from halter.core.vocabulary import Outcome, SessionKind
 from halter.guard.approvals import PendingDecision, answer_decision, approve_edited, list_pending_decisions
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import cancel, halt
+from halter.guard.prepare import Call
 from halter.loop.session_runtime import SessionRuntime
 from halter.models.providers import Prices
 from halter.redaction.secrets import GivenSecrets
@@ -317,3 +318,24 @@ async def test_a_session_that_is_taken_up_twice_under_one_lease_writes_down_each
         await running.wake()
     assert [park.wake_at for park in await parks(story)] == [world.now + HOUR, world.now + DAY]
     assert (await story.kinds()).count("session_woken") == 2
+
+
+async def test_a_call_made_beside_a_session_that_is_taken_up_is_not_taken_for_one_in_doubt(world: World) -> None:
+    story = Story(world, kind="autonomous")
+    await story.begin("Watch.")
+    (lease,) = await world.journal.claim(WorkerId("w"), 1, SessionId("s"))
+    guard = GuardRuntime(world.store, world.clock, redact=redact, secrets=GivenSecrets({}), prices=Prices({}))
+    tools = {each.spec.name: each for each in story.desk.tools()}
+    running = SessionRuntime(world.store, world.clock, guard, lease, story.standing(), tools)
+
+    async def sense() -> Outcome:
+        await running.until_looked_back()
+        return (await running.call(Call("s.beside", "slow", b"{}"))).outcome
+
+    beside = asyncio.create_task(sense())
+    await world.advance(SECOND // 50)
+    assert story.desk.together == 0
+    await running.take_up()
+    await world.advance(2 * SECOND)
+    assert (await beside, story.desk.most_together) == ("ok", 1)
+    assert (await story.kinds()).count("call_settled") == 1
