@@ -56,9 +56,11 @@ class WorkingSet:
         self._loaded = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
         for row in loaded.values():
-            if isinstance(row, BudgetRow):
+            if row is None:
+                continue
+            if type(row) is BudgetRow:
                 now = max(now, row.cap_at)
-            elif isinstance(row, StreamRow):
+            elif type(row) is StreamRow:
                 now = max(now, row.at)
         self.now = now
         self.events: list[Stored] = []
@@ -74,11 +76,11 @@ class WorkingSet:
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
-        key = row.key()
-        if key not in self._rows and not row.APPEND_ONLY:
+        key, rows = row.key(), self._rows
+        if key not in rows and not row.APPEND_ONLY:
             message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
             raise UndeclaredRow(message)
-        self._rows[key] = self._changed[key] = row
+        rows[key] = self._changed[key] = row
 
     def drop(self, key: RowKey) -> None:
         self._rows[key] = self._changed[key] = None
@@ -87,16 +89,17 @@ class WorkingSet:
         self.erasures.append(bodies)
 
     def changes(self) -> "Changes":
-        changes, loaded = Changes({}, {}, [], self.events, self.erasures), self._loaded
+        inserts, updates, deletes = dict[RowKey, Row](), dict[RowKey, Row](), list[RowKey]()
+        loaded = self._loaded.get
         for key, row in self._changed.items():
             if row is None:
-                if loaded.get(key) is not None:
-                    changes.deletes.append(key)
-            elif loaded.get(key) is None:
-                changes.inserts[key] = row
+                if loaded(key) is not None:
+                    deletes.append(key)
+            elif loaded(key) is None:
+                inserts[key] = row
             else:
-                changes.updates[key] = row
-        return changes
+                updates[key] = row
+        return Changes(inserts, updates, deletes, self.events, self.erasures)
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -114,22 +117,27 @@ class Applier(Protocol):
 
 
 def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
-    keys: dict[RowKey, None] = {}
+    keys: list[RowKey] = []
+    streams: list[StreamId] = []
     for write in writes:
+        keys += write.reads
         for stream in (write.stream, *write.others) if write.others else (write.stream,):
-            keys[StreamRow, (stream,)] = None
-            session = session_of(stream)
-            if session is not None:
-                keys[SessionRow, (session,)] = None
-        keys.update(dict.fromkeys(write.reads))
-    return list(keys)
+            if stream not in streams:
+                streams.append(stream)
+    for stream in streams:
+        keys.append((StreamRow, (stream,)))
+        session = session_of(stream)
+        if session is not None:
+            keys.append((SessionRow, (session,)))
+    return list(dict.fromkeys(keys))
 
 
 def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
-    if write.lease is not None:
-        fence(write.lease, rows)
+    lease = write.lease
+    if lease is not None:
+        fence(lease, rows)
     drafts = write.decide(rows)
-    if write.lease is None:
+    if lease is None:
         for draft in drafts:
             _refuse_newer_session(draft.stream or write.stream, rows)
     if len(drafts) == 1:
@@ -161,16 +169,18 @@ def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[i
     event, facts = encode(draft.event)
     stream, body, now, lease = draft.stream or write.stream, draft.body, rows.now, write.lease
     head = rows.get(StreamRow, stream)
-    seq, previous = (head.head + 1, head.hash) if head else (1, CHAIN_START)
+    seq, previous = (1, CHAIN_START) if head is None else (head.head + 1, head.hash)
     # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
-    generation = lease.generation if lease and stream == session_stream(lease.session) else 0
+    generation = 0 if lease is None or stream != session_stream(lease.session) else lease.generation
     body_salt, digest = None, NO_BODY
     if body is not None:
         body_salt = salt(SALT_BYTES)
         digest = digest_body(body_salt, body)
-    header = (stream, seq, event.KIND, event.VERSION, now, generation, write.key, draft.blob)
-    chained = hash_event(previous, header, facts, digest)
-    stored = Stored(*header, facts, body, body_salt, digest, chained, event)
+    key, blob, kind, version = write.key, draft.blob, event.KIND, event.VERSION
+    chained = hash_event(previous, (stream, seq, kind, version, now, generation, key, blob), facts, digest)
+    stored = Stored(
+        stream, seq, kind, version, now, generation, key, blob, facts, body, body_salt, digest, chained, event
+    )
     rows.events.append(stored)
     rows.put(StreamRow(stream, seq, chained, now))
     project_event(event, stored, rows)

@@ -169,7 +169,7 @@ class MemoryEngine:
             kind: {} for kind in (*WHOLE_TABLE_QUERIES.values(), *SPARSE_TABLE_QUERIES.values())
         }
         self._streams: dict[StreamId, list[Stored]] = {}
-        self._keys: dict[str, list[tuple[StreamId, int]]] = {}
+        self._keys: dict[str, tuple[tuple[StreamId, int], ...]] = {}
         self._blobs: dict[Digest, bytes] = {}
         self._put_at: dict[Digest, int] = {}
         self._erased: dict[StreamId, int] = {}
@@ -186,11 +186,10 @@ class MemoryEngine:
         return dict(zip(keys, map(self._rows.get, keys), strict=True))
 
     def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
-        found: dict[str, tuple[Stored, ...]] = {}
-        for key in keys:
-            if key in self._keys:
-                found[key] = tuple(self._streams[stream][seq - 1] for stream, seq in self._keys[key])
-        return found
+        known = self._keys
+        return {
+            key: tuple([self._streams[stream][seq - 1] for stream, seq in known[key]]) for key in keys if key in known
+        }
 
     def now(self) -> int:
         return self._clock()
@@ -204,27 +203,25 @@ class MemoryEngine:
             self._apply(changes)
 
     def _apply(self, changes: Changes) -> None:
-        unmirrored = self._unmirrored.rows
+        unmirrored, listed = self._unmirrored.rows, self._tables
         for changed in (changes.inserts, changes.updates):
             self._rows.update(changed)
             unmirrored.update(changed)
         for key in changes.inserts:
-            self._list(key)
+            if (kind := key[0]) is SessionRow or kind in listed:
+                self._list(key)
         for key in changes.deletes:
             del self._rows[key]
             self._tables.get(key[0], {}).pop(key, None)
             unmirrored[key] = None
         streams, keys = self._streams, self._keys
         for event in changes.events:
-            stream, key = event.stream, event.key
+            stream, key, place = event.stream, event.key, (event.stream, event.seq)
             if stream in streams:
                 streams[stream].append(event)
             else:
                 streams[stream] = [event]
-            if key in keys:
-                keys[key].append((stream, event.seq))
-            else:
-                keys[key] = [(stream, event.seq)]
+            keys[key] = (*keys[key], place) if key in keys else (place,)
         self._unmirrored.events.extend(changes.events)
         for erase in changes.erasures:
             self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))

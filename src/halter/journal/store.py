@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from hashlib import sha256
-from itertools import chain
-from operator import attrgetter
 from typing import Any, Final, Protocol, Self, TypeVar
 
 import msgspec
@@ -108,7 +106,6 @@ class Retry:
 
 
 WriteAnswer = Committed | LeaseLost
-_KEY_OF: Final = attrgetter("key")
 
 LARGEST_BATCH: Final = 256
 """Writes per transaction: enough to share a sync, few enough to keep locks short."""
@@ -311,10 +308,10 @@ class _Journal:
     def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
         """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
         engine = self.engine
-        every = list(chain.from_iterable(map(list_write_chain, writes)))
+        every = list_write_chains(writes)
         engine.begin(wait=wait)
         try:
-            keys = list(map(_KEY_OF, every))
+            keys = [write.key for write in every]
             loaded = engine.load(list_declared_rows(every), keys)
             earlier = dict(engine.committed(keys))
             rows = WorkingSet(loaded, engine.now())
@@ -352,12 +349,12 @@ class _Journal:
                 return first
         try:
             # In another stream the same key is another write.
-            known = earlier.get(write.key, ())
-            known = tuple([each for each in known if each.stream in {write.stream, *write.others}]) if known else ()
+            found = earlier.get(write.key)
+            known = tuple([each for each in found if each.stream in {write.stream, *write.others}]) if found else ()
             if not known:
                 answer = self._applier(write, rows, self._salt)
-                earlier[write.key] = (*earlier.get(write.key, ()), *answer.events)
-                return answer if first is None else Committed(answer.events, first=first)
+                earlier[write.key] = (*found, *answer.events) if found else answer.events
+                return answer if first is None else Committed(answer.events, False, first)  # noqa: FBT003
             if write.lease is not None and write.lease.generation != known[0].generation:
                 # An owner that lost its lease must not take its successor's write for its own.
                 fence(write.lease, rows)
@@ -650,12 +647,14 @@ def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Se
     return done.result() if error is None else [error] * count
 
 
-def list_write_chain(write: Write) -> list[Write]:
-    """A write after those that are done just before it."""
-    done, before = [write], write.first
-    while before is not None:
-        done.insert(0, before)
-        before = before.first
+def list_write_chains(writes: Sequence[Write]) -> list[Write]:
+    """The writes, each after those that are done just before it."""
+    done: list[Write] = []
+    for write in writes:
+        place, each = len(done), write
+        done.append(each)
+        while (each := each.first) is not None:
+            done.insert(place, each)
     return done
 
 
