@@ -33,7 +33,7 @@ class Table:
 
 
 def changing(*rows: HaltRow, deletes: list[RowKey] | None = None) -> Changes:
-    return Changes({}, {row.key(): row for row in rows}, deletes or [], [], [])
+    return Changes({}, {row.key(): row for row in rows}, dict.fromkeys(deletes or []), [], [])
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def engine(tmp_path: Path) -> Iterator[Callable[[], SqliteEngine]]:
 def written(engine: SqliteEngine, row: HaltRow) -> None:
     engine.begin()
     known = engine.load([FLEET])[FLEET]
-    engine.save(changing(row) if known else Changes({row.key(): row}, {}, [], [], []))
+    engine.save(changing(row) if known else Changes({row.key(): row}, {}, {}, [], []))
     engine.commit()
 
 
@@ -145,9 +145,9 @@ def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when
     known, key = RowCache(look, lambda: 1), hold.key()
     assert [known.load([key])[key] for _ in range(2)] == [None, None]
     assert len(looks) == 2
-    known.wrote(Changes({key: hold}, {}, [], [], []))
+    known.wrote(Changes({key: hold}, {}, {}, [], []))
     known.committed()
     assert known.load([key])[key] is hold
-    known.wrote(Changes({}, {}, [key], [], []))
+    known.wrote(Changes({}, {}, {key: None}, [], []))
     known.committed()
     assert known.load([key])[key] is None

@@ -5,7 +5,7 @@ previous hash, the header with the facts, and a salted digest of the body. Erasi
 digest, so the chain still holds and the body cannot be guessed.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from typing import Any, Final, Protocol
 
@@ -47,25 +47,25 @@ NO_BODY: Final = b""
 
 
 class WorkingSet:
-    """The locked rows of one transaction, as its writes change them one after the other."""
+    """The locked rows of one transaction, as its writes change them one after the other.
 
-    __slots__ = ("_changed", "_loaded", "_rows", "erasures", "events", "now")
+    What is loaded becomes its own. What is new, changed or gone is known as it happens: nothing is compared at the end.
+    """
 
-    def __init__(self, loaded: Mapping[RowKey, Row | None], now: int) -> None:
-        self._rows: dict[RowKey, Any] = dict(loaded)
-        self._loaded = loaded
+    __slots__ = ("_rows", "changes", "events", "now")
+
+    def __init__(self, loaded: dict[RowKey, Any], now: int) -> None:
+        self._rows = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
-        for row in loaded.values():
-            if row is None:
-                continue
-            if type(row) is BudgetRow:
+        for row in filter(None, loaded.values()):
+            kind = type(row)
+            if kind is BudgetRow:
                 now = max(now, row.cap_at)
-            elif type(row) is StreamRow:
+            elif kind is StreamRow:
                 now = max(now, row.at)
         self.now = now
         self.events: list[Stored] = []
-        self.erasures: list[EraseBodies] = []
-        self._changed: dict[RowKey, Row | None] = {}
+        self.changes = Changes({}, {}, {}, self.events, [])
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         try:
@@ -76,36 +76,33 @@ class WorkingSet:
 
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
-        key, rows = row.key(), self._rows
+        key, rows, changes = row.key(), self._rows, self.changes
         if key not in rows and not row.APPEND_ONLY:
             message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
             raise UndeclaredRow(message)
-        rows[key] = self._changed[key] = row
+        there = rows.get(key) is not None and key not in changes.inserts
+        rows[key] = row
+        if there or key in changes.deletes:
+            changes.deletes.pop(key, None)
+            changes.updates[key] = row
+        else:
+            changes.inserts[key] = row
 
     def drop(self, key: RowKey) -> None:
-        self._rows[key] = self._changed[key] = None
+        changes, row = self.changes, self._rows.get(key)
+        if changes.inserts.pop(key, None) is None and row is not None:
+            changes.updates.pop(key, None)
+            changes.deletes[key] = None
+        self._rows[key] = None
 
     def erase(self, bodies: EraseBodies) -> None:
-        self.erasures.append(bodies)
-
-    def changes(self) -> "Changes":
-        inserts, updates, deletes = dict[RowKey, Row](), dict[RowKey, Row](), list[RowKey]()
-        loaded = self._loaded.get
-        for key, row in self._changed.items():
-            if row is None:
-                if loaded(key) is not None:
-                    deletes.append(key)
-            elif loaded(key) is None:
-                inserts[key] = row
-            else:
-                updates[key] = row
-        return Changes(inserts, updates, deletes, self.events, self.erasures)
+        self.changes.erasures.append(bodies)
 
 
 class Changes(msgspec.Struct, frozen=True):
     inserts: dict[RowKey, Row]
     updates: dict[RowKey, Row]
-    deletes: list[RowKey]
+    deletes: dict[RowKey, None]
     events: list[Stored]
     erasures: list[EraseBodies]
 
@@ -118,17 +115,17 @@ class Applier(Protocol):
 
 def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
     keys: list[RowKey] = []
-    streams: list[StreamId] = []
+    last = None
     for write in writes:
         keys += write.reads
-        for stream in (write.stream, *write.others) if write.others else (write.stream,):
-            if stream not in streams:
-                streams.append(stream)
-    for stream in streams:
-        keys.append((StreamRow, (stream,)))
-        session = session_of(stream)
-        if session is not None:
-            keys.append((SessionRow, (session,)))
+        if write.stream == last and not write.others:
+            continue
+        last = write.stream
+        for stream in (last, *write.others):
+            keys.append((StreamRow, (stream,)))
+            session = session_of(stream)
+            if session is not None:
+                keys.append((SessionRow, (session,)))
     return list(dict.fromkeys(keys))
 
 

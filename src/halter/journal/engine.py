@@ -107,11 +107,14 @@ class Engine(Protocol):
         """Open a write transaction; raise Busy instead of waiting if `wait` is False."""
         ...
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
-        """Lock rows, in one global order, and return them; `committed` is asked for the events of `writes` next."""
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
+        """Lock rows, in one global order, and return them; `committed` is asked for the events of `writes` next.
+
+        The caller may change what both return.
+        """
         ...
 
-    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
         """The events of writes already committed under these keys."""
         ...
 
@@ -330,7 +333,7 @@ class RowCache:
         self._rows: dict[RowKey, Row | None] = {}
         self._written: dict[RowKey, Row | None] = {}
 
-    def load(self, keys: Iterable[RowKey]) -> Mapping[RowKey, Row | None]:
+    def load(self, keys: Iterable[RowKey]) -> dict[RowKey, Row | None]:
         version = self._version()
         if version != self._at or len(self._rows) > MOST_CACHED_ROWS:
             self.forget()

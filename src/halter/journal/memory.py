@@ -27,6 +27,7 @@ from halter.core.rows import (
     NO_OWNER,
     AgentRow,
     DecisionRow,
+    FleetPolicyRow,
     HaltRow,
     ItemRow,
     MemoryRow,
@@ -38,7 +39,14 @@ from halter.core.rows import (
 )
 from halter.core.vocabulary import Row, RowKey, lock_order
 from halter.journal.apply import Changes
-from halter.journal.engine import PROJECTIONS, UNREFERENCED_BLOB_AGE, IndexedChunk, StoreView, describe_missing_blob
+from halter.journal.engine import (
+    PROJECTIONS,
+    UNREFERENCED_BLOB_AGE,
+    IndexedChunk,
+    StoreView,
+    describe_missing_blob,
+    list_migrations,
+)
 from halter.journal.sqlite import LEASE_DURATION, SqliteEngine
 
 
@@ -129,7 +137,7 @@ QUERIES_BY_KEY: Final[Mapping[str, type[Row]]] = MappingProxyType(
     {"session": SessionRow, "decision": DecisionRow, "budget": BudgetRow}
 )
 WHOLE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
-    {"all_halts": HaltRow, "all_rules": RuleRow, "all_agents": AgentRow}
+    {"all_halts": HaltRow, "all_rules": RuleRow, "all_agents": AgentRow, "all_fleet_policy": FleetPolicyRow}
 )
 """Frequent queries that read one row or a short table."""
 
@@ -182,10 +190,10 @@ class MemoryEngine:
 
     def begin(self, *, wait: bool = True) -> None: ...
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
         return dict(zip(keys, map(self._rows.get, keys), strict=True))
 
-    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
         known = self._keys
         return {
             key: tuple([self._streams[stream][seq - 1] for stream, seq in known[key]]) for key in keys if key in known
@@ -203,17 +211,17 @@ class MemoryEngine:
             self._apply(changes)
 
     def _apply(self, changes: Changes) -> None:
-        unmirrored, listed = self._unmirrored.rows, self._tables
-        for changed in (changes.inserts, changes.updates):
-            self._rows.update(changed)
-            unmirrored.update(changed)
+        rows, listed = self._rows, self._tables
+        rows.update(changes.inserts)
+        rows.update(changes.updates)
+        if self._mirror is not None:
+            self._unmirrored.take_in(changes)
         for key in changes.inserts:
             if (kind := key[0]) is SessionRow or kind in listed:
                 self._list(key)
         for key in changes.deletes:
-            del self._rows[key]
-            self._tables.get(key[0], {}).pop(key, None)
-            unmirrored[key] = None
+            del rows[key]
+            listed.get(key[0], {}).pop(key, None)
         streams, keys = self._streams, self._keys
         for event in changes.events:
             stream, key, place = event.stream, event.key, (event.stream, event.seq)
@@ -222,7 +230,6 @@ class MemoryEngine:
             else:
                 streams[stream] = [event]
             keys[key] = (*keys[key], place) if key in keys else (place,)
-        self._unmirrored.events.extend(changes.events)
         for erase in changes.erasures:
             self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))
         for erase in changes.erasures:
@@ -235,7 +242,8 @@ class MemoryEngine:
     def _place(self, row: Row) -> None:
         key = row.key()
         self._rows[key] = row
-        self._unmirrored.rows[key] = None
+        if self._mirror is not None:
+            self._unmirrored.rows[key] = None
         self._list(key)
 
     def _list(self, key: RowKey) -> None:
@@ -342,6 +350,9 @@ class MemoryEngine:
                 return [] if kept is None else [{"at": kept[0], "data": kept[1]}]
             if name == "all_workers":
                 return self._leasing.workers()
+            if name == "meta":
+                said = {"schema": str(list_migrations("sqlite")[-1][0]), "store": self._store}
+                return [{"name": each, "value": value} for each, value in said.items()]
             if name == "next_lapse":
                 lapse = self._leasing.next_lapse(self._session_rows(), params["worker"], params["now"])
                 return [{"due_at": lapse}]
@@ -375,13 +386,13 @@ class MemoryEngine:
     def _mirror_into(self, mirror: SqliteEngine, pending: "MirrorBacklog") -> None:
         mirror.begin()
         before = mirror.load(list(pending.rows))
-        changes = Changes({}, {}, [], pending.events, [])
+        changes = Changes({}, {}, {}, pending.events, [])
         for key, old in before.items():
             new = self._rows.get(key)
             if new is not None:
                 (changes.inserts if old is None else changes.updates)[key] = new
             elif old is not None:
-                changes.deletes.append(key)
+                changes.deletes[key] = None
         mirror.write(changes)
         mirror.commit()
 
@@ -466,7 +477,7 @@ class MemoryEngine:
         with self._mirroring:
             if self._mirror is not None:
                 self._mirror.close()
-            self._mirror = None
+            self._mirror, self._unmirrored = None, MirrorBacklog()
 
 
 class MirrorBacklog(msgspec.Struct):
@@ -474,3 +485,8 @@ class MirrorBacklog(msgspec.Struct):
 
     rows: dict[RowKey, Row | None] = {}
     events: list[Stored] = []
+
+    def take_in(self, changes: Changes) -> None:
+        for keys in (changes.inserts, changes.updates, changes.deletes):
+            self.rows.update(keys)
+        self.events += changes.events

@@ -320,7 +320,7 @@ class PostgresEngine:
             raise Busy
         self._unsaved = None
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
         """Lock rows, table by table in key order; then look for earlier events of the writes, and take the time."""
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         tables, requests = list[type[Row]](), [self._named("begin")]
@@ -340,7 +340,7 @@ class PostgresEngine:
             self._earlier[event.key] = (*self._earlier.get(event.key, ()), event)
         return rows
 
-    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
         """What `load` has found already."""
         return self._earlier
 

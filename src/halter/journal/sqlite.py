@@ -433,7 +433,7 @@ class SqliteEngine:
             raise translate_sqlite_error(error, self._path) from error
         return None
 
-    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> Mapping[RowKey, Row | None]:
+    def load(self, keys: Sequence[RowKey], writes: Sequence[str] = ()) -> dict[RowKey, Row | None]:
         """Return rows; the file's write lock covers all of them."""
         with self._in_words:
             return self._known.load(keys)
@@ -443,7 +443,7 @@ class SqliteEngine:
         found = self._connection.execute(make_row_statements(kind).select, values).fetchone()
         return None if found is None else kind(*found)
 
-    def committed(self, keys: Sequence[str]) -> Mapping[str, tuple[Stored, ...]]:
+    def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
         found: dict[str, tuple[Stored, ...]] = {}
         with self._in_words:
             for row in self._connection.execute(select_by_keys(len(keys)), keys).fetchall():

@@ -313,12 +313,11 @@ class _Journal:
         try:
             keys = [write.key for write in every]
             loaded = engine.load(list_declared_rows(every), keys)
-            earlier = dict(engine.committed(keys))
+            earlier = engine.committed(keys)
             rows = WorkingSet(loaded, engine.now())
             answers = [self._commit_one(write, earlier, rows) for write in writes]
-            changes = rows.changes()
-            if changes.events:
-                engine.save(changes)
+            if rows.events:
+                engine.save(rows.changes)
         except BaseException:
             engine.rollback()
             raise

@@ -120,8 +120,10 @@ class FunctionArguments:
             )
         others = (*self._keys, *self.deps, *self.near)
         self._fields = {name: each for name, each in annotations.items() if name not in others}
-        self._adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
-        self.schema = json.dumps(self._adapter.json_schema()).encode()
+        adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
+        # Without the adapter's own checks of options that are never given.
+        self._read, self._dump = adapter.validator.validate_json, adapter.serializer.to_python
+        self.schema = json.dumps(adapter.json_schema()).encode()
 
     @property
     def names(self) -> frozenset[str]:
@@ -130,10 +132,10 @@ class FunctionArguments:
     def validate(self, arguments: bytes) -> Valid | Invalid:
         """Check what a model wrote. Canonical arguments have their defaults and one order of keys."""
         try:
-            values = self._adapter.validate_json(arguments.strip() or b"{}")
-            canonical = canonical_json(self._adapter.dump_python(values, mode="json"))
+            values = self._read(arguments.strip() or b"{}")
+            canonical = canonical_json(self._dump(values, mode="json"))
             # What a person agrees to must be what runs, and JSON has no word but null for what is not a number.
-            if b"null" in canonical and self._adapter.validate_json(canonical) != values:
+            if b"null" in canonical and self._read(canonical) != values:
                 return Invalid(f"The arguments of {self._tool} hold a number that is infinite or none at all.")
             return Valid(values, canonical)
         except self._mistaken as error:
