@@ -3,10 +3,10 @@
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -26,7 +26,7 @@ from halter.core.events import (
     SessionStarted,
 )
 from halter.core.ids import FLEET, SessionId, StreamId, WorkerId, session_stream
-from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Write
+from halter.core.ports import EVERY_STREAM, Change, Draft, Lease, Query, Store, Write
 from halter.core.rows import AuditRow, DecisionRow
 from halter.journal.open import open_engine
 from halter.journal.store import JournalStore
@@ -253,6 +253,37 @@ async def test_a_hint_is_followed_at_once_and_read_once(tmp_path: Path) -> None:
             stream = change.stream
     assert [stored.kind for stored in await follower.all_new(change)] == ["session_started"]
     assert await follower.all_new(change) == []
+    await desk.store.close()
+
+
+class Counted:
+    """A store that notes what it is asked."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.asked: list[str] = []
+
+    async def ask(self, query: Query[Any]) -> Sequence[Any]:
+        self.asked.append(query.name)
+        return await self._store.ask(query)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+async def test_while_nothing_is_new_a_poll_does_not_read_every_stream(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    store = Counted(desk.store)
+    follower = Follower(cast("Any", store), {})
+    await desk.start("a")
+    assert [stored.kind for stored in await follower.all_new()] == ["session_started"]
+    assert await follower.grown() == {}
+    store.asked.clear()
+    assert await follower.grown() == {}
+    assert store.asked == ["extent"]
+    await desk.begin("a", "a.1")
+    assert list(await follower.grown()) == [session_stream("a")]
+    assert list(await follower.grown()) == [session_stream("a")], "what was not read yet is still new"
     await desk.store.close()
 
 

@@ -20,9 +20,11 @@ GROWS = (
     "notifications",
     "streams",
     "items",
+    "halts",
 )
 WHOLE = {
     "streams": "verify looks at every stream",
+    "extent": "a sum, in place of reading every stream again",
     "heads": "a follower that is new begins with every stream",
     "all_*": "verify compares every row",
     "budgets": "asked for by --everything",
@@ -72,6 +74,15 @@ def test_a_filter_is_answered_in_the_order_of_its_index(tables: sqlite3.Connecti
     plan = plan_of(tables, load_queries("queries.sql")[name])
     assert any(line.startswith("SEARCH") and f"INDEX {index} " in line for line in plan)
     assert not [line for line in plan if "TEMP B-TREE" in line]
+
+
+def test_halts_of_cancelled_sessions_are_not_looked_at_again(tables: sqlite3.Connection) -> None:
+    """Every cancelled session leaves a halt: only those that stand, and those of the wanted time, are read."""
+    plan = plan_of(tables, load_queries("queries.sql")["halts_since"])
+    assert [line for line in plan if "halts" in line] == [
+        "SCAN halts USING INDEX halts_standing",
+        "SEARCH halts USING INDEX halts_at (at>?)",
+    ]
 
 
 def test_a_question_without_an_index_is_found_out(tables: sqlite3.Connection) -> None:

@@ -172,7 +172,7 @@ async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
         budgets=await read_current_budgets(store, until),
         waiting=await store.ask(Query("open_decisions", PendingDecision, {"now": until})),
         decided=await store.ask(Query("decided_since", DecisionRow, params)),
-        halts=await store.ask(Query("all_halts", HaltRow)),
+        halts=sorted(await store.ask(Query("halts_since", HaltRow, params)), key=lambda row: row.scope),
         undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": min(since, until - DAY)})),
         outages=await store.ask(Query("open_outages", OutageRow)),
         stopped=await store.ask(Query("stopped_agents", SessionRow)),
@@ -314,7 +314,8 @@ def list_needs(found: ReportRows) -> Iterator[Need]:
     for halt in found.halts:
         if halt.halted and not halt.cancels:
             sentence = f"{halt.scope} was halted by {halt.by}: nothing acts there."
-            yield Need(kind="halt", agent="", sentence=sentence, commands=(f"halter resume {halt.scope}",))
+            commands = (f"halter resume {halt.scope}",)
+            yield Need(kind="halt", agent="", sentence=sentence, commands=commands, scope=halt.scope)
     for told in found.undelivered:
         if told.gave_up:
             sentence = f"{told.agent}: could not send over {told.channel}: {told.error}"
@@ -322,9 +323,8 @@ def list_needs(found: ReportRows) -> Iterator[Need]:
     for cap in list_caps(found.budgets, found.until):
         if cap.percent >= NEAR_CAP_PERCENT:
             sentence = f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
-            yield Need(
-                kind="budget", agent="", sentence=sentence, commands=(f"halter budget raise {cap.scope} AMOUNT",)
-            )
+            commands = (f"halter budget raise {cap.scope} AMOUNT",)
+            yield Need(kind="budget", agent="", sentence=sentence, commands=commands, scope=cap.scope)
     yield from _list_undecided(found)
 
 

@@ -58,6 +58,14 @@ async def watch_growth(store: Store, clock: Clock) -> AsyncGenerator[Change]:
         await cancel_and_wait(hint, poll)
 
 
+class _Extent(msgspec.Struct, frozen=True):
+    """How many streams there are, how long they are together, and when the newest event was."""
+
+    streams: int
+    length: int
+    at: int
+
+
 class Follower:
     """Reads what is new in the wanted streams. `seen` is how far each was read.
 
@@ -75,6 +83,7 @@ class Follower:
         self.seen = dict(seen)
         self._only = only
         self._wanted = wanted
+        self._quiet_at: _Extent | None = None
 
     async def new(self, change: Change = EVERYTHING) -> AsyncGenerator[Sequence[Stored]]:
         """Yields what may be new, in pages of one stream each."""
@@ -94,12 +103,23 @@ class Follower:
         if change.stream != EVERY_STREAM:
             news = self._wants(change.stream) and change.head > self._so_far(change.stream)
             return dict(await self._lengths([change.stream])) if news else {}
+        extent = await self._measure()
+        if extent is not None and extent == self._quiet_at:
+            return {}
         found = {stream: head for stream, head in await self._heads() if self._wants(stream)}
         for stream, head in found.items():
             if head < self._so_far(stream):
                 # The store was restored to an earlier state: read again rather than miss events.
                 self.seen[stream] = 0
-        return {stream: head for stream, head in found.items() if head > self._so_far(stream)}
+        grown = {stream: head for stream, head in found.items() if head > self._so_far(stream)}
+        self._quiet_at = None if grown else extent
+        return grown
+
+    async def _measure(self) -> "_Extent | None":
+        """Measures all streams together: while that is as it was when nothing was new, nothing is new."""
+        if self._only is not None:
+            return None
+        return next(iter(await self._store.ask(Query("extent", _Extent))), None)
 
     def _wants(self, stream: StreamId) -> bool:
         return self._wanted(stream) and (self._only is None or stream in self._only)

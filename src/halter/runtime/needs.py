@@ -37,7 +37,8 @@ _PLAIN: Final = re.compile(r"[\w.@%+:,/~-]+")
 class Need(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that waits for a person: what is wanted, why, and the commands that answer it.
 
-    `why` is the model's own reason, or what led to it; `shown` are the arguments. An open decision is named.
+    `why` is the model's own reason, or what led to it; `shown` are the arguments. An open decision is named, and so is
+    the scope that is halted or near its cap.
     """
 
     kind: NeedKind
@@ -48,6 +49,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[str, ...] = ()
     decision: str = ""
     session: str = ""
+    scope: str = ""
 
     @property
     def line(self) -> str:
@@ -214,7 +216,14 @@ def make_paused_need(session: str, agent: str) -> Need:
 def make_document_need(trigger: str, item: str, name: str, why: str) -> Need:
     sentence = f"{trigger} leaves a document to you: {name}."
     commands = (f"halter schedules retry {trigger} {item[:SHORT_DIGEST]}",)
-    return Need(kind="document", agent=trigger.partition("/")[0], sentence=sentence, why=why, commands=commands)
+    return Need(
+        kind="document",
+        agent=trigger.partition("/")[0],
+        sentence=sentence,
+        why=why,
+        commands=commands,
+        scope=f"trigger:{trigger}",
+    )
 
 
 SHORT_DIGEST: Final = 16

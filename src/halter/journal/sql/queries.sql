@@ -102,6 +102,10 @@ SELECT * FROM streams WHERE stream = :stream;
 -- Where every stream stands.
 SELECT * FROM streams ORDER BY stream;
 
+-- name: extent
+-- How many streams there are, how long they are together, and when the newest event was.
+SELECT COUNT(*) AS streams, CAST(COALESCE(SUM(head), 0) AS BIGINT) AS length, COALESCE(MAX(at), 0) AS at FROM streams;
+
 -- name: all_sessions
 -- Every session row.
 SELECT * FROM sessions ORDER BY session;
@@ -128,6 +132,11 @@ ORDER BY halts.scope LIMIT 1;
 -- name: halts_standing
 -- What is halted and may be let go again.
 SELECT * FROM halts WHERE halted = 1 AND cancels = 0 ORDER BY scope;
+
+-- name: halts_since
+-- What is halted and may be let go again, and what was halted or let go after a time. An order would walk an index.
+SELECT * FROM halts WHERE halted = 1 AND cancels = 0
+UNION ALL SELECT * FROM halts WHERE at >= :since AND NOT (halted = 1 AND cancels = 0);
 
 -- name: all_rates
 -- Every slice of every rate.
@@ -583,6 +592,14 @@ SELECT seq, at, version, facts, body FROM events WHERE stream = :stream AND kind
 SELECT kind, COUNT(*) AS count, MAX(seq) AS seq FROM events
 WHERE stream = :stream AND seq > :after AND kind IN ('turn_started', 'call_started', 'call_refused', 'request_refused')
 GROUP BY kind;
+
+-- name: work_events
+-- The newest turns, requests, calls and brakes of a stream, of its events after one.
+SELECT kind, at, version, facts FROM events
+WHERE stream = :stream AND seq > :after AND kind IN (
+    'turn_started', 'turn_ended', 'request_started', 'request_settled', 'request_refused', 'call_started',
+    'call_settled', 'call_refused', 'cost_cap_reached', 'guardrail_triggered')
+ORDER BY seq DESC LIMIT :limit;
 
 -- name: sessions_of_agent
 -- The sessions of one agent, the newest first.
