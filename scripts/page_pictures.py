@@ -89,7 +89,7 @@ def main() -> None:
         page.set_default_timeout(PATIENCE_MS)
         page.goto(address)
         # The old file is found after half a minute.
-        page.get_by_role("article", name="wants to call delete_file").wait_for()
+        page.get_by_role("article", name="wants to delete leftover.tmp").wait_for()
         _take(page, address.partition("/login")[0], given.pages, whole=given.whole)
         browser.close()
 

@@ -60,7 +60,7 @@ def test_a_newcomer_opens_the_dashboard_sees_what_is_asked_and_answers_it(
     page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(base) else None)
 
     page.goto(address)
-    asks = page.get_by_role("article", name="wants to call delete_file")
+    asks = page.get_by_role("article", name="wants to delete leftover.tmp")
     expect(asks).to_be_visible(timeout=PATIENCE)
     page.screenshot(path=pictures / "home.png")
     for name in ("fleet", "session/night-watch-1", "budgets"):

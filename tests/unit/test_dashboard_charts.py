@@ -17,17 +17,23 @@ from halter.core.events import (
     RequestSettled,
     RequestStarted,
     SensorChanged,
+    SessionEnded,
+    SessionParked,
+    SessionWoken,
     TurnEnded,
+    TurnSkipped,
     TurnStarted,
 )
 from halter.core.ids import StreamId
+from halter.core.money import Charge
 from halter.core.ports import Stored
+from halter.core.usage import Usage
+from halter.dashboard.history import LANES, find_health_spans, find_skips, find_spans, list_happenings
 from halter.dashboard.parts import (
     BAD,
     MOST_BARS,
     ChartOptions,
     ChartSpan,
-    chart_history,
     chart_spending,
     chart_timeline,
     make_file_name,
@@ -35,7 +41,7 @@ from halter.dashboard.parts import (
     make_single_line,
     thin_points,
 )
-from halter.dashboard.session import LANES, find_health_spans, find_number_series, find_spans
+from halter.dashboard.session import find_number_series
 from halter.operations.queries import Saw
 
 ANY = st.text(st.characters(codec=None, categories=None), max_size=40)
@@ -103,9 +109,9 @@ def test_a_timeline_tells_turns_requests_calls_and_brakes_apart() -> None:
     told = {(span.lane, span.name, span.start // SECOND, span.end and span.end // SECOND) for span in spans}
     assert told == {
         ("turns", "turn 1, under way", 1, 20),
-        ("requests", "m, ok", 2, 3),
+        ("requests", "m, done", 2, 3),
         ("calls", "pay, failed", 4, 5),
-        ("brakes", "pay: tool_not_granted", 6, None),
+        ("brakes", "pay: not granted", 6, None),
         ("brakes", "guardrail idle", 7, None),
     }
     assert {span.lane for span in spans if span.mood == BAD} == {"calls", "brakes"}
@@ -118,6 +124,50 @@ def test_a_turn_that_ended_well_and_one_that_was_stopped_look_different() -> Non
         for sentence in ("", "It was stopped.")
     )
     assert well != stopped == BAD
+
+
+def test_turns_skipped_in_a_row_are_one_span_and_one_line() -> None:
+    skips = [
+        event
+        for number in (1, 2, 3)
+        for event in (
+            SessionWoken(cause="timer"),
+            TurnSkipped(stage="rules", skips=number),
+            SessionParked(state="SLEEPING", wake_at=99 * SECOND),
+        )
+    ]
+    events = stored(
+        TurnStarted(turn=1),
+        TurnEnded(turn=1, why="ended"),
+        *skips,
+        SessionEnded(state="HALTED", terminal_reason="external_halt"),
+    )
+    assert [(span.name, span.start // SECOND, span.end) for span in find_skips(events)] == [
+        ("3 turns skipped", 4, 10 * SECOND)
+    ]
+    told = list_happenings(events)
+    assert [(one.kind, one.count) for one in told] == [
+        ("turn started", 1),
+        ("turn ended", 1),
+        ("turn skipped", 3),
+        ("session ended", 1),
+    ]
+    assert told[-1].text == "Halted"
+
+
+def test_what_a_model_and_a_tool_did_is_told_by_their_names() -> None:
+    events = stored(
+        RequestStarted(request="r1", model="acme:small", purpose="turn", legs=()),
+        RequestSettled(
+            request="r1", outcome="ok", usage=Usage(input_tokens=1200, output_tokens=30), charge=Charge(usd=12_400)
+        ),
+        CallStarted(call="c1", tool="pay", purpose="turn", legs=(), level="SAFE", effect="write"),
+        CallSettled(call="c1", outcome="ok", duration_ms=20),
+    )
+    assert [one.text for one in list_happenings(events)][1::2] == [
+        "acme:small · 1,200 in, 30 out · $0.0124",
+        "pay · done · 20 ms",
+    ]
 
 
 def test_the_health_of_a_sensor_lasts_until_it_changes() -> None:
@@ -135,7 +185,6 @@ def test_only_facts_that_are_numbers_and_seen_more_than_once_are_drawn() -> None
 
 @given(ANY, ANY)
 def test_no_words_become_a_key_of_a_chart_or_its_html(name: str, lane: str) -> None:
-    harmless(chart_history({name: [(0, 1.0)]}))
     harmless(chart_timeline([ChartSpan(lane, name, 0, 1), ChartSpan(lane, name, 5)], [lane]))
 
 

@@ -2,13 +2,14 @@
 
 import json
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import NotDone
 from halter.core.rows import SessionRow
-from halter.dashboard.home import indent_arguments
+from halter.dashboard.home import indent_arguments, list_need_pages
 from halter.dashboard.labels import (
     explain_health,
     format_money,
@@ -18,6 +19,7 @@ from halter.dashboard.labels import (
     is_unwell,
     label_health,
     shorten_id,
+    word_scopes,
 )
 from halter.dashboard.parts import split_arguments
 from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_time, sum_by_name
@@ -25,6 +27,7 @@ from halter.dashboard.session import find_number_series, fits_filter
 from halter.operations.money import Spending
 from halter.operations.queries import AgentLine, Saw
 from halter.runtime.budgets import Budget
+from halter.runtime.needs import Need
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_ids_and_tokens_are_short() -> None:
         (AgentLine(agent="a", state="RUNNING"), "Running", "", False),
         (AgentLine(agent="a"), "Idle", "", False),
         (AgentLine(agent="a", on=False, switched_by="ann"), "Switched off", "by ann", False),
-        (AgentLine(agent="a", halted="agent:a was halted by ann"), "Halted", "agent:a was halted by ann", True),
+        (AgentLine(agent="a", halted="agent:a was halted by ann"), "Halted", "Agent a was halted by ann", True),
         (AgentLine(agent="a", on=True, trouble="a-1 ended", stopped=True), "Stopped", "a-1 ended", True),
         (AgentLine(agent="a", on=True, trouble="no answer"), "Held up", "no answer", True),
         (AgentLine(agent="a", sensors={"disk": "failing"}), "Sensors fail", "disk: no reading", False),
@@ -67,6 +70,23 @@ def test_ids_and_tokens_are_short() -> None:
 )
 def test_an_agent_has_a_word_for_its_health_and_a_reason(line: AgentLine, word: str, why: str, *, unwell: bool) -> None:
     assert (label_health(line).word, explain_health(line), is_unwell(line)) == (word, why, unwell)
+
+
+def test_scopes_and_windows_are_told_as_people_say_them() -> None:
+    assert word_scopes("session:a-1 was halted by ann.") == "Session a-1 was halted by ann."
+    near = "96 % of the cap of trigger:a/reports (day/2026-11-17) are spent."
+    assert word_scopes(near) == "96 % of the cap of trigger a/reports (today) are spent."
+    assert word_scopes("a/papers leaves a document to you: http://x.") == "a/papers leaves a document to you: http://x."
+
+
+def test_what_needs_a_person_leads_to_where_it_is_settled() -> None:
+    def lead(**facts: Any) -> list[str]:
+        return [path for _, path in list_need_pages(Need(agent="", sentence="", **facts))]
+
+    assert lead(kind="halt", scope="session:a-1") == ["/session/a-1"]
+    assert lead(kind="halt", scope="agent:a") == ["/agent/a"]
+    assert lead(kind="budget", scope="trigger:a/b") == ["/budgets"]
+    assert lead(kind="kept") == ["/findings"]
 
 
 def test_a_wake_that_nothing_followed_is_late() -> None:
@@ -97,7 +117,8 @@ def test_spending_is_summed_up_by_model_and_by_tool() -> None:
     ]
     assert [line.name for line in lines if not is_of_model(line)] == ["search"]
     big, rules = sum_by_name([line for line in lines if is_of_model(line)])
-    assert (big.name, big.spends, big.tokens, big.spent, big.share) == ("anthropic:big", 3, 180, Decimal("0.75"), 1.0)
+    assert (big.name, big.spends, big.tokens_in + big.tokens_out) == ("anthropic:big", 3, 180)
+    assert (big.spent, big.share) == (Decimal("0.75"), 1.0)
     assert (rules.name, rules.share) == ("reflex:rules", 0.0)
 
 

@@ -34,6 +34,7 @@ from halter.dashboard.page import (
 )
 from halter.dashboard.parts import (
     KeyedList,
+    RunBars,
     add_box,
     add_button,
     add_chip,
@@ -51,7 +52,7 @@ from halter.dashboard.parts import (
     set_meter,
     set_spark,
 )
-from halter.dashboard.session import describe_value, find_number_series, list_values
+from halter.dashboard.session import MAX_RUN_BARS, describe_value, find_number_series, list_values, make_run_bar
 from halter.operations import agents, control, fleet, queries
 from halter.operations.definition import AgentDefinition, read_definition
 from halter.operations.queries import AgentLine, FactView
@@ -67,6 +68,7 @@ async def build_agent_page(room: OpenPage, name: str) -> RefreshPage:
     with add_box("div", "h-wide"):
         with add_box("div", "h-col"):
             with add_section("Sessions", card=True):
+                bars = RunBars("The newest sessions, by how they went")
                 sessions = KeyedList[SessionRow](
                     add_box("ul", "h-list h-lines"), lambda row: _build_session(room, row), "It had no session yet."
                 )
@@ -90,8 +92,9 @@ async def build_agent_page(room: OpenPage, name: str) -> RefreshPage:
         await head.show(line, everything=grown.written)
         if not grown.anything:
             return
-        rows = await queries.sessions(room.desk, name, limit=SESSIONS_SHOWN)
-        sessions.show({(row.session, row.state): row for row in rows})
+        rows = await queries.sessions(room.desk, name, limit=MAX_RUN_BARS)
+        bars.show([make_run_bar(row, room.now) for row in reversed(rows)] if len(rows) > 1 else [])
+        sessions.show({(row.session, row.state): row for row in rows[:SESSIONS_SHOWN]})
         sensors.show({one.key: one for one in await _read_senses(room, line)})
         triggers.show({plan.trigger: plan for plan in await fleet.plans(room.desk, name)})
 
@@ -321,10 +324,10 @@ def _build_definition(room: OpenPage, found: AgentDefinition | None) -> None:
     if found is None:
         add_text("Its definition is stored with its first session.", "h-none")
         return
+    add_facts(list_definition_facts(found))
     with add_box("div", "h-row h-small h-dim"):
         add_text("As its newest session began,", "", "span")
         room.add_moment(found.at)
-    add_facts(list_definition_facts(found))
     if found.instructions:
         with add_fold() as fold:
             add_text("Instructions", "h-what", "span")

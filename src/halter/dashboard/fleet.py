@@ -64,15 +64,13 @@ from halter.present.events import format_relative_moment
 from halter.present.report import (
     HEALTH_MOODS,
     NO_WORKERS,
-    agents_of_worker,
-    describe_last_heartbeat,
     describe_load,
     describe_worker_condition,
     name_worker,
 )
 from halter.runtime.trigger_plan import TriggerPlan
 
-WORKER_COLUMNS = ("process", "is", "awake", "agents", "last heard", "since", "version")
+WORKER_COLUMNS = ("process", "health", "awake", "agents", "last heard", "since", "version")
 
 
 def build_workers_section(room: OpenPage) -> Callable[[], Awaitable[None]]:
@@ -94,9 +92,11 @@ def _worker_row(room: OpenPage, one: WorkerView) -> Callable[[WorkerView], None]
     with add_box("tr"):
         add_cell(name_worker(one), "h-what")
         with add_box("td"):
-            add_chip(one.health, HEALTH_MOODS[one.health])
+            add_chip(one.health.capitalize(), HEALTH_MOODS[one.health])
             said = add_text("", "h-text h-note")
-        awake, agents, last = add_cell("", "h-short"), add_cell(), add_cell("", "h-short")
+        awake, agents = add_cell("", "h-short"), add_cell()
+        with add_box("td", "h-short"):
+            last = room.add_moment(None)
         add_cell(format_relative_moment(one.since, room.now), "h-short")
         add_cell(one.version, "h-short")
 
@@ -105,8 +105,8 @@ def _worker_row(room: OpenPage, one: WorkerView) -> Callable[[WorkerView], None]
         said.say(told)
         said.set_visibility(bool(told))
         awake.say(describe_load(one))
-        agents.say(agents_of_worker(one))
-        last.say(describe_last_heartbeat(one, room.now))
+        agents.say("\n".join(f"{name} {shorten_id(version)}".strip() for name, version in one.agents.items()))
+        room.set_moment(last, one.heard_at)
 
     show(one)
     return show
@@ -121,7 +121,7 @@ FLEET_COLUMNS = (
     "next wake",
     "sensors",
     "runs by itself",
-    "stop",
+    "",
 )
 
 
@@ -149,7 +149,7 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
         with add_box("td"):
             health, why = add_chip(""), add_text("", "h-text h-dim h-small h-note")
         with add_box("td"):
-            session = add_link("", "")
+            session, none = add_link("", ""), add_text("none", "h-dim")
         with add_box("td"):
             spent = add_text("", "h-short")
             drawn = add_meter(f"spent today by {line.agent}", 0)
@@ -164,7 +164,9 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
 
     def show(line: AgentLine) -> None:
         _show_switch(switch, on=bool(line.on))
-        set_link(session, line.session or "none", f"/session/{line.session}" if line.session else "/sessions")
+        set_link(session, line.session, f"/session/{line.session}")
+        session.set_visibility(bool(line.session))
+        none.set_visibility(not line.session)
         set_chip(health, label_health(line))
         why.say(explain_health(line))
         again.set_visibility(room.may("operator") and line.halted.startswith(f"{scope} "))
@@ -217,8 +219,8 @@ def _sensors(line: AgentLine) -> str:
     return f"{', '.join(failing)}: no reading" if failing else f"{len(line.sensors)} read"
 
 
-TRIGGER_COLUMNS = ("trigger", "when", "is", "next", "last", "runs", "act")
-QUARANTINE_COLUMNS = ("document", "trigger", "attempts", "why", "again")
+TRIGGER_COLUMNS = ("trigger", "when", "state", "next run", "last run", "runs", "")
+QUARANTINE_COLUMNS = ("document", "trigger", "attempts", "why", "")
 
 
 class TriggerView(NamedTuple):

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 from nicegui.element import Element
@@ -24,8 +25,18 @@ from halter.dashboard.labels import (
     label_decision,
     label_state,
     name_scope,
+    word_scopes,
 )
-from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
+from halter.dashboard.page import (
+    REASON,
+    FeedChanges,
+    FormField,
+    FormValues,
+    OpenPage,
+    RefreshPage,
+    ask_to_resume,
+    open_dialog,
+)
 from halter.dashboard.parts import (
     KeyedList,
     TextLabel,
@@ -34,6 +45,7 @@ from halter.dashboard.parts import (
     add_box,
     add_button,
     add_chip,
+    add_command,
     add_icon,
     add_link,
     add_meter,
@@ -45,7 +57,7 @@ from halter.dashboard.parts import (
     set_spark,
     split_arguments,
 )
-from halter.operations import artifacts, decisions, money, queries
+from halter.operations import artifacts, control, decisions, money, queries
 from halter.operations.artifacts import Artifact
 from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecision, offers, put, waiting
 from halter.operations.queries import AgentLine
@@ -54,6 +66,8 @@ from halter.present.events import format_moment
 from halter.runtime.needs import Need
 
 DANGEROUS_LEVELS = ("HIGH", "CRITICAL")
+CALLS = ("approval", "unknown_call", "cap_raise")
+"""Decisions whose name is a tool's or a model's."""
 
 
 def build_decision_card(room: OpenPage, one: WaitingDecision) -> Callable[[WaitingDecision], None]:
@@ -61,7 +75,7 @@ def build_decision_card(room: OpenPage, one: WaitingDecision) -> Callable[[Waiti
     asked = put(one)
     danger = one.risk in DANGEROUS_LEVELS
     kind = label_decision(one.about)
-    title = _title(one, asked)
+    title = asked.what.removesuffix(".")
     with add_box("article", f"h-card h-ask {'h-danger' if danger else ''}", title):
         with add_box("div", "h-lead"):
             add_badge(Label(kind.word, "bad" if danger else kind.mood, kind.icon))
@@ -69,11 +83,15 @@ def build_decision_card(room: OpenPage, one: WaitingDecision) -> Callable[[Waiti
                 add_text(title, "h-title")
                 with add_box("div", "h-row h-small"):
                     add_chip(kind.word)
+                    if one.about in CALLS:
+                        add_text(one.name, "h-mono h-dim", "span")
                     if one.risk:
                         add_chip(f"{one.risk.capitalize()} risk", RISK_MOODS.get(one.risk, "look"))
                     age = add_text(_age(room, one), "h-dim")
+        if asked.why:
+            add_text(f"“{asked.why}”", "h-text h-words")
         if one.reasons:
-            add_text(f"Because of {'; '.join(one.reasons)}.", "h-text h-small")
+            add_text(f"Rated so because of {'; '.join(one.reasons)}.", "h-text h-dim h-small")
         if asked.shown:
             add_arguments(asked.shown)
         if one.session:
@@ -81,16 +99,6 @@ def build_decision_card(room: OpenPage, one: WaitingDecision) -> Callable[[Waiti
         if room.may("approver"):
             _answers(room, one, asked)
     return lambda later: _update_age(room, age, later)
-
-
-def _title(one: WaitingDecision, asked: Put) -> str:
-    match one.about:
-        case "approval":
-            return f"{one.agent} wants to call {one.name}"
-        case "cap_raise":
-            return f"{one.agent} has reached its cap"
-        case _:
-            return asked.what
 
 
 def _update_age(room: OpenPage, age: TextLabel, one: WaitingDecision) -> None:
@@ -233,9 +241,13 @@ def tell_story(found: ReportRows, findings: Sequence[Artifact], news: Sequence[q
         *_tell_findings([one for one in findings if one.at >= found.since]),
         *_tell_documents(found, news),
         *(_tell_undelivered(row) for row in found.undelivered),
-        *(_tell_news(one) for one in news),
+        *(_tell_news(one) for one in news if not one.about.startswith(TOLD_ELSEWHERE)),
     ]
     return sorted(lines, key=lambda line: line.at, reverse=True)[:MAX_STORY]
+
+
+TOLD_ELSEWHERE = ("ended:", "waiting:", "asks:")
+"""Notices of ends and questions: the story has the ends and decisions themselves, and open questions have cards."""
 
 
 def _tell_ends(rows: Sequence[SessionRow]) -> Iterable[StoryLine]:
@@ -307,21 +319,67 @@ def find_last_evening(now: int) -> int:
     return int(evening.timestamp() * SECOND)
 
 
-def _build_need_card(need: Need) -> Callable[[Need], None]:
-    """Shows what needs a person and is no decision, with what to type."""
-    with add_box("article", "h-card h-ask", need.sentence):
-        add_text(need.sentence, "h-title")
-        for part in (need.why, *need.commands):
-            if part:
-                add_text(part, "h-text h-small")
+RESUMED = ("halt", "paused", "stopped")
+
+
+def build_need_card(room: OpenPage, need: Need) -> Callable[[Need], None]:
+    """Shows what needs a person and is no decision, where it is settled, and what to type instead."""
+    kind, title = label_decision(need.kind), word_scopes(need.sentence)
+    with add_box("article", f"h-card h-ask {'h-danger' if kind.mood == 'bad' else ''}", title):
+        with add_box("div", "h-lead"):
+            add_badge(kind)
+            with add_box("div"):
+                add_text(title, "h-title")
+                with add_box("div", "h-row h-small"):
+                    add_chip(kind.word)
+        if need.why:
+            add_text(need.why, "h-text h-small")
+        for command in need.commands:
+            add_command(command)
+        with add_box("div", "h-buttons"):
+            if need.kind == "question" and room.may("operator"):
+                add_button("Answer…", lambda: _ask_answer(room, need), "yes", f"Answer {need.agent}")
+            if need.kind in RESUMED and room.may("operator"):
+                scope = need.scope or f"agent:{need.agent}"
+                add_button("Resume…", lambda: ask_to_resume(room, scope), "plain", f"Resume {scope}")
+            for text, path in list_need_pages(need):
+                add_link(text, path, "h-link h-go-on")
     return lambda _: None
+
+
+def list_need_pages(need: Need) -> list[tuple[str, str]]:
+    """Lists the pages on which a need is looked into or settled, the nearest first."""
+    kind, _, name = need.scope.partition(":")
+    session = need.session or (name if kind == "session" else "")
+    agent = need.agent or (name if kind == "agent" else "")
+    pages = {
+        "budget": ("Caps", "/budgets"),
+        "document": ("Documents left to you", "/triggers"),
+        "kept": ("Findings", "/findings"),
+        "host": ("Workers", "/fleet"),
+    }
+    found = [pages[need.kind]] if need.kind in pages else []
+    found += [(f"Session {session}", f"/session/{session}")] if session else []
+    return found + ([(f"Agent {agent}", f"/agent/{agent}")] if agent and not session else [])
+
+
+def _ask_answer(room: OpenPage, need: Need) -> None:
+    async def do(given: FormValues) -> str:
+        await control.tell(room.desk, need.session, given["text"])
+        return f"{need.session} has your answer, and goes on."
+
+    text = FormField("text", "Your answer", "", "text")
+    open_dialog(room, f"Answer {need.agent}?", need.sentence, (text,), "Answer", do)
+
+
+def _build_card(room: OpenPage, one: WaitingDecision | Need) -> Callable[[Any], None]:
+    return build_need_card(room, one) if isinstance(one, Need) else build_decision_card(room, one)
 
 
 async def build_home_page(room: OpenPage) -> RefreshPage:
     pulse = add_box("p", "h-pulse", "Now", role="status").style("margin: 0")
     with add_section("Needs you"):
-        cards = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
-        others = KeyedList[Need](add_box("div", "h-cards"), _build_need_card)
+        cards = KeyedList[WaitingDecision | Need](add_box("div", "h-cards"), lambda one: _build_card(room, one))
         with add_box("div", "h-clear") as clear:
             add_icon("check")
             add_text("Nothing needs you.")
@@ -336,9 +394,9 @@ async def build_home_page(room: OpenPage) -> RefreshPage:
     told: list[tuple[str, str, str]] = []
 
     async def refresh(grown: FeedChanges) -> None:
-        cards.show({one.decision: one for one in await waiting(room.desk)})
+        asked = {one.decision: one for one in await waiting(room.desk)}
         needs = await queries.needs(room.desk)
-        others.show({need.sentence: need for need in needs if not need.decision})
+        cards.show(asked | {need.sentence: need for need in needs if not need.decision})
         clear.set_visibility(not needs)
         if not grown.written and told:
             return
@@ -348,7 +406,7 @@ async def build_home_page(room: OpenPage) -> RefreshPage:
             told[:] = parts
             _show_pulse(pulse, parts)
         evening = find_last_evening(room.now)
-        since.say(f"Since {format_moment(evening)[:16]}")
+        since.say(f"Since yesterday, {format_moment(evening)[11:16]}")
         await _show_story(room, story, evening)
         spends.show({each.agent: each for each in await read_spending(room, lines)})
 

@@ -1,5 +1,6 @@
 """Words for what the store calls by a code: states, outcomes, kinds, ids, amounts and moments."""
 
+import re
 from decimal import Decimal
 from typing import Final, NamedTuple
 
@@ -112,7 +113,7 @@ def is_unwell(line: AgentLine) -> bool:
 def explain_health(line: AgentLine) -> str:
     """Says why an agent is not at work, as far as its word of health does not."""
     if line.halted:
-        return line.halted
+        return word_scopes(line.halted)
     if line.on is False:
         return f"by {line.switched_by}" if line.switched_by else ""
     if line.trouble:
@@ -120,7 +121,7 @@ def explain_health(line: AgentLine) -> str:
     failing = [name for name, health in line.sensors.items() if health != "ok"]
     if failing:
         return f"{', '.join(failing)}: no reading"
-    return f"and {line.under_way - 1} more sessions" if line.under_way > 1 else ""
+    return f"{line.under_way} sessions under way" if line.under_way > 1 else ""
 
 
 LATE: Final = 2 * MINUTE
@@ -146,8 +147,12 @@ def label_outcome(outcome: str) -> Label:
 
 def explain_end(row: SessionRow) -> str:
     """Says why a session ended; "" where its state says it."""
-    known = label_state(row.state).word.casefold()
-    why = explain_reason(row.terminal_reason)
+    return explain_terminal(row.state, row.terminal_reason)
+
+
+def explain_terminal(state: str, reason: str) -> str:
+    known = label_state(state).word.casefold()
+    why = explain_reason(reason)
     return "" if why.replace("it was ", "") == known else why
 
 
@@ -156,11 +161,27 @@ def explain_reason(reason: str) -> str:
     return REASONS.get(reason, "" if reason in ("", "completed", "cancelled") else reason)
 
 
+NEEDS: Final = {
+    "question": Label("Question", "look", "chat"),
+    "paused": Label("Paused", "look", "pause"),
+    "model": Label("No model", "bad", "alert"),
+    "stopped": Label("Stopped", "bad", "alert"),
+    "document": Label("Document", "look", "paper"),
+    "halt": Label("Halted", "bad", "halt"),
+    "host": Label("Host away", "bad", "alert"),
+    "undelivered": Label("Not delivered", "bad", "bell"),
+    "budget": Label("Cap", "look", "budgets"),
+    "kept": Label("To review", "calm", "findings"),
+}
+"""What needs a person and is no decision."""
+
+
 def label_decision(about: str) -> Label:
-    return DECISIONS.get(about, Label(about.replace("_", " ").capitalize(), "look", "bell"))
+    return (DECISIONS | NEEDS).get(about, Label(about.replace("_", " ").capitalize(), "look", "bell"))
 
 
-SHORT_ID: Final = 16
+SHORT_ID: Final = 25
+"""Names such as `analyst.reports-12` are shown whole; ids of 26 letters and more say nothing to a person."""
 
 
 def shorten_id(text: str) -> str:
@@ -239,6 +260,16 @@ def format_window(window: str) -> str:
 def name_scope(scope: str) -> str:
     kind, _, name = scope.partition(":")
     return "The whole fleet" if kind == "fleet" else shorten_id(name)
+
+
+def word_scopes(sentence: str) -> str:
+    """Writes scopes and windows in a sentence as people say them: `session:a-1` is "session a-1"."""
+    told = _SCOPE.sub(lambda found: f"{found[1] if found.start() else found[1].capitalize()} {found[2]}", sentence)
+    return _WINDOW.sub(lambda found: f"({format_window(found[1])})", told)
+
+
+_SCOPE: Final = re.compile(r"\b(agent|session|trigger):(?=\S)(\S+)")
+_WINDOW: Final = re.compile(r"\(((?:minute|hour|day|month)(?:/[^)\s]*)?)\)")
 
 
 def join_counts(*counts: tuple[int, str]) -> str:

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Generator, Hashable, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -103,11 +103,12 @@ def add_preformatted(text: str) -> TextLabel:
     return made
 
 
-def add_section(title: str, *, card: bool = False) -> Element:
-    """Starts a section with a heading."""
+def add_section(title: str, *, card: bool = False, heading: bool = True) -> Element:
+    """Starts a section with a heading, unless the page's own says the same."""
     section = add_box("section", "h-part", title)
     with section:
-        add_text(title, "", "h2")
+        if heading:
+            add_text(title, "", "h2")
         return add_box("div", "h-card") if card else section
 
 
@@ -178,6 +179,14 @@ def add_id(text: str) -> Element:
         add_icon("copy")
     made.on("click", js_handler=COPY_HANDLER)
     return made
+
+
+def add_command(text: str) -> None:
+    """Shows a command to type; a click copies it."""
+    with add_box("button", "h-id h-command", f"Copy {text}", type="button", title="Copy", data_copy=text) as made:
+        add_text(text, "", "span")
+        add_icon("copy")
+    made.on("click", js_handler=COPY_HANDLER)
 
 
 def add_stat(name: str, value: str = "", more: str = "") -> tuple[TextLabel, TextLabel]:
@@ -268,21 +277,57 @@ def set_meter(made: Element, share: float, *, mark: bool = True) -> None:
 NEARLY_FULL = 0.8
 
 
+class RunBar(NamedTuple):
+    """A run as a bar: its height is how long it took, beside the longest."""
+
+    path: str
+    title: str
+    mood: str
+    size: float
+
+
+class RunBars:
+    """The newest runs as bars in a row, the newest last: how they went is seen before anything is read."""
+
+    def __init__(self, label: str) -> None:
+        # The table below has the same for screen readers, and for the keyboard.
+        self._box = add_box("div", "h-runs", aria_hidden="true", title=label)
+        self._seen: Sequence[RunBar] = ()
+
+    def show(self, runs: Sequence[RunBar]) -> None:
+        if runs == self._seen:
+            return
+        self._seen = runs
+        self._box.clear()
+        top = max((run.size for run in runs), default=0.0) or 1.0
+        with self._box:
+            for run in runs:
+                made = add_box("a", f"h-run h-{run.mood}", href=run.path, title=run.title, tabindex="-1")
+                made.style(f"height: {18 + 82 * run.size / top:.0f}%")
+
+
 def add_facts(rows: Sequence[tuple[str, str]]) -> Element:
     """Shows facts below each other; empty ones are left out."""
     with add_box("dl", "h-facts") as made:
         for name, value in rows:
             if value:
-                add_text(name, "", "dt")
-                add_text(value, "", "dd")
+                add_text(_name_column(name), "", "dt")
+                if _DIGEST.fullmatch(value):
+                    with add_box("dd"):
+                        add_id(value)
+                else:
+                    add_text(value, "", "dd")
     return made
+
+
+_DIGEST: Final = re.compile("[0-9a-f]{40,}")
 
 
 def add_table(title: str, columns: Sequence[str], right: Sequence[str] = ()) -> Element:
     with add_box("div", "h-scroll", tabindex="0"), add_box("table", "h-table", title):
         with add_box("thead"), add_box("tr"):
             for name in columns:
-                add_text(name, "h-num" if name in right else "", "th").props["scope"] = "col"
+                add_text(_name_column(name), "h-num" if name in right else "", "th").props["scope"] = "col"
         body = add_box("tbody")
         _COLUMNS[body] = tuple(columns)
         return body
@@ -298,7 +343,11 @@ def _label_cell(made: Element) -> None:
     columns = _COLUMNS.get(body, ()) if body is not None else ()
     place = len(row.default_slot.children) - 1 if row is not None else 0
     if place < len(columns):
-        made.props["data-label"] = columns[place]
+        made.props["data-label"] = _name_column(columns[place])
+
+
+def _name_column(name: str) -> str:
+    return f"{name[:1].upper()}{name[1:]}"
 
 
 def add_cell(text: str = "", style: str = "") -> TextLabel:
@@ -389,8 +438,6 @@ MARK: Final = "var(--mark)"
 
 MOST_BARS: Final = 500
 """Most points of one series, so that the browser stays quick."""
-MAX_MARKED_POINTS: Final = 40
-"""Most points that are marked."""
 SHADES: Final = (MARK, LOOK, GOOD, BAD, DIM)
 SHAPES: Final = ("circle", "rect", "triangle", "diamond", "roundRect")
 
@@ -408,6 +455,10 @@ class ChartSpan(msgspec.Struct, frozen=True):
     mood: str = MARK
 
 
+FAR_FROM_CAP: Final = 8.0
+"""A cap that is so many times what was spent is left out: its line would flatten the other."""
+
+
 def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> ChartOptions:
     """Charts what was spent, as steps in dollars, against the cap."""
     total = 0.0
@@ -418,7 +469,8 @@ def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> Ch
     if steps:
         steps.append([_millis(until), steps[-1][1]])
     line: ChartOptions = {**_line("spent", thin_points(steps), MARK), "step": "end", "areaStyle": {"opacity": 0.12}}
-    if cap is not None:
+    near = cap is not None and total * FAR_FROM_CAP >= cap
+    if cap is not None and near:
         label = {"formatter": "cap", "color": BAD, "position": "insideEndTop"}
         line["markLine"] = {
             "symbol": "none",
@@ -427,8 +479,10 @@ def chart_spending(points: Sequence[Point], cap: float | None, until: int) -> Ch
                 {"yAxis": round(cap, 6), "lineStyle": {"color": BAD, "type": "dashed", "width": 2}, "label": label}
             ],
         }
-    top = max(total, cap or 0.0) * 1.08 or 1.0
-    return {**_base_options(), "yAxis": {**_value_axis("$"), "min": 0, "max": round(top, 6)}, "series": [line]}
+    top = max(total, cap if cap and near else 0.0) * 1.08 or 1.0
+    axis = _value_axis("$")
+    axis["axisLabel"]["showMaxLabel"] = False
+    return {**_base_options(), "yAxis": {**axis, "min": 0, "max": round(top, 6)}, "series": [line]}
 
 
 def chart_columns(points: Sequence[Point], size: int) -> ChartOptions:
@@ -484,21 +538,6 @@ def _series_of_mood(spans: Sequence[ChartSpan], mood: str) -> list[ChartOptions]
 def _marks(shape: str) -> ChartOptions:
     """Marks both ends, so that a span without duration is visible."""
     return {"connectNulls": False, "showSymbol": True, "symbol": shape, "symbolSize": 9}
-
-
-def chart_history(values: Mapping[str, Sequence[Point]]) -> ChartOptions:
-    """Charts numbers over time, one line each."""
-    series = [
-        _line(
-            make_single_line(name, 60),
-            thin_points([[_millis(at), value] for at, value in points]),
-            SHADES[place % len(SHADES)],
-        )
-        | {"showSymbol": len(points) <= MAX_MARKED_POINTS, "symbol": SHAPES[place % len(SHAPES)], "symbolSize": 7}
-        for place, (name, points) in enumerate(values.items())
-    ]
-    legend = {"textStyle": {"color": INK}, "inactiveColor": DIM, "type": "scroll", "top": 0}
-    return {**_base_options(top=34), "legend": legend, "yAxis": {**_value_axis(""), "scale": True}, "series": series}
 
 
 def thin_points(points: Sequence[Any], most: int = MOST_BARS) -> list[Any]:

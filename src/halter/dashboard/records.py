@@ -1,5 +1,6 @@
 """Pages of records: budgets with caps, and the audit with search and downloads."""
 
+import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
@@ -43,6 +44,7 @@ from halter.dashboard.parts import (
     chart_spending,
     make_file_name,
     set_meter,
+    split_arguments,
 )
 from halter.operations import money, queries
 from halter.operations.desk import Desk
@@ -81,7 +83,7 @@ def compute_spent_share(row: Budget) -> float:
     return float(used / row.cap) if row.cap else float(used > 0)
 
 
-BUDGET_COLUMNS = ("of", "window", "used", "spent", "cap", "held", "left", "change")
+BUDGET_COLUMNS = ("scope", "window", "used", "spent", "cap", "held", "left", "")
 NUMBER_COLUMNS = ("spent", "cap", "held", "left")
 SPENDING_PARTS = 288
 CHART_PERIODS = {"Today": (0, 0), "14 days": (DAY, 14), "8 weeks": (7 * DAY, 8)}
@@ -135,6 +137,8 @@ async def build_budgets_page(room: OpenPage) -> RefreshPage:
             over: Any = ui.select(list(CHART_PERIODS), label="Over", value="Today").props("outlined dense")
         plot = Plot("What was spent", "Nothing was spent in this time.")
     with add_box("div", "h-filters", "What is summed up", role="group"):
+        add_text("Spent by model and by tool", "h-head-text", "h2")
+        add_box("span", "h-space")
         period: Any = ui.select(list(SUM_PERIODS), label="In the last", value="24 hours").props("outlined dense")
     with add_box("div", "h-two"):
         sums = [_build_sums(title, column) for title, column in (("By model", "requests"), ("By tool", "calls"))]
@@ -181,20 +185,21 @@ class NamedSum(NamedTuple):
 
     name: str
     spends: int
-    tokens: int
+    tokens_in: int
+    tokens_out: int
     spent: Decimal
     share: float
 
 
 def sum_by_name(lines: Sequence[Spending]) -> list[NamedSum]:
-    """Sums up spending by name, the dearest first; the share is of the dearest."""
-    found: dict[str, tuple[int, int, Decimal]] = {}
+    """Sums up spending by name, the dearest first; the share is of all."""
+    found: dict[str, tuple[int, int, int, Decimal]] = {}
     for line in lines:
-        spends, tokens, spent = found.get(line.name, (0, 0, ZERO_USD))
-        used = line.input_tokens + line.output_tokens
-        found[line.name] = (spends + line.spends, tokens + used, spent + line.spent_usd)
-    top = max((spent for _, _, spent in found.values()), default=ZERO_USD) or Decimal(1)
-    made = [NamedSum(name, *each, float(each[2] / top)) for name, each in found.items()]
+        spends, read, written, spent = found.get(line.name, (0, 0, 0, ZERO_USD))
+        tokens = (read + line.input_tokens, written + line.output_tokens)
+        found[line.name] = (spends + line.spends, *tokens, spent + line.spent_usd)
+    total = sum((spent for *_, spent in found.values()), ZERO_USD) or Decimal(1)
+    made = [NamedSum(name, *each, float(each[3] / total)) for name, each in found.items()]
     return sorted(made, key=lambda one: (-one.spent, -one.spends, one.name))[:MAX_SUMS]
 
 
@@ -203,19 +208,25 @@ MAX_SUMS = 12
 
 def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]:
     with add_section(title, card=True):
-        columns = (title.removeprefix("By "), column, "tokens", "spent", "share")
-        body = add_table(title, columns, (column, "tokens", "spent"))
+        columns = (title.removeprefix("By "), column, "in", "out", "spent", "each", "share")
+        body = add_table(title, columns, columns[1:-1])
         none = add_text("", "h-none")
 
     def build(one: NamedSum) -> Callable[[NamedSum], None]:
         with add_box("tr"):
             add_cell(one.name, "h-what")
-            figures = [add_cell("", "h-num") for _ in range(3)]
+            figures = [add_cell("", "h-num") for _ in columns[1:-1]]
             with add_box("td"):
-                meter = add_meter(f"Spent on {one.name}, beside the dearest", 0)
+                meter = add_meter(f"Spent on {one.name}, of all", 0)
 
         def show(one: NamedSum) -> None:
-            shown = (f"{one.spends:,}", format_tokens(one.tokens) if one.tokens else "", format_money(one.spent))
+            shown = (
+                f"{one.spends:,}",
+                format_tokens(one.tokens_in) if one.tokens_in else "",
+                format_tokens(one.tokens_out) if one.tokens_out else "",
+                format_money(one.spent),
+                format_money(one.spent / one.spends) if one.spent else "",
+            )
             for cell, text in zip(figures, shown, strict=True):
                 cell.say(text)
             set_meter(meter, one.share, mark=False)
@@ -470,6 +481,16 @@ class _Search:
             self._last = before | {each.call for each in found if each.created_at == self._until}
 
 
+def list_arguments(summary: str) -> str:
+    """Writes a JSON object as names and values, one to a line, without the empty ones; other text as it is."""
+    values, more = split_arguments(summary)
+    given = {name: value for name, value in values.items() if value not in ("", None, [], {})}
+    if not given:
+        return "" if values else summary
+    lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in given.items()]
+    return "\n".join([*lines, *([more] if more else [])])
+
+
 def _audit_row(room: OpenPage, one: AuditEntry) -> None:
     outcome = label_outcome(one.outcome or "")
     with add_box("tr"):
@@ -485,8 +506,8 @@ def _audit_row(room: OpenPage, one: AuditEntry) -> None:
             if one.decided_by:
                 add_text(f"by {one.decided_by}", "h-dim h-small")
         add_cell(format_money(one.cost_usd) if one.cost_usd else "", "h-num")
-        add_cell(one.input_summary, "h-said-short")
-        add_cell(one.output_summary, "h-said-short")
+        add_cell(list_arguments(one.input_summary), "h-said-short")
+        add_cell(list_arguments(one.output_summary), "h-said-short")
         with add_box("td"):
             add_link(shorten_id(one.session), f"/session/{one.session}")
 

@@ -1,35 +1,31 @@
 """Pages of sessions: the list, one session with timeline, hot state and transcript, and its receipt."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final
+from urllib.parse import urlencode
 
 import msgspec
 from nicegui import ui
 
-from halter.core.clock import format_duration
+from halter.core.clock import SECOND
 from halter.core.events import (
     CallRefused,
     CallSettled,
     CallStarted,
     ContextCut,
     ContextGiven,
-    CostCapReached,
     FindingEmitted,
-    GuardrailTriggered,
     MessageAdded,
     NotificationQueued,
-    RequestRefused,
     RequestSettled,
     RequestStarted,
     SensorChanged,
     SessionStarted,
-    TurnEnded,
-    TurnSkipped,
     TurnStarted,
-    Unknown,
 )
 from halter.core.ids import session_stream
 from halter.core.messages import Reply
@@ -37,28 +33,41 @@ from halter.core.money import ZERO_USD, micros_to_usd
 from halter.core.ports import Stored, read_body
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
+from halter.core.vocabulary import END_STATES
+from halter.dashboard.history import (
+    LANES,
+    ZOOM,
+    Happening,
+    describe_request,
+    describe_usage,
+    find_health_spans,
+    find_skips,
+    find_spans,
+    list_happenings,
+)
 from halter.dashboard.home import build_decision_card
 from halter.dashboard.labels import (
     KINDS,
+    STATES,
     explain_end,
+    explain_terminal,
     format_age,
     format_money,
     format_span,
     format_tokens,
     label_outcome,
+    label_sensor,
     label_state,
     shorten_id,
 )
 from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
 from halter.dashboard.parts import (
     BAD,
-    DIM,
-    GOOD,
-    LOOK,
-    ChartSpan,
     KeyedList,
     Plot,
     Point,
+    RunBar,
+    RunBars,
     add_arguments,
     add_box,
     add_button,
@@ -71,80 +80,25 @@ from halter.dashboard.parts import (
     add_preformatted,
     add_section,
     add_sheet,
+    add_spark,
     add_stat,
     add_table,
     add_text,
-    chart_history,
     chart_timeline,
     make_legible,
     set_chip,
     set_meter,
+    set_spark,
 )
 from halter.operations import control, queries
 from halter.operations.decisions import WaitingDecision, waiting
 from halter.operations.queries import FactView, Saw, WorkDone
-from halter.present.events import describe_event, format_hour, format_relative_moment, summarize_event
+from halter.present.events import describe_event, format_hour, format_relative_moment
 from halter.present.receipt import build_receipt_sheet
+from halter.present.sheet import Facts, Listing
+from halter.state.receipt import Receipt
 
-LANES: Final = ("turns", "requests", "calls", "brakes")
 MAX_SERIES: Final = 5
-ZOOM: Final[dict[str, Any]] = {"dataZoom": [{"type": "inside", "filterMode": "none"}]}
-"""The wheel and two fingers zoom the timeline."""
-
-
-def find_spans(events: Sequence[Stored], now: int) -> list[ChartSpan]:
-    """Returns turns, requests and calls with start and end, and what stopped any of them."""
-    made: list[ChartSpan] = []
-    begun: dict[str, ChartSpan] = {}
-    for stored in events:
-        match stored.event:
-            case TurnStarted() as event:
-                begun["turn"] = ChartSpan("turns", f"turn {event.turn}", stored.at)
-            case TurnEnded() as event if "turn" in begun:
-                made.append(_end_span(begun.pop("turn"), stored.at, f", {event.why}", fine=not event.sentence))
-            case RequestStarted() as event:
-                begun[event.request] = ChartSpan("requests", event.model, stored.at, mood=GOOD)
-            case RequestSettled() as event if event.request in begun:
-                made.append(
-                    _end_span(begun.pop(event.request), stored.at, f", {event.outcome}", fine=event.outcome == "ok")
-                )
-            case CallStarted() as event:
-                begun[event.call] = ChartSpan("calls", event.tool, stored.at, mood=LOOK)
-            case CallSettled() as event if event.call in begun:
-                made.append(
-                    _end_span(begun.pop(event.call), stored.at, f", {event.outcome}", fine=event.outcome == "ok")
-                )
-            case CallRefused() as event:
-                made.append(ChartSpan("brakes", f"{event.tool}: {event.outcome}", stored.at, mood=BAD))
-            case RequestRefused() as event:
-                made.append(ChartSpan("brakes", f"{event.model}: {event.outcome}", stored.at, mood=BAD))
-            case CostCapReached() as event:
-                made.append(ChartSpan("brakes", f"{event.name}: the cap of {event.scope}", stored.at, mood=BAD))
-            case GuardrailTriggered() as event:
-                made.append(ChartSpan("brakes", f"guardrail {event.guardrail}", stored.at, mood=BAD))
-            case TurnSkipped() as event:
-                made.append(ChartSpan("turns", f"skipped by {event.stage}", stored.at, mood=DIM))
-            case _:
-                pass
-    return made + [_end_span(span, now, ", under way", fine=True) for span in begun.values()]
-
-
-def _end_span(span: ChartSpan, at: int, how: str, *, fine: bool) -> ChartSpan:
-    return ChartSpan(span.lane, f"{span.name}{how}", span.start, at, span.mood if fine else BAD)
-
-
-def find_health_spans(events: Sequence[Stored], now: int) -> list[ChartSpan]:
-    """Returns each sensor's health, from each change to the next."""
-    made: list[ChartSpan] = []
-    last: dict[str, ChartSpan] = {}
-    for stored in events:
-        if isinstance(stored.event, SensorChanged):
-            event = stored.event
-            before = last.get(event.sensor)
-            made += [_end_span(before, stored.at, "", fine=True)] if before else []
-            mood = GOOD if event.health == "ok" else BAD
-            last[event.sensor] = ChartSpan(event.sensor, f"{event.sensor}: {event.health}", stored.at, mood=mood)
-    return made + [_end_span(span, now, "", fine=True) for span in last.values()]
 
 
 def find_number_series(seen: Sequence[Saw]) -> Mapping[str, Sequence[Point]]:
@@ -179,6 +133,16 @@ MAX_CHARTED_NUMBER: Final = 1e15
 """Larger numbers are ids rather than amounts."""
 
 
+@dataclass(frozen=True, slots=True)
+class KnownFact:
+    """A value of the hot state, the fact that it is part of, and the numbers that it was before."""
+
+    name: str
+    value: Any
+    fact: FactView
+    numbers: tuple[float, ...] = ()
+
+
 class HotStatePanel:
     """The hot state of a session's page."""
 
@@ -186,39 +150,50 @@ class HotStatePanel:
         self._room = room
         self._session = session
         self._none = add_text("", "h-none")
-        self._facts = KeyedList[tuple[str, FactView]](
-            add_table("Hot state", ("fact", "value", "age", "by")), self._fact
-        )
-        self._history = Plot("How the numbers of the hot state went", "")
+        self._facts = KeyedList[KnownFact](add_box("ul", "h-list h-lines", "Hot state"), self._build_fact)
+        self._numbers: Mapping[str, Sequence[Point]] = {}
         self._healths = Plot("Health of the sensors over time", "")
         self._sensors = KeyedList[SensorChanged](add_box("ul", "h-list", "Sensors"), _sensor)
 
     async def show(self) -> None:
         state = await queries.hot_state(self._room.desk, self._session)
         self._none.say("" if state.facts else "It has no hot state.")
-        self._facts.show({name: (name, fact) for name, fact in state.facts.items()})
+        facts = [
+            KnownFact(name, value, fact, tuple(number for _, number in self._numbers.get(name, ())))
+            for whole, fact in state.facts.items()
+            for name, value in list_values(whole, fact.value)
+        ]
+        # A line of numbers appears with the second number.
+        self._facts.show({(one.name, bool(one.numbers)): one for one in facts})
 
     async def show_history(self, events: Sequence[Stored]) -> None:
-        numbers = find_number_series(await queries.hot_state_history(self._room.desk, self._session))
-        self._history.show(chart_history(numbers), empty=not numbers)
+        self._numbers = find_number_series(await queries.hot_state_history(self._room.desk, self._session))
+        await self.show()
         found = await queries.sensors(self._room.desk, self._session)
         self._sensors.show({(name, event.health): event for name, event in found.items()})
         healths = find_health_spans(events, self._room.now)
         lanes = sorted({span.lane for span in healths})
-        self._healths.show(chart_timeline(healths, lanes), empty=not healths, lanes=len(lanes))
+        # Sensors that all read are told in a word each.
+        unwell = any(span.mood == BAD for span in healths)
+        self._healths.show(chart_timeline(healths, lanes), empty=not unwell, lanes=len(lanes))
 
-    def _fact(self, named: tuple[str, FactView]) -> Callable[[tuple[str, FactView]], None]:
-        with add_box("tr"):
-            add_cell(named[0], "h-what")
-            value, age, by = add_cell(), add_cell("", "h-short"), add_cell()
+    def _build_fact(self, one: KnownFact) -> Callable[[KnownFact], None]:
+        with add_box("li", "h-row"):
+            add_text(one.name, "h-what", "span")
+            value = add_text("", "h-text h-mono h-cut", "span")
+            add_box("span", "h-space")
+            spark = add_spark(f"{one.name} in the newest turns", one.numbers) if one.numbers else None
+            age = self._room.add_moment(None, "h-dim h-small")
 
-        def show(named: tuple[str, FactView]) -> None:
-            fact = named[1]
-            value.say(describe_value(fact.value))
-            age.say(format_duration(max(0, self._room.now - fact.at)) or "0s")
-            by.say(fact.by)
+        def show(one: KnownFact) -> None:
+            value.say(describe_value(one.value))
+            props: dict[str, Any] = age.props
+            self._room.set_moment(age, one.fact.at)
+            props["title"] = f"{props['title']}, by {one.fact.by}" if one.fact.by else props["title"]
+            if spark is not None:
+                set_spark(spark, one.numbers)
 
-        show(named)
+        show(one)
         return show
 
 
@@ -227,9 +202,11 @@ def describe_value(value: Any) -> str:
 
 
 def _sensor(event: SensorChanged) -> Callable[[SensorChanged], None]:
+    label = label_sensor(event.health)
     with add_box("li", "h-row"):
         add_text(event.sensor, "h-what")
-        add_text(f"{event.health} {event.sentence}".strip(), "h-good" if event.health == "ok" else "h-bad")
+        add_chip(label.word, label.mood)
+        add_text("" if event.health == "ok" else event.sentence, "h-text h-small")
     return lambda _: None
 
 
@@ -241,6 +218,7 @@ class Utterance:
     by: str
     text: str
     icon: str = "chat"
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +232,9 @@ class ToolUse:
     answered: str = ""
     millis: int = 0
     usd: int = 0
+
+
+MODEL: Final = "Model"
 
 
 class TranscriptPanel:
@@ -270,8 +251,16 @@ class TranscriptPanel:
         """Shows what these events say, the newest last."""
         found: dict[int, Utterance | ToolUse] = {}
         places: dict[str, int] = {}
+        requests: dict[str, tuple[str, int]] = {}
         for stored in events:
             match stored.event:
+                case RequestStarted() as event:
+                    requests[event.request] = event.model, stored.at
+                case RequestSettled() as event:
+                    about = describe_request(requests.get(event.request), event, stored.at)
+                    text = await self._words(stored)
+                    if text or describe_usage(event):
+                        found[stored.seq] = Utterance(stored.at, MODEL, text, "agent", about)
                 case CallStarted() as event:
                     places[event.call] = stored.seq
                     found[stored.seq] = ToolUse(stored.at, event.tool, await self._words(stored))
@@ -326,7 +315,7 @@ def _speaker(stored: Stored) -> tuple[str, str]:
         case ContextGiven() | ContextCut():
             return "To the model, from before", "person"
         case RequestSettled():
-            return "Model", "agent"
+            return MODEL, "agent"
         case FindingEmitted():
             return f"Finding, {stored.event.severity}", "findings"
         case NotificationQueued():
@@ -339,12 +328,14 @@ def _build_spoken(room: OpenPage, one: Utterance | ToolUse) -> Callable[[Utteran
     if isinstance(one, ToolUse):
         _build_tool_use(room, one)
         return lambda _: None
-    with add_box("div", f"h-said {'h-own' if one.by == 'Model' else ''}"):
+    with add_box("div", f"h-said {'h-own' if one.by == MODEL else ''}"):
         with add_box("div", "h-row h-from"):
             add_icon(one.icon)
             add_text(one.by, "", "span")
+            add_text(one.about, "h-about", "span")
             room.add_moment(one.at)
-        add_text(one.text)
+        if one.text:
+            add_text(one.text)
     return lambda _: None
 
 
@@ -430,7 +421,7 @@ class SessionHead:
 
 async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
     row = await room.desk.session(name)
-    with add_section("Session", card=True):
+    with add_section("Session", card=True, heading=False):
         head = SessionHead(room, row, await queries.session_title(room.desk, row))
     asked = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
     with add_section("Turns, calls and brakes", card=True):
@@ -442,8 +433,8 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
             with add_section("What it knows", card=True):
                 knowing = HotStatePanel(room, row.session)
             with add_section("What happens", card=True):
-                lines = KeyedList[Stored](
-                    add_box("ol", "h-events", "Events", tabindex="0"), _event, "Nothing happened yet."
+                lines = KeyedList[Happening](
+                    add_box("ol", "h-events", "Events", tabindex="0"), _build_happening, "Nothing happened yet."
                 )
 
     async def refresh(grown: FeedChanges) -> None:
@@ -453,10 +444,13 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
         asked.show({one.decision: one for one in await waiting(room.desk) if one.session == row.session})
         events = await queries.newest_events(room.desk, row.session, MAX_EVENTS_DRAWN)
         await head.show(await room.desk.session(row.session))
-        spans = find_spans(events, room.now)
+        spoken = await _find_spoken(room, row.session, events)
+        work = await queries.work_events(room.desk, row.session, MAX_EVENTS_DRAWN)
+        spans = find_spans(work, room.now) + find_skips(spoken)
         plot.show(chart_timeline(spans, LANES) | ZOOM, empty=not spans)
-        lines.show({stored.seq: stored for stored in reversed(events[-MAX_EVENTS_LISTED:])})
-        await saying.show(await _find_spoken(room, row.session, events))
+        listed = list_happenings(spoken)[-MAX_EVENTS_LISTED:]
+        lines.show({(one.seq, one.count): one for one in reversed(listed)})
+        await saying.show(spoken)
         await knowing.show_history(events)
 
     await refresh(FeedChanges(everything=True))
@@ -470,12 +464,11 @@ async def _find_spoken(room: OpenPage, session: str, events: Sequence[Stored]) -
     return await queries.newest_events(room.desk, session, MAX_EVENTS_SEARCHED)
 
 
-def _event(stored: Stored) -> Callable[[Stored], None]:
-    kind = stored.event.kind if isinstance(stored.event, Unknown) else stored.event.KIND
+def _build_happening(one: Happening) -> Callable[[Happening], None]:
     with add_box("li"):
-        add_text(format_hour(stored.at), "h-at")
-        add_text(kind.replace("_", " "), "h-kind")
-        add_text(summarize_event(stored).text)
+        add_text(format_hour(one.at), "h-at")
+        add_text(one.kind, "h-kind")
+        add_text(one.text)
     return lambda _: None
 
 
@@ -513,6 +506,34 @@ SEARCHED = 200
 FILTERS: Final = ("Every state", "Under way", "Waiting for a person", "Ended well", "Ended badly")
 
 
+STATES_OF: Final = {
+    "Waiting for a person": tuple(name for name, label in STATES.items() if label.mood == "look"),
+    "Ended well": tuple(name for name in sorted(END_STATES) if label_state(name).mood == "good"),
+    "Ended badly": tuple(name for name in sorted(END_STATES) if label_state(name).mood == "bad"),
+}
+
+
+async def read_sessions(room: OpenPage, agent: str, wanted: str, limit: int) -> list[SessionRow]:
+    """Reads the newest sessions that fit, however long ago they were: each state is asked for by its index."""
+    if wanted == "Under way":
+        rows = [row for row in await queries.sessions_under_way(room.desk) if agent in ("", row.agent)]
+    elif wanted in STATES_OF:
+        rows = [row for state in STATES_OF[wanted] for row in await queries.sessions(room.desk, agent, state, 0, limit)]
+    else:
+        rows = list(await queries.sessions(room.desk, agent, limit=limit))
+    fits = [row for row in rows if fits_filter(row, wanted)]
+    return sorted(fits, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
+
+
+MAX_RUN_BARS: Final = 60
+
+
+def make_run_bar(row: SessionRow, now: int) -> RunBar:
+    label, took = label_state(row.state), max(0, (row.ended_at or now) - row.started_at)
+    title = f"{row.session}: {label.word}, {format_span(took)}, {format_age(row.started_at, now)}"
+    return RunBar(f"/session/{row.session}", title, label.mood, math.log1p(took / SECOND))
+
+
 def fits_filter(row: SessionRow, wanted: str) -> bool:
     mood, over = label_state(row.state).mood, row.ended_at is not None
     match wanted:
@@ -543,12 +564,17 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
     every = "Every agent"
     with add_box("div", "h-filters", "Filter the sessions", role="search"):
         text: Any = ui.input("Search").props("outlined dense clearable")
-        state: Any = ui.select(list(FILTERS), value=FILTERS[0], label="State").props("outlined dense")
+        at_first = room.asked_for("state")
+        state: Any = ui.select(
+            list(FILTERS), value=at_first if at_first in FILTERS else FILTERS[0], label="State"
+        ).props("outlined dense")
         named = make_legible(room.asked_for("agent")) or every
         agent: Any = ui.select([every, *({named} - {every})], value=named, label="Agent").props("outlined dense")
-    with add_section("Sessions", card=True):
+    bars = RunBars("The newest of these sessions, by how they went")
+    with add_section("Sessions", card=True, heading=False):
         lines = KeyedList[ListedSession](add_table("Sessions", SESSION_COLUMNS, ("cost",)), lambda one: _row(room, one))
         none = add_text("", "h-none")
+        searched = add_text("", "h-dim h-small")
         older = add_button("Older", lambda: None)
 
     async def title(row: SessionRow) -> str:
@@ -563,16 +589,19 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
     async def refresh(_: FeedChanges) -> None:
         words = str(text.value or "").strip().casefold()
         of = "" if agent.value == every else str(agent.value)
-        wide = bool(words) or state.value != FILTERS[0]
-        rows = await queries.sessions(room.desk, of, limit=SEARCHED if wide else shown[0] + 1)
-        found = [row for row in rows if fits_filter(row, str(state.value))]
+        wanted = str(state.value)
+        wide = bool(words) or wanted != FILTERS[0]
+        found = await read_sessions(room, of, wanted, SEARCHED if words else max(MAX_RUN_BARS, shown[0] + 1))
+        bars.show([make_run_bar(row, room.now) for row in reversed(found[:MAX_RUN_BARS])])
         if words:
             found = [row for row in found if words in f"{await title(row)} {row.session} {row.agent}".casefold()]
         listed = [await list_session(row) for row in found[: shown[0]]]
         lines.show({one.row.session: one for one in listed})
         older.set_visibility(len(found) > shown[0])
         none.say("" if listed else "No session fits." if wide or of else "There is no session yet.")
-        known = [every, *sorted({line.agent for line in rows} | set(agent.options[1:]))]
+        searched.say(f"Searched among the newest {SEARCHED} sessions that fit." if words else "")
+        known = [every, *sorted(await queries.agents_seen(room.app.store) | ({of} - {""}))]
+        known = [name for name in known if name == every or room.who.sees(name)]
         if agent.options != known:
             agent.set_options(known)
 
@@ -582,6 +611,10 @@ async def build_sessions_page(room: OpenPage) -> RefreshPage:
 
     async def again() -> None:
         shown[0] = PAGE
+        given = {"agent": "" if agent.value == every else agent.value, "state": state.value}
+        kept = {name: value for name, value in given.items() if value not in ("", FILTERS[0])}
+        # The address leads back to what is shown.
+        ui.navigate.history.replace(f"/sessions?{urlencode(kept)}" if kept else "/sessions")
         await refresh(FeedChanges())
 
     for each in (text, state, agent):
@@ -601,7 +634,9 @@ def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
         with add_box("td"):
             state = add_chip("")
             why = add_text("", "h-dim h-small")
-        add_cell(f"{row.agent}\n{row.trigger or KINDS.get(row.kind, row.kind)}")
+        with add_box("td"):
+            add_link(row.agent, f"/agent/{row.agent}")
+            add_text(row.trigger.partition("/")[2] or KINDS.get(row.kind, row.kind), "h-dim h-small")
         with add_box("td", "h-num"):
             cost, tokens = add_text("", ""), add_text("", "h-dim h-small")
         took = add_cell("", "h-short")
@@ -621,14 +656,32 @@ def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
     return show
 
 
+def _word_receipt(part: Facts | Listing | str, made: Receipt) -> Facts | Listing | str:
+    """Puts states and outcomes of a receipt into the words of the pages."""
+    match part:
+        case Facts():
+            why = explain_terminal(made.state, made.terminal_reason or "")
+            words = {
+                "agent": f"{made.agent}, {KINDS.get(made.kind, made.kind)}",
+                "state": f"{label_state(made.state).word}{f': {why}' if why else ''}",
+            }
+            return Facts("", [(name, words.get(name, value)) for name, value in part.facts])
+        case Listing() if "outcome" in part.columns:
+            place = part.columns.index("outcome")
+            rows = [[*row[:place], label_outcome(row[place]).word, *row[place + 1 :]] for row in part.rows]
+            return replace(part, rows=rows)
+        case _:
+            return part
+
+
 async def build_receipt_page(room: OpenPage, name: str) -> RefreshPage:
     """Shows the receipt as it was when the page was opened."""
     made = await queries.receipt(room.desk, name)
-    with add_section(f"Receipt of {made.session}", card=True):
+    with add_section(f"Receipt of {made.session}", card=True, heading=False):
         with add_box("div", "h-row"):
             add_link("Session", f"/session/{made.session}")
             add_link("Export with its journal", f"/download/session/{made.session}").props["download"] = ""
-        add_sheet(build_receipt_sheet(made))
+        add_sheet([_word_receipt(part, made) for part in build_receipt_sheet(made)])
 
     async def refresh(_: FeedChanges) -> None:
         pass

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from halter.core.clock import DAY, HOUR, window_at
 from halter.core.codec import decode
-from halter.core.events import CallSettled, CallStarted, SensorChanged
+from halter.core.events import AnyEvent, CallSettled, CallStarted, SensorChanged, Unknown
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, parse_notification, read_body
@@ -49,6 +49,7 @@ class AgentNews(msgspec.Struct, frozen=True):
     agent: str
     queued_at: int
     body: bytes | None
+    about: str = ""
 
     @property
     def subject(self) -> str:
@@ -261,6 +262,33 @@ async def newest_events(desk: Desk, session: str, count: int = PAGE) -> Sequence
         found += page
         after = page[-1].seq
     return found
+
+
+class TimedEvent(msgspec.Struct, frozen=True):
+    """An event without its body, and when it was."""
+
+    at: int
+    event: AnyEvent | Unknown
+
+
+class _Work(msgspec.Struct, frozen=True):
+    kind: str
+    at: int
+    version: int
+    facts: bytes
+
+
+MOST_SEARCHED: Final = 20_000
+"""How many of a session's newest events are searched for its work: one that mostly skips its turns has many."""
+
+
+async def work_events(desk: Desk, session: str, limit: int) -> Sequence[TimedEvent]:
+    """Read the newest turns, requests, calls and brakes of a session, the oldest first."""
+    stream = session_stream((await desk.session(session)).session)
+    head = next(iter(await desk.app.store.ask(Query("head", _Head, {"stream": stream}))), _Head(0)).head
+    params = {"stream": stream, "after": max(0, head - MOST_SEARCHED), "limit": limit}
+    found = await desk.app.store.ask(Query("work_events", _Work, params))
+    return [TimedEvent(each.at, decode(each.kind, each.version, each.facts)) for each in reversed(found)]
 
 
 class _Head(msgspec.Struct, frozen=True):
