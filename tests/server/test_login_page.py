@@ -2,29 +2,28 @@
 
 import os
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 from playwright.async_api import Page, async_playwright
 
 from halter.server.auth import LOGIN
 from halter.server.server import make_login_url
+from scripts.page_pictures import find_browser
 from tests.server.conftest import House
 
-CHROMIUM = Path("/usr/bin/chromium")
+BROWSER = find_browser()
 ARGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
         "--disable-sync", "--no-first-run"]  # fmt: skip
-HERE = CHROMIUM.exists()
 
 
 @pytest.fixture
 async def page() -> AsyncIterator[Page]:
-    if not HERE:
+    if BROWSER is None:
         if os.environ.get("HALTER_REQUIRE_ALL") == "1":
-            pytest.fail(f"There is no browser at {CHROMIUM}.")
-        pytest.skip(f"There is no browser at {CHROMIUM}.")
+            pytest.fail("There is no browser.")
+        pytest.skip("There is no browser.")
     async with async_playwright() as play:
-        browser = await play.chromium.launch(executable_path=str(CHROMIUM), args=ARGS)
+        browser = await play.chromium.launch(executable_path=BROWSER, args=ARGS)
         yield await browser.new_page()
         await browser.close()
 
