@@ -297,7 +297,7 @@ EXAMPLES: Final[Mapping[str, tuple[str, ...]]] = {
     "store": ("halter store", 'halter store accept --reason "restored the backup of Monday"'),
     "store accept": ("halter store accept", 'halter store accept --reason "restored the backup of Monday" --yes'),
     "erase": ("halter erase --session clerk-2 --yes", "halter erase --older-than 90d --yes"),
-    "drill": ("halter drill race --seeds 5", "halter drill tamper --json"),
+    "drill": ("halter drill race --seeds 5", "halter drill tamper --json", "halter drill inject --agent clerk"),
     "doctor": ("halter doctor", "halter doctor clerk --json"),
     "tools": ("halter tools clerk", "halter tools clerk --json"),
     "schema": ("halter schema agent > agent.schema.json",),

@@ -1,30 +1,35 @@
 """`halter drill`: proofs of the promises on this machine."""
 
+import asyncio
 import time
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 from subprocess import CalledProcessError
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
 
-from halter.cli.command import JsonOption, fail, report_errors
+from halter.cli.command import JsonOption, fail, read_cli_settings, report_errors
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
 from halter.cli.output import answer_json, answer_table
 from halter.cli.output import make_console as screen
+from halter.cli.talk import resolve_agent_folder
 from halter.core.errors import explain_extra
-from halter.core.text import format_count
+from halter.core.text import format_count, join_names
 from halter_drills import DRILLS, find
 
 if TYPE_CHECKING:
     from halter_drills.drill import Drill, DrillResult, Progress, Setting
+    from halter_drills.inject.survey import Survey
 
 ALL: Final = "all"
 MOST: Final = 1_000_000
 DRILL_INTERRUPTED: Final = "Interrupted. The drill has removed its own store, and touched no other."
+NO_TOOLS: Final = "It has no tools, so an injected text reaches nothing."
 PROGRESS_LINES: Final = 4
 """Lines of progress that a drill writes to a file or a pipe."""
 
@@ -64,6 +69,14 @@ def drill(
             help="How many cases to run (default: enough to cover everything once).",
         ),
     ] = None,
+    agent: Annotated[
+        Path | None,
+        typer.Option(
+            "--agent",
+            metavar="FOLDER",
+            help="With inject: show which tools of this agent an injected text could reach. None of them is executed.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     teeth: Annotated[
         bool, typer.Option("--teeth", help="Break one part on purpose: every drill must then find violations.")
@@ -82,6 +95,9 @@ def drill(
     console = screen(stderr=as_json)
     console.soft_wrap = not console.is_terminal
     setting = Setting(store, seeds, teeth)
+    if agent is not None:
+        _survey(name, agent, setting, console, as_json=as_json)
+        return
     done = report_errors(lambda: list(_run(name, setting, console)), interrupted=DRILL_INTERRUPTED)
     results = [one.result for one in done]
     if as_json:
@@ -89,6 +105,36 @@ def drill(
     else:
         _show(done)
     _judge(results, console, teeth=teeth)
+
+
+def _survey(name: str, folder: Path, setting: "Setting", console: Console, *, as_json: bool) -> None:
+    """Show what an injected text could do with the tools of a person's own agent."""
+    from halter_drills.drill import in_words
+    from halter_drills.inject.survey import list_survey_rows, survey_agent
+
+    if name != "inject" or setting.teeth or setting.seeds:
+        fail("--agent goes with halter drill inject, without --seeds and --teeth.", EXIT_USAGE)
+    place = resolve_agent_folder(folder)
+
+    def job() -> "Survey":
+        with _progress(f"inject on {place.name}", console) as progress, in_words():
+            made = survey_agent(place, read_cli_settings(None), replace(setting, progress=progress))
+            return asyncio.run(made)
+
+    found = report_errors(job, interrupted=DRILL_INTERRUPTED)
+    if as_json:
+        answer_json(found)
+        return
+    columns = ["tool", "reach", "now", "ask", "asked", "declare"]
+    title = f"Arguments by which an injected text reaches a tool of {found.agent}: now ({found.mode}), and with ask"
+    answer_table(title, columns, list_survey_rows(found), long="now ask asked declare", empty=NO_TOOLS)
+    sources = join_names(found.sources) or "no tool"
+    console.print(f"What others wrote comes from {sources}.", markup=False)
+    console.print(
+        f"Of {format_count(found.tools, 'tool')} an injected text reaches {join_names(found.reached) or 'none'} now, "
+        f"and {join_names(found.reached_in_ask) or 'none'} with `provenance: ask`.",
+        markup=False,
+    )
 
 
 def _run(name: str, setting: "Setting", console: Console) -> Generator[DrillRun]:

@@ -25,7 +25,6 @@ from halter.core.text import to_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import Verdict
 from halter.dispatch.heartbeat import keep_leases, take_lease
-from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.brake import SessionBrake
 from halter.guard.tool_door import NeedsPerson
 from halter.redaction.secrets import GivenSecrets
@@ -41,7 +40,16 @@ from halter.tools.files import make_file_tools
 from halter.tools.function_tool import tool
 from halter_drills.drill import Drill, DrillBroken, DrillResult, Ground, Setting, in_memory, own_store, result
 from halter_drills.inject.attacks import Attack, AttackStep, load_attacks, vary_attack
-from halter_drills.inject.house import PUPPET, House, Puppet, ServedTool, make_house_tools, shop_order, shop_search
+from halter_drills.inject.house import (
+    PUPPET,
+    House,
+    Puppet,
+    ServedTool,
+    answer_question,
+    make_house_tools,
+    shop_order,
+    shop_search,
+)
 from halter_drills.workload import PERSON
 
 SUMMARY_WINDOW: Final = 36_000
@@ -145,7 +153,7 @@ class Stage:
         async with asyncio.TaskGroup() as answers:
 
             def ask(asked: NeedsPerson, _: object) -> None:
-                answers.create_task(self._answer(asked.decision, verdict))
+                answers.create_task(answer_question(self._app, asked.decision, verdict))
 
             live = await build_live_session(context, row, lease, waits=ask)
             if case.attack.place == "sensor":
@@ -201,12 +209,6 @@ class Stage:
         agent = AssembledAgent(**parts, tools=index_tools(tools), secrets=GivenSecrets({}))
         models = Models(self._app, agent, {str(PUPPET): puppet})
         return AgentContext(self._app, agent, models, self._worker, bound=self._guard, brakes=self._brakes)
-
-    async def _answer(self, decision: str, verdict: Verdict) -> None:
-        store = self._app.patient()
-        for waiting in await list_pending_decisions(store):
-            if waiting.decision == decision:
-                await store.commit(answer_decision(waiting, verdict, PERSON, f"{decision}/answer"))
 
 
 def judge_case(case: Case, house: House, puppet: Puppet, events: Sequence[object]) -> CaseOutcome:

@@ -10,9 +10,13 @@ import msgspec
 from halter.core.messages import Prompt, Reply, Text, TextListener, ToolCall
 from halter.core.tools import Failed, Invalid, Output, Permit, ToolSpec, Valid
 from halter.core.usage import ModelName
+from halter.core.vocabulary import Verdict
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.runtime.runtime import Runtime
 from halter.tools.function_tool import Deps, FunctionTool, tool
 from halter.tools.mcp import describe_server_tools
 from halter_drills.inject.attacks import CLEAN, AttackStep
+from halter_drills.workload import PERSON
 
 PUPPET: Final = ModelName("scripted", "puppet")
 
@@ -265,3 +269,11 @@ class Puppet:
         written = msgspec.json.encode(text[:60])[1:-1]
         again = msgspec.json.encode(written.decode())[1:-1]
         return any(written in prompt or again in prompt for prompt in self._told)
+
+
+async def answer_question(app: Runtime, decision: str, verdict: Verdict) -> None:
+    """A person answers one question."""
+    store = app.patient()
+    for waiting in await list_pending_decisions(store):
+        if waiting.decision == decision:
+            await store.commit(answer_decision(waiting, verdict, PERSON, f"{decision}/answer"))
