@@ -135,8 +135,8 @@ class ForkSafeConnection(sqlite3.Connection):
     def executemany(self, sql: str, parameters: Iterable[Any], /) -> sqlite3.Cursor:
         return self.cursor(ForkSafeCursor).executemany(sql, parameters)
 
-    def query(self, sql: str, parameters: Any = ()) -> tuple[list[str], list[Any]]:
-        """The columns and all rows of a query, read in one go.
+    def query(self, sql: str, parameters: Any = ()) -> tuple[Any, list[Any]]:
+        """The description of a query's columns, and all its rows, read in one go.
 
         A statement that is half read keeps its snapshot open, and what another thread reads on this connection
         meanwhile would be as old.
@@ -146,7 +146,7 @@ class ForkSafeConnection(sqlite3.Connection):
             let_fork_pass()
         with self.inside.lock:
             sqlite3.Cursor.execute(cursor, sql, parameters)
-            return [column[0] for column in cursor.description], sqlite3.Cursor.fetchall(cursor)
+            return cursor.description, sqlite3.Cursor.fetchall(cursor)
 
     def execute_all(self, statements: Iterable[tuple[str, Any]]) -> None:
         """Execute statements that return no rows, with one cursor and one lock."""
@@ -306,7 +306,7 @@ class SqliteView:
         return self._read(lambda: run_sqlite_query(self._connection, name, params))
 
     def rows(self, name: str, params: Mapping[str, Any]) -> Sequence[tuple[Any, ...]]:
-        return self._read(lambda: read_rows(self._connection, name, params)[1])
+        return self._read(lambda: self._connection.query(load_queries("queries.sql")[name], dict(params))[1])
 
     def get(self, digest: Digest) -> bytes | None:
         return self._read(lambda: read_sqlite_blob(self._connection, digest))
@@ -330,14 +330,9 @@ class SqliteView:
                 return job()
 
 
-def read_rows(
-    connection: ForkSafeConnection, name: str, params: Mapping[str, Any]
-) -> tuple[list[str], list[tuple[Any, ...]]]:
-    return connection.query(load_queries("queries.sql")[name], dict(params))
-
-
 def run_sqlite_query(connection: ForkSafeConnection, name: str, params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    names, rows = read_rows(connection, name, params)
+    columns, rows = connection.query(load_queries("queries.sql")[name], dict(params))
+    names = [column[0] for column in columns]
     return [dict(zip(names, row, strict=True)) for row in rows]
 
 
