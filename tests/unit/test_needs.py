@@ -10,8 +10,8 @@ from halter.core.messages import Reply, Text, ToolCall
 from halter.core.money import BudgetRow
 from halter.core.rows import HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerInfo, WorkerRow
 from halter.guard.approvals import PendingDecision
-from halter.operations.report import ProposalCounts, ReportRows, build_report, list_needs
-from halter.runtime.needs import describe_call, describe_decision, read_reason
+from halter.operations.report import ReportRows, build_report
+from halter.runtime.needs import ProposalCounts, describe_call, describe_decision, list_needs, read_reason
 
 NOW = 30 * DAY
 

@@ -9,10 +9,10 @@ from halter.operations.report import (
     MAX_REPORT_MESSAGE,
     REPORT_TRUNCATED,
     AgentReport,
-    CapLine,
     Report,
     render_report_message,
 )
+from halter.runtime.needs import CapLine
 
 
 def made(*needs: str, agents: int = 1) -> Report:

@@ -18,11 +18,11 @@ from halter.core.rows import AgentRow, HaltRow, OutageRow, SavedHotState, Sessio
 from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
-from halter.operations.report import Report, ReportRows, list_needs, read_report_rows
+from halter.operations.report import Report, ReportRows, read_report_rows
 from halter.operations.report import build_report as report_of
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
 from halter.runtime.feed import serialize_event
-from halter.runtime.needs import Need
+from halter.runtime.needs import Need, list_needs
 from halter.runtime.runtime import Runtime
 from halter.state.audit import AuditEntry, AuditRecord, load_audit_bodies, make_audit_entry, summarize_body
 from halter.state.receipt import Receipt, TurnLine

@@ -1,47 +1,30 @@
 """What happened lately in all agents: a fold of rows, without a model; and the same as a short message."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from halter.core.clock import DAY, format_duration
+from halter.core.clock import format_duration
 from halter.core.codec import decode
 from halter.core.events import ItemQuarantined, NotificationQueued, RunsDelayed, RunSkipped, RunStarted
 from halter.core.ids import OUTBOX
-from halter.core.money import ZERO_USD, BudgetRow, Usd, format_usd, micros_to_usd
+from halter.core.money import ZERO_USD, Usd, format_usd, micros_to_usd
 from halter.core.ports import Draft, NotificationContent, Query, Store, Write
 from halter.core.project import rows_of_event
 from halter.core.rows import (
-    AgentRow,
     DecisionRow,
     FindingRow,
     HaltRow,
-    ItemRow,
     NotificationRow,
-    OutageRow,
     SessionRow,
-    WorkerRow,
 )
 from halter.core.text import clean, shorten
-from halter.guard.approvals import PendingDecision
 from halter.present.events import describe_review
-from halter.runtime.budgets import read_current_budgets
-from halter.runtime.needs import (
-    UNUSABLE_REMEDY,
-    Need,
-    OpenQuestion,
-    make_decision_need,
-    make_document_need,
-    make_paused_need,
-    make_question_need,
-    read_open_questions,
-)
+from halter.runtime.needs import CapLine, NeedRows, list_caps, list_needs, read_need_rows
 from halter.tasks.task_tools import name_by_parts
 
-NEAR_CAP_PERCENT: Final = 80
-"""From this share of a cap on, the report mentions it."""
 MAX_REPORT_LINES: Final = 50
 """Further lines are counted, not listed."""
 
@@ -64,12 +47,6 @@ class ReportSpending(msgspec.Struct, frozen=True):
     usd: int
 
 
-class ProposalCounts(msgspec.Struct, frozen=True):
-    findings: int = 0
-    memories: int = 0
-    precedents: int = 0
-
-
 class ReportDecision(msgspec.Struct, frozen=True):
     """An open decision."""
 
@@ -82,25 +59,12 @@ class ReportDecision(msgspec.Struct, frozen=True):
     expires_at: int
 
 
-class ReportRows(msgspec.Struct, frozen=True, kw_only=True):
+class ReportRows(NeedRows, frozen=True, kw_only=True):
     since: int
-    until: int
-    sessions: Sequence[SessionRow] = ()
     happened: Sequence[TriggerEventRow] = ()
-    left: Sequence[ItemRow] = ()
     findings: Sequence[FindingRow] = ()
-    proposals: ProposalCounts = ProposalCounts()
     spent: Sequence[ReportSpending] = ()
-    budgets: Sequence[BudgetRow] = ()
-    waiting: Sequence[PendingDecision] = ()
     decided: Sequence[DecisionRow] = ()
-    halts: Sequence[HaltRow] = ()
-    undelivered: Sequence[NotificationRow] = ()
-    outages: Sequence[OutageRow] = ()
-    stopped: Sequence[SessionRow] = ()
-    questions: Mapping[str, OpenQuestion] = {}
-    workers: Sequence[WorkerRow] = ()
-    switched_on: frozenset[str] = frozenset()
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,20 +84,6 @@ class AgentReport(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: int = 0
     findings: Mapping[str, Mapping[str, int]] = {}
     spent_usd: Usd = ZERO_USD
-
-
-class CapLine(msgspec.Struct, frozen=True):
-    """A current cap and what stands against it."""
-
-    scope: str
-    window: str
-    cap_usd: Usd | None
-    spent_usd: Usd
-    held_usd: Usd
-
-    @property
-    def percent(self) -> int:
-        return 0 if not self.cap_usd else int(100 * (self.spent_usd + self.held_usd) // self.cap_usd)
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,26 +109,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 async def read_report_rows(store: Store, since: int, until: int) -> ReportRows:
     params: Mapping[str, Any] = {"since": since}
-    (proposals,) = await store.ask(Query("proposals_open", ProposalCounts))
     return ReportRows(
+        **msgspec.structs.asdict(await read_need_rows(store, until, since)),
         since=since,
-        until=until,
-        sessions=await store.ask(Query("sessions_since", SessionRow, params)),
         happened=await store.ask(Query("triggered_since", TriggerEventRow, params)),
-        left=await store.ask(Query("items_left", ItemRow)),
         findings=await store.ask(Query("findings_since", FindingRow, params)),
-        proposals=proposals,
         spent=await store.ask(Query("spent_by_purpose", ReportSpending, params)),
-        budgets=await read_current_budgets(store, until),
-        waiting=await store.ask(Query("open_decisions", PendingDecision, {"now": until})),
         decided=await store.ask(Query("decided_since", DecisionRow, params)),
-        halts=sorted(await store.ask(Query("halts_since", HaltRow, params)), key=lambda row: row.scope),
-        undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": min(since, until - DAY)})),
-        outages=await store.ask(Query("open_outages", OutageRow)),
-        stopped=await store.ask(Query("stopped_agents", SessionRow)),
-        questions=await read_open_questions(store),
-        workers=await store.ask(Query("all_workers", WorkerRow)),
-        switched_on=frozenset(row.agent for row in await store.ask(Query("all_agents", AgentRow)) if row.switched_on),
     )
 
 
@@ -278,15 +215,6 @@ def _add_run(so_far: AgentReport, each: TriggerEventRow) -> AgentReport:
             return so_far
 
 
-def list_caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
-    """List current caps, except those of single sessions."""
-    for row in budgets:
-        end = row.ends_at
-        if row.unit == "usd" and not row.scope.startswith("session:") and (end is None or end > now):
-            cap = None if row.cap is None else micros_to_usd(row.cap)
-            yield CapLine(row.scope, row.window, cap, micros_to_usd(row.spent), micros_to_usd(row.held))
-
-
 def _list_failures(found: ReportRows) -> Iterable[str]:
     for row in found.sessions:
         if row.ended_at is not None and row.ended_at >= found.since and row.state != "COMPLETED":
@@ -300,88 +228,6 @@ def _find_successor(row: SessionRow, sessions: Sequence[SessionRow]) -> str:
     later = [one for one in sessions if (one.agent, one.kind) == (row.agent, row.kind)]
     after = [one for one in later if one.started_at >= (row.ended_at or 0) and one.session != row.session]
     return f"; {min(after, key=lambda one: one.started_at).session} went on" if after else ""
-
-
-def list_needs(found: ReportRows) -> Iterator[Need]:
-    """List everything that waits for a person: the one queue of inbox, report, Home and API."""
-    for one in found.waiting:
-        if one.expires_at > found.until:
-            yield make_decision_need(one)
-    yield from _list_standing_agents(found)
-    for item in found.left:
-        yield make_document_need(item.trigger, item.item, item.name, item.sentence)
-    yield from _list_lost_hosts(found)
-    for halt in found.halts:
-        if halt.halted and not halt.cancels:
-            sentence = f"{halt.scope} was halted by {halt.by}: nothing acts there."
-            commands = (f"halter resume {halt.scope}",)
-            yield Need(kind="halt", agent="", sentence=sentence, commands=commands, scope=halt.scope)
-    for told in found.undelivered:
-        if told.gave_up:
-            sentence = f"{told.agent}: could not send over {told.channel}: {told.error}"
-            yield Need(kind="undelivered", agent=told.agent, sentence=sentence)
-    for cap in list_caps(found.budgets, found.until):
-        if cap.percent >= NEAR_CAP_PERCENT:
-            sentence = f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
-            commands = (f"halter budget raise {cap.scope} AMOUNT",)
-            yield Need(kind="budget", agent="", sentence=sentence, commands=commands, scope=cap.scope)
-    yield from _list_undecided(found)
-
-
-def _list_undecided(found: ReportRows) -> Iterator[Need]:
-    """Count what waits to be kept or dismissed and is not asked about as a decision."""
-    asked = Counter(one.name for one in found.waiting if one.about == "proposal")
-    left = (
-        ("findings", "finding", "findings", found.proposals.findings),
-        ("proposals", "memory", "memories", found.proposals.memories - asked["memory"]),
-        ("proposals", "precedent", "precedents", found.proposals.precedents - asked["precedent"]),
-    )
-    for command, one, many, count in left:
-        if count > 0:
-            what = f"1 {one} waits" if count == 1 else f"{count:,} {many} wait"
-            sentence = f"{what} to be kept or dismissed."
-            yield Need(kind="kept", agent="", sentence=sentence, commands=(f"halter {command}",))
-
-
-def _list_standing_agents(found: ReportRows) -> Iterator[Need]:
-    """List the agents that do not go on without a person, and why."""
-    for row in found.sessions:
-        if row.ended_at is not None or not row.unattended:
-            continue
-        if row.state == "WAITING_FOR_INPUT":
-            yield make_question_need(row.session, row.agent, found.questions.get(row.session))
-        elif row.state == "PAUSED":
-            yield make_paused_need(row.session, row.agent)
-    for outage in found.outages:
-        if outage.trouble == "needs_person":
-            sentence = f"{outage.session} cannot think, and waits for you: {outage.sentence}"
-            yield Need(kind="model", agent=outage.agent, sentence=sentence, why=UNUSABLE_REMEDY, session=outage.session)
-    for row in found.stopped:
-        why = row.terminal_reason.replace("_", " ")
-        sentence = f"{row.agent} has stopped: {row.session} ended {row.state} ({why})."
-        commands = (f"halter resume {row.agent}", f"halter receipt {row.session}")
-        yield Need(kind="stopped", agent=row.agent, sentence=sentence, commands=commands, session=row.session)
-
-
-def _list_lost_hosts(found: ReportRows) -> Iterator[Need]:
-    """List processes that went away without a word, as long as no other on their host runs their agents."""
-    told = [(row, row.told()) for row in found.workers]
-    alive = [about for row, about in told if row.alive(found.until) and about.kind]
-    for row, about in told:
-        lost_at = row.alive_until
-        if row.alive(found.until) or not lost_at or not about.kind or lost_at < found.until - DAY:
-            continue
-        away = sorted(agent for agent in about.agents if agent in found.switched_on)
-        if not away or any(one.host == about.host and set(away) <= one.agents.keys() for one in alive):
-            continue
-        ago = format_duration(max(0, found.until - lost_at))
-        elsewhere = all(any(agent in one.agents for one in alive) for agent in away)
-        goes_on = "other processes run them meanwhile." if elsewhere else "nothing runs them now."
-        sentence = (
-            f"halter {about.kind} {about.pid} on {about.host} went away without a word {ago} ago, with "
-            f"{', '.join(away)}: {goes_on}"
-        )
-        yield Need(kind="host", agent=away[0], sentence=sentence, why="Start it again there.")
 
 
 MAX_REPORT_MESSAGE: Final = 1500

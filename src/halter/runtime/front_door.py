@@ -65,7 +65,7 @@ from halter.runtime.forecast import (
     format_bound,
     read_balances,
 )
-from halter.runtime.needs import describe_decision
+from halter.runtime.needs import describe_decision, list_needs, read_need_rows
 from halter.runtime.session_builder import encode_trigger_record, find_autonomous_session
 from halter.runtime.sessions import (
     begin_session,
@@ -234,7 +234,7 @@ async def answer_fast_path(context: AgentContext, routed: RoutingDecision, sessi
         case Plain() if routed.route == "status":
             return await describe_status(context, session)
         case Plain() if routed.route == "needs_me":
-            return await describe_inbox(context)
+            return await describe_needs(context.store, context.app.clock.now())
         case Plain() if routed.route == "schedules":
             return await describe_schedules(context)
         case Plain() if routed.route == "last_receipt":
@@ -360,16 +360,22 @@ async def _resolve_scope(context: AgentContext, scope: str) -> str | None:
     return f"session:{(exact or found)[0]}" if len(exact or found) == 1 else None
 
 
-async def describe_inbox(context: AgentContext) -> str:
-    now = context.app.clock.now()
-    found = await approvals.list_pending_decisions(context.store, now)
-    if not found:
+async def describe_needs(store: Store, now: int) -> str:
+    """Say in a chat what waits for a person: the queue of every face, decisions first."""
+    rows = await read_need_rows(store, now)
+    found, needs = rows.waiting, [need for need in list_needs(rows) if not need.decision]
+    if not found and not needs:
         return "Nothing needs you."
-    lines = [f"{format_count(len(found), 'decision')} for you. Say approve or deny, with the id if there are several."]
+    lines: list[str] = []
+    if found:
+        many = format_count(len(found), "decision")
+        lines.append(f"{many} for you. Say approve or deny, with the id if there are several.")
     for one in found[:MAX_LISTED_ROWS]:
         ago = format_duration(max(0, now - one.asked_at))
         lines.append(f"- {one.decision}: {describe_decision(one)} ({ago} ago)\n{_indent(one.shown)}".rstrip())
-    return "\n".join([*lines, *_describe_more(len(found))])
+    lines += [*_describe_more(len(found)), *([f"{'This' if not found else 'Also this'} needs you:"] if needs else [])]
+    lines += [f"- {need.line}" for need in needs[:MAX_LISTED_ROWS]]
+    return "\n".join([*lines, *_describe_more(len(needs))])
 
 
 def _indent(text: str) -> str:

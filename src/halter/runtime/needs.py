@@ -2,21 +2,25 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from halter.core.clock import DAY, format_duration
 from halter.core.codec import decode
 from halter.core.effect_events import CallStarted
 from halter.core.messages import Reply
-from halter.core.money import format_micros, usd_to_micros
+from halter.core.money import NEAR_CAP_PERCENT, BudgetRow, Usd, format_micros, micros_to_usd, usd_to_micros
 from halter.core.ports import Query, Store
+from halter.core.rows import AgentRow, HaltRow, ItemRow, NotificationRow, OutageRow, SessionRow, WorkerRow
 from halter.core.text import from_body, shorten, to_one_line
 from halter.core.tools import SERVER_SEPARATOR
 from halter.core.vocabulary import DecisionKind
 from halter.guard.approvals import PendingDecision
 from halter.loop.decide import ASK_USER
+from halter.runtime.budgets import read_current_budgets
 
 NeedKind = (
     DecisionKind
@@ -182,7 +186,7 @@ class OpenQuestion(msgspec.Struct, frozen=True):
 
 
 async def read_open_questions(store: Store) -> Mapping[str, OpenQuestion]:
-    """Find what sessions without an attendant ask, by session."""
+    """Find what sessions ask that are no chats, by session."""
     return {one.session: one for one in await store.ask(Query("open_questions", OpenQuestion))}
 
 
@@ -201,10 +205,12 @@ def make_decision_need(one: PendingDecision) -> Need:
     )
 
 
-def make_question_need(session: str, agent: str, asked: OpenQuestion | None) -> Need:
+def make_question_need(session: str, agent: str, asked: OpenQuestion | None, *, attended: bool = False) -> Need:
+    """A session that no process keeps goes on where it is run again, or where a worker has its agent."""
     question = asked.question if asked else ""
     sentence = f"{agent} asks: {question}" if question else f"{agent} waits for an answer in session {session}."
-    commands = (f"halter tell {session} ANSWER",)
+    again = (f"halter run FOLDER ANSWER --resume {session}",) if attended else ()
+    commands = (*again, f"halter tell {session} ANSWER")
     return Need(kind="question", agent=agent, sentence=sentence, commands=commands, session=session)
 
 
@@ -233,3 +239,154 @@ UNUSABLE_REMEDY: Final = (
     "Mend the provider's key, the model's name or the account; it then goes on by itself, at once when `halter up` is "
     "started anew or `halter on` is said."
 )
+
+
+class ProposalCounts(msgspec.Struct, frozen=True):
+    findings: int = 0
+    memories: int = 0
+    precedents: int = 0
+
+
+class CapLine(msgspec.Struct, frozen=True):
+    """A current cap and what stands against it."""
+
+    scope: str
+    window: str
+    cap_usd: Usd | None
+    spent_usd: Usd
+    held_usd: Usd
+
+    @property
+    def percent(self) -> int:
+        return 0 if not self.cap_usd else int(100 * (self.spent_usd + self.held_usd) // self.cap_usd)
+
+
+class NeedRows(msgspec.Struct, frozen=True, kw_only=True):
+    """What the queue is made of, as it stands at `until`. `sessions` are those that are not over, and may be more."""
+
+    until: int
+    sessions: Sequence[SessionRow] = ()
+    left: Sequence[ItemRow] = ()
+    proposals: ProposalCounts = ProposalCounts()
+    budgets: Sequence[BudgetRow] = ()
+    waiting: Sequence[PendingDecision] = ()
+    halts: Sequence[HaltRow] = ()
+    undelivered: Sequence[NotificationRow] = ()
+    outages: Sequence[OutageRow] = ()
+    stopped: Sequence[SessionRow] = ()
+    questions: Mapping[str, OpenQuestion] = {}
+    workers: Sequence[WorkerRow] = ()
+    switched_on: frozenset[str] = frozenset()
+
+
+async def read_need_rows(store: Store, until: int, since: int | None = None) -> NeedRows:
+    """Read what waits for a person; with `since`, also the sessions that ended and the failed notices from then on."""
+    since = until if since is None else since
+    (proposals,) = await store.ask(Query("proposals_open", ProposalCounts))
+    return NeedRows(
+        until=until,
+        sessions=await store.ask(Query("sessions_since", SessionRow, {"since": since})),
+        left=await store.ask(Query("items_left", ItemRow)),
+        proposals=proposals,
+        budgets=await read_current_budgets(store, until),
+        waiting=await store.ask(Query("open_decisions", PendingDecision, {"now": until})),
+        halts=sorted(await store.ask(Query("halts_since", HaltRow, {"since": since})), key=lambda row: row.scope),
+        undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": min(since, until - DAY)})),
+        outages=await store.ask(Query("open_outages", OutageRow)),
+        stopped=await store.ask(Query("stopped_agents", SessionRow)),
+        questions=await read_open_questions(store),
+        workers=await store.ask(Query("all_workers", WorkerRow)),
+        switched_on=frozenset(row.agent for row in await store.ask(Query("all_agents", AgentRow)) if row.switched_on),
+    )
+
+
+def list_caps(budgets: Sequence[BudgetRow], now: int) -> Iterable[CapLine]:
+    """List current caps, except those of single sessions."""
+    for row in budgets:
+        end = row.ends_at
+        if row.unit == "usd" and not row.scope.startswith("session:") and (end is None or end > now):
+            cap = None if row.cap is None else micros_to_usd(row.cap)
+            yield CapLine(row.scope, row.window, cap, micros_to_usd(row.spent), micros_to_usd(row.held))
+
+
+def list_needs(found: NeedRows) -> Iterator[Need]:
+    """List everything that waits for a person: the one queue of inbox, report, Home and API."""
+    for one in found.waiting:
+        if one.expires_at > found.until:
+            yield make_decision_need(one)
+    yield from _list_standing_agents(found)
+    for item in found.left:
+        yield make_document_need(item.trigger, item.item, item.name, item.sentence)
+    yield from _list_lost_hosts(found)
+    for halt in found.halts:
+        if halt.halted and not halt.cancels:
+            sentence = f"{halt.scope} was halted by {halt.by}: nothing acts there."
+            commands = (f"halter resume {halt.scope}",)
+            yield Need(kind="halt", agent="", sentence=sentence, commands=commands, scope=halt.scope)
+    for told in found.undelivered:
+        if told.gave_up:
+            sentence = f"{told.agent}: could not send over {told.channel}: {told.error}"
+            yield Need(kind="undelivered", agent=told.agent, sentence=sentence)
+    for cap in list_caps(found.budgets, found.until):
+        if cap.percent >= NEAR_CAP_PERCENT:
+            sentence = f"{cap.percent} % of the cap of {cap.scope} ({cap.window or 'its life'}) are spent or held."
+            commands = (f"halter budget raise {cap.scope} AMOUNT",)
+            yield Need(kind="budget", agent="", sentence=sentence, commands=commands, scope=cap.scope)
+    yield from _list_undecided(found)
+
+
+def _list_undecided(found: NeedRows) -> Iterator[Need]:
+    """Count what waits to be kept or dismissed and is not asked about as a decision."""
+    asked = Counter(one.name for one in found.waiting if one.about == "proposal")
+    left = (
+        ("findings", "finding", "findings", found.proposals.findings),
+        ("proposals", "memory", "memories", found.proposals.memories - asked["memory"]),
+        ("proposals", "precedent", "precedents", found.proposals.precedents - asked["precedent"]),
+    )
+    for command, one, many, count in left:
+        if count > 0:
+            what = f"1 {one} waits" if count == 1 else f"{count:,} {many} wait"
+            sentence = f"{what} to be kept or dismissed."
+            yield Need(kind="kept", agent="", sentence=sentence, commands=(f"halter {command}",))
+
+
+def _list_standing_agents(found: NeedRows) -> Iterator[Need]:
+    """List the agents that do not go on without a person, and why."""
+    for row in found.sessions:
+        if row.ended_at is not None or not (row.unattended or row.kind == "task"):
+            continue
+        if row.state == "WAITING_FOR_INPUT":
+            asked = found.questions.get(row.session)
+            yield make_question_need(row.session, row.agent, asked, attended=not row.unattended)
+        elif row.state == "PAUSED":
+            yield make_paused_need(row.session, row.agent)
+    for outage in found.outages:
+        if outage.trouble == "needs_person":
+            sentence = f"{outage.session} cannot think, and waits for you: {outage.sentence}"
+            yield Need(kind="model", agent=outage.agent, sentence=sentence, why=UNUSABLE_REMEDY, session=outage.session)
+    for row in found.stopped:
+        why = row.terminal_reason.replace("_", " ")
+        sentence = f"{row.agent} has stopped: {row.session} ended {row.state} ({why})."
+        commands = (f"halter resume {row.agent}", f"halter receipt {row.session}")
+        yield Need(kind="stopped", agent=row.agent, sentence=sentence, commands=commands, session=row.session)
+
+
+def _list_lost_hosts(found: NeedRows) -> Iterator[Need]:
+    """List processes that went away without a word, as long as no other on their host runs their agents."""
+    told = [(row, row.told()) for row in found.workers]
+    alive = [about for row, about in told if row.alive(found.until) and about.kind]
+    for row, about in told:
+        lost_at = row.alive_until
+        if row.alive(found.until) or not lost_at or not about.kind or lost_at < found.until - DAY:
+            continue
+        away = sorted(agent for agent in about.agents if agent in found.switched_on)
+        if not away or any(one.host == about.host and set(away) <= one.agents.keys() for one in alive):
+            continue
+        ago = format_duration(max(0, found.until - lost_at))
+        elsewhere = all(any(agent in one.agents for one in alive) for agent in away)
+        goes_on = "other processes run them meanwhile." if elsewhere else "nothing runs them now."
+        sentence = (
+            f"halter {about.kind} {about.pid} on {about.host} went away without a word {ago} ago, with "
+            f"{', '.join(away)}: {goes_on}"
+        )
+        yield Need(kind="host", agent=away[0], sentence=sentence, why="Start it again there.")

@@ -178,14 +178,14 @@ LEFT JOIN events r ON d.session <> '' AND r.stream = 'session:' || d.session AND
 WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
 
 -- name: open_questions
--- The sessions without an attendant that wait for an answer, each with the last call that it made.
+-- The sessions that wait for an answer and are no chats, each with the last call that it made.
 SELECT s.session, s.agent, e.version, e.facts, e.body FROM sessions s
 LEFT JOIN events e ON e.stream = 'session:' || s.session AND e.seq = (
     SELECT x.seq FROM events x WHERE x.stream = 'session:' || s.session AND x.kind = 'call_started'
     ORDER BY x.seq DESC LIMIT 1
 )
 WHERE s.state = 'WAITING_FOR_INPUT' AND s.ended_at IS NULL AND +s.started_at > 0
-    AND (s.kind = 'autonomous' OR s.trigger <> '' OR s.parent <> '')
+    AND (s.kind IN ('autonomous', 'task') OR s.trigger <> '' OR s.parent <> '')
 ORDER BY s.agent, s.session;
 
 -- name: budget

@@ -1,0 +1,231 @@
+"""Everything that waits for a person stands in one queue, and every face shows that queue."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from halter.cli import build
+from halter.core.clock import DAY, HOUR
+from halter.core.events import (
+    AnyEvent,
+    CallStarted,
+    FindingEmitted,
+    ItemQuarantined,
+    ItemSeen,
+    NotificationFailed,
+    SessionParked,
+    SessionStarted,
+    TriggerMade,
+)
+from halter.core.ids import OUTBOX, SessionId, StreamId, WorkerId, session_stream, trigger_stream
+from halter.core.money import Caps, Spender, make_legs
+from halter.core.ports import Draft, Lease, Query, Write
+from halter.core.project import rows_of_event
+from halter.core.rows import NotificationRow, WorkerInfo
+from halter.core.vocabulary import DecisionKind, SessionKind
+from halter.guard.approvals import Question, ask_question
+from halter.guard.halts import halt, switch_on
+from halter.guard.ledger import ActualResult
+from halter.operations.desk import Desk, Who
+from halter.operations.queries import needs, report
+from halter.operations.registry import home as read_home
+from halter.operations.report import ReportMessage, queue_report
+from halter.operations.status import status
+from halter.runtime.front_door import describe_needs
+from halter.runtime.runtime import Runtime, open_runtime
+from halter.settings import read_settings
+from halter.state import lifecycle
+from halter.testing.fakes import HoldTaken, hold
+from tests.story.clerks import environment
+
+TRIGGER = "shop/papers"
+
+
+async def happens(app: Runtime, stream: StreamId, *events: AnyEvent, lease: Lease | None = None) -> None:
+    rows = [row for event in events for row in rows_of_event(event)]
+    drafts: Sequence[Draft] = [Draft(event) for event in events]
+    await app.store.commit(Write(stream, app.ids.new(), lambda _: drafts, rows, lease))
+
+
+async def begun(app: Runtime, kind: SessionKind = "task", **more: Any) -> Lease:
+    started = SessionStarted(session="shop-1", agent="shop", kind=kind, started_by="ada", **more)
+    await app.store.commit(lifecycle.start_session(started))
+    (lease,) = await app.store.claim(WorkerId("w"), 1, SessionId("shop-1"))
+    return lease
+
+
+async def parks(app: Runtime, lease: Lease, **how: Any) -> None:
+    await app.store.commit(lifecycle.park_session(lease, "parked", SessionParked(**how)))
+
+
+def decides(about: DecisionKind, kind: SessionKind | None = "task") -> Callable[[Runtime], Awaitable[None]]:
+    """A question of a session of that kind, or of none."""
+
+    async def asks(app: Runtime) -> None:
+        lease = None if kind is None else await begun(app, kind)
+        question = Question(
+            decision="d1",
+            about=about,
+            subject="c",
+            name="send",
+            digest="x",
+            expires_in=DAY,
+            shown='send {"to":"bob"}',
+            agent="shop",
+        )
+        assert (await app.store.commit(ask_question(question, lease))).events
+
+    return asks
+
+
+def questions(kind: SessionKind, **more: Any) -> Callable[[Runtime], Awaitable[None]]:
+    """A model's own question, after which its session waits."""
+
+    async def asks(app: Runtime) -> None:
+        lease = await begun(app, kind, **more)
+        started = CallStarted(call="shop-1.1", tool="ask_user")
+        write = Write(session_stream("shop-1"), "c", lambda _: [Draft(started, b'{"question":"Which?"}')], (), lease)
+        await app.store.commit(write)
+        await parks(app, lease, state="WAITING_FOR_INPUT")
+
+    return asks
+
+
+async def paused(app: Runtime) -> None:
+    await parks(app, await begun(app, "autonomous"), state="PAUSED")
+
+
+async def cannot_think(app: Runtime) -> None:
+    lease = await begun(app, "autonomous")
+    trouble = {"trouble": "needs_person", "sentence": "401: wrong key"}
+    await parks(app, lease, state="SLEEPING", wake_at=app.clock.now() + HOUR, **trouble)
+
+
+async def stopped(app: Runtime) -> None:
+    await app.store.commit(switch_on("shop", "ada", "on"))
+    await app.store.commit(lifecycle.end_session(await begun(app, "autonomous"), "ERROR", "model_error"))
+
+
+async def document(app: Runtime) -> None:
+    await happens(
+        app,
+        trigger_stream(TRIGGER),
+        TriggerMade(trigger=TRIGGER, agent="shop", type="watch", by="agent.yaml", digest="d"),
+        ItemSeen(trigger=TRIGGER, item="i1", name="invoice-4.txt"),
+        ItemQuarantined(trigger=TRIGGER, item="i1", attempts=3, sentence="It was tried 3 times."),
+    )
+
+
+async def halted(app: Runtime) -> None:
+    await app.store.commit(halt("agent:shop", "ada", "halt", "lunch"))
+
+
+async def host_away(app: Runtime) -> None:
+    await app.store.commit(switch_on("shop", "ada", "on"))
+    about = WorkerInfo(kind="up", host="box", pid=42, started_at=app.clock.now() - HOUR, agents={"shop": "v1"})
+    await app.store.beat(WorkerId("w1"), about=about.said())
+
+
+async def undelivered(app: Runtime) -> None:
+    await app.store.commit(queue_report("shop", "mail", ReportMessage("subject", "text"), "k"))
+    (queued,) = await app.store.ask(Query("all_notifications", NotificationRow))
+    failed = NotificationFailed(notification=queued.notification, attempts=5, error="No route.", next_at=None)
+    await happens(app, OUTBOX, failed)
+
+
+async def near_cap(app: Runtime) -> None:
+    lease, usd = await begun(app), 4_500_000
+    held = make_legs(Caps(), Spender("shop-1", "shop"), app.clock.now(), usd=usd)
+    held = tuple(leg for leg in held if not leg.scope.startswith("session:"))
+    answer = await hold(app.ledger, lease, CallStarted(call="shop-1.1", tool="look", legs=held), b"")
+    assert isinstance(answer, HoldTaken)
+    await app.ledger.settle(lease, answer.flight, ActualResult("ok", usd=usd))
+
+
+async def finding(app: Runtime) -> None:
+    found = FindingEmitted(finding="f1", agent="shop", severity="high", support="unquoted")
+    await happens(app, session_stream("shop-1"), found, lease=await begun(app))
+
+
+WAITING: dict[str, tuple[Callable[[Runtime], Awaitable[None]], str]] = {
+    "an approval": (decides("approval"), "shop wants to send to bob."),
+    "a question of the brake in a hooked session": (decides("approval", "hooked"), "shop wants to send to bob."),
+    "a cap of a proxied session": (decides("cap_raise", "proxied"), "shop needs more money for send"),
+    "a cap": (decides("cap_raise"), "shop needs more money for send"),
+    "an unknown call": (decides("unknown_call"), "shop began to send to bob, and it is unknown whether that was done."),
+    "a changed tool": (decides("changed_tool", None), "shop may not use send"),
+    "a changed server": (decides("changed_server", None), "shop may not use some tools of the server send"),
+    "a schedule": (decides("schedule"), "shop wants to do this by itself"),
+    "a proposal": (decides("proposal", None), "shop wants a send to be kept"),
+    "a question of an agent": (questions("autonomous"), "shop asks: Which?"),
+    "a question of a triggered task": (questions("task", trigger=TRIGGER), "shop asks: Which?"),
+    "a question of a task that a program or a person began": (questions("task"), "shop asks: Which?"),
+    "a paused agent": (paused, "shop is paused in session shop-1."),
+    "an agent whose key is wrong": (cannot_think, "shop-1 cannot think, and waits for you: 401: wrong key"),
+    "an agent that stopped": (stopped, "shop has stopped: shop-1 ended ERROR (model error)."),
+    "a document": (document, "shop/papers leaves a document to you: invoice-4.txt."),
+    "a halt": (halted, "agent:shop was halted by ada: nothing acts there."),
+    "a host that went away": (host_away, "halter up 42 on box went away without a word"),
+    "a notice that could not be sent": (undelivered, "shop: could not send over mail: No route."),
+    "a cap that is near": (near_cap, "90 % of the cap of agent:shop"),
+    "a finding": (finding, "1 finding waits to be kept or dismissed."),
+}
+
+
+class Store:
+    """One store, at which a person types, looks at pages and asks in a chat."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.environ = home, {**environment(home), "COLUMNS": "300"}
+
+    def types(self, *words: str) -> Result:
+        return CliRunner().invoke(build(), list(words), env=self.environ)
+
+    def does(self, job: Callable[[Runtime], Awaitable[Any]]) -> Any:
+        async def main() -> Any:
+            async with open_runtime(read_settings(self.environ, self.home), environ=self.environ, lease=1) as app:
+                return await job(app)
+
+        return asyncio.run(main())
+
+
+async def look(app: Runtime) -> dict[str, list[str]]:
+    """What the pages, the API, the status, the report and a chat say that needs a person."""
+    desk = Desk(app, Who("ada"))
+    return {
+        "api": [need.sentence for need in await needs(desk)],
+        "home": [need.sentence for need in (await read_home(desk)).needs_you],
+        "status": [need.sentence for need in (await status(desk)).needs_you],
+        "report": list((await report(desk)).needs_you),
+        "chat": (await describe_needs(app.store, app.clock.now())).splitlines(),
+    }
+
+
+@pytest.mark.parametrize("kind", WAITING)
+def test_what_waits_for_a_person_is_on_every_face(tmp_path: Path, kind: str) -> None:
+    happen, sentence = WAITING[kind]
+    store = Store(tmp_path)
+    assert store.types("inbox", "--check").exit_code == 0
+    store.does(happen)
+    faces = store.does(look)
+    faces["inbox"] = [need["sentence"] for need in json.loads(store.types("inbox", "--json").stdout)]
+    missing = [face for face, said in faces.items() if not any(sentence in line for line in said)]
+    assert (missing, len(faces["inbox"])) == ([], 1), faces
+    assert store.types("inbox", "--check").exit_code == 1
+
+
+def test_a_chat_that_waits_for_its_next_line_needs_no_person(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    async def rests(app: Runtime) -> None:
+        await parks(app, await begun(app, "chat"), state="WAITING_FOR_INPUT")
+
+    store.does(rests)
+    faces = store.does(look)
+    assert {face: said for face, said in faces.items() if said} == {"chat": ["Nothing needs you."]}
+    assert store.types("inbox", "--check").exit_code == 0
