@@ -14,27 +14,18 @@ from pydantic_ai.models.function import AgentInfo, DeltaToolCall, FunctionModel
 from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
 from pydantic_ai.usage import RequestUsage
 
-from halter import Guard
 from halter.adapters.pydantic_ai import GuardedAgent, guard
-from halter.core.clock import SystemClock
 from halter.core.errors import ConfigError
-from halter.core.ids import SortableIds
-from halter.guard.approvals import answer_decision, list_pending_decisions
 from halter.guard.halts import halt
-from halter.journal.open import open_store
-from halter.journal.store import JournalStore
 from halter.runtime.external import EffectRefused
+from tests.adapters.conftest import Desk
 
-PRICE = {"models": {"function:desk": {"price": {"input": 1, "output": 10}}}}
 
-
-class World:
+class World(Desk):
     """An agent with one tool, a model that calls it once, and the store that both leave behind."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "runs.db"
-        self.paid: list[int] = []
-        self.policy: dict[str, Any] = {}
+        super().__init__(folder)
         self.usage = RequestUsage(input_tokens=100, output_tokens=10)
         self.asked = 0
 
@@ -59,21 +50,6 @@ class World:
             return f"paid {amount}"
 
         return guard(made, guard=self.guard(cap), tools={"pay": {"level": level}})
-
-    def guard(self, cap: float = 1.0) -> Guard:
-        return Guard(
-            self.file, agent="desk", max_cost_usd=cap, fleet=PRICE, person="ada", environ={}, policy=self.policy
-        )
-
-    def store(self) -> JournalStore:
-        clock = SystemClock()
-        return open_store(str(self.file), clock=clock, ids=SortableIds(clock.now))
-
-    async def decide(self, verdict: Any) -> None:
-        store = self.store()
-        (waiting,) = await list_pending_decisions(store, SystemClock().now())
-        await store.commit(answer_decision(waiting, verdict, "ada", "answer"))
-        await store.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
@@ -18,6 +18,12 @@ class ExternalToolOptions(TypedDict, total=False):
     cost: float
     idempotent: bool
     egress: bool
+
+
+MAX_OUTPUT_TOKENS: Final = 4096
+"""The longest answer where the model's settings name no `max_tokens`: an answer without a bound cannot be held for."""
+
+NO_TOOLS: Final[Mapping[str, ExternalToolOptions]] = {}
 
 
 class GuardedRuns:

@@ -18,7 +18,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import asynccontextmanager
 from copy import copy
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from pydantic_ai.agent import AbstractAgent, AgentRunResult, WrapperAgent
@@ -31,16 +31,11 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
-from halter.adapters.guarded_runs import ExternalToolOptions, GuardedRuns
+from halter.adapters.guarded_runs import MAX_OUTPUT_TOKENS, NO_TOOLS, ExternalToolOptions, GuardedRuns
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
-
-MAX_OUTPUT_TOKENS: Final = 4096
-"""The longest answer where the model's settings name no `max_tokens`: an answer without a bound cannot be held for."""
-
-NO_TOOLS: Final[Mapping[str, ExternalToolOptions]] = {}
 
 
 def guard(

@@ -1,0 +1,229 @@
+"""Guard a LangChain agent: `create_agent` with one more word.
+
+```python
+agent = create_agent("openai:gpt-5-mini", tools=[pay], guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
+result = await agent.ainvoke({"messages": [{"role": "user", "content": "Pay the bill."}]})
+```
+
+Each run is a guarded session. Each model request is held before it is sent, with `max_tokens` lowered to what fits, and
+settled by its usage. Each tool call is admitted, made and settled. A call that needs a person interrupts the run if it
+has a checkpointer, and else waits. A halt and a cap raise EffectRefused, which ends the run.
+
+Tools that the provider runs for itself are given as dictionaries, and no hook sees them: an agent with one is refused,
+unless its type is in `allow_native`. Nodes of graphs that `create_agent` did not make are not seen either.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+from langchain.agents import create_agent as create_plain_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware.types import ModelRequest, ModelResponse, ToolCallRequest
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, messages_to_dict
+from langchain_core.tools import BaseTool
+from langgraph.config import get_config
+from langgraph.types import interrupt
+
+from halter.adapters.guarded_runs import MAX_OUTPUT_TOKENS, NO_TOOLS, ExternalToolOptions, GuardedRuns
+from halter.core.errors import ConfigError
+from halter.core.usage import Usage
+from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.guard_api import Guard, GuardedSession
+
+RUN_KEY: Final = "__halter_run"
+"""Where a run's configuration names its session. LangGraph keeps what begins so out of its checkpoints."""
+INTERRUPT: Final = "__interrupt__"
+
+
+def create_agent(
+    model: str | BaseChatModel,
+    tools: Sequence[BaseTool | Callable[..., Any] | dict[str, Any]] = (),
+    *,
+    guard: Guard,
+    tool_options: Mapping[str, ExternalToolOptions] = NO_TOOLS,
+    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    allow_native: Collection[str] = (),
+    middleware: Sequence[AgentMiddleware[Any, Any]] = (),
+    **options: Any,
+) -> "GuardedGraph":
+    """Make LangChain's agent with every run under the guard. `tool_options` says what the guard is to know of tools.
+
+    Raises ConfigError for a tool that the provider would run for itself.
+    """
+    runs, allowed = GuardedRuns(guard, tool_options), frozenset(allow_native)
+    _refuse_native(tools, allowed)
+    own = GuardMiddleware(runs, max_output_tokens, allowed)
+    # The first middleware is the outermost: what stands behind it could go round it, so it comes last.
+    agent = create_plain_agent(model, list(tools), middleware=[*middleware, own], **options)
+    return GuardedGraph(agent, runs, own)
+
+
+class GuardedGraph:
+    """LangChain's agent, whose runs are guarded sessions. A run that is begun in another way is refused."""
+
+    def __init__(self, agent: Any, runs: GuardedRuns, middleware: "GuardMiddleware") -> None:
+        self._agent = agent
+        self._runs = runs
+        self._middleware = middleware
+
+    async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 It is LangChain's name.
+        run, conversation, configured = self._configure(config)
+        async with self._runs.session(_text_of(input), conversation) as session:
+            with self._middleware.serving(run, session):
+                result = await self._agent.ainvoke(input, configured, **options)
+            if isinstance(result, Mapping) and result.get(INTERRUPT):
+                await session.pause()
+            return result
+
+    def invoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 It is LangChain's name.
+        """Calls `ainvoke` from a program that is not async."""
+        return asyncio.run(self.ainvoke(input, config, **options))
+
+    async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002 As above.
+        run, conversation, configured = self._configure(config)
+        async with self._runs.session(_text_of(input), conversation) as session:
+            with self._middleware.serving(run, session):
+                async with aclosing(self._agent.astream(input, configured, **options)) as parts:
+                    async for part in parts:
+                        yield part
+            state = await self._agent.aget_state(configured) if self._agent.checkpointer else None
+            if state is not None and state.interrupts:
+                await session.pause()
+
+    def _configure(self, config: Any) -> tuple[str, str, dict[str, Any]]:
+        """The run's own id, its conversation, and the configuration that names both."""
+        configurable = dict((config or {}).get("configurable") or {})
+        run = uuid4().hex
+        conversation = f"langchain.{configurable.get('thread_id') or run}"
+        return run, conversation, {**(config or {}), "configurable": {**configurable, RUN_KEY: run}}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+
+class GuardMiddleware(AgentMiddleware[Any, Any]):
+    """Takes an agent's calls and requests through the session of its run."""
+
+    def __init__(self, runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]) -> None:
+        super().__init__()
+        self._runs = runs
+        self._max_output_tokens = max_output_tokens
+        self._allow_native = allow_native
+        self._sessions: dict[str, GuardedSession] = {}
+
+    @contextmanager
+    def serving(self, run: str, session: GuardedSession) -> Generator[None]:
+        self._sessions[run] = session
+        try:
+            yield
+        finally:
+            del self._sessions[run]
+
+    async def awrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
+        session = self._find_session()
+        _refuse_native([*request.tools, *_find_bound_tools(request.model)], self._allow_native)
+        settings = request.model_settings
+        most = settings.get("max_tokens") or getattr(request.model, "max_tokens", None) or self._max_output_tokens
+
+        async def ask(fits: int) -> ModelResult[ModelResponse[Any]]:
+            answer = await handler(request.override(model_settings={**settings, "max_tokens": fits}))
+            said = [message for message in answer.result if isinstance(message, AIMessage)]
+            return ModelResult(answer, "".join(str(each.text) for each in said), _read_usage(said))
+
+        return await session.ask(_name_model(request.model), _render_request(request), ask, max_output_tokens=most)
+
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
+        session, call, tool = self._find_session(), request.tool_call, request.tool
+        schema = msgspec.json.encode(tool.get_input_jsonschema() if tool else {}, enc_hook=str)
+        spec = self._runs.spec(call["name"], tool.description if tool else "", schema)
+
+        async def act(admitted: Mapping[str, Any]) -> Any:
+            return await handler(request.override(tool_call={**call, "args": dict(admitted)}))
+
+        pauses = bool(get_config().get("configurable", {}).get("__pregel_checkpointer"))
+        while True:
+            try:
+                return await session.act(spec, call["args"], act, name=str(call["id"]), wait=not pauses)
+            except DecisionPending as pending:
+                # The answer to the interrupt is not the decision: only Halter's own counts, and is looked up again.
+                interrupt({"decision": pending.decision, "session": session.id, "tool": spec.name})
+            except EffectRefused as refused:
+                if refused.terminal:
+                    raise
+                return ToolMessage(str(refused), tool_call_id=call["id"], name=call["name"], status="error")
+
+    def wrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
+        raise ConfigError(ONLY_ASYNC)
+
+    def wrap_tool_call(self, request: ToolCallRequest, handler: Any) -> Any:
+        raise ConfigError(ONLY_ASYNC)
+
+    def _find_session(self) -> GuardedSession:
+        run = get_config().get("configurable", {}).get(RUN_KEY)
+        if run not in self._sessions:
+            raise ConfigError(
+                "A guarded agent was run outside of a session: run it with `ainvoke`, `invoke` or `astream`."
+            )
+        return self._sessions[run]
+
+
+ONLY_ASYNC: Final = "Run it with `ainvoke`, `astream` or `invoke` of the guarded agent itself."
+
+
+def _refuse_native(tools: Sequence[Any], allowed: frozenset[str]) -> None:
+    unseen = sorted({_name_native(tool) for tool in tools if isinstance(tool, dict)} - allowed)
+    if unseen:
+        raise ConfigError(
+            f"The provider would run {', '.join(unseen)} for itself, where no guard sees it: leave it out, or name it "
+            "in `allow_native`."
+        )
+
+
+def _name_native(tool: Mapping[str, Any]) -> str:
+    return str(tool.get("type") or tool.get("name") or next(iter(tool), "a tool"))
+
+
+def _find_bound_tools(model: Any) -> Sequence[Any]:
+    """Tools that were bound to the model before the agent was made."""
+    bound = getattr(model, "kwargs", None)
+    return [each for each in bound.get("tools", ()) if "function" not in each] if isinstance(bound, Mapping) else ()
+
+
+def _name_model(model: BaseChatModel) -> str:
+    known = model._get_ls_params()  # noqa: SLF001 LangChain tells a model's name nowhere else.
+    return f"{known.get('ls_provider') or model._llm_type}:{known.get('ls_model_name') or 'unnamed'}"  # noqa: SLF001 As above.
+
+
+def _render_request(request: ModelRequest[Any]) -> str:
+    """All that is sent, as text."""
+    messages: list[BaseMessage] = [*([request.system_message] if request.system_message else []), *request.messages]
+    tools = [
+        tool if isinstance(tool, dict) else [tool.name, tool.description, tool.get_input_jsonschema()]
+        for tool in request.tools
+    ]
+    return msgspec.json.encode([messages_to_dict(messages), tools], enc_hook=str).decode()
+
+
+def _read_usage(said: Sequence[AIMessage]) -> Usage | None:
+    """Read the usage of an answer; one that was not reported settles the request at its hold."""
+    usage = said[0].usage_metadata if len(said) == 1 else None
+    if usage is None:
+        return None
+    details = usage.get("input_token_details") or {}
+    cached, written = details.get("cache_read") or 0, details.get("cache_creation") or 0
+    try:
+        return Usage(usage["input_tokens"], usage["output_tokens"], cached, written)
+    except ValueError:
+        return None
+
+
+def _text_of(given: Any) -> str:
+    messages = given.get("messages", ()) if isinstance(given, Mapping) else ()
+    last = messages[-1] if messages else ""
+    content = last.get("content", "") if isinstance(last, Mapping) else getattr(last, "content", last)
+    return content if isinstance(content, str) else str(content)

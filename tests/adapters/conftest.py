@@ -1,0 +1,56 @@
+"""The store that guarded agents of every framework leave behind, and the person who decides."""
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from halter import Guard
+from halter.core.clock import SystemClock
+from halter.core.ids import SortableIds
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.journal.open import open_store
+from halter.journal.store import JournalStore
+
+PRICE = {"models": {"function:desk": {"price": {"input": 1, "output": 10}}}}
+
+
+class Desk:
+    """What the one tool did, and the guard that every agent of a test is under."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "runs.db"
+        self.paid: list[int] = []
+        self.policy: dict[str, Any] = {}
+
+    def guard(self, cap: float = 1.0) -> Guard:
+        return Guard(
+            self.file, agent="desk", max_cost_usd=cap, fleet=PRICE, person="ada", environ={}, policy=self.policy
+        )
+
+    def store(self) -> JournalStore:
+        clock = SystemClock()
+        return open_store(str(self.file), clock=clock, ids=SortableIds(clock.now))
+
+    async def decide(self, verdict: Any) -> None:
+        store = self.store()
+        (waiting,) = await list_pending_decisions(store, SystemClock().now())
+        await store.commit(answer_decision(waiting, verdict, "ada", "answer"))
+        await store.close()
+
+    async def spent(self) -> Decimal:
+        async with self.guard() as guarded:
+            return (await guarded.report()).cost_usd
+
+    async def expect_receipt(self, state: str, calls: list[str], requests: int) -> None:
+        async with self.guard() as guarded:
+            (receipt,) = await guarded.receipts()
+        assert (receipt.state, [line.name for line in receipt.calls]) == (state, calls)
+        assert len(receipt.requests) == requests
+        assert receipt.cost_usd > 0
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
