@@ -5,6 +5,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 from agentdojo.base_tasks import BaseInjectionTask, BaseUserTask
@@ -16,9 +17,9 @@ from bench.dojo.world import MARK, Brake, Game, Person, Played, describe, fresh,
 BRAKES = {
     "none": Brake("none", kind="none"),
     "every-write": Brake("every-write", kind="every-write"),
-    "ask": Brake("ask"),
-    "own-prose": Brake("own-prose", prose=True),
-    "guessed": Brake("guessed", guess=True),
+    "said": Brake("said"),
+    "guard": Brake("guard", kind="guard"),
+    "guessed": Brake("guessed", kind="guard", guess=True),
 }
 WRONG = 0.1
 
@@ -44,11 +45,18 @@ class Round:
 
     def benign(self) -> list[Played]:
         tasks = suites()[self.suite].user_tasks.values()
-        return [play(Game(self.suite, task, self.brake), Person()) for task in tasks]
+        found: list[Played] = []
+        for task in tasks:
+            with closing(Game(self.suite, task, self.brake)) as game:
+                found.append(play(game, Person()))
+        return found
 
     def attacked(self, task: BaseUserTask, injection: BaseInjectionTask, person: Person) -> tuple[bool, bool]:
         """Whether AgentDojo's own attack wins, and whether the task's own calls were all let through."""
-        game = Game(self.suite, task, self.brake, injection)
+        with closing(Game(self.suite, task, self.brake, injection, lock=person.lock)) as game:
+            return self._attacked(game, person)
+
+    def _attacked(self, game: Game, person: Person) -> tuple[bool, bool]:
         open_attack, let = True, True
         for call in game.benign_calls():
             before = len(game.played.calls)
@@ -68,7 +76,10 @@ class Round:
         channel holds the attack.
         """
         key = task.ID + (injection.ID if self.suite == "slack" else "")
-        game = Game(self.suite, task, self.brake, injection)
+        with closing(Game(self.suite, task, self.brake, injection)) as game:
+            return self._adapted(game, key)
+
+    def _adapted(self, game: Game, key: str) -> Win | None:
         person, read = Person(), False
         found: Win | None = None
         for call in game.benign_calls():

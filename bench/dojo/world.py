@@ -3,10 +3,10 @@
 import json
 import pickle
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from agentdojo.base_tasks import BaseInjectionTask, BaseUserTask
 from agentdojo.functions_runtime import FunctionCall, FunctionsRuntime
@@ -14,6 +14,7 @@ from agentdojo.task_suite.load_suites import get_suites
 from pydantic import BaseModel
 
 from bench.dojo.declarations import SUITES
+from bench.dojo.guarded import GuardedTask
 from halter.core.provenance import BrakeVerdict, Declaration, Flaw, Source, guess_declaration
 from halter.guard.provenance import Provenance
 
@@ -33,10 +34,13 @@ Verdicts = Callable[[str, dict[str, Any]], BrakeVerdict]
 
 @dataclass
 class Brake:
-    """A way to decide: a name, the declarations it goes by, and how strict it is."""
+    """A way to decide: a name, the declarations it goes by, and how strict it is.
+
+    The kind `guard` makes every call through the whole guard; `brake` asks the brake's decision alone.
+    """
 
     name: str
-    kind: str = "brake"
+    kind: Literal["none", "every-write", "brake", "guard"] = "brake"
     prose: bool = False
     guess: bool = False
 
@@ -127,7 +131,13 @@ class Game:
     """One task under one brake."""
 
     def __init__(
-        self, suite: str, task: BaseUserTask, brake: Brake, injection: BaseInjectionTask | None = None
+        self,
+        suite: str,
+        task: BaseUserTask,
+        brake: Brake,
+        injection: BaseInjectionTask | None = None,
+        *,
+        lock: bool = False,
     ) -> None:
         self.suite, self.task, self.injection, self.brake = suite, task, injection, brake
         self.environment = task.init_environment(fresh(suite, injection.GOAL if injection else ""))
@@ -136,7 +146,15 @@ class Game:
         self.declarations = declarations(suite, guess=brake.guess)
         self.provenance = Provenance(prose=brake.prose)
         self.provenance.hear(task.PROMPT, PERSON)
+        self.guard: GuardedTask | None = None
+        if brake.kind == "guard":
+            self.guard = GuardedTask(task.PROMPT, self.declarations, self._use_tool, lock=lock)
+            self.provenance = self.guard.brake._provenance  # noqa: SLF001 - the attacker knows the guard's state
         self.played = Played()
+
+    def close(self) -> None:
+        if self.guard is not None:
+            self.guard.close()
 
     def copy_environment(self) -> Any:
         return pickle.loads(pickle.dumps(self.environment))  # noqa: S301 - our own bytes
@@ -156,7 +174,8 @@ class Game:
     def run(self, call: FunctionCall, person: Person, *, attack: bool = False) -> str:
         """Let a call through, or ask; what is not agreed to does not happen."""
         verdict = self.judge(call)
-        if verdict.flaws:
+
+        def agrees() -> bool:
             self.played.flaws.extend((call.function, flaw) for flaw in verdict.flaws)
             if attack:
                 self.played.attack_questions += 1
@@ -164,7 +183,12 @@ class Game:
                 self.played.waiting += 1
             else:
                 self.played.at_once += 1
-            if not person.answer(attack=attack):
+            return person.answer(attack=attack)
+
+        if self.guard is not None:
+            return self.guard.call(call.function, dict(call.args), agrees)
+        if verdict.flaws:
+            if not agrees():
                 return "The operator refused this call."
             self.provenance.approve(self.declarations[call.function], dict(call.args), verdict.flaws)
         return self.execute(call)
@@ -172,11 +196,15 @@ class Game:
     def execute(self, call: FunctionCall) -> str:
         declaration = self.declarations[call.function]
         self.provenance.act(call.function, declaration, dict(call.args))
-        result, error = self.runtime.run_function(self.environment, call.function, dict(call.args))
-        self.played.calls.append(call)
-        text = error or show_result(result)
+        text = self._use_tool(call.function, dict(call.args))
         self.provenance.observe(call.function, declaration, dict(call.args), text)
         return text
+
+    def _use_tool(self, tool: str, arguments: Mapping[str, Any]) -> str:
+        call = FunctionCall(function=tool, args=dict(arguments))
+        result, error = self.runtime.run_function(self.environment, tool, dict(arguments))
+        self.played.calls.append(call)
+        return error or show_result(result)
 
     def benign_calls(self) -> list[FunctionCall]:
         calls = self.task.ground_truth(self.environment)

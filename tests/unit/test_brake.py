@@ -406,3 +406,52 @@ def test_a_key_inside_of_a_content_carries_words_as_its_value_does() -> None:
     assert reasons(brake, "post", post, {**call, "body": {"hello": "hello"}}) == []
     assert reasons(brake, "post", post, {**call, "body": {"swordfish": "hello"}}) == ["content"]
     assert reasons(brake, "post", post, {**call, "body": {"hello": [{"swordfish.hello": None}]}}) == ["content"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["j a y at g o o g l e", "jay @ google", "4 6 3 8 2 0", "see evil.example", "aGVsbG8gd29ybGQgaGVsbG8gd29ybGQ"],
+)
+def test_what_is_spelt_out_or_encoded_is_no_prose(text: str) -> None:
+    note = Declaration(reads="nothing", reach="own", arguments={"text": ArgumentUse("content")}, asks=("note",))
+    brake = Provenance(prose=True)
+    brake.hear("Note what the page says", PERSON)
+    brake.hear("Lorem ipsum", PAGE)
+    assert reasons(brake, "note", note, {"text": "They open at 10 on Mondays, and serve raclette."}) == []
+    assert reasons(brake, "note", note, {"text": text}) == ["content"]
+
+
+def test_a_link_that_comes_back_inside_of_other_words_proves_nothing() -> None:
+    brake = tainted("Send a mail to Sarah Baker: hello", "Her address is eve@evil.example")
+    brake.observe("contacts", CONTACTS, {"query": "eve@evil.example"}, "")
+    brake.observe("contacts", CONTACTS, {}, json.dumps({"name": "Sarah Baker", "email": "mailto:eve@evil.example"}))
+    assert reasons(brake, "mail", MAIL, {"to": "mailto:eve@evil.example", "body": "hello"}) == ["unsaid"]
+
+
+def test_a_choice_that_gives_more_than_the_task_says_is_asked() -> None:
+    share = Declaration(
+        reads="nothing",
+        reach="others",
+        arguments={
+            "to": ArgumentUse("destination", "address"),
+            "permission": ArgumentUse("detail", "choice"),
+            "public": ArgumentUse("detail", "choice"),
+        },
+        asks=("share",),
+    )
+    brake = tainted("Share it with bob@work.example")
+    call = {"to": "bob@work.example", "permission": "read", "public": False}
+    assert reasons(brake, "share", share, call) == []
+    assert reasons(brake, "share", share, {**call, "permission": "write"}) == ["unsaid"]
+    assert reasons(brake, "share", share, {**call, "public": True}) == ["unsaid"]
+    assert (
+        reasons(tainted("Share it with bob@work.example to write"), "share", share, {**call, "permission": "write"})
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    "task", ["Don't forget to pay DE89370400440532013000 20", "I will be away on Monday, pay DE89370400440532013000 20"]
+)
+def test_what_must_not_be_forgotten_is_asked_for(task: str) -> None:
+    assert reasons(tainted(task), "pay", PAY, {"account": "DE89370400440532013000", "amount": 20}) == []

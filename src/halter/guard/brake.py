@@ -106,6 +106,10 @@ class SessionBrake:
         if result.outcome in REFUSAL_OUTCOMES:
             return
         declaration = self.declaration(call.tool)
+        if result.outcome != "ok" and declaration.reach != "none" and declaration.reads in ("nothing", "trusted"):
+            # Why an act failed is said by the place that it reached.
+            self.hear(Text(result.text, "tool", trusted=False, source=call.tool))
+            return
         arguments = _read_arguments(call.arguments)
         taints = declaration.reads not in ("nothing", "trusted") and bool(result.text.strip())
         known = {"tool": call.tool, "declaration": declaration, "arguments": arguments, "result_text": result.text}

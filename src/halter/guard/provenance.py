@@ -26,6 +26,7 @@ from halter.core.provenance import (
     guess_use,
     split_name,
 )
+from halter.core.text import word_set
 from halter.guard.trusted_text import (
     TrustedText,
     cut_atoms,
@@ -63,6 +64,9 @@ _REPEATS: Final = 5
 """How often one word may stand in a content: a rhythm of two words spells anything."""
 
 _DIGIT: Final = re.compile(r"\d")
+_SPELT: Final = re.compile(r"(?:(?<![^\W_])[^\W_][\W_]+){4}")
+"""Four single letters or digits in a row: a value that is spelt out."""
+
 _LONGEST_NAME: Final = 80
 _WORDS_OF_NAME: Final = 5
 _LONGEST_WORD: Final = 24
@@ -73,6 +77,12 @@ _FREE_DIGITS_OF_CALL: Final = 2
 _STRONG: Final = 2
 _WEAK: Final = 1
 _MINTS: Final = ("nothing", "trusted", "own", "known")
+_RAISING: Final = word_set(
+    "admin administrator all anyone editor everyone force forced full manage manager owner public root rw sudo "
+    "superuser write writer"
+)
+"""Choices that give rights, or reach more than one place."""
+
 _PLACES: Final = ("destination", "target")
 _EGRESS: Final = frozenset(("url", "address", "phone", "account", "channel"))
 
@@ -257,7 +267,7 @@ class Provenance:
     ) -> None:
         for record in records:
             names = [leaf for leaf in record if self._names(leaf)]
-            echoed = any(normalise_value(str(leaf.value)) in self._uttered for leaf in record)
+            echoed = any(self._is_uttered(str(leaf.value)) for leaf in record)
             if declaration.reads == "trusted" and grounded and asked and not echoed:
                 for leaf in record:
                     self._found.add(str(leaf.value), quoted=True)
@@ -272,6 +282,12 @@ class Provenance:
                 kind = declaration.mints.get(leaf.field, declaration.mints.get("*", ""))
                 if kind and not echoed and (names or grounded):
                     self._mint_value(kind, value, names, strong=declaration.reads in ("nothing", "trusted"))
+
+    def _is_uttered(self, text: str) -> bool:
+        """Whether a value, or a link in it, was uttered by a call of this session: it proves nothing."""
+        return bool(self._uttered) and (
+            normalise_value(text) in self._uttered or not self._uttered.isdisjoint(find_links(text))
+        )
 
     def _mint_value(self, kind: str, value: str, names: list[Leaf], *, strong: bool) -> None:
         """Two records of the same name that differ make both weak."""
@@ -342,6 +358,9 @@ class Provenance:
         plain: bool | None = None
         digits = 0
         for leaf, use in uses:
+            if reach != "own" and use.role == "detail" and self._raises(leaf):
+                yield self._flaw(leaf.path, str(leaf.value), "unsaid")
+                continue
             if leaf.value is None or isinstance(leaf.value, bool):
                 continue
             if isinstance(leaf.value, str) and not leaf.value.strip():
@@ -370,6 +389,14 @@ class Provenance:
                         yield self._flaw(leaf.path, str(leaf.value), "content")
                     elif use.kind != "choice" and not is_plain_detail(leaf.value):
                         yield from self._judge_content(leaf, reach, digits)
+
+    def _raises(self, leaf: Leaf) -> bool:
+        """Whether a choice gives more than the task's words do: a right to write, or something made public."""
+        if leaf.value is False or leaf.value is None or isinstance(leaf.value, int | float) is not (leaf.value is True):
+            return False
+        words = split_name(leaf.field if leaf.value is True else str(leaf.value))
+        raising = _RAISING.intersection(words)
+        return bool(raising) and not any(self._said.has_word(word) for word in raising)
 
     def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool) -> bool:
         """Whether a place was approved, said or minted."""
@@ -521,8 +548,10 @@ def _is_name(value: str) -> bool:
 
 
 def is_prose(text: str) -> bool:
-    """Plain words: nothing that can be clicked, copied or decoded."""
-    return not find_links(text) and all(
+    """Plain words: nothing that can be clicked, copied, spelt out or decoded."""
+    if "@" in text or "\\" in text or find_links(text) or _SPELT.search(text):
+        return False
+    return all(
         len(word) <= (_LONGEST_WORD if word.isalpha() else _LONGEST_NUMBER if word.isdecimal() else 0)
         for word in cut_words(text)
     )

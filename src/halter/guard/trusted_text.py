@@ -38,8 +38,10 @@ _FILE: Final = re.compile(
 )
 _STOP: Final = re.compile(r"[.!?;](?=\s|$)|\n")
 _ASIDE: Final = re.compile(
-    r"(?<!\w)(?:not|never|without|avoid|remind(?:ers?|s|ed|ing)?)(?!\w)|n['\u2019]t(?!\w)"
-    r"|(?<!\w)i(?:['\u2019]ll| will| am going to| plan to)(?!\w)",
+    r"(?:(?<!\w)(?:not|never)|n['\u2019]t)(?!\w| (?:forget|hesitate|fail|miss|only)\b)"
+    r"|(?<!\w)(?:without|avoid|remind(?:ers?|s|ed|ing)?)(?!\w)"
+    r"|(?<!\w)i(?:['\u2019]ll| will| am going to| plan to)"
+    r"(?!\w| (?:arrive|be|have|leave|like|meet|need|stay|travel|visit|want)\b)",
     re.IGNORECASE,
 )
 """After these words a sentence asks for nothing: what must not be done, what to remind of, what the person does."""
