@@ -421,6 +421,8 @@ class SessionHistory:
         self.phase: ev.PhaseEntered | None = None
         self._erased: set[str] = set()
         """Calls of the step whose results are erased."""
+        self._lost: dict[str, ToolCall] = {}
+        """Calls under way of a reply that is erased: what they were given is unknown."""
         self.staged: list[ToolCall] = []
         """Calls of the turn that wait for its end."""
         self.actions: list[int] = []
@@ -589,17 +591,20 @@ class SessionHistory:
                 self._keep(event.call, answer.outcome, answer.text, answer.partial)
                 if _is_erased(stored, body):
                     self._erased.add(event.call.removeprefix(f"{self.session}."))
+                lost = self._lost.pop(event.call, None)
+                if lost is not None and self.brake is not None:
+                    self.brake.observe_erased(lost)
                 return
             case ev.CallRefused():
                 self._keep(event.call, event.outcome, event.sentence)
                 if event.staged:
                     self.staged += [each for each in self.turn.calls if call_id(self.session, each) == event.call]
         # A call inside of another one is none of the model's.
-        if self.brake is not None and any(
-            call_id(self.session, each) == event.call for each in (*self.turn.calls, *self.staged)
-        ):
+        if self.brake is not None and self._is_models(event.call):
             body = await read(stored)
             self.brake.take_in(event, None if _is_erased(stored, body) else body)
+            if isinstance(event, ev.CallStarted) and not self._is_known(event.call):
+                self._lost[event.call] = ToolCall(event.call, event.tool, "")
 
     async def _settled(self, event: ev.RequestSettled, stored: Stored, read: ReadBody) -> None:
         if event.request not in self._nonces:
@@ -631,6 +636,13 @@ class SessionHistory:
         for each in self.turn.calls:
             if call_id(self.session, each) == call:
                 self.done[each.id] = describe_call_result(each, outcome, text, partial)
+
+    def _is_models(self, call: str) -> bool:
+        """Whether the model made the call, also where its reply is erased. Other writers use other ids."""
+        return re.fullmatch(rf"{re.escape(self.session)}\.c\d+_\d+_\d+", call) is not None
+
+    def _is_known(self, call: str) -> bool:
+        return any(call_id(self.session, each) == call for each in (*self.turn.calls, *self.staged))
 
     def _is_turns(self, request: str) -> bool:
         """Whether the turn loop made the request. Other writers use other ids."""
