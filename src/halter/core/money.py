@@ -360,15 +360,31 @@ def _make_legs(caps: Caps, spender: Spender, quarter: int, usd: int, tokens: int
 
 @lru_cache(maxsize=256)
 def _list_accounts(caps: Caps, spender: Spender, quarter: int) -> tuple[Leg, ...]:
-    now = quarter * QUARTER
-    scoped = [(f"session:{spender.session}", caps.session)]
-    if spender.trigger:
-        scoped += [(f"trigger:{spender.trigger}", cap) for cap in caps.trigger]
-    scoped += [(f"agent:{spender.agent}", cap) for cap in caps.agent]
-    scoped += [("fleet", cap) for cap in caps.fleet]
+    own, window = caps.session, window_at(caps.session.per, quarter * QUARTER, caps.zone)
+    leg = Leg(f"session:{spender.session}", window, "usd", own.max_cost_usd, 0)
+    trigger = (spender.trigger, caps.trigger) if spender.trigger else ("", ())
+    return (leg, *_list_shared_accounts(*trigger, spender.agent, caps.agent, caps.fleet, caps.zone, quarter))
+
+
+@lru_cache(maxsize=256)
+def _list_shared_accounts(
+    trigger: str,
+    of_trigger: tuple[Cap, ...],
+    agent: str,
+    of_agent: tuple[Cap, ...],
+    fleet: tuple[Cap, ...],
+    zone: str,
+    quarter: int,
+) -> tuple[Leg, ...]:
+    """The accounts above a session, the same for all sessions of an agent or a trigger."""
+    scoped = [
+        *((f"trigger:{trigger}", cap) for cap in of_trigger),
+        *((f"agent:{agent}", cap) for cap in of_agent),
+        *(("fleet", cap) for cap in fleet),
+    ]
     money: dict[tuple[str, str], Leg] = {}
     for scope, cap in scoped:
-        leg = Leg(scope, window_at(cap.per, now, caps.zone), "usd", cap.max_cost_usd, 0)
+        leg = Leg(scope, window_at(cap.per, quarter * QUARTER, zone), "usd", cap.max_cost_usd, 0)
         money[leg.scope, leg.window] = _pick_tighter_leg(leg, money.get((leg.scope, leg.window)))
     return tuple(money.values())
 

@@ -130,11 +130,12 @@ NO_RESERVE: Final = Reserve()
 
 def find_spendable_budgets(rows: Rows, kept: Reserve, legs: Iterable[Leg]) -> list[BudgetRow]:
     """What stands against each leg's cap, less what the session keeps back for its last words."""
-    own, budgets = f"session:{kept.session}", list[BudgetRow]()
-    keeps = bool(kept.usd or kept.tokens)
+    if not kept.usd and not kept.tokens:
+        return [budget_row(rows, leg) for leg in legs]
+    own, budgets = f"session:{kept.session}", []
     for leg in legs:
         row = budget_row(rows, leg)
-        if keeps and not leg.window and leg.scope == own:
+        if not leg.window and leg.scope == own:
             row = row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
         budgets.append(row)
     return budgets

@@ -60,6 +60,7 @@ _FREE_DIGITS: Final = 4
 _FREE_WORDS: Final = 12
 """Function words that were not said and may stand in one content."""
 
+_PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 _REPEATS: Final = 5
 """How often one word may stand in a content: a rhythm of two words spells anything."""
 
@@ -155,10 +156,10 @@ class Provenance:
         """A tool's result came back."""
         was_clean = self.clean
         leaves = tuple(iterate_leaves(arguments))
-        grounded = self._is_grounded(leaves) and (bool(leaves) or declaration.reads == "trusted")
         if declaration.reads in ("own", "known", "anyone") and result_text.strip():
             self._taint(result_text, tool)
         if declaration.reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased:
+            grounded = self._is_grounded(leaves) and (bool(leaves) or declaration.reads == "trusted")
             self._mint(declaration, read_records(result_text), grounded=grounded, asked=bool(leaves))
         if not was_clean:
             self._utter(leaves)
@@ -559,6 +560,9 @@ def is_prose(text: str) -> bool:
 
 def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf]:
     """The values of arguments or of a record, each with the name of its field and its path."""
+    if type(value) is dict and not path and _PLAIN.issuperset(map(type, cast("dict[str, Any]", value).values())):
+        yield from [Leaf(key, key, part) for key, part in cast("dict[str, Any]", value).items()]
+        return
     stack: list[tuple[Any, str, str]] = [(value, field, path)]
     while stack:
         found, name, place = stack.pop()

@@ -203,6 +203,7 @@ MILLISECOND: Final = SECOND // 1000
 NO_SECRETS: Final = GivenSecrets({})
 ADMITTED_BEFORE: Final = "This very call was admitted before, and an intent is good for one effect: make a new call."
 NO_VALUES: Final[Mapping[str, str]] = MappingProxyType({})
+_DECIDED: Final = (ev.CallStarted, ev.CallRefused)
 HIDDEN_REASONS: Final = ("its arguments hold a secret, and with it the reasons are hidden",)
 
 
@@ -416,7 +417,7 @@ class ToolDoor:
         if committed is None:
             return StillHeld(asked.call)
         started = committed.events[0].event
-        if brake is not None and isinstance(started, ev.CallStarted | ev.CallRefused):
+        if brake is not None and isinstance(started, _DECIDED):
             brake.take_in(started, intent.asked.arguments)
         if not isinstance(started, ev.CallStarted):
             return read_call_refusal(committed)

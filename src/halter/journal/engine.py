@@ -338,7 +338,8 @@ class RowCache:
         if version != self._at or len(self._rows) > MOST_CACHED_ROWS:
             self.forget()
             self._at = version
-        known, found = self._rows, dict[RowKey, Row | None]()
+        known = self._rows
+        found: dict[RowKey, Row | None] = {}
         for key in keys:
             if key in known:
                 found[key] = known[key]

@@ -250,7 +250,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     def acted(self, calls: Sequence[ToolCall], results: Sequence[ToolResult], at: int) -> "Turn":
         """Take in the results of all calls of a step; of several yields the last one counts."""
-        done, halted, capped = set[str](), self.halted, ""
+        done: set[str] = set()
+        halted, capped = self.halted, ""
         for result in results:
             if result.outcome == "ok":
                 done.add(result.id)
@@ -258,7 +259,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
                 halted = True
             elif result.outcome == "cost_cap_reached":
                 capped = capped or result.text
-        active, tried, verbs = self.active, False, dict[str, ToolCall]()
+        verbs: dict[str, ToolCall] = {}
+        active, tried = self.active, False
         for call in calls:
             if call.tool not in _VERBS:
                 active = True

@@ -153,6 +153,7 @@ def _ignore_trouble() -> None: ...
 
 
 SHORT_REST: Final = SECOND // 4
+_PAID: Final = (AnsweredRequest, FailedRequest)
 
 LONGEST_LAST_WORDS: Final = 20_000
 """Longest last words passed to a parent."""
@@ -367,7 +368,7 @@ class SessionRuntime:
         waited = 0
         while True:
             answer = await self._guard.request(self.lease, standing, request, model, attempt, waited)
-            if isinstance(answer, AnsweredRequest | FailedRequest) and not answer.repeated:
+            if isinstance(answer, _PAID) and not answer.repeated:
                 self._spend(answer.cost_usd, answer.tokens)
             if isinstance(answer, AnsweredRequest):
                 if answer.overrun and request.purpose != "turn":

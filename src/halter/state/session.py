@@ -13,6 +13,7 @@ from halter.core.tools import Effect
 from halter.core.vocabulary import END_STATES, Purpose, RowKey, SessionKind, State
 
 _NO_CHARGE: Final = Charge()
+_NOT_OF_SESSION: Final = ev.ArtifactEvent | ev.TriggerEvent
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -102,7 +103,7 @@ def fold(session: Session, stored: Stored) -> Session:
 
 def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
     event = stored.event
-    if isinstance(event, ev.ArtifactEvent | ev.TriggerEvent):
+    if isinstance(event, _NOT_OF_SESSION):
         return {}
     match event:
         case ev.CallStarted():
