@@ -209,6 +209,8 @@ def _apply_notification(
 
 def rows_of_event(event: object) -> tuple[RowKey, ...]:
     """The rows that such an event changes, for a write to declare."""
+    if type(event) not in _TRIGGER_EVENTS and type(event) not in _ARTIFACT_EVENTS:
+        return ()
     match event:
         case ev.ItemSeen() | ev.ItemQuarantined() | ev.ItemReleased():
             return ((TriggerRow, (event.trigger,)), (ItemRow, (event.trigger, event.item)))

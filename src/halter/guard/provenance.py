@@ -560,8 +560,9 @@ def is_prose(text: str) -> bool:
 
 def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf]:
     """The values of arguments or of a record, each with the name of its field and its path."""
-    if type(value) is dict and not path and _PLAIN.issuperset(map(type, cast("dict[str, Any]", value).values())):
-        yield from [Leaf(key, key, part) for key, part in cast("dict[str, Any]", value).items()]
+    fields: dict[str, Any] = value
+    if type(value) is dict and not path and _PLAIN.issuperset(map(type, fields.values())):
+        yield from [Leaf(key, key, part) for key, part in fields.items()]
         return
     stack: list[tuple[Any, str, str]] = [(value, field, path)]
     while stack:
@@ -581,7 +582,7 @@ def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf
 def _iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iterator[Leaf]:
     """The keys inside of a content, which carry words as its values do; those that are declared carry none."""
     for name, value in arguments.items():
-        if isinstance(value, str) or not isinstance(value, Mapping | list):
+        if type(value) in _PLAIN or not isinstance(value, Mapping | list):
             continue
         use = declaration.arguments.get(name) or guess_use(name)
         if use.role != "content":

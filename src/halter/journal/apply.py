@@ -77,16 +77,17 @@ class WorkingSet:
     def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
         key, rows, changes = row.key(), self._rows, self.changes
-        if key not in rows and not row.APPEND_ONLY:
+        if rows.get(key) is not None:
+            (changes.inserts if key in changes.inserts else changes.updates)[key] = row
+        elif key in changes.deletes:
+            del changes.deletes[key]
+            changes.updates[key] = row
+        elif key in rows or row.APPEND_ONLY:
+            changes.inserts[key] = row
+        else:
             message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
             raise UndeclaredRow(message)
-        there = rows.get(key) is not None and key not in changes.inserts
         rows[key] = row
-        if there or key in changes.deletes:
-            changes.deletes.pop(key, None)
-            changes.updates[key] = row
-        else:
-            changes.inserts[key] = row
 
     def drop(self, key: RowKey) -> None:
         changes, row = self.changes, self._rows.get(key)
