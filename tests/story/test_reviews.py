@@ -9,7 +9,7 @@ import pytest
 from halter.core.clock import MINUTE, SECOND
 from halter.core.events import FindingEmitted, FindingReviewed, JudgesChosen, NotificationQueued, RequestStarted
 from halter.core.messages import Model, Prompt, Reply, Text, ToolCall
-from halter.core.ports import read_body
+from halter.core.ports import parse_notification, read_body
 from halter.core.usage import ModelName
 from halter.guard.halts import cancel, halt, resume
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest
@@ -110,6 +110,28 @@ async def test_without_a_clear_answer_nothing_was_reviewed_and_people_are_told_s
     assert len(asked) == (3 if case == "unavailable" else 1)
     (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
     assert b"not reviewed" in await read_body(world.journal, stored)
+
+
+@pytest.mark.parametrize(("by", "marked"), [("the paper", True), ("the task", False)])
+async def test_a_link_that_only_a_document_said_is_marked_in_a_notice(
+    world: World, tmp_path: Path, by: str, *, marked: bool
+) -> None:
+    link = "https://elsewhere.example/pay"
+    tells = f"""
+- when: "begins: delivery"
+  repeat: true
+  {USED}
+  calls: [{{tool: notify, arguments: {{text: "It is to be paid at {link} by Friday."}}}}]
+"""
+    office = Office(world, tmp_path, PRICED)
+    asks = watch() if marked else watch().replace("has come in.", f"has come in. We pay at {link}")
+    office.reviewer(asks, READS + tells + DONE)
+    office.drop("a.txt", paper(1, f"Pay at {link} only." if marked else ""))
+    office.start(tmp_path / "clerk")
+    await world.advance(MINUTE)
+    (stored,) = [each for each in await office.events(SESSION) if isinstance(each.event, NotificationQueued)]
+    said = parse_notification(await read_body(world.journal, stored)).text
+    assert ("No trusted place said these links" in said) == marked, by
 
 
 async def test_what_was_released_is_not_called_unreviewed(world: World, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from halter.core.events import (
     RequestStarted,
     SensorChanged,
     SessionStarted,
+    TurnEnded,
     TurnStarted,
 )
 from halter.core.ids import session_stream
@@ -235,6 +236,7 @@ class ToolUse:
 
 
 MODEL: Final = "Model"
+CHANNELS: Final = {"in_app": "the app"}
 
 
 class TranscriptPanel:
@@ -252,6 +254,7 @@ class TranscriptPanel:
         found: dict[int, Utterance | ToolUse] = {}
         places: dict[str, int] = {}
         requests: dict[str, tuple[str, int]] = {}
+        opening = ""
         for stored in events:
             match stored.event:
                 case RequestStarted() as event:
@@ -269,6 +272,12 @@ class TranscriptPanel:
                     found[place] = _settle(found[place], event, await self._words(stored))
                 case CallRefused() as event:
                     found[stored.seq] = ToolUse(stored.at, event.tool, "", event.outcome, event.sentence)
+                case TurnStarted():
+                    by, icon = _speaker(stored)
+                    text = await self._words(stored)
+                    # Most turns begin with the same words: they are shown where they change.
+                    found[stored.seq] = Utterance(stored.at, by, "" if text == opening else text, icon)
+                    opening = text
                 case _:
                     by, icon = _speaker(stored)
                     if by and (text := await self._words(stored)):
@@ -316,10 +325,12 @@ def _speaker(stored: Stored) -> tuple[str, str]:
             return "To the model, from before", "person"
         case RequestSettled():
             return MODEL, "agent"
+        case TurnEnded() if stored.body:
+            return "Careful", "alert"
         case FindingEmitted():
             return f"Finding, {stored.event.severity}", "findings"
         case NotificationQueued():
-            return f"Notification over {stored.event.channel}", "bell"
+            return f"Notice over {CHANNELS.get(stored.event.channel, stored.event.channel)}", "bell"
         case _:
             return "", ""
 

@@ -467,9 +467,12 @@ class TurnLoop:
     def _mark_links(self) -> str:
         """Name the links and addresses of an answer that no trusted place said."""
         brake = self._recalled.brake
-        if brake is None or brake.clean:
-            return ""
-        marks = describe_links(brake.unsaid_links(find_last_words(self.messages)))
+        marks = "" if brake is None or brake.clean else self.describe_unsaid_links(find_last_words(self.messages))
         if marks:
             self._watching.warned(marks)
         return marks
+
+    def describe_unsaid_links(self, text: str) -> str:
+        """Warn of links and addresses in a text that no trusted place said; nothing where there are none."""
+        brake = self._recalled.brake
+        return "" if brake is None else describe_links(brake.unsaid_links(text))

@@ -115,7 +115,10 @@ class FindingBodyRow(msgspec.Struct, frozen=True):
 
 
 class TaskTools:
-    """Makes the verbs of one session. Assign `running` before any of them is called."""
+    """Makes the verbs of one session. Assign `running` before any of them is called.
+
+    `mark_links` warns of links in a text that no trusted place said; without a model nothing is to be warned of.
+    """
 
     running: SessionRuntime
 
@@ -130,6 +133,7 @@ class TaskTools:
         self._documents = (collections, _place_documents(own, trigger))
         self._left: dict[str, int] = {}
         self._waited = False
+        self.mark_links: Callable[[str], str] = lambda _: ""
 
     @cached_property
     def shelves(self) -> SessionDocuments:
@@ -159,10 +163,14 @@ class TaskTools:
                 self._row.session,
                 tuple(each.name for each in agent.tasks.notify.channels) or (IN_APP,),
                 self._found,
+                self._mark_links,
                 MAX_PLAYBOOK_DURATION if self._patience and agent.tasks.review.judges else DEFAULT_TOOL_TIMEOUT,
             ),
         }
         return [makers[verb]() for verb in agent.tasks.verbs]
+
+    def _mark_links(self, text: str) -> str:
+        return self.mark_links(text)
 
     def walk(self, loop: TurnLoop, phases: Sequence[Phase], tools: Mapping[str, Tool]) -> PhaseWalk:
         offered = partial(_list_offered_tools, self._context.agent, tools)
@@ -502,6 +510,7 @@ async def build_live_session(
     senses = aware.senses() if terms.pacing.fields or row.kind == "autonomous" else NO_LIVE_CONTEXT
     brake = partial(_make_brake, context, tools, senses=bool(terms.pacing.fields or terms.pacing.sensors))
     loop = TurnLoop(running, app.clock, thinks, context.chance, senses, watching, brake)
+    tasking.mark_links = loop.describe_unsaid_links
     pace = (
         AutonomousPace(running, loop, app.clock, terms, aware)
         if row.kind == "autonomous"

@@ -368,16 +368,22 @@ def notify(
     session: str,
     channels: Sequence[str],
     released: ReadReleasedFindings,
+    mark_links: Callable[[str], str],
     timeout: int = DEFAULT_TOOL_TIMEOUT,
 ) -> Verb:
-    """Makes the verb that notifies people, over the channels that a person configured."""
+    """Makes the verb that notifies people, over the channels that a person configured.
+
+    Links that no trusted place said are named below the text, as `mark_links` warns of them.
+    """
 
     async def act(notice: NoticeArguments, call: str) -> Output:
         found = await released()
         words = [_render_finding(finding, found) for finding in notice.findings]
         text = "\n\n".join((notice.text, *words))
+        marks = mark_links(f"{notice.subject}\n{text}")
         subject = notice.subject or shorten(notice.text.splitlines()[0], 120)
-        body = NotificationContent(subject=subject, text=text, session=session).body()
+        told = f"{text}\n\n{marks}" if marks else text
+        body = NotificationContent(subject=subject, text=told, session=session).body()
         wanted = [notice.channel] if notice.channel else list(channels)
         happened = tuple(
             JournalEffect(_queue_notification(name_by_parts("n", call, channel), channel, agent, session), body)
