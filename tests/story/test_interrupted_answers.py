@@ -3,18 +3,28 @@
 import asyncio
 from decimal import Decimal
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from halter.core.clock import SECOND
-from halter.core.events import TurnEnded
+from halter.core.clock import MINUTE, SECOND
+from halter.core.errors import NotDone
+from halter.core.events import DecisionWithdrawn, TurnEnded
+from halter.core.ids import session_stream
 from halter.core.messages import Prompt, Reply, Text, TextListener
 from halter.core.ports import Query
-from halter.core.rows import SpendRow
+from halter.core.rows import DecisionRow, SpendRow
 from halter.core.tools import Permit
 from halter.core.usage import ModelName, Price
+from halter.guard.approvals import list_pending_decisions
+from halter.journal.checkpoints import Checkpointer
 from halter.models.scripted import Scripted
+from halter.operations import control
+from halter.operations.decisions import decision_meant
+from halter.operations.desk import Desk, Who
 from halter.redaction.redact import Redactor, StreamRedactor
+from halter.runtime.runtime import Runtime
+from halter.settings import Settings
 from halter.testing.world import World
 from tests.crash.test_loop_crashes import recalled
 from tests.story.loops import Story, calls, says
@@ -83,6 +93,58 @@ async def test_calls_that_were_interrupted_have_results_and_are_not_made_later(w
     assert roles(story)[-1] == ("assistant", "Well.")
     assert story.desk.done["wipe a"] == 0
     assert (await recalled(world)).transcript.messages == story.messages
+
+
+async def test_the_question_of_a_call_that_was_interrupted_is_withdrawn(world: World) -> None:
+    story = Story(world, [calls(("wipe", {"path": "a"})), says("Well.")])
+    await story.begin()
+    asking = world.spawn(story.says("Do it."))
+    await world.advance(30 * SECOND)
+    assert len(await list_pending_decisions(world.journal, world.now)) == 1
+    story.interrupted = True
+    asking.cancel()
+    await asking
+    assert await list_pending_decisions(world.journal, world.now) == []
+    assert [each.why for each in await withdrawn(world)] == ["A person interrupted the answer."]
+
+
+@pytest.mark.parametrize("owned", [True, False], ids=["by its owner", "where no process has it"])
+async def test_the_question_of_a_session_that_is_over_is_withdrawn(
+    world: World, tmp_path: Path, *, owned: bool
+) -> None:
+    """After Ctrl-C the session could go on, and its question stays; once it is cancelled, nothing waits for it."""
+    story = Story(world, [calls(("wipe", {"path": "a"})), says("Well.")], kind="task")
+    await story.begin()
+    asking = world.spawn(story.says("Do it."))
+    await world.advance(30 * SECOND)
+    if not owned:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await world.advance(MINUTE)
+        assert len(await list_pending_decisions(world.journal, world.now)) == 1
+    desk = Desk(make_runtime(world, tmp_path), Who("ada"))
+    world.spawn(control.cancel(desk, "s"))
+    await world.advance(2 * MINUTE)
+    assert (await world.session("s")).state == "CANCELLED"
+    assert [each.why for each in await withdrawn(world)] == ["Session s is over: CANCELLED."]
+    (row,) = await world.journal.ask(Query("all_decisions", DecisionRow))
+    assert row.verdict == "withdrawn"
+    with pytest.raises(
+        NotDone, match=r"s.*/approval was withdrawn: what it was about is gone, or its session no longer waits for it."
+    ):
+        await decision_meant(desk, row.decision)
+    assert story.desk.done["wipe a"] == 0
+
+
+def make_runtime(world: World, home: Path) -> Runtime:
+    settings = Settings("memory:", home / "checkpoints", home / "key", "ada", home / "trust.json")
+    checkpointer = Checkpointer(settings.checkpoints, settings.signing_key, "test", world.clock.now)
+    return Runtime(settings, world.clock, world.ids, world.journal, checkpointer, world.ledger, {})
+
+
+async def withdrawn(world: World) -> list[DecisionWithdrawn]:
+    events = [stored.event for stored in await world.events(session_stream("s"))]
+    return [event for event in events if isinstance(event, DecisionWithdrawn)]
 
 
 async def test_a_task_that_is_cancelled_by_no_person_keeps_its_turn_open(world: World) -> None:

@@ -348,7 +348,7 @@ class DecisionMade(Event, frozen=True, kw_only=True):
 
 
 class DecisionWithdrawn(Event, frozen=True, kw_only=True):
-    """A question needs no answer any more: what it was about is gone. It stands only where no session asks."""
+    """A question needs no answer any more: what it was about is gone, or the session that asked is over."""
 
     KIND: ClassVar[str] = "decision_withdrawn"
 

@@ -249,5 +249,6 @@ async def halt_idle_session(store: Store, clock: Clock, row: SessionRow, lease: 
     if not is_pause_over(row, events, clock.now()):
         return False
     await Ledger(store, clock).settle_in_doubt(lease, tuple(replay(events).in_flight.values()))
-    end = lifecycle.end_session(lease, "HALTED", "idle_timeout", row.parent, row.inbox_seen)
+    asked = await lifecycle.read_questions(store, row.session, clock.now())
+    end = lifecycle.end_session(lease, "HALTED", "idle_timeout", row.parent, row.inbox_seen, asked=asked)
     return bool((await store.commit(end)).events)

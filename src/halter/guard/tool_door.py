@@ -253,9 +253,6 @@ class ToolAction(msgspec.Struct, frozen=True):
     goes_on: bool = False
     near_budget: Callable[[], Awaitable[bool]] = has_no_caps
 
-    def permit(self, call: str, began: int) -> Permit:
-        return Permit(call, began + self.timeout, self.secrets, self.near_budget)
-
 
 class _PreparedLook(NamedTuple):
     """A sensor's call, prepared once."""
@@ -446,7 +443,9 @@ class ToolDoor:
             return Answer(asked.call, draft.event.outcome, self._redact(draft.event.sentence))
         if act is None or not isinstance(draft.event, ev.CallStarted):
             raise AssertionError(f"{asked.call} needs more than a look: a tool, a person, money.")
-        truth = await self._run(act, act.permit(asked.call, asked.now), asked.tool)
+        truth = await self._run(
+            act, Permit(asked.call, asked.now + act.timeout, act.secrets, act.near_budget), asked.tool
+        )
         return Answer(asked.call, truth.outcome, truth.error or from_body(truth.body or b""))
 
     async def decision(self, decision: str) -> DecisionRow | None:
@@ -468,7 +467,7 @@ class ToolDoor:
     async def happened(self, flight: InFlight, act: ToolAction) -> EffectStatus:
         """Ask a tool's own check for the outcome; a check that fails or times out knows nothing."""
         timeout = act.timeout
-        permit = act.permit(flight.id, self._clock.now())
+        permit = Permit(flight.id, self._clock.now() + timeout, act.secrets, act.near_budget)
         try:
             async with asyncio.timeout(timeout / SECOND):
                 with self._prints():
@@ -541,7 +540,9 @@ class ToolDoor:
         began = self._clock.now()
         try:
             try:
-                truth = await self._run(act, act.permit(flight.id, began), flight.name)
+                truth = await self._run(
+                    act, Permit(flight.id, began + act.timeout, act.secrets, act.near_budget), flight.name
+                )
             except asyncio.CancelledError as stop:
                 stopped = self._failed("cancelled", "CancelledError: the session was cancelled")
                 cut = read_cancelled_effect(stop)

@@ -343,7 +343,8 @@ class HookGate:
             return
         for flight in session.state.in_flight.values():
             await loaded.guard.settle(session.lease, flight, "unknown", _OUTCOME_LOST)
-        await self._store.commit(lifecycle.end_session(session.lease, state, reason))
+        asked = await lifecycle.read_questions(self._store, name, self._clock.now())
+        await self._store.commit(lifecycle.end_session(session.lease, state, reason, asked=asked))
         self._sessions.pop(name, None)
 
     async def _rest(self, session: HookedSession) -> None:

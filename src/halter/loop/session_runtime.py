@@ -422,10 +422,19 @@ class SessionRuntime:
             await self.settle_up()
             await self.ending()
         words = to_body(shorten(last_words, LONGEST_LAST_WORDS)) if self.state.parent else None
+        asked = await self._questions()
         committed = await self.commit(
-            lifecycle.end_session(self.lease, state, reason, self.state.parent, inbox_seen, words)
+            lifecycle.end_session(self.lease, state, reason, self.state.parent, inbox_seen, words, asked)
         )
         return bool(committed.events)
+
+    async def _questions(self) -> Sequence[str]:
+        return await lifecycle.read_questions(self._store, self.lease.session, self._clock.now())
+
+    async def withdraw_questions(self, why: str) -> None:
+        """Withdraw what the session asked, because it goes on without an answer."""
+        if asked := await self._questions():
+            await self.commit(lifecycle.withdraw_questions(self.lease, asked, why))
 
     async def ended_by(self, answer: Answer) -> tuple[State, TerminalReason] | None:
         # What a halt could not stop is unknown, and its session was halted all the same.

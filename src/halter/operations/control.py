@@ -247,7 +247,8 @@ async def _end(desk: Desk, lease: Lease, row: SessionRow) -> tuple[Came, str]:
             )
             return "in doubt", _doubtful(held)
         await app.ledger.settle_in_doubt(lease, free)
-        await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent))
+        asked = await lifecycle.read_questions(app.store, lease.session, app.clock.now())
+        await app.store.commit(lifecycle.end_session(lease, "CANCELLED", "cancelled", state.parent, asked=asked))
     except LeaseLost:
         return "under way", "Another process took it at this moment, and will end it."
     return "ended", "No process had it, so it was ended here: CANCELLED, cancelled."

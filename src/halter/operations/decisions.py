@@ -102,6 +102,11 @@ async def waiting(desk: Desk) -> list[WaitingDecision]:
 async def decision_meant(desk: Desk, decision: str) -> WaitingDecision:
     """Find an open decision; one that was answered or has expired says so."""
     for row in await desk.app.store.ask(Query("decision", DecisionRow, {"decision": decision})):
+        if desk.who.sees(row.agent) and row.verdict == "withdrawn":
+            raise NotDone(
+                f"{decision} was withdrawn: what it was about is gone, or its session no longer waits for it.",
+                "missing",
+            )
         if desk.who.sees(row.agent) and row.verdict:
             raise NotDone(f"{decision} is answered already: {row.verdict}, by {row.by}.", "missing")
         if desk.who.sees(row.agent) and row.expires_at <= desk.app.clock.now():

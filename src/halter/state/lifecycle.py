@@ -7,10 +7,10 @@ import msgspec
 from halter.core import events as ev
 from halter.core.ids import Digest, inbox_stream, may_decide, session_stream
 from halter.core.money import UNITS, Account, CapReached, Reserved, reserve, settle
-from halter.core.ports import Draft, Lease, Rows, Write
+from halter.core.ports import Draft, Lease, Query, Rows, Store, Write
 from halter.core.project import budget_key, budget_row, rows_of_hold
-from halter.core.rows import HoldRow, OutageRow, SessionRow
-from halter.core.vocabulary import Origin, State, WakeCause
+from halter.core.rows import DecisionRow, HoldRow, OutageRow, SessionRow
+from halter.core.vocabulary import Origin, RowKey, State, WakeCause
 from halter.state.session import check_transition
 
 ALWAYS_WAKING_CAUSES: frozenset[WakeCause] = frozenset(("message", "decision", "trigger", "child", "webhook", "timer"))
@@ -146,11 +146,13 @@ def end_session(
     parent: str = "",
     inbox_seen: int | None = None,
     last_words: bytes | None = None,
+    asked: Sequence[str] = (),
 ) -> Write:
     """End a session and settle the part of its parent's cap with what it really spent.
 
     Its holds must be settled first: ending never frees a hold in doubt. With `inbox_seen`, a session with newer waking
-    messages is not ended. The parent is woken in the same commit, with the last words.
+    messages is not ended. The parent is woken in the same commit, with the last words, and the questions that the
+    session `asked` are withdrawn: nothing waits for an answer any more.
     """
     stream = session_stream(lease.session)
     own = [Account(stream, "", unit) for unit in UNITS]
@@ -168,11 +170,42 @@ def end_session(
         charge = settle(carved, usd.spent, tokens.spent, lambda leg: budget_row(rows, leg)) if carved else None
         ended = Draft(ev.SessionEnded(state=state, terminal_reason=terminal_reason, charge=charge))
         over = [Draft(ev.OverrunIncurred.by(lease.session, over)) for over in (charge.overruns if charge else ())]
-        return [*over, ended, *_notify_parent(rows, parent, lease.session, last_words)]
+        gone = _withdraw_open(rows, asked, f"Session {lease.session} is over: {state}.")
+        return [*gone, *over, ended, *_notify_parent(rows, parent, lease.session, last_words)]
 
-    reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents)]
+    reads = [(HoldRow, (lease.session,)), *map(budget_key, own + parents), *_list_decision_keys(asked)]
     others = (inbox_stream(parent),) if parent else ()
     return Write(stream, f"{lease.session}/{lease.generation}/end", decide, reads, lease, others)
+
+
+class _Question(msgspec.Struct, frozen=True):
+    decision: str
+
+
+async def read_questions(store: Store, session: str, now: int) -> Sequence[str]:
+    """Return the decisions that a session asks for and no person has made."""
+    rows = await store.ask(Query("questions_of", _Question, {"session": session, "now": now}))
+    return sorted(row.decision for row in rows)
+
+
+def withdraw_questions(lease: Lease, asked: Sequence[str], why: str) -> Write:
+    """Withdraw questions of a session that goes on without their answers."""
+    return Write(
+        session_stream(lease.session),
+        f"withdrawn/{asked[0]}",
+        lambda rows: _withdraw_open(rows, asked, why),
+        _list_decision_keys(asked),
+        lease,
+    )
+
+
+def _withdraw_open(rows: Rows, asked: Sequence[str], why: str) -> list[Draft]:
+    found = (rows.get(DecisionRow, decision) for decision in asked)
+    return [Draft(ev.DecisionWithdrawn(decision=row.decision, why=why)) for row in found if row and not row.verdict]
+
+
+def _list_decision_keys(asked: Sequence[str]) -> list[RowKey]:
+    return [(DecisionRow, (decision,)) for decision in asked]
 
 
 def _notify_parent(rows: Rows, parent: str, child: str, words: bytes | None) -> Sequence[Draft]:

@@ -163,6 +163,7 @@ class Conversation:
         await self._running.ensure_running()
         if not await self._loop.interrupt(INTERRUPTED):
             return None
+        await self._running.withdraw_questions(INTERRUPTED)
         came: Conclusion | None = None
         while came is None:
             await self._news()

@@ -192,6 +192,10 @@ ORDER BY s.agent, s.session;
 -- What stands against one cap.
 SELECT * FROM budgets WHERE scope = :scope AND "window" = :window AND unit = :unit;
 
+-- name: questions_of
+-- What a session asks and no person has answered. An order would walk another index.
+SELECT decision FROM decisions WHERE verdict = '' AND expires_at > :now AND session = :session;
+
 -- name: decision
 -- One decision, in any state.
 SELECT * FROM decisions WHERE decision = :decision;
