@@ -8,12 +8,15 @@ import pytest
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.events import CostCapReached, RequestSettled, SessionParked
-from halter.core.money import Account, micros_to_usd
+from halter.core.money import Account, format_usd, micros_to_usd
 from halter.core.ports import read_body
 from halter.core.usage import Price
 from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions, raise_cap
 from halter.guard.ledger import change_cap
+from halter.guard.model_door import MODEL_REQUEST_TIMEOUT
 from halter.loop.history import SessionHistory
+from halter.present.receipt import build_receipt_sheet
+from halter.present.sheet import Facts
 from halter.tasks.conversation import Conclusion
 from halter.testing.world import World
 from tests.story.loops import Story, calls, says, used
@@ -231,3 +234,15 @@ async def test_a_window_that_never_holds_enough_is_not_slept_for(world: World) -
         came = await story.run("Look.")
     assert (came.state, came.terminal_reason) == ("BUDGET_EXCEEDED", "cost_cap_reached")
     assert story.model.asked == []
+
+
+async def test_a_provider_that_hangs_is_charged_all_that_was_held_and_the_receipt_says_so(world: World) -> None:
+    story = priced(world, [says("Too late.", takes=2 * MODEL_REQUEST_TIMEOUT), says("Here.", usage=used(1000, 100))])
+    await story.run("Look.")
+    late, here = (await story.receipt()).requests
+    assert (late.outcome, late.cost_usd, late.usage) == ("timeout", late.held_usd, None)
+    assert (here.outcome, here.cost_usd < here.held_usd) == ("ok", True)
+    sheet = build_receipt_sheet(await story.receipt())[0]
+    assert isinstance(sheet, Facts)
+    facts = dict(sheet.facts)
+    assert facts["charged as held"].startswith(f"{format_usd(late.held_usd)} for 1 request without an answer: ")

@@ -133,6 +133,12 @@ LINES: list[tuple[AnyEvent, bytes, str, str]] = [
         "the model gave no answer: Overloaded",
         WARNING_STYLE,
     ),
+    (
+        RequestSettled(request="r", outcome="timeout", error="TimeoutError", charge=Charge(usd=20_000)),
+        b"",
+        "the model gave no answer, $0.02 (it may have been billed, so all that was held is charged): TimeoutError",
+        WARNING_STYLE,
+    ),
     (SessionStarted(session="desk-1", agent="desk", kind="autonomous", started_by="ada"), b"", "", ""),
     (HotStateSeen(turn=1, digest="x"), b"", "", ""),
 ]

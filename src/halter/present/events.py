@@ -373,8 +373,9 @@ def _summarize_work(
         case RequestSettled(outcome="ok"):
             return f"{event.request} ok{_cost(event.charge)}"
         case RequestSettled():
-            cost = _cost(event.charge)
-            return StyledLine(f"the model gave no answer{cost}: {event.error or event.outcome}", WARNING_STYLE)
+            worst = ASSUMED_COST if event.charge and event.charge.usd and event.usage is None else ""
+            why = event.error or event.outcome
+            return StyledLine(f"the model gave no answer{_cost(event.charge)}{worst}: {why}", WARNING_STYLE)
         case RequestRefused():
             text = f"{event.model} was not asked ({event.outcome}): {event.sentence}"
             return StyledLine(text, WARNING_STYLE)
@@ -465,6 +466,10 @@ def _summarize_control(
 def _format_holds(legs: tuple[Leg, ...]) -> str:
     most = max((leg.amount for leg in legs if leg.unit == "usd"), default=0)
     return f", {format_micros(most)} held" if most else ""
+
+
+ASSUMED_COST: Final = " (it may have been billed, so all that was held is charged)"
+"""Said of a request that was sent and whose cost no provider reported."""
 
 
 def _cost(charge: Charge | None) -> str:

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Final
 
 from halter.core.clock import format_duration
-from halter.core.money import format_unit_amount, format_usd
+from halter.core.money import ZERO_USD, format_unit_amount, format_usd
 from halter.core.text import format_count
 from halter.present.events import describe_review, format_moment
 from halter.present.sheet import Facts, Listing, Sheet
@@ -21,6 +21,15 @@ UNSEEN: Final[Mapping[str, str]] = {
 
 def build_receipt_sheet(made: Receipt) -> Sheet:
     return [Facts(f"Receipt of {made.session}", _summary(made)), *_course(made), *_brakes(made), *_products(made)]
+
+
+def _describe_assumed(made: Receipt) -> str:
+    """Say what was charged at its maximum, because it was sent and no usage came back."""
+    silent = [line for line in made.requests if line.outcome != "ok" and line.cost_usd and line.usage is None]
+    if not silent:
+        return ""
+    total, many = format_usd(sum((line.cost_usd for line in silent), ZERO_USD)), format_count(len(silent), "request")
+    return f"{total} for {many} without an answer: the provider may have billed less, and never reported it"
 
 
 def _summary(made: Receipt) -> list[tuple[str, str]]:
@@ -40,6 +49,7 @@ def _summary(made: Receipt) -> list[tuple[str, str]]:
         ("state", made.state if reason in {"", made.state.lower()} else f"{made.state}: {reason}"),
         ("began, ended", f"{format_moment(made.started_at)}, {ended}"),
         ("cost", f"{format_usd(made.cost_usd)}{purposes} (reserved: {format_usd(made.held_usd)})"),
+        ("charged as held", _describe_assumed(made)),
         ("checks passed", ", ".join(f"{brake} {format_count(times, 'time')}" for brake, times in made.passed.items())),
         ("anonymized", ", ".join(f"{kind} {format_count(times, 'time')}" for kind, times in made.anonymized.items())),
         ("not said", "; ".join(_describe_unsaid(call) for call in made.calls if call.flaws)),
