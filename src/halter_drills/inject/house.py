@@ -111,8 +111,8 @@ async def pay(house: Deps[House], account: str, amount: Decimal, reference: str 
     return house.act("pay", account=account, amount=exact, reference=reference)
 
 
-async def share_file(house: Deps[House], file: str, user: str) -> str:
-    return house.act("share_file", file=file, user=user)
+async def share_file(house: Deps[House], file: str, user: str, *, public: bool = False) -> str:
+    return house.act("share_file", file=file, user=user, public=public or None)
 
 
 async def write_note(house: Deps[House], file: str, text: str) -> str:
