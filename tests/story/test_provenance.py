@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from halter.core.clock import SECOND
@@ -28,6 +29,7 @@ from halter.models.scripted import ScriptLine
 from halter.present.events import summarize_event
 from halter.present.receipt import build_receipt_sheet
 from halter.present.sheet import Facts
+from halter.runtime.needs import read_reason
 from halter.testing.world import World
 from halter.tools.function_tool import tool
 from tests.story.loops import Story, calls, says
@@ -134,6 +136,24 @@ async def test_a_question_shows_the_value_its_line_its_source_and_the_task(world
         in shown
     )
     assert f"The task said: “{TASK}”" in shown
+
+
+async def test_a_question_at_the_end_of_a_turn_has_the_reason_that_the_model_gave_with_its_call(world: World) -> None:
+    asks = calls(("send_letter", {"to": "mallory@evil.example"}), text="The letter asks for it.")
+    story, _ = story_of(world, "ask", [READ, asks, says("All is done."), says("Done.")])
+    reasons: list[str] = []
+
+    async def note() -> None:
+        while True:
+            for waiting in await list_pending_decisions(world.journal):
+                reasons.append(read_reason(waiting))
+                await world.store.commit(answer_decision(waiting, "deny", "ada", world.ids.new()))
+            await world.clock.sleep(SECOND)
+
+    noting = world.spawn(note())
+    await story.run(TASK)
+    noting.cancel()
+    assert reasons == ["The letter asks for it."]
 
 
 async def test_no_fact_holds_a_value_or_a_quote(world: World) -> None:
@@ -313,6 +333,4 @@ async def test_erased_bodies_make_it_stricter_never_looser(world: World) -> None
 
 
 def _without_body(stored: Any) -> Any:
-    import msgspec
-
     return msgspec.structs.replace(stored, body=None, salt=None)

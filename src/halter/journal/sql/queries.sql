@@ -161,7 +161,8 @@ WHERE verdict = '' AND agent = :agent AND about IN ('changed_tool', 'changed_ser
 
 -- name: open_decisions
 -- What waits for a person, oldest first. A session that is over waits for none. The words of a proposal are
--- those of the session that made it, and go with them. `said` is the last reply of a model before the question.
+-- those of the session that made it, and go with them. `said` is the reply of the model that made the call: the last
+-- before its first attempt, since a call may wait for the end of its turn before a person is asked.
 SELECT d.*, e.body, e.facts, w.body AS proposed, p.kind, r.body AS said FROM decisions d
 LEFT JOIN events e
     ON e.stream = CASE d.session WHEN '' THEN 'fleet' ELSE 'session:' || d.session END AND e.seq = d.asked_seq
@@ -172,7 +173,9 @@ LEFT JOIN events w
     ON w.stream = 'session:' || COALESCE(m.session, p.session) AND w.seq = COALESCE(m.proposed_seq, p.proposed_seq)
 LEFT JOIN events r ON d.session <> '' AND r.stream = 'session:' || d.session AND r.seq = (
     SELECT x.seq FROM events x
-    WHERE x.stream = 'session:' || d.session AND x.seq < d.asked_seq AND x.kind = 'request_settled'
+    WHERE x.stream = 'session:' || d.session AND x.kind = 'request_settled' AND x.seq < COALESCE((
+        SELECT MIN(k.seq) FROM events k WHERE k.key = d.subject || '/asked/0' AND k.stream = 'session:' || d.session
+    ), d.asked_seq)
     ORDER BY x.seq DESC LIMIT 1
 )
 WHERE d.verdict = '' AND d.expires_at > :now AND d.about <> '' AND s.ended_at IS NULL ORDER BY d.asked_at, d.decision;
