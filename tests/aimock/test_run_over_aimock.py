@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Bench, finished, shown
+from library_bench import Bench, finished, shown
 
 from halter import Result, StreamChunk
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import PRICED, Bench, finished, shown
+from library_bench import PRICED, Bench, finished, shown
 from loops import calls, fails, says, used
 from pydantic import BaseModel
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from agents import PRICED, Bench
+from library_bench import PRICED, Bench
 from loops import calls, says, used
 from typer.testing import CliRunner, Result
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from agents import Bench
+from library_bench import Bench
 from loops import says
 
 from halter.config.agent_files import AgentFile, parse_agent

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agents import Bench, finished, shown
+from library_bench import Bench, finished, shown
 
 from halter import Agent, Result, StreamChunk
 from halter.core.clock import SystemClock

@@ -1,0 +1,193 @@
+"""An agent of the OpenAI Agents SDK under the guard: the SDK's own runner, with a model that is a function."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from agents import Agent, Model, ModelResponse, ModelSettings, Runner, RunState, Usage, WebSearchTool, function_tool
+from agents.exceptions import UserError
+from openai.types.responses import (
+    Response,
+    ResponseCompletedEvent,
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+    ResponseUsage,
+)
+
+from halter.adapters.openai_agents import GuardedRunner, guard
+from halter.core.errors import ConfigError
+from halter.guard.halts import halt
+from halter.runtime.external import EffectRefused
+from tests.adapters.conftest import Desk
+
+
+class FunctionModel(Model):
+    """Answers as a provider does: it calls the tool once, and is never longer than it may be."""
+
+    model = "function:desk"
+
+    def __init__(self, output: int = 10, gate: asyncio.Event | None = None) -> None:
+        self.output = output
+        self.gate = gate
+        self.most: list[int] = []
+
+    async def get_response(self, system: Any, given: Any, settings: ModelSettings, *_: Any, **__: Any) -> ModelResponse:
+        if self.gate is not None:
+            self.gate.set()
+            await asyncio.Event().wait()
+        self.most.append(settings.max_tokens or 0)
+        written = min(self.output, self.most[-1])
+        usage = Usage(requests=1, input_tokens=100, output_tokens=written, total_tokens=100 + written)
+        return ModelResponse(output=[self._answer(given)], usage=usage, response_id=None)
+
+    def _answer(self, given: Any) -> Any:
+        items = [item for item in given if isinstance(item, dict) and item.get("call_id") == "c1"]
+        returned = [item for item in items if item["type"] == "function_call_output"]
+        if returned:
+            text = ResponseOutputText(text=f"Done: {returned[-1]['output']}", type="output_text", annotations=[])
+            return ResponseOutputMessage(id="m", content=[text], role="assistant", status="completed", type="message")
+        return ResponseFunctionToolCall(arguments='{"amount": 7}', call_id="c1", name="pay", type="function_call")
+
+    async def stream_response(
+        self, system: Any, given: Any, settings: ModelSettings, *_: Any, **__: Any
+    ) -> AsyncIterator[Any]:
+        answer = await self.get_response(system, given, settings)
+        usage: Any = {
+            "input_tokens": answer.usage.input_tokens,
+            "output_tokens": answer.usage.output_tokens,
+            "total_tokens": answer.usage.total_tokens,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": 0},
+        }
+        response = Response(
+            id="r",
+            created_at=0,
+            model="desk",
+            object="response",
+            output=answer.output,
+            tool_choice="auto",
+            tools=[],
+            parallel_tool_calls=False,
+            usage=ResponseUsage.model_validate(usage),
+        )
+        yield ResponseCompletedEvent(type="response.completed", response=response, sequence_number=0)
+
+
+def make_agent(desk: Desk, model: FunctionModel | None = None, **options: Any) -> Agent[Any]:
+    @function_tool
+    def pay(amount: int, currency: str = "EUR") -> str:
+        """Pay an amount."""
+        desk.paid.append(amount)
+        return f"paid {amount} {currency}"
+
+    return Agent(name="desk", model=model or FunctionModel(), tools=[pay], **options)
+
+
+def make_runner(desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, **options: Any) -> GuardedRunner:
+    agent = make_agent(desk, options.pop("model", None))
+    return guard(agent, guard=desk.guard(cap), tools={"pay": {"level": level}}, **options)
+
+
+async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(desk: Desk) -> None:
+    result = await make_runner(desk).run("Pay the bill.")
+    assert (result.final_output, desk.paid) == ("Done: paid 7 EUR", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+def test_a_program_that_is_not_async_runs_it_too(desk: Desk) -> None:
+    assert make_runner(desk).run_sync("Pay the bill.").final_output == "Done: paid 7 EUR"
+
+
+async def test_a_stream_is_a_session_too(desk: Desk) -> None:
+    async with make_runner(desk).run_streamed("Pay the bill.") as result:
+        async for _ in result.stream_events():
+            pass
+    assert (result.final_output, desk.paid) == ("Done: paid 7 EUR", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+async def test_an_agent_that_is_handed_off_to_is_under_the_same_guard(desk: Desk) -> None:
+    class HandingModel(FunctionModel):
+        def _answer(self, given: Any) -> Any:
+            return ResponseFunctionToolCall(arguments="{}", call_id="h1", name="transfer_to_desk", type="function_call")
+
+    first = Agent(name="front", model=HandingModel(), handoffs=[make_agent(desk)])
+    result = await guard(first, guard=desk.guard()).run("Pay the bill.")
+    assert (result.final_output, desk.paid) == ("Done: paid 7 EUR", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=3)
+
+
+async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+    desk.policy = {"policy": {"disabled": ["pay"]}}
+    result = await make_runner(desk).run("Pay the bill.")
+    assert desk.paid == []
+    assert "disabled" in result.final_output
+
+
+async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
+    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
+    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
+    runner = make_runner(desk, model=FunctionModel(39_000), max_output_tokens=40_000)
+    results = await asyncio.gather(*(runner.run("Pay.") for _ in range(20)), return_exceptions=True)
+    refused = [each for each in results if isinstance(each, EffectRefused)]
+    assert {each.outcome for each in refused} == {"cost_cap_reached"}
+    assert len(refused) >= 18
+    assert Decimal("0.5") < await desk.spent() <= 1
+
+
+async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
+    model = FunctionModel()
+    await make_runner(desk, cap=0.03, model=model, max_output_tokens=40_000).run("Pay.")
+    assert 0 < model.most[0] < 40_000
+
+
+async def test_a_halt_ends_a_run_within_its_request(desk: Desk) -> None:
+    begun = asyncio.Event()
+    run = asyncio.create_task(make_runner(desk, model=FunctionModel(gate=begun)).run("Pay."))
+    await begun.wait()
+    store = desk.store()
+    await store.commit(halt("fleet", "ada", "halt-1"))
+    with pytest.raises(EffectRefused) as refused:
+        await run
+    assert refused.value.outcome == "external_halt"
+    await store.close()
+
+
+async def test_a_question_interrupts_the_run_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
+    first = await make_runner(desk, "PRIVILEGED").run("Pay the bill.", conversation="one")
+    (question,) = first.interruptions
+    assert (question.name, desk.paid) == ("pay", [])
+    await desk.decide("approve")
+    # A new agent and a new guard go on, as a new process would.
+    runner = make_runner(desk, "PRIVILEGED")
+    state: RunState[Any] = await RunState.from_json(runner.agent, first.to_state().to_json())
+    (waiting,) = state.get_interruptions()
+    state.approve(waiting)
+    last = await runner.run(state, conversation="one")
+    assert (last.final_output, desk.paid) == ("Done: paid 7 EUR", [7])
+    with pytest.raises(ConfigError, match="conversation"):
+        await runner.run(state)
+
+
+async def test_approving_in_the_framework_alone_is_not_enough(desk: Desk) -> None:
+    runner = make_runner(desk, "PRIVILEGED")
+    first = await runner.run("Pay the bill.", conversation="one")
+    state = first.to_state()
+    state.approve(first.interruptions[0])
+    with pytest.raises(Exception, match="waits for the decision"):
+        await runner.run(state, conversation="one")
+    assert desk.paid == []
+
+
+async def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
+    agent = make_agent(desk)
+    nested = Agent(name="boss", tools=[agent.as_tool("desk", "Ask the desk.")])
+    for planted in (Agent(name="web", tools=[WebSearchTool()]), nested):
+        with pytest.raises(ConfigError, match="No guard would see"):
+            guard(planted, guard=desk.guard())
+    with pytest.raises((ConfigError, UserError), match="outside of a session"):
+        await Runner.run(make_runner(desk).agent, "Pay the bill.")
+    assert desk.paid == []
