@@ -52,6 +52,7 @@ def decision(about: str = "approval", body: bytes = b'send {"to":"bob"}', **more
         (decision("changed_tool"), "shop may not use send: it is new, or has changed since it was approved."),
         (decision("proposal", b"Bob is away."), "shop wants a send to be kept: Bob is away."),
         (decision(body=b""), "shop wants to send."),
+        (decision(body=b'send {"text":"Come on Monday."}'), "shop wants to send text “Come on Monday.”"),
     ],
 )
 def test_a_decision_is_a_sentence(one: PendingDecision, sentence: str) -> None:

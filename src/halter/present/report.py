@@ -50,13 +50,19 @@ def _agent(agent: AgentReport) -> list[str]:
     return [
         agent.agent,
         str(agent.began),
-        _counts(agent.ended),
-        _counts(agent.under_way),
+        _counts({_put_in_words(name): number for name, number in agent.ended.items()}),
+        _counts({_put_in_words(name): number for name, number in agent.under_way.items()}),
         str(agent.runs),
         "; ".join(part for part in not_run if part),
         "; ".join(findings),
         format_usd(agent.spent_usd),
     ]
+
+
+def _put_in_words(name: str) -> str:
+    """Write a state, with its reason where that says more, as people read it."""
+    state, _, reason = name.lower().replace("_", " ").partition(", ")
+    return state if reason in {"", state} else f"{state}, {reason}"
 
 
 def _counts(counts: Mapping[str, int]) -> str:

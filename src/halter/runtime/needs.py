@@ -113,7 +113,7 @@ def describe_decision(one: PendingDecision) -> str:
     """Say what an open decision is about."""
     match one.about:
         case "approval":
-            return f"{one.agent} wants to {_describe_shown(one)}."
+            return _end_sentence(f"{one.agent} wants to {_describe_shown(one)}")
         case "unknown_call":
             return f"{one.agent} began to {_describe_shown(one)}, and it is unknown whether that was done."
         case "cap_raise":
@@ -128,6 +128,11 @@ def describe_decision(one: PendingDecision) -> str:
             return f"{one.agent} wants a {one.name} to be kept: {_describe_proposal(one)}"
         case _:
             return f"{one.agent} asks about {one.name}."
+
+
+def _end_sentence(text: str) -> str:
+    """Add a full stop, unless a quoted value ends with one."""
+    return text if text.endswith((".”", "!”", "?”")) else f"{text}."
 
 
 def _describe_shown(one: PendingDecision) -> str:
@@ -209,7 +214,7 @@ def make_question_need(session: str, agent: str, asked: OpenQuestion | None, *, 
     """A session that no process keeps goes on where it is run again, or where a worker has its agent."""
     question = asked.question if asked else ""
     sentence = f"{agent} asks: {question}" if question else f"{agent} waits for an answer in session {session}."
-    again = (f"halter run FOLDER ANSWER --resume {session}",) if attended else ()
+    again = (f"halter run FOLDER --resume {session} ANSWER",) if attended else ()
     commands = (*again, f"halter tell {session} ANSWER")
     return Need(kind="question", agent=agent, sentence=sentence, commands=commands, session=session)
 
