@@ -173,6 +173,10 @@ def test_an_operator_changes_a_cap_and_a_slip_is_told(comes: Comes) -> None:
     dialog(page).get_by_label("New cap in dollars").fill("6.50")
     press(dialog(page), "Raise")
     expect(row.get_by_text("$6.50").first).to_be_visible()
+    press(row, "Lower the cap of agent:desk")
+    dialog(page).get_by_label("New cap in dollars").fill("6.25")
+    press(dialog(page), "Lower")
+    expect(row.get_by_text("$6.25").first).to_be_visible()
 
 
 def test_budgets_are_grouped_and_summed_up_by_model_and_over_days(paid: House, comes: Comes) -> None:
@@ -204,6 +208,13 @@ def test_a_trigger_is_paused_resumed_and_run_now(comes: Comes) -> None:
     expect(row.get_by_text("Ready")).to_be_visible()
     press(row, "Run now: clerk/yearly")
     expect(page.get_by_text("clerk/yearly runs in session")).to_be_visible()
+
+
+def test_a_document_that_was_left_to_people_is_tried_again(house: House, comes: Comes) -> None:
+    page = comes("operator").goes("/triggers")
+    left = page.get_by_role("table", name="Documents left to you").locator("tbody tr").first
+    press(left, "Retry")
+    expect(page.get_by_role("alert").filter(has_text="again").first).to_be_visible()
 
 
 def test_a_new_schedule_is_asked_for_and_confirmed_on_home(comes: Comes) -> None:
@@ -261,6 +272,21 @@ def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) ->
     page.get_by_label("State").click()
     page.get_by_role("option", name="Ended badly").click()
     expect(page.get_by_text("No session fits.")).to_be_visible()
+    # The address leads back to what is shown.
+    expect(page).to_have_url(re.compile(r"\?agent=archive&state=Ended\+badly$"))
+    page.reload()
+    expect(page.get_by_text("No session fits.")).to_be_visible()
+
+
+def test_a_session_is_cancelled_on_its_page(house: House, comes: Comes) -> None:
+    event = SessionStarted(session=SessionId("archive-99"), agent="archive", kind="task", started_by="person")
+    house.does(house.app.store.commit(start_session(event, b"Burn the letters.")))
+    page = comes("operator").goes("/session/archive-99")
+    press(page, "Cancel session…")
+    dialog(page).get_by_label("Reason").fill("We need them.")
+    press(dialog(page), "Cancel the session")
+    expect(page.get_by_text("Session archive-99 is cancelled.")).to_be_visible()
+    expect(page.get_by_role("button", name="Message…")).to_have_count(0)
 
 
 def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
@@ -268,11 +294,18 @@ def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
     house.until(lambda: house.rests("desk-1"))
     page = comes("approver").goes("/findings")
     expect(page.get_by_text("Door 2 is open")).to_be_visible()
+    kept = page.get_by_role("article").filter(has_text="Door 1 is open")
+    press(kept, "Keep")
+    expect(kept).to_have_count(0)
+    page.get_by_label("Show").click()
+    page.get_by_role("option", name="All", exact=True).click()
+    expect(kept.get_by_text("kept by approver")).to_be_visible()
     press(page, "Dismiss all shown…")
     dialog(page).get_by_label("Reason").fill("They are closed by now.")
     press(dialog(page), "Dismiss them")
     expect(page.get_by_text(re.compile(r"\d+ findings? dismissed"))).to_be_visible()
-    expect(page.get_by_text("Door 2 is open")).to_have_count(0)
+    gone = page.get_by_role("article").filter(has_text="Door 2 is open")
+    expect(gone.get_by_text("dismissed by approver")).to_be_visible()
 
 
 def test_an_id_is_copied_whole(comes: Comes) -> None:
@@ -382,6 +415,17 @@ def test_one_agent_is_halted_and_let_go_again(comes: Comes) -> None:
     press(dialog(page), "Resume")
     expect(row.get_by_text("Halted")).to_have_count(0)
     expect(row.get_by_role("button", name="Resume miser")).to_have_count(0)
+
+
+def test_what_is_halted_is_resumed_from_its_card_on_home(house: House, comes: Comes) -> None:
+    house.does(control.halt(house.desk, "agent:miser", "to look at it"))
+    page = comes("operator").goes("/")
+    card = page.get_by_role("article", name="Agent miser was halted by grace")
+    expect(card.get_by_role("link", name="Agent miser")).to_have_attribute("href", "/agent/miser")
+    card.get_by_role("button", name="Resume agent:miser", exact=True).click()
+    press(dialog(page), "Resume")
+    expect(card).to_have_count(0)
+    assert not [row for row in house.does(control.halts_now(house.desk)) if row.scope == "agent:miser"]
 
 
 def test_workers_come_change_and_go_while_somebody_watches(house: House, comes: Comes) -> None:

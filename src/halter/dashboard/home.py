@@ -90,7 +90,8 @@ def build_decision_card(room: OpenPage, one: WaitingDecision) -> Callable[[Waiti
                     age = add_text(_age(room, one), "h-dim")
         if asked.why:
             add_text(f"“{asked.why}”", "h-text h-words")
-        if one.reasons:
+        # The injection brake explains its reasons itself, below the arguments.
+        if one.reasons and not split_arguments(asked.shown)[1]:
             add_text(f"Rated so because of {'; '.join(one.reasons)}.", "h-text h-dim h-small")
         if asked.shown:
             add_arguments(asked.shown)

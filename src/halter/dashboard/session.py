@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import msgspec
 from nicegui import ui
+from nicegui.element import Element
 
 from halter.core.clock import SECOND
 from halter.core.events import (
@@ -393,7 +394,7 @@ class SessionHead:
                     if row.parent:
                         add_link(f"part of {shorten_id(row.parent)}", f"/session/{row.parent}")
                     add_id(row.session)
-            _buttons(room, row)
+            self._actions = _build_actions(room, row)
         self._why = add_text("", "h-text h-bad")
         with add_box("div", "h-stats").style("margin-top: 1rem"):
             with add_box("div"):
@@ -406,6 +407,7 @@ class SessionHead:
     async def show(self, row: SessionRow) -> None:
         label = label_state(row.state)
         set_chip(self._state, label)
+        self._actions.set_visibility(self._room.may("operator") and row.ended_at is None)
         self._why.say(f"It ended: {explain_end(row)}." if row.ended_at and explain_end(row) else "")
         budget = await queries.session_budget(self._room.desk, row.session)
         cap = None if budget is None else budget.cap
@@ -457,7 +459,7 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
         await head.show(await room.desk.session(row.session))
         spoken = await _find_spoken(room, row.session, events)
         work = await queries.work_events(room.desk, row.session, MAX_EVENTS_DRAWN)
-        spans = find_spans(work, room.now) + find_skips(spoken)
+        spans = find_skips(spoken) + find_spans(work, room.now)
         plot.show(chart_timeline(spans, LANES) | ZOOM, empty=not spans)
         listed = list_happenings(spoken)[-MAX_EVENTS_LISTED:]
         lines.show({(one.seq, one.count): one for one in reversed(listed)})
@@ -483,13 +485,16 @@ def _build_happening(one: Happening) -> Callable[[Happening], None]:
     return lambda _: None
 
 
-def _buttons(room: OpenPage, row: SessionRow) -> None:
+def _build_actions(room: OpenPage, row: SessionRow) -> Element:
+    """Adds what can be done with a session; the part that is returned is for one that is not over."""
     with add_box("div", "h-row"):
         add_link("Receipt", f"/receipt/{row.session}")
         add_link("Export", f"/download/session/{row.session}").props["download"] = ""
-        if room.may("operator") and row.ended_at is None:
-            add_button("Message…", lambda: _message(room, row))
-            add_button("Cancel session…", lambda: _cancel(room, row), "stop")
+        with add_box("div", "h-row") as actions:
+            if room.may("operator"):
+                add_button("Message…", lambda: _message(room, row))
+                add_button("Cancel session…", lambda: _cancel(room, row), "stop")
+    return actions
 
 
 def _message(room: OpenPage, row: SessionRow) -> None:
