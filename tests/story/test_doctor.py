@@ -185,6 +185,13 @@ def test_an_agent_that_runs_by_itself_and_only_observes_is_worth_a_look(
     assert found.get("alone provenance", (None,))[0] == verdict
 
 
+def test_an_agent_with_tools_of_a_server_is_told_how_its_calls_are_judged(doctor: Doctor) -> None:
+    folder = doctor.agent("served", "policy: {provenance: off}\n")
+    assert "served provenance" not in doctor.looks(folder)
+    Path(folder, ".mcp.json").write_text('{"mcpServers": {}}')
+    assert doctor.looks(folder)["served provenance"][0] == "warning"
+
+
 async def test_a_port_is_free_taken_by_another_program_or_ours() -> None:
     async def halter(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()

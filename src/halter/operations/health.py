@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import UNSET
 
+from halter.config.mcp_file import MCP_FILE
 from halter.config.sections import list_unwritten_fields
 from halter.core.agent_spec import REFLEX, SCRIPTED, SensorSpec
 from halter.core.clock import HOUR, MINUTE, SECOND, format_duration
@@ -157,7 +158,7 @@ def _provenance(agent: "ResolvedAgent", folder: Path, name: str) -> Check | None
         sentence = "It runs by itself, and only observes which of its calls go by what others wrote"
         remedy = "Look at `not said` in its receipts, declare its tools, and set `policy.provenance: ask`."
         return warn_check(f"{name} provenance", f"{sentence}. {remedy}")
-    if not (folder / "tools.py").exists() and not (folder / "mcp.json").exists():
+    if not (folder / "tools.py").exists() and not (folder / MCP_FILE).exists():
         return None
     if mode == "off":
         sentence = "`policy.provenance` is off: what others wrote may choose where its calls go."
