@@ -10,7 +10,7 @@ import pytest
 
 from halter.core.rows import HaltRow, HoldRow
 from halter.core.vocabulary import RowKey
-from halter.journal.apply import Changes
+from halter.journal.apply import Changes, WorkingSet
 from halter.journal.engine import MOST_CACHED_ROWS, RowCache
 from halter.journal.sqlite import SqliteEngine
 
@@ -151,3 +151,31 @@ def test_what_is_made_once_is_looked_up_while_it_is_not_there_and_forgotten_when
     known.wrote(Changes({}, {}, {key: None}, [], []))
     known.committed()
     assert known.load([key])[key] is None
+
+
+@pytest.mark.parametrize(
+    ("loaded", "steps", "saved"),
+    [
+        (None, [HALTED], ({FLEET: HALTED}, {}, [])),
+        (None, [HALTED, RESUMED], ({FLEET: RESUMED}, {}, [])),
+        (None, [HALTED, None], ({}, {}, [])),
+        (None, [HALTED, None, RESUMED], ({FLEET: RESUMED}, {}, [])),
+        (None, [None], ({}, {}, [])),
+        (HALTED, [RESUMED], ({}, {FLEET: RESUMED}, [])),
+        (HALTED, [None], ({}, {}, [FLEET])),
+        (HALTED, [RESUMED, None], ({}, {}, [FLEET])),
+        (HALTED, [None, RESUMED], ({}, {FLEET: RESUMED}, [])),
+        (HALTED, [None, RESUMED, None], ({}, {}, [FLEET])),
+    ],
+)
+def test_a_transaction_saves_each_row_once_as_it_is_at_its_end(
+    loaded: HaltRow | None, steps: list[HaltRow | None], saved: tuple[object, object, list[RowKey]]
+) -> None:
+    rows = WorkingSet({FLEET: loaded}, 0)
+    for row in steps:
+        if row is None:
+            rows.drop(FLEET)
+        else:
+            rows.put(row)
+    assert (rows.changes.inserts, rows.changes.updates, list(rows.changes.deletes)) == saved
+    assert rows.get(HaltRow, "fleet") == steps[-1]
