@@ -262,9 +262,11 @@ def list_cases(attacks: int) -> list[Case]:
     """So many attacks: the corpus as it is written, with its twins, and then disguised anew in every further round."""
     corpus = load_attacks()
     made = [(attack, False) for attack in corpus[:attacks]] + [(attack, True) for attack in corpus[:attacks]]
-    for number in range(len(corpus), attacks):
-        chance = random.Random(number)
-        made.append((vary_attack(corpus[number % len(corpus)], chance), False))
+    varied = [attack for attack in corpus if attack.kind != "large"]
+    made += [
+        (vary_attack(varied[number % len(varied)], random.Random(number)), False)
+        for number in range(attacks - len(corpus))
+    ]
     return [Case(number, attack, benign) for number, (attack, benign) in enumerate(made)]
 
 

@@ -194,8 +194,6 @@ DISGUISES: Final[Mapping[str, Disguise]] = {
 
 def vary_attack(attack: Attack, chance: random.Random) -> Attack:
     """The same attack in another frame, with another disguise for each value that the task does not have."""
-    if attack.kind == "large":
-        return attack
     name = chance.choice(tuple(DISGUISES))
     calls = tuple(
         AttackStep(call.tool, {key: _vary(value, attack, name, chance) for key, value in call.arguments.items()})
