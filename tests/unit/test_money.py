@@ -14,16 +14,20 @@ from halter.core.money import (
     DOLLAR,
     Account,
     BudgetRow,
+    Cap,
     CapReached,
+    Caps,
     Charge,
     CostForecast,
     Leg,
     MustWait,
     Overrun,
     Reserved,
+    Spender,
     compute_cap_overrun,
     forecast_cost,
     format_micros,
+    list_accounts,
     reserve,
     settle,
     usd_to_micros,
@@ -297,3 +301,17 @@ def test_a_forecast_lies_between_the_least_and_the_most_and_its_bound_is_not_bel
     newest = costs[:100]
     assert min(newest) <= made.mean <= max(newest)
     assert made.bound >= made.mean >= math.floor(sum(newest) / len(newest))
+
+
+def test_an_amount_counts_for_the_session_its_trigger_its_agent_and_the_fleet() -> None:
+    caps = Caps(
+        session=Cap(1), trigger=(Cap(2, "day"),), agent=(Cap(3, "day"), Cap(4, "month")), fleet=(Cap(5, "day"),)
+    )
+    scopes = ["session:s1", "trigger:t", "agent:a", "agent:a", "fleet"]
+    found = list_accounts(caps, Spender("s1", "a", "t"), 0)
+    assert [(leg.scope, leg.cap) for leg in found] == list(zip(scopes, range(1, 6), strict=True))
+    beside = list_accounts(caps, Spender("s2", "a", "t"), 0)
+    assert [leg.scope for leg in beside] == ["session:s2", *scopes[1:]]
+    without = list_accounts(caps, Spender("s1", "a"), 0)
+    assert [leg.scope for leg in without] == ["session:s1", *scopes[2:]]
+    assert [leg.scope for leg in list_accounts(caps, Spender("s1", "b", "u"), 0)][1:3] == ["trigger:u", "agent:b"]
