@@ -237,7 +237,7 @@ def tell_story(found: ReportRows, findings: Sequence[Artifact], news: Sequence[q
     """Puts what happened into one line each, the newest first; sessions that ended alike are one line."""
     lines = [
         *_tell_ends([row for row in found.sessions if row.ended_at is not None and row.ended_at >= found.since]),
-        *(_tell_decision(row) for row in found.decided),
+        *_tell_decisions(found.decided),
         *(_tell_halt(row) for row in found.halts if row.at >= found.since or row.halted),
         *_tell_findings([one for one in findings if one.at >= found.since]),
         *_tell_documents(found, news),
@@ -265,13 +265,18 @@ def _tell_ends(rows: Sequence[SessionRow]) -> Iterable[StoryLine]:
         yield StoryLine(last.ended_at or 0, label, text, f"/session/{last.session}", last.session)
 
 
-def _tell_decision(row: DecisionRow) -> StoryLine:
-    yes = row.verdict != "deny"
-    text = f"{row.by} {'approved' if yes else 'denied'} {row.name} of {row.agent}"
-    path = f"/session/{row.session}" if row.session else ""
-    return StoryLine(
-        row.decided_at or 0, Label("", "good" if yes else "bad", "check" if yes else "cross"), text, path, row.session
-    )
+def _tell_decisions(rows: Sequence[DecisionRow]) -> Iterable[StoryLine]:
+    """Tells who decided what; the same answer to the same question of an agent is one line."""
+    alike: dict[tuple[str, bool, str, str], list[DecisionRow]] = {}
+    for row in rows:
+        alike.setdefault((row.by, row.verdict != "deny", row.name, row.agent), []).append(row)
+    for (by, yes, name, agent), group in alike.items():
+        last = max(group, key=lambda row: row.decided_at or 0)
+        often = f", {len(group)} times" if len(group) > 1 else ""
+        text = f"{by} {'approved' if yes else 'denied'} {name} of {agent}{often}"
+        label = Label("", "good" if yes else "bad", "check" if yes else "cross")
+        path = f"/session/{last.session}" if last.session else ""
+        yield StoryLine(last.decided_at or 0, label, text, path, last.session)
 
 
 def _tell_halt(row: HaltRow) -> StoryLine:
