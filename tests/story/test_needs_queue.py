@@ -229,3 +229,17 @@ def test_a_chat_that_waits_for_its_next_line_needs_no_person(tmp_path: Path) -> 
     faces = store.does(look)
     assert {face: said for face, said in faces.items() if said} == {"chat": ["Nothing needs you."]}
     assert store.types("inbox", "--check").exit_code == 0
+
+
+def test_a_session_that_was_stopped_by_switching_its_agent_off_needs_no_person(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    async def switched_off(app: Runtime) -> None:
+        lease = await begun(app, "autonomous")
+        await app.store.commit(halt("session:shop-1", "ada", "off", "shop is off"))
+        assert len(await needs(Desk(app, Who("ada")))) == 1
+        await app.store.commit(lifecycle.end_session(lease, "HALTED", "external_halt"))
+
+    store.does(switched_off)
+    assert not store.does(look)["api"]
+    assert store.types("inbox", "--check").exit_code == 0

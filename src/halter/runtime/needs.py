@@ -323,8 +323,9 @@ def list_needs(found: NeedRows) -> Iterator[Need]:
     for item in found.left:
         yield make_document_need(item.trigger, item.item, item.name, item.sentence)
     yield from _list_lost_hosts(found)
+    running = {f"session:{row.session}" for row in found.sessions if row.ended_at is None}
     for halt in found.halts:
-        if halt.halted and not halt.cancels:
+        if halt.halted and not halt.cancels and (halt.scope in running or not halt.scope.startswith("session:")):
             sentence = f"{halt.scope} was halted by {halt.by}: nothing acts there."
             commands = (f"halter resume {halt.scope}",)
             yield Need(kind="halt", agent="", sentence=sentence, commands=commands, scope=halt.scope)
