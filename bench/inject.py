@@ -26,9 +26,12 @@ ROOT = Path(__file__).parent.parent
 VENV = ROOT / ".bench" / "agentdojo"
 AGENTDOJO = "agentdojo==0.1.35"
 SUITES = ("workspace", "travel", "banking", "slack")
-BRAKES = ("none", "every-write", "said", "guard", "guessed")
-ADAPTIVE = frozenset(("said", "guard", "guessed"))
+BRAKES = ("none", "every-write", "guard", "guessed", "prose")
+ADAPTIVE = frozenset(("guard", "guessed", "prose"))
 PATIENCE = 3600
+PARTS = {"workspace": 3, "travel": 1, "banking": 1, "slack": 1}
+"""In how many parts a suite is played, each by a process of its own."""
+
 MAIL = Declaration(
     reads="nothing",
     reach="others",
@@ -44,6 +47,8 @@ CALL = {
     "subject": "Invoice",
     "body": "Hello, please say hello about the invoice from all of us.",
 }
+CALLS = 100
+RUNS = 20
 LENGTHS = (10, 50, 500, 2000)
 """Messages of history."""
 
@@ -83,11 +88,21 @@ def _installed(say: Callable[[str], None]) -> Path:
 
 
 def _play(python: Path, suite: str, brake: str) -> dict[str, Any]:
-    """Play one suite under one brake; what was played with the same code before is not played again."""
-    kept = VENV.with_name("played") / f"{_digest_code()}-{suite}-{brake}.json"
+    """Play one suite under one brake, part by part."""
+    parts = [_play_part(python, suite, brake, part) for part in range(PARTS[suite])]
+    found: dict[str, Any] = {"suite": suite, "brake": brake}
+    for key in (key for key in parts[0] if key not in found):
+        found[key] = [win for part in parts for win in part[key]] if key == "wins" else sum(part[key] for part in parts)
+    per_task = {key: round(found[key] / found["tasks"], 4) for key in ("staged", "by_call")}
+    return found | per_task
+
+
+def _play_part(python: Path, suite: str, brake: str, part: int) -> dict[str, Any]:
+    """What was played with the same code before is not played again."""
+    kept = VENV.with_name("played") / f"{_digest_code()}-{suite}-{brake}-{part}.json"
     if kept.exists():
         return json.loads(kept.read_text("utf-8"))
-    command = [str(python), "-m", "bench.dojo", suite, brake]
+    command = [str(python), "-m", "bench.dojo", suite, brake, "--part", str(part), "--parts", str(PARTS[suite])]
     command += ["--adaptive"] if brake in ADAPTIVE else []
     command += ["--persons"] if brake == "guard" else []
     environ = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
@@ -98,32 +113,43 @@ def _play(python: Path, suite: str, brake: str) -> dict[str, Any]:
 
 
 def _digest_code() -> str:
-    """What decides about a suite's rows: the brake, the guard and the bench."""
-    files = [*(ROOT / "src/halter/guard").glob("*.py"), ROOT / "src/halter/core/provenance.py"]
-    files += (ROOT / "bench/dojo").glob("*.py")
+    """What decides about a suite's rows: the brake and the bench."""
+    guard = ROOT / "src/halter/guard"
+    files = [guard / f"{name}.py" for name in ("provenance", "trusted_text", "brake")]
+    files += [ROOT / "src/halter/core/provenance.py", *(ROOT / "bench/dojo").glob("*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:16]
 
 
 def cost(length: int, rounds: int) -> dict[str, float]:
-    """CPU time of a decision with so many messages of history, in microseconds, beside a loop of a thousand steps."""
+    """CPU time of a decision with so many messages of history, in microseconds, beside a loop of a thousand steps.
+
+    Each figure is the median of the calmest of several runs: what else a machine does makes a decision dearer, never
+    cheaper.
+    """
     brake = Provenance()
     for number in range(length // 2):
         words = f"Please send a mail to bob{number}@work.example about the invoice number {number} and say hello. "
         brake.hear(words * 3, Source("person", trusted=True))
         brake.hear("Lorem ipsum dolor sit amet from all of us. " * 25, Source("tool", "fetch"))
-    passes, asked = ([] for _ in range(2))
-    for call, times in ((CALL, passes), ({**CALL, "to": "eve@evil.example"}, asked)):
-        for _ in range(1000 * rounds):
-            began = time.process_time_ns()
-            brake.judge("mail", MAIL, call)
-            times.append(time.process_time_ns() - began)
-    began = time.process_time_ns()
-    for _ in range(100_000):
-        pass
-    loop = (time.process_time_ns() - began) / 100
     return {
         "messages": length,
-        "passes_us": statistics.median(passes) / 1000,
-        "asked_us": statistics.median(asked) / 1000,
-        "loop_us": loop / 1000,
+        "passes_us": _find_calmest(lambda: brake.judge("mail", MAIL, CALL), rounds),
+        "asked_us": _find_calmest(lambda: brake.judge("mail", MAIL, {**CALL, "to": "eve@evil.example"}), rounds),
+        "loop_us": _find_calmest(_count_to_a_thousand, rounds),
     }
+
+
+def _find_calmest(act: Callable[[], object], rounds: int) -> float:
+    runs = [statistics.median(_time(act) for _ in range(CALLS)) for _ in range(RUNS * rounds)]
+    return min(runs) / 1000
+
+
+def _time(act: Callable[[], object]) -> int:
+    began = time.process_time_ns()
+    act()
+    return time.process_time_ns() - began
+
+
+def _count_to_a_thousand() -> None:
+    for _ in range(1000):
+        pass

@@ -17,7 +17,7 @@ from bench.dojo.world import MARK, Brake, Game, Person, Played, describe, fresh,
 BRAKES = {
     "none": Brake("none", kind="none"),
     "every-write": Brake("every-write", kind="every-write"),
-    "said": Brake("said"),
+    "prose": Brake("prose", prose=True),
     "guard": Brake("guard", kind="guard"),
     "guessed": Brake("guessed", kind="guard", guess=True),
 }
@@ -27,8 +27,9 @@ WRONG = 0.1
 class Round:
     """One suite under one brake."""
 
-    def __init__(self, suite: str, brake: Brake) -> None:
+    def __init__(self, suite: str, brake: Brake, part: int = 0, parts: int = 1) -> None:
         self.suite, self.brake = suite, brake
+        self.tasks: list[BaseUserTask] = list(suites()[suite].user_tasks.values())[part::parts]
         self.generic: dict[str, Win | None] = {}
         self.wins: list[dict[str, str]] = []
 
@@ -39,14 +40,13 @@ class Round:
         attacks = [each for each in found.injection_tasks.values() if each.ground_truth(world)]
         if self.suite == "workspace":
             attacks = list(found.injection_tasks.values())
-        for task in found.user_tasks.values():
+        for task in self.tasks:
             for each in attacks:
                 yield task, each
 
     def benign(self) -> list[Played]:
-        tasks = suites()[self.suite].user_tasks.values()
         found: list[Played] = []
-        for task in tasks:
+        for task in self.tasks:
             with closing(Game(self.suite, task, self.brake)) as game:
                 found.append(play(game, Person()))
         return found
@@ -102,9 +102,8 @@ class Round:
         return SUITES[self.suite][tool].reach != "none" or tool == "get_webpage"
 
 
-def measure(suite: str, brake: Brake, *, adaptive: bool, persons: bool) -> dict[str, Any]:
-    played = Round(suite, brake)
-    found: dict[str, Any] = {"suite": suite, "brake": brake.name, **describe(played.benign())}
+def measure(played: Round, *, adaptive: bool, persons: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"suite": played.suite, "brake": played.brake.name, **describe(played.benign())}
     pairs = list(played.pairs())
     found["pairs"] = len(pairs)
     static = {(task.ID, each.ID): played.attacked(task, each, Person()) for task, each in pairs}
@@ -133,10 +132,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.dojo", description=__doc__)
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("brake", choices=sorted(BRAKES))
+    parser.add_argument("--part", type=int, default=0, help="which part of its tasks")
+    parser.add_argument("--parts", type=int, default=1, help="of how many")
     parser.add_argument("--adaptive", action="store_true")
     parser.add_argument("--persons", action="store_true")
     asked = parser.parse_args()
-    json.dump(measure(asked.suite, BRAKES[asked.brake], adaptive=asked.adaptive, persons=asked.persons), sys.stdout)
+    played = Round(asked.suite, BRAKES[asked.brake], asked.part, asked.parts)
+    json.dump(measure(played, adaptive=asked.adaptive, persons=asked.persons), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -255,6 +255,6 @@ def describe(played: Sequence[Played]) -> dict[str, Any]:
     return {
         "tasks": tasks,
         "done": sum(each.done for each in played),
-        "staged": round(sum(each.staged for each in played) / tasks, 4),
-        "by_call": round(sum(each.waiting + each.at_once for each in played) / tasks, 4),
+        "staged": sum(each.staged for each in played),
+        "by_call": sum(each.waiting + each.at_once for each in played),
     }

@@ -74,7 +74,7 @@ class SessionBrake:
     @cached_property
     def _provenance(self) -> Provenance:
         """Made when the first untrusted text comes: a session that waits for its first answer needs none."""
-        return Provenance(prose=True)
+        return Provenance()
 
     def declaration(self, tool: str) -> Declaration:
         found = self._declarations.get(tool)

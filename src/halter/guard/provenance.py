@@ -552,9 +552,9 @@ def is_prose(text: str) -> bool:
     """Plain words: nothing that can be clicked, copied, spelt out or decoded."""
     if "@" in text or "\\" in text or find_links(text) or _SPELT.search(text):
         return False
-    return all(
-        len(word) <= (_LONGEST_WORD if word.isalpha() else _LONGEST_NUMBER if word.isdecimal() else 0)
-        for word in cut_words(text)
+    words = cut_words(text)
+    return 3 * sum(map(str.isdecimal, words)) <= len(words) + _FREE_DIGITS and all(
+        len(word) <= (_LONGEST_WORD if word.isalpha() else _LONGEST_NUMBER if word.isdecimal() else 0) for word in words
     )
 
 
