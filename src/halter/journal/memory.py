@@ -154,6 +154,7 @@ SPARSE_TABLE_QUERIES: Final[Mapping[str, type[Row]]] = MappingProxyType(
         "kept_precedents": PrecedentRow,
         "notifications_due": NotificationRow,
         "notification": NotificationRow,
+        "questions_of": DecisionRow,
     }
 )
 """Queries about tables that are empty for most agents."""
