@@ -17,7 +17,7 @@ def main() -> None:
         "autonomy": partial(autonomy.run, quick=asked.quick),
         "guard": guard.run,
         "hook": hook.run,
-        "inject": partial(inject.run, quick=asked.quick),
+        "inject": partial(inject.run, quick=asked.quick, kept=asked.kept),
         "journal": journal.run,
         "loop": partial(loop.run, quick=asked.quick, only=asked.only),
         "past": partial(past.run, quick=asked.quick),
@@ -58,6 +58,7 @@ def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
         help="which: autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream; all by default",
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
+    parser.add_argument("--kept", action="store_true", help="of inject only what was played with this code before")
     parser.add_argument("--quick", action="store_true", help="one round, with less to do; keeps nothing")
     parser.add_argument(
         "--only",

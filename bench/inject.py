@@ -62,10 +62,11 @@ class Suite:
     extra: dict[str, Any]
 
 
-def run(rounds: int, say: Callable[[str], None], *, quick: bool = False) -> Measured:
+def run(rounds: int, say: Callable[[str], None], *, quick: bool = False, kept: bool = False) -> Measured:
+    """Play the suites; with `kept`, only show those that were played with this code before."""
     python = _installed(say)
     costs = [cost(length, rounds) for length in LENGTHS]
-    played = [(suite, brake) for suite in SUITES for brake in BRAKES]
+    played = [(suite, brake) for suite in SUITES for brake in BRAKES if not kept or _was_played(suite, brake)]
     with ThreadPoolExecutor(max_workers=2) as pool:
         rows = list(pool.map(lambda one: _row(python, *one, say), [("banking", "guard")] if quick else played))
     return rows, {"costs": costs}
@@ -97,9 +98,17 @@ def _play(python: Path, suite: str, brake: str) -> dict[str, Any]:
     return found | per_task
 
 
+def _was_played(suite: str, brake: str) -> bool:
+    return all(_place(suite, brake, part).exists() for part in range(PARTS[suite]))
+
+
+def _place(suite: str, brake: str, part: int) -> Path:
+    return VENV.with_name("played") / f"{_digest_code()}-{suite}-{brake}-{part}.json"
+
+
 def _play_part(python: Path, suite: str, brake: str, part: int) -> dict[str, Any]:
     """What was played with the same code before is not played again."""
-    kept = VENV.with_name("played") / f"{_digest_code()}-{suite}-{brake}-{part}.json"
+    kept = _place(suite, brake, part)
     if kept.exists():
         return json.loads(kept.read_text("utf-8"))
     command = [str(python), "-m", "bench.dojo", suite, brake, "--part", str(part), "--parts", str(PARTS[suite])]

@@ -368,6 +368,7 @@ def test_words_that_begin_with_a_capital_are_no_name_of_several_words() -> None:
 def test_a_plain_word_is_no_id() -> None:
     move = Declaration(reach="own", arguments={"event": ArgumentUse("target", "event")}, asks=("move",))
     assert reasons(tainted("Move the event with Baker"), "move", move, {"event": "baker"}) == ["unsaid"]
+    assert reasons(tainted("Don't forget to move the event"), "move", move, {"event": "don't"}) == ["unsaid"]
     assert reasons(tainted("Move the event 'Baker'"), "move", move, {"event": "baker"}) == []
 
 

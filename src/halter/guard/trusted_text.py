@@ -88,11 +88,9 @@ _COMMON: Final = word_set(
 )
 
 
-_EXACT: Final = {"secret": 1, "code": 1, "account": 6, "phone": 6}
-"""Kinds whose values have so many digits, or are quoted: words that merely occur are none."""
-
 _BY_ID: Final = ("id", "event", "email", "mail", "message", "payment", "order", "ticket", "record")
-"""Kinds whose values are ids: a plain word is none unless it is quoted."""
+_EXACT: Final = {"secret": 1, "code": 1, "account": 6, "phone": 6, **dict.fromkeys(_BY_ID, 1)}
+"""Kinds whose values have so many digits, or are quoted: words that merely occur are none."""
 
 _CONNECTORS: Final = word_set(
     "and at by da de del della den der des di do du el for in la las le les los of on the und van von y zu"
@@ -270,7 +268,7 @@ class TrustedText:
         if len(value) <= _SHORT_NUMBER and not any(mark.isalpha() for mark in value):
             marks = ("id", "nr", "no", "number", "#", kind)
             return f"#{value}" in self._grams or any(f"{mark} {value}" in self._grams for mark in marks if mark)
-        if sum(map(str.isdigit, value)) < _EXACT.get(kind, 0) or (kind in _BY_ID and value.isalpha()):
+        if sum(map(str.isdigit, value)) < _EXACT.get(kind, 0):
             return value in self._quoted
         if value not in self._phrases and not (value.count(" ") >= _GRAM and self.has(value)):
             return False
@@ -346,7 +344,11 @@ def _keep_word(quoted: re.Match[str]) -> str:
 def _is_entity(atom: str) -> bool:
     """A name, a number or an address, rather than a word that happens to occur."""
     folded = atom.casefold()
-    if _COUNTED.match(folded) or re.split("['\u2019]", folded)[0] in _FUNCTION_WORDS:
+    if (
+        _COUNTED.match(folded)
+        or folded.endswith(("n't", "n\u2019t"))
+        or re.split("['\u2019]", folded)[0] in _FUNCTION_WORDS
+    ):
         return False
     if folded in _COMMON or folded in _FUNCTION_WORDS or folded in _CALENDAR:
         return False
