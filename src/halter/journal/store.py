@@ -118,7 +118,18 @@ CHUNKS_PER_WRITE: Final = 200
 """Chunks per transaction: other writers wait for a fraction of a second."""
 
 SHORT_QUERIES: Final = frozenset(
-    ("session", "decision", "budget", "trigger", "snapshot", "all_halts", "all_rules", "all_agents", "head")
+    (
+        "session",
+        "decision",
+        "budget",
+        "trigger",
+        "snapshot",
+        "all_halts",
+        "all_rules",
+        "all_agents",
+        "head",
+        "questions_of",
+    )
 )
 """Queries of one row or of a short table, which take less time than waking a thread."""
 
