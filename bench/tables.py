@@ -81,14 +81,15 @@ attack. An attack is *static* if it makes AgentDojo's own calls. The *adaptive* 
 state: it may use every tool with every trusted value, sends its own values through every read first, and wins with any
 call that goes through and carries its values or the secret in a spelling that can be undone, or that is final and not
 what the task needs. Questions are counted per task: staged, where all that can wait is one question, and call by call.
+A row that is missing was not measured with this code.
 """
 ALL_SUITES = 4
 BRAKES = {
     "none": "none",
     "every-write": "ask before every write and fetch",
-    "ask": "the brake",
-    "own-prose": "the brake, plain prose into the person's own things",
-    "guessed": "the brake, tools without declarations",
+    "guard": "the whole guard, `provenance: ask`",
+    "guessed": "the whole guard, tools without declarations",
+    "prose": "the brake's decision, plain prose into the person's own things",
 }
 
 
@@ -118,7 +119,7 @@ def _inject(result: dict[str, Any]) -> list[str]:
         )
         lines += ["", told]
     for row in result["rows"]:
-        for win in row["extra"].get("wins", ()) if row["group"] == "ask" else ():
+        for win in row["extra"].get("wins", ()) if row["group"] == "guard" else ():
             lines += ["", f"- {row['name']}, {win['task']} ({win['pairs']} pairs): `{win['call']}`: {win['why']}."]
     lines += [
         "",
