@@ -16,11 +16,11 @@ unless its type is in `allow_native`. Nodes of graphs that `create_agent` did no
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 from uuid import uuid4
 
 import msgspec
-from langchain.agents import create_agent as create_plain_agent
+from langchain import agents
 from langchain.agents.middleware import AgentMiddleware
 from langchain.agents.middleware.types import ModelRequest, ModelResponse, ToolCallRequest
 from langchain_core.language_models import BaseChatModel
@@ -59,7 +59,8 @@ def create_agent(
     _refuse_native(tools, allowed)
     own = GuardMiddleware(runs, max_output_tokens, allowed)
     # The first middleware is the outermost: what stands behind it could go round it, so it comes last.
-    agent = create_plain_agent(model, list(tools), middleware=[*middleware, own], **options)
+    make: Callable[..., Any] = getattr(agents, "create_agent")  # noqa: B009 Its own types are not complete.
+    agent = make(model, list(tools), middleware=[*middleware, own], **options)
     return GuardedGraph(agent, runs, own)
 
 
@@ -76,7 +77,7 @@ class GuardedGraph:
         async with self._runs.session(_text_of(input), conversation) as session:
             with self._middleware.serving(run, session):
                 result = await self._agent.ainvoke(input, configured, **options)
-            if isinstance(result, Mapping) and result.get(INTERRUPT):
+            if INTERRUPT in _as_mapping(result):
                 await session.pause()
             return result
 
@@ -97,10 +98,10 @@ class GuardedGraph:
 
     def _configure(self, config: Any) -> tuple[str, str, dict[str, Any]]:
         """The run's own id, its conversation, and the configuration that names both."""
-        configurable = dict((config or {}).get("configurable") or {})
-        run = uuid4().hex
+        given, run = _as_mapping(config), uuid4().hex
+        configurable = _as_mapping(given.get("configurable"))
         conversation = f"langchain.{configurable.get('thread_id') or run}"
-        return run, conversation, {**(config or {}), "configurable": {**configurable, RUN_KEY: run}}
+        return run, conversation, {**given, "configurable": {**configurable, RUN_KEY: run}}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
@@ -176,7 +177,7 @@ ONLY_ASYNC: Final = "Run it with `ainvoke`, `astream` or `invoke` of the guarded
 
 
 def _refuse_native(tools: Sequence[Any], allowed: frozenset[str]) -> None:
-    unseen = sorted({_name_native(tool) for tool in tools if isinstance(tool, dict)} - allowed)
+    unseen = sorted({_name_native(_as_mapping(tool)) for tool in tools if isinstance(tool, dict)} - allowed)
     if unseen:
         raise ConfigError(
             f"The provider would run {', '.join(unseen)} for itself, where no guard sees it: leave it out, or name it "
@@ -190,13 +191,13 @@ def _name_native(tool: Mapping[str, Any]) -> str:
 
 def _find_bound_tools(model: Any) -> Sequence[Any]:
     """Tools that were bound to the model before the agent was made."""
-    bound = getattr(model, "kwargs", None)
-    return [each for each in bound.get("tools", ()) if "function" not in each] if isinstance(bound, Mapping) else ()
+    return [each for each in _as_mapping(getattr(model, "kwargs", None)).get("tools", ()) if "function" not in each]
 
 
 def _name_model(model: BaseChatModel) -> str:
-    known = model._get_ls_params()  # noqa: SLF001 LangChain tells a model's name nowhere else.
-    return f"{known.get('ls_provider') or model._llm_type}:{known.get('ls_model_name') or 'unnamed'}"  # noqa: SLF001 As above.
+    # LangChain tells a model's name nowhere else.
+    known = _as_mapping(getattr(model, "_get_ls_params", dict)())
+    return f"{known.get('ls_provider') or type(model).__name__}:{known.get('ls_model_name') or 'unnamed'}"
 
 
 def _render_request(request: ModelRequest[Any]) -> str:
@@ -223,7 +224,10 @@ def _read_usage(said: Sequence[AIMessage]) -> Usage | None:
 
 
 def _text_of(given: Any) -> str:
-    messages = given.get("messages", ()) if isinstance(given, Mapping) else ()
+    messages: Sequence[Any] = _as_mapping(given).get("messages", ())
     last = messages[-1] if messages else ""
-    content = last.get("content", "") if isinstance(last, Mapping) else getattr(last, "content", last)
-    return content if isinstance(content, str) else str(content)
+    return str(_as_mapping(last).get("content", "") or getattr(last, "content", last))
+
+
+def _as_mapping(value: Any) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}

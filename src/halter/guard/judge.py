@@ -132,7 +132,8 @@ def find_spendable_budgets(rows: Rows, kept: Reserve, legs: Iterable[Leg]) -> li
     """What stands against each leg's cap, less what the session keeps back for its last words."""
     if not kept.usd and not kept.tokens:
         return [budget_row(rows, leg) for leg in legs]
-    own, budgets = f"session:{kept.session}", []
+    own = f"session:{kept.session}"
+    budgets: list[BudgetRow] = []
     for leg in legs:
         row = budget_row(rows, leg)
         if not leg.window and leg.scope == own:

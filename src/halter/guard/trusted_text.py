@@ -306,7 +306,7 @@ class TrustedText:
     def asked_figures(self, sentences: Iterable[int]) -> frozenset[str] | None:
         """The numbers of these sentences; none at all if one of them names no number, and so leaves it open."""
         figures = [self._figures[sentence] for sentence in sentences]
-        return frozenset().union(*figures) if figures and all(figures) else None
+        return frozenset[str]().union(*figures) if figures and all(figures) else None
 
     def has_link(self, link: str) -> bool:
         return link in self._links

@@ -58,7 +58,7 @@ class WorkingSet:
         self._rows = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
         for row in filter(None, loaded.values()):
-            kind = type(row)
+            kind: type[Any] = type(row)
             if kind is BudgetRow:
                 now = max(now, row.cap_at)
             elif kind is StreamRow:

@@ -14,7 +14,7 @@ or an earlier response, is bounded by the model's whole window.
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
@@ -213,18 +213,17 @@ def mask_body(body: bytes, redact: Callable[[str], str]) -> bytes:
 
 
 def _find_signed(node: Any, *, inside: bool = False) -> Iterator[str]:
-    match node:
-        case str() if inside:
+    if isinstance(node, str):
+        if inside:
             yield node
-        case list():
-            for each in node:
-                yield from _find_signed(each, inside=inside)
-        case dict():
-            signed = inside or node.get("type") in _SIGNED_BLOCKS
-            for name, value in node.items():
-                yield from _find_signed(value, inside=signed or name in _SIGNED_MEMBERS)
-        case _:
-            pass
+    elif isinstance(node, list):
+        for each in cast("list[Any]", node):
+            yield from _find_signed(each, inside=inside)
+    elif isinstance(node, dict):
+        members = cast("dict[str, Any]", node)
+        signed = inside or members.get("type") in _SIGNED_BLOCKS
+        for name, value in members.items():
+            yield from _find_signed(value, inside=signed or name in _SIGNED_MEMBERS)
 
 
 def read_call(dialect: WireDialect, body: bytes) -> ModelCall:

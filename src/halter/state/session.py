@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -13,7 +13,7 @@ from halter.core.tools import Effect
 from halter.core.vocabulary import END_STATES, Purpose, RowKey, SessionKind, State
 
 _NO_CHARGE: Final = Charge()
-_NOT_OF_SESSION: Final = ev.ArtifactEvent | ev.TriggerEvent
+_NotOfSession: TypeAlias = ev.ArtifactEvent | ev.TriggerEvent
 
 
 class InFlight(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ def fold(session: Session, stored: Stored) -> Session:
 
 def _find_changes(session: Session, stored: Stored) -> Mapping[str, Any]:
     event = stored.event
-    if isinstance(event, _NOT_OF_SESSION):
+    if isinstance(event, _NotOfSession):
         return {}
     match event:
         case ev.CallStarted():

@@ -205,7 +205,7 @@ class Stage:
                 mind, context_window=SUMMARY_WINDOW, context_strategy="summarize", max_output_tokens=500
             )
         pacing = Pacing(fields={"note": HotField()}) if place == "sensor" else Pacing()
-        parts = {**self._agent.parts(), "mind": mind, "pacing": pacing}
+        parts: dict[str, Any] = {**self._agent.parts(), "mind": mind, "pacing": pacing}
         agent = AssembledAgent(**parts, tools=index_tools(tools), secrets=GivenSecrets({}))
         models = Models(self._app, agent, {str(PUPPET): puppet})
         return AgentContext(self._app, agent, models, self._worker, bound=self._guard, brakes=self._brakes)

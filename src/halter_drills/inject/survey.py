@@ -165,7 +165,7 @@ def _list_probes(spec: ToolSpec, declaration: Declaration) -> Sequence[_Probe]:
     needed = [name for name in schema.properties if name in schema.required]
     probes: list[_Probe] = []
     for probed in ("", *schema.properties):
-        names = dict.fromkeys((*needed, *([probed] if probed else [])))
+        names = [*needed, *([probed] if probed and probed not in needed else [])]
         said = {name: _make_value(uses[name], schema.properties[name], evil=False) for name in names}
         evil = _make_value(uses[probed], schema.properties[probed], evil=True) if probed else ""
         words = [*split_name(spec.name), *(declaration.asks[:1])]
