@@ -44,8 +44,8 @@ class FunctionModel(Model):
         return ModelResponse(output=[self._answer(given)], usage=usage, response_id=None)
 
     def _answer(self, given: Any) -> Any:
-        items = [item for item in given if isinstance(item, dict) and item.get("call_id") == "c1"]
-        returned = [item for item in items if item["type"] == "function_call_output"]
+        items: list[Any] = [] if isinstance(given, str) else given
+        returned = [item for item in items if "c1" in str(item) and item["type"] == "function_call_output"]
         if returned:
             text = ResponseOutputText(text=f"Done: {returned[-1]['output']}", type="output_text", annotations=[])
             return ResponseOutputMessage(id="m", content=[text], role="assistant", status="completed", type="message")

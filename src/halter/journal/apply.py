@@ -7,7 +7,7 @@ digest, so the chain still holds and the body cannot be guessed.
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import msgspec
 
@@ -58,7 +58,7 @@ class WorkingSet:
         self._rows = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
         for row in filter(None, loaded.values()):
-            kind: type[Any] = type(row)
+            kind = cast("type[Any]", type(row))
             if kind is BudgetRow:
                 now = max(now, row.cap_at)
             elif kind is StreamRow:
