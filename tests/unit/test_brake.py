@@ -312,6 +312,17 @@ def test_what_is_erased_never_makes_it_looser(erased: str, body: str) -> None:
         assert less.judge("mail", MAIL, call).flaws
 
 
+def test_a_quoted_title_is_no_id() -> None:
+    brake = tainted('Add Sarah to the "lunch" event')
+    join = Declaration(
+        reads="nothing",
+        reach="others",
+        arguments={"event_id": ArgumentUse("target", "event"), "who": ArgumentUse("destination", "name")},
+        asks=("add",),
+    )
+    assert reasons(brake, "join", join, {"event_id": "lunch", "who": "Sarah"}) == ["unsaid"]
+
+
 def test_a_part_of_a_quoted_name_is_not_that_name() -> None:
     brake = tainted("Post to the channel 'Le Marais Boutique' on the 11th: hello")
     assert reasons(brake, "post", POST, {"channel": "Le Marais Boutique", "text": "hello"}) == []

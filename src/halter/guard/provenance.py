@@ -319,7 +319,7 @@ class Provenance:
             leaves_house = use.role == "destination" and use.kind in _EGRESS
             links = find_links(leaf.value)
             if (leaves_house and use.kind == "url" and not links) or links:
-                asked = links or {normalise_link(leaf.value)}
+                asked = links | {normalise_link(leaf.value)} if leaves_house and use.kind == "url" else links
                 for link in sorted(asked):
                     if not self._knows_link(link) or is_disguised(leaf.value):
                         yield self._flaw(leaf.path, leaf.value, "egress")
@@ -371,10 +371,14 @@ class Provenance:
                 continue
             match use.role:
                 case "destination" | "target":
-                    loose = reach == "final" and self._said.is_loose(str(leaf.value))
+                    loose = reach != "own" and self._said.is_loose(str(leaf.value), use.kind, final=reach == "final")
                     if not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK, loose=loose):
                         if plain is None:
-                            plain = not any(part.role == "content" and self._lacks(other) for other, part in uses)
+                            plain = not any(
+                                part.role == "target" or (part.role == "content" and self._lacks(other))
+                                for other, part in uses
+                                if other is not leaf
+                            )
                         yield from self._judge_place(leaf, use, reach, plain=plain)
                 case "amount":
                     figures = self._find_asking(tool, declaration)[1] if reach == "final" else None

@@ -276,9 +276,16 @@ class TrustedText:
             return False
         return _DATE.match(value) is None
 
-    def is_loose(self, text: str) -> bool:
-        """Whether a value has a single plain word and was said without quotes: too little for what is final."""
+    def is_loose(self, text: str, kind: str, *, final: bool) -> bool:
+        """Whether a value was said, but too loosely to reach others with it: a title in place of a record's id.
+
+        For what is final, a single plain word that was said without quotes is too little as well.
+        """
         value = normalise_value(text)
+        if kind in _BY_ID and not any(map(str.isdigit, value)):
+            return True
+        if not final:
+            return False
         return value not in self._quoted and _is_plain([word for word in value.split() if word not in _FUNCTION_WORDS])
 
     def has_query(self, text: str) -> bool:
