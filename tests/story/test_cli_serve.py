@@ -53,7 +53,7 @@ def ada(tmp_path: Path) -> Iterator[Person]:
 
 def get(url: str, path: str, token: str = "", **more: Any) -> httpx2.Response:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return httpx2.request(more.pop("method", "GET"), url + path, headers=headers, **more)
+    return httpx2.request(more.pop("method", "GET"), url + path, headers=headers, timeout=60, **more)
 
 
 def test_the_first_start_shows_a_token_once_and_runs_agents_beside_the_api(ada: Person) -> None:

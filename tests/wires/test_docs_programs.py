@@ -21,6 +21,9 @@ EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n+```python\n(.*?)```", PAGE, re.DOTAL
 OWN = re.search(r"## (Tests of your own agents)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
 
 
+NEAR = re.search(r"## (Near a budget)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
+
+
 def calls(tool: str, arguments: str) -> Callable[[Any], None]:
     return lambda provider: provider.says("", calls=(("a", tool, (arguments,)),))
 
@@ -41,7 +44,7 @@ TOLD = {
 def test_every_example_is_run() -> None:
     assert OWN is not None
     assert set(EXAMPLES) == set(TOLD)
-    assert PAGE.count("```python") == len(TOLD) + 1
+    assert PAGE.count("```python") == len(TOLD) + 2
 
 
 IMPORTS = ("halter", "anthropic", "pydantic_ai.models.anthropic", "pydantic_ai.providers.anthropic")
@@ -88,6 +91,11 @@ async def test_the_guard_goes_around_the_tools_of_another_framework(provider: An
     assert await ran(BESIDE[1], tmp_path, address) == "I thanked her.\n"
     assert "sent to Ada" in str(provider.asked[-1].body)
     assert "send_letter" in await ran(audit, tmp_path)
+
+
+async def test_a_program_stops_near_its_cap(tmp_path: Path) -> None:
+    assert NEAR is not None
+    assert await ran(NEAR[2], tmp_path) == "good morning\ngood night\n"
 
 
 async def test_an_agent_can_be_tested_without_a_provider(tmp_path: Path) -> None:
