@@ -125,7 +125,7 @@ class _Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _PLAYBOOK_DECLARATION: Final = Declaration(
-    arguments={"playbook": ArgumentUse("detail", "choice"), "inputs": ArgumentUse("destination")}
+    arguments={"playbook": ArgumentUse("target", "name"), "inputs": ArgumentUse("destination")}
 )
 """A person wrote the steps, but the model gives the inputs, and they may go anywhere."""
 
