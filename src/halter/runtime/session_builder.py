@@ -533,7 +533,11 @@ def _make_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
     brake.trust(agent.mind.instructions, "the instructions")
     for spec in specs.values():
         if spec.server:
-            brake.hear(Text(spec.description, "tool", trusted=False, source=f"the description of {spec.name}"))
+            brake.hear(
+                Text(
+                    f"{spec.name}: {spec.description}", "tool", trusted=False, source=f"the description of {spec.name}"
+                )
+            )
     if senses:
         brake.hear(Text("sensors", "sensor", trusted=False, source="the sensors"))
     return brake
