@@ -286,6 +286,9 @@ def pins_places(rule: StandingRule, flaws: Sequence[Flaw]) -> bool:
         case EachArgument(conditions):
             free = {each.key for each in conditions if isinstance(each, AnyCondition)}
             flawed = {_top_key(flaw.argument) for flaw in flaws if flaw.argument and flaw.reason != "content"}
+            if any(flaw.reason == "unclear" for flaw in flaws):
+                # Its values were not looked at, so none of them may be anything.
+                return not free
             return bool(len(free) < len(conditions)) and not free & flawed
         case LegacyWords() | LegacyFolder() | LegacyHost() | UnreadableRule():
             return False
