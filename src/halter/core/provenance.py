@@ -136,6 +136,9 @@ def guess_use(name: str, schema: Mapping[str, Any] | None = None) -> ArgumentUse
     shape: Mapping[str, Any] = schema or {}
     words = split_name(name)
     if "enum" in shape or "const" in shape or shape.get("type") in ("boolean", "null"):
+        place = words[-1] if words and "enum" in shape else ""
+        if place in _DESTINATIONS:
+            return ArgumentUse("destination", _DESTINATIONS[place])
         return ArgumentUse("detail", "choice")
     for word in reversed(words):
         if word in _DESTINATIONS:
