@@ -32,6 +32,7 @@ from halter.guard.trusted_text import (
     cut_atoms,
     cut_words,
     find_links,
+    fold_value,
     is_disguised,
     is_function_word,
     is_plain_detail,
@@ -60,9 +61,15 @@ _FREE_DIGITS: Final = 4
 _FREE_WORDS: Final = 12
 """Function words that were not said and may stand in one content."""
 
+_FREE_JOINTS: Final = 40
+"""Pairs of neighbours that were not said beside each other: the order of many said words spells anything."""
+
 _PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 _REPEATS: Final = 5
 """How often one word may stand in a content: a rhythm of two words spells anything."""
+
+_SPELT_KINDS: Final = ("", "file", "id", "name")
+"""Kinds in which a mark at the end of a word changes what is meant: `build *` is more than `build`."""
 
 _DIGIT: Final = re.compile(r"\d")
 _SPELT: Final = re.compile(r"(?:(?<![^\W_])[^\W_][\W_]+){4}")
@@ -84,6 +91,18 @@ _RAISING: Final = word_set(
 )
 """Choices that give rights, or reach more than one place."""
 
+_NAMING: Final = word_set(
+    "name names title subject label id key user username login handle nickname alias file filename"
+)
+_NAME_PARTS: Final = word_set("first last full given family display user file nick common short long event channel")
+_GUARDING: Final = word_set(
+    "private secret confidential restricted internal protected readonly encrypted encrypt secure dry confirm draft"
+)
+"""Switches that take something away from others when they are on."""
+
+_RIGHTS: Final = word_set("role roles permission permissions scope scopes access visibility privilege privileges")
+_LEAST_RIGHTS: Final = word_set("guest no none only own private r read reader readonly ro view viewer")
+_KEY: Final = ArgumentUse("content", "key")
 _PLACES: Final = ("destination", "target")
 _EGRESS: Final = frozenset(("url", "address", "phone", "account", "channel"))
 
@@ -127,6 +146,8 @@ class Provenance:
         self._minted: dict[tuple[str, str], int] = {}
         self._bound: dict[tuple[str, str], str] = {}
         self._listed: set[tuple[str, str]] = set()
+        self._spelt: set[str] = set()
+        """What was minted or listed, with its marks."""
         self._house_links: set[str] = set()
         self._uttered: set[str] = set()
         self._approved: set[tuple[str, str]] = set()
@@ -178,7 +199,8 @@ class Provenance:
             self._acts |= _name_acts(tool, declaration, uses)
         if not self.clean:
             self._utter(leaves)
-            leaving = declaration.reach == "final" or _is_sent(uses)
+            alone = declaration.alone is not None and not _is_sent(uses)
+            leaving = (declaration.alone if alone else declaration.reach) != "own"
             counted = ("content", "detail") if leaving else ("content",)
             for leaf, use in uses:
                 if use.role in counted and not self._is_approved(str(leaf.value)):
@@ -192,22 +214,23 @@ class Provenance:
     def approve(self, declaration: Declaration, arguments: Mapping[str, Any], flaws: Iterable[Flaw]) -> None:
         """A person agreed to these values of a call; from now on each is said, as the kind of thing it was shown as."""
         uses = {leaf.path: (leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(arguments)}
-        places = _list_places(uses.values())
+        places, code = _list_places(uses.values()), _join_code(uses.values())
         for flaw in flaws:
-            value = normalise_value(flaw.value)
             leaf, use = uses.get(flaw.argument, (None, None))
             if leaf is None or use is None:
-                self._approved.add((flaw.reason, value))
+                self._approved.add((flaw.reason, normalise_value(flaw.value)))
                 continue
-            value = normalise_value(str(leaf.value))
+            value, text = normalise_value(str(leaf.value)), str(leaf.value)
             match flaw.reason:
                 case "amount":
                     self._approved.add((_name_amount(places), value))
                 case "content":
-                    self._approved.add(("content", value))
+                    self._approved.add((_name_content(places), text))
                     self._agreed.add(value)
+                case _ if use.role == "content":
+                    self._approved.add((_name_content(places), text))
                 case _:
-                    self._approved.add((f"{use.role}:{use.kind}", value))
+                    self._approved.add((_name_place(use, code), text))
                     self._agreed.add(value)
                     if use.kind == "url":
                         links = find_links(str(leaf.value)) or {normalise_link(str(leaf.value))}
@@ -218,16 +241,16 @@ class Provenance:
         if self.clean or (declaration.reach == "none" and declaration.reads == "nothing"):
             # What neither changes nor reads anything carries nothing out.
             return BrakeVerdict()
-        leaves = (*iterate_leaves(arguments), *_iterate_keys(declaration, arguments))
+        uses = [(leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(arguments)]
+        uses.extend((leaf, _KEY) for leaf in _iterate_keys(declaration, arguments))
         if (
-            len(leaves) > MAX_ARGUMENTS
-            or sum(len(leaf.value) for leaf in leaves if isinstance(leaf.value, str)) > MAX_CONTENT
+            len(uses) > MAX_ARGUMENTS
+            or sum(len(leaf.value) for leaf, _ in uses if isinstance(leaf.value, str)) > MAX_CONTENT
         ):
-            return BrakeVerdict((Flaw("", f"{len(leaves)} values", "unclear"),), can_wait=False)
+            return BrakeVerdict((Flaw("", f"{len(uses)} values", "unclear"),), can_wait=False)
         if declaration.reach == "none":
-            flaws = tuple(self._judge_read(declaration, leaves))
+            flaws = tuple(self._judge_read(uses))
             return BrakeVerdict(flaws, can_wait=False)
-        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
         flaws = (*self._judge_act(tool, declaration, uses), *self._judge_values(tool, declaration, uses))
         return BrakeVerdict(
             flaws, can_wait=bool(flaws) and declaration.reads in ("nothing", "trusted", "own") and not declaration.mints
@@ -268,6 +291,7 @@ class Provenance:
     ) -> None:
         for record in records:
             names = [leaf for leaf in record if self._names(leaf)]
+            own = [leaf for leaf in names if _identifies(leaf)] or not any(map(_identifies, record))
             echoed = any(self._is_uttered(str(leaf.value)) for leaf in record)
             if declaration.reads == "trusted" and grounded and asked and not echoed:
                 for leaf in record:
@@ -280,9 +304,13 @@ class Provenance:
                 kind = declaration.lists.get(leaf.field, declaration.lists.get("*", ""))
                 if kind and value not in self._uttered and _is_name(value):
                     self._listed.add((kind, value))
+                    self._spelt.add(fold_value(str(leaf.value)))
                 kind = declaration.mints.get(leaf.field, declaration.mints.get("*", ""))
                 if kind and not echoed and (names or grounded):
-                    self._mint_value(kind, value, names, strong=declaration.reads in ("nothing", "trusted"))
+                    self._spelt.add(fold_value(str(leaf.value)))
+                    self._mint_value(
+                        kind, value, names, strong=declaration.reads in ("nothing", "trusted") and bool(own)
+                    )
 
     def _is_uttered(self, text: str) -> bool:
         """Whether a value, or a link in it, was uttered by a call of this session: it proves nothing."""
@@ -303,18 +331,19 @@ class Provenance:
     def _names(self, leaf: Leaf) -> bool:
         return isinstance(leaf.value, str) and self._said.names(leaf.value)
 
-    def _judge_read(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> Iterator[Flaw]:
+    def _judge_read(self, uses: Uses) -> Iterator[Flaw]:
         """A read that carries something out is egress: its address must be said, or a link of the house.
 
         What goes along to that address, as a header does, must be made of said words.
         """
-        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves if isinstance(leaf.value, str)]
+        uses = [(leaf, use) for leaf, use in uses if isinstance(leaf.value, str)]
+        places, code = _list_places(uses), _join_code(uses)
         leaves_us = any(use.role == "destination" and use.kind in _EGRESS for _, use in uses)
         for leaf, use in uses:
             if leaves_us and use.role == "content":
-                yield from self._judge_content(leaf, "others", self._count_digits(leaf))
+                yield from self._judge_content(leaf, "others", self._count_digits(leaf), places)
                 continue
-            if self._approved and (f"{use.role}:{use.kind}", normalise_value(leaf.value)) in self._approved:
+            if self._approved and (_name_place(use, code), leaf.value) in self._approved:
                 continue
             leaves_house = use.role == "destination" and use.kind in _EGRESS
             links = find_links(leaf.value)
@@ -355,7 +384,7 @@ class Provenance:
         sent = _is_sent(uses)
         reach = declaration.reach if sent or declaration.alone is None else declaration.alone
         discloses = reach == "final" or (reach == "others" and sent)
-        places = _list_places(uses)
+        places, code = _list_places(uses), _join_code(uses)
         plain: bool | None = None
         digits = 0
         for leaf, use in uses:
@@ -372,7 +401,8 @@ class Provenance:
             match use.role:
                 case "destination" | "target":
                     loose = reach != "own" and self._said.is_loose(str(leaf.value), use.kind, final=reach == "final")
-                    if not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK, loose=loose):
+                    agreed = (_name_place(use, code), str(leaf.value)) in self._approved
+                    if not agreed and not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK, loose=loose):
                         if plain is None:
                             plain = not any(
                                 part.role == "target" or (part.role == "content" and self._lacks(other))
@@ -385,34 +415,46 @@ class Provenance:
                     yield from self._judge_amount(leaf, places, figures, final=reach == "final")
                 case "content":
                     digits += self._count_digits(leaf)
-                    yield from self._judge_content(leaf, reach, digits)
+                    yield from self._judge_content(leaf, reach, digits, places)
+                case "detail" if use.kind == "choice":
+                    if reach == "final" and self._lacks(leaf):
+                        yield self._flaw(leaf.path, str(leaf.value), "unsaid")
                 case "detail":
-                    counted = (sent or reach == "final") and use.kind != "choice"
+                    counted = sent or reach != "own"
                     digits += self._count_digits(leaf) if counted else 0
                     lettered = counted and isinstance(leaf.value, str) and self._lacks(leaf)
                     if lettered or (counted and not self._spares(digits)):
                         yield self._flaw(leaf.path, str(leaf.value), "content")
-                    elif use.kind != "choice" and not is_plain_detail(leaf.value):
-                        yield from self._judge_content(leaf, reach, digits)
+                    elif not is_plain_detail(leaf.value):
+                        yield from self._judge_content(leaf, reach, digits, places)
 
     def _raises(self, leaf: Leaf) -> bool:
         """Whether a choice gives more than the task's words do: a right to write, or something made public."""
-        if leaf.value is False or leaf.value is None or isinstance(leaf.value, int | float) is not (leaf.value is True):
+        if leaf.value is False:
+            return any(word in _GUARDING and not self._said.has_word(word) for word in split_name(leaf.field))
+        if leaf.value is None or isinstance(leaf.value, int | float) is not (leaf.value is True):
             return False
         words = split_name(leaf.field if leaf.value is True else str(leaf.value))
         raising = _RAISING.intersection(words)
+        if isinstance(leaf.value, str) and not _RIGHTS.isdisjoint(split_name(leaf.field)):
+            raising = frozenset(words) - _LEAST_RIGHTS
         return bool(raising) and not any(self._said.has_word(word) for word in raising)
 
     def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool) -> bool:
-        """Whether a place was approved, said or minted."""
+        """Whether a place was said or minted."""
         value = normalise_value(str(leaf.value))
+        if use.kind == "code":
+            return self._said.quotes(str(leaf.value)) and not loose and self._said.names_value(value, use.kind)
+        if use.kind in _SPELT_KINDS and not self._spells(str(leaf.value)):
+            return False
         if not loose and self._said.names_value(value, use.kind):
-            return True
-        if (f"{use.role}:{use.kind}", value) in self._approved:
             return True
         if use.kind == "url" and self._said.has_link(normalise_link(str(leaf.value))):
             return True
         return not self._erased and self._tier(use.kind, value) >= needed
+
+    def _spells(self, text: str) -> bool:
+        return self._said.spells(text) or fold_value(text) in self._spelt
 
     def _judge_place(self, leaf: Leaf, use: ArgumentUse, reach: Reach, *, plain: bool) -> Iterator[Flaw]:
         """Said words may go to any place of the house; another place is asked."""
@@ -441,9 +483,9 @@ class Provenance:
         if not said:
             yield self._flaw(leaf.path, str(leaf.value), "amount")
 
-    def _judge_content(self, leaf: Leaf, reach: Reach, digits: int) -> Iterator[Flaw]:
+    def _judge_content(self, leaf: Leaf, reach: Reach, digits: int, places: Sequence[str]) -> Iterator[Flaw]:
         text = str(leaf.value)
-        if self._approved and ("content", normalise_value(text)) in self._approved:
+        if self._approved and (_name_content(places), text) in self._approved:
             return
         links = [link for link in find_links(text) if not self._said.has_link(link)]
         if is_disguised(text):
@@ -460,8 +502,12 @@ class Provenance:
         return digits <= _FREE_DIGITS_OF_CALL and self._digits + digits <= _FREE_DIGITS
 
     def _lacks(self, leaf: Leaf) -> bool:
-        """Whether a content has a word that was not said, or spells something with words that were."""
+        """Whether a content has a word that was not said, or spells something with words or marks."""
         text = str(leaf.value)
+        if not self._said.has_marks(text) or ("${" in text and not self._said.has(text)):
+            return True
+        if self._said.count_joints(text) > _FREE_JOINTS:
+            return True
         return not self._has_words(cut_words(text)) and not self._said.has(text)
 
     def _has_words(self, words: list[str]) -> bool:
@@ -508,7 +554,7 @@ class Provenance:
 
 def _name_acts(tool: str, declaration: Declaration, uses: Uses) -> set[tuple[str, ...]]:
     """An act by its tool and its places, in any order; a payment also by place and amount, with any tool."""
-    named = [f"{leaf.field}={normalise_value(str(leaf.value))}" for leaf, use in uses if use.role in _PLACES]
+    named = {_name_value(leaf, use) for leaf, use in uses if use.role in _PLACES and str(leaf.value or "").strip()}
     acts = {(tool, *sorted(named))}
     amounts = [str(normalise_number(leaf.value)) for leaf, use in uses if use.role == "amount" and leaf.value]
     places = _list_places(uses)
@@ -517,8 +563,15 @@ def _name_acts(tool: str, declaration: Declaration, uses: Uses) -> set[tuple[str
     return acts
 
 
+def _name_value(leaf: Leaf, use: ArgumentUse) -> str:
+    """A place as an act names it: under which argument, and how often, makes no other act of it."""
+    text = str(leaf.value)
+    value = normalise_link(text) if use.kind == "url" else normalise_value(text)
+    return f"{leaf.field if use.role == 'target' else use.kind}={value}"
+
+
 def _list_places(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> list[str]:
-    return [str(leaf.value) for leaf, use in uses if use.role == "destination" and leaf.value not in (None, "")]
+    return [str(leaf.value) for leaf, use in uses if use.role == "destination" and str(leaf.value or "").strip()]
 
 
 def _name_amount(places: Iterable[str]) -> str:
@@ -526,8 +579,22 @@ def _name_amount(places: Iterable[str]) -> str:
     return " ".join(("amount", *sorted(map(normalise_value, places))))
 
 
+def _name_content(places: Iterable[str]) -> str:
+    """A content is agreed to for where it goes."""
+    return " ".join(("content", *sorted(map(normalise_value, places))))
+
+
+def _name_place(use: ArgumentUse, code: str) -> str:
+    """A place is agreed to as the kind that it was shown as; a word of a command only in that command."""
+    return f"{use.role}:{use.kind} {code}" if use.kind == "code" else f"{use.role}:{use.kind}"
+
+
+def _join_code(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> str:
+    return "\n".join(str(leaf.value) for leaf, use in uses if use.kind == "code")
+
+
 def _is_sent(uses: Uses) -> bool:
-    return any(use.role == "destination" and leaf.value not in (None, "") for leaf, use in uses)
+    return any(use.role == "destination" and bool(str(leaf.value or "").strip()) for leaf, use in uses)
 
 
 def _use_of(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
@@ -537,14 +604,31 @@ def _use_of(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
     top = leaf.path.split(".", 1)[0].split("[", 1)[0]
     if use is None or "." in leaf.path:
         use = uses.get(_plain_path(leaf.path)) or uses.get(top) or use
+        if "." in leaf.path and f"arguments.{top}" in declaration.guessed:
+            # The name of an object says less than the name of its field.
+            inner = guess_use(leaf.field)
+            use = use if inner == ArgumentUse("destination") else inner
     if use is None:
         shape = {"type": "number"} if isinstance(leaf.value, int | float) else None
         return guess_use(leaf.field, shape)
     return use
 
 
+def _is_field(key: str) -> bool:
+    """Whether a key is one word that is usual for a field: it carries nothing."""
+    return key == "name" or (
+        len(split_name(key)) == 1 and key.isalpha() and guess_use(key) != ArgumentUse("destination")
+    )
+
+
 def _plain_path(path: str) -> str:
     return ".".join(part.split("[", 1)[0] for part in path.split("."))
+
+
+def _identifies(leaf: Leaf) -> bool:
+    """Whether a field says what its record is called: a department or a manager names another thing."""
+    words = split_name(leaf.field)
+    return not words or (words[-1] in _NAMING and set(words[:-1]) <= _NAME_PARTS)
 
 
 def _is_name(value: str) -> bool:
@@ -584,17 +668,14 @@ def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf
 
 
 def _iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iterator[Leaf]:
-    """The keys inside of a content, which carry words as its values do; those that are declared carry none."""
+    """The keys inside of an argument carry words as its values do; those that are declared or usual carry none."""
     for name, value in arguments.items():
         if type(value) in _PLAIN or not isinstance(value, Mapping | list):
-            continue
-        use = declaration.arguments.get(name) or guess_use(name)
-        if use.role != "content":
             continue
         paths = (leaf.path for leaf in iterate_leaves(cast("Any", value), name, name))
         keys = {(path, key) for path in paths for key in re.split(r"[.\[\]]+", path)[1:] if not key.isdecimal()}
         for path, key in sorted(keys):
-            if key and _plain_path(path) not in declaration.arguments:
+            if key and _plain_path(path) not in declaration.arguments and not _is_field(key):
                 yield Leaf(name, path, key)
 
 

@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Container, Iterable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Final
 
 from halter.core.text import word_set
@@ -25,11 +26,11 @@ _SHORT_NUMBER: Final = 6
 _ENDS: Final = ".,;:!?'\"`()[]{}<>«»“”„\u2018\u2019…|*"
 _QUOTED: Final = re.compile(r"(?<!\w)['\"“„«\u2018`]([^'\"“”„«»\u2018\u2019`\n]{1,200})['\"”“»\u2019`](?!\w)")
 _LINK: Final = re.compile(
-    r"[a-z][a-z0-9+.-]{1,12}://[^\s<>\"'`()\[\]{}|\\^]+|[\w.+%-]+@[\w-]+(?:\.[\w-]+)+"
-    r"|(?<![\w@.-])(?:[\w-]+\.)+[a-z]{2,18}(?![\w@-])(?::\d+)?(?:[/?#][^\s<>\"'`()\[\]{}|\\^]*)?",
+    r"[a-z][a-z0-9+.-]{1,12}://[^\s<>\"'`()\[\]{}|\\^]+|(?<![\w.+%-])[\w.+%-]+@[\w-]+(?:\.[\w-]+)+"
+    r"|(?<![\w@.-])(?:(?:[\w-]+\.)+(?:xn--[a-z0-9-]{2,59}|[^\W\d_]{2,18})(?![\w@-])(?::\d+)?|(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?(?=[/?#]))(?:[/?#][^\s<>\"'`()\[\]{}|\\^]*)?",
     re.IGNORECASE,
 )
-_LINKED_MARK: Final = re.compile(r"[\w-]\.[^\W\d_]|://|@")
+_LINKED_MARK: Final = re.compile(r"[\w-]\.[^\W\d_]|\.\d{1,3}(?::\d+)?[/?#]|://|@")
 """Without one of these a text has no link."""
 
 _FILE: Final = re.compile(
@@ -49,8 +50,22 @@ _ASIDE: Final = re.compile(
 _DATE: Final = re.compile(r"^[\d\s:./-]*\d{1,4}[:./-]\d{1,2}(?:[:./-][\d\s:./-]*)?$")
 _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_UNSEEN: Final = re.compile("[\u034f\u115f\u1160\u180b-\u180f\u2800\u3164\ufe00-\ufe0e\uffa0\U000e0100-\U000e01ef]")
+"""Marks that are not shown, and that no category tells: variation selectors and fillers."""
+
 _WORD: Final = re.compile(r"[^\W_]+")
+_GAP: Final = re.compile(r"[\W_]+")
+_SPACES: Final = re.compile(r"\s+")
+_PLAIN_SPACES: Final = re.compile(r"^(?: {1,2}|(?:\r?\n){1,3} {0,8})$")
+_PLAIN_MARKS: Final = frozenset(".,;:!?'\"`()[]{}<>«»“”„\u2018\u2019…|*/\\-\u2013—_#@&+=%$€£•~")
+_LONGEST_GAP: Final = 6
+_MOST_SPACES: Final = 3
+"""More marks or spaces between two words, or others, spell something: a Morse code has no words."""
+
 _NUMBER: Final = re.compile(r"(?<![\w.,/-])\d(?:[\d,.'\u2019]*\d)?(?![\w%/-]|[.,]\d| ?%)")
+_UNCLEAR_NUMBER: Final = re.compile(r"^[+-]?(?:\d*,(?!\d{3}(?:\D|$)).*|\d{1,3}\.0{3})$")
+"""One tool reads one, another a thousand: `1,0000` and `1.000`."""
+
 _COUNTED: Final = re.compile(r"^[\d.,:/-]{1,5}(?:st|nd|rd|th|am|pm|h|%|k|m|kg|km|min|day|days|hour|hours|-hour|x)?$")
 """A number in a sentence, rather than the name of a thing."""
 
@@ -81,10 +96,16 @@ _FUNCTION_WORDS: Final = word_set(
     "will with within would yes yet you your yours"
 )
 _COMMON: Final = word_set(
-    "add all also an and any are as ask at book can check could create delete do does find for from get give go "
-    "have he hello her hey his how i if in invite is it let make my new no not of on one or our perform please post "
-    "read recommend reserve send set she show so some summarize take tell thanks that the their them then there "
-    "they this to update use visit was we what when where which who will with write yes you your"
+    "add all also always an and answer any append are arrange as ask at book buy call cancel change check clean clear "
+    "close collect compare copy could create delete deploy describe do does download draft edit email erase execute "
+    "explain fetch file fill find fix follow for forward from generate get give go "
+    "have he hello help her hey his how i if in include inform insert invite is it join keep launch let list look mail "
+    "make mark message modify move my never new no not notify of on one open or order our pay perform please post "
+    "prepare print publish purchase push put read recommend record refund register release remove rename rent replace "
+    "reply report reschedule reserve respond review run save schedule search send set share she show so some sort "
+    "start stop submit summarise summarize take tell thanks that the their them then there "
+    "they this to transfer translate trigger turn update upload use visit "
+    "was we what when where which who will with write yes you your"
 )
 
 
@@ -114,13 +135,18 @@ def normalise_value(text: str) -> str:
     return " ".join(cut_atoms(text))
 
 
+def fold_value(text: str) -> str:
+    """A value with all of its marks: NFKC, case folded, single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).lower().split())
+
+
 def cut_atoms(text: str) -> list[str]:
-    folded = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return [atom for part in folded.split() if (atom := part.strip(_ENDS))]
 
 
 def cut_words(text: str) -> list[str]:
-    folded = text.casefold() if text.isascii() else unicodedata.normalize("NFKC", text).casefold()
+    folded = text.lower() if text.isascii() else unicodedata.normalize("NFKC", text).lower()
     return _WORD.findall(folded)
 
 
@@ -135,7 +161,7 @@ def stem_word(word: str) -> str:
 
 def normalise_link(text: str) -> str:
     """A link without its scheme and closing slash."""
-    folded = unicodedata.normalize("NFKC", text).casefold().strip().strip(_ENDS)
+    folded = unicodedata.normalize("NFKC", text).lower().strip().strip(_ENDS)
     _, found, rest = folded.partition("://")
     return (rest if found else folded).rstrip("/")
 
@@ -144,10 +170,11 @@ def find_links(text: str) -> set[str]:
     """The links and addresses in a text; a file's name is none."""
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
-    if _LINKED_MARK.search(text) is None:
+    if _LINKED_MARK.search(text.replace("\u3002", ".")) is None:
         return set()
-    links = {normalise_link(match[0]) for match in _LINK.finditer(text)}
-    return {link for link in links if link and not _FILE.match(link)}
+    found = [match[0] for match in _LINK.finditer(text.replace("\u3002", "."))]
+    links = {(normalise_link(link), "://" in link) for link in found}
+    return {link for link, whole in links if link and (whole or not _FILE.match(link))}
 
 
 def normalise_number(value: Any) -> str | None:
@@ -155,8 +182,10 @@ def normalise_number(value: Any) -> str | None:
     if isinstance(value, bool):
         return None
     text = str(value).strip().replace("\u2019", "'").replace("'", "").replace(" ", "")
-    if text.count(",") == 1 and "." not in text and len(text.rpartition(",")[2]) != _GROUP:
+    if text.count(",") == 1 and "." not in text and len(text.rpartition(",")[2]) < _GROUP:
         text = text.replace(",", ".")
+    if isinstance(value, str) and _UNCLEAR_NUMBER.match(text):
+        return None
     try:
         number = Decimal(text.replace(",", ""))
     except InvalidOperation:
@@ -169,6 +198,8 @@ def is_disguised(text: str) -> bool:
     if text.isascii():
         return not text.isprintable() and _CONTROL.search(text) is not None
     if any(unicodedata.category(mark) in ("Cf", "Co", "Cs", "Cn", "Cc") and mark not in "\t\n\r" for mark in text):
+        return True
+    if _UNSEEN.search(text):
         return True
     return any(_mixes(word) for word in _WORD.findall(unicodedata.normalize("NFKC", text)) if not word.isascii())
 
@@ -189,6 +220,13 @@ class TrustedText:
     def __init__(self) -> None:
         self._phrases: set[str] = set()
         self._quoted: set[str] = set()
+        self._spelt: set[str] = set()
+        """What was quoted, and what stood between spaces, with its marks."""
+        self._verbatim: set[str] = set()
+        self._marks: set[str] = set()
+        """The marks between the words."""
+        self._mixed: set[str] = set()
+        """The words with capitals inside."""
         self._grams: set[str] = set()
         self._words: set[str] = set()
         self._digits: set[str] = set()
@@ -208,8 +246,15 @@ class TrustedText:
             value = normalise_value(part)
             self._quoted.add(value)
             self._phrases.add(value)
+            self._spelt.add(fold_value(part))
+            self._verbatim.add(part.strip())
             self._links |= find_links(part)
         self._links |= find_links(text) | find_links(_SENTENCE.sub(". ", text))
+        plain = unicodedata.normalize("NFKC", text)
+        self._verbatim.update(text.split())
+        self._spelt.update(plain.lower().split())
+        self._marks.update("".join(_GAP.findall(plain)))
+        self._mixed.update(word for word in _WORD.findall(plain) if _is_mixed(word))
         for sentence in _STOP.split(text):
             self._add_sentence(sentence)
         for word in cut_words(text):
@@ -238,7 +283,7 @@ class TrustedText:
     def _add_grams(self, text: str, *, name: bool) -> None:
         """Index the phrases of a text, or the names in it: a part of a quoted name is none."""
         raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", text).split()]
-        atoms = [(atom.casefold(), _is_entity(atom), atom[:1].isupper() or atom.isdecimal()) for atom in raw if atom]
+        atoms = [(atom.lower(), _is_entity(atom), atom[:1].isupper() or atom.isdecimal()) for atom in raw if atom]
         words = [word for word, _, _ in atoms]
         if not name:
             self._grams.update(_cut_phrases(words))
@@ -275,6 +320,34 @@ class TrustedText:
         if (kind not in _LINKED and is_link(value)) or (kind in ("file", "name") and find_links(value)):
             return False
         return _DATE.match(value) is None
+
+    def spells(self, text: str) -> bool:
+        """Whether a value has no marks around its words, or was said with them: `build *` is not `build`."""
+        spelt = fold_value(text)
+        return spelt == normalise_value(text) or spelt in self._spelt
+
+    def quotes(self, text: str) -> bool:
+        """Whether a command was said letter by letter: in code a capital or a line break is another command."""
+        return text.strip() in self._verbatim
+
+    def count_joints(self, text: str) -> int:
+        """How many pairs of neighbours of a text were not said beside each other."""
+        atoms = cut_atoms(text)
+        return sum(f"{one} {other}" not in self._grams for one, other in pairwise(atoms))
+
+    def has_marks(self, text: str) -> bool:
+        """Whether nothing is spelt between the words of a text, or with capitals inside of them."""
+        plain = unicodedata.normalize("NFKC", text)
+        return all(map(self._is_plain_gap, _GAP.findall(plain))) and not any(
+            _is_mixed(word) and word not in self._mixed for word in _WORD.findall(plain)
+        )
+
+    def _is_plain_gap(self, gap: str) -> bool:
+        marks = "".join(gap.split())
+        if len(marks) > _LONGEST_GAP or any(mark not in _PLAIN_MARKS and mark not in self._marks for mark in marks):
+            return False
+        spaces = _SPACES.findall(gap)
+        return len(spaces) <= _MOST_SPACES and all(map(_PLAIN_SPACES.match, spaces))
 
     def is_loose(self, text: str, kind: str, *, final: bool) -> bool:
         """Whether a value was said, but too loosely to reach others with it: a title in place of a record's id.
@@ -340,6 +413,10 @@ def _cut_names(atoms: Sequence[tuple[str, bool, bool]]) -> Iterator[str]:
             yield " ".join(part for part, _, _ in atoms[:end])
 
 
+def _is_mixed(word: str) -> bool:
+    return not word[1:].islower() and not word[1:].isupper() and word[1:].upper() != word[1:].lower()
+
+
 def _is_plain(words: Sequence[str]) -> bool:
     return not words or (len(words) == 1 and words[0].isalpha())
 
@@ -350,7 +427,7 @@ def _keep_word(quoted: re.Match[str]) -> str:
 
 def _is_entity(atom: str) -> bool:
     """A name, a number or an address, rather than a word that happens to occur."""
-    folded = atom.casefold()
+    folded = atom.lower()
     if (
         _COUNTED.match(folded)
         or folded.endswith(("n't", "n\u2019t"))
