@@ -242,11 +242,10 @@ class Provenance:
             # What neither changes nor reads anything carries nothing out.
             return BrakeVerdict()
         uses = [(leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(arguments)]
-        uses.extend((leaf, _KEY) for leaf in _iterate_keys(declaration, arguments))
-        if (
-            len(uses) > MAX_ARGUMENTS
-            or sum(len(leaf.value) for leaf, _ in uses if isinstance(leaf.value, str)) > MAX_CONTENT
-        ):
+        if not _PLAIN.issuperset(map(type, arguments.values())):
+            uses += [(leaf, _KEY) for leaf in _iterate_keys(declaration, arguments)]
+        sizes = [len(leaf.value) for leaf, _ in uses if isinstance(leaf.value, str)]
+        if len(uses) > MAX_ARGUMENTS or sum(sizes) > MAX_CONTENT:
             return BrakeVerdict((Flaw("", f"{len(uses)} values", "unclear"),), can_wait=False)
         if declaration.reach == "none":
             flaws = tuple(self._judge_read(uses))
@@ -506,7 +505,8 @@ class Provenance:
         text = str(leaf.value)
         if not self._said.has_marks(text) or ("${" in text and not self._said.has(text)):
             return True
-        if self._said.count_joints(text) > _FREE_JOINTS:
+        # A joint takes two letters at least.
+        if len(text) > 2 * _FREE_JOINTS and self._said.count_joints(text) > _FREE_JOINTS:
             return True
         return not self._has_words(cut_words(text)) and not self._said.has(text)
 

@@ -55,6 +55,8 @@ _UNSEEN: Final = re.compile("[\u034f\u115f\u1160\u180b-\u180f\u2800\u3164\ufe00-
 
 _WORD: Final = re.compile(r"[^\W_]+")
 _GAP: Final = re.compile(r"[\W_]+")
+_USUAL_GAPS: Final = frozenset((" ", ", ", ". ", "."))
+_INNER_CAPITAL: Final = re.compile(r"(?<=[A-Za-z0-9])[A-Z]")
 _SPACES: Final = re.compile(r"\s+")
 _PLAIN_SPACES: Final = re.compile(r"^(?: {1,2}|(?:\r?\n){1,3} {0,8})$")
 _PLAIN_MARKS: Final = frozenset(".,;:!?'\"`()[]{}<>«»“”„\u2018\u2019…|*/\\-\u2013—_#@&+=%$€£•~")
@@ -337,10 +339,12 @@ class TrustedText:
 
     def has_marks(self, text: str) -> bool:
         """Whether nothing is spelt between the words of a text, or with capitals inside of them."""
-        plain = unicodedata.normalize("NFKC", text)
-        return all(map(self._is_plain_gap, _GAP.findall(plain))) and not any(
-            _is_mixed(word) and word not in self._mixed for word in _WORD.findall(plain)
-        )
+        plain = text if text.isascii() else unicodedata.normalize("NFKC", text)
+        if not all(map(self._is_plain_gap, {*_GAP.findall(plain)} - _USUAL_GAPS)):
+            return False
+        if plain.isascii() and _INNER_CAPITAL.search(plain) is None:
+            return True
+        return not any(_is_mixed(word) and word not in self._mixed for word in _WORD.findall(plain))
 
     def _is_plain_gap(self, gap: str) -> bool:
         marks = "".join(gap.split())
