@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.outputs import ChatGeneration, ChatResult
@@ -143,6 +144,20 @@ async def test_a_denied_call_does_not_run(desk: Desk) -> None:
     last = await agent.ainvoke(Command(resume=True), thread)
     assert desk.paid == []
     assert "Done: " in last["messages"][-1].content
+
+
+class AddsSearch(AgentMiddleware[Any, Any]):
+    """Offers a tool of the provider's beside those that the agent was made with."""
+
+    async def awrap_model_call(self, request: Any, handler: Any) -> Any:
+        return await handler(request.override(tools=[*request.tools, {"type": "web_search"}]))
+
+
+async def test_a_tool_of_the_providers_that_comes_later_is_refused_before_the_model_is_asked(desk: Desk) -> None:
+    model = FunctionChatModel(asked=[])
+    with pytest.raises(ConfigError, match="web_search"):
+        await make_agent(desk, model=model, middleware=[AddsSearch()]).ainvoke(ASK)
+    assert model.asked == []
 
 
 async def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:

@@ -6,7 +6,19 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from agents import Agent, Model, ModelResponse, ModelSettings, Runner, RunState, Usage, WebSearchTool, function_tool
+from agents import (
+    Agent,
+    Model,
+    ModelProvider,
+    ModelResponse,
+    ModelSettings,
+    RunConfig,
+    Runner,
+    RunState,
+    Usage,
+    WebSearchTool,
+    function_tool,
+)
 from agents.exceptions import UserError
 from openai.types.responses import (
     Response,
@@ -106,6 +118,19 @@ async def test_a_stream_is_a_session_too(desk: Desk) -> None:
         async for _ in result.stream_events():
             pass
     assert (result.final_output, desk.paid) == ("Done: paid 7 EUR", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+class OneModel(ModelProvider):
+    def get_model(self, model_name: str | None) -> Model:
+        return FunctionModel()
+
+
+@pytest.mark.parametrize(
+    "config", [RunConfig(model=FunctionModel()), RunConfig(model="desk", model_provider=OneModel())]
+)
+async def test_a_model_that_only_the_run_names_is_held_as_well(desk: Desk, config: RunConfig) -> None:
+    await make_runner(desk).run("Pay the bill.", run_config=config)
     await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
 
 
