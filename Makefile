@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml requirements/dev.txt
 	@scripts/system-packages python
 	@echo "Installing the pinned requirements into $(VENV); the first time takes a minute or two."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
