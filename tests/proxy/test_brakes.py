@@ -10,8 +10,11 @@ import openai
 import pytest
 
 from halter.core.clock import SECOND
+from halter.core.errors import ConfigError
 from halter.core.events import RequestSettled
 from halter.guard.halts import cancel, halt
+from halter.proxy.proxy import find_upstreams
+from halter.runtime.runtime import open_runtime
 
 CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -173,3 +176,11 @@ async def test_a_compressed_body_is_read(place: Any) -> None:
         answer = await http.post(f"{place.base}/chat/completions", content=data, headers=headers)
     assert answer.status_code == 200
     assert place.provider.asked == [{"model": GPT, "messages": HI}]
+
+
+async def test_a_proxy_without_a_provider_says_how_to_give_it_one(unopened: Any) -> None:
+    async with open_runtime(unopened.settings, environ={}) as app:
+        with pytest.raises(
+            ConfigError, match="Set ANTHROPIC_API_KEY or OPENAI_API_KEY, or describe a provider in halter"
+        ):
+            find_upstreams(app, "anthropic", "openai")

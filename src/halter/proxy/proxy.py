@@ -461,18 +461,18 @@ async def _refuse_upgrade(scope: Mapping[str, Any], send: Send) -> None:
 
 
 def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Upstream]:
-    """The providers of both protocols, with their keys. One without a key is left out.
+    """The providers of both protocols, with their keys. A usual one without a key is left out.
 
-    Raises ConfigError where none is left, or where one speaks another protocol.
+    Raises ConfigError where none is left, where one speaks another protocol, and where a described one has no key.
     """
     providers = resolve_key(app, _PROBE).providers
     found: dict[str, Upstream] = {}
-    problems: list[str] = []
     for wire, provider in (("anthropic", anthropic), ("openai", openai)):
         try:
             place, key = find_endpoint(ModelName(provider, "any"), providers, app.environ.get)
-        except ConfigError as error:
-            problems.append(str(error))
+        except ConfigError:
+            if provider in providers:
+                raise
             continue
         if place.wire != wire:
             raise ConfigError(f"{provider} speaks the protocol of {place.wire}, and here one of {wire} is needed.")
@@ -480,7 +480,11 @@ def find_upstreams(app: Runtime, anthropic: str, openai: str) -> Mapping[str, Up
         bills = described is not None and described.bills_errors
         found[wire] = Upstream(provider, place.url, key, None if place.usual else place.url, bills, wire == "anthropic")
     if not found:
-        raise ConfigError(" ".join(problems))
+        raise ConfigError(
+            f"The proxy has no provider: neither {anthropic} nor {openai} has a key. Set ANTHROPIC_API_KEY or "
+            "OPENAI_API_KEY, or describe a provider in halter.yaml under `providers`, and name it with `halter proxy "
+            "--anthropic` or `--openai`."
+        )
     return found
 
 
