@@ -1,12 +1,14 @@
 """What every adapter needs: one guarded session for each run of a framework's agent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Final, TypedDict
 
+from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
+from halter.core.usage import Usage
 from halter.runtime.guard_api import Guard, GuardedSession, SessionOver
 
 
@@ -26,6 +28,24 @@ MAX_OUTPUT_TOKENS: Final = 4096
 NO_TOOLS: Final[Mapping[str, ExternalToolOptions]] = {}
 
 
+def refuse_unseen(names: Iterable[str], allowed: Collection[str]) -> None:
+    """Refuse tools that the provider runs for itself, where no guard sees them."""
+    unseen = sorted({*names}.difference(allowed))
+    if unseen:
+        raise ConfigError(
+            f"The provider would run {', '.join(unseen)} for itself, where no guard sees it: leave it out, or name it "
+            "in `allow_native`."
+        )
+
+
+def read_usage(given: int, written: int, cached: int, cache_written: int) -> Usage | None:
+    """A usage as a framework reports it. One that contradicts itself is none: the request then settles at its hold."""
+    try:
+        return Usage(given, written, cached, cache_written)
+    except ValueError:
+        return None
+
+
 class GuardedRuns:
     """A guard that is open while anything runs, and a session for each run.
 
@@ -42,8 +62,11 @@ class GuardedRuns:
         self._stack: AsyncExitStack | None = None
 
     @asynccontextmanager
-    async def session(self, task: str, conversation: str) -> AsyncGenerator[GuardedSession]:
-        """Open the session of a run; it ends with the run, or waits if the run ends for a decision."""
+    async def session(self, task: str, conversation: str = "") -> AsyncGenerator[GuardedSession]:
+        """Open the session of a run; it ends with the run, or waits if the run ends for a decision.
+
+        A run without a conversation has a session of its own, and cannot be taken up again.
+        """
         await self._open()
         try:
             async with AsyncExitStack() as stack:
@@ -53,6 +76,8 @@ class GuardedRuns:
 
     async def _enter(self, stack: AsyncExitStack, task: str, conversation: str) -> GuardedSession:
         """Take up the first session of a conversation that is not over."""
+        if not conversation:
+            return await stack.enter_async_context(self._guard.session(task))
         number = 0
         while True:
             try:

@@ -17,7 +17,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any, Final, cast
-from uuid import uuid4
 
 import msgspec
 from langchain import agents
@@ -29,13 +28,20 @@ from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.types import interrupt
 
-from halter.adapters.guarded_runs import MAX_OUTPUT_TOKENS, NO_TOOLS, ExternalToolOptions, GuardedRuns
+from halter.adapters.guarded_runs import (
+    MAX_OUTPUT_TOKENS,
+    NO_TOOLS,
+    ExternalToolOptions,
+    GuardedRuns,
+    read_usage,
+    refuse_unseen,
+)
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 
-RUN_KEY: Final = "__halter_run"
+SESSION_KEY: Final = "__halter_session"
 """Where a run's configuration names its session. LangGraph keeps what begins so out of its checkpoints."""
 INTERRUPT: Final = "__interrupt__"
 
@@ -73,9 +79,9 @@ class GuardedGraph:
         self._middleware = middleware
 
     async def ainvoke(self, input: Any, config: Any = None, **options: Any) -> Any:  # noqa: A002 It is LangChain's name.
-        run, conversation, configured = self._configure(config)
-        async with self._runs.session(_text_of(input), conversation) as session:
-            with self._middleware.serving(run, session):
+        async with self._runs.session(_text_of(input), _find_conversation(config)) as session:
+            configured = _name_session(config, session.id)
+            with self._middleware.serving(session):
                 result = await self._agent.ainvoke(input, configured, **options)
             if INTERRUPT in _as_mapping(result):
                 await session.pause()
@@ -86,22 +92,15 @@ class GuardedGraph:
         return asyncio.run(self.ainvoke(input, config, **options))
 
     async def astream(self, input: Any, config: Any = None, **options: Any) -> AsyncGenerator[Any]:  # noqa: A002 As above.
-        run, conversation, configured = self._configure(config)
-        async with self._runs.session(_text_of(input), conversation) as session:
-            with self._middleware.serving(run, session):
+        async with self._runs.session(_text_of(input), _find_conversation(config)) as session:
+            configured = _name_session(config, session.id)
+            with self._middleware.serving(session):
                 async with aclosing(self._agent.astream(input, configured, **options)) as parts:
                     async for part in parts:
                         yield part
             state = await self._agent.aget_state(configured) if self._agent.checkpointer else None
             if state is not None and state.interrupts:
                 await session.pause()
-
-    def _configure(self, config: Any) -> tuple[str, str, dict[str, Any]]:
-        """The run's own id, its conversation, and the configuration that names both."""
-        given, run = _as_mapping(config), uuid4().hex
-        configurable = _as_mapping(given.get("configurable"))
-        conversation = f"langchain.{configurable.get('thread_id') or run}"
-        return run, conversation, {**given, "configurable": {**configurable, RUN_KEY: run}}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._agent, name)
@@ -118,12 +117,12 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         self._sessions: dict[str, GuardedSession] = {}
 
     @contextmanager
-    def serving(self, run: str, session: GuardedSession) -> Generator[None]:
-        self._sessions[run] = session
+    def serving(self, session: GuardedSession) -> Generator[None]:
+        self._sessions[session.id] = session
         try:
             yield
         finally:
-            del self._sessions[run]
+            del self._sessions[session.id]
 
     async def awrap_model_call(self, request: ModelRequest[Any], handler: Any) -> ModelResponse[Any]:
         session = self._find_session()
@@ -165,24 +164,19 @@ class GuardMiddleware(AgentMiddleware[Any, Any]):
         raise ConfigError(ONLY_ASYNC)
 
     def _find_session(self) -> GuardedSession:
-        run = get_config().get("configurable", {}).get(RUN_KEY)
-        if run not in self._sessions:
+        named = get_config().get("configurable", {}).get(SESSION_KEY)
+        if named not in self._sessions:
             raise ConfigError(
                 "A guarded agent was run outside of a session: run it with `ainvoke`, `invoke` or `astream`."
             )
-        return self._sessions[run]
+        return self._sessions[named]
 
 
 ONLY_ASYNC: Final = "Run it with `ainvoke`, `astream` or `invoke` of the guarded agent itself."
 
 
 def _refuse_native(tools: Sequence[Any], allowed: frozenset[str]) -> None:
-    unseen = sorted({_name_native(_as_mapping(tool)) for tool in tools if isinstance(tool, dict)} - allowed)
-    if unseen:
-        raise ConfigError(
-            f"The provider would run {', '.join(unseen)} for itself, where no guard sees it: leave it out, or name it "
-            "in `allow_native`."
-        )
+    refuse_unseen((_name_native(_as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed)
 
 
 def _name_native(tool: Mapping[str, Any]) -> str:
@@ -217,10 +211,17 @@ def _read_usage(said: Sequence[AIMessage]) -> Usage | None:
         return None
     details = usage.get("input_token_details") or {}
     cached, written = details.get("cache_read") or 0, details.get("cache_creation") or 0
-    try:
-        return Usage(usage["input_tokens"], usage["output_tokens"], cached, written)
-    except ValueError:
-        return None
+    return read_usage(usage["input_tokens"], usage["output_tokens"], cached, written)
+
+
+def _find_conversation(config: Any) -> str:
+    thread = _as_mapping(_as_mapping(config).get("configurable")).get("thread_id")
+    return f"langchain.{thread}" if thread else ""
+
+
+def _name_session(config: Any, session: str) -> dict[str, Any]:
+    given = _as_mapping(config)
+    return {**given, "configurable": {**_as_mapping(given.get("configurable")), SESSION_KEY: session}}
 
 
 def _text_of(given: Any) -> str:

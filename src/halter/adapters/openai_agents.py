@@ -20,7 +20,6 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Final
-from uuid import uuid4
 
 import msgspec
 from agents import Agent, Handoff, Model, ModelResponse, ModelSettings, RunConfig, Runner, RunResult, RunState
@@ -28,7 +27,7 @@ from agents.models.interface import ModelProvider
 from agents.result import RunResultStreaming
 from agents.tool import FunctionTool
 
-from halter.adapters.guarded_runs import MAX_OUTPUT_TOKENS, NO_TOOLS, ExternalToolOptions, GuardedRuns
+from halter.adapters.guarded_runs import MAX_OUTPUT_TOKENS, NO_TOOLS, ExternalToolOptions, GuardedRuns, read_usage
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.loop.session_runtime import cancel_and_wait
@@ -120,7 +119,8 @@ class GuardedRunner:
         if isinstance(given, RunState) and not conversation:
             raise ConfigError("A state goes on in the conversation that it was made in: name it with `conversation`.")
         task = given if isinstance(given, str) else ""
-        async with self._terms.runs.session(task, f"openai-agents.{conversation or uuid4().hex}") as session:
+        named = f"openai-agents.{conversation}" if conversation else ""
+        async with self._terms.runs.session(task, named) as session:
             run = _Run(session, pauses=bool(conversation))
             token = _RUN.set(run)
             try:
@@ -327,7 +327,4 @@ def _read_usage(usage: Any) -> Usage | None:
         return None
     cached = getattr(usage.input_tokens_details, "cached_tokens", 0) or 0
     written = getattr(usage.input_tokens_details, "cache_write_tokens", 0) or 0
-    try:
-        return Usage(usage.input_tokens, usage.output_tokens, cached, written)
-    except ValueError:
-        return None
+    return read_usage(usage.input_tokens, usage.output_tokens, cached, written)

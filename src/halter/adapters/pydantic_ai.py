@@ -31,7 +31,14 @@ from pydantic_ai.settings import ModelSettings
 from pydantic_ai.tools import DeferredToolRequests, RunContext, ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
-from halter.adapters.guarded_runs import MAX_OUTPUT_TOKENS, NO_TOOLS, ExternalToolOptions, GuardedRuns
+from halter.adapters.guarded_runs import (
+    MAX_OUTPUT_TOKENS,
+    NO_TOOLS,
+    ExternalToolOptions,
+    GuardedRuns,
+    read_usage,
+    refuse_unseen,
+)
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
@@ -198,13 +205,7 @@ class _GuardedModel(WrapperModel):
         )
 
     def _refuse_native(self, parameters: ModelRequestParameters) -> None:
-        unseen = sorted({tool.kind for tool in parameters.native_tools} - self._allow_native)
-        if unseen:
-            names = ", ".join(unseen)
-            raise ConfigError(
-                f"The provider would run {names} for itself, where no guard sees it: leave it out, or name it in "
-                "`allow_native`."
-            )
+        refuse_unseen((tool.kind for tool in parameters.native_tools), self._allow_native)
 
 
 def _lower_max_tokens(settings: ModelSettings | None, most: int) -> ModelSettings:
@@ -215,10 +216,7 @@ def _read_usage(usage: RequestUsage) -> Usage | None:
     """Read the usage of an answer; one without tokens was not reported, and settles at its hold."""
     if not usage.has_values():
         return None
-    try:
-        return Usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
-    except ValueError:
-        return None
+    return read_usage(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens, usage.cache_write_tokens)
 
 
 def _may_defer(agent: AbstractAgent[Any, Any]) -> bool:
