@@ -27,7 +27,7 @@ from halter.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
     from halter.hooks.install import InstallationStatus
-    from halter.hooks.registry import HookFolder
+    from halter.hooks.registry import HookedProgram, HookFolder
 
 ForOption = Annotated[
     str, typer.Option("--for", metavar="PROGRAM", help="The program: claude, codex, gemini or cursor.")
@@ -118,9 +118,13 @@ def install(
             {"agent": entry.agent, "program": program, "folder": entry.folder, "file": entry.installed[-1].file}
         )
         return
-    say(f"{DIALECTS[program].TITLE} {entry.version} asks Halter before each tool call: {entry.installed[-1].file}")
+    _show_installed(entry, DIALECTS[program].TITLE, hooks.TERMS[program].note)
+
+
+def _show_installed(entry: "HookedProgram", title: str, note: str) -> None:
+    say(f"{title} {entry.version} asks Halter before each tool call: {entry.installed[-1].file}")
     say(f"What it may do is in {entry.folder}/agent.yaml; its sessions are those of the agent {entry.agent}.")
-    if note := hooks.TERMS[program].note:
+    if note:
         say(note)
     say("Start `halter serve` now, or start it again: without it, every tool call is blocked.")
 
