@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx2
 import openai
 import pytest
 
 from halter.core.events import RequestSettled, RequestStarted, SessionStarted
+from halter.proxy.relay import find_proxy
 
 CLAUDE, GPT = "claude-haiku-5-5", "gpt-4o-mini"
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -130,6 +132,39 @@ async def test_the_body_the_query_and_the_betas_pass_untouched_and_the_key_does_
     assert (sent["anthropic-beta"], sent["anthropic-version"], sent["x-app"]) == ("one,two", "2023-06-01", "cli")
     assert sent["x-api-key"] == "sk-upstream-a"
     assert key not in str(sent)
+
+
+async def test_a_long_request_and_words_of_any_language_pass_untouched(place: Any) -> None:
+    body = json.dumps({"model": CLAUDE, "max_tokens": 50, "messages": [{"role": "user", "content": "x" * 3_000_000}]})
+    who = "Zoë, 東京".encode()
+    async with httpx2.AsyncClient(timeout=60) as http:
+        headers = {b"x-api-key": place.key(max_cost_usd_per_day=50).encode(), b"x-who": who, b"accept": b"a/b"}
+        asked = await http.post(f"{place.root}/v1/messages", content=body.encode(), headers=headers)
+    assert asked.status_code == 200, asked.text
+    assert place.provider.bodies[-1] == body.encode()
+    sent = place.provider.headers[-1]
+    assert (sent["x-who"].encode("latin-1"), sent["accept"], sent["accept-encoding"]) == (who, "a/b", "identity")
+    assert "content-type" not in sent
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("https://api.openai.com/v1", "http://way:1"),
+        ("http://127.0.0.1:9/v1", None),
+        ("https://inside.example/v1", None),
+    ],
+)
+def test_only_a_provider_outside_is_reached_over_the_proxy_of_the_environment(
+    url: str, found: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("https_proxy", "http://way:1"),
+        ("http_proxy", "http://way:2"),
+        ("no_proxy", "inside.example"),
+    ):
+        monkeypatch.setenv(name, value)
+    assert find_proxy(url) == found
 
 
 async def test_secrets_are_masked_on_the_way_out_and_what_is_signed_stays(place: Any) -> None:

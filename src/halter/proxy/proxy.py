@@ -77,7 +77,7 @@ from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
 from halter.server.server import serve_asgi
 
 if TYPE_CHECKING:
-    import httpx2
+    from aiohttp import ClientSession
 
 Receive = Callable[[], Awaitable[AsgiMessage]]
 
@@ -155,7 +155,7 @@ class Incoming(msgspec.Struct, frozen=True):
 
 
 class Proxy:
-    """One process of the proxy. `upstreams` are the providers of both protocols, by the word that names them."""
+    """One process of the proxy, made in its event loop. `upstreams` are the providers by the word of their protocol."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ class Proxy:
         self._sessions = sessions
         self._upstreams = upstreams
         self._redact = redact
-        self._pools: dict[str, httpx2.AsyncClient] = {}
+        self._pools: Mapping[str, ClientSession] = {each.provider: open_pool(each) for each in upstreams.values()}
         self._terms: dict[VirtualKey, KeyTerms] = {}
         self._prices: Prices | None = None
 
@@ -184,7 +184,7 @@ class Proxy:
 
     async def aclose(self) -> None:
         for pool in self._pools.values():
-            await pool.aclose()
+            await pool.close()
 
     async def _serve(self, scope: Mapping[str, Any], receive: Receive, client: ClientConnection) -> None:
         method, path, headers = (
@@ -257,9 +257,7 @@ class Proxy:
 
     def _exchange(self, asked: Incoming, client: ClientConnection, model: str = "") -> RelayExchange:
         upstream = self._upstreams[_name_protocol(asked.route.dialect)]
-        pool = self._pools.get(upstream.provider)
-        if pool is None:
-            pool = self._pools[upstream.provider] = open_pool(upstream)
+        pool = self._pools[upstream.provider]
         new = asked.route.dialect is not CHAT or not model or uses_new_limit(ModelName(upstream.provider, model))
         address = upstream.address(asked.route.path, asked.query)
         return RelayExchange(pool, upstream, client, address, upstream.headers(asked.headers), uses_new_limit=new)
@@ -277,12 +275,12 @@ class Proxy:
             try:
                 data = await read_whole(exchange, response)
             finally:
-                await response.aclose()
+                response.close()
         except ModelError as error:
             await client.answer(*render_refusal(dialect, Refusal("provider_failed", f"Halter: {error}")))
             return
         headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
-        await client.answer(response.status_code, headers, data)
+        await client.answer(response.status, headers, data)
 
     async def _relay(self, asked: Incoming, client: ClientConnection) -> None:
         """Relay a request that costs money, through the model door."""

@@ -6,8 +6,11 @@ it cost. The model door runs the relay as it runs any model: with a permit, a ho
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import io
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import msgspec
 
@@ -22,7 +25,7 @@ from halter.proxy.dialect import CHAT, ModelCall, WireDialect
 from halter.proxy.errors import Headers
 
 if TYPE_CHECKING:
-    import httpx2
+    from aiohttp import ClientResponse, ClientSession
 
 AsgiMessage = MutableMapping[str, Any]
 Send = Callable[[AsgiMessage], Awaitable[None]]
@@ -56,7 +59,10 @@ _KEPT_FROM_PROVIDER: Final = _HOP_BY_HOP | {
 }
 """What belongs to this connection or to the client's own account."""
 _KEPT_FROM_CLIENT: Final = _HOP_BY_HOP | {b"set-cookie", b"date", b"server"}
-_SENDING: Final = ".send_request_headers.started"
+_ADDED_BY_LIBRARY: Final = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
+LONGEST_HEADER: Final = 64 * 1024
+_LARGE_BODY: Final = 1024 * 1024
+"""The library sends a larger body only from a file."""
 _MAY_PASS: Final = frozenset((408, 409, 425, 429))
 _NEEDS_PERSON: Final = frozenset((401, 402, 403, 404))
 _NOT_BEGUN: Final = frozenset((429, 529))
@@ -95,14 +101,35 @@ class Upstream(msgspec.Struct, frozen=True):
         return kept
 
 
-def open_pool(upstream: Upstream) -> "httpx2.AsyncClient":
-    """Prepare the connections to a provider: no retries, no deadline, and nothing from the environment is sent."""
-    import httpx2
+def open_pool(upstream: Upstream) -> "ClientSession":
+    """Prepare the connections to a provider: no retries, no deadline, and nothing is sent but what the client sent."""
+    import aiohttp
 
-    outside = not is_local_address(upstream.url)
-    limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
-    timeout = httpx2.Timeout(None, connect=CONNECT_TIMEOUT_SECONDS)
-    return httpx2.AsyncClient(timeout=timeout, limits=limits, trust_env=outside, follow_redirects=False)
+    async def note_sending(_session: object, context: Any, _params: object) -> None:
+        context.trace_request_ctx.sent = True
+
+    trace = aiohttp.TraceConfig()
+    trace.on_connection_create_end.append(note_sending)
+    trace.on_connection_reuseconn.append(note_sending)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_SECONDS),
+        skip_auto_headers=_ADDED_BY_LIBRARY,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        proxy=find_proxy(upstream.url),
+        trace_configs=[trace],
+        max_line_size=LONGEST_HEADER,
+        max_field_size=LONGEST_HEADER,
+    )
+
+
+def find_proxy(url: str) -> str | None:
+    """The HTTP proxy that the environment names for an address outside of this machine."""
+    host = urlsplit(url).hostname or ""
+    if is_local_address(url) or proxy_bypass(host):
+        return None
+    found = getproxies()
+    return found.get(urlsplit(url).scheme) or found.get("all")
 
 
 class ClientConnection:
@@ -165,7 +192,7 @@ class RelayExchange:
 
     def __init__(
         self,
-        pool: "httpx2.AsyncClient",
+        pool: "ClientSession",
         upstream: Upstream,
         client: ClientConnection,
         address: str,
@@ -181,19 +208,21 @@ class RelayExchange:
         self.uses_new_limit = uses_new_limit
         self.sent = False
 
-    async def open(self, method: str, body: bytes) -> "httpx2.Response":
+    async def open(self, method: str, body: bytes) -> "ClientResponse":
         """Send the request; return when the answer's headers are there. Raises ModelError."""
-        import httpx2
+        from aiohttp import ClientError
+        from yarl import URL
 
-        async def trace(event: str, _: Mapping[str, Any]) -> None:
-            if event.endswith(_SENDING):
-                self.sent = True
-
-        request = self._pool.build_request(method, self._address, headers=self._headers, content=body)
-        request.extensions = {**request.extensions, "trace": trace}
         try:
-            return await self._pool.send(request, stream=True)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            return await self._pool.request(
+                method,
+                URL(self._address, encoded=True),
+                headers=[(name.decode("ascii"), _decode_value(value)) for name, value in self._headers],
+                data=body if len(body) <= _LARGE_BODY else io.BytesIO(body),
+                allow_redirects=False,
+                trace_request_ctx=self,
+            )
+        except (ClientError, OSError, ValueError) as error:
             raise self.failed(error) from None
 
     def failed(self, error: Exception, reader: UsageReader | None = None) -> ModelUnavailable:
@@ -206,79 +235,82 @@ class RelayExchange:
         return ModelUnavailable(sentence, billed=True, usage=usage, final=final)
 
 
+def _decode_value(value: bytes) -> str:
+    """The value of a header as text that is sent as the same bytes, unless it is older than UTF-8."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
+
+
 @PermitGate
 async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Reply:
     """Pass one request and its answer on, and return what it used."""
     response = await exchange.open("POST", body)
     try:
         reader = UsageReader(call.dialect.usage)
-        if response.status_code >= _FIRST_ERROR or not _is_stream(response):
+        if response.status >= _FIRST_ERROR or not _is_stream(response):
             await _pass_whole(exchange, response, reader)
         else:
             await _pass_stream(exchange, call, response, reader)
-        return _conclude(exchange, call.dialect, response.status_code, reader)
+        return _conclude(exchange, call.dialect, response.status, reader)
     finally:
-        # Closing a connection is not worth waiting for, and must happen while the task is being stopped.
-        await asyncio.shield(response.aclose())
+        response.close()
 
 
-def _is_stream(response: "httpx2.Response") -> bool:
+def _is_stream(response: "ClientResponse") -> bool:
     return response.headers.get("content-type", "").startswith("text/event-stream")
 
 
-def list_answer_headers(response: "httpx2.Response") -> Headers:
-    return [(name.lower(), value) for name, value in response.headers.raw if name.lower() not in _KEPT_FROM_CLIENT]
+def list_answer_headers(response: "ClientResponse") -> Headers:
+    named = ((name.lower(), value) for name, value in response.raw_headers)
+    return [(name, value) for name, value in named if name not in _KEPT_FROM_CLIENT]
 
 
-async def _pass_whole(exchange: RelayExchange, response: "httpx2.Response", reader: UsageReader) -> None:
+async def _pass_whole(exchange: RelayExchange, response: "ClientResponse", reader: UsageReader) -> None:
     data = await read_whole(exchange, response, reader)
     headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
-    await exchange.client.answer(response.status_code, headers, data)
+    await exchange.client.answer(response.status, headers, data)
 
 
-async def read_whole(exchange: RelayExchange, response: "httpx2.Response", reader: UsageReader | None = None) -> bytes:
-    """Read an answer in one piece. Raises ModelError where it breaks off or is too long."""
-    import httpx2
+async def _read_pieces(
+    exchange: RelayExchange, response: "ClientResponse", reader: UsageReader | None
+) -> AsyncIterator[bytes]:
+    """Read an answer as it comes: all that is there at once is one piece. Raises ModelError."""
+    from aiohttp import ClientError
 
-    parts: list[bytes] = []
     left = MAX_ANSWER_BYTES
     try:
-        async for piece in response.aiter_bytes():
+        while piece := await response.content.readany():
             left -= len(piece)
             if left < 0:
                 raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too long")
-            parts.append(piece)
-    except (httpx2.HTTPError, httpx2.StreamError) as error:
-        raise exchange.failed(error) from None
-    data = b"".join(parts)
+            if reader is not None:
+                reader.feed(piece)
+            yield piece
+    except (ClientError, OSError) as error:
+        raise exchange.failed(error, reader) from None
     if reader is not None:
-        reader.feed(data)
         reader.close()
-    return data
+
+
+async def read_whole(exchange: RelayExchange, response: "ClientResponse", reader: UsageReader | None = None) -> bytes:
+    """Read an answer in one piece. Raises ModelError where it breaks off or is too long."""
+    return b"".join([piece async for piece in _read_pieces(exchange, response, reader)])
 
 
 async def _pass_stream(
-    exchange: RelayExchange, call: ModelCall, response: "httpx2.Response", reader: UsageReader
+    exchange: RelayExchange, call: ModelCall, response: "ClientResponse", reader: UsageReader
 ) -> None:
     """Pass a stream on in whole events, so that an error can follow any of them."""
-    import httpx2
-
     client, drops = exchange.client, call.dialect is CHAT and not call.asks_usage
-    await client.start(response.status_code, list_answer_headers(response), streams=True)
-    rest, left = b"", MAX_ANSWER_BYTES
-    try:
-        async for piece in response.aiter_bytes():
-            left -= len(piece)
-            if left < 0:
-                raise ModelUnavailable(f"BadAnswer: the answer of {exchange.upstream.provider} is too long")
-            reader.feed(piece)
-            whole, rest = split_events(rest + piece if rest else piece)
-            if whole:
-                client.events += 1
-                await client.write(drop_usage_chunk(whole) if drops else whole, more=True)
-    except (httpx2.HTTPError, httpx2.StreamError) as error:
-        raise exchange.failed(error, reader) from None
-    reader.close()
+    await client.start(response.status, list_answer_headers(response), streams=True)
+    rest = b""
+    async for piece in _read_pieces(exchange, response, reader):
+        whole, rest = split_events(rest + piece if rest else piece)
+        if whole:
+            client.events += 1
+            await client.write(drop_usage_chunk(whole) if drops else whole, more=True)
     if rest:
         await client.write(rest, more=True)
 
