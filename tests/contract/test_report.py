@@ -34,6 +34,7 @@ from halter.operations.report import (
     ReportMessage,
     build_report,
     queue_report,
+    read_night,
     read_report_rows,
     render_report_message,
 )
@@ -188,3 +189,24 @@ async def test_a_report_that_is_sent_waits_in_the_outbox(store: JournalStore) ->
 
 class _Due(NotificationRow, frozen=True, kw_only=True):
     body: bytes | None
+
+
+async def test_a_night_is_summed_up_by_what_happened_alike(store: JournalStore) -> None:
+    await a_night(store)
+    for name in ("clerk.papers-8", "clerk.papers-9"):
+        await store.commit(lifecycle.end_session(await begun(store, name, "clerk"), "COMPLETED", "completed"))
+    night = await read_night(store, since=1, limit=5)
+    ends = {(row.agent, row.state, row.terminal_reason, row.count, row.session) for row in night.ends}
+    assert ends == {
+        ("clerk", "COMPLETED", "completed", 3, "clerk.papers-9"),
+        ("clerk", "HALTED", "idle_timeout", 1, "clerk.papers-2"),
+    }
+    (answer,) = night.answers
+    assert (answer.by, answer.agent, answer.name, answer.denied, answer.count, answer.session) == (
+        "ada", "desk", "send", 0, 1, "desk-1",
+    )  # fmt: skip
+    assert [row.scope for row in night.halts] == ["agent:desk"]
+    assert ([row.item for row in night.left], len(night.undelivered)) == (["i1"], 1)
+    later = await read_night(store, since=await store.now() + HOUR, limit=5)
+    assert (later.ends, later.answers, later.left) == ([], [], [])
+    assert [row.scope for row in later.halts] == ["agent:desk"]

@@ -2,13 +2,14 @@
 
 import json
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import pytest
 
 from halter.core.clock import HOUR, MINUTE
 from halter.core.errors import NotDone
-from halter.core.rows import DecisionRow, SessionRow
+from halter.core.rows import SessionRow
 from halter.dashboard.home import indent_arguments, list_need_pages, tell_story
 from halter.dashboard.labels import (
     explain_health,
@@ -26,7 +27,7 @@ from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_ti
 from halter.dashboard.session import find_number_series, fits_filter
 from halter.operations.money import Spending
 from halter.operations.queries import AgentLine, Saw
-from halter.operations.report import ReportRows
+from halter.operations.report import AnswersAlike, EndsAlike, Night
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
 
@@ -90,13 +91,15 @@ def test_what_needs_a_person_leads_to_where_it_is_settled() -> None:
     assert lead(kind="kept") == ["/findings"]
 
 
-def test_the_story_of_a_night_tells_the_same_answer_once() -> None:
-    rows = [
-        DecisionRow(f"d{number}", name="pay", agent="shop", by="ann", verdict=verdict, decided_at=number)
-        for number, verdict in ((1, "approve"), (2, "approve"), (3, "deny"))
+def test_the_story_of_a_night_tells_what_happened_alike_once() -> None:
+    answer = partial(AnswersAlike, by="ann", agent="shop", name="pay")
+    ended = EndsAlike(agent="shop", state="ERROR", terminal_reason="repetition", count=1200, at=3, session="shop-7")
+    night = Night(since=0, ends=[ended], answers=[answer(denied=0, count=2, at=1), answer(denied=1, count=1, at=2)])
+    assert [line.text for line in tell_story(night, (), ())] == [
+        "shop ended 1,200 sessions: failed, it repeated itself",
+        "ann denied pay of shop",
+        "ann approved pay of shop, 2 times",
     ]
-    told = tell_story(ReportRows(since=0, until=9, decided=rows), (), ())
-    assert [line.text for line in told] == ["ann denied pay of shop", "ann approved pay of shop, 2 times"]
 
 
 def test_a_wake_that_nothing_followed_is_late() -> None:

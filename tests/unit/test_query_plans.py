@@ -76,6 +76,20 @@ def test_a_filter_is_answered_in_the_order_of_its_index(tables: sqlite3.Connecti
     assert not [line for line in plan if "TEMP B-TREE" in line]
 
 
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [
+        ("ends_since", "sessions USING INDEX sessions_ended (ended_at>?)"),
+        ("answers_since", "decisions USING INDEX decisions_decided (decided_at>?)"),
+        ("halts_told", "halts USING INDEX halts_at (at>?)"),
+    ],
+)
+def test_a_night_is_summed_up_without_what_was_before_it(tables: sqlite3.Connection, name: str, index: str) -> None:
+    plan = plan_of(tables, load_queries("queries.sql")[name])
+    assert f"SEARCH {index}" in plan
+    assert [line for line in plan if line.startswith("SCAN") and "halts_standing" not in line] in ([], ["SCAN g"])
+
+
 def test_halts_of_cancelled_sessions_are_not_looked_at_again(tables: sqlite3.Connection) -> None:
     """Every cancelled session leaves a halt: only those that stand, and those of the wanted time, are read."""
     plan = plan_of(tables, load_queries("queries.sql")["halts_since"])

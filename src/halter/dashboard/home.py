@@ -11,13 +11,13 @@ from nicegui.element import Element
 
 from halter.core.clock import DAY, HOUR, SECOND, parse_duration
 from halter.core.money import ZERO_USD
-from halter.core.rows import DecisionRow, HaltRow, NotificationRow, SessionRow
+from halter.core.rows import HaltRow, NotificationRow
 from halter.core.text import format_count, to_one_line
 from halter.dashboard.labels import (
     RISK_MOODS,
     SEVERITY_MOODS,
     Label,
-    explain_end,
+    explain_terminal,
     format_money,
     format_share,
     format_span,
@@ -61,7 +61,7 @@ from halter.operations import artifacts, control, decisions, money, queries
 from halter.operations.artifacts import Artifact
 from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecision, offers, put, waiting
 from halter.operations.queries import AgentLine
-from halter.operations.report import ReportRows
+from halter.operations.report import AnswersAlike, EndsAlike, Night
 from halter.present.events import format_moment
 from halter.runtime.needs import Need
 
@@ -233,15 +233,15 @@ class StoryLine(msgspec.Struct, frozen=True):
     link: str = ""
 
 
-def tell_story(found: ReportRows, findings: Sequence[Artifact], news: Sequence[queries.AgentNews]) -> list[StoryLine]:
-    """Puts what happened into one line each, the newest first; sessions that ended alike are one line."""
+def tell_story(night: Night, findings: Sequence[Artifact], news: Sequence[queries.AgentNews]) -> list[StoryLine]:
+    """Puts what happened into one line each, the newest first; what happened alike is one line."""
     lines = [
-        *_tell_ends([row for row in found.sessions if row.ended_at is not None and row.ended_at >= found.since]),
-        *_tell_decisions(found.decided),
-        *(_tell_halt(row) for row in found.halts if row.at >= found.since or row.halted),
-        *_tell_findings([one for one in findings if one.at >= found.since]),
-        *_tell_documents(found, news),
-        *(_tell_undelivered(row) for row in found.undelivered),
+        *map(_tell_ends, night.ends),
+        *map(_tell_answers, night.answers),
+        *map(_tell_halt, night.halts),
+        *_tell_findings([one for one in findings if one.at >= night.since]),
+        *_tell_documents(night, news),
+        *map(_tell_undelivered, night.undelivered),
         *(_tell_news(one) for one in news if not one.about.startswith(TOLD_ELSEWHERE)),
     ]
     return sorted(lines, key=lambda line: line.at, reverse=True)[:MAX_STORY]
@@ -251,32 +251,20 @@ TOLD_ELSEWHERE = ("ended:", "waiting:", "asks:")
 """Notices of ends and questions: the story has the ends and decisions themselves, and open questions have cards."""
 
 
-def _tell_ends(rows: Sequence[SessionRow]) -> Iterable[StoryLine]:
-    alike: dict[tuple[str, str, str], list[SessionRow]] = {}
-    for row in rows:
-        alike.setdefault((row.agent, row.state, row.terminal_reason), []).append(row)
-    for (agent, state, _), group in alike.items():
-        last = max(group, key=lambda row: row.ended_at or 0)
-        label = label_state(state)
-        why = explain_end(last)
-        many = f"{len(group)} sessions" if len(group) > 1 else "a session"
-        word = f"{label.word[0].lower()}{label.word[1:]}"
-        text = f"{agent} ended {many}: {word}{f', {why}' if why else ''}"
-        yield StoryLine(last.ended_at or 0, label, text, f"/session/{last.session}", last.session)
+def _tell_ends(row: EndsAlike) -> StoryLine:
+    label = label_state(row.state)
+    why = explain_terminal(row.state, row.terminal_reason)
+    many = f"{row.count:,} sessions" if row.count > 1 else "a session"
+    word = f"{label.word[0].lower()}{label.word[1:]}"
+    text = f"{row.agent} ended {many}: {word}{f', {why}' if why else ''}"
+    return StoryLine(row.at, label, text, f"/session/{row.session}", row.session)
 
 
-def _tell_decisions(rows: Sequence[DecisionRow]) -> Iterable[StoryLine]:
-    """Tells who decided what; the same answer to the same question of an agent is one line."""
-    alike: dict[tuple[str, bool, str, str], list[DecisionRow]] = {}
-    for row in rows:
-        alike.setdefault((row.by, row.verdict != "deny", row.name, row.agent), []).append(row)
-    for (by, yes, name, agent), group in alike.items():
-        last = max(group, key=lambda row: row.decided_at or 0)
-        often = f", {len(group)} times" if len(group) > 1 else ""
-        text = f"{by} {'approved' if yes else 'denied'} {name} of {agent}{often}"
-        label = Label("", "good" if yes else "bad", "check" if yes else "cross")
-        path = f"/session/{last.session}" if last.session else ""
-        yield StoryLine(last.decided_at or 0, label, text, path, last.session)
+def _tell_answers(row: AnswersAlike) -> StoryLine:
+    often = f", {row.count:,} times" if row.count > 1 else ""
+    text = f"{row.by} {'denied' if row.denied else 'approved'} {row.name} of {row.agent}{often}"
+    label = Label("", "bad", "cross") if row.denied else Label("", "good", "check")
+    return StoryLine(row.at, label, text, f"/session/{row.session}" if row.session else "", row.session or "")
 
 
 def _tell_halt(row: HaltRow) -> StoryLine:
@@ -284,11 +272,11 @@ def _tell_halt(row: HaltRow) -> StoryLine:
     return StoryLine(row.at, Label("", "bad" if row.halted else "good", "halt"), f"{what}. {row.reason}".strip())
 
 
-def _tell_documents(found: ReportRows, news: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
+def _tell_documents(night: Night, news: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
     """Tells which documents were left to a person, unless a notice does."""
     subjects = " ".join(one.subject for one in news)
-    for item in found.left:
-        if (item.quarantined_at or 0) >= found.since and item.name not in subjects:
+    for item in night.left:
+        if item.name not in subjects:
             text = f"{item.name} was left to you"
             yield StoryLine(item.quarantined_at or 0, Label("", "look", "paper"), text, "/triggers", item.trigger)
 
@@ -468,10 +456,10 @@ def _show_pulse(pulse: Element, parts: Sequence[tuple[str, str, str]]) -> None:
 
 
 async def _show_story(room: OpenPage, story: KeyedList[StoryLine], since: int) -> None:
-    found = await queries.report_rows(room.desk, since)
+    night = await queries.night(room.desk, since, MAX_STORY)
     findings = await artifacts.findings(room.desk, limit=MAX_FINDINGS_TOLD)
     news = await queries.read_news(room.desk, since)
-    lines = tell_story(found, findings, news)
+    lines = tell_story(night, findings, news)
     story.show({(line.at, line.text): line for line in lines})
 
 

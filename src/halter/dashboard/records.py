@@ -1,7 +1,7 @@
 """Pages of records: budgets with caps, and the audit with search and downloads."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
@@ -59,11 +59,10 @@ from halter.server.middleware import WHO_KEY
 from halter.state.audit import AuditEntry, make_audit_entry
 
 
-async def list_current_budgets(room: OpenPage) -> Sequence[Budget]:
-    """Lists the budgets of the fleet, agents, triggers, and open sessions."""
-    rows = (await money.budgets(room.desk)).budgets
-    under_way = {f"session:{row.session}" for row in await queries.sessions_under_way(room.desk)}
-    return [row for row in rows if not row.scope.startswith("session:") or row.scope in under_way]
+async def list_current_budgets(room: OpenPage, under_way: Container[str]) -> Sequence[Budget]:
+    """Lists the budgets of the fleet, agents, triggers, and of the sessions that are under way."""
+    rows = await money.list_budgets(room.desk)
+    return [row for row in rows if not row.scope.startswith("session:") or row.scope[len("session:") :] in under_way]
 
 
 def format_amount(row: Budget, number: Decimal) -> str:
@@ -152,8 +151,8 @@ async def build_budgets_page(room: OpenPage) -> RefreshPage:
             return
         if grown.of(FLEET):
             await _show_policy(room, adopted, says)
-        rows = await list_current_budgets(room)
         agents = {row.session: row.agent for row in await queries.sessions_under_way(room.desk)}
+        rows = await list_current_budgets(room, agents)
         lines.show({(each.row.scope, each.row.window, each.row.unit): each for each in arrange_caps(rows, agents)})
         scopes = ["fleet", *sorted({row.scope for row in rows if row.scope.startswith("agent:")})]
         if whose.options != scopes:

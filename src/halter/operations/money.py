@@ -85,9 +85,15 @@ class Budgets(msgspec.Struct, frozen=True):
 
 async def budgets(desk: Desk, *, everything: Everything = False) -> Budgets:
     """List current caps, or all that ever were, with what is spent and held against them."""
+    rows = await list_budgets(desk, everything=everything)
+    return Budgets(rows, await read_spending(desk, desk.app.clock.now() - DAY))
+
+
+async def list_budgets(desk: Desk, *, everything: bool = False) -> Sequence[Budget]:
+    """List current caps, or all that ever were, without what was spent on what."""
     now = desk.app.clock.now()
     rows = [row for row in await _seen(desk, everything=everything) if everything or is_current(row, now)]
-    return Budgets(await shown_budgets(desk.app.store, rows), await read_spending(desk, now - DAY))
+    return await shown_budgets(desk.app.store, rows)
 
 
 async def read_spending(desk: Desk, since: int) -> Sequence[Spending]:

@@ -18,7 +18,7 @@ from halter.core.rows import AgentRow, HaltRow, OutageRow, SavedHotState, Sessio
 from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
-from halter.operations.report import Report, ReportRows, read_report_rows
+from halter.operations.report import Night, Report, ReportRows, read_night, read_report_rows
 from halter.operations.report import build_report as report_of
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
 from halter.runtime.feed import serialize_event
@@ -323,6 +323,19 @@ async def report_rows(desk: Desk, since: int) -> ReportRows:
     """Read what a report is made of, as far as they may see it."""
     found = await read_report_rows(desk.app.store, since, desk.app.clock.now())
     return found if not desk.who.agents else _theirs(desk, found)
+
+
+async def night(desk: Desk, since: int, limit: int) -> Night:
+    """Read what happened since a moment, summed up, as far as they may see it."""
+    found, sees = await read_night(desk.app.store, since, limit), desk.who.sees
+    return msgspec.structs.replace(
+        found,
+        ends=[row for row in found.ends if sees(row.agent)],
+        answers=[row for row in found.answers if sees(row.agent)],
+        halts=[row for row in found.halts if row.scope == "fleet" or sees(_of(row.scope.partition(":")[2]))],
+        left=[row for row in found.left if sees(_of(row.trigger))],
+        undelivered=[row for row in found.undelivered if sees(row.agent)],
+    )
 
 
 async def needs(desk: Desk) -> Sequence[Need]:

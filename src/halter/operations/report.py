@@ -17,6 +17,7 @@ from halter.core.rows import (
     DecisionRow,
     FindingRow,
     HaltRow,
+    ItemRow,
     NotificationRow,
     SessionRow,
 )
@@ -65,6 +66,53 @@ class ReportRows(NeedRows, frozen=True, kw_only=True):
     findings: Sequence[FindingRow] = ()
     spent: Sequence[ReportSpending] = ()
     decided: Sequence[DecisionRow] = ()
+
+
+class EndsAlike(msgspec.Struct, frozen=True, kw_only=True):
+    """Sessions of an agent that ended for the same reason: how many, and the last of them."""
+
+    agent: str
+    state: str
+    terminal_reason: str
+    count: int
+    at: int
+    session: str
+
+
+class AnswersAlike(msgspec.Struct, frozen=True, kw_only=True):
+    """The same answer of a person to the same question of an agent: how often, and where last."""
+
+    by: str
+    agent: str
+    name: str
+    denied: int
+    count: int
+    at: int
+    session: str | None = None
+
+
+class Night(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened since a moment, already summed up: it is as long as the kinds of things that happened."""
+
+    since: int
+    ends: Sequence[EndsAlike] = ()
+    answers: Sequence[AnswersAlike] = ()
+    halts: Sequence[HaltRow] = ()
+    left: Sequence[ItemRow] = ()
+    undelivered: Sequence[NotificationRow] = ()
+
+
+async def read_night(store: Store, since: int, limit: int) -> Night:
+    """Read what happened since a moment, the newest `limit` kinds of each; the store counts, not this process."""
+    params: Mapping[str, Any] = {"since": since, "limit": limit}
+    return Night(
+        since=since,
+        ends=await store.ask(Query("ends_since", EndsAlike, params)),
+        answers=await store.ask(Query("answers_since", AnswersAlike, params)),
+        halts=await store.ask(Query("halts_told", HaltRow, {"since": since})),
+        left=[row for row in await store.ask(Query("items_left", ItemRow)) if (row.quarantined_at or 0) >= since],
+        undelivered=await store.ask(Query("undelivered", NotificationRow, {"since": since})),
+    )
 
 
 class AgentReport(msgspec.Struct, frozen=True, kw_only=True):

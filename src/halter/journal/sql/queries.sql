@@ -540,6 +540,30 @@ UNION SELECT * FROM sessions WHERE ended_at >= :since AND +started_at > 0
 UNION SELECT * FROM sessions WHERE started_at >= :since AND started_at > 0
 ORDER BY started_at, session;
 
+-- name: ends_since
+-- How many sessions ended alike after a time, and the last of each. The empty text leads past the index by agent.
+SELECT g.*, (
+    SELECT MAX(s.session) FROM sessions s WHERE s.agent = g.agent AND s.ended_at = g.at AND s.terminal_reason = g.terminal_reason
+) AS session FROM (
+    SELECT MIN(agent) AS agent, state, terminal_reason, COUNT(*) AS count, MAX(ended_at) AS at FROM sessions
+    WHERE ended_at >= :since GROUP BY agent || '', state, terminal_reason
+) g ORDER BY g.at DESC LIMIT :limit;
+
+-- name: answers_since
+-- How often the same person answered the same question of an agent alike after a time, and the last answer of each.
+SELECT g.*, (
+    SELECT MAX(d.session) FROM decisions d WHERE d.decided_at = g.at AND d.agent = g.agent AND d.name = g.name
+) AS session FROM (
+    SELECT "by", agent, name, CASE verdict WHEN 'deny' THEN 1 ELSE 0 END AS denied, COUNT(*) AS count,
+           MAX(decided_at) AS at FROM decisions
+    WHERE decided_at IS NOT NULL AND decided_at >= :since AND about <> '' GROUP BY 1, 2, 3, 4
+) g ORDER BY g.at DESC LIMIT :limit;
+
+-- name: halts_told
+-- What is halted and may be let go again, and what was let go after a time. An order would walk an index.
+SELECT * FROM halts WHERE halted = 1 AND cancels = 0
+UNION ALL SELECT * FROM halts WHERE at >= :since AND halted = 0 AND cancels = 0;
+
 -- name: triggered_since
 -- What happened to triggers after a time, each stream in its order.
 SELECT stream, at, kind, version, facts FROM events
