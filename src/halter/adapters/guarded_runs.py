@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict, cast
 
 from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
@@ -44,6 +44,11 @@ def read_usage(given: int, written: int, cached: int, cache_written: int) -> Usa
         return Usage(given, written, cached, cache_written)
     except ValueError:
         return None
+
+
+def as_mapping(value: Any) -> Mapping[str, Any]:
+    """Read a framework's value as the mapping that it is; anything else has nothing in it."""
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
 class GuardedRuns:

@@ -16,7 +16,7 @@ unless its type is in `allow_native`. Nodes of graphs that `create_agent` did no
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 from langchain import agents
@@ -33,6 +33,7 @@ from halter.adapters.guarded_runs import (
     NO_TOOLS,
     ExternalToolOptions,
     GuardedRuns,
+    as_mapping,
     read_usage,
     refuse_unseen,
 )
@@ -83,7 +84,7 @@ class GuardedGraph:
             configured = _name_session(config, session.id)
             with self._middleware.serving(session):
                 result = await self._agent.ainvoke(input, configured, **options)
-            if INTERRUPT in _as_mapping(result):
+            if INTERRUPT in as_mapping(result):
                 await session.pause()
             return result
 
@@ -176,7 +177,7 @@ ONLY_ASYNC: Final = "Run it with `ainvoke`, `astream` or `invoke` of the guarded
 
 
 def _refuse_native(tools: Sequence[Any], allowed: frozenset[str]) -> None:
-    refuse_unseen((_name_native(_as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed)
+    refuse_unseen((_name_native(as_mapping(tool)) for tool in tools if isinstance(tool, dict)), allowed)
 
 
 def _name_native(tool: Mapping[str, Any]) -> str:
@@ -185,12 +186,12 @@ def _name_native(tool: Mapping[str, Any]) -> str:
 
 def _find_bound_tools(model: Any) -> Sequence[Any]:
     """Tools that were bound to the model before the agent was made."""
-    return [each for each in _as_mapping(getattr(model, "kwargs", None)).get("tools", ()) if "function" not in each]
+    return [each for each in as_mapping(getattr(model, "kwargs", None)).get("tools", ()) if "function" not in each]
 
 
 def _name_model(model: BaseChatModel) -> str:
     # LangChain tells a model's name nowhere else.
-    known = _as_mapping(getattr(model, "_get_ls_params", dict)())
+    known = as_mapping(getattr(model, "_get_ls_params", dict)())
     return f"{known.get('ls_provider') or type(model).__name__}:{known.get('ls_model_name') or 'unnamed'}"
 
 
@@ -215,20 +216,16 @@ def _read_usage(said: Sequence[AIMessage]) -> Usage | None:
 
 
 def _find_conversation(config: Any) -> str:
-    thread = _as_mapping(_as_mapping(config).get("configurable")).get("thread_id")
+    thread = as_mapping(as_mapping(config).get("configurable")).get("thread_id")
     return f"langchain.{thread}" if thread else ""
 
 
 def _name_session(config: Any, session: str) -> dict[str, Any]:
-    given = _as_mapping(config)
-    return {**given, "configurable": {**_as_mapping(given.get("configurable")), SESSION_KEY: session}}
+    given = as_mapping(config)
+    return {**given, "configurable": {**as_mapping(given.get("configurable")), SESSION_KEY: session}}
 
 
 def _text_of(given: Any) -> str:
-    messages: Sequence[Any] = _as_mapping(given).get("messages", ())
+    messages: Sequence[Any] = as_mapping(given).get("messages", ())
     last = messages[-1] if messages else ""
-    return str(_as_mapping(last).get("content", "") or getattr(last, "content", last))
-
-
-def _as_mapping(value: Any) -> Mapping[str, Any]:
-    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+    return str(as_mapping(last).get("content", "") or getattr(last, "content", last))

@@ -1,0 +1,325 @@
+"""Guard an agent of Microsoft's agent-framework.
+
+```python
+desk = guard(Agent(client, tools=[pay]), guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
+result = await desk.run("Pay the bill.")
+```
+
+Each run is a guarded session. Each model request is held before it is sent, with `max_tokens` lowered to what fits, and
+settled by its usage. Each tool call is admitted, made and settled. A call that needs a person ends a run that has an
+`AgentSession` with a `function_approval_request`: approve it in Halter and answer the request in the same session. Any
+other run waits for the decision. A halt and a cap raise EffectRefused.
+
+Hosted tools and agents as tools do not pass here: an agent with one is refused, unless the tool's name is in
+`allow_native`. So is a client without the framework's function and chat middleware, which would call no guard at all.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, cast
+
+import msgspec
+from agent_framework import (
+    Agent,
+    AgentResponse,
+    AgentSession,
+    ChatContext,
+    ChatMiddleware,
+    ChatMiddlewareLayer,
+    ChatResponse,
+    Content,
+    FunctionInvocationContext,
+    FunctionInvocationLayer,
+    FunctionMiddleware,
+    FunctionTool,
+    MiddlewareFailure,
+    MiddlewareTermination,
+    ResponseStream,
+)
+
+from halter.adapters.guarded_runs import (
+    MAX_OUTPUT_TOKENS,
+    NO_TOOLS,
+    ExternalToolOptions,
+    GuardedRuns,
+    as_mapping,
+    read_usage,
+    refuse_unseen,
+)
+from halter.core.errors import ConfigError
+from halter.core.usage import Usage
+from halter.loop.session_runtime import cancel_and_wait
+from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.guard_api import Guard, GuardedSession
+
+APPROVAL_REQUEST: Final = "function_approval_request"
+
+
+def guard(
+    agent: Agent[Any],
+    *,
+    guard: Guard,
+    tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
+    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    allow_native: Collection[str] = (),
+) -> "GuardedAgent":
+    """Return the agent with every run under the guard. `tools` says what the guard is to know of its tools.
+
+    Raises ConfigError for a tool or a client that no guard would see.
+    """
+    client, allowed = agent.client, frozenset(allow_native)
+    if not isinstance(client, FunctionInvocationLayer) or not isinstance(client, ChatMiddlewareLayer):
+        raise ConfigError(
+            f"{type(client).__name__} calls no function and chat middleware, so no guard would see its requests: use a "
+            "client with FunctionInvocationLayer and ChatMiddlewareLayer."
+        )
+    refuse_unseen(_name_unseen(agent.default_options.get("tools")), allowed)
+    return GuardedAgent(agent, GuardedRuns(guard, tools), max_output_tokens, allowed)
+
+
+class GuardedAgent:
+    """An agent whose runs are guarded sessions."""
+
+    def __init__(
+        self, agent: Agent[Any], runs: GuardedRuns, max_output_tokens: int, allow_native: frozenset[str]
+    ) -> None:
+        self._agent = agent
+        self._runs = runs
+        self._max_output_tokens = max_output_tokens
+        self._allow_native = allow_native
+
+    def run(self, messages: Any = None, *, stream: bool = False, **options: Any) -> Any:
+        """Run as `Agent.run` does: await it, or with `stream` read its updates."""
+        if stream:
+            return ResponseStream(self._updates(messages, options), finalizer=AgentResponse.from_updates)
+        return self._run(messages, options)
+
+    async def _run(self, messages: Any, options: dict[str, Any]) -> AgentResponse[Any]:
+        async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
+            with _told_by_the_guard():
+                result = await self._agent.run(messages, **self._guarded(session, options))
+            await _pause_if_asked(session, result.user_input_requests)
+            return result
+
+    async def _updates(self, messages: Any, options: dict[str, Any]) -> AsyncGenerator[Any]:
+        asked: list[Content] = []
+        async with self._runs.session(_text_of(messages), _find_conversation(options)) as session:
+            with _told_by_the_guard():
+                async for update in self._agent.run(messages, stream=True, **self._guarded(session, options)):
+                    asked += update.user_input_requests
+                    yield update
+            await _pause_if_asked(session, asked)
+
+    def _guarded(self, session: GuardedSession, options: dict[str, Any]) -> dict[str, Any]:
+        """The options of a run. The guard stands behind every other middleware that the run is given."""
+        own = [
+            _GuardedRequests(session, self._max_output_tokens, self._allow_native),
+            _GuardedCalls(session, self._runs, pauses=options.get("session") is not None),
+        ]
+        return {**options, "middleware": [*(options.get("middleware") or ()), *own]}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._agent, name)
+
+
+class _GuardedCalls(FunctionMiddleware):
+    """Admits each tool call of a run before it is made, and settles it."""
+
+    def __init__(self, session: GuardedSession, runs: GuardedRuns, *, pauses: bool) -> None:
+        self._session = session
+        self._runs = runs
+        self._pauses = pauses
+
+    async def process(self, context: FunctionInvocationContext, call_next: Callable[[], Awaitable[None]]) -> None:
+        call, raised = str(context.metadata["call_id"]), _Raised()
+        try:
+            answer = await self._act(context, call, raised.watch(call_next))
+        except DecisionPending as pending:
+            context.result = _ask_for_approval(context, call, pending)
+            raise MiddlewareTermination(str(pending)) from None
+        except EffectRefused as refused:
+            if refused.terminal:
+                raise MiddlewareFailure(str(refused)) from refused
+            context.result = str(refused)
+        except Exception as error:
+            # A tool's own error is told to the model. An error of the guard's must not be: the loop would go on.
+            if error is raised.error:
+                raise
+            raise MiddlewareFailure(f"The guard could not decide about {context.function.name}: {error}") from error
+        else:
+            if context.result is None:
+                context.result = answer  # It was made before, by another process.
+
+    async def _act(
+        self, context: FunctionInvocationContext, call: str, call_next: Callable[[], Awaitable[None]]
+    ) -> Any:
+        tool, given = context.function, _arguments_of(context)
+        spec = self._runs.spec(tool.name, tool.description, msgspec.json.encode(tool.parameters(), enc_hook=str))
+
+        async def act(admitted: Mapping[str, Any]) -> Any:
+            if admitted != given:
+                context.arguments = dict(admitted)
+            await call_next()
+            return [each.to_dict() if isinstance(each, Content) else each for each in _as_list(context.result)]
+
+        return await self._session.act(spec, given, act, name=call, wait=not self._pauses)
+
+
+class _Raised:
+    """Remembers what a tool itself raised."""
+
+    error: Exception | None = None
+
+    def watch(self, call_next: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def watched() -> None:
+            try:
+                await call_next()
+            except Exception as error:
+                self.error = error
+                raise
+
+        return watched
+
+
+class _GuardedRequests(ChatMiddleware):
+    """Holds the most that each model request of a run can cost, and settles what it did cost."""
+
+    def __init__(self, session: GuardedSession, max_output_tokens: int, allow_native: frozenset[str]) -> None:
+        self._session = session
+        self._max_output_tokens = max_output_tokens
+        self._allow_native = allow_native
+
+    async def process(self, context: ChatContext, call_next: Callable[[], Awaitable[None]]) -> None:
+        options = dict(context.options or {})
+        refuse_unseen(_name_unseen(options.get("tools")), self._allow_native)
+
+        async def open_answer(fits: int) -> Any:
+            context.options = {**options, "max_tokens": fits}
+            await call_next()
+            return context.result
+
+        if context.stream:
+            context.result = ResponseStream(
+                self._stream(context, options, open_answer), finalizer=ChatResponse.from_updates
+            )
+            return
+
+        async def ask(fits: int) -> ModelResult[None]:
+            answer = await open_answer(fits)
+            return ModelResult(None, answer.text, _read_usage(answer))
+
+        await self._hold(context, options, ask)
+
+    async def _stream(self, context: ChatContext, options: dict[str, Any], open_answer: Any) -> AsyncGenerator[Any]:
+        updates: asyncio.Queue[Any] = asyncio.Queue()
+        over = object()
+
+        async def ask(fits: int) -> ModelResult[None]:
+            stream = await open_answer(fits)
+            async for update in stream:
+                updates.put_nowait(update)
+            answer = await stream.get_final_response()
+            return ModelResult(None, answer.text, _read_usage(answer))
+
+        held = asyncio.ensure_future(self._hold(context, options, ask))
+        held.add_done_callback(lambda _: updates.put_nowait(over))
+        try:
+            while (update := await updates.get()) is not over:
+                yield update
+            held.result()
+        finally:
+            # An answer that is not read to its end is settled at its hold.
+            await cancel_and_wait(held)
+
+    async def _hold(self, context: ChatContext, options: dict[str, Any], ask: Any) -> None:
+        tools = [
+            [tool.name, tool.description, tool.parameters()] if isinstance(tool, FunctionTool) else tool
+            for tool in _as_list(options.get("tools"))
+        ]
+        messages = [message.to_dict() for message in context.messages]
+        sent = msgspec.json.encode([options.get("instructions"), messages, tools], enc_hook=str).decode()
+        await self._session.ask(
+            _name_model(context, options),
+            sent,
+            ask,
+            max_output_tokens=options.get("max_tokens") or self._max_output_tokens,
+        )
+
+
+@contextmanager
+def _told_by_the_guard() -> Generator[None]:
+    """Raise what the guard said where the framework's loop was ended by it."""
+    try:
+        yield
+    except MiddlewareFailure as failed:
+        raise failed.__cause__ or failed from None
+
+
+async def _pause_if_asked(session: GuardedSession, requests: Sequence[Content]) -> None:
+    if any(each.type == APPROVAL_REQUEST for each in requests):
+        await session.pause()
+
+
+def _ask_for_approval(context: FunctionInvocationContext, call: str, pending: DecisionPending) -> Content:
+    """The framework's own question about a call. After a yes that Halter does not know of, it is another question."""
+    occurrence = str(context.metadata.get("function_call_occurrence_id") or call)
+    answered = context.metadata.get("approval_response")
+    request = f"{answered.id}:again" if isinstance(answered, Content) else occurrence
+    return Content.from_function_approval_request(
+        id=request,
+        function_call=Content.from_function_call(
+            call, context.function.name, arguments=_arguments_of(context), id=occurrence
+        ),
+        additional_properties={
+            "decision": pending.decision,
+            "_approval_request_id": request,
+            "_replacement_approval_request": request != occurrence,
+        },
+    )
+
+
+def _arguments_of(context: FunctionInvocationContext) -> dict[str, Any]:
+    given = context.arguments
+    return dict(given) if isinstance(given, Mapping) else given.model_dump()
+
+
+def _name_unseen(tools: Any) -> list[str]:
+    """The tools that run where no guard sees them: those of the provider, and agents, whose requests are their own."""
+    return [
+        str(getattr(tool, "name", None) or as_mapping(tool).get("type") or type(tool).__name__)
+        for tool in _as_list(tools)
+        if not isinstance(tool, FunctionTool) or ".as_tool." in getattr(tool.func, "__qualname__", "")
+    ]
+
+
+def _name_model(context: ChatContext, options: Mapping[str, Any]) -> str:
+    name = options.get("model") or getattr(context.client, "model", None) or type(context.client).__name__
+    provider = getattr(context.client, "OTEL_PROVIDER_NAME", "unknown")
+    return name if ":" in str(name) else f"{provider}:{name}"
+
+
+def _read_usage(answer: ChatResponse[Any]) -> Usage | None:
+    """Read the usage of an answer; one that was not reported settles the request at its hold."""
+    usage = as_mapping(answer.usage_details)
+    given, said = usage.get("input_token_count"), usage.get("output_token_count")
+    if given is None or said is None:
+        return None
+    cached, written = usage.get("cache_read_input_token_count"), usage.get("cache_creation_input_token_count")
+    return read_usage(given, said, cached or 0, written or 0)
+
+
+def _find_conversation(options: Mapping[str, Any]) -> str:
+    session = options.get("session")
+    return f"agent-framework.{session.session_id}" if isinstance(session, AgentSession) else ""
+
+
+def _text_of(messages: Any) -> str:
+    last: Any = _as_list(messages)[-1:]
+    return str(getattr(last[0], "text", last[0])) if last else ""
+
+
+def _as_list(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple):
+        return list(cast("Sequence[Any]", value))
+    return [] if value is None else [value]

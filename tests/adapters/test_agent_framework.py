@@ -1,0 +1,217 @@
+"""An agent of Microsoft's agent-framework under the guard: its own agent and loop, with a client that is a function."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from agent_framework import (
+    Agent,
+    AgentSession,
+    BaseChatClient,
+    ChatMiddlewareLayer,
+    ChatResponse,
+    ChatResponseUpdate,
+    Content,
+    FunctionInvocationLayer,
+    Message,
+    ResponseStream,
+    tool,
+)
+
+from halter.adapters.agent_framework import GuardedAgent, guard
+from halter.core.errors import ConfigError
+from halter.guard.halts import halt
+from halter.runtime.external import EffectRefused
+from tests.adapters.conftest import Desk
+
+
+class FunctionClient(FunctionInvocationLayer[Any], ChatMiddlewareLayer[Any], BaseChatClient[Any]):
+    """Answers as a provider does: it calls the tool once, and is never longer than it may be."""
+
+    OTEL_PROVIDER_NAME = "function"
+    model = "desk"
+
+    def __init__(self, output: int = 10, gate: asyncio.Event | None = None) -> None:
+        super().__init__()
+        self.output = output
+        self.gate = gate
+        self.asked: list[Mapping[str, Any]] = []
+
+    def _inner_get_response(
+        self, *, messages: Sequence[Message], stream: bool, options: Mapping[str, Any], **_: Any
+    ) -> Any:
+        self.asked.append(options)
+        return (
+            ResponseStream(self._stream(messages), finalizer=ChatResponse.from_updates)
+            if stream
+            else self._answer(messages)
+        )
+
+    async def _answer(self, messages: Sequence[Message]) -> ChatResponse[Any]:
+        if self.gate is not None:
+            self.gate.set()
+            await asyncio.Event().wait()
+        output = min(self.output, self.asked[-1]["max_tokens"])
+        return ChatResponse(
+            messages=Message("assistant", [self._say(messages)]),
+            usage_details={"input_token_count": 100, "output_token_count": output, "total_token_count": 100 + output},
+        )
+
+    async def _stream(self, messages: Sequence[Message]) -> AsyncGenerator[ChatResponseUpdate]:
+        answer = await self._answer(messages)
+        yield ChatResponseUpdate(role="assistant", contents=answer.messages[0].contents)
+        assert answer.usage_details is not None
+        yield ChatResponseUpdate(role="assistant", contents=[Content.from_usage(answer.usage_details)])
+
+    def _say(self, messages: Sequence[Message]) -> Content:
+        returned = [each for message in messages for each in message.contents if each.type == "function_result"]
+        if returned:
+            return Content.from_text(f"Done: {returned[-1].result}")
+        return Content.from_function_call("c1", "pay", arguments={"amount": 7})
+
+
+def make_agent(
+    desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, client: Any = None, tools: Any = (), **options: Any
+) -> GuardedAgent:
+    @tool
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        if amount < 0:
+            raise ValueError("less than nothing")
+        desk.paid.append(amount)
+        return f"paid {amount}"
+
+    agent = Agent(client or FunctionClient(), tools=[pay, *tools])
+    return guard(agent, guard=desk.guard(cap), tools={"pay": {"level": level}}, **options)
+
+
+async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(desk: Desk) -> None:
+    result = await make_agent(desk).run("Pay the bill.")
+    assert (result.text, desk.paid) == ("Done: paid 7", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+async def test_a_stream_is_a_session_too(desk: Desk) -> None:
+    stream = make_agent(desk).run("Pay the bill.", stream=True)
+    assert "".join([update.text async for update in stream]) == "Done: paid 7"
+    assert (await stream.get_final_response()).text == "Done: paid 7"
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+    desk.policy = {"policy": {"disabled": ["pay"]}}
+    result = await make_agent(desk).run("Pay the bill.")
+    assert desk.paid == []
+    assert "disabled" in result.text
+
+
+async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
+    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
+    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
+    agent = make_agent(desk, client=FunctionClient(39_000), max_output_tokens=40_000)
+    results = await asyncio.gather(*(agent.run("Pay the bill.") for _ in range(20)), return_exceptions=True)
+    refused = [each for each in results if isinstance(each, EffectRefused)]
+    assert {each.outcome for each in refused} == {"cost_cap_reached"}
+    assert len(refused) >= 18
+    assert Decimal("0.5") < await desk.spent() <= 1
+
+
+async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
+    client = FunctionClient()
+    await make_agent(desk, cap=0.03, client=client, max_output_tokens=40_000).run("Pay the bill.")
+    assert 0 < client.asked[0]["max_tokens"] < 40_000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_halt_ends_a_run_within_its_request(desk: Desk, *, stream: bool) -> None:
+    begun = asyncio.Event()
+    given = make_agent(desk, client=FunctionClient(gate=begun)).run("Pay the bill.", stream=stream)
+    run = asyncio.ensure_future(given.get_final_response() if stream else given)
+    await begun.wait()
+    store = desk.store()
+    await store.commit(halt("fleet", "ada", "halt-1"))
+    with pytest.raises(EffectRefused) as refused:
+        await run
+    assert refused.value.outcome == "external_halt"
+    await store.close()
+
+
+def approve(result: Any) -> Message:
+    """The framework's own yes to what a run asked."""
+    (asked,) = result.user_input_requests
+    return Message("user", [asked.to_function_approval_response(approved=True)])
+
+
+async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
+    session = AgentSession(session_id="t1")
+    first = await make_agent(desk, "PRIVILEGED").run("Pay the bill.", session=session)
+    assert first.user_input_requests[0].function_call.name == "pay"
+    # Approving in the framework alone is not enough.
+    session = AgentSession.from_dict(session.to_dict())
+    again = await make_agent(desk, "PRIVILEGED").run(approve(first), session=session)
+    assert desk.paid == []
+    await desk.decide("approve")
+    # A new agent, a new guard and a session that was read back go on, as a new process would.
+    session = AgentSession.from_dict(session.to_dict())
+    last = await make_agent(desk, "PRIVILEGED").run(approve(again), session=session)
+    assert (last.text, desk.paid) == ("Done: paid 7", [7])
+
+
+async def test_a_denied_call_does_not_run(desk: Desk) -> None:
+    session, agent = AgentSession(session_id="t1"), make_agent(desk, "PRIVILEGED")
+    first = await agent.run("Pay the bill.", session=session)
+    await desk.decide("deny")
+    last = await agent.run(approve(first), session=session)
+    assert desk.paid == []
+    assert "Done: " in last.text
+
+
+class Demanding(FunctionClient):
+    def _say(self, messages: Sequence[Message]) -> Content:
+        said = super()._say(messages)
+        return Content.from_function_call("c1", "pay", arguments={"amount": -7}) if said.type != "text" else said
+
+
+async def test_an_error_of_the_tool_is_told_to_the_model(desk: Desk) -> None:
+    result = await make_agent(desk, client=Demanding()).run("Pay the bill.")
+    assert result.text.startswith("Done: Error")
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(desk: Desk) -> None:
+    """The framework tells a model of what its middleware raises, and goes on: a guard that cannot decide must not."""
+    own, client = desk.guard(), FunctionClient()
+
+    @own.tool
+    async def pay(amount: int) -> str:
+        """The guard's own tool of the same name."""
+        raise NotImplementedError(amount)
+
+    agent = Agent(client, tools=[tool(desk.paid.append, name="pay")])
+    with pytest.raises(ConfigError, match="a tool of this guard already"):
+        await guard(agent, guard=own).run("Pay the bill.")
+    assert (desk.paid, len(client.asked)) == ([], 1)
+
+
+class PlainClient(BaseChatClient[Any]):
+    def _inner_get_response(self, **_: Any) -> Any:
+        raise NotImplementedError
+
+
+def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
+    with pytest.raises(ConfigError, match="web_search"):
+        make_agent(desk, tools=[{"type": "web_search"}])
+    with pytest.raises(ConfigError, match="clerk"):
+        make_agent(desk, tools=[Agent(FunctionClient(), name="clerk").as_tool()])
+    with pytest.raises(ConfigError, match="PlainClient"):
+        make_agent(desk, client=PlainClient())
+    make_agent(desk, tools=[{"type": "web_search"}], allow_native=["web_search"])
+
+
+async def test_a_tool_of_the_providers_that_comes_later_is_refused_before_the_model_is_asked(desk: Desk) -> None:
+    client = FunctionClient()
+    with pytest.raises(ConfigError, match="web_search"):
+        await make_agent(desk, client=client).run("Pay the bill.", tools=[{"type": "web_search"}])
+    assert client.asked == []
