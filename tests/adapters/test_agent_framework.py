@@ -20,7 +20,7 @@ from agent_framework import (
     tool,
 )
 
-from halter.adapters.agent_framework import GuardedAgent, guard
+from halter.adapters.agent_framework import GuardedChatAgent, guard
 from halter.core.errors import ConfigError
 from halter.guard.halts import halt
 from halter.runtime.external import EffectRefused
@@ -74,7 +74,7 @@ class FunctionClient(FunctionInvocationLayer[Any], ChatMiddlewareLayer[Any], Bas
 
 def make_agent(
     desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, client: Any = None, tools: Any = (), **options: Any
-) -> GuardedAgent:
+) -> GuardedChatAgent:
     @tool
     def pay(amount: int) -> str:
         """Pay an amount."""

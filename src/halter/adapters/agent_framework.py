@@ -63,7 +63,7 @@ def guard(
     tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
     max_output_tokens: int = MAX_OUTPUT_TOKENS,
     allow_native: Collection[str] = (),
-) -> "GuardedAgent":
+) -> "GuardedChatAgent":
     """Return the agent with every run under the guard. `tools` says what the guard is to know of its tools.
 
     Raises ConfigError for a tool or a client that no guard would see.
@@ -75,10 +75,10 @@ def guard(
             "client with FunctionInvocationLayer and ChatMiddlewareLayer."
         )
     refuse_unseen(_name_unseen(agent.default_options.get("tools")), allowed)
-    return GuardedAgent(agent, GuardedRuns(guard, tools), max_output_tokens, allowed)
+    return GuardedChatAgent(agent, GuardedRuns(guard, tools), max_output_tokens, allowed)
 
 
-class GuardedAgent:
+class GuardedChatAgent:
     """An agent whose runs are guarded sessions."""
 
     def __init__(
