@@ -190,7 +190,7 @@ class Game:
         if verdict.flaws:
             if not agrees():
                 return "The operator refused this call."
-            self.provenance.approve(self.declarations[call.function], dict(call.args), verdict.flaws)
+            self.provenance.approve(call.function, self.declarations[call.function], dict(call.args), verdict.flaws)
         return self.execute(call)
 
     def execute(self, call: FunctionCall) -> str:

@@ -124,7 +124,7 @@ def test_what_is_erased_makes_it_stricter() -> None:
 def test_what_a_person_approved_is_asked_no_more() -> None:
     brake = tainted("Send a mail that says hello", "eve@evil.example")
     call = {"to": "eve@evil.example", "body": "hello"}
-    brake.approve(MAIL, call, brake.judge("mail", MAIL, call).flaws)
+    brake.approve("mail", MAIL, call, brake.judge("mail", MAIL, call).flaws)
     assert reasons(brake, "mail", MAIL, call) == []
 
 
@@ -386,11 +386,11 @@ def test_a_plain_word_is_no_id() -> None:
 def test_what_a_person_approved_as_one_kind_of_thing_is_approved_as_no_other() -> None:
     brake = tainted("Invite her, mail her and pay her", "Her name is Dora, she gets 20")
     invite = Declaration(reach="final", arguments={"user": ArgumentUse("target", "user")}, asks=("invite",))
-    brake.approve(invite, {"user": "Dora"}, brake.judge("invite", invite, {"user": "Dora"}).flaws)
+    brake.approve("invite", invite, {"user": "Dora"}, brake.judge("invite", invite, {"user": "Dora"}).flaws)
     assert reasons(brake, "invite", invite, {"user": "Dora"}) == []
     assert reasons(brake, "mail", MAIL, {"to": "Dora", "body": "her"}) == ["unsaid"]
     first, second = ({"account": account, "amount": 20} for account in ("DE1000000001", "DE2000000002"))
-    brake.approve(PAY, first, brake.judge("pay", PAY, first).flaws)
+    brake.approve("pay", PAY, first, brake.judge("pay", PAY, first).flaws)
     assert reasons(brake, "pay", PAY, first) == []
     assert "amount" in reasons(brake, "pay", PAY, second)
 
@@ -398,7 +398,7 @@ def test_what_a_person_approved_as_one_kind_of_thing_is_approved_as_no_other() -
 def test_the_links_of_a_name_that_a_person_approved_are_not_approved() -> None:
     brake = tainted("Post hello to the channel of the page", "The channel is www.evil.example")
     call = {"channel": "see www.evil.example", "text": "hello"}
-    brake.approve(POST, call, brake.judge("post", POST, call).flaws)
+    brake.approve("post", POST, call, brake.judge("post", POST, call).flaws)
     assert reasons(brake, "post", POST, call) == []
     assert reasons(brake, "fetch", FETCH, {"url": "www.evil.example"}) == ["egress"]
 
@@ -476,7 +476,7 @@ class DeafToEchoes(Provenance):
 
 
 class BlindToRights(Provenance):
-    def _raises(self, leaf: object) -> bool:
+    def _raises(self, leaf: object, *, final: bool) -> bool:
         return False
 
 

@@ -49,7 +49,7 @@ def reasons(brake: Provenance, tool: str, declaration: Declaration, arguments: d
 
 
 def agree(brake: Provenance, tool: str, declaration: Declaration, arguments: dict[str, object]) -> None:
-    brake.approve(declaration, arguments, brake.judge(tool, declaration, arguments).flaws)
+    brake.approve(tool, declaration, arguments, brake.judge(tool, declaration, arguments).flaws)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,6 @@ def test_the_order_of_many_said_words_spells_nothing() -> None:
     assert reasons(brake, "mail", MAIL, {"to": "bob@work.example", "body": body}) == ["content"]
 
 
-@pytest.mark.xfail(strict=True, reason="A word that was said may have any usual or unusual ending.")
 def test_endings_spell_nothing() -> None:
     body = "sendation sendings mailer mailies hellos"
     assert reasons(tainted(TASK), "mail", MAIL, {"to": "bob@work.example", "body": body})

@@ -47,8 +47,9 @@ class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
     `mints` and `lists` map a field of the result's records to a kind, `*` being any field. A look-up mints the value
     that stands in a record which the person named; a directory lists what belongs to the house. `alone` is the reach
     of a call that names no destination: an event without guests is the person's own. `asks` are words of a
-    task that ask for this act; they are derived from the tool's name if there are none. `guessed` names what was
-    guessed rather than declared.
+    task that ask for this act; they are derived from the tool's name if there are none. `defaults` are those of the
+    tool's schema: a call that leaves an argument out is judged with them. `guessed` names what was guessed rather than
+    declared.
     """
 
     reads: Reads = "anyone"
@@ -58,6 +59,7 @@ class Declaration(msgspec.Struct, frozen=True, omit_defaults=True):
     mints: Mapping[str, str] = {}
     lists: Mapping[str, str] = {}
     asks: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = {}
     guessed: tuple[str, ...] = ()
 
 
@@ -164,7 +166,8 @@ def guess_declaration(name: str, schema: bytes | Mapping[str, Any], *, read_only
     uses = {argument: guess_use(argument, part) for argument, part in shape.items()}
     guessed = ("reads", "reach", *(f"arguments.{argument}" for argument in uses))
     reach: Reach = "none" if read_only else "others" if _FINAL.isdisjoint(split_name(name)) else "final"
-    return Declaration(reads="anyone", reach=reach, arguments=uses, guessed=guessed)
+    defaults = {argument: part["default"] for argument, part in shape.items() if part.get("default") is not None}
+    return Declaration(reads="anyone", reach=reach, arguments=uses, defaults=defaults, guessed=guessed)
 
 
 def _properties(schema: bytes | Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -175,7 +175,7 @@ class SessionBrake:
 def _act(seen: Provenance, tool: str, declaration: Declaration, body: bytes, *, agreed: bool) -> None:
     arguments = _read_arguments(body)
     if agreed:
-        seen.approve(declaration, arguments, seen.judge(tool, declaration, arguments).flaws)
+        seen.approve(tool, declaration, arguments, seen.judge(tool, declaration, arguments).flaws)
     seen.act(tool, declaration, arguments)
 
 

@@ -13,8 +13,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
-import msgspec
-
 from halter.core.provenance import (
     ArgumentUse,
     BrakeVerdict,
@@ -26,7 +24,8 @@ from halter.core.provenance import (
     guess_use,
     split_name,
 )
-from halter.core.text import word_set
+from halter.guard.choices import find_guarding_words, raises
+from halter.guard.records import PLAIN, Leaf, identifies, iterate_leaves, plain_path, read_records
 from halter.guard.trusted_text import (
     TrustedText,
     cut_atoms,
@@ -36,6 +35,7 @@ from halter.guard.trusted_text import (
     is_disguised,
     is_function_word,
     is_plain_detail,
+    is_prose,
     normalise_link,
     normalise_number,
     normalise_value,
@@ -61,10 +61,23 @@ _FREE_DIGITS: Final = 4
 _FREE_WORDS: Final = 12
 """Function words that were not said and may stand in one content."""
 
+_FREE_ENDINGS: Final = 4
+"""Words of one content that were said with another ending."""
+
+_FREE_SILENT: Final = 10
+"""Switches, and values that are empty, in one call: many of them are bits."""
+
+_FREE_DIGITS_OF_READ: Final = 5
+"""Digits in the numbers that go along with a read outside: a page or a limit."""
+
+_COUNTING: Final = re.compile(r"(?:^|_)(?:limit|max|offset|page|per|count|top|size|skip|start)(?:$|_)", re.IGNORECASE)
+_MOST_FOUND: Final = 200
+"""Records that a look-up by a name finds; of more, only those that have the name are what was looked for."""
+
+_LEFT_OUT: Final = "(left out)"
 _FREE_JOINTS: Final = 40
 """Pairs of neighbours that were not said beside each other: the order of many said words spells anything."""
 
-_PLAIN: Final = frozenset((str, int, float, bool, type(None)))
 _REPEATS: Final = 5
 """How often one word may stand in a content: a rhythm of two words spells anything."""
 
@@ -72,38 +85,23 @@ _SPELT_KINDS: Final = ("", "file", "id", "name")
 """Kinds in which a mark at the end of a word changes what is meant: `build *` is more than `build`."""
 
 _DIGIT: Final = re.compile(r"\d")
-_SPELT: Final = re.compile(r"(?:(?<![^\W_])[^\W_][\W_]+){4}")
-"""Four single letters or digits in a row: a value that is spelt out."""
-
 _LONGEST_NAME: Final = 80
 _WORDS_OF_NAME: Final = 5
-_LONGEST_WORD: Final = 24
-_LONGEST_NUMBER: Final = 4
 
 _FREE_DIGITS_OF_CALL: Final = 2
 
 _STRONG: Final = 2
 _WEAK: Final = 1
 _MINTS: Final = ("nothing", "trusted", "own", "known")
-_RAISING: Final = word_set(
-    "admin administrator all anyone editor everyone force forced full manage manager owner public root rw sudo "
-    "superuser write writer"
-)
-"""Choices that give rights, or reach more than one place."""
-
-_NAMING: Final = word_set(
-    "name names title subject label id key user username login handle nickname alias file filename"
-)
-_NAME_PARTS: Final = word_set("first last full given family display user file nick common short long event channel")
-_GUARDING: Final = word_set(
-    "private secret confidential restricted internal protected readonly encrypted encrypt secure dry confirm draft"
-)
-"""Switches that take something away from others when they are on."""
-
-_RIGHTS: Final = word_set("role roles permission permissions scope scopes access visibility privilege privileges")
-_LEAST_RIGHTS: Final = word_set("guest no none only own private r read reader readonly ro view viewer")
 _KEY: Final = ArgumentUse("content", "key")
 _PLACES: Final = ("destination", "target")
+_OUTSIDE: Final = frozenset(("url", "address", "phone"))
+_ADDRESSED: Final = re.compile(
+    r"//|(?<!\w)(?:https?|ftp|file|data|javascript|mailto|wss?|gopher|ssh|git|smb|ldap|dict|tel):|%[0-9a-f]{2}",
+    re.IGNORECASE,
+)
+"""What makes an address of a text without a usual host."""
+
 _EGRESS: Final = frozenset(("url", "address", "phone", "account", "channel"))
 
 _VERBS: Final[tuple[frozenset[str], ...]] = tuple(
@@ -120,14 +118,6 @@ _VERBS: Final[tuple[frozenset[str], ...]] = tuple(
         "upload push publish deploy release put",
     )
 )
-
-
-class Leaf(msgspec.Struct, frozen=True, gc=False):
-    """One value of a call or a record, under the name of its innermost field."""
-
-    field: str
-    path: str
-    value: Any
 
 
 Uses = list[tuple[Leaf, ArgumentUse]]
@@ -176,12 +166,14 @@ class Provenance:
     def observe(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any], result_text: str) -> None:
         """A tool's result came back."""
         was_clean = self.clean
-        leaves = tuple(iterate_leaves(arguments))
+        mints = declaration.reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased
+        leaves = tuple(iterate_leaves(arguments)) if mints or not was_clean else ()
         if declaration.reads in ("own", "known", "anyone") and result_text.strip():
             self._taint(result_text, tool)
-        if declaration.reads in _MINTS and len(result_text) <= MAX_RESULT and not self._erased:
-            grounded = self._is_grounded(leaves) and (bool(leaves) or declaration.reads == "trusted")
-            self._mint(declaration, read_records(result_text), grounded=grounded, asked=bool(leaves))
+        if mints:
+            grounded = self._is_grounded(declaration, leaves) and (bool(leaves) or declaration.reads == "trusted")
+            named = any(self._names(leaf) or self._found.names(str(leaf.value)) for leaf in leaves)
+            self._mint(declaration, read_records(result_text), grounded=grounded, named=named)
         if not was_clean:
             self._utter(leaves)
 
@@ -193,12 +185,12 @@ class Provenance:
 
     def act(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> None:
         """An act was let through."""
-        leaves = tuple(iterate_leaves(arguments))
-        uses = [(leaf, _use_of(declaration, leaf)) for leaf in leaves]
+        whole = {**declaration.defaults, **arguments}
+        uses = [(leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(whole)]
         if declaration.reach != "none":
             self._acts |= _name_acts(tool, declaration, uses)
         if not self.clean:
-            self._utter(leaves)
+            self._utter(leaf for leaf, _ in uses)
             alone = declaration.alone is not None and not _is_sent(uses)
             leaving = (declaration.alone if alone else declaration.reach) != "own"
             counted = ("content", "detail") if leaving else ("content",)
@@ -211,9 +203,10 @@ class Provenance:
         self._erased = True
         self._erased_acts.add(tool)
 
-    def approve(self, declaration: Declaration, arguments: Mapping[str, Any], flaws: Iterable[Flaw]) -> None:
-        """A person agreed to these values of a call; from now on each is said, as the kind of thing it was shown as."""
-        uses = {leaf.path: (leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(arguments)}
+    def approve(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any], flaws: Iterable[Flaw]) -> None:
+        """A person agreed to these values of a call; from now on each is said in such a call, as what it was shown."""
+        whole = {**declaration.defaults, **arguments}
+        uses = {leaf.path: (leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(whole)}
         places, code = _list_places(uses.values()), _join_code(uses.values())
         for flaw in flaws:
             leaf, use = uses.get(flaw.argument, (None, None))
@@ -230,7 +223,7 @@ class Provenance:
                 case _ if use.role == "content":
                     self._approved.add((_name_content(places), text))
                 case _:
-                    self._approved.add((_name_place(use, code), text))
+                    self._approved.add((_name_place(tool, use, code, places), text))
                     self._agreed.add(value)
                     if use.kind == "url":
                         links = find_links(str(leaf.value)) or {normalise_link(str(leaf.value))}
@@ -241,16 +234,24 @@ class Provenance:
         if self.clean or (declaration.reach == "none" and declaration.reads == "nothing"):
             # What neither changes nor reads anything carries nothing out.
             return BrakeVerdict()
-        uses = [(leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(arguments)]
-        if not _PLAIN.issuperset(map(type, arguments.values())):
+        # What a call leaves out has its default.
+        whole = {**declaration.defaults, **arguments}
+        uses = [(leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(whole)]
+        plain = PLAIN.issuperset(map(type, arguments.values()))
+        if not plain or not arguments.keys() <= declaration.arguments.keys():
             uses += [(leaf, _KEY) for leaf in _iterate_keys(declaration, arguments)]
         sizes = [len(leaf.value) for leaf, _ in uses if isinstance(leaf.value, str)]
         if len(uses) > MAX_ARGUMENTS or sum(sizes) > MAX_CONTENT:
             return BrakeVerdict((Flaw("", f"{len(uses)} values", "unclear"),), can_wait=False)
         if declaration.reach == "none":
-            flaws = tuple(self._judge_read(uses))
+            flaws = tuple(self._judge_read(tool, uses))
             return BrakeVerdict(flaws, can_wait=False)
-        flaws = (*self._judge_act(tool, declaration, uses), *self._judge_values(tool, declaration, uses))
+        flaws = (
+            *self._judge_act(tool, declaration, uses),
+            *self._judge_omitted(tool, declaration, uses),
+            *self._judge_values(tool, declaration, uses),
+            *(() if plain else self._judge_lists(declaration, uses)),
+        )
         return BrakeVerdict(
             flaws, can_wait=bool(flaws) and declaration.reads in ("nothing", "trusted", "own") and not declaration.mints
         )
@@ -280,36 +281,48 @@ class Provenance:
     def _is_approved(self, text: str) -> bool:
         return normalise_value(text) in self._agreed
 
-    def _is_grounded(self, leaves: tuple[Leaf, ...]) -> bool:
-        """Whether a look-up was made with the person's words alone."""
-        texts = [leaf.value for leaf in leaves if isinstance(leaf.value, str)]
-        return all(self._said.has_query(text) or self._found.has_query(text) for text in texts)
+    def _is_grounded(self, declaration: Declaration, leaves: tuple[Leaf, ...]) -> bool:
+        """Whether a look-up was made with the person's words and numbers alone; how many are shown says nothing."""
+        for leaf in leaves:
+            if isinstance(leaf.value, str):
+                if not self._said.has_query(leaf.value) and not self._found.has_query(leaf.value):
+                    return False
+            elif isinstance(leaf.value, int | float) and not isinstance(leaf.value, bool):
+                counts = _use_of(declaration, leaf).role in ("detail", "amount") and _COUNTING.search(leaf.field)
+                if not counts and not self._has_digits(str(leaf.value)):
+                    return False
+        return True
 
     def _mint(
-        self, declaration: Declaration, records: Iterable[tuple[Leaf, ...]], *, grounded: bool, asked: bool
+        self, declaration: Declaration, records: Iterable[tuple[Leaf, ...]], *, grounded: bool, named: bool
     ) -> None:
-        for record in records:
+        for number, record in enumerate(records):
             names = [leaf for leaf in record if self._names(leaf)]
-            own = [leaf for leaf in names if _identifies(leaf)] or not any(map(_identifies, record))
-            echoed = any(self._is_uttered(str(leaf.value)) for leaf in record)
-            if declaration.reads == "trusted" and grounded and asked and not echoed:
+            own = [leaf for leaf in names if identifies(leaf.field)] or not any(
+                identifies(leaf.field) for leaf in record
+            )
+            echoed = bool(self._uttered) and any(self._is_uttered(str(leaf.value)) for leaf in record)
+            named = named and number < _MOST_FOUND
+            if declaration.reads == "trusted" and grounded and (named or (names and own)) and not echoed:
                 for leaf in record:
-                    self._found.add(str(leaf.value), quoted=True)
+                    self._found.add_found(str(leaf.value))
             if declaration.reads == "known" and any(leaf.field in declaration.lists for leaf in record):
                 links = {link for leaf in record for link in find_links(str(leaf.value))}
                 self._house_links |= links - self._uttered
             for leaf in record:
-                value = normalise_value(str(leaf.value))
                 kind = declaration.lists.get(leaf.field, declaration.lists.get("*", ""))
+                minted = declaration.mints.get(leaf.field, declaration.mints.get("*", ""))
+                minted = minted if not echoed and (names or grounded) else ""
+                if leaf.value is None or not (kind or minted):
+                    continue
+                value, spelt = normalise_value(str(leaf.value)), fold_value(str(leaf.value))
                 if kind and value not in self._uttered and _is_name(value):
                     self._listed.add((kind, value))
-                    self._spelt.add(fold_value(str(leaf.value)))
-                kind = declaration.mints.get(leaf.field, declaration.mints.get("*", ""))
-                if kind and not echoed and (names or grounded):
-                    self._spelt.add(fold_value(str(leaf.value)))
-                    self._mint_value(
-                        kind, value, names, strong=declaration.reads in ("nothing", "trusted") and bool(own)
-                    )
+                    self._spelt.add(spelt)
+                if minted:
+                    self._spelt.add(spelt)
+                    strong = declaration.reads in ("nothing", "trusted") and bool(own)
+                    self._mint_value(minted, value, names, strong=strong)
 
     def _is_uttered(self, text: str) -> bool:
         """Whether a value, or a link in it, was uttered by a call of this session: it proves nothing."""
@@ -330,28 +343,36 @@ class Provenance:
     def _names(self, leaf: Leaf) -> bool:
         return isinstance(leaf.value, str) and self._said.names(leaf.value)
 
-    def _judge_read(self, uses: Uses) -> Iterator[Flaw]:
+    def _judge_read(self, tool: str, uses: Uses) -> Iterator[Flaw]:
         """A read that carries something out is egress: its address must be said, or a link of the house.
 
-        What goes along to that address, as a header does, must be made of said words.
+        What goes along to that address, as a header or a path does, must be made of said words.
         """
-        uses = [(leaf, use) for leaf, use in uses if isinstance(leaf.value, str)]
         places, code = _list_places(uses), _join_code(uses)
-        leaves_us = any(use.role == "destination" and use.kind in _EGRESS for _, use in uses)
+        kinds = {use.kind for leaf, use in uses if use.role == "destination" and _is_given(leaf)}
+        outside, digits = not kinds.isdisjoint(_OUTSIDE), 0
         for leaf, use in uses:
-            if leaves_us and use.role == "content":
-                yield from self._judge_content(leaf, "others", self._count_digits(leaf), places)
-                continue
-            if self._approved and (_name_place(use, code), leaf.value) in self._approved:
-                continue
             leaves_house = use.role == "destination" and use.kind in _EGRESS
-            links = find_links(leaf.value)
-            if (leaves_house and use.kind == "url" and not links) or links:
-                asked = links | {normalise_link(leaf.value)} if leaves_house and use.kind == "url" else links
-                for link in sorted(asked):
-                    if not self._knows_link(link) or is_disguised(leaf.value):
-                        yield self._flaw(leaf.path, leaf.value, "egress")
-                        break
+            along = outside and not leaves_house and use.kind != "choice"
+            if not isinstance(leaf.value, str):
+                digits += self._count_digits(leaf) if along and not isinstance(leaf.value, bool) else 0
+                if digits > _FREE_DIGITS_OF_READ:
+                    yield self._flaw(leaf.path, str(leaf.value), "content")
+            elif self._approved and (_name_place(tool, use, code, places), leaf.value) in self._approved:
+                continue
+            elif along or (use.role == "content" and not kinds.isdisjoint(_EGRESS)):
+                if leaf.value.strip() and not (use.role in _PLACES and self._said.names(leaf.value, use.kind)):
+                    yield from self._judge_content(leaf, "others", self._count_digits(leaf), places)
+            elif self._leads_out(leaf.value, url=leaves_house and use.kind == "url"):
+                yield self._flaw(leaf.path, leaf.value, "egress")
+
+    def _leads_out(self, text: str, *, url: bool) -> bool:
+        """Whether a value of a read is an address that no trusted place said."""
+        links = find_links(text)
+        if not links and not url:
+            return _ADDRESSED.search(text) is not None and not self._said.has(text)
+        asked = links | {normalise_link(text)} if url else links
+        return is_disguised(text) or not all(map(self._knows_link, asked))
 
     def _knows_link(self, link: str) -> bool:
         return (
@@ -367,6 +388,45 @@ class Provenance:
         done = self._acts and not self._acts.isdisjoint(_name_acts(tool, declaration, uses))
         if done or tool in self._erased_acts:
             yield Flaw("", tool, "repeated")
+
+    def _judge_omitted(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
+        """A call that leaves out what protects, or where a final act goes, leaves it to a default."""
+        guarding = [name for name in declaration.arguments if find_guarding_words(name)]
+        if not guarding and declaration.reach != "final":
+            return
+        given = {_top(leaf.path) for leaf, use in uses if use is not _KEY and _is_given(leaf)}
+        for name in guarding:
+            if name not in given and any(map(self._said.has_word, find_guarding_words(name))):
+                yield Flaw(name, _LEFT_OUT, "unsaid")
+        if declaration.reach != "final":
+            return
+        roles = {name: use.role for name, use in declaration.arguments.items() if "." not in name}
+        places = [name for name, role in roles.items() if role in _PLACES]
+        if places and given.isdisjoint(places):
+            yield Flaw(places[0], _LEFT_OUT, "unsaid")
+        amounts = [name for name, role in roles.items() if role == "amount"]
+        if amounts and given.isdisjoint(amounts) and self._find_asking(tool, declaration)[1]:
+            yield Flaw(amounts[0], _LEFT_OUT, "amount")
+
+    def _judge_lists(self, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
+        """What many values of a call spell together: bits, a rhythm of said words, one place many times."""
+        silent = sum(isinstance(leaf.value, bool) or not _is_given(leaf) for leaf, _ in uses)
+        if silent > _FREE_SILENT:
+            yield Flaw("", f"{len(uses)} values", "unclear")
+        groups: dict[str, Uses] = {}
+        for leaf, use in uses:
+            if isinstance(leaf.value, str) and not _is_blank(leaf):
+                groups.setdefault(_top(leaf.path), []).append((leaf, use))
+        most = 1 if declaration.reach == "final" else _REPEATS
+        for group in groups.values():
+            places = Counter(normalise_value(leaf.value) for leaf, use in group if use.role in _PLACES)
+            if places and max(places.values()) > most:
+                yield self._flaw(group[0][0].path, group[0][0].value, "repeated")
+            texts = [leaf.value for leaf, use in group if use.role in ("content", "detail")]
+            first, whole = group[0][0], "\n".join(texts)
+            together = len(texts) > 1 and self._lacks(Leaf(first.field, first.path, whole))
+            if together and not any(self._lacks(leaf) for leaf, _ in group):
+                yield self._flaw(first.path, whole, "content")
 
     def _find_asking(self, tool: str, declaration: Declaration) -> tuple[bool, frozenset[str] | None]:
         """Whether the task's words ask for such an act, and the figures beside them if each time there is one."""
@@ -387,10 +447,14 @@ class Provenance:
         plain: bool | None = None
         digits = 0
         for leaf, use in uses:
-            if reach != "own" and use.role == "detail" and self._raises(leaf):
+            switch = isinstance(leaf.value, bool)
+            if reach != "own" and (switch or use.role == "detail") and self._raises(leaf, final=reach == "final"):
                 yield self._flaw(leaf.path, str(leaf.value), "unsaid")
                 continue
-            if leaf.value is None or isinstance(leaf.value, bool):
+            if leaf.value is None or (switch and use.role != "amount"):
+                continue
+            if use.role in ("content", "detail") and declaration.defaults.get(leaf.path) == leaf.value:
+                # The tool's own words.
                 continue
             if isinstance(leaf.value, str) and not leaf.value.strip():
                 continue
@@ -400,7 +464,7 @@ class Provenance:
             match use.role:
                 case "destination" | "target":
                     loose = reach != "own" and self._said.is_loose(str(leaf.value), use.kind, final=reach == "final")
-                    agreed = (_name_place(use, code), str(leaf.value)) in self._approved
+                    agreed = (_name_place(tool, use, code, places), str(leaf.value)) in self._approved
                     if not agreed and not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK, loose=loose):
                         if plain is None:
                             plain = not any(
@@ -427,21 +491,18 @@ class Provenance:
                     elif not is_plain_detail(leaf.value):
                         yield from self._judge_content(leaf, reach, digits, places)
 
-    def _raises(self, leaf: Leaf) -> bool:
-        """Whether a choice gives more than the task's words do: a right to write, or something made public."""
-        if leaf.value is False:
-            return any(word in _GUARDING and not self._said.has_word(word) for word in split_name(leaf.field))
-        if leaf.value is None or isinstance(leaf.value, int | float) is not (leaf.value is True):
-            return False
-        words = split_name(leaf.field if leaf.value is True else str(leaf.value))
-        raising = _RAISING.intersection(words)
-        if isinstance(leaf.value, str) and not _RIGHTS.isdisjoint(split_name(leaf.field)):
-            raising = frozenset(words) - _LEAST_RIGHTS
-        return bool(raising) and not any(self._said.has_word(word) for word in raising)
+    def _raises(self, leaf: Leaf, *, final: bool) -> bool:
+        return raises(leaf.field, leaf.value, self._said.has_word, final=final)
 
     def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool) -> bool:
         """Whether a place was said or minted."""
-        value = normalise_value(str(leaf.value))
+        text = str(leaf.value)
+        value = normalise_value(text)
+        if use.kind in ("", "url") and "/" in text and find_links(text):
+            # Behind a host the case of a letter counts.
+            return self._said.has_link(normalise_link(text)) or (
+                not self._erased and self._tier(use.kind, value) >= needed
+            )
         if use.kind == "code":
             return self._said.quotes(str(leaf.value)) and not loose and self._said.names_value(value, use.kind)
         if use.kind in _SPELT_KINDS and not self._spells(str(leaf.value)):
@@ -513,14 +574,17 @@ class Provenance:
     def _has_words(self, words: list[str]) -> bool:
         if len(words) > _REPEATS and max(Counter(words).values()) > _REPEATS:
             return False
-        free = 0
-        for word in words:
-            if self._has_word(word) or word.isdecimal():
+        free = endings = 0
+        for word in self._said.find_unsaid(words):
+            if word.isdecimal() or (not self._erased and self._found.has_exact(word)):
                 continue
-            if not is_function_word(word):
+            if is_function_word(word):
+                free += 1
+            elif self._has_word(word):
+                endings += 1
+            else:
                 return False
-            free += 1
-        return free <= _FREE_WORDS
+        return free <= _FREE_WORDS and endings <= _FREE_ENDINGS
 
     def _has_word(self, word: str) -> bool:
         return self._said.has_word(word) or (not self._erased and self._found.has_word(word))
@@ -584,13 +648,28 @@ def _name_content(places: Iterable[str]) -> str:
     return " ".join(("content", *sorted(map(normalise_value, places))))
 
 
-def _name_place(use: ArgumentUse, code: str) -> str:
-    """A place is agreed to as the kind that it was shown as; a word of a command only in that command."""
-    return f"{use.role}:{use.kind} {code}" if use.kind == "code" else f"{use.role}:{use.kind}"
+def _name_place(tool: str, use: ArgumentUse, code: str, places: Iterable[str]) -> str:
+    """A place is agreed to for one tool and as the kind that was shown: a target for where it goes, code as a whole."""
+    if use.kind == "code":
+        return f"{tool} {use.role}:{use.kind} {code}"
+    along = sorted(map(normalise_value, places)) if use.role == "target" else ()
+    return " ".join((tool, f"{use.role}:{use.kind}", *along))
 
 
 def _join_code(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> str:
     return "\n".join(str(leaf.value) for leaf, use in uses if use.kind == "code")
+
+
+def _is_given(leaf: Leaf) -> bool:
+    return leaf.value is not None and not _is_blank(leaf)
+
+
+def _is_blank(leaf: Leaf) -> bool:
+    return isinstance(leaf.value, str) and not leaf.value.strip()
+
+
+def _top(path: str) -> str:
+    return path.split(".", 1)[0].split("[", 1)[0]
 
 
 def _is_sent(uses: Uses) -> bool:
@@ -601,9 +680,9 @@ def _use_of(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
     """The declared role of an argument or of a field within; what is not declared is guessed, strictly."""
     uses = declaration.arguments
     use = uses.get(leaf.field)
-    top = leaf.path.split(".", 1)[0].split("[", 1)[0]
     if use is None or "." in leaf.path:
-        use = uses.get(_plain_path(leaf.path)) or uses.get(top) or use
+        top = _top(leaf.path)
+        use = uses.get(plain_path(leaf.path)) or uses.get(top) or use
         if "." in leaf.path and f"arguments.{top}" in declaration.guessed:
             # The name of an object says less than the name of its field.
             inner = guess_use(leaf.field)
@@ -621,103 +700,21 @@ def _is_field(key: str) -> bool:
     )
 
 
-def _plain_path(path: str) -> str:
-    return ".".join(part.split("[", 1)[0] for part in path.split("."))
-
-
-def _identifies(leaf: Leaf) -> bool:
-    """Whether a field says what its record is called: a department or a manager names another thing."""
-    words = split_name(leaf.field)
-    return not words or (words[-1] in _NAMING and set(words[:-1]) <= _NAME_PARTS)
-
-
 def _is_name(value: str) -> bool:
     """Whether an entry of a directory can be a name: short, and no sentence."""
     return 0 < len(value) <= _LONGEST_NAME and value.count(" ") < _WORDS_OF_NAME
 
 
-def is_prose(text: str) -> bool:
-    """Plain words: nothing that can be clicked, copied, spelt out or decoded."""
-    if "@" in text or "\\" in text or find_links(text) or _SPELT.search(text):
-        return False
-    words = cut_words(text)
-    return 3 * sum(map(str.isdecimal, words)) <= len(words) + _FREE_DIGITS and all(
-        len(word) <= (_LONGEST_WORD if word.isalpha() else _LONGEST_NUMBER if word.isdecimal() else 0) for word in words
-    )
-
-
-def iterate_leaves(value: Any, field: str = "", path: str = "") -> Iterator[Leaf]:
-    """The values of arguments or of a record, each with the name of its field and its path."""
-    fields: dict[str, Any] = value
-    if type(value) is dict and not path and _PLAIN.issuperset(map(type, fields.values())):
-        yield from [Leaf(key, key, part) for key, part in fields.items()]
-        return
-    stack: list[tuple[Any, str, str]] = [(value, field, path)]
-    while stack:
-        found, name, place = stack.pop()
-        if isinstance(found, str):
-            yield Leaf(name, place, found)
-        elif isinstance(found, Mapping):
-            items = cast("Mapping[Any, Any]", found).items()
-            stack.extend([(part, str(key), f"{place}.{key}" if place else str(key)) for key, part in items][::-1])
-        elif isinstance(found, list | tuple):
-            parts = cast("list[Any]", found)
-            stack.extend((part, name, f"{place}[{number}]") for number, part in reversed(tuple(enumerate(parts))))
-        else:
-            yield Leaf(name, place, found)
-
-
 def _iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iterator[Leaf]:
-    """The keys inside of an argument carry words as its values do; those that are declared or usual carry none."""
+    """The keys of a call carry words as its values do; those that are declared or usual carry none."""
+    for key in arguments.keys() - declaration.arguments.keys():
+        if key and not _is_field(key):
+            yield Leaf(key, key, key)
     for name, value in arguments.items():
-        if type(value) in _PLAIN or not isinstance(value, Mapping | list):
+        if type(value) in PLAIN or not isinstance(value, Mapping | list):
             continue
         paths = (leaf.path for leaf in iterate_leaves(cast("Any", value), name, name))
         keys = {(path, key) for path in paths for key in re.split(r"[.\[\]]+", path)[1:] if not key.isdecimal()}
         for path, key in sorted(keys):
-            if key and _plain_path(path) not in declaration.arguments and not _is_field(key):
+            if key and plain_path(path) not in declaration.arguments and not _is_field(key):
                 yield Leaf(name, path, key)
-
-
-def read_records(text: str) -> Iterator[tuple[Leaf, ...]]:
-    """The records of a result: objects of JSON, or blocks of `key: value` lines, or single lines."""
-    try:
-        found: Any = msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError, UnicodeEncodeError):
-        yield from _read_blocks(text)
-        return
-    yield from _split_records(found)
-
-
-def _split_records(value: Any) -> Iterator[tuple[Leaf, ...]]:
-    """Each object of a list is a record of its own; so is an object, and a bare value."""
-    stack: list[tuple[Any, str]] = [(value, "")]
-    while stack:
-        found, name = stack.pop()
-        if isinstance(found, list):
-            parts = cast("list[Any]", found)
-            stack.extend((part, name) for part in reversed(parts))
-        elif isinstance(found, dict):
-            fields = cast("dict[str, Any]", found)
-            if fields and all(isinstance(part, dict) for part in fields.values()):
-                stack.extend((part, key) for key, part in fields.items())
-            else:
-                yield ((Leaf(name, name, name), *iterate_leaves(fields)) if name else tuple(iterate_leaves(fields)))
-        else:
-            yield (Leaf(name, name, found),)
-
-
-def _read_blocks(text: str) -> Iterator[tuple[Leaf, ...]]:
-    block: list[Leaf] = []
-    for line in (*text.splitlines(), ""):
-        plain = line.strip()
-        begins = plain.startswith("- ")
-        if (not plain or begins) and block:
-            yield tuple(block)
-            block = []
-        plain = plain.removeprefix("- ").strip()
-        key, colon, value = plain.partition(":")
-        if colon and value.startswith(" ") and key.replace("_", "").replace("-", "").replace(" ", "").isalnum():
-            block.append(Leaf(key.strip(), key.strip(), value.strip().strip("'\"")))
-        elif plain:
-            block.append(Leaf("", "", plain))

@@ -22,6 +22,11 @@ _GROUP: Final = 3
 _LONGEST_NUMBER: Final = 30
 _LONGEST_QUOTE: Final = 200
 _SHORT_NUMBER: Final = 6
+_DIGITS_OF_PROSE: Final = 4
+_LONGEST_WORD: Final = 24
+_LONGEST_NUMBER_OF_PROSE: Final = 4
+_SPELT: Final = re.compile(r"(?:(?<![^\W_])[^\W_][\W_]+){4}")
+"""Four single letters or digits in a row: a value that is spelt out."""
 
 _ENDS: Final = ".,;:!?'\"`()[]{}<>«»“”„\u2018\u2019…|*"
 _QUOTED: Final = re.compile(r"(?<!\w)['\"“„«\u2018`]([^'\"“”„«»\u2018\u2019`\n]{1,200})['\"”“»\u2019`](?!\w)")
@@ -33,10 +38,16 @@ _LINK: Final = re.compile(
 _LINKED_MARK: Final = re.compile(r"[\w-]\.[^\W\d_]|\.\d{1,3}(?::\d+)?[/?#]|://|@")
 """Without one of these a text has no link."""
 
+_PERCENT: Final = re.compile(r"%(2e|2f|3a|40)", re.IGNORECASE)
+"""A dot, a slash, a colon or an at sign that hides in a link."""
+
+_PAGE_SCHEMES: Final = ("", "http", "https")
+_HOST_AND_PATH: Final = re.compile(r"(?=[/?#])")
 _FILE: Final = re.compile(
     r"^[\w-]+(?:\.[\w-]+)*\.(?:txt|docx?|xlsx?|pptx?|pdf|md|csv|json|ya?ml|py|log|html?|png|jpe?g|gif|zip|tar|gz|toml|ini)$",
     re.IGNORECASE,
 )
+_SENTENCES: Final = re.compile(r".+?(?:[.!?;](?=\s|$)|\n|$)\s*|\s+", re.DOTALL)
 _STOP: Final = re.compile(r"[.!?;](?=\s|$)|\n")
 _ASIDE: Final = re.compile(
     r"(?:(?<!\w)(?:not|never)|n['\u2019]t)(?!\w| (?:forget|hesitate|fail|miss|only)\b)"
@@ -46,6 +57,26 @@ _ASIDE: Final = re.compile(
     re.IGNORECASE,
 )
 """After these words a sentence asks for nothing: what must not be done, what to remind of, what the person does."""
+
+_BARRING: Final = re.compile(
+    r"(?:(?<!\w)(?:never|avoid|without|except|neither)|(?<!\w)(?:(?P<verb>\w+)\s+)?not|(?<!\w)cannot|(?<!\w)\w+n['\u2019]t)"
+    r"(?!\w| (?:forget|hesitate|fail|miss|only)\b)",
+    re.IGNORECASE,
+)
+"""What follows in its sentence must not be done: it names nothing."""
+
+_ALLOWING: Final = re.compile(r"(?<!\w)(?:but|instead|rather)(?!\w)", re.IGNORECASE)
+_ALLOWING_CLAUSE: Final = re.compile(rf"{_ALLOWING.pattern}|,(?=\s)", re.IGNORECASE)
+_LOOKED_BACK: Final = 300
+_TELLING: Final = re.compile(
+    r"(?<!\w)(?:i|we|they|he|she|it|there)(?:['\u2019]\w+)?(?: (?:also|still|just|really))?(?: \w+)?\s*$", re.IGNORECASE
+)
+"""Before a "not" that tells of something, and forbids nothing."""
+
+_FORBIDDING: Final = ("must", "may", "should", "shall", "shan", "never", "avoid", "without", "except", "neither")
+_SUPPOSING: Final = re.compile(
+    r"(?<!\w)(?:if|when|whenever|unless|because|since|although|though)(?!\w)[^,]*$", re.IGNORECASE
+)
 
 _DATE: Final = re.compile(r"^[\d\s:./-]*\d{1,4}[:./-]\d{1,2}(?:[:./-][\d\s:./-]*)?$")
 _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
@@ -65,6 +96,24 @@ _MOST_SPACES: Final = 3
 """More marks or spaces between two words, or others, spell something: a Morse code has no words."""
 
 _NUMBER: Final = re.compile(r"(?<![\w.,/-])\d(?:[\d,.'\u2019]*\d)?(?![\w%/-]|[.,]\d| ?%)")
+_MONTH: Final = r"(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)[a-z]*"
+_COUNTS: Final = re.compile(
+    r"[\s-]*(?:(?:second|minute|min|hour|day|night|week|month|year|time|person|guest|page|item|piece|word|step)s?|people|"
+    rf"percent|am|pm|o['\u2019]clock|{_MONTH})(?!\w)",
+    re.IGNORECASE,
+)
+"""Behind a number that counts something, or is part of a date."""
+
+_NUMBERS: Final = re.compile(
+    rf"(?<!\w)(?:invoice|order|number|no|nr|id|ticket|room|case|page|item|step|version|{_MONTH})[.:]?\s*#?\s*$|#\s*$",
+    re.IGNORECASE,
+)
+"""Before a number that is the name of something."""
+
+_LONGEST_LABEL: Final = 24
+_CODES: Final = "usd|eur|gbp|chf|jpy|dollars?|euros?|pounds?|francs?|yen|bucks?"
+_CURRENCY_BEFORE: Final = re.compile(rf"(?:[$€£¥]|(?<!\w)(?:{_CODES}))\s*$", re.IGNORECASE)
+_CURRENCY_AFTER: Final = re.compile(rf"\s*(?:[$€£¥]|(?:{_CODES})(?!\w))", re.IGNORECASE)
 _UNCLEAR_NUMBER: Final = re.compile(r"^[+-]?(?:\d*,(?!\d{3}(?:\D|$)).*|\d{1,3}\.0{3})$")
 """One tool reads one, another a thousand: `1,0000` and `1.000`."""
 
@@ -162,14 +211,20 @@ def stem_word(word: str) -> str:
 
 
 def normalise_link(text: str) -> str:
-    """A link without its scheme and closing slash."""
-    folded = unicodedata.normalize("NFKC", text).lower().strip().strip(_ENDS)
-    _, found, rest = folded.partition("://")
-    return (rest if found else folded).rstrip("/")
+    """A link without the scheme of a page and its closing slash; letters behind the host keep their case."""
+    plain = unicodedata.normalize("NFKC", text).strip().strip(_ENDS)
+    scheme, found, rest = plain.partition("://")
+    if not found:
+        scheme, rest = "", plain
+    host, *path = _HOST_AND_PATH.split(rest, 1)
+    kept = "" if scheme.lower() in _PAGE_SCHEMES else scheme.lower() + found
+    return "".join((kept, host.lower(), *path)).rstrip("/")
 
 
 def find_links(text: str) -> set[str]:
     """The links and addresses in a text; a file's name is none."""
+    if "%" in text:
+        text = _PERCENT.sub(lambda found: chr(int(found[1], 16)), text)
     if not text.isascii():
         text = unicodedata.normalize("NFKC", text)
     if _LINKED_MARK.search(text.replace("\u3002", ".")) is None:
@@ -216,6 +271,39 @@ def is_plain_detail(value: Any) -> bool:
     return not isinstance(value, str) or _DETAIL.match(value.strip()) is not None
 
 
+def leave_out_forbidden(text: str) -> str:
+    """The text without what must not be done: `never mail it to Eve` names no Eve."""
+    if _BARRING.search(text) is None:
+        return text
+    return "".join(map(_cut_forbidden, _SENTENCES.findall(text)))
+
+
+def _cut_forbidden(sentence: str) -> str:
+    kept: list[str] = []
+    start = 0
+    for found in _BARRING.finditer(sentence):
+        before = sentence[max(start, found.start() - _LOOKED_BACK) : found.start()]
+        tells = _TELLING.search(before) and not found[0].lower().startswith(_FORBIDDING)
+        if found.start() < start or tells:
+            continue
+        end = _ALLOWING_CLAUSE if _SUPPOSING.search(before) else _ALLOWING
+        again = end.search(sentence, found.end())
+        kept += (sentence[start : found.end()], " … ")
+        start = len(sentence) if again is None else again.start()
+    return "".join((*kept, sentence[start:]))
+
+
+def is_prose(text: str) -> bool:
+    """Plain words: nothing that can be clicked, copied, spelt out or decoded."""
+    if "@" in text or "\\" in text or find_links(text) or _SPELT.search(text):
+        return False
+    words = cut_words(text)
+    return 3 * sum(map(str.isdecimal, words)) <= len(words) + _DIGITS_OF_PROSE and all(
+        len(word) <= (_LONGEST_WORD if word.isalpha() else _LONGEST_NUMBER_OF_PROSE if word.isdecimal() else 0)
+        for word in words
+    )
+
+
 class TrustedText:
     """The index of trusted texts."""
 
@@ -231,6 +319,8 @@ class TrustedText:
         """The words with capitals inside."""
         self._grams: set[str] = set()
         self._words: set[str] = set()
+        """The stems of the words."""
+        self._exact: set[str] = set()
         self._digits: set[str] = set()
         self._beside: dict[str, set[str]] = {}
         """The phrases that stand in one sentence with a number."""
@@ -240,42 +330,55 @@ class TrustedText:
         """The numbers of each sentence."""
         self._links: set[str] = set()
 
-    def add(self, text: str, *, quoted: bool = False) -> None:
-        """Hear a text; a `quoted` one is an entity as a whole."""
-        if quoted and len(text) <= _LONGEST_QUOTE:
-            self._phrases.add(normalise_value(text))
-        for part in _QUOTED.findall(text):
+    def add(self, text: str) -> None:
+        """Hear a text. What it forbids lends its words to contents, and names nothing."""
+        named = leave_out_forbidden(text)
+        for part in _QUOTED.findall(named):
             value = normalise_value(part)
             self._quoted.add(value)
             self._phrases.add(value)
             self._spelt.add(fold_value(part))
             self._verbatim.add(part.strip())
             self._links |= find_links(part)
-        self._links |= find_links(text) | find_links(_SENTENCE.sub(". ", text))
+        spaced = _SENTENCE.sub(". ", named)
+        self._links |= find_links(named) | find_links(spaced)
         plain = unicodedata.normalize("NFKC", text)
-        self._verbatim.update(text.split())
-        self._spelt.update(plain.lower().split())
+        self._verbatim.update(named.split())
+        self._spelt.update(unicodedata.normalize("NFKC", named).lower().split())
         self._marks.update("".join(_GAP.findall(plain)))
         self._mixed.update(word for word in _WORD.findall(plain) if _is_mixed(word))
-        for sentence in _STOP.split(text):
+        for sentence in _STOP.split(named):
             self._add_sentence(sentence)
+        self._add_words(text)
+        for variant in {named, spaced}:
+            self._add_grams(variant, name=False)
+            self._add_grams(_QUOTED.sub(_keep_word, variant), name=True)
+
+    def add_found(self, value: str) -> None:
+        """Take in a value of a record that was named: its words may be told, and looked up; it asks for nothing."""
+        self._links |= find_links(value)
+        self._add_words(value)
+        atoms = cut_atoms(value)
+        if len(value) <= _LONGEST_QUOTE:
+            self._phrases.add(" ".join(atoms))
+        self._grams.update(_cut_phrases(atoms))
+
+    def _add_words(self, text: str) -> None:
         for word in cut_words(text):
             if word.isdecimal():
                 self._digits.add(word)
             else:
+                self._exact.add(word)
                 self._words.add(stem_word(word))
                 self._digits.update(_MONTHS.get(word[:3], ()))
         self._digits.update(f"{int(day):02}" for day in _ORDINAL.findall(text))
-        for variant in {text, _SENTENCE.sub(". ", text)}:
-            self._add_grams(variant, name=False)
-            self._add_grams(_QUOTED.sub(_keep_word, variant), name=True)
 
     def _add_sentence(self, sentence: str) -> None:
         """Index what a sentence asks for, and its numbers with what stands beside them."""
         aside = _ASIDE.search(sentence)
         for word in cut_words(sentence[: aside.end()] if aside else sentence):
             self._asking.setdefault(stem_word(word), set()).add(len(self._figures))
-        numbers = frozenset(filter(None, map(normalise_number, _NUMBER.findall(sentence))))
+        numbers = frozenset(filter(None, map(normalise_number, _find_amounts(sentence))))
         self._figures.append(numbers)
         if numbers:
             phrases = set(_cut_phrases(cut_atoms(sentence)))
@@ -372,6 +475,14 @@ class TrustedText:
     def has_word(self, word: str) -> bool:
         return stem_word(word) in self._words
 
+    def find_unsaid(self, words: Iterable[str]) -> list[str]:
+        """The words that were not said with this ending."""
+        return [word for word in words if word not in self._exact]
+
+    def has_exact(self, word: str) -> bool:
+        """Whether a word was said with this ending."""
+        return word in self._exact
+
     def has_digits(self, digits: str) -> bool:
         return digits in self._digits
 
@@ -394,6 +505,23 @@ class TrustedText:
 
     def has_link(self, link: str) -> bool:
         return link in self._links
+
+
+def _find_amounts(sentence: str) -> list[str]:
+    """The numbers of a sentence that may be amounts: those with a currency, or all that count or name nothing else."""
+    found = [
+        match
+        for match in _NUMBER.finditer(sentence)
+        if not _COUNTS.match(sentence, match.end())
+        and not _NUMBERS.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
+    ]
+    priced = [
+        match
+        for match in found
+        if _CURRENCY_BEFORE.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
+        or _CURRENCY_AFTER.match(sentence, match.end())
+    ]
+    return [match[0] for match in priced or found]
 
 
 def _cut_phrases(atoms: Sequence[str]) -> Iterator[str]:

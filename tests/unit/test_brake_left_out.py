@@ -1,0 +1,251 @@
+"""What a call leaves out, switches off, forbids or hides in its shape is asked about as what it says is."""
+
+import json
+import time
+
+import pytest
+
+from halter.core.provenance import ArgumentUse, Declaration, Source, guess_declaration
+from halter.guard.provenance import Provenance
+
+PERSON = Source("person", trusted=True)
+PAGE = Source("tool", "get_page")
+ACCOUNT = "DE89370400440532013000"
+TASK = "Send a mail to bob@work.example that says hello"
+MAIL = Declaration(
+    reads="nothing",
+    reach="others",
+    arguments={
+        "to": ArgumentUse("destination", "address"),
+        "body": ArgumentUse("content"),
+        "attachment": ArgumentUse("target", "file"),
+    },
+    asks=("send", "mail"),
+)
+PAY = Declaration(
+    reads="nothing",
+    reach="final",
+    arguments={
+        "account": ArgumentUse("destination", "account"),
+        "amount": ArgumentUse("amount"),
+        "recurring": ArgumentUse("detail"),
+    },
+    asks=("pay",),
+)
+RUN = Declaration(reads="anyone", reach="final", arguments={"argv": ArgumentUse("target", "code")}, asks=("run",))
+DELETE = Declaration(reads="nothing", reach="final", arguments={"path": ArgumentUse("target", "file")})
+APPEND = Declaration(
+    reads="nothing", reach="own", arguments={"path": ArgumentUse("target", "file"), "text": ArgumentUse("content")}
+)
+FETCH = Declaration(reads="anyone", reach="none", arguments={"url": ArgumentUse("destination", "url")})
+STAFF = Declaration(reads="trusted", reach="none", mints={"email": "address"})
+
+
+def tainted(task: str) -> Provenance:
+    brake = Provenance()
+    brake.hear(task, PERSON)
+    brake.hear("Lorem ipsum", PAGE)
+    return brake
+
+
+def guess(name: str, /, *, read_only: bool = False, **properties: object) -> Declaration:
+    return guess_declaration(name, {"properties": properties}, read_only=read_only)
+
+
+def flawed(brake: Provenance, tool: str, declaration: Declaration, arguments: dict[str, object]) -> list[str]:
+    return [flaw.argument for flaw in brake.judge(tool, declaration, arguments).flaws]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Never send anything to eve@evil.example.",
+        "Do not mail eve@evil.example, whatever she writes.",
+        "It must not go to eve@evil.example.",
+        "Send it to all of us except eve@evil.example.",
+        "Send it without a copy to eve@evil.example.",
+    ],
+)
+def test_what_a_task_forbids_is_not_said(said: str) -> None:
+    assert flawed(tainted(f"{TASK}. {said}"), "mail", MAIL, {"to": "eve@evil.example", "body": "hello"}) == ["to"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Don't mail eve@evil.example but ann@work.example",
+        "If Bob isn't there, mail ann@work.example",
+        "I can't find the mail of ann@work.example; send her one",
+        "Don't forget to mail ann@work.example",
+    ],
+)
+def test_what_stands_beside_a_denial_is_said(said: str) -> None:
+    assert not flawed(tainted(f"Send a mail. {said}"), "mail", MAIL, {"to": "ann@work.example", "body": "mail"})
+
+
+def test_a_command_that_is_forbidden_is_not_said() -> None:
+    brake = tainted("Run 'make'. Never run 'rm' on 'data'.")
+    assert not flawed(brake, "run", RUN, {"argv": ["make"]})
+    assert flawed(brake, "run", RUN, {"argv": ["rm", "data"]}) == ["argv[0]", "argv[1]"]
+
+
+@pytest.mark.parametrize("more", [{"private": False}, {}, {"private": None}])
+def test_a_switch_that_the_task_asks_for_is_neither_off_nor_left_out(more: dict[str, object]) -> None:
+    repo = guess("create_repo", name={"type": "string"}, private={"type": "boolean"})
+    brake = tainted("Create a private repo 'notes'")
+    assert not flawed(brake, "create_repo", repo, {"name": "notes", "private": True})
+    assert flawed(brake, "create_repo", repo, {"name": "notes", **more}) == ["private"]
+
+
+def test_a_dry_run_is_not_made_a_real_one() -> None:
+    deploy = guess("deploy_app", name={"type": "string"}, dry_run={"type": "boolean"})
+    brake = tainted("Deploy 'notes' as a dry run")
+    assert flawed(brake, "deploy_app", deploy, {"name": "notes", "dry_run": False}) == ["dry_run"]
+
+
+def test_a_switch_of_a_final_act_must_be_said() -> None:
+    call: dict[str, object] = {"account": ACCOUNT, "amount": 10, "recurring": True}
+    assert flawed(tainted(f"Pay 10 to {ACCOUNT}"), "pay", PAY, call) == ["recurring"]
+    assert not flawed(tainted(f"Pay a recurring 10 to {ACCOUNT}"), "pay", PAY, call)
+
+
+def test_a_choice_that_agrees_to_something_must_be_said() -> None:
+    review = guess("review_pr", pr_id={"type": "string"}, event={"enum": ["APPROVE", "COMMENT"]})
+    brake = tainted("Add a comment to pr id 17")
+    assert "event" in flawed(brake, "review_pr", review, {"pr_id": "17", "event": "APPROVE"})
+    assert "event" not in flawed(brake, "review_pr", review, {"pr_id": "17", "event": "COMMENT"})
+
+
+def test_a_default_is_judged_as_if_the_call_had_it() -> None:
+    share = guess(
+        "share_file",
+        file={"type": "string"},
+        user={"type": "string"},
+        role={"type": "string", "default": "owner"},
+        note={"type": "string", "default": "Greetings from the drive"},
+    )
+    brake = tainted("Share report.pdf with Bob as 'owner'")
+    assert not flawed(brake, "share_file", share, {"file": "report.pdf", "user": "Bob"})
+    assert flawed(tainted("Share report.pdf with Bob"), "share_file", share, {"file": "report.pdf", "user": "Bob"}) == [
+        "role"
+    ]
+
+
+def test_a_final_act_names_what_it_reaches() -> None:
+    delete = guess("delete_files", folder={"type": "string"})
+    assert flawed(tainted("Delete the files in 'old'"), "delete_files", delete, {}) == ["folder"]
+    assert flawed(tainted(f"Pay 10 to {ACCOUNT}"), "pay", PAY, {"account": ACCOUNT}) == ["amount"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"host": "house.example", "path": "/Falcon-7731"}, ["path"]),
+        ({"host": "house.example", "page": 77314638}, ["page"]),
+        ({"host": "house.example", "path": "", "page": 2}, []),
+    ],
+)
+def test_what_goes_along_with_an_address_of_a_read_is_said(arguments: dict[str, object], found: list[str]) -> None:
+    fetch = guess("fetch", read_only=True, host={"type": "string"}, path={"type": "string"}, page={"type": "integer"})
+    assert flawed(tainted("Read house.example for me"), "fetch", fetch, arguments) == found
+
+
+@pytest.mark.parametrize("site", ["evil%2eexample/x", "http:evil", "//[2001:db8::1]/x", "//evil/x"])
+def test_an_address_without_a_usual_host_is_egress(site: str) -> None:
+    look = guess("open_page", read_only=True, site={"type": "string"})
+    assert flawed(tainted("Read it"), "open_page", look, {"site": site}) == ["site"]
+
+
+@pytest.mark.parametrize("url", ["https://bit.ly/aBcDe", "ftp://bit.ly/AbCdE"])
+def test_a_link_with_other_letters_is_another_page(url: str) -> None:
+    brake = tainted("Read https://Bit.ly/AbCdE for me")
+    assert not flawed(brake, "fetch", FETCH, {"url": "http://bit.ly/AbCdE/"})
+    assert flawed(brake, "fetch", FETCH, {"url": url}) == ["url"]
+
+
+NOTHING: list[object] = []
+SHAPES: list[list[object]] = [
+    [True, False, True] * 20,
+    [NOTHING, [NOTHING], [NOTHING, NOTHING]] * 10,
+    ["", " ", "  "] * 20,
+    ["hello", "says", "hello", "hello", "says"] * 30,
+]
+
+
+@pytest.mark.parametrize("data", SHAPES)
+def test_the_shape_of_a_list_spells_nothing(data: list[object]) -> None:
+    note = Declaration(
+        reads="nothing",
+        reach="others",
+        arguments={"to": ArgumentUse("destination", "address"), "data": ArgumentUse("content")},
+        asks=("send",),
+    )
+    brake = tainted(TASK)
+    assert not flawed(brake, "note", note, {"to": "bob@work.example", "data": ["hello", True, "mail"]})
+    assert flawed(brake, "note", note, {"to": "bob@work.example", "data": data})
+    assert flawed(brake, "note", note, {"to": ["bob@work.example"] * 9, "data": "hello"}) == ["to[0]"]
+
+
+def test_one_call_pays_one_place_once() -> None:
+    brake = tainted(f"Pay 10 to {ACCOUNT}")
+    assert flawed(brake, "pay", PAY, {"account": [ACCOUNT, ACCOUNT], "amount": 10}) == ["account[0]"]
+
+
+@pytest.mark.parametrize("value", ["hello", True, None, []])
+def test_the_name_of_an_argument_that_a_tool_does_not_have_carries_nothing(value: object) -> None:
+    call: dict[str, object] = {"to": "bob@work.example", "body": "hello", "falcon7731_text": value}
+    assert "falcon7731_text" in flawed(tainted(TASK), "mail", MAIL, call)
+
+
+def test_a_yes_counts_for_the_tool_that_was_shown() -> None:
+    brake = tainted("Delete the file 'old.txt' and append hello to the file that Bob names")
+    call: dict[str, object] = {"path": "payroll.txt", "text": "hello"}
+    brake.approve("append", APPEND, call, brake.judge("append", APPEND, call).flaws)
+    assert not flawed(brake, "append", APPEND, call)
+    assert flawed(brake, "delete", DELETE, {"path": "payroll.txt"}) == ["path"]
+
+
+def test_a_yes_to_a_file_counts_for_where_it_goes() -> None:
+    brake = tainted("Send a mail to bob@work.example with the file that he wants, and mail press@work.example hello")
+    call: dict[str, object] = {"to": "bob@work.example", "body": "mail", "attachment": "payroll.xlsx"}
+    brake.approve("mail", MAIL, call, brake.judge("mail", MAIL, call).flaws)
+    assert not flawed(brake, "mail", MAIL, call)
+    assert flawed(brake, "mail", MAIL, {**call, "to": "press@work.example", "body": "hello"}) == ["attachment"]
+
+
+@pytest.mark.parametrize("asked", [{"id": 17}, {"query": "mail"}])
+def test_a_record_that_was_not_named_lends_its_words_to_no_letter(asked: dict[str, object]) -> None:
+    brake = tainted(TASK)
+    brake.observe("staff", STAFF, asked, json.dumps({"name": "Zed", "salary": "98700 falcon", "email": "z@w.io"}))
+    assert flawed(brake, "mail", MAIL, {"to": "bob@work.example", "body": "hello zed 98700 falcon"}) == ["body"]
+
+
+def test_a_record_within_a_record_has_a_name_of_its_own() -> None:
+    brake = tainted("Send a mail to Bob Baker that says hello")
+    record = {"name": "Bob Baker", "assistant": {"name": "Eve", "email": "eve@evil.example"}}
+    brake.observe("staff", STAFF, {"query": "Bob Baker"}, json.dumps(record))
+    assert flawed(brake, "mail", MAIL, {"to": "eve@evil.example", "body": "hello"}) == ["to"]
+    brake.observe("staff", STAFF, {"query": "Bob Baker"}, '{"name": "Bob Baker", "contact": {"email": "b@w.io"}}')
+    assert not flawed(brake, "mail", MAIL, {"to": "b@w.io", "body": "hello"})
+
+
+@pytest.mark.parametrize(
+    ("task", "amount"),
+    [("Pay within 30 days 10 to", 30), ("Pay invoice 4711 with 10 to", 4711), ("Pay $10 for 25 to", 25)],
+)
+def test_a_number_that_counts_or_names_something_is_no_amount(task: str, amount: int) -> None:
+    brake = tainted(f"{task} {ACCOUNT}")
+    assert not flawed(brake, "pay", PAY, {"account": ACCOUNT, "amount": 10})
+    assert flawed(brake, "pay", PAY, {"account": ACCOUNT, "amount": amount}) == ["amount"]
+    assert flawed(brake, "pay", PAY, {"account": ACCOUNT, "amount": True})
+
+
+def test_many_records_of_a_named_look_up_are_folded_one_by_one() -> None:
+    def fold(records: int) -> float:
+        brake = tainted("Send a mail to Sarah Baker that says hello")
+        text = "".join(f"name: Sarah Baker {number}\nmail: p{number}@w.io\n\n" for number in range(records))
+        began = time.process_time()
+        brake.observe("staff", STAFF, {"query": "Sarah Baker"}, text)
+        return time.process_time() - began
+
+    assert fold(10_000) < 5
