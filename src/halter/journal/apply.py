@@ -7,7 +7,7 @@ digest, so the chain still holds and the body cannot be guessed.
 
 from collections.abc import Callable, Sequence
 from hashlib import sha256
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -57,12 +57,12 @@ class WorkingSet:
     def __init__(self, loaded: dict[RowKey, Any], now: int) -> None:
         self._rows = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
-        for row in filter(None, loaded.values()):
-            kind = cast("type[Any]", type(row))
-            if kind is BudgetRow:
-                now = max(now, row.cap_at)
-            elif kind is StreamRow:
-                now = max(now, row.at)
+        for row in loaded.values():
+            if isinstance(row, BudgetRow):
+                if row.cap_at > now:
+                    now = row.cap_at
+            elif isinstance(row, StreamRow) and row.at > now:
+                now = row.at
         self.now = now
         self.events: list[Stored] = []
         self.changes = Changes({}, {}, {}, self.events, [])
@@ -114,20 +114,26 @@ class Applier(Protocol):
     def __call__(self, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed: ...
 
 
-def list_declared_rows(writes: Sequence[Write]) -> list[RowKey]:
-    keys: list[RowKey] = []
-    last = None
+def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
+    """The keys of the writes and of those before them, and every row that they declare; some of these are repeated."""
+    keys: list[str] = []
+    rows: list[RowKey] = []
+    streams: dict[StreamId, None] = {}
     for write in writes:
-        keys += write.reads
-        if write.stream == last and not write.others:
-            continue
-        last = write.stream
-        for stream in (last, *write.others):
-            keys.append((StreamRow, (stream,)))
-            session = session_of(stream)
-            if session is not None:
-                keys.append((SessionRow, (session,)))
-    return list(dict.fromkeys(keys))
+        each: Write | None = write
+        while each is not None:
+            keys.append(each.key)
+            rows += each.reads
+            streams[each.stream] = None
+            for stream in each.others:
+                streams[stream] = None
+            each = each.first
+    for stream in streams:
+        rows.append((StreamRow, (stream,)))
+        session = session_of(stream)
+        if session is not None:
+            rows.append((SessionRow, (session,)))
+    return keys, rows
 
 
 def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
@@ -138,9 +144,10 @@ def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) ->
     if lease is None:
         for draft in drafts:
             _refuse_newer_session(draft.stream or write.stream, rows)
-    if len(drafts) == 1:
-        return Committed((append_event(drafts[0], write, rows, salt),))
-    return Committed(tuple([append_event(draft, write, rows, salt) for draft in drafts]))
+    events: list[Stored] = []
+    for draft in drafts:
+        events.append(append_event(draft, write, rows, salt))  # noqa: PERF401 A comprehension is one more frame.
+    return Committed(tuple(events))
 
 
 def fence(lease: Lease, rows: WorkingSet) -> None:

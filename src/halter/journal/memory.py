@@ -196,6 +196,8 @@ class MemoryEngine:
 
     def committed(self, keys: Sequence[str]) -> dict[str, tuple[Stored, ...]]:
         known = self._keys
+        if known.keys().isdisjoint(keys):
+            return {}
         return {
             key: tuple([self._streams[stream][seq - 1] for stream, seq in known[key]]) for key in keys if key in known
         }

@@ -324,7 +324,7 @@ class PostgresEngine:
         """Lock rows, table by table in key order; then look for earlier events of the writes, and take the time."""
         rows: dict[RowKey, Row | None] = dict.fromkeys(keys)
         tables, requests = list[type[Row]](), [self._named("begin")]
-        for table, wanted in _group_by_table(keys):
+        for table, wanted in _group_by_table(rows):
             statement = make_batch_statements(table)
             tables.append(table)
             requests.append((statement.lock, encode_columns(statement.kinds, [key for _, key in wanted])))

@@ -40,7 +40,7 @@ from halter.core.ports import (
 )
 from halter.core.text import clean
 from halter.core.vocabulary import Row
-from halter.journal.apply import Applier, WorkingSet, apply_write, fence, list_declared_rows
+from halter.journal.apply import Applier, WorkingSet, apply_write, fence, list_needs
 from halter.journal.engine import Busy, Conflict, Engine, StoreView, index_chunks
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ class _Journal:
     async def commit(self, write: Write) -> Committed:
         """Commit at once for a task that commits alone; what several tasks write together shares a transaction."""
         if self.inline:
-            return self._told(self._run([write])[0])
+            return self.commit_inline(write)
         task, last = asyncio.current_task(), self._last_task
         self._last_task = task
         if task is last and not self._busy and self._timers:
@@ -201,6 +201,9 @@ class _Journal:
             except Busy:
                 pass
         return await self.queued(write)
+
+    def commit_inline(self, write: Write) -> Committed:
+        return self._told(self._run([write])[0])
 
     def queued(self, write: Write) -> asyncio.Future[Committed]:
         """Queue a write: what waits together shares a transaction."""
@@ -319,11 +322,10 @@ class _Journal:
     def _decide(self, writes: Sequence[Write], *, wait: bool) -> tuple[list[WriteAnswer], list[Stored]]:
         """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
         engine = self.engine
-        every = list_write_chains(writes)
+        keys, needed = list_needs(writes)
         engine.begin(wait=wait)
         try:
-            keys = [write.key for write in every]
-            loaded = engine.load(list_declared_rows(every), keys)
+            loaded = engine.load(needed, keys)
             earlier = engine.committed(keys)
             rows = WorkingSet(loaded, engine.now())
             answers = [self._commit_one(write, earlier, rows) for write in writes]
@@ -508,7 +510,7 @@ class JournalStore:
     async def commit(self, write: Write) -> Committed:
         write, journal = _clean_write_keys(write), self._journal
         try:
-            committed = await journal.commit(write)
+            committed = journal.commit_inline(write) if journal.inline else await journal.commit(write)
         except StoreUnavailable as away:
             if self.retry is None:
                 raise
@@ -655,17 +657,6 @@ class JournalStore:
 def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Sequence[WriteAnswer | BaseException]:
     error = done.exception()
     return done.result() if error is None else [error] * count
-
-
-def list_write_chains(writes: Sequence[Write]) -> list[Write]:
-    """The writes, each after those that are done just before it."""
-    done: list[Write] = []
-    for write in writes:
-        place, each = len(done), write
-        done.append(each)
-        while (each := each.first) is not None:
-            done.insert(place, each)
-    return done
 
 
 def _clean_write_keys(write: Write) -> Write:
