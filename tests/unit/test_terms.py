@@ -27,6 +27,7 @@ from halter.core.money import (
     Caps,
     Leg,
     RateLimit,
+    find_rate_limits,
     list_accounts,
     make_legs,
 )
@@ -37,8 +38,8 @@ from halter.core.usage import FREE_PRICE, ModelName, ModelPrices, Price, Unprice
 from halter.core.vocabulary import Row
 from halter.guard import judge
 from halter.guard.judge import CallRequest, describe_cap_reached
-from halter.guard.judge_request import RequestAttempt, judge_attempt, list_request_rows
-from halter.guard.prepare import Call, SessionContext, prepare_call
+from halter.guard.judge_request import RequestAttempt, compile_hold_terms, judge_attempt, list_request_rows
+from halter.guard.prepare import Call, SessionContext, find_model_flaw, prepare_call
 from halter.models.providers import compile_stated_price
 from halter.tools.function_tool import FunctionTool, tool
 
@@ -200,6 +201,10 @@ def plain_request_of_call(where: SessionContext, call: Call, using: FunctionTool
     assert (made.risk is None) == (not judge.needs_risk_assessment(rule))
     assert made.legs == make_legs(where.caps, where.spender, now, usd=usd)
     assert made.accounts == list_accounts(policy.caps, where.spender, now)
+    assert (made.call, made.tool, made.arguments, made.now) == (call.id, spec.name, valid.canonical, now)
+    assert (made.session, made.agent, made.scopes, made.kept) == (where.session, where.agent, where.scopes, where.kept)
+    assert (made.effect, made.idempotent, made.egress) == (spec.effect, spec.idempotent, spec.egress)
+    assert (made.phase, made.observe, made.purpose) == (where.phase.name, policy.observe, call.purpose)
     return made
 
 
@@ -336,27 +341,31 @@ def test_a_request_is_decided_as_if_its_session_had_just_begun(cases: int) -> No
         assert terms == msgspec.structs.replace(where).terms_of_model(model, table, contexts.now)
         known: dict[str, Any] = {
             "request": f"r{number}/0",
-            "model": terms.name,
+            "model": str(model.name),
             "purpose": "turn",
             "spender": where.spender,
             "caps": where.caps,
             "now": contexts.now,
-            "rates": terms.rates,
+            "rates": table.find(model.name, model.base_url),
             "input_tokens": draw.choice((10, 100, 900)),
             "max_output_tokens": draw.choice((20, 500, 3000)),
             "min_output_tokens": draw.choice((1, 256)),
             "scopes": where.scopes,
             "kept": where.kept,
-            "flaw": terms.flaw,
+            "flaw": find_model_flaw(where, str(model.name)),
             "optional": draw.random() < 0.2,
             "observe": where.policy.observe,
         }
-        warm = RequestAttempt(**known, paces=terms.paces, terms=terms.hold)
+        paces = find_rate_limits(where.rates, str(model.name))
+        hold = compile_hold_terms(where.caps, where.spender, contexts.now // QUARTER)
+        own = ("request", "now", "input_tokens", "max_output_tokens", "min_output_tokens", "optional")
+        warm = msgspec.structs.replace(terms.base, **{name: known[name] for name in own})
+        assert warm == RequestAttempt(**known, paces=paces, terms=hold)
         later = contexts.now + draw.choice((0, 0, 0, 5, HOUR, DAY))
         rows = Laid(some_rows(draw, warm.hold.legs, contexts.now), later, list_request_rows(warm))
         decided = [draft.event for draft in judge_attempt(warm, rows)]
         assert decided == [draft.event for draft in judge_attempt(msgspec.structs.replace(warm, terms=None), rows)]
-        if not terms.paces:
+        if not paces:
             assert decided == plain_decision(RequestAttempt(**known), rows)
         seen.add(decided[0].KIND if decided else "")
     assert seen >= {"", "request_started", "request_refused", "cost_cap_reached"}

@@ -311,6 +311,16 @@ class Ledger:
         for flight in flights:
             await self.settle(lease, flight, ActualResult("unknown"))
 
+    def look_at_caps(self, write: Write, caps: Caps, spender: Spender, tell: Callable[[bool], None]) -> Write:
+        """The same write, which tells of itself whether a cap is near: its transaction has the rows anyway."""
+        legs = make_legs(caps, spender, self._clock.now(), usd=1, tokens=1)
+
+        def decide(rows: Rows) -> Sequence[Draft]:
+            tell(is_near_cap(legs, [budget_row(rows, leg) for leg in legs]))
+            return write.decide(rows)
+
+        return msgspec.structs.replace(write, decide=decide, reads=(*write.reads, *map(budget_key, legs)))
+
     async def near_budget(self, caps: Caps, spender: Spender) -> bool:
         """Whether the session or a scope above it is near its cap, with what is held counted as spent."""
         legs = make_legs(caps, spender, self._clock.now(), usd=1, tokens=1)

@@ -124,7 +124,6 @@ OUTCOME_UNKNOWN: Final = "It is unknown whether the model answered."
 
 _NO_SECRETS: Final = MappingProxyType[str, str]({})
 _NO_VALUES: Final = MappingProxyType[str, str]({})
-_NO_COUNTS: Final[Mapping[str, int]] = {}
 _ENCODE: Final = msgspec.json.Encoder().encode
 
 
@@ -330,27 +329,24 @@ class ModelDoor:
         else:
             # Placeholders may be longer than their values.
             tokens = request.input_tokens + (0 if hidden is None else hidden.growth)
-        return RequestAttempt(
+        own: dict[str, Any] = {}
+        if request.rates is not None:
+            own["rates"] = request.rates
+        if request.min_output_tokens > terms.base.min_output_tokens:
+            own["min_output_tokens"] = request.min_output_tokens
+        if hidden is not None:
+            own["anonymized"] = hidden.counts
+        return msgspec.structs.replace(
+            terms.base,
             request=f"{request.id}/{attempt}",
-            model=terms.name,
             purpose=request.purpose,
-            spender=standing.spender,
-            caps=standing.caps,
             now=now,
-            rates=terms.rates if request.rates is None else request.rates,
             input_tokens=tokens,
             max_output_tokens=prompt.max_output_tokens,
-            min_output_tokens=max(standing.policy.min_output_tokens, request.min_output_tokens),
-            scopes=standing.scopes,
-            kept=standing.kept,
-            flaw=terms.flaw,
             optional=request.optional,
-            observe=standing.policy.observe,
             body=body,
             blob=blob,
-            anonymized=_NO_COUNTS if hidden is None else hidden.counts,
-            paces=terms.paces,
-            terms=terms.hold,
+            **own,
         )
 
     async def _admit(

@@ -7,7 +7,7 @@ the context or a window changes.
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import sha256
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -18,7 +18,6 @@ from halter.core.money import (
     Caps,
     Leg,
     RateLimit,
-    RateLimits,
     Spender,
     find_rate_limits,
     list_accounts,
@@ -29,12 +28,11 @@ from halter.core.rows import RuleRow
 from halter.core.spec import Phase, ResolvedPolicy, ToolPolicy
 from halter.core.text import clean, to_body
 from halter.core.tools import Invalid, Tool, ToolSpec, Valid, find_secret_names
-from halter.core.usage import ModelPrices, PriceTable, Unpriced, runs_locally
-from halter.core.vocabulary import Audit, Outcome, Purpose, RiskLevel
+from halter.core.usage import PriceTable, runs_locally
+from halter.core.vocabulary import Outcome, Purpose
 from halter.guard.approvals import digest_approval, matches_rule, pins_places, read_standing_rule
 from halter.guard.brake import SessionBrake, describe_flaw, explain_flaws, strip_flaws
 from halter.guard.judge import (
-    AttemptRate,
     CallRequest,
     RequiredApproval,
     Reserve,
@@ -44,7 +42,7 @@ from halter.guard.judge import (
     needs_approval,
     needs_risk_assessment,
 )
-from halter.guard.judge_request import HoldTerms, compile_hold_terms
+from halter.guard.judge_request import RequestAttempt, compile_hold_terms
 from halter.redaction.anonymize import find_placeholders
 from halter.redaction.secrets import describe_missing_secrets
 
@@ -166,66 +164,80 @@ class SessionContext(msgspec.Struct, frozen=True, dict=True):
 class ToolTerms(msgspec.Struct, frozen=True):
     """What a session's calls of one tool have in common while its context and the windows stay.
 
-    `asks` says whether a person must agree even at the lowest risk.
+    `asks` says whether a person must agree even at the lowest risk. `base` is a call without what is its own.
     """
 
     spec: ToolSpec
     quarter: int
     rule: ToolPolicy
     flaw: tuple[Outcome, str] | None
-    audit: Audit
-    rate: AttemptRate | None
     assessed: bool
     asks: bool
-    accounts: tuple[Leg, ...]
+    base: CallRequest
 
 
 def compile_tool_terms(standing: SessionContext, spec: ToolSpec, quarter: int) -> ToolTerms:
     policy = standing.policy
     rule = find_tool_policy(policy, spec)
-    return ToolTerms(
-        spec=spec,
-        quarter=quarter,
-        rule=rule,
+    base = CallRequest(
+        call="",
+        tool=clean(spec.name)[:200],
+        arguments=b"",
+        session=standing.session,
+        agent=standing.agent,
+        now=quarter * QUARTER,
         flaw=find_tool_flaw(standing, spec),
+        scopes=standing.scopes,
+        phase=standing.phase.name,
+        level=rule.level,
+        effect=spec.effect,
+        idempotent=spec.idempotent,
+        egress=spec.egress,
         audit=audit_of_policy(rule),
         rate=find_attempt_rate(rule),
-        assessed=needs_risk_assessment(rule),
-        asks=needs_approval(rule, policy.mode, None),
         accounts=list_accounts(policy.caps, standing.spender, quarter * QUARTER),
+        kept=standing.kept,
+        observe=policy.observe,
     )
+    asks = needs_approval(rule, policy.mode, None)
+    return ToolTerms(spec, quarter, rule, base.flaw, needs_risk_assessment(rule), asks, base)
 
 
 class RequestTerms(msgspec.Struct, frozen=True):
     """What a session's requests to one model have in common while its context and the windows stay.
 
-    From a `local` model nothing is hidden: what it is sent stays on this machine.
+    `base` is an attempt without what is its own. From a `local` model nothing is hidden: what it is sent stays here.
     """
 
     model: Model
     quarter: int
-    name: str
-    rates: ModelPrices | Unpriced
-    flaw: tuple[Outcome, str] | None
-    paces: RateLimits
-    hold: HoldTerms
+    base: RequestAttempt
     accounts: tuple[Leg, ...]
     local: bool
 
 
 def compile_request_terms(standing: SessionContext, model: Model, prices: PriceTable, quarter: int) -> RequestTerms:
-    name = str(model.name)
-    return RequestTerms(
-        model=model,
-        quarter=quarter,
-        name=name,
+    name, caps, spender = str(model.name), standing.caps, standing.spender
+    base = RequestAttempt(
+        request="",
+        model=name,
+        purpose="turn",
+        spender=spender,
+        caps=caps,
+        now=quarter * QUARTER,
         rates=prices.find(model.name, model.base_url),
+        input_tokens=0,
+        max_output_tokens=0,
+        min_output_tokens=standing.policy.min_output_tokens,
+        scopes=standing.scopes,
+        kept=standing.kept,
         flaw=find_model_flaw(standing, name),
+        observe=standing.policy.observe,
         paces=find_rate_limits(standing.rates, name),
-        hold=compile_hold_terms(standing.caps, standing.spender, quarter),
-        accounts=list_accounts(standing.caps, standing.spender, quarter * QUARTER),
-        local=runs_locally(model.name, model.base_url),
+        terms=compile_hold_terms(caps, spender, quarter),
     )
+    accounts = list_accounts(caps, spender, quarter * QUARTER)
+    return RequestTerms(model, quarter, base, accounts, runs_locally(model.name, model.base_url))
 
 
 def find_model_flaw(standing: SessionContext, model: str) -> tuple[Outcome, str] | None:
@@ -249,14 +261,12 @@ def prepare_call(
     """Prepare a call; `usd` is its maximum cost, `rules` are the standing approvals."""
     if tool is None:
         flaw: tuple[Outcome, str] = ("unknown_tool", f"There is no tool {clean(call.tool)[:80]!r}.")
-        return PreparedCall(_make_call_request(standing, call, call.arguments, now, flaw), None, None)
+        return PreparedCall(_make_unknown_request(standing, call, now, flaw), None, None)
     terms = standing.terms_of_tool(tool.spec, now)
     valid = _validate_arguments(tool, call)
     if isinstance(valid, Invalid):
         flaw = _pick_flaw(standing, terms, ("invalid_arguments", valid.sentence))
-        return PreparedCall(
-            _make_call_request(standing, call, call.arguments, now, flaw, terms), tool, None, terms.rule
-        )
+        return PreparedCall(_fill_request(terms, call, call.arguments, now, flaw=flaw), tool, None, terms.rule)
     meant, arguments = valid
     risk = _assess(terms.spec, arguments) if terms.assessed else None
     level, approval, brake = risk.level if risk else None, None, call.brake
@@ -272,24 +282,23 @@ def prepare_call(
             staged = alone and call.stage == "may" and brake.can_wait(call.tool)
             untrusted = STAGED if staged else untrusted
             approval = _add_flaws(standing, approval, brake, call.tool, flaws)
-    unfit = _find_missing_secret(standing, arguments)
+    unfit = _find_missing_secret(standing, arguments) if b"${" in arguments.canonical else None
     if unfit is None and standing.anonymize is not None:
         unfit = _find_unknown_placeholder(arguments)
-    asked = _make_call_request(
-        standing,
-        call,
-        arguments.canonical,
-        now,
-        terms.flaw if unfit is None else _pick_flaw(standing, terms, unfit),
-        terms,
-        risk=level,
-        approval=approval,
-        legs=make_legs(standing.caps, standing.spender, now, usd=usd) if usd else (),
-        writes=arguments.writes,
-    )
+    own: dict[str, Any] = {}
+    if level is not None:
+        own["risk"] = level
+    if approval is not None:
+        own["approval"] = approval
+    if usd:
+        own["legs"] = make_legs(standing.caps, standing.spender, now, usd=usd)
+    if arguments.writes:
+        own["writes"] = arguments.writes
+    if unfit is not None:
+        own["flaw"] = _pick_flaw(standing, terms, unfit)
     if flaws:
-        asked = msgspec.structs.replace(asked, flaws=strip_flaws(flaws), untrusted=untrusted, staged=staged)
-    return PreparedCall(asked, tool, arguments, terms.rule)
+        own |= {"flaws": strip_flaws(flaws), "untrusted": untrusted, "staged": staged}
+    return PreparedCall(_fill_request(terms, call, arguments.canonical, now, **own), tool, arguments, terms.rule)
 
 
 STAGED: Final = (
@@ -369,25 +378,27 @@ def find_tool_flaw(standing: SessionContext, spec: ToolSpec) -> tuple[Outcome, s
     return None
 
 
-def _make_call_request(  # noqa: PLR0913 Each is one thing that is known of a call.
-    standing: SessionContext,
-    call: Call,
-    arguments: bytes,
-    now: int,
-    flaw: tuple[Outcome, str] | None,
-    terms: ToolTerms | None = None,
-    *,
-    risk: RiskLevel | None = None,
-    approval: RequiredApproval | None = None,
-    legs: tuple[Leg, ...] = (),
-    writes: tuple[str, ...] = (),
-) -> CallRequest:
-    """Bundle what is known of a call; of an unknown tool nothing is, so it counts as one that writes."""
-    spec = None if terms is None else terms.spec
+def _fill_request(terms: ToolTerms, call: Call, arguments: bytes, now: int, **own: Any) -> CallRequest:
+    """What calls of the tool have in common, with what is this one's own."""
+    if call.tool != terms.spec.name:
+        own["tool"] = clean(call.tool)[:200]
+    return msgspec.structs.replace(
+        terms.base,
+        call=call.id,
+        arguments=arguments,
+        now=now,
+        purpose=call.purpose,
+        parallel_group=call.parallel_group,
+        **own,
+    )
+
+
+def _make_unknown_request(standing: SessionContext, call: Call, now: int, flaw: tuple[Outcome, str]) -> CallRequest:
+    """Of an unknown tool nothing is known, so it counts as one that writes."""
     return CallRequest(
         call=call.id,
         tool=clean(call.tool)[:200],
-        arguments=arguments,
+        arguments=call.arguments,
         session=standing.session,
         agent=standing.agent,
         now=now,
@@ -395,27 +406,14 @@ def _make_call_request(  # noqa: PLR0913 Each is one thing that is known of a ca
         scopes=standing.scopes,
         purpose=call.purpose,
         phase=standing.phase.name,
-        level="CONTROLLED" if terms is None else terms.rule.level,
-        effect="write" if spec is None else spec.effect,
-        idempotent=spec is not None and spec.idempotent,
-        egress=spec is not None and spec.egress,
-        risk=risk,
-        audit="" if terms is None else terms.audit,
-        rate=None if terms is None else terms.rate,
-        approval=approval,
-        legs=legs,
-        accounts=() if terms is None else terms.accounts,
         kept=standing.kept,
         parallel_group=call.parallel_group,
         observe=standing.policy.observe,
-        writes=writes,
     )
 
 
 def _find_missing_secret(standing: SessionContext, arguments: Valid) -> tuple[Outcome, str] | None:
     """Refuse a secret that the agent was not granted or that is not set."""
-    if b"${" not in arguments.canonical:
-        return None
     unknown = sorted(find_secret_names(arguments.canonical) - standing.secrets)
     return ("invalid_arguments", describe_missing_secrets(unknown)) if unknown else None
 

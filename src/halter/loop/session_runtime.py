@@ -206,6 +206,7 @@ class SessionRuntime:
         self.overrun = False
         """Whether something besides the turns passed a cap."""
         self._cap: tuple[int | None] | None = None
+        self._near: bool | None = None
         self.ending: Callable[[], Awaitable[None]] = _do_nothing
         """Called before the session ends: its other workers must stop, and settle what they hold."""
         self._doubts: tuple[InFlight, ...] | None = None
@@ -422,11 +423,16 @@ class SessionRuntime:
             await self.settle_up()
             await self.ending()
         words = to_body(shorten(last_words, LONGEST_LAST_WORDS)) if self.state.parent else None
-        asked = await self._questions()
-        committed = await self.commit(
-            lifecycle.end_session(self.lease, state, reason, self.state.parent, inbox_seen, words, asked)
+        asked, standing = await self._questions(), self.standing
+        write = lifecycle.end_session(self.lease, state, reason, self.state.parent, inbox_seen, words, asked)
+        ledger = self._guard.ledger
+        committed = await ledger.commit(
+            ledger.look_at_caps(write, standing.whole_caps, standing.spender, self._look_near)
         )
         return bool(committed.events)
+
+    def _look_near(self, near: bool) -> None:  # noqa: FBT001 The ledger tells one thing.
+        self._near = near
 
     async def _questions(self) -> Sequence[str]:
         return await lifecycle.read_questions(self._store, self.lease.session, self._clock.now())
@@ -476,7 +482,8 @@ class SessionRuntime:
         self._cap = next(((row.cap,) for row in rows if row.cap_by), None)
 
     async def near_budget(self) -> bool:
-        return await self._guard.near_budget(self.standing)
+        """Whether a cap is near: of a session that is over, as its end found it."""
+        return await self._guard.near_budget(self.standing) if self._near is None else self._near
 
     def left(self) -> tuple[int | None, int | None]:
         caps = self.standing.caps

@@ -106,6 +106,7 @@ class _Made:
     """What is made once for all sessions of an agent, and again when its inputs change."""
 
     guard: tuple[_GuardInputs, GuardRuntime] | None = None
+    environ: tuple[object, Mapping[str, str]] = (None, {})
     definition: tuple[AssembledAgent, Digest, int] | None = None
 
 
@@ -160,9 +161,11 @@ class AgentContext(msgspec.Struct, frozen=True):
         own = "" if mind.model.partition(":")[0] in (REFLEX, SCRIPTED) else mind.model
         foresees = mind.model_for.get("simulation") or own
         model = self.models.named(foresees) if foresees else None
-        given = _GuardInputs(
-            app, agent.policy, agent.secrets, model, _values(agent.secrets), select_secrets(app.environ)
-        )
+        # What `os.environ` decodes at each look: to compare all of it takes less time than to read one name.
+        plain = dict(getattr(app.environ, "_data", app.environ))
+        if plain != self.made.environ[0]:
+            self.made.environ = (plain, select_secrets(app.environ))
+        given = _GuardInputs(app, agent.policy, agent.secrets, model, _values(agent.secrets), self.made.environ[1])
         if self.made.guard is None or not self.made.guard[0].same(given):
             self.made.guard = (given, make_guard(app, agent.policy, agent.secrets, model))
         return self.made.guard[1]
