@@ -107,7 +107,11 @@ class Reply(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        return "".join([part.text for part in self.parts if isinstance(part, Text)])
+        text = ""
+        for part in self.parts:
+            if isinstance(part, Text):
+                text += part.text
+        return text
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:

@@ -77,7 +77,7 @@ def settle_flight(flight: InFlight, truth: ActualResult, rows: Rows) -> Sequence
     """Settle exactly once, at the true cost, with an incident for each cap that it passed."""
     if flight.legs and rows.get(HoldRow, flight.id) is None:
         return []
-    charge = _compute_charge(flight, truth, rows)
+    charge = None if not flight.legs and not truth.usd else _compute_charge(flight, truth, rows)
     drafts = [Draft(_make_settled_event(flight, truth, charge), truth.body, truth.blob)]
     if charge is not None and charge.overruns:
         drafts += [Draft(ev.OverrunIncurred.by(flight.id, over)) for over in charge.overruns]
@@ -106,8 +106,6 @@ def _draft_effects(truth: ActualResult, rows: Rows) -> Iterator[Draft]:
 
 def _compute_charge(flight: InFlight, truth: ActualResult, rows: Rows) -> Charge | None:
     """The charge; a cost without a hold is checked against the caps as a hold would have been."""
-    if not flight.legs and not truth.usd:
-        return None
     usd, tokens = compute_charged_amounts(flight, truth)
     if flight.legs:
         return settle(flight.legs, usd, tokens, lambda leg: budget_row(rows, leg))
@@ -229,22 +227,25 @@ class Ledger:
             self._wrote(joined)
         return committed
 
-    async def commit_intent(self, intent: Callable[[int], Write], patience: int) -> Committed | None:
-        """Commit an intent, decided at this moment.
+    async def commit_intent(self, intent: Callable[[int], Write], patience: int, now: int = 0) -> Committed | None:
+        """Commit an intent, decided at this moment, which is `now` where it is known already.
 
         If other holds are in the way, decide again when one settles; None when they stay for longer than `patience`.
         """
-        now = self._clock.now()
+        now = now or self._clock.now()
         deadline = now + patience
         while True:
             write = intent(now)
             before = self._put_off.get(write.lease) if write.lease is not None else None
-            if before is None:
+            if before is None or write.lease is None:
                 committed = await self._store.commit(write)
             else:
                 joined = Write(write.stream, write.key, write.decide, write.reads, write.lease, write.others, before)
                 committed = await self._store.commit(joined)
-                self._wrote(joined)
+                if self._put_off.get(write.lease) is before:
+                    del self._put_off[write.lease]
+                if self._waiting:
+                    self._let_next_try()
             if committed.events:
                 return committed
             now = self._clock.now()

@@ -263,7 +263,7 @@ class ModelDoor:
         now = self._clock.now()
         terms = standing.terms_of_model(model, self._prices, now)
         prompt = self._masks.prompt(lease, request.prompt)
-        hidden = hide_personal_data(standing, prompt, terms)
+        hidden = None if standing.anonymize is None else hide_personal_data(standing, prompt, terms)
         asking = await self._make_attempt(standing, terms, request, prompt, hidden, attempt, now)
         admitted = await self._admit(lease, asking, terms, waited)
         if not isinstance(admitted, AdmittedRequest):
@@ -356,7 +356,7 @@ class ModelDoor:
 
         Each wait for a rate is a decision of its own, which is read again after a crash.
         """
-        stream, now_asking = session_stream(lease.session), asking
+        stream, now_asking, now = session_stream(lease.session), asking, asking.now
         rows: list[RowKey] = []
 
         def intent(now: int) -> Write:
@@ -368,7 +368,7 @@ class ModelDoor:
 
         while True:
             patience = 0 if asking.optional else self._patience
-            committed = await self._ledger.commit_intent(intent, patience)
+            committed = await self._ledger.commit_intent(intent, patience, now)
             if committed is None:
                 return StillHeld(asking.request)
             started = committed.events[0].event
@@ -386,7 +386,7 @@ class ModelDoor:
             until = answer.until or 0
             if not committed.repeated or until > self._clock.now():
                 return RateUsedUp(asking.request, until, waited)
-            waited += 1
+            waited, now = waited + 1, 0
 
     async def _settled_before(
         self, stream: StreamId, admitted: AdmittedRequest, committed: Committed, lease: Lease

@@ -318,14 +318,16 @@ class ToolDoor:
             call = msgspec.structs.replace(call, tool=self._redact(clean(call.tool)))
         prepared = await self._prepared(standing, call, tools.get(call.tool))
         predicted = None
-        if self._simulator is not None and not attempt and should_simulate(prepared):
+        simulates = prepared.rule is not None and prepared.rule.simulate != "never"
+        if simulates and self._simulator is not None and not attempt and should_simulate(prepared):
             predicted = await self._simulator.simulate(lease, standing, prepared, call.situation())
         if isinstance(predicted, Simulated) and (need := prepared.asked.approval) is not None:
             # No digest covers a prediction: the person who decides does not agree to it.
             need = msgspec.structs.replace(need, shown=need.shown + b"\n" + to_body(predicted.text))
             prepared = msgspec.structs.replace(prepared, asked=msgspec.structs.replace(prepared.asked, approval=need))
         act = self.act(standing, prepared.tool, prepared.arguments, call.at_most, goes_on=call.goes_on)
-        answer = await self.guarded_tool_call(lease, prepared.asked, act, attempt, call.brake)
+        now = prepared.asked.now if predicted is None else 0
+        answer = await self.guarded_tool_call(lease, prepared.asked, act, attempt, call.brake, now)
         if not isinstance(predicted, Simulated) or predicted.known or isinstance(answer, StillHeld):
             return answer
         return msgspec.structs.replace(answer, simulation=predicted.text)
@@ -404,13 +406,15 @@ class ToolDoor:
         act: ToolAction | None,
         attempt: int = 0,
         brake: SessionBrake | None = None,
+        now: int = 0,
     ) -> Answer | NeedsPerson | StillHeld:
         """Admit a call or refuse it; the outcome is in the journal when this returns.
 
-        Without an `act` the call is flawed, and the judge refuses it. The `brake` is told what was decided.
+        Without an `act` the call is flawed, and the judge refuses it. The `brake` is told what was decided. `now` is
+        the time where the caller has just looked.
         """
         intent = await self._intent(lease, asked, attempt)
-        committed = await self._ledger.commit_intent(intent, self._patience)
+        committed = await self._ledger.commit_intent(intent, self._patience, now)
         if committed is None:
             return StillHeld(asked.call)
         started = committed.events[0].event
@@ -510,10 +514,12 @@ class ToolDoor:
         """Bundle what a call needs to run, with only the secrets that it refers to."""
         if tool is None or arguments is None:
             return None
-        names = find_secret_names(arguments.canonical)
-        if not names <= standing.secrets:
-            return None
-        secrets = {name: self._secrets.value(name) for name in names} if names else NO_VALUES
+        secrets = NO_VALUES
+        if b"${" in arguments.canonical:
+            names = find_secret_names(arguments.canonical)
+            if not names <= standing.secrets:
+                return None
+            secrets = {name: self._secrets.value(name) for name in names}
         timeout = tool.spec.timeout if at_most is None else min(tool.spec.timeout, at_most)
         near = partial(self._ledger.near_budget, standing.whole_caps, standing.spender)
         return ToolAction(tool, arguments, secrets, standing.scopes, timeout, goes_on, near)

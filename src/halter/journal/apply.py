@@ -58,9 +58,8 @@ class WorkingSet:
         self._rows = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
         for row in loaded.values():
-            if isinstance(row, BudgetRow):
-                if row.cap_at > now:
-                    now = row.cap_at
+            if isinstance(row, BudgetRow) and row.cap_at > now:
+                now = row.cap_at
             elif isinstance(row, StreamRow) and row.at > now:
                 now = row.at
         self.now = now

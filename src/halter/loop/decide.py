@@ -66,8 +66,13 @@ def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -
     for call in calls:
         tool, arguments = to_body(call.tool), _canonical(call.arguments)
         step = b"%d:%b%d:%b" % (len(tool), tool, len(arguments), arguments)
-        steps.append(step + b"".join([b"%d:%b" % (len(each), each) for each in sorted(given.get(call.id, ()))]))
-    return hashlib.sha256(b"".join([b"%d:%b" % (len(step), step) for step in sorted(steps)])).hexdigest()
+        for each in sorted(given.get(call.id, ())):
+            step += b"%d:%b" % (len(each), each)
+        steps.append(step)
+    found = hashlib.sha256()
+    for step in sorted(steps):
+        found.update(b"%d:%b" % (len(step), step))
+    return found.hexdigest()
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:

@@ -265,9 +265,10 @@ class TokenMeter(msgspec.Struct, frozen=True):
 
     def learned(self, model: str, sent: PromptSize, reported: int) -> "TokenMeter":
         """Take in reported input tokens, unless they are impossible."""
-        if not sent.total * LOWEST_TOKEN_RATIO <= reported <= sent.total or not sent.total:
+        total = sent.total
+        if not total * LOWEST_TOKEN_RATIO <= reported <= total or not total:
             return self
-        ratio = reported / sent.total
+        ratio = reported / total
         known = self.seen.get(model)
         highest = ratio if known is None else max(known.ratio, ratio)
         return TokenMeter({**self.seen, model: ObservedUsage(sent, reported, highest)})
@@ -362,16 +363,6 @@ class Transcript:
         return self._marker
 
 
-def assign_call_ids(calls: Sequence[ToolCall], turn: int, step: int) -> tuple[ToolCall, ...]:
-    """Give calls ids of our own: a model's may be missing or repeated."""
-    return tuple(
-        [
-            ToolCall(f"c{turn}_{step}_{index}", call.tool[:LONGEST_NAME], call.arguments, call.group)
-            for index, call in enumerate(calls)
-        ]
-    )
-
-
 def call_id(session: str, call: ToolCall) -> str:
     """The id of a call in the whole store; stable across crashes."""
     return f"{session}.{call.id}"
@@ -456,18 +447,22 @@ class SessionHistory:
 
     def thought(self, reply: Reply, nonce: str, at: int) -> None:
         parts = (*read_calls(reply.text, nonce).parts, *reply.calls) if nonce else reply.parts
-        calls = assign_call_ids(
-            [part for part in parts if isinstance(part, ToolCall)], self.turn.number, self.turn.steps
-        )
-        said = [part for part in parts if isinstance(part, Text) and part.text.strip()]
+        turn, said, calls = self.turn, list[Text](), list[ToolCall]()
+        for part in parts:
+            if isinstance(part, ToolCall):
+                # Ids of our own: a model's may be missing or repeated.
+                name = f"c{turn.number}_{turn.steps}_{len(calls)}"
+                calls.append(ToolCall(name, part.tool[:LONGEST_NAME], part.arguments, part.group))
+            elif part.text.strip():
+                said.append(part)
         if said or calls:
             self.transcript.add(Message("assistant", (*said, *calls)))
         self.done = {}
-        self.turn = self.turn.thought(reply, calls, at)
+        self.turn = turn.thought(reply, tuple(calls), at)
 
     def acted(self, at: int) -> None:
         calls = self.turn.calls
-        results = tuple([self.done[call.id] for call in calls])
+        results = (self.done[calls[0].id],) if len(calls) == 1 else tuple([self.done[call.id] for call in calls])
         self.transcript.add(Message("user", (*results, *self._predictions(calls)) if self.foreseen else results))
         if self.brake is not None:
             self._observe(calls, results, self.brake)

@@ -169,6 +169,7 @@ class ContextWindow:
         self.fixed = fixed
         self._meter = TokenMeter()
         self._most: int | None = None
+        self._spare = thinking.window - thinking.mind.max_output_tokens - MARKER_TOKENS
         self._ending = 0
 
     def bound(self, model: str, sent: PromptSize) -> int:
@@ -192,7 +193,11 @@ class ContextWindow:
         Return why if nothing helps.
         """
         self._ending = ending
-        transcript, room = self._recalled.transcript, self._room(model)
+        transcript = self._recalled.transcript
+        # No model needs more tokens than bytes: what fits so fits by any estimate.
+        if transcript.size + self.fixed + ending <= self._spare and self._most is None:
+            return ""
+        room = self._room(model)
         if self._meter.estimate(model, transcript.size) <= room:
             return ""
         tokens = [self._meter.estimate(model, measure_message(message)) for message in transcript.messages]
@@ -207,8 +212,7 @@ class ContextWindow:
                 return _explain_too_large(found)
 
     def _room(self, model: str) -> int:
-        room = self._thinking.window - self._mind.max_output_tokens
-        room -= self._meter.estimate(model, self.fixed + self._ending) + MARKER_TOKENS
+        room = self._spare - self._meter.estimate(model, self.fixed + self._ending)
         return room if self._most is None else min(room, self._most)
 
     async def _cut(self, cut: Cut) -> None:

@@ -446,15 +446,17 @@ def _mask_parts(parts: tuple[Part, ...], redact: Redact) -> tuple[Part, ...]:
     """Mask every text of a message; the same tuple, if there is nothing to mask."""
     masked: list[Part] | None = None
     for place, part in enumerate(parts):
+        said = part.arguments if isinstance(part, ToolCall) else part.text
+        # As `mask_text` does it: every text of every step comes through here.
+        text = redact(said if said.isascii() and "\x00" not in said else clean(said))
         if isinstance(part, ToolCall):
-            tool, arguments = mask_text(part.tool, redact), mask_text(part.arguments, redact)
-            if tool is part.tool and arguments is part.arguments:
+            tool = mask_text(part.tool, redact)
+            if tool is part.tool and text is said:
                 continue
-            changed: Part = msgspec.structs.replace(part, tool=tool, arguments=arguments)
+            changed: Part = msgspec.structs.replace(part, tool=tool, arguments=text)
+        elif text is said:
+            continue
         else:
-            text = mask_text(part.text, redact)
-            if text is part.text:
-                continue
             changed = msgspec.structs.replace(part, text=text)
         masked = masked or list(parts)
         masked[place] = changed

@@ -118,7 +118,7 @@ class FunctionArguments:
                 f"The tool {tool} takes {self.near[0]}: NearBudget, which only an async function can ask: "
                 "make it `async def`."
             )
-        others = (*self._keys, *self.deps, *self.near)
+        others = self.adds = (*self._keys, *self.deps, *self.near)
         self._fields = {name: each for name, each in annotations.items() if name not in others}
         adapter = _compile_adapter(tool, self._fields, inspect.signature(function))
         # Without the adapter's own checks of options that are never given.
@@ -302,7 +302,9 @@ class FunctionTool:
                 # It reads the agent's folder, which may be large.
                 await asyncio.to_thread(self._starts)
             return await run_isolated(function, plain, permit.id, self._max_output)
-        filled = self._filled(arguments, permit)
+        given = self._arguments
+        plain = not (given.adds or b"${" in arguments.canonical)
+        filled = arguments.values if plain else self._filled(arguments, permit)
         if self._awaited:
             return to_output(await _await_call(function, filled), self._max_output)
         return await self._called(function, filled, unstoppable=self.spec.effect == "write")

@@ -50,13 +50,10 @@ def to_output(result: Any, max_output: int) -> Output:
 
 def to_text(result: Any, max_output: int) -> str:
     """Text stays as it is, bytes become text or base64, anything else JSON."""
-    match result:
-        case str():
-            return truncate_middle(result, max_output)
-        case bytes() | bytearray():
-            return bytes_to_text(bytes(result), max_output)
-        case _:
-            return truncate_middle(_json(result), max_output)
+    if isinstance(result, bytes | bytearray):
+        return bytes_to_text(bytes(result), max_output)
+    text: str = result if isinstance(result, str) else _json(result)
+    return text if len(text) <= max_output else truncate_middle(text, max_output)
 
 
 def bytes_to_text(data: bytes, max_output: int) -> str:
