@@ -147,7 +147,8 @@ def compile_hold_terms(caps: Caps, spender: Spender, quarter: int) -> HoldTerms:
 
 def list_request_rows(asking: RequestAttempt) -> list[RowKey]:
     """Every row that the decision reads or changes."""
-    keys: list[RowKey] = [*list_halt_rows(asking.scopes), (HoldRow, (asking.request,)), *asking.hold.rows]
+    keys: list[RowKey] = [*list_halt_rows(asking.scopes), (HoldRow, (asking.request,))]
+    keys += (asking.terms or asking.hold).rows
     if asking.paces:
         keys += map(budget_key, make_rate_legs(asking.paces, asking.now, 1))
     return keys
@@ -157,7 +158,7 @@ def judge_attempt(asking: RequestAttempt, rows: Rows) -> Sequence[Draft]:
     halt = explain_halt(asking.scopes, asking.spender.session, rows)
     if halt is not None:
         return [_make_request_refusal(asking, "external_halt", halt)]
-    hold = asking.hold
+    hold = asking.terms or asking.hold
     legs = lower_legs_to_policy(hold.legs, rows)
     budgets = find_spendable_budgets(rows, asking.kept, legs)
     usd, tokens = _least_unspent(legs, budgets)

@@ -52,10 +52,10 @@ class WorkingSet:
     What is loaded becomes its own. What is new, changed or gone is known as it happens: nothing is compared at the end.
     """
 
-    __slots__ = ("_rows", "changes", "events", "now")
+    __slots__ = ("changes", "events", "loaded", "now")
 
     def __init__(self, loaded: dict[RowKey, Any], now: int) -> None:
-        self._rows = loaded
+        self.loaded = loaded
         # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
         for row in loaded.values():
             if isinstance(row, BudgetRow) and row.cap_at > now:
@@ -68,14 +68,14 @@ class WorkingSet:
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         try:
-            return self._rows[kind, key]
+            return self.loaded[kind, key]
         except KeyError:
             message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
 
-    def put(self, row: Row) -> None:
+    def put(self, row: Row, key: RowKey | None = None) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
-        key, rows, changes = row.key(), self._rows, self.changes
+        key, rows, changes = key or row.key(), self.loaded, self.changes
         if rows.get(key) is not None:
             (changes.inserts if key in changes.inserts else changes.updates)[key] = row
         elif key in changes.deletes:
@@ -89,11 +89,11 @@ class WorkingSet:
         rows[key] = row
 
     def drop(self, key: RowKey) -> None:
-        changes, row = self.changes, self._rows.get(key)
+        changes, row = self.changes, self.loaded.get(key)
         if changes.inserts.pop(key, None) is None and row is not None:
             changes.updates.pop(key, None)
             changes.deletes[key] = None
-        self._rows[key] = None
+        self.loaded[key] = None
 
     def erase(self, bodies: EraseBodies) -> None:
         self.changes.erasures.append(bodies)
@@ -138,7 +138,9 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
 def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
     lease = write.lease
     if lease is not None:
-        fence(lease, rows)
+        owned = rows.loaded.get((SessionRow, (lease.session,)))
+        if owned is None or owned.generation != lease.generation or owned.owner != lease.worker:
+            fence(lease, rows)
     drafts = write.decide(rows)
     if lease is None:
         for draft in drafts:
@@ -172,7 +174,8 @@ def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[i
     """Link an event to its stream, and change the rows as it says."""
     event, facts = encode(draft.event)
     stream, body, now, lease = draft.stream or write.stream, draft.body, rows.now, write.lease
-    head = rows.get(StreamRow, stream)
+    head_key: RowKey = (StreamRow, (stream,))
+    head = rows.loaded[head_key] if head_key in rows.loaded else rows.get(StreamRow, stream)
     seq, previous = (1, CHAIN_START) if head is None else (head.head + 1, head.hash)
     # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
     generation = 0 if lease is None or stream != session_stream(lease.session) else lease.generation
@@ -186,6 +189,6 @@ def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[i
         stream, seq, kind, version, now, generation, key, blob, facts, body, body_salt, digest, chained, event
     )
     rows.events.append(stored)
-    rows.put(StreamRow(stream, seq, chained, now))
+    rows.put(StreamRow(stream, seq, chained, now), head_key)
     project_event(event, stored, rows)
     return stored

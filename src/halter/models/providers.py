@@ -135,8 +135,9 @@ class Tariff(msgspec.Struct, frozen=True):
         """The most that a request of these tokens can cost, also if it is billed up to a day later."""
         if max_output_tokens < 0:
             raise ValueError(f"A request cannot have {max_output_tokens} output tokens.")
-        ceilings = self._ceilings(input_tokens, at)
-        dearest = max([ceiling.cost(input_tokens, 0, 0, max_output_tokens) for ceiling in ceilings])
+        dearest = 0
+        for ceiling in self._ceilings(input_tokens, at):
+            dearest = max(dearest, ceiling.cost(input_tokens, 0, 0, max_output_tokens))
         numerator, denominator = self.loading
         return -(-dearest * numerator // (denominator * SCALE))
 
