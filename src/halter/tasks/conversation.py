@@ -386,7 +386,8 @@ class PhaseWalk:
 
     def _stand(self) -> None:
         phase = self._here()
-        self._running.standing = msgspec.structs.replace(self._running.standing, phase=phase)
+        if self._running.standing.phase is not phase:
+            self._running.standing = msgspec.structs.replace(self._running.standing, phase=phase)
         self._loop.offer(self._offered(phase))
 
     def _announced(self) -> tuple[Text, ...]:
