@@ -18,6 +18,8 @@ from typing import Any, Final, Literal, cast
 
 import msgspec
 
+from halter.core.usage import ModelName, ModelPrices, Unpriced
+from halter.models.providers import Prices, Tariff, extend_bound
 from halter.models.wire_format import UsageFormat
 
 DialectName = Literal["messages", "chat", "responses"]
@@ -345,3 +347,26 @@ def ask_for_usage(body: bytes) -> bytes:
         # It says that it wants none: then the request settles at its hold.
         return body
     return insert_member(body, b'"stream_options":{"include_usage":true}')
+
+
+class UnpricedFeature(Unpriced, frozen=True):
+    """A request asks for something that has no price, of a model that has one."""
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.model} cannot be asked this: {self.reason}. No cost cap could be kept."
+
+
+def find_rates(
+    call: ModelCall, model: ModelName, base_url: str | None, prices: Prices
+) -> ModelPrices | Unpriced | None:
+    """What a call costs, where it asks for more than its model's plain tokens."""
+    if call.unpriced:
+        return UnpricedFeature(model, call.unpriced)
+    if not call.long_cache and not call.searches:
+        return None
+    rates = prices.find(model, base_url)
+    if not isinstance(rates, Tariff):
+        return rates
+    found = extend_bound(rates, long_cache=call.long_cache, searches=call.searches)
+    return UnpricedFeature(model, found) if isinstance(found, str) else found

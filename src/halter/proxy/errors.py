@@ -18,6 +18,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from halter.core.clock import SECOND
+from halter.guard.halts import RateUsedUp, StillHeld
+from halter.guard.model_door import AnsweredRequest, FailedRequest, RefusedRequest, RequestOutcome
 from halter.proxy.dialect import DialectName
 
 Reason = Literal[
@@ -126,3 +129,25 @@ def render_in_stream(dialect: DialectName, refusal: Refusal, events: int = 0) ->
                 },
             }
             return b"event: response.failed\ndata: %s\n\n" % _ENCODE(failed)
+
+
+def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
+    """What the client is told, unless it has its answer."""
+    match outcome:
+        case AnsweredRequest():
+            return None
+        case RefusedRequest(outcome="cost_cap_reached"):
+            return Refusal("cap", f"Halter: {outcome.sentence}")
+        case RefusedRequest(outcome="external_halt"):
+            return Refusal("halted", f"Halter: {outcome.sentence}")
+        case RefusedRequest():
+            return Refusal("refused", f"Halter: {outcome.sentence}")
+        case FailedRequest(outcome="external_halt"):
+            return Refusal("halted", f"Halter: {outcome.error}")
+        case FailedRequest():
+            return Refusal("provider_failed", f"Halter: {outcome.error}")
+        case StillHeld():
+            return Refusal("wait", "Halter: other requests hold what is left of the budget. Try again.", wait=5)
+        case RateUsedUp():
+            seconds = -(-(outcome.until - now) // SECOND)
+            return Refusal("wait", f"Halter: the rate of this model is used up for {seconds} s.", wait=seconds)

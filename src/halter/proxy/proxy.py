@@ -23,12 +23,11 @@ from halter.core.errors import ConfigError, LeaseLost, ModelError, StoreUnavaila
 from halter.core.ids import make_worker_id
 from halter.core.messages import Prompt
 from halter.core.text import shorten, to_one_line
-from halter.core.usage import ModelName, ModelPrices, Unpriced
+from halter.core.usage import ModelName
 from halter.dispatch.heartbeat import keep_leases
-from halter.guard.halts import RateUsedUp, StillHeld
+from halter.guard.halts import RateUsedUp
 from halter.guard.ledger import Ledger
 from halter.guard.model_door import (
-    AnsweredRequest,
     FailedRequest,
     ModelDoor,
     ModelRequest,
@@ -39,8 +38,6 @@ from halter.guard.model_door import (
 from halter.loop.session_runtime import cancel_and_wait
 from halter.models.providers import (
     Prices,
-    Tariff,
-    extend_bound,
     find_endpoint,
     find_listed_window,
     list_model_names,
@@ -55,10 +52,11 @@ from halter.proxy.dialect import (
     ModelCall,
     Unreadable,
     WireDialect,
+    find_rates,
     mask_body,
     read_call,
 )
-from halter.proxy.errors import Headers, Refusal, render_in_stream, render_refusal
+from halter.proxy.errors import Headers, Refusal, explain_outcome, render_in_stream, render_refusal
 from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
 from halter.proxy.relay import (
     AsgiMessage,
@@ -99,14 +97,6 @@ _LABEL: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _CANNOT_RELAY: Final = (
     "Halter: {what} has no price here, so no cap could be kept: it is refused. Use it with another key, past Halter."
 )
-
-
-class UnpricedFeature(Unpriced, frozen=True):
-    """A request asks for something that has no price, of a model that has one."""
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.model} cannot be asked this: {self.reason}. No cost cap could be kept."
 
 
 class ProxyRoute(msgspec.Struct, frozen=True):
@@ -316,7 +306,7 @@ class Proxy:
             prompt=Prompt(messages=(), max_output_tokens=call.most_output(window)),
             timeout=REQUEST_TIMEOUT,
             record=RequestRecord(f"POST {asked.route.path}: {call.model}, {len(call.body):,} bytes"),
-            rates=self._find_rates(asked.terms, name, exchange.upstream.base_url, call),
+            rates=find_rates(call, name, exchange.upstream.base_url, self._price_table(asked.terms)),
             min_output_tokens=call.least_output(),
         )
         session.under_way += 1
@@ -345,43 +335,10 @@ class Proxy:
             waited = outcome.waited + 1
             await self._app.clock.sleep(max(0, outcome.until - now))
 
-    def _find_rates(
-        self, terms: KeyTerms, name: ModelName, base_url: str | None, call: ModelCall
-    ) -> ModelPrices | Unpriced | None:
-        """What the request costs, where it asks for more than its model's plain tokens."""
-        if call.unpriced:
-            return UnpricedFeature(name, call.unpriced)
-        if not call.long_cache and not call.searches:
-            return None
+    def _price_table(self, terms: KeyTerms) -> Prices:
         if self._prices is None:
             self._prices = Prices(terms.policy.prices)
-        rates = self._prices.find(name, base_url)
-        if not isinstance(rates, Tariff):
-            return rates
-        found = extend_bound(rates, long_cache=call.long_cache, searches=call.searches)
-        return UnpricedFeature(name, found) if isinstance(found, str) else found
-
-
-def explain_outcome(outcome: RequestOutcome, now: int) -> Refusal | None:
-    """What the client is told, unless it has its answer."""
-    match outcome:
-        case AnsweredRequest():
-            return None
-        case RefusedRequest(outcome="cost_cap_reached"):
-            return Refusal("cap", f"Halter: {outcome.sentence}")
-        case RefusedRequest(outcome="external_halt"):
-            return Refusal("halted", f"Halter: {outcome.sentence}")
-        case RefusedRequest():
-            return Refusal("refused", f"Halter: {outcome.sentence}")
-        case FailedRequest(outcome="external_halt"):
-            return Refusal("halted", f"Halter: {outcome.error}")
-        case FailedRequest():
-            return Refusal("provider_failed", f"Halter: {outcome.error}")
-        case StillHeld():
-            return Refusal("wait", "Halter: other requests hold what is left of the budget. Try again.", wait=5)
-        case RateUsedUp():
-            seconds = -(-(outcome.until - now) // SECOND)
-            return Refusal("wait", f"Halter: the rate of this model is used up for {seconds} s.", wait=seconds)
+        return self._prices
 
 
 def _name_protocol(dialect: WireDialect) -> str:

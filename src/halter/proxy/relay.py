@@ -253,7 +253,7 @@ async def _pass_on(exchange: RelayExchange, call: ModelCall, body: bytes) -> Rep
             await _pass_whole(exchange, response, reader)
         else:
             await _pass_stream(exchange, call, response, reader)
-        return _conclude(exchange, call.dialect, response.status, reader)
+        return conclude_answer(exchange.upstream, call.dialect, response.status, reader)
     finally:
         response.close()
 
@@ -343,11 +343,11 @@ def _is_usage_chunk(event: bytes) -> bool:
     return chunk.choices == [] and chunk.usage is not None
 
 
-def _conclude(exchange: RelayExchange, dialect: WireDialect, status: int, reader: UsageReader) -> Reply:
+def conclude_answer(upstream: Upstream, dialect: WireDialect, status: int, reader: UsageReader) -> Reply:
     """What the answer means for the ledger. Raises ModelError unless it is whole."""
-    provider, usage, final = exchange.upstream.provider, reader.usage, reader.final
+    provider, usage, final = upstream.provider, reader.usage, reader.final
     if status >= _FIRST_ERROR:
-        billed = usage is not None or (exchange.upstream.bills_errors and status not in _NOT_BEGUN)
+        billed = usage is not None or (upstream.bills_errors and status not in _NOT_BEGUN)
         raise _classify_status(status, provider, usage, billed=billed)
     if not reader.finished:
         final = final and usage is not None and usage.output_tokens > 0

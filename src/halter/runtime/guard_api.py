@@ -41,6 +41,7 @@ from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer, NeedsPerson
 from halter.loop.session_runtime import SessionRuntime
+from halter.models.providers import Prices
 from halter.runtime.agent import AgentProgram, ProgramOptions, agent_said, resolve_secrets
 from halter.runtime.agent_context import AgentContext, Models, keep_policy
 from halter.runtime.assemble import AssembledAgent, index_tools, list_protected_paths, protect_tools
@@ -278,22 +279,34 @@ class GuardedSession:
         how many output tokens fit. Raises EffectRefused if a brake refuses it, and what `do` raises.
         """
         known = self._models.setdefault(model, ExternalModel(model))
-        self._asked += 1
-        request = f"{self.id}.{self._running.lease.generation}.{self._asked}"
+        request = self.next_request()
         known.expect(request, do)
         prompt = Prompt(messages=(make_user_message(sent),), max_output_tokens=max_output_tokens)
-        answer = await self._running.request(ModelRequest(id=request, prompt=prompt), known, patient=False)
-        match answer:
-            case RefusedRequest():
-                self._end = self._end or _end_of_request(answer.outcome)
-                raise EffectRefused(answer.sentence, answer.outcome)
-            case FailedRequest(outcome="external_halt" | "timeout" as outcome):
-                self._end = self._end or _end_of_request(outcome)
-                raise EffectRefused(answer.error, outcome)
+        match await self.request(ModelRequest(id=request, prompt=prompt), known):
+            case RefusedRequest(sentence=sentence, outcome=outcome):
+                raise EffectRefused(sentence, outcome)
+            case FailedRequest(outcome="external_halt" | "timeout" as outcome, error=error):
+                raise EffectRefused(error, outcome)
             case AnsweredRequest() | FailedRequest():
-                if isinstance(answer, AnsweredRequest) and answer.overrun:
-                    self._end = self._end or ("BUDGET_EXCEEDED", "overrun")
                 return known.take(request)
+
+    def next_request(self) -> str:
+        """Returns the id of a request that is made next."""
+        self._asked += 1
+        return f"{self.id}.{self._running.lease.generation}.{self._asked}"
+
+    async def request(self, request: ModelRequest, model: Model) -> AnsweredRequest | RefusedRequest | FailedRequest:
+        """Makes a model request, of a model of the caller's own. After a halt or at a cap the session ends."""
+        answer = await self._running.request(request, model, patient=False)
+        if isinstance(answer, AnsweredRequest):
+            self._end = self._end or (("BUDGET_EXCEEDED", "overrun") if answer.overrun else None)
+        else:
+            self._end = self._end or _end_of_request(answer.outcome)
+        return answer
+
+    @property
+    def prices(self) -> Prices:
+        return Prices(self._opened.agent.policy.prices)
 
     async def near_budget(self) -> bool:
         """Says whether 80 % of a cap is spent or held: of this session, its agent or the fleet."""
