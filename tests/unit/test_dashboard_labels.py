@@ -27,7 +27,7 @@ from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_ti
 from halter.dashboard.session import find_number_series, fits_filter
 from halter.operations.money import Spending
 from halter.operations.queries import AgentLine, Saw
-from halter.operations.report import AnswersAlike, EndsAlike, Night
+from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
 from halter.runtime.budgets import Budget
 from halter.runtime.needs import Need
 
@@ -94,7 +94,9 @@ def test_what_needs_a_person_leads_to_where_it_is_settled() -> None:
 def test_the_story_of_a_night_tells_what_happened_alike_once() -> None:
     answer = partial(AnswersAlike, by="ann", agent="shop", name="pay")
     ended = EndsAlike(agent="shop", state="ERROR", terminal_reason="repetition", count=1200, at=3, session="shop-7")
-    night = Night(since=0, ends=[ended], answers=[answer(denied=0, count=2, at=1), answer(denied=1, count=1, at=2)])
+    night = NightSummary(
+        since=0, ends=[ended], answers=[answer(denied=0, count=2, at=1), answer(denied=1, count=1, at=2)]
+    )
     assert [line.text for line in tell_story(night, (), ())] == [
         "shop ended 1,200 sessions: failed, it repeated itself",
         "ann denied pay of shop",

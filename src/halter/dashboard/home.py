@@ -61,7 +61,7 @@ from halter.operations import artifacts, control, decisions, money, queries
 from halter.operations.artifacts import Artifact
 from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecision, offers, put, waiting
 from halter.operations.queries import AgentLine
-from halter.operations.report import AnswersAlike, EndsAlike, Night
+from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
 from halter.present.events import format_moment
 from halter.runtime.needs import Need
 
@@ -233,7 +233,7 @@ class StoryLine(msgspec.Struct, frozen=True):
     link: str = ""
 
 
-def tell_story(night: Night, findings: Sequence[Artifact], news: Sequence[queries.AgentNews]) -> list[StoryLine]:
+def tell_story(night: NightSummary, findings: Sequence[Artifact], news: Sequence[queries.AgentNews]) -> list[StoryLine]:
     """Puts what happened into one line each, the newest first; what happened alike is one line."""
     lines = [
         *map(_tell_ends, night.ends),
@@ -272,7 +272,7 @@ def _tell_halt(row: HaltRow) -> StoryLine:
     return StoryLine(row.at, Label("", "bad" if row.halted else "good", "halt"), f"{what}. {row.reason}".strip())
 
 
-def _tell_documents(night: Night, news: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
+def _tell_documents(night: NightSummary, news: Sequence[queries.AgentNews]) -> Iterable[StoryLine]:
     """Tells which documents were left to a person, unless a notice does."""
     subjects = " ".join(one.subject for one in news)
     for item in night.left:

@@ -18,7 +18,7 @@ from halter.core.rows import AgentRow, HaltRow, OutageRow, SavedHotState, Sessio
 from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
-from halter.operations.report import Night, Report, ReportRows, read_night, read_report_rows
+from halter.operations.report import NightSummary, Report, ReportRows, read_night, read_report_rows
 from halter.operations.report import build_report as report_of
 from halter.runtime.budgets import Budget, read_configured_caps, read_current_budgets, shown_budgets
 from halter.runtime.feed import serialize_event
@@ -325,7 +325,7 @@ async def report_rows(desk: Desk, since: int) -> ReportRows:
     return found if not desk.who.agents else _theirs(desk, found)
 
 
-async def night(desk: Desk, since: int, limit: int) -> Night:
+async def night(desk: Desk, since: int, limit: int) -> NightSummary:
     """Read what happened since a moment, summed up, as far as they may see it."""
     found, sees = await read_night(desk.app.store, since, limit), desk.who.sees
     return msgspec.structs.replace(

@@ -91,7 +91,7 @@ class AnswersAlike(msgspec.Struct, frozen=True, kw_only=True):
     session: str | None = None
 
 
-class Night(msgspec.Struct, frozen=True, kw_only=True):
+class NightSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What happened since a moment, already summed up: it is as long as the kinds of things that happened."""
 
     since: int
@@ -102,10 +102,10 @@ class Night(msgspec.Struct, frozen=True, kw_only=True):
     undelivered: Sequence[NotificationRow] = ()
 
 
-async def read_night(store: Store, since: int, limit: int) -> Night:
+async def read_night(store: Store, since: int, limit: int) -> NightSummary:
     """Read what happened since a moment, the newest `limit` kinds of each; the store counts, not this process."""
     params: Mapping[str, Any] = {"since": since, "limit": limit}
-    return Night(
+    return NightSummary(
         since=since,
         ends=await store.ask(Query("ends_since", EndsAlike, params)),
         answers=await store.ask(Query("answers_since", AnswersAlike, params)),
