@@ -4,6 +4,8 @@ export PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+# Where `make clients` puts other people's programs; several trees may share one folder.
+CLIENTS := $(or $(HALTER_CLIENTS),.clients)
 # The machine's own certificates count, as they do for pip: uv's bundled ones know no company's proxy.
 COMPILE = $(BIN)/uv pip compile --universal --python-version 3.11 \
 	--generate-hashes --no-header --no-annotate --quiet --system-certs $(UPGRADE)
@@ -65,15 +67,17 @@ bench: setup system
 
 # Other people's programs, pinned, with Halter in front of their tools and models; they reach nothing but 127.0.0.1.
 clients: setup system
-	npm install --silent --no-audit --no-fund --prefix .clients \
+	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) \
 		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-linux-$$(node -p process.arch)@1.18.18
 	@for client in "llm 3.11 llm==0.36 llm-anthropic==0.30" "aider 3.11 aider-chat==0.86.2" \
+		"langchain 3.11 langchain==1.4.7 langchain-openai==1.7.3" \
 		"openhands 3.12 openhands-sdk==1.58.0 openhands-tools==1.58.0"; do \
 		set -- $$client; name=$$1; python=$$2; shift 2; \
 		python$$python -c pass 2>/dev/null || { echo "python$$python is not on the PATH: $$name is left out."; continue; }; \
-		$(BIN)/uv venv --quiet --clear --python $$python .clients/$$name && \
-		$(BIN)/uv pip install --quiet --system-certs --python .clients/$$name/bin/python "$$@" || exit; done
-	$(BIN)/python -m pytest -m clients -o faulthandler_timeout=900 tests/clients
+		$(BIN)/uv venv --quiet --clear --python $$(python$$python -c 'import sys; print(sys.executable)') \
+			$(CLIENTS)/$$name && \
+		$(BIN)/uv pip install --quiet --system-certs --python $(CLIENTS)/$$name/bin/python "$$@" || exit; done
+	HALTER_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest -m clients -o faulthandler_timeout=900 tests/clients
 
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600

@@ -7,7 +7,6 @@ import asyncio
 import json
 import os
 import signal
-import sqlite3
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -16,22 +15,24 @@ from typing import Any
 
 import pytest
 
+from halter_drills.checker import StoreContents, found_at
 from halter_drills.provider import ListedProvider
 
 CLIENTS = Path(os.environ.get("HALTER_CLIENTS", Path(__file__).parents[2] / ".clients"))
 
 
 class Bench:
-    """A proxy in a process of its own, a provider that keeps a bill, and a home for one client."""
+    """Proxies in processes of their own, a provider that keeps a bill, and a home for clients."""
 
-    def __init__(self, folder: Path, provider: ListedProvider) -> None:
+    def __init__(self, folder: Path, provider: ListedProvider, store: str = "") -> None:
         self.folder = folder
         self.provider = provider
+        self.store = store or f"sqlite://{folder / 'store.db'}"
         self.root = ""
         self.environ = {
             "PATH": os.environ["PATH"],
             "HOME": str(folder),
-            "HALTER_STORE": str(folder / "store.db"),
+            "HALTER_STORE": self.store,
             "HALTER_TOKENS": str(folder / "tokens.json"),
             "HALTER_PERSON": "ada",
         }
@@ -48,8 +49,7 @@ class Bench:
         said = await self.halter("keys", "new", "--agent", agent, "--max-cost-usd-per-day", per_day, "--json")
         return json.loads(said)["key"]
 
-    @asynccontextmanager
-    async def serving(self) -> AsyncGenerator[None]:
+    async def start_proxy(self, listen: str = "127.0.0.1:0") -> tuple[asyncio.subprocess.Process, str]:
         port = self.provider.port
         environ = {
             **self.environ,
@@ -58,16 +58,21 @@ class Bench:
             "OPENAI_API_KEY": "sk-o",
             "OPENAI_BASE_URL": f"http://127.0.0.1:{port}/v1",
         }
-        command = [sys.executable, "-m", "halter", "proxy", "--listen", "127.0.0.1:0", "--json"]
+        command = [sys.executable, "-m", "halter", "proxy", "--listen", listen, "--json"]
         made = await asyncio.create_subprocess_exec(
             *command, env=environ, cwd=self.folder, stdout=asyncio.subprocess.PIPE
         )
+        assert made.stdout is not None
+        return made, json.loads(await asyncio.wait_for(made.stdout.readline(), 60))["url"]
+
+    @asynccontextmanager
+    async def serving(self, listen: str = "127.0.0.1:0") -> AsyncGenerator[tuple[asyncio.subprocess.Process, str]]:
+        made, self.root = await self.start_proxy(listen)
         try:
-            assert made.stdout is not None
-            self.root = json.loads(await asyncio.wait_for(made.stdout.readline(), 60))["url"]
-            yield
+            yield made, self.root
         finally:
-            made.send_signal(signal.SIGTERM)
+            if made.returncode is None:
+                made.send_signal(signal.SIGTERM)
             await made.wait()
 
     async def run(self, command: list[str], environ: dict[str, str], seconds: float = 120) -> tuple[int, str]:
@@ -88,19 +93,31 @@ class Bench:
             pytest.fail(f"{command[0]} did not end: {said.decode()[-2000:]}")
         return made.returncode or 0, said.decode()
 
+    def found(self) -> StoreContents:
+        return found_at(self.store)
+
     def count(self, kind: str) -> int:
-        with sqlite3.connect(self.folder / "store.db") as store:
-            (found,) = store.execute("SELECT COUNT(*) FROM events WHERE kind = ?", (kind,)).fetchone()
-        store.close()
-        return found
+        return sum(event.kind == kind for event in self.found().events)
 
     def spent(self, agent: str = "desk") -> int:
-        with sqlite3.connect(self.folder / "store.db") as store:
-            sums = """SELECT COALESCE(SUM(spent), 0) FROM budgets
-                WHERE scope = ? AND unit = 'usd' AND "window" LIKE 'day%'"""
-            (found,) = store.execute(sums, (f"agent:{agent}",)).fetchone()
-        store.close()
-        return found
+        return sum(
+            sums.spent
+            for (scope, window, unit), sums in self.found().budgets.items()
+            if scope == f"agent:{agent}" and unit == "usd" and window.startswith("day")
+        )
+
+    async def settled(self, seconds: float = 90) -> None:
+        """Wait until nothing is held any more."""
+        async with asyncio.timeout(seconds):
+            while (await asyncio.to_thread(self.found)).holds:  # noqa: ASYNC110 Another process settles them.
+                await asyncio.sleep(0.2)
+
+    def halt_delay(self) -> float:
+        """Seconds from the halt of the fleet until the request under way was ended, by the journal."""
+        events = self.found().events
+        halted = next(event.at for event in events if event.kind == "halt_requested")
+        ended = next(event.at for event in events if event.kind == "request_settled" and event.at >= halted)
+        return (ended - halted) / 1e6
 
 
 def installed(name: str, program: str = "") -> str:

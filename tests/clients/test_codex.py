@@ -50,3 +50,4 @@ async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client:
     _, said = await asyncio.wait_for(running, 30)
     assert "fleet was halted" in said
     assert len(bench.provider.asked) == 1
+    assert bench.halt_delay() < 1

@@ -25,6 +25,19 @@ conversation = Conversation(agent=agent, workspace=os.getcwd(), max_iteration_pe
 conversation.send_message("say hello")
 conversation.run()
 """
+LANGCHAIN = """
+from langchain.agents import create_agent
+from langchain.chat_models import init_chat_model
+
+def lookup(city: str) -> str:
+    "Look a city up."
+    return "seen-by-a-tool in " + city
+
+agent = create_agent(init_chat_model("openai:gpt-4o-mini"), [lookup])
+for piece, _ in agent.stream({"messages": [("user", "Where is it?")]}, stream_mode="messages"):
+    print(piece.text, end="")
+"""
+CLIENTS = ["llm", "opencode", "openhands", "aider", "langchain"]
 
 
 async def read_environ(bench: Any, client: str, key: str) -> dict[str, str]:
@@ -46,11 +59,13 @@ async def prepare(bench: Any, find_client: Any, client: str, key: str) -> tuple[
         return [find_client("llm"), "-m", MODEL, "--functions", LOOKUP, "Where is it?"], environ
     if client == "openhands":
         return [find_client("openhands", "python"), "-c", OPENHANDS], environ
+    if client == "langchain":
+        return [find_client("langchain", "python"), "-c", LANGCHAIN], environ
     quiet = ("--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-show-model-warnings")
     return [find_client("aider"), "--model", f"openai/{MODEL}", *quiet, "--message", "say hello"], environ
 
 
-@pytest.mark.parametrize("client", ["llm", "opencode", "openhands", "aider"])
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_a_task_is_done_and_paid(bench: Any, find_client: Any, client: str) -> None:
     command, environ = await prepare(bench, find_client, client, await bench.key())
     code, said = await bench.run(command, environ)
@@ -62,7 +77,7 @@ async def test_a_task_is_done_and_paid(bench: Any, find_client: Any, client: str
     assert 0 < bench.provider.billed <= bench.spent()
 
 
-@pytest.mark.parametrize("client", ["llm", "opencode", "openhands", "aider"])
+@pytest.mark.parametrize("client", CLIENTS)
 async def test_at_its_cap_it_asks_no_second_time(bench: Any, find_client: Any, client: str) -> None:
     command, environ = await prepare(bench, find_client, client, await bench.key("0.0000001"))
     _, said = await bench.run(command, environ)
@@ -70,3 +85,17 @@ async def test_at_its_cap_it_asks_no_second_time(bench: Any, find_client: Any, c
     # opencode asks for a title beside its turn.
     assert bench.count("request_refused") <= (2 if client == "opencode" else 1)
     assert not bench.provider.asked
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client: Any, client: str) -> None:
+    command, environ = await prepare(bench, find_client, client, await bench.key())
+    bench.provider.gate = asyncio.Event()
+    running = asyncio.ensure_future(bench.run(command, environ))
+    await asyncio.wait_for(bench.provider.reached_gate.wait(), 60)
+    await bench.halter("halt", "fleet")
+    _, said = await running
+    assert "halted" in said
+    assert "It is seven." not in said
+    assert len(bench.provider.asked) <= (2 if client == "opencode" else 1)
+    assert bench.halt_delay() < 1

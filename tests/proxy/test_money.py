@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from halter.core.events import RequestRefused, RequestSettled, RequestStarted
+from halter.proxy.dialect import ENVELOPE_TOKENS, RESPONSES, read_call
 
 CLAUDE, GPT, OPUS = "claude-haiku-5-5", "gpt-4o-mini", "claude-opus-5-5"
 HI: Any = [{"role": "user", "content": "hi"}]
@@ -88,6 +89,23 @@ async def test_where_a_client_sets_no_limit_one_is_written_that_fits(
     (sent,) = place.provider.asked
     assert 256 < sent.pop(name) < 10_000
     assert sent == {"model": "gpt-5", **ask}
+
+
+@pytest.mark.parametrize(
+    ("member", "names"),
+    [
+        ('"tools":[{"name":"t","input_schema":{"properties":{"prompt":{"type":"string"},"conversation":{}}}}]', False),
+        ('"prompt":null', False),
+        ('"prompt":{"id":"p"}', True),
+        ('"conversation":"c"', True),
+        ('"previous_response_id":"r"', True),
+        ('"input":[{"type":"input_file","file_id":"f"}]', True),
+    ],
+)
+def test_only_what_a_provider_keeps_is_bounded_by_the_whole_window(member: str, *, names: bool) -> None:
+    body = f'{{"model":"gpt-5",{member}}}'
+    call = read_call(RESPONSES, body.encode())
+    assert call.bound_input(1_000_000) == (1_000_000 if names else len(body) + ENVELOPE_TOKENS)
 
 
 async def test_several_answers_share_what_is_held(place: Any) -> None:

@@ -59,9 +59,9 @@ _LONG_CACHE: Final = re.compile(rb'"ttl"\s*:\s*"1h"')
 _NAMED_CONTENT: Final = re.compile(
     rb"""
     "type"\s*:\s*"(?:url|file|input_file|document_url|container_upload|item_reference)"
-    | "(?:file_id|previous_response_id|file_url)"\s*:\s*"
+    | "(?:file_id|file_url)"\s*:\s*"
     | "(?:image_url|url)"\s*:\s*(?:\{\s*"url"\s*:\s*)?"https?:
-    | "conversation"\s*:\s*["{] | "prompt"\s*:\s*\{ | application/pdf
+    | application/pdf
     """,
     re.VERBOSE,
 )
@@ -114,8 +114,16 @@ class RequestHead(msgspec.Struct):
     max_tool_calls: int | None = None
     web_search_options: msgspec.Raw = _ABSENT
     context_management: msgspec.Raw = _ABSENT
+    previous_response_id: msgspec.Raw = _ABSENT
+    conversation: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+
+    def names_content(self) -> bool:
+        """Whether it goes on from what the provider keeps. Inside of a tool's schema, the same words mean nothing."""
+        return any(bytes(each) not in _NOTHING for each in (self.previous_response_id, self.conversation, self.prompt))
 
 
+_NOTHING: Final = (b"", b"null", b'""')
 _DECODE_HEAD: Final = msgspec.json.Decoder(RequestHead).decode
 
 
@@ -138,6 +146,7 @@ class ModelCall(msgspec.Struct, frozen=True):
     long_cache: bool = False
     searches: int = 0
     compacts: bool = False
+    names_content: bool = False
     unpriced: str = ""
 
     def most_output(self, window: int) -> int:
@@ -155,7 +164,7 @@ class ModelCall(msgspec.Struct, frozen=True):
         """The most tokens that the request can be counted as."""
         body = self.body
         size = len(body) + ENVELOPE_TOKENS
-        if _NAMED_CONTENT.search(body) is not None:
+        if self.names_content:
             return max(size, window)
         if b"base64" in body:
             for found in _IMAGE.finditer(body):
@@ -252,6 +261,7 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
         long_cache=_LONG_CACHE.search(body) is not None,
         searches=searches or 0,
         compacts=b'"compact' in bytes(head.context_management),
+        names_content=head.names_content() or _NAMED_CONTENT.search(body) is not None,
         unpriced=_find_unpriced(head, body, searches, limit, dialect),
     )
 
@@ -296,7 +306,8 @@ def _find_flaw_of_limit(head: RequestHead, body: bytes, limit: str, dialect: Wir
     names = [name for name in dialect.limits if getattr(head, name) is not None]
     if len(names) > 1:
         return f"it has both `{names[0]}` and `{names[1]}`: keep one"
-    for name in (*dialect.limits, "n", "model"):
+    stored = ("previous_response_id", "conversation", "prompt") if dialect is RESPONSES else ()
+    for name in (*dialect.limits, "n", "model", *stored):
         if len(re.findall(rb'"%s"\s*:' % name.encode(), body)) > 1 and _is_written_twice(body, name):
             return f"it has `{name}` more than once"
     return ""
