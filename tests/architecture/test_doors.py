@@ -191,7 +191,7 @@ RESERVED = {
     "run_isolated": {Path("tools/function_tool.py"), Path("tools/process.py")},
     "run_forked": {Path("tools/function_tool.py"), Path("tools/process.py")},
     "isolated_program": {Path("tools/process.py")},
-    "send_request": {Path("tools/mcp.py")},
+    "send_request": {Path("tools/mcp_session.py")},
     "call_tool": set[Path](),
     "model_request": {Path("models/wire.py")},
     "model_request_stream": {Path("models/wire.py")},

@@ -55,8 +55,8 @@ BEFORE = {
 }
 """Only what was halted can be resumed, and only what was made revoked."""
 
-SERVED = set(EXAMPLES["proxy check"])
-"""These need a proxy, and are told of in tests of their own."""
+SERVED = {*EXAMPLES["proxy check"], *EXAMPLES["gateway"]}
+"""These need a proxy or MCP servers, and are told of in tests of their own."""
 
 HEAVY = (
     "fastapi",
@@ -260,7 +260,8 @@ def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
     asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
     hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
     proxied = {"proxy check", "keys revoke"}
-    assert set(ALL) - asked - hooks - proxied == {"up", "worker", "serve", "tail", "chat", "demo", "resume"}
+    goes_on = {"up", "worker", "serve", "gateway", "tail", "chat", "demo", "resume"}
+    assert set(ALL) - asked - hooks - proxied == goes_on
 
 
 @pytest.mark.parametrize(

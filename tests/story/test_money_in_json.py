@@ -41,7 +41,7 @@ async def send(to: str) -> str:
 MICROS = {1_234, 2_468, 3_702, 765_432, 2_345_678, 3_456_789, 1_234_567, 4_567_891}
 """What the amounts of this story are in micro-dollars: none of these numbers may be printed."""
 
-GO_ON = {("hook", "serve"), ("chat",), ("up",), ("worker",), ("serve",)}
+GO_ON = {("hook", "serve"), ("chat",), ("up",), ("worker",), ("serve",), ("gateway",)}
 """Commands that print events, and what `run` prints, until somebody stops them."""
 
 SLOW = {("demo",), ("drill",)}

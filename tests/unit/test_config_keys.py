@@ -18,7 +18,7 @@ from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import Cap, RateLimit
 from halter.core.provenance import ArgumentUse, Declaration
-from halter.core.spec import FilesSpec, Phase, ResolvedPolicy, ShellSpec
+from halter.core.spec import FilesSpec, GatewaySpec, Phase, ResolvedPolicy, ShellSpec
 from halter.core.tools import ToolSpec
 from halter.core.usage import FREE_PRICE, Price
 
@@ -299,6 +299,20 @@ ELSEWHERE = {
     "fallback_models",
 }
 """Keys with a test of their own above."""
+
+
+def test_how_calls_pass_the_gateway_is_read() -> None:
+    assert agent().spec.gateway == GatewaySpec(wait=50_000_000, timeout=10 * MINUTE)
+    said = agent(
+        "gateway:\n  wait: 2m\n  timeout: 1h\n  dashboard: https://halter.example\n"
+        "  trust_client_elicitation: true\n  prices: {mail__send: 0.02}\n"
+    ).spec.gateway
+    assert (said.wait, said.timeout, said.dashboard) == (2 * MINUTE, HOUR, "https://halter.example")
+    assert (said.trust_client_elicitation, said.prices) == (True, {"mail__send": 20_000})
+
+
+GATED = ("gateway",)
+"""Keys with the test above."""
 PACED = ("autonomy", "hot_state", "sensors")
 """Keys with tests in `test_config_pacing`, where every key below them has one."""
 TASKS = (
@@ -343,7 +357,7 @@ def generic(path: str) -> str:
 )
 def test_no_key_is_without_a_test_that_shows_its_reader(schema: dict[str, Any], cases: list[Any]) -> None:
     tested = {generic(path) for path, *_ in cases} | ELSEWHERE
-    known = {key for key in keys(schema) if key.split("/")[0] not in PACED + TASKS}
+    known = {key for key in keys(schema) if key.split("/")[0] not in PACED + TASKS + GATED}
     assert "policy/tools/*/rate" in known
     assert known - tested == set()
 

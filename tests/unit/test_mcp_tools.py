@@ -17,7 +17,8 @@ from mcp_types import TextContent
 from halter.core.clock import SECOND
 from halter.core.tools import Failed, Invalid, Permit, ToolServer, Unstoppable, Valid
 from halter.testing.fakes import ManualClock
-from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools, render_contents
+from halter.tools.mcp import McpOffer, McpTerms, McpTool, open_mcp_tools
+from halter.tools.mcp_contents import render_contents
 
 SERVERS = Path(__file__).parent / "mcp_servers"
 READ = {"readOnlyHint": True}

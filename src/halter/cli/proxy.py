@@ -1,9 +1,10 @@
-"""`halter proxy` and `keys`: other programs' agents, whose model requests pass through the guard."""
+"""`halter proxy`, `keys` and `gateway`: other programs' agents, whose requests and calls pass through the guard."""
 
 import os
 import socket
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -21,10 +22,10 @@ from halter.cli.command import (
     run_with_app,
 )
 from halter.cli.exit_codes import EXIT_FAILED, EXIT_USAGE
-from halter.cli.output import answer_json, answer_table, encode_json_line, say
+from halter.cli.output import answer_json, answer_table, encode_json_line, say, warn
 from halter.cli.up import parse_listen_address
 from halter.core.clock import SystemClock
-from halter.core.errors import ConfigError
+from halter.core.errors import ConfigError, explain_extra
 from halter.core.ids import may_decide
 from halter.present.events import format_moment
 from halter.runtime.runtime import DEFAULT_LEASE_DURATION, Runtime
@@ -34,10 +35,12 @@ if TYPE_CHECKING:
     from halter.proxy.keys import KeyFile
     from halter.proxy.proxy import Upstream
 
+LOCAL_HOST: Final = "127.0.0.1"
 DEFAULT_LISTEN: Final = "127.0.0.1:8766"
 KEY_VARIABLE: Final = "HALTER_KEY"
 CHECK_SECONDS: Final = 60
 PROXY_RESTART_HINT: Final = "Start it again. What it held for requests under way is settled at its maximum."
+GATEWAY_RESTART_HINT: Final = "Start it again. About calls that were under way you are asked in `halter inbox`."
 
 ClientArgument = Annotated[
     str, typer.Argument(metavar="CLIENT", help="claude, codex, aider, opencode, openhands, llm or langchain.")
@@ -329,3 +332,67 @@ def find_key_file(settings: Settings) -> "KeyFile":
 
 
 keys = group("Show the proxy's keys; make or revoke one.", {"list": list_keys, "new": new_key, "revoke": revoke_key})
+
+
+def gateway(
+    *,
+    agent: Annotated[
+        str, typer.Option("--agent", metavar="NAME", help="Whose calls these are: an agent's folder, or a name.")
+    ],
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="The servers behind it (default: .mcp.json of the folder)."),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            "--http",
+            metavar="HOST:PORT",
+            help="Serve over HTTP, at /mcp, to clients with a key; :PORT is on this machine.",
+        ),
+    ] = None,
+    beyond: Annotated[
+        bool, typer.Option("--beyond-this-machine", help="Listen beyond this machine, without encryption.")
+    ] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve the tools of MCP servers to another program; each of its calls passes the guard.
+
+    The program starts this command in place of its servers and talks to it over stdin and stdout, or asks it over HTTP
+    with a key of `halter keys new`. Everything that is said to you is on stderr.
+    """
+    if as_json and http is None:
+        fail("On stdout the program is spoken to: --json says where the gateway is, and needs --http.", EXIT_USAGE)
+
+    async def job(app: Runtime) -> None:
+        _demand_mcp()
+        from halter.gateway.serve import make_mcp_terms, read_gateway_agent, serve_http, serve_stdio
+
+        owner = read_gateway_agent(app, agent, config)
+        terms = make_mcp_terms(app, owner, config)
+        if http is None:
+            await serve_stdio(app, owner, terms, warn)
+            return
+        from halter.proxy.keys import KeyRing
+        from halter.server.server import bind, demand_server, format_address
+
+        demand_server()
+        where = f"{LOCAL_HOST}{http}" if http.startswith(":") else http
+        listening = bind(*parse_listen_address(where, least=0), beyond=beyond)
+        name, url = owner.agent.policy.name, f"{format_address(listening)}/mcp"
+        if as_json:
+            line = {"name": "serving", "at": app.clock.now(), "url": url, "agent": name}
+            say(encode_json_line(line).decode().rstrip("\n"), at_once=True)
+        else:
+            say(f"The gateway of {name} is at {url}. Ctrl-C stops it.", at_once=True)
+        await serve_http(app, owner, terms, warn, listening, KeyRing(find_key_file(app.settings)))
+
+    run_with_app(store, job, new=True, acts=True, following=True, runs=GATEWAY_RESTART_HINT)
+
+
+def _demand_mcp() -> None:
+    try:
+        import_module("mcp")
+    except ImportError:
+        raise ConfigError(explain_extra("mcp", "The gateway")) from None

@@ -45,7 +45,7 @@ from halter.core.agent_spec import (
     WireFormat,
     Zone,
 )
-from halter.core.clock import HOUR
+from halter.core.clock import HOUR, MINUTE, SECOND
 from halter.core.ids import Digest
 from halter.core.money import Caps
 from halter.core.provenance import Declaration, Reach, Reads
@@ -373,6 +373,23 @@ PhasePlan = Annotated[Mapping[Name, Grants], Meta(min_length=1)] | Literal["work
 Rules = tuple[Mapping[str, Any], ...]
 
 
+class GatewaySpec(Spec, frozen=True):
+    """How the agent's calls pass `halter gateway`."""
+
+    wait: Annotated[Duration, Meta(description="How long a call is held while a person is asked about it.")] = (
+        50 * SECOND
+    )
+    timeout: Annotated[Duration, Meta(description="How long one call of a server's tool may take.")] = 10 * MINUTE
+    dashboard: (
+        Annotated[Url, Meta(description="Where the dashboard is; clients that can are sent there to decide.")]
+        | UnsetType
+    ) = UNSET
+    trust_client_elicitation: Annotated[
+        bool, Meta(description="Whether a form that the client says was accepted counts as a person's decision.")
+    ] = False
+    prices: Annotated[Mapping[str, Dollars], Meta(description="What each call of a tool costs, by its full name.")] = {}
+
+
 class AgentSpec(Spec, frozen=True):
     """`agent.yaml`: one agent, what it may do and how it thinks."""
 
@@ -448,6 +465,7 @@ class AgentSpec(Spec, frozen=True):
         ]
         | UnsetType
     ) = UNSET
+    gateway: Annotated[GatewaySpec, Meta(description="How its calls pass `halter gateway`.")] = GatewaySpec()
     idle_halt_minutes: Annotated[
         float, Meta(ge=0, le=100_000, description="So long a session may do nothing before it is paused; 0 for never.")
     ] = 5

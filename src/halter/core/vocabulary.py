@@ -4,8 +4,8 @@ from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 
-SessionKind = Literal["chat", "autonomous", "task", "hooked", "proxied"]
-"""Of another program, whose calls pass the guard: a `hooked` session by its hooks, a `proxied` one by the proxy."""
+SessionKind = Literal["chat", "autonomous", "task", "hooked", "proxied", "gated"]
+"""The last three are of other programs, whose calls pass the guard: by hooks, by the proxy, by the gateway."""
 
 State = Literal[
     "RUNNING",

@@ -309,7 +309,7 @@ class ToolDoor:
         self, lease: Lease, standing: SessionContext, call: Call, tools: Mapping[str, Tool], attempt: int = 0
     ) -> Answer | NeedsPerson | StillHeld:
         """Take one call through the whole order; after a refusal or a decision, another attempt does so again."""
-        if attempt:
+        if attempt or call.decision:
             decided = await self._decided(standing, call)
             if isinstance(decided, NeedsPerson):
                 return decided

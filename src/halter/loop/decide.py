@@ -721,8 +721,8 @@ def _after_its_own_end(turn: Turn, rules: TurnLimits) -> SessionStep:
     match rules.kind:
         case "chat":
             return Park("WAITING_FOR_INPUT")
-        case "task" | "hooked" | "proxied":
-            # Another program has the turns of a hooked or proxied session: none ends here.
+        case "task" | "hooked" | "proxied" | "gated":
+            # Another program has the turns of a hooked, proxied or gated session: none ends here.
             return _task_end(turn.why)
         case "autonomous":
             return _after_autonomous(turn, rules)

@@ -14,7 +14,9 @@ from halter.state.receipt import Decision, Receipt, ReceiptLine
 
 UNSEEN: Final[Mapping[str, str]] = {
     "hooked": "Halter saw the tool calls that passed the program's hooks, and no more: not its requests to models and "
-    "what they cost, not what an admitted command did, not a run with its hooks switched off."
+    "what they cost, not what an admitted command did, not a run with its hooks switched off.",
+    "gated": "Halter saw the calls that passed the gateway, and no more: not the program's own tools, not its requests "
+    "to models and what they cost, not servers that it reaches past the gateway.",
 }
 """What Halter cannot see of a session, by its kind."""
 

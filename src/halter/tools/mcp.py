@@ -6,21 +6,16 @@ died is started again by the next call.
 """
 
 import asyncio
-import base64
-import binascii
 import hashlib
-import json
 import logging
 import re
 import ssl
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from msgspec.structs import replace
@@ -36,7 +31,6 @@ from halter.core.tools import (
     Invalid,
     Output,
     Permit,
-    PermitGate,
     ToolServer,
     ToolSpec,
     Unstoppable,
@@ -44,27 +38,43 @@ from halter.core.tools import (
     substitute_secrets,
 )
 from halter.tools.function_tool import SchemaChecker, UnusableSchema, canonical_json, compile_schema, spec_from_hints
+from halter.tools.mcp_contents import render_contents
+from halter.tools.mcp_session import (
+    MAX_TOOLS,
+    NO_RELAY,
+    SILENT_PEER,
+    CallRelay,
+    McpPeer,
+    ToolListRecorder,
+    list_server_tools,
+    negotiate_version,
+    open_mcp_session,
+    send_listing,
+    send_reading,
+    send_tool_call,
+)
 from halter.tools.mcp_transport import (
+    ALL_REQUESTS,
     FORGOTTEN_CODE,
     LOST_CODE,
     NOT_SENT_CODE,
+    ONLY_PINGS,
     ConnectionEnding,
     LaunchSpec,
     RemoteServer,
-    ServerInput,
-    ServerOutput,
     open_http_wire,
     open_sse_wire,
     open_stdio_wire,
     watch_connection,
 )
-from halter.tools.process import MAX_OUTPUT, bytes_to_text, truncate_middle
+from halter.tools.process import MAX_OUTPUT, truncate_middle
 
 if TYPE_CHECKING:
     from mcp import ClientSession
-    from mcp_types import CallToolResult, InputRequiredResult
+    from mcp_types import (
+        CallToolResult,
+    )
 
-MAX_TOOLS: Final = 500
 MAX_SENTENCES: Final = 20
 """For this many tools the reason is given; the others are counted."""
 MAX_DESCRIPTION: Final = 20_000
@@ -74,49 +84,14 @@ _LONGEST: Final = 64
 """Providers accept no longer names of tools."""
 
 
-class ToolListRecorder:
-    """Carries requests to a server, and keeps its list of tools as it came.
-
-    The SDK refuses a whole list for one bad entry, and takes a hint that says "yes" for one that says true. So it sees
-    only the parts that it needs, and only of entries that it can read.
-    """
-
-    def __init__(self) -> None:
-        self.inner: Any = None
-        self.tools: list[Any] = []
-
-    async def run(self, *arguments: Any, **more: Any) -> None:
-        await self.inner.run(*arguments, **more)
-
-    async def notify(self, *arguments: Any, **more: Any) -> None:
-        await self.inner.notify(*arguments, **more)
-
-    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
-        answer: dict[str, Any] = await self.inner.send_raw_request(method, params, opts)
-        tools = answer.get("tools")
-        if method != "tools/list" or not isinstance(tools, list):
-            return answer
-        entries = cast("list[Any]", tools)
-        self.tools += entries
-        return {**answer, "tools": [part for entry in entries if (part := _read_entry(entry))]}
-
-
-def _read_entry(entry: Any) -> dict[str, Any] | None:
-    match entry:
-        case {"name": str(name), "inputSchema": {"type": "object"} as schema}:
-            properties = cast("dict[str, Any]", schema).get("properties")
-            kept = cast("dict[str, Any]", properties if isinstance(properties, dict) else {})
-            readable: dict[str, Any] = {key: value for key, value in kept.items() if isinstance(value, dict)}
-            return {"name": name, "inputSchema": {"type": "object", "properties": readable}}
-        case _:
-            return None
-
-
 @dataclass(frozen=True)
 class DescribedTool:
+    """A tool that can be used; `entry` is what the server listed."""
+
     name: str
     spec: ToolSpec
     checker: SchemaChecker
+    entry: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -169,7 +144,7 @@ def _describe_tool(server: str, entry: Any) -> DescribedTool | str:
     text = clean(description) or name
     spec = spec_from_hints(full, text, checker.text, cast("dict[str, Any]", hints), server=server)
     try:
-        return DescribedTool(name, _seal_hints(spec, cast("dict[str, Any]", hints)), checker)
+        return DescribedTool(name, _seal_hints(spec, cast("dict[str, Any]", hints)), checker, said)
     except (ValueError, RecursionError):
         return "its annotations cannot be read"
 
@@ -184,174 +159,6 @@ def _sentence(server: str, entry: Any, why: str) -> str:
     name = cast("dict[str, Any]", entry).get("name") if isinstance(entry, dict) else None
     told = f"The tool {name[:80]!r}" if isinstance(name, str) else "A tool"
     return f"{told} of the server {server} is left out: {why}."
-
-
-def render_contents(contents: Sequence[Any], structured: Any) -> str:
-    """Join all parts of an answer into one text, each thing once.
-
-    Most servers say the same as text and as structured content. What the other form says in full is left out.
-    """
-    from mcp_types import TextContent
-
-    parts = [_part(content) for content in contents]
-    said = [content.text for content in contents if isinstance(content, TextContent)]
-    if structured is None or _says_all(said, structured):
-        return "\n".join(parts)
-    told = {value for value in _walk_scalars(structured) if isinstance(value, str)}
-    kept = [part for part, content in zip(parts, contents, strict=True) if getattr(content, "text", None) not in told]
-    return "\n".join([*kept, json.dumps(structured, ensure_ascii=False)])
-
-
-def _part(content: Any) -> str:
-    """Images and audio are only named: text models cannot use them and would pay for them."""
-    from mcp_types import AudioContent, EmbeddedResource, ImageContent, ResourceLink, TextContent
-
-    match content:
-        case TextContent():
-            return content.text
-        case ImageContent():
-            return f"[an image, {_one_line(content.mime_type)}, {_size(content.data)}, which text cannot show]"
-        case AudioContent():
-            return f"[a sound, {_one_line(content.mime_type)}, {_size(content.data)}, which text cannot show]"
-        case ResourceLink():
-            described = f": {content.description}" if content.description else ""
-            return f"[a resource, {_one_line(content.uri)}]{described}"
-        case EmbeddedResource():
-            return f"[a resource, {_one_line(content.resource.uri)}]\n{_resource(content.resource)}"
-        case _:
-            return "[a part of a kind that is not understood]"
-
-
-def _resource(resource: Any) -> str:
-    from mcp_types import TextResourceContents
-
-    if isinstance(resource, TextResourceContents):
-        return resource.text
-    try:
-        return bytes_to_text(base64.b64decode(resource.blob), MAX_OUTPUT)
-    except (binascii.Error, ValueError):
-        return "[data that is not base64]"
-
-
-def _says_all(said: Sequence[str], structured: Any) -> bool:
-    """Whether texts contain all of a value: as its JSON, or each of its words and numbers.
-
-    Servers wrap a value that is no object, often as `result`; of a list, each item may be a text of its own.
-    """
-    wrapped: Any = structured
-    if isinstance(structured, dict) and len(cast("dict[str, Any]", structured)) == 1:
-        (wrapped,) = cast("dict[str, Any]", structured).values()
-    read = [_read_json(text) for text in said]
-    if structured in read or wrapped in read or wrapped in (read, list(said)):
-        return True
-    whole = "\n".join(said)
-    words = set(_WORDS.findall(whole))
-    return bool(whole) and all(_is_said(value, whole, words) for value in _walk_scalars(structured))
-
-
-def _read_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def _walk_scalars(value: Any) -> Iterator[Any]:
-    left = [value]
-    while left:
-        each = left.pop()
-        if isinstance(each, dict):
-            left += cast("dict[str, Any]", each).values()
-        elif isinstance(each, list):
-            left += cast("list[Any]", each)
-        else:
-            yield each
-
-
-_WORDS: Final = re.compile(r"[\w.+-]*\w")
-
-
-def _is_said(value: Any, whole: str, words: AbstractSet[str]) -> bool:
-    """A word or number must stand alone: a 12 does not say 1."""
-    if value is None:
-        return True
-    if isinstance(value, str) and _WORDS.fullmatch(value) is None:
-        return value in whole
-    return (value if isinstance(value, str) else json.dumps(value)) in words
-
-
-def _size(data: str) -> str:
-    return f"about {len(data) * 3 // 4:,} bytes"
-
-
-def _one_line(text: object) -> str:
-    return clean(" ".join(str(text).split()))[:200]
-
-
-_PAGES: Final = 100
-
-
-@asynccontextmanager
-async def open_mcp_session(
-    raw: ToolListRecorder, heard: ServerOutput, said: ServerInput, changed: Callable[[], None]
-) -> "AsyncGenerator[ClientSession]":
-    """Open a session over a connection; `changed` is called when the server announces other tools."""
-    from mcp import ClientSession
-    from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
-    from mcp_types import Implementation, ToolListChangedNotification
-
-    async def notice(message: Any) -> None:
-        if isinstance(message, ToolListChangedNotification):
-            changed()
-
-    raw.inner = JSONRPCDispatcher(heard, said)
-    info = Implementation(name="halter", version=version("halter"))
-    async with ClientSession(dispatcher=raw, message_handler=notice, client_info=info) as opened:
-        yield opened
-
-
-async def negotiate_version(session: "ClientSession") -> None:
-    """Agree on a version. Most servers expect this handshake; the newest may know only the other."""
-    from mcp.shared.exceptions import MCPError
-    from mcp_types import CONNECTION_CLOSED
-
-    try:
-        await session.initialize()
-    except MCPError as refused:
-        if refused.code in {CONNECTION_CLOSED, NOT_SENT_CODE, LOST_CODE}:
-            raise
-        try:
-            await session.discover()
-        except MCPError:
-            raise refused from None
-
-
-async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> Sequence[Any]:
-    from mcp_types import PaginatedRequestParams
-
-    raw.tools.clear()
-    if session.server_capabilities is None or session.server_capabilities.tools is None:
-        return ()
-    cursor: str | None = None
-    for _ in range(_PAGES):
-        page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
-        cursor = page.next_cursor
-        if not cursor or len(raw.tools) > MAX_TOOLS:
-            break
-    return tuple(raw.tools)
-
-
-@PermitGate
-async def send_tool_call(
-    session: "ClientSession", name: str, arguments: Mapping[str, Any], key: str
-) -> "CallToolResult | InputRequiredResult":
-    """Send a call. The answer is not checked against the server's schema: it is only read."""
-    from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
-    from pydantic import TypeAdapter
-
-    wanted: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
-    params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta={"idempotencyKey": key})
-    return await session.send_request(CallToolRequest(params=params), wanted)
 
 
 _INHERITED: Final = ("PATH", "HOME", "LANG")
@@ -413,8 +220,6 @@ class McpOffer:
 @asynccontextmanager
 async def open_mcp_tools(servers: Sequence[ToolServer], terms: McpTerms) -> AsyncGenerator[McpOffer]:
     """Connect to all servers at once and offer their tools; at the end every server is stopped."""
-    if servers:
-        _demand_installed(servers[0].name)
     connected = [McpServer(server, terms) for server in servers]
     try:
         offers = await asyncio.gather(*(_offer_tools(server) for server in connected))
@@ -431,6 +236,14 @@ async def _offer_tools(server: "McpServer") -> McpOffer:
         return McpOffer(left_out=(f"The server {server.name} is left out. {failure}",))
 
 
+def read_tool_result(result: "CallToolResult", max_output: int = MAX_OUTPUT) -> Output:
+    """What a server said, as text. Raises Failed where it says that the tool failed."""
+    text = truncate_middle(render_contents(result.content, result.structured_content), max_output)
+    if result.is_error:
+        raise Failed("ToolError", text or "the tool failed and does not say why.", text)
+    return Output(text)
+
+
 class McpTool:
     """One tool of one server. It implements the port `Tool`."""
 
@@ -438,6 +251,7 @@ class McpTool:
         self._server = server
         self._name = known.name
         self._checker: SchemaChecker = known.checker
+        self.entry = known.entry
         # How long we wait is our own affair, so that it is no part of what a person agreed to.
         self.spec = replace(known.spec, timeout=timeout)
 
@@ -445,9 +259,14 @@ class McpTool:
         return self._checker.validate(self.spec.name, arguments)
 
     async def run(self, arguments: Valid, permit: Permit) -> Output:
+        result = await self.relay(arguments, permit, NO_RELAY)
+        return read_tool_result(result, self._server.max_output)
+
+    async def relay(self, arguments: Valid, permit: Permit, relay: CallRelay) -> "CallToolResult":
+        """Make the call, and return what the server said as it came."""
         plain = self._revealed(arguments, permit)
         async with asyncio.timeout(self.spec.timeout / SECOND):
-            return await self._server.call(self.spec, self._name, plain, permit)
+            return await self._server.call(self.spec, self._name, plain, permit, relay)
 
     async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
         permit.use()
@@ -486,17 +305,19 @@ class _LiveConnection:
 
 
 class McpServer:
-    def __init__(self, server: ToolServer, terms: McpTerms) -> None:
+    def __init__(self, server: ToolServer, terms: McpTerms, peer: McpPeer = SILENT_PEER) -> None:
+        _demand_installed(server.name)
         self.name = server.name
+        self.max_output = terms.max_output
         self._server = server
         self._terms = terms
+        self._peer = peer
         self._one_at_a_time = asyncio.Lock()
         self._live: _LiveConnection | None = None
         self._restarts: deque[int] = deque()
         self._closed = False
 
     async def open(self) -> McpOffer:
-        _demand_installed(self.name)
         return (await self._connected()).offer
 
     async def close(self) -> None:
@@ -504,7 +325,40 @@ class McpServer:
         if self._live is not None:
             await self._end(self._live)
 
-    async def call(self, spec: ToolSpec, name: str, arguments: Mapping[str, Any], permit: Permit) -> Output:
+    async def offer(self) -> McpOffer:
+        """What the server offers by now: it is asked again after it announced other tools."""
+        live = await self._connected()
+        await self._fresh(live, _demand(live.session))
+        return live.offer
+
+    async def list(self, request: Any, wanted: Any) -> Any:
+        """Ask what there is besides tools. Raises Failed if the server does not say it."""
+        live = await self._connected()
+        return await self._said(send_listing(_demand(live.session), request, wanted))
+
+    async def read(self, request: Any, wanted: Any, permit: Permit, relay: CallRelay) -> Any:
+        """Read a resource or a prompt. Raises Failed if the server does not give it."""
+        ask = send_reading.open(permit)
+        live = await self._connected()
+        return await self._said(ask(_demand(live.session), request, wanted, relay))
+
+    async def _said(self, answer: Awaitable[Any]) -> Any:
+        from mcp.shared.exceptions import MCPError
+
+        try:
+            return await answer
+        except MCPError as error:
+            raise Failed("McpError", f"the server {self.name} says: {error.message}") from error
+        except (ValueError, RuntimeError) as error:
+            why = f"the answer of the server {self.name} cannot be read ({type(error).__name__})."
+            raise Failed("AnswerLost", why) from error
+
+    async def capabilities(self) -> Any:
+        return _demand((await self._connected()).session).server_capabilities
+
+    async def call(
+        self, spec: ToolSpec, name: str, arguments: Mapping[str, Any], permit: Permit, relay: CallRelay = NO_RELAY
+    ) -> "CallToolResult":
         """Call a tool. Raises Failed, or Unstoppable if the outcome is unknown."""
         from mcp.shared.exceptions import MCPError
 
@@ -512,7 +366,7 @@ class McpServer:
         live = await self._connected()
         opened = await self._agreed(live, spec)
         try:
-            result = await ask(opened, name, arguments, permit.id)
+            return await ask(opened, name, arguments, permit.id, relay)
         except asyncio.CancelledError:
             if spec.effect == "read":
                 raise
@@ -521,14 +375,6 @@ class McpServer:
             raise self._failure(live, spec, error.code, error.message) from error
         except (ValueError, RuntimeError) as error:
             raise self._failure(live, spec, LOST_CODE, f"its answer cannot be read ({type(error).__name__})") from error
-        from mcp_types import InputRequiredResult
-
-        if isinstance(result, InputRequiredResult):
-            raise Failed("InputRequired", "the server asks for input, which is not supported.")
-        text = truncate_middle(render_contents(result.content, result.structured_content), self._terms.max_output)
-        if result.is_error:
-            raise Failed("ToolError", text or "the tool failed and does not say why.", text)
-        return Output(text)
 
     def _failure(self, live: _LiveConnection, spec: ToolSpec, code: int, message: str) -> Failed | Unstoppable:
         """Tell a server's own failure from an answer that got lost."""
@@ -551,18 +397,21 @@ class McpServer:
 
     async def _agreed(self, live: _LiveConnection, spec: ToolSpec) -> "ClientSession":
         """Check that the server still offers the agreed tool: it may have changed its tools."""
+        opened = _demand(live.session)
+        await self._fresh(live, opened)
+        if not live.has(spec):
+            raise Failed("ToolChanged", f"the server {self.name} does not offer {spec.name} as it was agreed to.")
+        return opened
+
+    async def _fresh(self, live: _LiveConnection, opened: "ClientSession") -> None:
         from mcp.shared.exceptions import MCPError
 
-        opened = _demand(live.session)
         async with self._one_at_a_time:
             if live.stale:
                 try:
                     await self._list(live, opened)
                 except (MCPError, ValueError, RuntimeError) as error:
                     raise Failed("ToolsUnknown", f"the server {self.name} does not list its tools: {error}") from error
-        if not live.has(spec):
-            raise Failed("ToolChanged", f"the server {self.name} does not offer {spec.name} as it was agreed to.")
-        return opened
 
     async def _connected(self) -> _LiveConnection:
         """Return the live connection, or make one within the restart limit."""
@@ -633,9 +482,10 @@ class McpServer:
         """Hold the connection until it is over: a task group must be left in the task that entered it."""
         if self._server.transport == "stdio":
             await asyncio.to_thread(self._terms.starts)
+        answered = ONLY_PINGS if self._peer is SILENT_PEER else ALL_REQUESTS
         async with (
-            watch_connection(self._wire(live.ending), live.ending) as (heard, said),
-            open_mcp_session(live.raw, heard, said, live.outdate) as opened,
+            watch_connection(self._wire(live.ending), live.ending, answered) as wire,
+            open_mcp_session(self.name, live.raw, wire, live.outdate, self._peer) as opened,
         ):
             live.session = opened
             await negotiate_version(opened)

@@ -12,6 +12,7 @@ import subprocess
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Final, Self
@@ -241,24 +242,30 @@ def _close(pipe: IO[bytes] | None) -> None:
             pipe.close()
 
 
+ONLY_PINGS: Final = frozenset({"ping"})
+ALL_REQUESTS: Final = frozenset({"ping", "elicitation/create", "sampling/createMessage", "roots/list"})
+"""What a server may ask where a client stands behind the connection; some of it only to be refused."""
+
+
 @asynccontextmanager
 async def watch_connection(
-    transport: "Transport", ending: ConnectionEnding
+    transport: "Transport", ending: ConnectionEnding, answered: AbstractSet[str] = ONLY_PINGS
 ) -> "AsyncGenerator[tuple[ServerOutput, ServerInput]]":
     async with transport as (read, write):
-        heard = ServerOutput(read, ending)
+        heard = ServerOutput(read, ending, answered)
         yield heard, ServerInput(write, heard)
 
 
 class ServerOutput:
-    """What a server says. It reports its end, and passes on no request but a ping.
+    """What a server says. It reports its end, and passes on no request but those that are `answered`.
 
     The SDK queues answers to requests, so a server that asks and never listens could fill the memory.
     """
 
-    def __init__(self, inner: Any, ending: ConnectionEnding) -> None:
+    def __init__(self, inner: Any, ending: ConnectionEnding, answered: AbstractSet[str] = ONLY_PINGS) -> None:
         self._inner = inner
         self._ending = ending
+        self._answered = answered
         self.unanswered = 0
 
     async def receive(self) -> Any:
@@ -280,7 +287,7 @@ class ServerOutput:
             return False
         if not isinstance(item.message, JSONRPCRequest):
             return True
-        if item.message.method != "ping" or self.unanswered >= _PINGS:
+        if item.message.method not in self._answered or self.unanswered >= _PINGS:
             return False
         self.unanswered += 1
         return True

@@ -1,0 +1,293 @@
+"""One call of a client while it is under way, and the tools that it may name.
+
+What passes between server and client while a call runs (progress, and input that the server asks for) is relayed here,
+in the words of either protocol: a client of the elder one is asked at once, a client of the newer one by an answer that
+says what is needed, after which it makes the same call again. The call itself goes on meanwhile.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from mcp.server.context import ServerRequestContext
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INVALID_PARAMS,
+    CallToolResult,
+    ElicitRequest,
+    ElicitRequestFormParams,
+    ElicitRequestParams,
+    ElicitRequestURLParams,
+    ElicitResult,
+    GetPromptRequest,
+    GetPromptRequestParams,
+    GetPromptResult,
+    InputRequests,
+    InputRequiredResult,
+    InputResponses,
+    ReadResourceRequest,
+    ReadResourceRequestParams,
+    ReadResourceResult,
+    TextContent,
+    TextResourceContents,
+)
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from msgspec.structs import replace
+
+from halter.core.text import clean, shorten
+from halter.core.tools import SERVER_SEPARATOR, EffectStatus, Failed, Invalid, Output, Permit, ToolSpec, Valid
+from halter.tools.function_tool import canonical_json
+from halter.tools.mcp import McpServer, McpTool, read_tool_result
+from halter.tools.mcp_session import NO_ROOTS, NO_SAMPLING, CallRelay
+
+MOST_ASKED: Final = 20
+"""How much input one call may ask its client for."""
+LONGEST_MESSAGE: Final = 2000
+CANCELLED: Final = ElicitResult(action="cancel")
+REPLAYED: Final = "This requestState is unknown here, was used before, or belongs to another call: nothing was done."
+
+Context = ServerRequestContext[Any, Any]
+
+
+def speaks_modern(context: Context) -> bool:
+    return context.protocol_version in MODERN_PROTOCOL_VERSIONS
+
+
+class ClientCall:
+    """A call of a client, from its first request to its outcome; `task` runs it, and `about` is what was asked."""
+
+    def __init__(self, context: Context, server: str, about: tuple[str, bytes]) -> None:
+        self.context = context
+        self.server = server
+        self.about = about
+        self.result: Any = None
+        self.task: asyncio.Task[Any] | None = None
+        self._news = asyncio.Event()
+        self._asked: dict[str, tuple[ElicitRequestParams, asyncio.Future[ElicitResult]]] = {}
+        self._sent: set[str] = set()
+        self._progress = 0.0
+        self._waited = 0
+
+    @property
+    def relay(self) -> CallRelay:
+        return CallRelay(self.report, self.answer)
+
+    async def report(self, progress: float, total: float | None = None, message: str | None = None) -> None:
+        """Tell the client how far the call is, if it wants to know. What it is told only grows."""
+        progress += self._waited
+        if progress <= self._progress:
+            return
+        self._progress, whole = progress, None if total is None else total + self._waited
+        await self.context.session.report_progress(progress, whole, None if message is None else clean(message))
+
+    async def report_waiting(self, message: str) -> None:
+        """Tell the client that the call still waits: a client gives up where it hears nothing for long."""
+        self._waited += 1
+        await self.report(0, None, message)
+
+    async def answer(self, requests: InputRequests) -> InputResponses:
+        """Get from the client what a server of the newer protocol asks for."""
+        found: dict[str, Any] = {}
+        for key, request in requests.items():
+            if not isinstance(request, ElicitRequest):
+                why = NO_SAMPLING if request.method == "sampling/createMessage" else NO_ROOTS
+                raise Failed("InputRequired", why)
+            found[key] = await self.elicit_for_server(request.params)
+        return found
+
+    async def elicit_for_server(self, params: ElicitRequestParams) -> ElicitResult:
+        return await self.elicit(_name_asker(self.server, params))
+
+    async def elicit(self, params: ElicitRequestParams) -> ElicitResult:
+        """Put a question to whoever sits at the client; one that cannot show it has nobody there."""
+        if not self.can_show(params.mode) or len(self._sent) >= MOST_ASKED:
+            return CANCELLED
+        if not speaks_modern(self.context):
+            return await self._elicit_at_once(params)
+        key, answered = f"halter-{len(self._asked) + 1}", asyncio.get_running_loop().create_future()
+        self._asked[key] = (params, answered)
+        self._news.set()
+        return await answered
+
+    def can_show(self, mode: str) -> bool:
+        declared = self.context.session.client_capabilities
+        known = declared.elicitation if declared is not None else None
+        if known is None:
+            return False
+        # A client that declares neither mode is of the time when there were only forms.
+        return known.url is not None if mode == "url" else known.form is not None or known.url is None
+
+    async def _elicit_at_once(self, params: ElicitRequestParams) -> ElicitResult:
+        session, request = self.context.session, self.context.request_id
+        self._sent.add(f"at once {len(self._sent)}")
+        try:
+            if isinstance(params, ElicitRequestFormParams):
+                return await session.elicit_form(params.message, params.requested_schema, request)
+            return await session.elicit_url(params.message, params.url, params.elicitation_id or "", request)
+        except (MCPError, ValueError):
+            return CANCELLED
+
+    async def next_round(self, park: Callable[["ClientCall"], str]) -> Any:
+        """What to answer now: the outcome, or what the client has to say first."""
+        task = self.task
+        if task is None:
+            raise AssertionError("A call is answered that was never made.")
+        while not task.done():
+            if unsent := [key for key in self._asked if key not in self._sent]:
+                self._sent.update(unsent)
+                requests = {key: ElicitRequest(params=self._asked[key][0]) for key in unsent}
+                return InputRequiredResult(input_requests=dict(requests), request_state=park(self))
+            self._news.clear()
+            news = asyncio.ensure_future(self._news.wait())
+            try:
+                await asyncio.wait((task, news), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                news.cancel()
+        return task.result()
+
+    def go_on(self, context: Context, responses: Mapping[str, Any]) -> None:
+        """The client has made the same call again, with what it was asked for."""
+        self.context = context
+        for key in self._sent & self._asked.keys():
+            answered, said = self._asked[key][1], responses.get(key)
+            if not answered.done():
+                answered.set_result(said if isinstance(said, ElicitResult) else CANCELLED)
+
+    async def cancel(self) -> None:
+        """Stop the call; what it may have done by then is in the journal when this returns."""
+        if self.task is not None and not self.task.done():
+            self.task.cancel()
+            await asyncio.wait((self.task,))
+
+
+class ParkedCalls:
+    """Calls that wait for their client to come back. A ticket is good for one return, of the same call."""
+
+    def __init__(self) -> None:
+        self._parked: dict[str, ClientCall] = {}
+
+    def park(self, call: ClientCall) -> str:
+        self._parked = {key: each for key, each in self._parked.items() if each.task and not each.task.done()}
+        ticket = secrets.token_urlsafe(32)
+        self._parked[ticket] = call
+        return ticket
+
+    async def take(self, ticket: str, about: tuple[str, bytes]) -> ClientCall:
+        """The call of a ticket. A ticket that comes with another call ends the one that it was for."""
+        call = self._parked.pop(ticket, None)
+        if call is None:
+            raise MCPError(INVALID_PARAMS, REPLAYED)
+        if call.about != about:
+            await call.cancel()
+            raise MCPError(INVALID_PARAMS, REPLAYED)
+        return call
+
+
+def _name_asker(server: str, params: ElicitRequestParams) -> ElicitRequestParams:
+    """Say who asks: no server speaks as Halter."""
+    said = f"The server {server} asks: {shorten(clean(params.message), LONGEST_MESSAGE)}"
+    return params.model_copy(update={"message": said})
+
+
+class GatedTool:
+    """One tool of a server. What the server said is kept for the client, as it came."""
+
+    def __init__(self, inner: McpTool, calls: Mapping[str, ClientCall], cost: int) -> None:
+        self._inner = inner
+        self._calls = calls
+        self.spec = replace(inner.spec, cost=cost)
+        self.entry = inner.entry
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        return self._inner.validate(arguments)
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        call = self._calls[permit.id]
+        result: CallToolResult = await self._inner.relay(arguments, permit, call.relay)
+        call.result = result
+        return read_tool_result(result)
+
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
+        return await self._inner.check(arguments, permit)
+
+
+class ReadingSpec(msgspec.Struct, frozen=True):
+    """A request that only reads: its name as a tool, and its one or two arguments."""
+
+    suffix: str
+    description: str
+    schema: bytes
+
+
+RESOURCE: Final = ReadingSpec(
+    "resources_read",
+    "Read a resource of the server.",
+    b'{"type":"object","properties":{"uri":{"type":"string"}},"required":["uri"]}',
+)
+PROMPT: Final = ReadingSpec(
+    "prompts_get",
+    "Get a prompt of the server.",
+    b'{"type":"object","properties":{"name":{"type":"string"},"arguments":{"type":"object"}},"required":["name"]}',
+)
+
+
+class ReadingTool:
+    """Reads a server's resources or prompts: a call like any other for the guard, and no tool for the client."""
+
+    entry: Mapping[str, Any] = {}
+
+    def __init__(self, server: McpServer, kind: ReadingSpec, calls: Mapping[str, ClientCall], timeout: int) -> None:
+        self._server = server
+        self._calls = calls
+        self._kind = kind
+        self.spec = ToolSpec(
+            name=f"{server.name}{SERVER_SEPARATOR}{kind.suffix}",
+            description=kind.description,
+            schema=kind.schema,
+            level="CONTROLLED",
+            effect="read",
+            egress=True,
+            server=server.name,
+            timeout=timeout,
+        )
+
+    def validate(self, arguments: bytes) -> Valid | Invalid:
+        values: Mapping[str, Any] = msgspec.json.decode(arguments)
+        return Valid(values, canonical_json(values))
+
+    async def run(self, arguments: Valid, permit: Permit) -> Output:
+        call, values = self._calls[permit.id], arguments.values
+        if self._kind is RESOURCE:
+            request: Any = ReadResourceRequest(params=ReadResourceRequestParams(uri=values["uri"]))
+            wanted: Any = ReadResourceResult
+        else:
+            request = GetPromptRequest(params=GetPromptRequestParams(**values))
+            wanted = GetPromptResult
+        call.result = result = await self._server.read(request, wanted, permit, call.relay)
+        return Output(_read_text(result))
+
+    async def check(self, arguments: Valid, permit: Permit) -> EffectStatus:
+        del arguments
+        permit.use()
+        return "unknown"
+
+
+def _read_text(result: ReadResourceResult | GetPromptResult) -> str:
+    if isinstance(result, GetPromptResult):
+        said = [each.content for each in result.messages]
+        return "\n".join(part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in said)
+    return "\n".join(
+        part.text if isinstance(part, TextResourceContents) else f"[data, {part.mime_type}]" for part in result.contents
+    )
+
+
+def make_url_question(message: str, url: str, name: str) -> ElicitRequestParams:
+    return ElicitRequestURLParams(message=message, url=url, elicitation_id=name)
+
+
+def make_form_question(message: str) -> ElicitRequestParams:
+    approve = {"type": "boolean", "title": "Let this call be made", "default": False}
+    schema: Any = {"type": "object", "properties": {"approve": approve}, "required": ["approve"]}
+    return ElicitRequestFormParams(message=message, requested_schema=schema)

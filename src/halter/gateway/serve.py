@@ -1,0 +1,149 @@
+"""Serves the gateway: on pipes to the one program that started it, or over HTTP to all that show a key."""
+
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
+from mcp.server.stdio import stdio_server
+from mcp.server.transport_security import TransportSecuritySettings
+
+from halter.config.agent_files import AGENT_FILE, read_agent
+from halter.config.mcp_file import MCP_FILE, read_servers
+from halter.config.resolve import resolve_agent
+from halter.core.errors import ConfigError
+from halter.core.tools import Failed
+from halter.gateway.calls import Context
+from halter.gateway.server import OWN, ClientIdentity, Gateway, Tell, open_gateway
+from halter.gateway.upstreams import GatewayAgent
+from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
+from halter.redaction.secrets import read_environment_secrets
+from halter.runtime.agent import agent_said
+from halter.runtime.assemble import AssembledAgent, demand_loadable, demand_trusted, find_agent_code
+from halter.runtime.runtime import Runtime
+from halter.server.server import serve_asgi
+from halter.tools.mcp import McpTerms
+
+PATH: Final = "/mcp"
+_SESSION: Final = "mcp-session-id"
+_IDENTITY: Final = "halter.key"
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+Send = Callable[[Mapping[str, Any]], Awaitable[None]]
+
+
+def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> GatewayAgent:
+    """Read whose calls pass, and the servers behind. Raises ConfigError with what to do.
+
+    An agent with a folder has its own file and servers, which a person must have trusted; one that is only named has
+    the fleet's policy. A `config` that is named on the command line is the word of the person who typed it.
+    """
+    folder = Path(agent) if (Path(agent) / AGENT_FILE).is_file() else None
+    file = agent_said(agent, {}, f"the agent {agent}", {}, {}) if folder is None else read_agent(folder)
+    resolved = resolve_agent(app.fleet, file, folder)
+    place = config or (folder or Path()) / MCP_FILE
+    servers = read_servers(place, app.environ)
+    if not servers:
+        raise ConfigError(f"{place} names no MCP server: write it as other programs do, or name another with --config.")
+    if any(each.name == OWN for each in servers):
+        raise ConfigError(f"{place} has a server called {OWN}, which is the gateway's own name: give it another one.")
+    if config is None and folder is not None:
+        demand_trusted(app.settings, folder)
+        demand_loadable(servers, folder, app)
+    secrets = read_environment_secrets(app.environ)
+    made = AssembledAgent(**resolved.parts(), tools={}, secrets=secrets)
+    return GatewayAgent(made, file, file.spec.gateway, servers)
+
+
+def make_mcp_terms(app: Runtime, owner: GatewayAgent, config: Path | None) -> McpTerms:
+    folder = owner.agent.place if config is None else None
+
+    def starts() -> None:
+        if folder is None:
+            return
+        try:
+            demand_trusted(app.settings, folder, find_agent_code(app.settings, folder))
+            demand_loadable(owner.servers, folder, app)
+        except ConfigError as error:
+            raise Failed("NotTrusted", str(error)) from error
+
+    def reveal(name: str) -> str:
+        if name not in owner.agent.policy.secrets:
+            raise KeyError(name)
+        return owner.agent.secrets.value(name)
+
+    return McpTerms(app.clock, app.environ, reveal=reveal, starts=starts, timeout=owner.spec.timeout)
+
+
+async def serve_stdio(app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: Tell) -> None:
+    """Serve the program at the other end of the pipes, until it closes them."""
+    async with open_gateway(app, owner, terms, tell=tell) as gateway, stdio_server() as (read, write):
+        await gateway.server.run(read, write, gateway.server.create_initialization_options())
+
+
+async def serve_http(
+    app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: Tell, listening: socket.socket, keys: KeyRing
+) -> None:
+    """Serve over HTTP until cancelled, on a bound port."""
+    async with AsyncExitStack() as stack:
+        gateway = await stack.enter_async_context(open_gateway(app, owner, terms, identify_by_key, tell))
+        await serve_asgi(make_http_app(gateway, keys, owner.agent.policy.name), listening)
+
+
+def make_http_app(gateway: Gateway, keys: KeyRing, agent: str) -> "KeyEntrance":
+    # A key is shown with every request, so that no page that a browser opened can speak for its owner.
+    security = TransportSecuritySettings(enable_dns_rebinding_protection=False)
+    inner = gateway.server.streamable_http_app(streamable_http_path=PATH, transport_security=security)
+    return KeyEntrance(inner, keys, agent)
+
+
+class KeyEntrance:
+    """Lets in requests with a key of the gateway's agent. What a session was begun with, it goes on with."""
+
+    def __init__(self, inner: Any, keys: KeyRing, agent: str) -> None:
+        self._inner = inner
+        self._keys = keys
+        self._agent = agent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+        key = self._keys.find(find_shown_key(scope["headers"]))
+        if sentence := self._refuse(key):
+            await _refuse(send, sentence)
+            return
+        if key is None:
+            raise AssertionError("A request without a key was let in.")
+        token = AccessToken(token=key.digest, client_id=key.name, scopes=[])
+        await self._inner({**scope, _IDENTITY: key, "user": AuthenticatedUser(token)}, receive, send)
+
+    def _refuse(self, key: VirtualKey | None) -> str:
+        if key is None:
+            problem = f" {self._keys.problem}" if self._keys.problem else ""
+            return f"This key opens nothing here: make one with `halter keys new --agent {self._agent}`.{problem}"
+        if key.revoked_at is not None:
+            return f"The key {key.name} is revoked."
+        if key.agent != self._agent:
+            return f"The key {key.name} is of the agent {key.agent}, and this is the gateway of {self._agent}."
+        return ""
+
+
+async def _refuse(send: Send, sentence: str) -> None:
+    error = {"jsonrpc": "2.0", "id": None, "error": {"code": -41401, "message": f"Halter: {sentence}"}}
+    headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
+    await send({"type": "http.response.start", "status": 401, "headers": headers})
+    await send({"type": "http.response.body", "body": msgspec.json.encode(error)})
+
+
+def identify_by_key(context: Context) -> ClientIdentity:
+    """The key decides whose request it is; the transport's session only tells the key's clients apart."""
+    request = context.request
+    if request is None:
+        raise AssertionError("A request over HTTP has lost its key.")
+    key: VirtualKey = request.scope[_IDENTITY]
+    return ClientIdentity(key.digest, request.headers.get(_SESSION, ""), f"key:{key.name}")

@@ -1,0 +1,430 @@
+"""The MCP server that clients see: both protocols, over pipes or HTTP, with the tools of all servers behind it."""
+
+import asyncio
+import base64
+import binascii
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any, Final, cast
+
+import anyio
+import msgspec
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.models import InitializationOptions
+from mcp.server.session import ServerSession
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    CallToolRequestParams,
+    CompleteRequestParams,
+    GetPromptRequestParams,
+    InputRequiredResult,
+    PaginatedRequestParams,
+    ReadResourceRequestParams,
+)
+
+from halter.core.clock import MINUTE
+from halter.core.errors import HalterError
+from halter.core.ids import make_worker_id
+from halter.core.text import clean, to_one_line
+from halter.core.tools import SERVER_SEPARATOR, Failed
+from halter.dispatch.heartbeat import keep_leases
+from halter.gateway.calls import PROMPT, RESOURCE, ClientCall, Context, GatedTool, ReadingSpec, speaks_modern
+from halter.gateway.sessions import GatedSession, GatewayTerms, PendingCall, open_session, recover_sessions
+from halter.gateway.upstreams import GatewayAgent, News, Upstreams
+from halter.guard.tool_door import Answer
+from halter.loop.session_runtime import cancel_and_wait
+from halter.runtime.agent_context import make_guard
+from halter.runtime.runtime import Runtime
+from halter.tools.function_tool import canonical_json
+from halter.tools.mcp import McpTerms
+
+OWN: Final = "halter"
+DECISIONS: Final = f"{OWN}{SERVER_SEPARATOR}decisions"
+WAIT: Final = f"{OWN}{SERVER_SEPARATOR}wait"
+REFUSED_CODE: Final = -41001
+PENDING_CODE: Final = -41002
+SWEEP_INTERVAL: Final = MINUTE
+IDLE_LIMIT: Final = 30 * MINUTE
+MOST_SESSIONS: Final = 200
+INSTRUCTIONS: Final = (
+    "Every call passes a guard, which may ask a person first. A call that is answered with a pending decision was not "
+    f"made: go on with something else, or wait with {WAIT}; once it is approved, the same call with the same arguments "
+    "runs. No tool can approve a call."
+)
+_READS: Final = {"readOnlyHint": True, "idempotentHint": True, "openWorldHint": False}
+OWN_TOOLS: Final[tuple[Mapping[str, Any], ...]] = (
+    {
+        "name": DECISIONS,
+        "description": "List the calls of this session that wait for a person's decision. It cannot decide anything.",
+        "inputSchema": {"type": "object", "properties": {}, "additionalProperties": False},
+        "annotations": _READS,
+    },
+    {
+        "name": WAIT,
+        "description": "Wait up to a minute for a person's decision about one call, and say how it stands.",
+        "inputSchema": {
+            "type": "object",
+            "properties": {"decision": {"type": "string", "description": "The id of the decision."}},
+            "required": ["decision"],
+            "additionalProperties": False,
+        },
+        "annotations": _READS,
+    },
+)
+_EVENTS: Final[Mapping[News, Any]] = {
+    "tools": ToolsListChanged(),
+    "prompts": PromptsListChanged(),
+    "resources": ResourcesListChanged(),
+}
+Place = tuple[str, str]
+Tell = Callable[[str], None]
+
+
+class ClientIdentity(msgspec.Struct, frozen=True):
+    """Whose request it is: a key and the session that its transport named; both are empty on pipes."""
+
+    key: str = ""
+    label: str = ""
+    started_by: str = ""
+
+    @property
+    def place(self) -> Place:
+        return (self.key, self.label)
+
+
+class GatewayServer(Server[Any]):
+    """Announces changes of its lists to clients of both protocols."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        every = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+        return super().create_initialization_options(
+            notification_options or every, experimental_capabilities, extensions
+        )
+
+
+class Gateway:
+    """Serves clients. `identify` says whose request it is, `connect` makes the servers of a new session."""
+
+    def __init__(
+        self,
+        terms: GatewayTerms,
+        connect: Callable[[], Upstreams],
+        identify: Callable[[Context], ClientIdentity],
+        tell: Tell,
+    ) -> None:
+        self._terms = terms
+        self._connect = connect
+        self._identify = identify
+        self._tell = tell
+        self._sessions: dict[Place, GatedSession] = {}
+        self._opening = asyncio.Lock()
+        self._elders: dict[Place, ServerSession] = {}
+        self._bus = InMemorySubscriptionBus()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.server = self._build()
+
+    def _build(self) -> GatewayServer:
+        made = GatewayServer(
+            OWN,
+            version=version("halter"),
+            instructions=INSTRUCTIONS,
+            on_list_tools=cast("Any", self._list_tools),
+            on_call_tool=cast("Any", self._call),
+            on_list_resources=cast("Any", self._list_resources),
+            on_list_resource_templates=cast("Any", self._list_templates),
+            on_read_resource=cast("Any", self._read_resource),
+            on_list_prompts=cast("Any", self._list_prompts),
+            on_get_prompt=cast("Any", self._get_prompt),
+            on_completion=cast("Any", self._complete),
+            on_subscriptions_listen=ListenHandler(self._bus),
+        )
+        made.middleware.append(cast("Any", self._restore_schemas))
+        return made
+
+    async def take(self, context: Context) -> GatedSession:
+        """The session of a request's client, begun with its first request that needs one."""
+        who = self._identify(context)
+        if not speaks_modern(context):
+            self._elders[who.place] = context.session
+        async with self._opening:
+            session = self._sessions.get(who.place)
+            if session is None:
+                if len(self._sessions) >= MOST_SESSIONS:
+                    raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected: try again later.")
+                session = self._sessions[who.place] = await self._open(who, context)
+        session.used_at = self._terms.app.clock.now()
+        await _reported(session.upstreams.refresh())
+        return session
+
+    async def _open(self, who: ClientIdentity, context: Context) -> GatedSession:
+        upstreams = self._connect()
+        upstreams.heard = lambda kind: self._publish(who.place, kind)
+        info = context.session.client_params
+        client = to_one_line(info.client_info.name)[:80] if info is not None else "A client"
+        by = who.started_by or self._terms.app.settings.person
+        return await _reported(open_session(self._terms, upstreams, by, f"{client} through the gateway"))
+
+    def _publish(self, place: Place, kind: News) -> None:
+        """Tell clients that a list has changed: each protocol has its own way."""
+        task = asyncio.create_task(self._send_news(place, kind), name="gateway news")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send_news(self, place: Place, kind: News) -> None:
+        await self._bus.publish(_EVENTS[kind])
+        elder = self._elders.get(place)
+        if elder is None:
+            return
+        match kind:
+            case "tools":
+                await elder.send_tool_list_changed()
+            case "prompts":
+                await elder.send_prompt_list_changed()
+            case "resources":
+                await elder.send_resource_list_changed()
+
+    async def _restore_schemas(self, context: Context, call_next: Callable[[Context], Awaitable[Any]]) -> Any:
+        """Give schemas as their servers wrote them: the library would put their keys into another order."""
+        result = await call_next(context)
+        if context.method != "tools/list" or not isinstance(result, dict):
+            return result
+        tools = (await self.take(context)).upstreams.tools
+        for listed in cast("dict[str, Any]", result).get("tools", ()):
+            tool = tools.get(listed["name"])
+            for key in ("inputSchema", "outputSchema"):
+                if tool is not None and isinstance(tool, GatedTool) and key in tool.entry:
+                    listed[key] = tool.entry[key]
+        return cast("dict[str, Any]", result)
+
+    async def _list_tools(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
+        session = await self.take(context)
+        return _fresh({"tools": [*session.upstreams.list_tools(), *map(dict, OWN_TOOLS)]})
+
+    async def _list_resources(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
+        session = await self.take(context)
+        return _fresh({"resources": await session.upstreams.list_resources()})
+
+    async def _list_templates(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
+        session = await self.take(context)
+        return _fresh({"resourceTemplates": await session.upstreams.list_templates()})
+
+    async def _list_prompts(self, context: Context, _: PaginatedRequestParams | None) -> dict[str, Any]:
+        session = await self.take(context)
+        return _fresh({"prompts": await session.upstreams.list_prompts()})
+
+    async def _complete(self, context: Context, params: CompleteRequestParams) -> Any:
+        session = await self.take(context)
+        try:
+            return await session.upstreams.complete(params)
+        except Failed as failure:
+            raise MCPError(INVALID_PARAMS, f"Halter: {failure}") from failure
+
+    async def _call(self, context: Context, params: CallToolRequestParams) -> Any:
+        session, given = await self.take(context), params.arguments or {}
+        if params.name == DECISIONS:
+            asked = await _reported(session.list_questions())
+            return _render_data({"decisions": list(asked)})
+        if params.name == WAIT:
+            waiting = ClientCall(context, OWN, (WAIT, b""))
+            said = session.wait_for_question(waiting, str(given.get("decision", "")))
+            return _render_text(await _reported(said), failed=False)
+        try:
+            arguments = canonical_json(given)
+        except (ValueError, RecursionError):
+            return _render_text("Halter: the arguments cannot be written as JSON.")
+        tool = session.upstreams.tools.get(params.name)
+        server = "" if tool is None else tool.spec.server
+        call = await self._made(session, context, params, params.name, arguments, server)
+        if isinstance(call, InputRequiredResult):
+            return call
+        return self._render_call(session, call)
+
+    async def _read_resource(self, context: Context, params: ReadResourceRequestParams) -> Any:
+        session, uri = await self.take(context), str(params.uri)
+        server = await session.upstreams.find_resource(uri)
+        if not server:
+            raise MCPError(INVALID_PARAMS, f"Halter: no server here has the resource {clean(uri)[:200]!r}.")
+        return await self._read(session, context, params, server, RESOURCE, {"uri": uri})
+
+    async def _get_prompt(self, context: Context, params: GetPromptRequestParams) -> Any:
+        session = await self.take(context)
+        server, _, name = params.name.partition(SERVER_SEPARATOR)
+        given = {"name": name, **({"arguments": params.arguments} if params.arguments else {})}
+        return await self._read(session, context, params, server, PROMPT, given)
+
+    async def _read(
+        self, session: GatedSession, context: Context, params: Any, server: str, kind: ReadingSpec, given: Any
+    ) -> Any:
+        """Read something that is no tool, through the same door; what is refused is an error of the protocol."""
+        tool = f"{server}{SERVER_SEPARATOR}{kind.suffix}"
+        call = await self._made(session, context, params, tool, canonical_json(given), server)
+        if isinstance(call, InputRequiredResult):
+            return call
+        made, outcome = call
+        if isinstance(outcome, PendingCall):
+            raise MCPError(PENDING_CODE, _explain_pending(outcome), {"decision": outcome.decision})
+        if outcome.outcome != "ok" or made.result is None:
+            raise MCPError(REFUSED_CODE, f"Halter: {outcome.text}", {"outcome": outcome.outcome})
+        return _fresh(self._masked(made.result))
+
+    async def _made(
+        self, session: GatedSession, context: Context, params: Any, tool: str, arguments: bytes, server: str
+    ) -> tuple[ClientCall, Answer | PendingCall] | InputRequiredResult:
+        """Begin a call or go on with one, and return when it has an outcome or needs something from the client."""
+        about = (tool, arguments)
+        if params.request_state is not None:
+            call = await session.parked.take(params.request_state, about)
+            call.go_on(context, params.input_responses or {})
+        else:
+            call = ClientCall(context, server, about)
+            session.begin(call, tool, arguments)
+        try:
+            outcome = await _reported(call.next_round(session.parked.park))
+        except asyncio.CancelledError:
+            with anyio.CancelScope(shield=True):
+                await call.cancel()
+            raise
+        return outcome if isinstance(outcome, InputRequiredResult) else (call, outcome)
+
+    def _render_call(self, session: GatedSession, made: tuple[ClientCall, Answer | PendingCall]) -> dict[str, Any]:
+        call, outcome = made
+        tool = session.upstreams.tools.get(call.about[0])
+        typed = isinstance(tool, GatedTool) and "outputSchema" in tool.entry
+        if isinstance(outcome, PendingCall):
+            told = {"decision": outcome.decision, "expires_at": outcome.expires_at, "how": "halter inbox"}
+            # A client checks structured content against the tool's schema, also of a failure.
+            structured = {} if typed else {"structuredContent": told}
+            return {**_render_text(_explain_pending(outcome)), **structured, "_meta": {"halter/decision": told}}
+        if call.result is not None and outcome.outcome in ("ok", "error"):
+            return self._masked(call.result)
+        meta = {"halter/outcome": outcome.outcome, "halter/call": outcome.call}
+        return {**_render_text(f"Halter: {outcome.text}", failed=outcome.outcome != "ok"), "_meta": meta}
+
+    def _masked(self, result: Any) -> dict[str, Any]:
+        said = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return {**mask(said, self._terms.guard.redacted), "resultType": "complete"}
+
+    async def tend(self) -> None:
+        """End idle sessions, and those that killed gateways left, until cancelled."""
+        while True:
+            try:
+                await recover_sessions(self._terms)
+                await self.end_idle(self._terms.app.clock.now() - IDLE_LIMIT)
+            except HalterError as error:
+                self._tell(f"Sessions cannot be looked through: {error}")
+            await self._terms.app.clock.sleep(SWEEP_INTERVAL)
+
+    async def end_idle(self, before: int) -> None:
+        """End the sessions of clients that keys identify, where nothing is under way; those on pipes have an end."""
+        for place, session in [*self._sessions.items()]:
+            if place[0] and not session.upstreams.calls and session.used_at < before:
+                del self._sessions[place]
+                self._elders.pop(place, None)
+                await session.close()
+
+    async def close(self) -> None:
+        for task in [*self._tasks]:
+            await cancel_and_wait(task)
+        for session in self._sessions.values():
+            await session.close()
+
+
+@asynccontextmanager
+async def open_gateway(
+    app: Runtime,
+    owner: GatewayAgent,
+    mcp_terms: McpTerms,
+    identify: Callable[[Context], ClientIdentity] = lambda _: ClientIdentity(),
+    tell: Tell = lambda _: None,
+) -> AsyncGenerator[Gateway]:
+    """Open a gateway on a store: its leases are renewed while the block runs, and its sessions end or rest with it."""
+    worker = make_worker_id("gateway", app.ids)
+    guard = make_guard(app, owner.agent.policy, owner.agent.secrets)
+    terms = GatewayTerms(app, worker, owner, guard)
+    async with keep_leases(app.patient(), app.clock, worker, pulse=app.pulse):
+        gateway = Gateway(terms, lambda: Upstreams(app, owner, mcp_terms, tell), identify, tell)
+        tending = asyncio.create_task(gateway.tend(), name="gateway tending")
+        try:
+            yield gateway
+        finally:
+            await cancel_and_wait(tending)
+            await gateway.close()
+
+
+async def _reported(work: Awaitable[Any]) -> Any:
+    """Put what Halter cannot do into words for the client."""
+    try:
+        return await work
+    except (HalterError, Failed) as error:
+        raise MCPError(REFUSED_CODE, f"Halter: {error}") from error
+
+
+def _fresh(result: dict[str, Any]) -> dict[str, Any]:
+    """What no client may keep: policy, pins and halts decide anew each time. Elder clients do not see this."""
+    return {**result, "resultType": "complete", "ttlMs": 0, "cacheScope": "private"}
+
+
+def _explain_pending(pending: PendingCall) -> str:
+    return (
+        f"Halter: pending decision {pending.decision}. The call was not made: a person has to agree to it, in `halter "
+        "inbox` or on the dashboard. The same call again, with the same arguments, will run once it is approved."
+    )
+
+
+def _render_text(text: str, *, failed: bool = True) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}], "isError": failed, "resultType": "complete"}
+
+
+def _render_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    said = msgspec.json.encode(data).decode()
+    return {**_render_text(said, failed=False), "structuredContent": dict(data)}
+
+
+_PICTURES: Final = ("image", "audio")
+
+
+def mask(value: Any, redact: Callable[[str], str]) -> Any:
+    """Mask secrets in every text of a result; of pictures and sounds the bytes stay as they are."""
+    match value:
+        case str():
+            return redact(value)
+        case list():
+            return [mask(each, redact) for each in cast("list[Any]", value)]
+        case Mapping():
+            said = cast("Mapping[str, Any]", value)
+            picture = said.get("type") in _PICTURES
+            return {
+                redact(key): each
+                if picture and key == "data"
+                else _mask_blob(each, redact)
+                if key == "blob" and isinstance(each, str)
+                else mask(each, redact)
+                for key, each in said.items()
+            }
+        case _:
+            return value
+
+
+def _mask_blob(data: str, redact: Callable[[str], str]) -> str:
+    """Mask secrets in a resource that is sent as bytes, where those are text."""
+    try:
+        text = base64.b64decode(data, validate=True).decode()
+    except (binascii.Error, ValueError):
+        return data
+    masked = redact(text)
+    return data if masked == text else base64.b64encode(masked.encode()).decode()

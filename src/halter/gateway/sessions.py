@@ -1,0 +1,486 @@
+"""Sessions of clients at the gateway: what each may call, what is in flight, and which of its questions are open.
+
+Everything is in the journal. A client that comes back finds its questions where it left them; a call that a killed
+gateway left in doubt is put to a person, and its hold stays until they say what became of it.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, suppress
+from hashlib import sha256
+from typing import Any, Final
+
+import msgspec
+
+from halter.core import events as ev
+from halter.core.clock import SECOND
+from halter.core.errors import HalterError, LeaseLost
+from halter.core.ids import SessionId, WorkerId, inbox_stream, may_decide, session_stream
+from halter.core.messages import ToolCall, ToolResult
+from halter.core.ports import EVERY_STREAM, Lease, Query, Stored, offload_body, read_body, read_stream
+from halter.core.rows import DecisionRow, SessionRow, WorkerRow
+from halter.core.spec import GatewaySpec
+from halter.core.text import from_body, to_body
+from halter.core.tools import Tool, Valid
+from halter.core.vocabulary import State, TerminalReason
+from halter.dispatch.heartbeat import take_lease
+from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
+from halter.gateway.upstreams import GatewayAgent, Upstreams
+from halter.guard.approvals import answer_decision, list_pending_decisions
+from halter.guard.brake import SessionBrake, choose_provenance_mode
+from halter.guard.guard import GuardRuntime
+from halter.guard.halts import StillHeld
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.loop.session_runtime import watch_changes
+from halter.runtime.agent_context import keep_policy
+from halter.runtime.assemble import AssembledAgent
+from halter.runtime.runtime import Runtime
+from halter.state import lifecycle
+from halter.state.session import InFlight, Session, fold
+
+TOLD_EVERY: Final = 10 * SECOND
+"""How often a client hears that its call still waits."""
+POLL_INTERVAL: Final = 2 * SECOND
+SHORT_REST: Final = SECOND // 4
+TAKE_PATIENCE: Final = 2 * SECOND
+MOST_SEEN: Final = 1000
+
+
+class PendingCall(msgspec.Struct, frozen=True):
+    """A call that waits for a person longer than its client can."""
+
+    decision: str
+    expires_at: int
+
+
+class SessionGone(HalterError):
+    """The session takes no more calls."""
+
+
+class GatewayTerms(msgspec.Struct, frozen=True):
+    """What all sessions of a gateway share."""
+
+    app: Runtime
+    worker: WorkerId
+    owner: GatewayAgent
+    guard: GuardRuntime
+
+    @property
+    def agent(self) -> AssembledAgent:
+        return self.owner.agent
+
+    @property
+    def spec(self) -> GatewaySpec:
+        return self.owner.spec
+
+
+class GatedSession:
+    """One client's session. Where it rests for a person, a later client of the same kind takes it up."""
+
+    def __init__(self, terms: GatewayTerms, lease: Lease, upstreams: Upstreams) -> None:
+        self.terms = terms
+        self.lease = lease
+        self.upstreams = upstreams
+        self.parked = ParkedCalls()
+        self.used_at = terms.app.clock.now()
+        self.state = Session()
+        self.ended = ""
+        self._store = terms.app.patient()
+        self._clock = terms.app.clock
+        self._numbers = itertools.count(1)
+        self._questions: dict[str, tuple[str, str]] = {}
+        self._waited_for: set[str] = set()
+        self._brake = _make_brake(terms.agent, upstreams.tools)
+        self._one_act = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        return self.lease.session
+
+    def begin(self, call: ClientCall, tool: str, arguments: bytes) -> None:
+        """Begin a call. It goes on when the client's request is over, until the client cancels it."""
+        call.task = asyncio.create_task(self._make(call, tool, arguments), name=f"gated {tool}")
+        call.task.add_done_callback(_take_error)
+
+    async def _make(self, client: ClientCall, tool: str, arguments: bytes) -> Answer | PendingCall:
+        if self.ended:
+            raise SessionGone(self.ended)
+        await self.upstreams.refresh()
+        same = self._digest(tool, arguments)
+        decision = self._find_question(tool, same)
+        number = next(self._numbers)
+        call = Call(
+            f"{self.id}.{self.lease.generation}.{number}", tool, arguments, decision=decision, brake=self._brake
+        )
+        self.upstreams.calls[call.id] = client
+        try:
+            return await self._try(client, call)
+        except LeaseLost:
+            self.ended = f"Another process has session {self.id} now: connect again."
+            raise SessionGone(self.ended) from None
+        finally:
+            del self.upstreams.calls[call.id]
+            self.used_at = self._clock.now()
+
+    async def _try(self, client: ClientCall, call: Call) -> Answer | PendingCall:
+        """Take a call through the guard, and wait a while for a person or for money."""
+        deadline, attempt = self._clock.now() + self.terms.spec.wait, 0
+        while True:
+            answer = await self._attempt(call, attempt)
+            await self.catch_up()
+            match answer:
+                case Answer():
+                    return await self._take_in(call, answer)
+                case StillHeld() if self._clock.now() >= deadline:
+                    sentence = "The money for this call is held by other calls: make it again in a minute."
+                    return Answer(call.id, "cost_cap_reached", sentence)
+                case StillHeld():
+                    await self._clock.sleep(SHORT_REST)
+                case NeedsPerson(decision=decision):
+                    row = await self._wait(client, decision, deadline)
+                    if row is not None:
+                        return PendingCall(decision, row.expires_at)
+                    attempt += 1
+
+    async def _attempt(self, call: Call, attempt: int) -> Answer | NeedsPerson | StillHeld:
+        brake, terms = self._brake, self.terms
+        ordered = self._one_act if brake is not None and brake.keeps_order(call.tool) else nullcontext()
+        async with ordered:
+            return await terms.guard.call(
+                self.lease, self.upstreams.standing(self.id), call, self.upstreams.tools, attempt
+            )
+
+    async def _take_in(self, call: Call, answer: Answer) -> Answer:
+        if self._brake is not None:
+            said = ToolResult(call.id, call.tool, answer.outcome, answer.text)
+            self._brake.observe(ToolCall(call.id, call.tool, from_body(call.arguments)), said)
+        if answer.outcome == "external_halt":
+            halt = await self.terms.guard.halted(self.upstreams.standing(self.id))
+            if halt is not None and halt.cancels:
+                self.ended = f"Session {self.id} was cancelled by {halt.by}."
+        return answer
+
+    async def _wait(self, client: ClientCall, decision: str, deadline: int) -> DecisionRow | None:
+        """Wait for a person; return the question if they have not answered when the time is over."""
+        guard, inbox = self.terms.guard, inbox_stream(SessionId(self.id))
+        told_at = self._clock.now() + TOLD_EVERY
+        self._waited_for.add(decision)
+        asking = asyncio.create_task(self._ask_client(client, decision), name="gated question")
+        try:
+            async with watch_changes(self._store, lambda change: change.stream in (inbox, EVERY_STREAM)) as news:
+                while True:
+                    row, now = await guard.decision(decision), self._clock.now()
+                    if row is None or row.verdict or now >= row.expires_at:
+                        return None
+                    if await guard.halted(self.upstreams.standing(self.id)) is not None:
+                        return None
+                    if now >= deadline:
+                        return row
+                    if now >= told_at:
+                        told_at = now + TOLD_EVERY
+                        await client.report_waiting(f"Waiting for a person to decide {decision}.")
+                    await self._rest(news, min(POLL_INTERVAL, deadline - now, told_at - now))
+        finally:
+            self._waited_for.discard(decision)
+            asking.cancel()
+            with suppress(asyncio.CancelledError):
+                await asking
+
+    async def _rest(self, news: asyncio.Event, duration: int) -> None:
+        """Sleep by the clock; return early on news."""
+        waits = [asyncio.ensure_future(news.wait()), asyncio.ensure_future(self._clock.sleep(duration))]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        news.clear()
+
+    async def _ask_client(self, client: ClientCall, decision: str) -> None:
+        """Point the client's person to the decision; what the client says of them counts only where it is trusted."""
+        spec, app = self.terms.spec, self.terms.app
+        asked = next(
+            (
+                each
+                for each in await list_pending_decisions(self._store, self._clock.now())
+                if each.decision == decision
+            ),
+            None,
+        )
+        if asked is None:
+            return
+        message = f"Halter asks whether this call may be made: {asked.shown}"
+        if spec.dashboard is not msgspec.UNSET and client.can_show("url"):
+            await client.elicit(make_url_question(message, f"{spec.dashboard.rstrip('/')}/", decision))
+        if not spec.trust_client_elicitation or not may_decide(app.settings.person) or not client.can_show("form"):
+            return
+        said = await client.elicit(make_form_question(message))
+        if said.action == "cancel":
+            return
+        agreed = said.action == "accept" and (said.content or {}).get("approve") is True
+        key = f"{decision}/elicited"
+        await self._store.commit(answer_decision(asked, "approve" if agreed else "deny", app.settings.person, key))
+
+    def _find_question(self, tool: str, same: str) -> str:
+        """The question about an earlier call with the same arguments, unless another call waits for it."""
+        found = (key for key, about in self._questions.items() if about == (tool, same))
+        return next((key for key in found if key not in self._waited_for), "")
+
+    def _digest(self, tool: str, arguments: bytes) -> str:
+        known = self.upstreams.tools.get(tool)
+        valid = known.validate(arguments) if known is not None else None
+        return sha256(valid.canonical if isinstance(valid, Valid) else arguments).hexdigest()
+
+    async def list_questions(self) -> Sequence[Mapping[str, Any]]:
+        """The open questions of this session, for its client: it can look at them, and never answer them."""
+        found = await list_pending_decisions(self._store, self._clock.now())
+        return [
+            {"decision": each.decision, "tool": each.name, "asked_at": each.asked_at, "expires_at": each.expires_at}
+            for each in found
+            if each.session == self.id
+        ]
+
+    async def wait_for_question(self, client: ClientCall, decision: str) -> str:
+        """Wait for one question of this session, and say how it stands."""
+        row = await self.terms.guard.decision(decision)
+        if row is None or row.session != self.id:
+            return f"This session has no question {decision!r}."
+        if row.verdict == "" and await self._wait(client, decision, self._clock.now() + self.terms.spec.wait):
+            return f"{decision} is not decided yet: wait again, or go on with something else."
+        row = await self.terms.guard.decision(decision)
+        verdict = "" if row is None else row.verdict
+        if verdict in ("approve", "edit"):
+            return f"{decision} is approved: make the same call again, and it runs."
+        return f"{decision} is denied." if verdict else f"{decision} has expired without an answer."
+
+    async def catch_up(self) -> None:
+        for stored in await read_stream(self._store, session_stream(self.id), self.state.head):
+            if stored.seq > self.state.head:
+                self._fold(stored)
+
+    def _fold(self, stored: Stored) -> None:
+        self.state = fold(self.state, stored)
+        match stored.event:
+            case ev.DecisionAsked(about="approval") as asked:
+                self._questions[asked.decision] = (asked.name, asked.same)
+            case ev.CallStarted(decision=decision) | ev.CallRefused(decision=decision):
+                self._questions.pop(decision, None)
+            case _:
+                pass
+
+    async def recall(self) -> None:
+        """Fold what happened before this process had the session, for the brake as well."""
+        arguments: dict[str, tuple[str, bytes]] = {}
+        for stored in await read_stream(self._store, session_stream(self.id)):
+            self._fold(stored)
+            if self._brake is None:
+                continue
+            match stored.event:
+                case ev.CallStarted() | ev.CallRefused() as decided:
+                    body = await read_body(self._store, stored)
+                    arguments[decided.call] = (decided.tool, body)
+                    self._brake.take_in(decided, body or None)
+                case ev.CallSettled() as settled:
+                    tool, given = arguments.get(settled.call, ("", b"{}"))
+                    text = settled.error or from_body(await read_body(self._store, stored))
+                    said = ToolResult(settled.call, tool, settled.outcome, text)
+                    self._brake.observe(ToolCall(settled.call, tool, from_body(given)), said)
+                case _:
+                    pass
+
+    async def close(self) -> None:
+        """End the session, or let it rest where a person may still answer, or must."""
+        for client in [*self.upstreams.calls.values()]:
+            await client.cancel()
+        await self.upstreams.close()
+        with suppress(LeaseLost):
+            await self.catch_up()
+            if self.state.ended:
+                return
+            if not self.ended and (self._questions or self.state.in_flight) and await self._may_be_answered():
+                await self._park()
+            elif self.ended:
+                await self._end("CANCELLED", "cancelled")
+            else:
+                await self._end("COMPLETED", "completed")
+
+    async def _may_be_answered(self) -> bool:
+        rows = [await self.terms.guard.decision(each) for each in self._questions]
+        now = self._clock.now()
+        return bool(self.state.in_flight) or any(row is not None and now < row.expires_at for row in rows)
+
+    async def _park(self) -> None:
+        (row,) = await self._store.ask(Query("session", SessionRow, {"session": self.id}))
+        parked = ev.SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
+        key = f"{self.id}/{self.lease.generation}/rest/{self.state.head}"
+        await self._store.commit(lifecycle.park_session(self.lease, key, parked))
+
+    async def _end(self, state: State, reason: TerminalReason) -> None:
+        asked = await lifecycle.read_questions(self._store, self.id, self._clock.now())
+        await self._store.commit(lifecycle.end_session(self.lease, state, reason, asked=asked))
+
+
+def _take_error(task: "asyncio.Task[Any]") -> None:
+    """A call whose client has left has nobody to raise to."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _make_brake(agent: AssembledAgent, tools: Mapping[str, Tool]) -> SessionBrake | None:
+    """The injection brake. The client's prompt is not seen here: trusted is what the agent's own file says."""
+    mode = choose_provenance_mode(agent.policy)
+    if mode == "off":
+        return None
+    brake = SessionBrake(mode, agent.policy, _Specs(tools))
+    brake.trust(agent.mind.instructions, "the instructions")
+    return brake
+
+
+class _Specs(Mapping[str, Any]):
+    """The specs of tools, as they are at each moment."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
+
+    def __getitem__(self, name: str) -> Any:
+        return self._tools[name].spec
+
+    def __iter__(self) -> Any:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+
+async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, about: str) -> GatedSession:
+    """Take up the session that this client's predecessor left for a person to answer, or begin one."""
+    store, clock = terms.app.patient(), terms.app.clock
+    for row in await _list_open(terms):
+        left = await _look_back(terms, row)
+        rests = row.state == "WAITING_FOR_APPROVAL" and not row.owner and not left.state.in_flight
+        if not rests or left.started_by != started_by:
+            continue
+        lease = (
+            None if left.state.in_flight else await take_lease(store, clock, terms.worker, SessionId(row.session), 0)
+        )
+        if lease is not None:
+            session = GatedSession(terms, lease, upstreams)
+            await session.recall()
+            key = f"{row.session}/{lease.generation}/gated"
+            await store.commit(lifecycle.wake_session(lease, key, "message", row.inbox_head))
+            await session.catch_up()
+            return session
+    return await _begin_session(terms, upstreams, started_by, about)
+
+
+async def _begin_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, about: str) -> GatedSession:
+    app, store = terms.app, terms.app.patient()
+    started = ev.SessionStarted(
+        session=app.ids.new(),
+        agent=terms.agent.policy.name,
+        kind="gated",
+        started_by=started_by,
+        definition=await keep_policy(store, terms.agent.policy, terms.guard.redacted),
+    )
+    task = to_body(terms.guard.redacted(about))
+    await store.commit(lifecycle.start_session(started, *await offload_body(store, task)))
+    lease = await take_lease(store, app.clock, terms.worker, SessionId(started.session), TAKE_PATIENCE)
+    if lease is None:
+        raise LeaseLost(f"Session {started.session} was taken by another process before it began.")
+    session = GatedSession(terms, lease, upstreams)
+    await session.catch_up()
+    return session
+
+
+class _LeftSession(msgspec.Struct, frozen=True):
+    """A session without a gateway: what it had in flight, and its questions about calls."""
+
+    row: SessionRow
+    state: Session
+    started_by: str
+    questions: tuple[str, ...]
+
+
+async def _look_back(terms: GatewayTerms, row: SessionRow) -> _LeftSession:
+    state, started_by, questions = Session(), "", dict[str, str]()
+    for stored in await read_stream(terms.app.patient(), session_stream(row.session)):
+        state = fold(state, stored)
+        match stored.event:
+            case ev.SessionStarted() as started:
+                started_by = started.started_by
+            case ev.DecisionAsked(about="approval") as asked:
+                questions[asked.decision] = asked.name
+            case ev.CallStarted(decision=decision) | ev.CallRefused(decision=decision):
+                questions.pop(decision, None)
+            case _:
+                pass
+    return _LeftSession(row, state, started_by, tuple(questions))
+
+
+async def _list_open(terms: GatewayTerms) -> Sequence[SessionRow]:
+    params = {"agent": terms.agent.policy.name, "kind": "gated", "limit": MOST_SEEN}
+    rows = await terms.app.patient().ask(Query("sessions_of", SessionRow, params))
+    return [row for row in rows if row.ended_at is None]
+
+
+async def recover_sessions(terms: GatewayTerms) -> None:
+    """Take care of what killed gateways left: a person is asked about calls in doubt, and the rest is ended."""
+    store, now = terms.app.patient(), terms.app.clock.now()
+    workers = await store.ask(Query("all_workers", WorkerRow))
+    alive = {each.worker for each in workers if each.alive(now)}
+    for row in await _list_open(terms):
+        if row.owner in alive:
+            continue
+        left = await _look_back(terms, row)
+        if row.state == "WAITING_FOR_APPROVAL" and await _waits(terms, left):
+            continue
+        lease = await take_lease(store, terms.app.clock, terms.worker, SessionId(row.session), 0)
+        if lease is not None:
+            with suppress(LeaseLost):
+                await _settle_left(terms, lease, left)
+
+
+async def _waits(terms: GatewayTerms, left: _LeftSession) -> bool:
+    """Whether nothing has happened yet that the session waits for."""
+    flights = [f"{flight}/unknown" for flight in left.state.in_flight]
+    rows = [await terms.guard.decision(each) for each in flights or left.questions]
+    now = terms.app.clock.now()
+    if flights:
+        return all(row is not None and not row.verdict and now < row.expires_at for row in rows)
+    return any(row is not None and now < row.expires_at for row in rows)
+
+
+async def _settle_left(terms: GatewayTerms, lease: Lease, left: _LeftSession) -> None:
+    store, row = terms.app.patient(), left.row
+    key = f"{row.session}/{lease.generation}/left"
+    await store.commit(lifecycle.wake_session(lease, key, "timer", row.inbox_head, recovered=True))
+    cleared = [await _clear_flight(terms, lease, flight) for flight in left.state.in_flight.values()]
+    open_questions = msgspec.structs.replace(left, state=Session())
+    if not all(cleared) or await _waits(terms, open_questions):
+        parked = ev.SessionParked(state="WAITING_FOR_APPROVAL", inbox_seen=row.inbox_head)
+        await store.commit(lifecycle.park_session(lease, f"{key}/rest", parked))
+        return
+    asked = await lifecycle.read_questions(store, row.session, terms.app.clock.now())
+    end: tuple[State, TerminalReason] = ("ERROR", "error") if cleared else ("COMPLETED", "idle_timeout")
+    await store.commit(lifecycle.end_session(lease, *end, asked=asked))
+
+
+async def _clear_flight(terms: GatewayTerms, lease: Lease, flight: InFlight) -> bool:
+    """Settle a call in doubt: a read has changed nothing, and about a write a person is asked."""
+    guard = terms.guard
+    if flight.effect == "read":
+        await guard.ledger.settle_in_doubt(lease, [flight])
+        return True
+    answer = await guard.recover(lease, terms.agent.standing(lease.session), flight, b"", {})
+    if not isinstance(answer, NeedsPerson):
+        return True
+    row = await guard.decision(answer.decision)
+    if row is None or (not row.verdict and terms.app.clock.now() < row.expires_at):
+        return False
+    if row.verdict:
+        await guard.was_done(lease, flight, happened=row.verdict == "approve")
+    else:
+        await guard.ledger.settle_in_doubt(lease, [flight])
+    return True

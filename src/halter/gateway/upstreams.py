@@ -1,0 +1,266 @@
+"""The MCP servers behind a client's session: connected for this client alone, their tools pinned and named apart.
+
+A server's tools are `SERVER__TOOL`, as are its prompts; resources keep their addresses. What a server announces later
+is looked at before the next call: a tool that is not what a person agreed to is held.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+from mcp_types import (
+    CompleteRequest,
+    CompleteRequestParams,
+    CompleteResult,
+    ElicitRequestParams,
+    ElicitResult,
+    ListPromptsRequest,
+    ListPromptsResult,
+    ListResourcesRequest,
+    ListResourcesResult,
+    ListResourceTemplatesRequest,
+    ListResourceTemplatesResult,
+    PaginatedRequestParams,
+    PromptListChangedNotification,
+    ResourceListChangedNotification,
+    ServerNotification,
+    ToolListChangedNotification,
+)
+from mcp_types import methods as wire
+from mcp_types.version import LATEST_HANDSHAKE_VERSION
+
+from halter.config.agent_files import AgentFile
+from halter.config.resolve import check_named_tools, list_named_tools
+from halter.core.spec import GatewaySpec
+from halter.core.text import clean
+from halter.core.tools import SERVER_SEPARATOR, Failed, Tool, ToolServer, ToolSpec
+from halter.gateway.calls import CANCELLED, PROMPT, RESOURCE, ClientCall, GatedTool, ReadingTool
+from halter.guard.prepare import SessionContext
+from halter.runtime.assemble import AssembledAgent, settle_pins
+from halter.runtime.runtime import Runtime
+from halter.tools.mcp import McpServer, McpTerms, McpTool
+
+News = Literal["tools", "prompts", "resources"]
+MOST_PAGES: Final = 50
+_NEWS: Final[Mapping[type[Any], News]] = {
+    ToolListChangedNotification: "tools",
+    PromptListChangedNotification: "prompts",
+    ResourceListChangedNotification: "resources",
+}
+T = TypeVar("T")
+
+
+class GatewayAgent(msgspec.Struct, frozen=True):
+    """An agent whose calls pass the gateway; `file` is what its rules are checked against."""
+
+    agent: AssembledAgent
+    file: AgentFile
+    spec: GatewaySpec
+    servers: tuple[ToolServer, ...]
+
+
+class Upstreams:
+    """The servers of one client's session, and what they offer by now."""
+
+    def __init__(self, app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: Callable[[str], None]) -> None:
+        self.tools: dict[str, Tool] = {}
+        self.calls: dict[str, ClientCall] = {}
+        """The calls under way, by their ids at the guard; the newest last."""
+        self.heard: Callable[[News], None] = _hear_nothing
+        self._app = app
+        self._owner = owner
+        self._tell = tell
+        self._told: set[str] = set()
+        self._servers = {each.name: McpServer(each, terms, self) for each in owner.servers}
+        self._resources: dict[str, str] = {}
+        self._held: frozenset[str] = frozenset()
+        self._stale = True
+        self._loading = asyncio.Lock()
+        self._standing: SessionContext | None = None
+
+    def standing(self, session: str) -> SessionContext:
+        """The policy's terms of the session, with what is held by now."""
+        known = self._standing
+        if known is None or known.quarantined != self._held:
+            known = msgspec.structs.replace(self._owner.agent.standing(session), quarantined=self._held)
+            self._standing = known
+        return known
+
+    async def refresh(self) -> None:
+        """Look at what the servers offer, again after they announced something, and while a person has to agree."""
+        async with self._loading:
+            if self._stale or self._held:
+                await self._load()
+
+    async def _load(self) -> None:
+        self._stale = False
+        found = await asyncio.gather(*(self._offer(server) for server in self._servers.values()))
+        tools = {tool.spec.name: tool for offered in found for tool in offered}
+        real = [tool.spec for tool in tools.values() if isinstance(tool, GatedTool)]
+        policy = self._owner.agent.policy
+        self._check_rules(tools.values())
+        before, first = self._list_names(), not self.tools
+        self._held = await settle_pins(self._app, policy.name, [*self._servers], real)
+        self.tools.clear()
+        self.tools.update(tools)
+        if not first and self._list_names() != before:
+            self.heard("tools")
+
+    def _list_names(self) -> list[str]:
+        return [each["name"] for each in self.list_tools()]
+
+    def _check_rules(self, tools: Iterable[Tool]) -> None:
+        """Check the rules of the agent's file for tools of servers; its own tools are not served here."""
+        file, specs = self._owner.file, [tool.spec for tool in tools]
+        own = {name for _, name in list_named_tools(file) if SERVER_SEPARATOR not in name}
+        specs += [ToolSpec(name=name, description="", schema=b"{}") for name in sorted(own)]
+        check_named_tools(self._owner.agent.policy, file, specs)
+
+    async def _offer(self, server: McpServer) -> list[GatedTool | ReadingTool]:
+        try:
+            offer = await server.offer()
+            capable = await server.capabilities()
+        except Failed as failure:
+            self._tell_once(f"The server {server.name} is left out. {failure}")
+            return [
+                tool for tool in self.tools.values() if isinstance(tool, GatedTool) and tool.spec.server == server.name
+            ]
+        for sentence in offer.left_out:
+            self._tell_once(sentence)
+        timeout = self._owner.spec.timeout
+        kinds = [kind for kind, has in ((RESOURCE, capable.resources), (PROMPT, capable.prompts)) if has is not None]
+        readers = [ReadingTool(server, kind, self.calls, timeout) for kind in kinds]
+        return [*readers, *(tool for tool in map(self._gated, offer.tools) if tool is not None)]
+
+    def _gated(self, tool: McpTool) -> GatedTool | None:
+        if not _can_be_listed(tool.entry):
+            self._tell_once(f"The tool {tool.spec.name} is left out: no client could read its entry.")
+            return None
+        return GatedTool(tool, self.calls, self._owner.spec.prices.get(tool.spec.name) or 0)
+
+    def _tell_once(self, sentence: str) -> None:
+        if sentence not in self._told:
+            self._told.add(sentence)
+            self._tell(sentence)
+
+    def list_tools(self) -> list[dict[str, Any]]:
+        """The tools that the policy grants, as their servers describe them, under their full names."""
+        policy = self._owner.agent.policy
+        return [
+            {**tool.entry, "name": name, "description": tool.spec.description}
+            for name, tool in sorted(self.tools.items())
+            if isinstance(tool, GatedTool)
+            and name not in policy.disabled
+            and name not in self._held
+            and policy.phases[0].grants_tool(name)
+        ]
+
+    async def elicit(self, server: str, params: ElicitRequestParams) -> ElicitResult:
+        """Put what a server asks to the client, by the newest call that is under way there."""
+        calls = [each for each in self.calls.values() if each.server == server]
+        return await calls[-1].elicit_for_server(params) if calls else CANCELLED
+
+    def announce(self, server: str, news: ServerNotification) -> None:
+        del server
+        kind = _NEWS.get(type(news))
+        if kind == "tools":
+            self._stale = True
+        if kind is not None:
+            self.heard(kind)
+
+    async def list_resources(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for server in self._having("resources"):
+            for page in await self._pages(server, ListResourcesRequest, ListResourcesResult):
+                for each in page.resources:
+                    self._resources.setdefault(each.uri, server.name)
+                    found.append(_dump(each))
+        return found
+
+    async def list_templates(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for server in self._having("resources"):
+            for page in await self._pages(server, ListResourceTemplatesRequest, ListResourceTemplatesResult):
+                for each in page.resource_templates:
+                    self._resources.setdefault(each.uri_template, server.name)
+                    found.append(_dump(each))
+        return found
+
+    async def list_prompts(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for server in self._having("prompts"):
+            for page in await self._pages(server, ListPromptsRequest, ListPromptsResult):
+                found += [
+                    {**_dump(each), "name": f"{server.name}{SERVER_SEPARATOR}{each.name}"} for each in page.prompts
+                ]
+        return found
+
+    async def complete(self, params: CompleteRequestParams) -> CompleteResult:
+        """Complete a word. Raises Failed where no server knows what it belongs to."""
+        ref = params.ref
+        if ref.type == "ref/prompt":
+            server, _, name = ref.name.partition(SERVER_SEPARATOR)
+            params = params.model_copy(update={"ref": ref.model_copy(update={"name": name})})
+        else:
+            server = await self.find_resource(str(ref.uri))
+        if server not in self._servers:
+            raise Failed("Unknown", f"no server here is called {clean(server)[:80]!r}")
+        return await self._servers[server].list(CompleteRequest(params=params), CompleteResult)
+
+    async def find_resource(self, uri: str) -> str:
+        """The server that has a resource: the one that lists it, whose template fits, or the only one that has any."""
+        having = [server.name for server in self._having("resources")]
+        if uri not in self._resources and len(having) != 1:
+            await self.list_resources()
+            await self.list_templates()
+        if uri in self._resources:
+            return self._resources[uri]
+        fitting = (name for known, name in self._resources.items() if _fits(known, uri))
+        return next(fitting, having[0] if len(having) == 1 else "")
+
+    def _having(self, what: Literal["resources", "prompts"]) -> Iterator[McpServer]:
+        kind = RESOURCE if what == "resources" else PROMPT
+        for name, server in self._servers.items():
+            if f"{name}{SERVER_SEPARATOR}{kind.suffix}" in self.tools:
+                yield server
+
+    async def _pages(self, server: McpServer, request: Any, wanted: type[T]) -> Sequence[T]:
+        """All pages of a list; of a server that does not say them, those that it said."""
+        pages: list[T] = []
+        cursor: str | None = None
+        try:
+            for _ in range(MOST_PAGES):
+                params = PaginatedRequestParams(cursor=cursor) if cursor else None
+                page: Any = await server.list(request(params=params), wanted)
+                pages.append(page)
+                cursor = page.next_cursor
+                if not cursor:
+                    break
+        except Failed as failure:
+            self._tell_once(f"The server {server.name} does not say all that it has: {failure}")
+        return pages
+
+    async def close(self) -> None:
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+
+def _hear_nothing(_: News) -> None: ...
+
+
+def _can_be_listed(entry: Mapping[str, Any]) -> bool:
+    try:
+        wire.serialize_server_result("tools/list", LATEST_HANDSHAKE_VERSION, {"tools": [dict(entry)]})
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _dump(item: Any) -> dict[str, Any]:
+    return item.model_dump(by_alias=True, mode="json", exclude_none=True)
+
+
+def _fits(template: str, uri: str) -> bool:
+    """Whether an address could be one of a template's: it begins as the template does."""
+    begin, brace, _ = template.partition("{")
+    return bool(brace and begin) and uri.startswith(begin)

@@ -1,0 +1,242 @@
+"""A session with an MCP server: what is sent, what the server may ask, and what it announces.
+
+A call of a tool, a resource and a prompt can be sent only with a permit.
+"""
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from halter.core.tools import Failed, PermitGate
+from halter.tools.mcp_transport import LOST_CODE, NOT_SENT_CODE, ServerInput, ServerOutput
+
+if TYPE_CHECKING:
+    from mcp import ClientSession
+    from mcp.shared.dispatcher import ProgressFnT
+    from mcp_types import (
+        CallToolResult,
+        ElicitRequestParams,
+        ElicitResult,
+        InputRequests,
+        InputResponses,
+        ServerNotification,
+    )
+
+MAX_TOOLS: Final = 500
+
+
+class ToolListRecorder:
+    """Carries requests to a server, and keeps its list of tools as it came.
+
+    The SDK refuses a whole list for one bad entry, and takes a hint that says "yes" for one that says true. So it sees
+    only the parts that it needs, and only of entries that it can read.
+    """
+
+    def __init__(self) -> None:
+        self.inner: Any = None
+        self.tools: list[Any] = []
+
+    async def run(self, *arguments: Any, **more: Any) -> None:
+        await self.inner.run(*arguments, **more)
+
+    async def notify(self, *arguments: Any, **more: Any) -> None:
+        await self.inner.notify(*arguments, **more)
+
+    async def send_raw_request(self, method: str, params: Mapping[str, Any] | None, opts: Any = None) -> dict[str, Any]:
+        answer: dict[str, Any] = await self.inner.send_raw_request(method, params, opts)
+        tools = answer.get("tools")
+        if method != "tools/list" or not isinstance(tools, list):
+            return answer
+        entries = cast("list[Any]", tools)
+        self.tools += entries
+        return {**answer, "tools": [part for entry in entries if (part := _read_entry(entry))]}
+
+
+def _read_entry(entry: Any) -> dict[str, Any] | None:
+    match entry:
+        case {"name": str(name), "inputSchema": {"type": "object"} as schema}:
+            properties = cast("dict[str, Any]", schema).get("properties")
+            kept = cast("dict[str, Any]", properties if isinstance(properties, dict) else {})
+            readable: dict[str, Any] = {key: value for key, value in kept.items() if isinstance(value, dict)}
+            return {"name": name, "inputSchema": {"type": "object", "properties": readable}}
+        case _:
+            return None
+
+
+_PAGES: Final = 100
+
+
+class McpPeer(Protocol):
+    """The client that a server is reached for, where there is one: it answers the server, and hears its news."""
+
+    async def elicit(self, server: str, params: "ElicitRequestParams") -> "ElicitResult": ...
+
+    def announce(self, server: str, news: "ServerNotification") -> None: ...
+
+
+class SilentPeer:
+    """No client: nothing is answered, and news matter only to the connection itself."""
+
+    async def elicit(self, server: str, params: "ElicitRequestParams") -> "ElicitResult":
+        from mcp_types import ElicitResult
+
+        del server, params
+        return ElicitResult(action="cancel")
+
+    def announce(self, server: str, news: "ServerNotification") -> None:
+        """Hear nothing."""
+
+
+SILENT_PEER: Final = SilentPeer()
+NO_SAMPLING: Final = "Halter lets no server ask a model: sampling is off."
+NO_ROOTS: Final = "Halter shows no server the folders of its client: roots are off."
+
+
+@asynccontextmanager
+async def open_mcp_session(
+    server: str,
+    raw: ToolListRecorder,
+    wire: tuple[ServerOutput, ServerInput],
+    changed: Callable[[], None],
+    peer: McpPeer,
+) -> "AsyncGenerator[ClientSession]":
+    """Open a session over a connection; `changed` is called when the server announces other tools."""
+    from mcp import ClientSession
+    from mcp.client.session import ClientRequestContext
+    from mcp.shared.jsonrpc_dispatcher import JSONRPCDispatcher
+    from mcp_types import (
+        INVALID_REQUEST,
+        CreateMessageRequest,
+        ErrorData,
+        Implementation,
+        ListRootsRequest,
+        ToolListChangedNotification,
+    )
+
+    class Answering(ClientSession):
+        async def dispatch_input_request(self, ctx: ClientRequestContext, request: Any) -> Any:
+            if isinstance(request, CreateMessageRequest | ListRootsRequest):
+                why = NO_SAMPLING if isinstance(request, CreateMessageRequest) else NO_ROOTS
+                return ErrorData(code=INVALID_REQUEST, message=why)
+            return await super().dispatch_input_request(ctx, request)
+
+    async def elicit(context: ClientRequestContext, params: "ElicitRequestParams") -> "ElicitResult":
+        del context
+        return await peer.elicit(server, params)
+
+    async def notice(message: Any) -> None:
+        if isinstance(message, Exception):
+            return
+        if isinstance(message, ToolListChangedNotification):
+            changed()
+        peer.announce(server, message)
+
+    raw.inner = JSONRPCDispatcher(*wire)
+    info = Implementation(name="halter", version=version("halter"))
+    asks = None if peer is SILENT_PEER else elicit
+    async with Answering(dispatcher=raw, message_handler=notice, client_info=info, elicitation_callback=asks) as opened:
+        yield opened
+
+
+async def negotiate_version(session: "ClientSession") -> None:
+    """Agree on a version. Most servers expect this handshake; the newest may know only the other."""
+    from mcp.shared.exceptions import MCPError
+    from mcp_types import CONNECTION_CLOSED
+
+    try:
+        await session.initialize()
+    except MCPError as refused:
+        if refused.code in {CONNECTION_CLOSED, NOT_SENT_CODE, LOST_CODE}:
+            raise
+        try:
+            await session.discover()
+        except MCPError:
+            raise refused from None
+
+
+async def list_server_tools(session: "ClientSession", raw: ToolListRecorder) -> Sequence[Any]:
+    from mcp_types import PaginatedRequestParams
+
+    raw.tools.clear()
+    if session.server_capabilities is None or session.server_capabilities.tools is None:
+        return ()
+    cursor: str | None = None
+    for _ in range(_PAGES):
+        page = await session.list_tools(params=PaginatedRequestParams(cursor=cursor) if cursor else None)
+        cursor = page.next_cursor
+        if not cursor or len(raw.tools) > MAX_TOOLS:
+            break
+    return tuple(raw.tools)
+
+
+async def _refuse_input(_: "InputRequests") -> "InputResponses":
+    raise Failed("InputRequired", "the server asks for input, which is not supported.")
+
+
+@dataclass(frozen=True)
+class CallRelay:
+    """What passes between a server and its client while a call runs: progress, and the input that it asks for."""
+
+    progress: "ProgressFnT | None" = None
+    answer: "Callable[[InputRequests], Awaitable[InputResponses]]" = _refuse_input
+
+
+NO_RELAY: Final = CallRelay()
+_MOST_ROUNDS: Final = 10
+"""How often a server may ask for input before it answers."""
+
+
+@PermitGate
+async def send_tool_call(
+    session: "ClientSession", name: str, arguments: Mapping[str, Any], key: str, relay: CallRelay
+) -> "CallToolResult":
+    """Send a call, again with each input that the server asks for.
+
+    The answer is not checked against the server's schema: it is only read.
+    """
+    from mcp_types import CallToolRequest, CallToolRequestParams, CallToolResult, InputRequiredResult
+    from pydantic import TypeAdapter
+
+    wanted: TypeAdapter[Any] = TypeAdapter(CallToolResult | InputRequiredResult)
+    said: dict[str, Any] = {}
+    for _ in range(_MOST_ROUNDS):
+        params = CallToolRequestParams(name=name, arguments=dict(arguments), _meta={"idempotencyKey": key}, **said)
+        result: Any = await session.send_request(
+            CallToolRequest(params=params), wanted, progress_callback=relay.progress
+        )
+        if not isinstance(result, InputRequiredResult):
+            return result
+        responses = await relay.answer(result.input_requests or {})
+        said = {"input_responses": responses, "request_state": result.request_state}
+    raise Failed("InputRequired", f"the server asked for input {_MOST_ROUNDS} times, and gave no answer.")
+
+
+_LISTS: Final = frozenset({"resources/list", "resources/templates/list", "prompts/list", "completion/complete"})
+"""What may be asked without a permit: what there is, and how a word goes on."""
+
+
+async def send_listing(session: "ClientSession", request: Any, wanted: Any) -> Any:
+    if request.method not in _LISTS:
+        raise TypeError(f"{request.method} needs a permit.")
+    return await session.send_request(request, wanted)
+
+
+@PermitGate
+async def send_reading(session: "ClientSession", request: Any, wanted: Any, relay: CallRelay) -> Any:
+    """Ask for a resource or a prompt, again with each input that the server asks for."""
+    from mcp_types import InputRequiredResult
+    from pydantic import TypeAdapter
+
+    either = cast("Any", TypeAdapter)(wanted | InputRequiredResult)
+    for _ in range(_MOST_ROUNDS):
+        result = await session.send_request(request, either, progress_callback=relay.progress)
+        if not isinstance(result, InputRequiredResult):
+            return result
+        said = {
+            "input_responses": await relay.answer(result.input_requests or {}),
+            "request_state": result.request_state,
+        }
+        request = request.model_copy(update={"params": request.params.model_copy(update=said)})
+    raise Failed("InputRequired", f"the server asked for input {_MOST_ROUNDS} times, and gave no answer.")

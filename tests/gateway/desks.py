@@ -1,0 +1,152 @@
+"""A gateway with its person, its servers as real programs, and clients of both protocols before it."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from mcp import Client
+from mcp.shared.memory import create_client_server_memory_streams
+from mcp_types import CallToolResult, TextContent
+
+from halter.core.clock import Clock
+from halter.core.ids import session_stream
+from halter.core.ports import Query, Stored, read_stream
+from halter.core.rows import SessionRow
+from halter.core.vocabulary import Verdict
+from halter.gateway.serve import make_mcp_terms, read_gateway_agent
+from halter.gateway.server import Gateway, open_gateway
+from halter.guard.approvals import PendingDecision, answer_decision, list_pending_decisions
+from halter.runtime.runtime import Runtime, open_runtime
+from halter.settings import read_settings
+from halter.testing.fakes import ManualClock
+
+SERVERS = Path(__file__).parent / "servers"
+LIAR = Path(__file__).parents[1] / "unit" / "mcp_servers" / "liar.py"
+PERSON = "ada"
+ERAS = ("legacy", "2026-07-28")
+START = 1_790_000_000_000_000
+
+
+def helpful(notes: Path) -> Mapping[str, Any]:
+    return {"command": sys.executable, "args": [str(SERVERS / "helpful.py"), str(notes)]}
+
+
+def modern(notes: Path) -> Mapping[str, Any]:
+    return {"command": sys.executable, "args": [str(SERVERS / "modern.py"), str(notes)]}
+
+
+def liar(**how: Any) -> Mapping[str, Any]:
+    return {"command": sys.executable, "args": ["-I", str(LIAR), json.dumps(how)]}
+
+
+def write_agent(home: Path, servers: Mapping[str, Any], policy: str = "") -> Path:
+    """Write an agent's folder; its servers are named in a file that the person names themselves."""
+    folder = home / "desk"
+    folder.mkdir(exist_ok=True)
+    (folder / "agent.yaml").write_text(f"name: desk\n{policy}")
+    (home / "mcp.json").write_text(json.dumps({"mcpServers": servers}))
+    return folder
+
+
+def text_of(result: CallToolResult) -> str:
+    return "\n".join(part.text for part in result.content if isinstance(part, TextContent))
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    """Wait for what another process does."""
+    while not condition():  # noqa: ASYNC110 No event of this process tells of it.
+        await asyncio.sleep(0.01)
+
+
+class GatewayDesk:
+    def __init__(self, app: Runtime, gateway: Gateway, notes: Path) -> None:
+        self.app = app
+        self.gateway = gateway
+        self.notes = notes
+
+    def noted(self) -> list[str]:
+        return self.notes.read_text().splitlines() if self.notes.exists() else []
+
+    def client(self, mode: str = "legacy", **how: Any) -> Client:
+        return Client(connect(self.gateway), mode=mode, **how)
+
+    async def waiting(self) -> list[PendingDecision]:
+        return list(await list_pending_decisions(self.app.store, self.app.clock.now()))
+
+    async def until_asked(self) -> PendingDecision:
+        while not (asked := await self.waiting()):  # noqa: ASYNC110 As above.
+            await asyncio.sleep(0.01)
+        return asked[0]
+
+    async def until_settled(self) -> Any:
+        while (await self.kinds())[-1] != "call_settled":  # noqa: ASYNC110 As above.
+            await asyncio.sleep(0.01)
+        return (await self.events())[-1].event
+
+    async def decide(self, said: Verdict, by: str = PERSON) -> None:
+        asked = await self.until_asked()
+        await self.app.store.commit(answer_decision(asked, said, by, self.app.ids.new()))
+
+    async def sessions(self) -> list[SessionRow]:
+        params = {"agent": "desk", "kind": "gated", "limit": 100}
+        return list(await self.app.store.ask(Query("sessions_of", SessionRow, params)))
+
+    async def events(self) -> list[Stored]:
+        return [
+            each
+            for row in await self.sessions()
+            for each in await read_stream(self.app.store, session_stream(row.session))
+        ]
+
+    async def kinds(self) -> list[str]:
+        return [stored.kind for stored in await self.events()]
+
+
+@asynccontextmanager
+async def connect(gateway: Gateway) -> AsyncGenerator[Any]:
+    """A client's transport to a gateway in this process; every message is JSON-RPC as on a wire."""
+    async with create_client_server_memory_streams() as (client, server):
+        options = gateway.server.create_initialization_options()
+        serving = asyncio.create_task(gateway.server.run(*server, options))
+        try:
+            yield client
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+
+
+@asynccontextmanager
+async def open_app(home: Path, clock: Clock | None = None, fleet: str = "") -> AsyncGenerator[Runtime]:
+    environ = {"HALTER_PERSON": PERSON, "PATH": os.environ["PATH"], "HOME": str(home)}
+    if fleet:
+        (home / "halter.yaml").write_text(fleet)
+        environ["HALTER_FLEET"] = str(home / "halter.yaml")
+    async with open_runtime(read_settings(environ, home, "memory:"), clock, environ) as app:
+        yield app
+
+
+@asynccontextmanager
+async def open_at(app: Runtime, home: Path, tell: Callable[[str], None] = lambda _: None) -> AsyncGenerator[Gateway]:
+    """Open a gateway on a store, again after an earlier one."""
+    config = home / "mcp.json"
+    owner = read_gateway_agent(app, str(home / "desk"), config)
+    async with open_gateway(app, owner, make_mcp_terms(app, owner, config), tell=tell) as gateway:
+        yield gateway
+
+
+@asynccontextmanager
+async def open_desk(
+    home: Path, policy: str = "", servers: Mapping[str, Any] | None = None, clock: Clock | None = None, **more: Any
+) -> AsyncGenerator[GatewayDesk]:
+    notes = home / "notes"
+    write_agent(home, {"helpful": helpful(notes)} if servers is None else servers, policy)
+    async with (
+        open_app(home, clock or ManualClock(START), more.pop("fleet", "mode: FULL\n")) as app,
+        open_at(app, home, **more) as it,
+    ):
+        yield GatewayDesk(app, it, notes)

@@ -1,0 +1,97 @@
+"""A server of the elder protocol that does what the protocol knows. Its argument is a file, in which it notes acts."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import ToolAnnotations
+from pydantic import BaseModel
+
+server = MCPServer("helpful")
+notes = Path(sys.argv[1])
+READ = ToolAnnotations(read_only_hint=True)
+
+
+def note(words: str) -> None:
+    with notes.open("a") as file:
+        file.write(words + "\n")
+
+
+class Answer(BaseModel):
+    colour: str
+
+
+@server.tool()
+def act(what: str) -> str:
+    """Change something."""
+    note(f"act {what}")
+    return f"did {what}"
+
+
+@server.tool(annotations=READ)
+def look(what: str) -> dict[str, str]:
+    """Look at something."""
+    note(f"look {what}")
+    return {"seen": what}
+
+
+@server.tool(annotations=READ)
+async def steps(context: Context, count: int) -> str:
+    """Report how far it is."""
+    for number in range(count):
+        await context.report_progress(number + 1, count, f"step {number + 1}")
+    return "arrived"
+
+
+@server.tool(annotations=READ)
+async def ask(context: Context, question: str) -> str:
+    """Ask the person at the client."""
+    said = await context.elicit(question, Answer)
+    if said.action != "accept":
+        return f"they said {said.action}"
+    note(f"colour {said.data.colour}")
+    return f"they like {said.data.colour}"
+
+
+@server.tool()
+async def slow(what: str) -> str:
+    """Begin, and never end by itself."""
+    note(f"began {what}")
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        note(f"stopped {what}")
+        raise
+    return "never"
+
+
+@server.tool()
+async def grow(context: Context) -> str:
+    """Offer one more tool from now on."""
+
+    def grown() -> str:
+        """Be new."""
+        note("grown")
+        return "new"
+
+    server.add_tool(grown)
+    await context.session.send_tool_list_changed()
+    return "grew"
+
+
+@server.resource("notes://all")
+def read_notes() -> str:
+    """All notes, and a key that should not be there."""
+    note("read")
+    return "the key is " + "sk-ant-api03-" + "a1b2c3d4e5" * 9 + "abc-AA"
+
+
+@server.prompt()
+def greet(name: str) -> str:
+    """Greet someone."""
+    return f"Say hello to {name}."
+
+
+if __name__ == "__main__":
+    server.run("stdio")

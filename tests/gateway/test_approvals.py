@@ -1,0 +1,232 @@
+"""A call that needs a person waits a while, then says so; once approved, the same call runs, once, and no other."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mcp import MCPError
+from mcp_types import ElicitResult
+
+from halter.core.clock import MINUTE, SECOND
+from halter.guard.approvals import approve_edited
+from halter.testing.fakes import ManualClock
+from tests.gateway.desks import ERAS, START, GatewayDesk, liar, open_at, open_desk, text_of
+
+SEMI = "mode: SEMI\n"
+ACT = ("helpful__act", {"what": "x"})
+
+
+async def pass_time(clock: ManualClock, call: "asyncio.Task[Any]", most: int = 2 * MINUTE) -> int:
+    """Let time pass until a call is answered; return how much did."""
+    passed = 0
+    while not call.done() and passed < most:
+        clock.advance(SECOND)
+        passed += SECOND
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.002)
+    return passed
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_call_that_is_approved_while_it_waits_runs(tmp_path: Path, era: str) -> None:
+    async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client(era) as client:
+        call = asyncio.create_task(client.call_tool(*ACT))
+        await desk.until_asked()
+        assert desk.noted() == []
+        await desk.decide("approve")
+        assert text_of(await call) == "did x"
+        assert desk.noted() == ["act x"]
+
+
+async def test_a_denied_call_is_never_made(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
+        call = asyncio.create_task(client.call_tool(*ACT))
+        await desk.decide("deny")
+        result = await call
+        assert (result.is_error, text_of(result)) == (True, "Halter: ada said no.")
+        assert desk.noted() == []
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_after_its_wait_a_call_is_pending_and_the_same_call_runs_once_approved(tmp_path: Path, era: str) -> None:
+    clock, told = ManualClock(START), list[str]()
+
+    async def hear(_: float, __: float | None, message: str | None) -> None:
+        told.append(message or "")
+
+    async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client(era) as client:
+        call = asyncio.create_task(client.call_tool(*ACT, progress_callback=hear))
+        asked = await desk.until_asked()
+        assert 50 * SECOND <= await pass_time(clock, call) <= 55 * SECOND
+        result = await call
+        assert result.is_error
+        assert f"pending decision {asked.decision}" in text_of(result)
+        assert "The same call again" in text_of(result)
+        assert (result.meta or {})["halter/decision"]["decision"] == asked.decision
+        assert len(told) >= 4
+        assert all(asked.decision in each for each in told)
+        # The same question stands: it is not asked twice.
+        listed: Any = (await client.call_tool("halter__decisions", {})).structured_content
+        assert [each["decision"] for each in listed["decisions"]] == [asked.decision]
+        await desk.decide("approve")
+        assert "is approved" in text_of(await client.call_tool("halter__wait", {"decision": asked.decision}))
+        assert desk.noted() == []
+        assert text_of(await client.call_tool(*ACT)) == "did x"
+        # The approval is used up.
+        again = asyncio.create_task(client.call_tool(*ACT))
+        assert (await desk.until_asked()).decision != asked.decision
+        again.cancel()
+        assert desk.noted() == ["act x"]
+
+
+async def test_other_arguments_than_the_approved_ones_are_another_question(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client() as client:
+        call = asyncio.create_task(client.call_tool(*ACT))
+        await desk.until_asked()
+        await pass_time(clock, call)
+        await desk.decide("approve")
+        for other in ({"what": "y"}, {"what": "x "}, {"what": "X"}):
+            changed = asyncio.create_task(client.call_tool("helpful__act", other))
+            await desk.until_asked()
+            await desk.decide("deny")
+            assert (await changed).is_error
+        assert desk.noted() == []
+
+
+async def test_what_a_person_put_in_place_of_the_arguments_is_done(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
+        call = asyncio.create_task(client.call_tool(*ACT))
+        asked = await desk.until_asked()
+        await desk.app.store.commit(approve_edited(asked, b'{"what":"less"}', "ada", desk.app.ids.new()))
+        assert text_of(await call) == "did less"
+        assert desk.noted() == ["act less"]
+
+
+async def test_an_approval_survives_the_gateway_and_its_client(tmp_path: Path) -> None:
+    clock = ManualClock(START)
+    async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk:
+        async with desk.client() as client:
+            call = asyncio.create_task(client.call_tool(*ACT))
+            await desk.until_asked()
+            await pass_time(clock, call)
+        await desk.gateway.close()
+        (row,) = await desk.sessions()
+        assert row.state == "WAITING_FOR_APPROVAL"
+        clock.advance(10 * MINUTE)
+        await desk.decide("approve")
+        async with open_at(desk.app, tmp_path) as another:
+            later = GatewayDesk(desk.app, another, desk.notes)
+            async with later.client() as client:
+                assert text_of(await client.call_tool(*ACT)) == "did x"
+        assert [row.state for row in await desk.sessions()] == ["COMPLETED"]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_form_that_the_client_accepts_decides_only_where_the_operator_said_so(tmp_path: Path, era: str) -> None:
+    asked: list[Any] = []
+
+    async def accept(_: Any, params: Any) -> ElicitResult:
+        asked.append(params)
+        return ElicitResult(action="accept", content={"approve": True})
+
+    clock = ManualClock(START)
+    async with (
+        open_desk(tmp_path, fleet=SEMI, clock=clock) as desk,
+        desk.client(era, elicitation_callback=accept) as client,
+    ):
+        call = asyncio.create_task(client.call_tool(*ACT))
+        await desk.until_asked()
+        await pass_time(clock, call)
+        assert ((await call).is_error, asked, desk.noted()) == (True, [], [])
+    trusts = "gateway: {trust_client_elicitation: true}\n"
+    (tmp_path / "more").mkdir()
+    async with (
+        open_desk(tmp_path / "more", trusts, fleet=SEMI) as desk,
+        desk.client(era, elicitation_callback=accept) as client,
+    ):
+        assert text_of(await client.call_tool(*ACT)) == "did x"
+        assert "helpful__act" in asked[0].message
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_client_that_opens_addresses_is_sent_to_the_dashboard_and_decides_nothing_by_it(
+    tmp_path: Path, era: str
+) -> None:
+    asked: list[Any] = []
+
+    async def accept(_: Any, params: Any) -> ElicitResult:
+        asked.append(params)
+        return ElicitResult(action="accept")
+
+    policy, clock = "gateway: {dashboard: 'https://halter.example/'}\n", ManualClock(START)
+    async with (
+        open_desk(tmp_path, policy, fleet=SEMI, clock=clock) as desk,
+        desk.client(era, elicitation_callback=accept) as client,
+    ):
+        call = asyncio.create_task(client.call_tool(*ACT))
+        await desk.until_asked()
+        await pass_time(clock, call)
+        assert [each.url for each in asked] == ["https://halter.example/"]
+        assert ((await call).is_error, desk.noted()) == (True, [])
+
+
+async def test_a_question_of_another_session_is_not_told(tmp_path: Path) -> None:
+    async with open_desk(tmp_path, fleet=SEMI) as desk, desk.client() as client:
+        said = await client.call_tool("halter__wait", {"decision": "someone-else.1/approval"})
+        assert "no question" in text_of(said)
+
+
+async def test_a_changed_tool_is_held_until_a_person_pins_it_again(tmp_path: Path) -> None:
+    tools = [
+        {"name": name, "description": f"Do {name}.", "inputSchema": {"type": "object"}} for name in ("echo", "change")
+    ]
+    async with open_desk(tmp_path, servers={"liar": liar(tools=tools)}) as desk, desk.client() as client:
+        assert text_of(await client.call_tool("liar__echo", {"n": 1})) == '{"n": 1}'
+        await client.call_tool("liar__change", {})
+        assert "liar__echo" not in [tool.name for tool in (await client.list_tools()).tools]
+        refused = await client.call_tool("liar__echo", {"n": 2})
+        assert refused.is_error
+        assert "has changed since a person agreed to it" in text_of(refused)
+        (asked,) = await desk.waiting()
+        assert asked.about == "changed_server"
+        await desk.decide("approve")
+        listed = {tool.name: tool.description for tool in (await client.list_tools()).tools}
+        assert listed["liar__echo"] == "Something else entirely."
+        assert text_of(await client.call_tool("liar__echo", {"n": 3})) == '{"n": 3}'
+
+
+class Replies:
+    """Makes the rounds of a client of the newer protocol one by one."""
+
+    def __init__(self, client: Any) -> None:
+        self.session = client.session
+
+    async def call(self, tool: str, arguments: Any, **more: Any) -> Any:
+        return await self.session.call_tool(tool, arguments, allow_input_required=True, **more)
+
+
+async def test_a_request_state_is_good_for_one_return_of_the_same_call(tmp_path: Path) -> None:
+    red = {"halter-1": ElicitResult(action="accept", content={"colour": "red"})}
+
+    async def never(_: Any, __: Any) -> ElicitResult:
+        raise AssertionError("The rounds are made by hand.")
+
+    async with open_desk(tmp_path) as desk, desk.client("2026-07-28", elicitation_callback=never) as client:
+        rounds, ask = Replies(client), ("helpful__ask", {"question": "Which?"})
+        first = await rounds.call(*ask)
+        state = first.request_state
+        assert [*first.input_requests] == ["halter-1"]
+        for wrong in (("helpful__act", {"what": "x"}), ("helpful__ask", {"question": "Another?"})):
+            begun = await rounds.call(*ask)
+            with pytest.raises(MCPError, match="nothing was done"):
+                await rounds.call(*wrong, request_state=begun.request_state, input_responses=red)
+        with pytest.raises(MCPError, match="nothing was done"):
+            await rounds.call(*ask, request_state="made up", input_responses=red)
+        done = await rounds.call(*ask, request_state=state, input_responses=red)
+        assert text_of(done) == "they like red"
+        with pytest.raises(MCPError, match="nothing was done"):
+            await rounds.call(*ask, request_state=state, input_responses=red)
+        assert desk.noted() == ["colour red"]
