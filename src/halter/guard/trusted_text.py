@@ -422,7 +422,10 @@ class TrustedText:
             return value in self._quoted
         if value not in self._phrases and not (value.count(" ") >= _GRAM and self.has(value)):
             return False
-        if (kind not in _LINKED and is_link(value)) or (kind in ("file", "name") and find_links(value)):
+        addressed = kind == "recipient" and "@" in value
+        if (kind not in _LINKED and not addressed and is_link(value)) or (
+            kind in ("file", "name") and find_links(value)
+        ):
             return False
         return _DATE.match(value) is None
 

@@ -15,7 +15,7 @@ is in the journal before it runs. After a crash the program resumes from the jou
 """
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar, Unpack
 
@@ -29,13 +29,14 @@ from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, session_stream
 from halter.core.messages import Model, Prompt, make_user_message
 from halter.core.money import Usd, micros_to_usd
-from halter.core.ports import Lease, Query, offload_body, read_stream
+from halter.core.ports import Lease, Query, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, explain_newer_format
 from halter.core.text import reject_unknown_options, to_body
 from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
 from halter.guard.approvals import PendingDecision, list_pending_decisions
+from halter.guard.call_brake import CallBrake, make_call_brake
 from halter.guard.halts import StillHeld
 from halter.guard.model_door import AnsweredRequest, FailedRequest, ModelRequest, RefusedRequest
 from halter.guard.prepare import Call
@@ -156,7 +157,13 @@ class Guard(AgentProgram):
         standing, tools = opened.agent.standing(started.session), dict(opened.agent.tools)
         running = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, standing, tools)
         events = await running.take_up()
-        return GuardedSession(opened, running, len(events), tools)
+        specs = {name: tool.spec for name, tool in tools.items()}
+        brake = make_call_brake(opened.agent.policy, specs)
+        if brake is not None:
+            for stored in events:
+                brake.recall(stored, await read_body(opened.store, stored))
+            brake.hear(opened.guard().redacted(task))
+        return GuardedSession(opened, running, len(events), tools, specs, brake)
 
     async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
         """Takes a session at once if it is free or over; else waits as long as a dead owner's lease lasts."""
@@ -208,11 +215,21 @@ async def _explain_not_taken(opened: AgentContext, session: str) -> SessionTaken
 class GuardedSession:
     """One session of a program."""
 
-    def __init__(self, opened: AgentContext, running: SessionRuntime, seen: int, tools: dict[str, Tool]) -> None:
+    def __init__(
+        self,
+        opened: AgentContext,
+        running: SessionRuntime,
+        seen: int,
+        tools: dict[str, Tool],
+        specs: dict[str, ToolSpec],
+        brake: CallBrake | None,
+    ) -> None:
         self._opened = opened
         self._running = running
         self._asked = seen
         self._tools = tools
+        self._specs = specs
+        self._brake = brake
         self._models: dict[str, ExternalModel] = {}
         self._end: tuple[State, TerminalReason] | None = None
         self._paused = False
@@ -228,9 +245,9 @@ class GuardedSession:
         The answer has an outcome, also where the call was refused. After a halt or at a cap the session ends with its
         block, and each further call is refused in the same way.
         """
-        answer = await self._running.call(self._named(tool, arguments))
-        self._end = self._end or await self._running.ended_by(answer)
-        return answer
+        call = self._named(tool, arguments)
+        async with nullcontext() if self._brake is None else self._brake.order(call.tool):
+            return await self._take(call, await self._running.call(call))
 
     async def attempt(
         self, call: str, tool: str | FunctionTool, /, **arguments: Any
@@ -240,10 +257,8 @@ class GuardedSession:
         An id that was settled before returns the same answer: nothing is done twice.
         """
         named = self._named(tool, arguments)
-        answer = await self._running.attempt(msgspec.structs.replace(named, id=f"{self.id}.{call}"))
-        if isinstance(answer, Answer):
-            self._end = self._end or await self._running.ended_by(answer)
-        return answer
+        named = msgspec.structs.replace(named, id=f"{self.id}.{call}")
+        return await self._try(named)
 
     async def act(
         self, spec: ToolSpec, arguments: Mapping[str, Any], do: Act, *, name: str = "", wait: bool = False
@@ -259,18 +274,30 @@ class GuardedSession:
             raise ConfigError(f"{spec.name} is a tool of this guard already: call it with `call`.")
         call = self._named(spec.name, arguments)
         call = msgspec.structs.replace(call, id=f"{self.id}.{name}") if name else call
+        self._specs.setdefault(spec.name, tool.spec)
         tool.expect(call.id, do)
-        while not isinstance(answer := await self._running.attempt(call), Answer):
+        while not isinstance(answer := await self._try(call), Answer):
             if isinstance(answer, StillHeld):
                 await self._opened.app.clock.sleep(SHORT_REST)
             elif wait:
                 await self._running.until_decided([answer])
             else:
                 raise DecisionPending(answer.decision, spec.name)
-        self._end = self._end or await self._running.ended_by(answer)
         if answer.outcome not in ("ok", "error"):
             raise EffectRefused(answer.text, answer.outcome)
         return tool.take(call.id, answer.text)
+
+    async def _try(self, call: Call) -> Answer | NeedsPerson | StillHeld:
+        async with nullcontext() if self._brake is None else self._brake.order(call.tool):
+            answer = await self._running.attempt(call)
+            return await self._take(call, answer) if isinstance(answer, Answer) else answer
+
+    async def _take(self, call: Call, answer: Answer) -> Answer:
+        """Takes an answer in: it may end the session, and the brake knows what it said."""
+        if self._brake is not None:
+            self._brake.observe(call, answer)
+        self._end = self._end or await self._running.ended_by(answer)
+        return answer
 
     async def ask(self, model: str, sent: str, do: Ask[R], *, max_output_tokens: int = 4096) -> R:
         """Makes a model request that is the caller's own: its most is held, `do` asks, and the true cost is settled.
@@ -328,7 +355,8 @@ class GuardedSession:
 
     def _named(self, tool: str | FunctionTool, arguments: Mapping[str, Any]) -> Call:
         self._asked += 1
-        return Call(f"{self.id}.{self._running.lease.generation}.{self._asked}", _name(tool), _json(arguments))
+        call = f"{self.id}.{self._running.lease.generation}.{self._asked}"
+        return Call(call, _name(tool), _json(arguments), brake=None if self._brake is None else self._brake.brake)
 
 
 def _end_of_request(outcome: Outcome) -> tuple[State, TerminalReason] | None:

@@ -1,0 +1,69 @@
+"""The injection brake of a session whose prompts are elsewhere: a program's own loop, or an agent behind a gateway.
+
+Of such a session the journal has the task, the calls and their results, and the brake judges by these. What else a
+model was shown is unknown: a value from there is one that nobody trusted has said.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
+
+from halter.core import events as ev
+from halter.core.messages import Text, ToolCall, ToolResult
+from halter.core.ports import Stored
+from halter.core.spec import ResolvedPolicy
+from halter.core.text import from_body
+from halter.core.tools import ToolSpec
+from halter.guard.brake import SessionBrake
+from halter.guard.prepare import Call
+from halter.guard.tool_door import Answer
+
+
+class CallBrake:
+    """Folds the calls of one session, as they are made and from its journal. `specs` may grow."""
+
+    def __init__(self, brake: SessionBrake) -> None:
+        self.brake = brake
+        self._calls: dict[str, ToolCall] = {}
+        self._one_act = asyncio.Lock()
+
+    def hear(self, task: str) -> None:
+        """A person, or the program that speaks for them, said what is to be done."""
+        if task:
+            self.brake.hear(Text(task, "person"))
+
+    def order(self, tool: str) -> AbstractAsyncContextManager[None]:
+        """Held while a call is judged and made, where each act counts when the next one is judged."""
+        return self._one_act if self.brake.keeps_order(tool) else nullcontext()
+
+    def observe(self, call: Call, answer: Answer) -> None:
+        """A call was answered; its own program, or its model, now knows what it returned."""
+        said = ToolResult(call.id, call.tool, answer.outcome, answer.text)
+        self.brake.observe(ToolCall(call.id, call.tool, from_body(call.arguments)), said)
+
+    def recall(self, stored: Stored, body: bytes) -> None:
+        """Fold an event that another process wrote. What is erased makes the brake stricter."""
+        erased = not body and (stored.erased or stored.blob is not None)
+        match stored.event:
+            case ev.SessionStarted():
+                self.hear(from_body(body))
+            case ev.CallStarted() | ev.CallRefused() as decided:
+                self._calls[decided.call] = ToolCall(decided.call, decided.tool, "" if erased else from_body(body))
+                self.brake.take_in(decided, None if erased else body)
+            case ev.CallSettled() as settled:
+                call = self._calls.pop(settled.call, None)
+                if call is None:
+                    return
+                if erased:
+                    self.brake.observe_erased(call)
+                else:
+                    said = ToolResult(call.id, call.tool, settled.outcome, settled.error or from_body(body))
+                    self.brake.observe(call, said)
+            case _:
+                pass
+
+
+def make_call_brake(policy: ResolvedPolicy, specs: Mapping[str, ToolSpec]) -> CallBrake | None:
+    """Make the brake of a session, where the policy asks for one."""
+    mode = policy.provenance
+    return None if mode is None or mode == "off" else CallBrake(SessionBrake(mode, policy, specs))
