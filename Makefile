@@ -18,7 +18,7 @@ ifeq ($(CI),true)
 export HALTER_REQUIRE_ALL := 1
 endif
 
-.PHONY: setup system run test check style types docs pictures bench clients soak versions lock clean
+.PHONY: setup system run test check style types docs pictures bench clients frameworks soak versions lock clean
 
 setup: $(INSTALLED)
 
@@ -79,6 +79,13 @@ clients: setup system
 		$(BIN)/uv pip install --quiet --system-certs --python $(CLIENTS)/$$name/bin/python "$$@" || exit; done
 	HALTER_CLIENTS=$(abspath $(CLIENTS)) $(BIN)/python -m pytest -m clients -o faulthandler_timeout=900 tests/clients
 
+# Frameworks that cannot be installed beside Halter's own requirements, each in an environment of its own.
+frameworks: setup
+	@for pins in tests/adapters/requirements/*.txt; do name=$$(basename $$pins .txt); \
+		$(MAKE) --no-print-directory setup VENV=.frameworks/$$name && \
+		.frameworks/$$name/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $$pins && \
+		.frameworks/$$name/bin/python -m pytest tests/adapters/test_$$name.py || exit; done
+
 soak: setup system
 	$(BIN)/python -m pytest -m soak --timeout 3600
 	$(BIN)/python -m pytest -n 2 --dispatcher distributed tests/story tests/crash
@@ -97,8 +104,8 @@ versions: system
 lock: setup
 	$(COMPILE) pyproject.toml --all-extras --group dev --output-file requirements/dev.txt
 	$(COMPILE) pyproject.toml --output-file requirements/plain.txt
-	for peer in bench/peers/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
+	for peer in bench/peers/requirements/*.in tests/adapters/requirements/*.in; do $(COMPILE) $$peer --output-file $${peer%.in}.txt || exit; done
 
 clean:
-	rm -rf $(VENV) .versions .clients .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
+	rm -rf $(VENV) .versions .clients .frameworks .aimock .axe .pictures .bench .pytest_cache .ruff_cache .import_linter_cache .hypothesis .coverage .coverage.* htmlcov build dist
 	find src tests bench -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

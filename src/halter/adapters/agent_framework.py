@@ -14,9 +14,8 @@ Hosted tools and agents as tools do not pass here: an agent with one is refused,
 `allow_native`. So is a client without the framework's function and chat middleware, which would call no guard at all.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from typing import Any, Final, cast
 
 import msgspec
@@ -46,10 +45,10 @@ from halter.adapters.guarded_runs import (
     as_mapping,
     read_usage,
     refuse_unseen,
+    stream_from,
 )
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
-from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
 from halter.runtime.guard_api import Guard, GuardedSession
 
@@ -212,25 +211,19 @@ class _GuardedRequests(ChatMiddleware):
         await self._hold(context, options, ask)
 
     async def _stream(self, context: ChatContext, options: dict[str, Any], open_answer: Any) -> AsyncGenerator[Any]:
-        updates: asyncio.Queue[Any] = asyncio.Queue()
-        over = object()
+        async def request(put: Callable[[Any], None]) -> None:
+            async def ask(fits: int) -> ModelResult[None]:
+                stream = await open_answer(fits)
+                async for update in stream:
+                    put(update)
+                answer = await stream.get_final_response()
+                return ModelResult(None, answer.text, _read_usage(answer))
 
-        async def ask(fits: int) -> ModelResult[None]:
-            stream = await open_answer(fits)
-            async for update in stream:
-                updates.put_nowait(update)
-            answer = await stream.get_final_response()
-            return ModelResult(None, answer.text, _read_usage(answer))
+            await self._hold(context, options, ask)
 
-        held = asyncio.ensure_future(self._hold(context, options, ask))
-        held.add_done_callback(lambda _: updates.put_nowait(over))
-        try:
-            while (update := await updates.get()) is not over:
+        async with aclosing(stream_from(request)) as updates:
+            async for update in updates:
                 yield update
-            held.result()
-        finally:
-            # An answer that is not read to its end is settled at its hold.
-            await cancel_and_wait(held)
 
     async def _hold(self, context: ChatContext, options: dict[str, Any], ask: Any) -> None:
         tools = [

@@ -1,15 +1,18 @@
 """What every adapter needs: one guarded session for each run of a framework's agent."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Final, TypedDict, cast
+from typing import Any, Final, TypedDict, TypeVar, cast
 
 from halter.core.errors import ConfigError
 from halter.core.money import usd_to_micros
 from halter.core.tools import Effect, Level, ToolSpec
 from halter.core.usage import Usage
+from halter.loop.session_runtime import cancel_and_wait
 from halter.runtime.guard_api import Guard, GuardedSession, SessionOver
+
+T = TypeVar("T")
 
 
 class ExternalToolOptions(TypedDict, total=False):
@@ -44,6 +47,22 @@ def read_usage(given: int, written: int, cached: int, cache_written: int) -> Usa
         return Usage(given, written, cached, cache_written)
     except ValueError:
         return None
+
+
+async def stream_from(work: Callable[[Callable[[T], None]], Awaitable[object]]) -> AsyncGenerator[T]:
+    """Yield what `work` puts out, in a task of its own; raise what it raises. Not read to its end, it is cancelled.
+
+    A request that is cancelled is settled at its hold.
+    """
+    items: asyncio.Queue[T | None] = asyncio.Queue()
+    task = asyncio.ensure_future(work(items.put_nowait))
+    task.add_done_callback(lambda _: items.put_nowait(None))
+    try:
+        while (item := await items.get()) is not None:
+            yield item
+        task.result()
+    finally:
+        await cancel_and_wait(task)
 
 
 def as_mapping(value: Any) -> Mapping[str, Any]:

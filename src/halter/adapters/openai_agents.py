@@ -16,7 +16,7 @@ refused, unless the tool's name is in `allow_native`.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, Final
@@ -27,7 +27,14 @@ from agents.models.interface import ModelProvider
 from agents.result import RunResultStreaming
 from agents.tool import FunctionTool
 
-from halter.adapters.guarded_runs import MAX_OUTPUT_TOKENS, NO_TOOLS, ExternalToolOptions, GuardedRuns, read_usage
+from halter.adapters.guarded_runs import (
+    MAX_OUTPUT_TOKENS,
+    NO_TOOLS,
+    ExternalToolOptions,
+    GuardedRuns,
+    read_usage,
+    stream_from,
+)
 from halter.core.errors import ConfigError
 from halter.core.usage import Usage
 from halter.loop.session_runtime import cancel_and_wait
@@ -287,28 +294,22 @@ class _GuardedModel(Model):
         *args: Any,
         **options: Any,
     ) -> AsyncGenerator[Any]:
-        events: asyncio.Queue[Any] = asyncio.Queue()
-        over = object()
+        async def request(put: Callable[[Any], None]) -> None:
+            async def ask(fits: int) -> ModelResult[None]:
+                settings = replace(model_settings, max_tokens=fits)
+                ended: Any = None
+                async for event in self._wrapped.stream_response(
+                    system_instructions, input, settings, tools, *args, **options
+                ):
+                    ended = getattr(event, "response", ended)
+                    put(event)
+                return ModelResult(None, str(getattr(ended, "output", "")), _read_usage(getattr(ended, "usage", None)))
 
-        async def ask(fits: int) -> ModelResult[None]:
-            settings = replace(model_settings, max_tokens=fits)
-            ended: Any = None
-            async for event in self._wrapped.stream_response(
-                system_instructions, input, settings, tools, *args, **options
-            ):
-                ended = getattr(event, "response", ended)
-                events.put_nowait(event)
-            return ModelResult(None, str(getattr(ended, "output", "")), _read_usage(getattr(ended, "usage", None)))
+            await self._hold(system_instructions, input, model_settings, tools, ask)
 
-        held = asyncio.ensure_future(self._hold(system_instructions, input, model_settings, tools, ask))
-        held.add_done_callback(lambda _: events.put_nowait(over))
-        try:
-            while (event := await events.get()) is not over:
+        async with aclosing(stream_from(request)) as events:
+            async for event in events:
                 yield event
-            held.result()
-        finally:
-            # An answer that is not read to its end is settled at its hold.
-            await cancel_and_wait(held)
 
     async def _hold(self, system: str | None, given: Any, settings: ModelSettings, tools: Any, ask: Any) -> Any:
         schemas = [

@@ -1,0 +1,399 @@
+"""Guard an agent of Google's Agent Development Kit.
+
+```python
+desk = guard(Runner(app=app, session_service=sessions), guard=Guard("runs.db", agent="desk", max_cost_usd=1.00))
+async for event in desk.run_async(user_id="ada", session_id="s1", new_message=message): ...
+```
+
+Each run is a guarded session, with all agents of the tree. Each model request is held before it is sent, with
+`max_output_tokens` lowered to what fits, and settled by its usage. Each tool call is admitted, made and settled. A call
+that needs a person ends the run with ADK's own confirmation request: approve it in Halter, and answer the request in
+the same session. A halt and a cap raise EffectRefused.
+
+What the model's side runs (search, code, URLs), agents as tools, code executors and agents of another kind do not pass
+here: they are refused, unless their name is in `allow_native`.
+"""
+# pyright: basic, reportMissingImports=false
+
+import copy
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import aclosing
+from contextvars import ContextVar
+from functools import cache
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+from google.adk.agents import BaseAgent, LlmAgent, LoopAgent, ParallelAgent, SequentialAgent
+from google.adk.models import LlmRequest
+from google.adk.runners import Runner
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_tool import BaseTool
+from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.set_model_response_tool import SetModelResponseTool
+from google.adk.tools.tool_context import ToolContext
+from google.adk.tools.transfer_to_agent_tool import TransferToAgentTool
+from google.adk.workflow import BaseNode
+from google.genai.types import Tool
+
+from halter.adapters.guarded_runs import (
+    MAX_OUTPUT_TOKENS,
+    NO_TOOLS,
+    ExternalToolOptions,
+    GuardedRuns,
+    read_usage,
+    refuse_unseen,
+    stream_from,
+)
+from halter.core.errors import ConfigError
+from halter.core.usage import Usage
+from halter.runtime.external import DecisionPending, EffectRefused, ModelResult
+from halter.runtime.guard_api import Guard, GuardedSession
+
+ATTEMPT: Final = "halter_attempt:"
+"""In a session's state: how often a call was made whose tool asked for something itself, and is to be made again."""
+
+
+def guard(
+    runner: Runner,
+    *,
+    guard: Guard,
+    tools: Mapping[str, ExternalToolOptions] = NO_TOOLS,
+    max_output_tokens: int = MAX_OUTPUT_TOKENS,
+    allow_native: Collection[str] = (),
+) -> "GuardedAdkRunner":
+    """Return the runner with every run under the guard. `tools` says what the guard is to know of its agents' tools.
+
+    The agents are copied: those that were given stay as they are. Raises ConfigError for what no guard would see.
+    """
+    terms = _AdkTerms(GuardedRuns(guard, tools), max_output_tokens, frozenset(allow_native))
+    refuse_unseen(_name_unseen(runner), terms.allow_native)
+    guarded = copy.copy(runner)
+    guarded.agent = _guard_agent(runner.agent)
+    guarded.app = runner.app.model_copy(update={"root_agent": guarded.agent})
+    return GuardedAdkRunner(guarded, terms)
+
+
+class _AdkTerms(msgspec.Struct, frozen=True):
+    runs: GuardedRuns
+    max_output_tokens: int
+    allow_native: frozenset[str]
+
+
+class _AdkRun:
+    """A run under way. What ends it is kept: a callback of the agent's or a plugin may turn an error into an answer."""
+
+    def __init__(self, session: GuardedSession, terms: _AdkTerms) -> None:
+        self.session = session
+        self.terms = terms
+        self.asked = False
+        self.failure: Exception | None = None
+
+    def fail(self, error: Exception) -> None:
+        self.failure = self.failure or error
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+_RUN: Final[ContextVar[_AdkRun | None]] = ContextVar("halter_google_adk_run", default=None)
+
+
+def _find_run() -> _AdkRun:
+    run = _RUN.get()
+    if run is None:
+        raise ConfigError("A guarded agent was run outside of a session: run it with the guarded runner's `run_async`.")
+    run.raise_failure()
+    return run
+
+
+class GuardedAdkRunner:
+    """Runs agents under the guard."""
+
+    def __init__(self, runner: Runner, terms: _AdkTerms) -> None:
+        self._runner = runner
+        self._terms = terms
+
+    @property
+    def agent(self) -> BaseAgent:
+        return self._runner.agent
+
+    async def run_async(
+        self, *, user_id: str, session_id: str, new_message: Any = None, **options: Any
+    ) -> AsyncGenerator[Any]:
+        """Run as `Runner.run_async` does. A run of the same ADK session goes on with what a question ended."""
+        options |= {"user_id": user_id, "session_id": session_id, "new_message": new_message}
+        named = (self._runner.app_name, user_id, session_id)
+        conversation = "google-adk." + ":".join(quote(each, safe="") for each in named)
+
+        async def work(put: Callable[[Any], None]) -> None:
+            async with self._terms.runs.session(_text_of(new_message), conversation) as session:
+                await self._run(session, options, put)
+
+        async with aclosing(stream_from(work)) as events:
+            async for event in events:
+                yield event
+
+    async def _run(self, session: GuardedSession, options: dict[str, Any], put: Callable[[Any], None]) -> None:
+        run = _AdkRun(session, self._terms)
+        _RUN.set(run)  # The task is this run's own, and so is its context.
+        try:
+            async with aclosing(self._runner.run_async(**options)) as events:
+                async for event in events:
+                    run.raise_failure()
+                    put(event)
+        except Exception:
+            run.raise_failure()
+            raise
+        run.raise_failure()
+        if run.asked:
+            await session.pause()
+
+
+async def _ask_guarded(model: Any, generate: Any, request: LlmRequest, *, stream: bool) -> AsyncGenerator[Any]:
+    """Hold the most that a request can cost, and settle what it did cost."""
+    run, raised = _find_run(), []
+
+    async def hold(put: Callable[[Any], None]) -> None:
+        async def ask(fits: int) -> ModelResult[None]:
+            try:
+                return await _pass_on(generate(_shorten(request, fits), stream=stream), put)
+            except Exception as error:
+                raised.append(error)
+                raise
+
+        refuse_unseen(_name_unseen_tools(request), run.terms.allow_native)
+        most = request.config.max_output_tokens or run.terms.max_output_tokens
+        await run.session.ask(_name_model(request.model or model.model), _render(request), ask, max_output_tokens=most)
+
+    try:
+        async with aclosing(stream_from(hold)) as answers:
+            async for answer in answers:
+                yield answer
+    except Exception as error:
+        # A provider's error is the framework's to handle. What the guard says ends the run.
+        if error not in raised:
+            run.fail(error)
+        raise
+
+
+async def _call_guarded(tool: Any, make: Any, args: dict[str, Any], context: ToolContext) -> Any:
+    """Admit a call before it is made, and settle it."""
+    run, raised = _find_run(), []
+
+    async def act(admitted: Mapping[str, Any]) -> Any:
+        try:
+            result = await make(args=dict(admitted), tool_context=context)
+        except Exception as error:
+            raised.append(error)
+            raise
+        _count_attempt(context)
+        return result
+
+    if _is_rejected(context):
+        return {"error": "This tool call is rejected."}
+    try:
+        spec = run.terms.runs.spec(tool.name, tool.description, _schema_of(tool))
+        return await run.session.act(spec, args, act, name=_name_call(context))
+    except DecisionPending as pending:
+        return _ask_for_confirmation(run, context, pending)
+    except EffectRefused as refused:
+        if not refused.terminal:
+            return {"error": str(refused)}
+        run.fail(refused)
+        raise
+    except Exception as error:
+        # A tool's own error is the framework's to handle. An error of the guard's ends the run.
+        if error not in raised:
+            run.fail(error)
+        raise
+
+
+@cache
+def _derive_model(own: Any) -> Any:
+    class GuardedModelOfAdk(own):
+        async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> AsyncGenerator[Any]:  # noqa: FBT001, FBT002 It is ADK's.
+            answers = _ask_guarded(self, super().generate_content_async, llm_request, stream=stream)
+            async with aclosing(answers):
+                async for answer in answers:
+                    yield answer
+
+        def connect(self, llm_request: LlmRequest) -> Any:
+            raise ConfigError(f"No guard sees a live connection to {llm_request.model}: use `run_async`.")
+
+    return GuardedModelOfAdk
+
+
+@cache
+def _derive_tool(own: Any) -> Any:
+    class GuardedToolOfAdk(own):
+        async def run_async(self, *, args: dict[str, Any], tool_context: ToolContext) -> Any:
+            return await _call_guarded(self, super().run_async, args, tool_context)
+
+    return GuardedToolOfAdk
+
+
+@cache
+def _derive_toolset(own: Any) -> Any:
+    class GuardedToolsetOfAdk(own):
+        async def get_tools(self, readonly_context: Any = None) -> list[Any]:
+            return [_guard_tool(tool) for tool in await super().get_tools(readonly_context)]
+
+    return GuardedToolsetOfAdk
+
+
+def _is_guarded(given: Any) -> bool:
+    return type(given).__module__ == __name__
+
+
+def _copy_as(derive: Callable[[Any], Any], given: Any) -> Any:
+    """A copy of an object in a class derived from its own: ADK asks of which class a model and a tool are."""
+    if _is_guarded(given):
+        return given
+    made = copy.copy(given)
+    object.__setattr__(made, "__class__", derive(type(given)))
+    return made
+
+
+def _guard_agent(agent: Any) -> Any:
+    if not isinstance(agent, BaseAgent):
+        return agent  # It is in `allow_native`.
+    update: dict[str, Any] = {"sub_agents": [_guard_agent(each) for each in agent.sub_agents]}
+    if isinstance(agent, LlmAgent):
+        update["model"] = _copy_as(_derive_model, agent.canonical_model)
+        update["tools"] = [_guard_tool(each) for each in agent.tools]
+    return agent.clone(update=update)
+
+
+def _guard_tool(tool: Any) -> Any:
+    if isinstance(tool, BaseToolset):
+        toolset = _copy_as(_derive_toolset, tool)
+        toolset._cached_prefixed_tools = None  # noqa: SLF001 They are not guarded.
+        return toolset
+    if isinstance(tool, BaseNode | AgentTool):
+        return tool  # It is in `allow_native`.
+    return _copy_as(_derive_tool, tool if isinstance(tool, BaseTool) else FunctionTool(func=tool))
+
+
+def _name_unseen(runner: Runner) -> Iterator[str]:
+    """What would run or ask a model where no guard sees it."""
+    compaction = runner.app.events_compaction_config
+    if getattr(compaction, "summarizer", None) is not None:
+        yield type(compaction.summarizer).__name__
+    yield from _name_unseen_agents([runner.agent])
+
+
+def _name_unseen_agents(agents: Iterable[Any]) -> Iterator[str]:
+    for agent in agents:
+        if type(agent) not in (LlmAgent, SequentialAgent, ParallelAgent, LoopAgent):
+            yield agent.name
+            continue
+        if isinstance(agent, LlmAgent):
+            if agent.code_executor is not None:
+                yield type(agent.code_executor).__name__
+            yield from (each.name for each in agent.tools if not _can_guard(each))
+        yield from _name_unseen_agents(agent.sub_agents)
+
+
+def _can_guard(tool: Any) -> bool:
+    """Whether a tool does what it does in its `run_async`: not those of the model's side, and no agents."""
+    if isinstance(tool, BaseToolset):
+        return True
+    if isinstance(tool, BaseTool):
+        return not isinstance(tool, AgentTool) and type(tool).run_async is not BaseTool.run_async
+    return not isinstance(tool, BaseNode)
+
+
+def _name_unseen_tools(request: LlmRequest) -> Iterator[str]:
+    """The tools of a request that the model's side would run for itself, and those that came in past the guard."""
+    for offered in request.config.tools or ():
+        if isinstance(offered, Tool):
+            yield from (name for name in offered.model_dump(exclude_none=True) if name != "function_declarations")
+        else:
+            yield type(offered).__name__
+    for name, tool in request.tools_dict.items():
+        if not _is_guarded(tool) and not isinstance(tool, TransferToAgentTool | SetModelResponseTool):
+            yield name
+
+
+def _shorten(request: LlmRequest, fits: int) -> LlmRequest:
+    """The request with an answer, and only one, that is at most as long as what fits."""
+    config = request.config.model_copy(update={"max_output_tokens": fits, "candidate_count": None})
+    return request.model_copy(update={"config": config})
+
+
+async def _pass_on(answers: AsyncGenerator[Any], put: Callable[[Any], None]) -> ModelResult[None]:
+    text, usage = "", None
+    async with aclosing(answers):
+        async for answer in answers:
+            put(answer)
+            usage = answer.usage_metadata or usage
+            if not answer.partial:
+                text += answer.content.model_dump_json(exclude_none=True) if answer.content else ""
+    return ModelResult(None, text, _read_usage(usage))
+
+
+def _read_usage(usage: Any) -> Usage | None:
+    """Read the usage of an answer; one that was not reported settles the request at its hold."""
+    if usage is None or usage.prompt_token_count is None or usage.candidates_token_count is None:
+        return None
+    given = usage.prompt_token_count + (usage.tool_use_prompt_token_count or 0)
+    written = usage.candidates_token_count + (usage.thoughts_token_count or 0)
+    return read_usage(given, written, usage.cached_content_token_count or 0, 0)
+
+
+def _render(request: LlmRequest) -> str:
+    contents = [each.model_dump_json(exclude_none=True) for each in request.contents]
+    config = {"system_instruction", "tools", "response_schema", "response_json_schema"}
+    return msgspec.json.encode(
+        [contents, request.config.model_dump(mode="json", include=config, exclude_none=True)], enc_hook=str
+    ).decode()
+
+
+def _name_model(name: str) -> str:
+    """ADK's own names say no provider: those of Gemini and of Claude."""
+    if ":" in name or "/" in name:
+        return name
+    return f"anthropic:{name}" if name.startswith("claude") else f"google:{name}"
+
+
+def _schema_of(tool: Any) -> bytes:
+    declaration = tool._get_declaration()  # noqa: SLF001 ADK has no public name for it.
+    return b"{}" if declaration is None else declaration.model_dump_json(exclude_none=True).encode()
+
+
+def _is_rejected(context: ToolContext) -> bool:
+    """Whether a person said no in ADK. What a tool asked itself it hears itself."""
+    answer = context.tool_confirmation
+    return answer is not None and not answer.confirmed and not context.state.get(ATTEMPT + context.function_call_id)
+
+
+def _name_call(context: ToolContext) -> str:
+    """The name of a call: the same when ADK makes it again, unless its tool asked for that itself."""
+    call = context.function_call_id or ""
+    attempt = context.state.get(ATTEMPT + call)
+    return f"{call}.{attempt}" if attempt else call
+
+
+def _count_attempt(context: ToolContext) -> None:
+    actions = context.actions
+    if actions.requested_auth_configs or actions.requested_tool_confirmations:
+        key = ATTEMPT + (context.function_call_id or "")
+        context.state[key] = (context.state.get(key) or 0) + 1
+
+
+def _ask_for_confirmation(run: _AdkRun, context: ToolContext, pending: DecisionPending) -> Any:
+    """ADK's own question about a call. A yes that Halter does not know of ends the run, and can be said again later."""
+    if context.tool_confirmation is not None:
+        run.fail(pending)
+        raise pending
+    run.asked = True
+    context.request_confirmation(hint=str(pending), payload={"decision": pending.decision})
+    context.actions.skip_summarization = True
+    return {"error": str(pending)}
+
+
+def _text_of(message: Any) -> str:
+    return " ".join(part.text for part in getattr(message, "parts", None) or () if part.text)

@@ -1,0 +1,335 @@
+"""An agent of Google's ADK under the guard: its own runner and loop, with a model that is a function."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+pytest.importorskip("google.adk")
+
+from google.adk.agents import Agent, RunConfig
+from google.adk.agents.run_config import StreamingMode
+from google.adk.apps import App
+from google.adk.code_executors import BuiltInCodeExecutor
+from google.adk.models import BaseLlm, LlmRequest, LlmResponse
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.runners import Runner
+from google.adk.sessions import BaseSessionService, InMemorySessionService
+from google.adk.tools import google_search
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.tool_context import ToolContext
+from google.genai import types
+from pydantic import Field
+
+from halter.adapters.google_adk import GuardedAdkRunner, guard
+from halter.core.errors import ConfigError
+from halter.guard.halts import halt
+from halter.runtime.external import DecisionPending, EffectRefused
+from tests.adapters.conftest import Desk
+
+
+class FunctionLlm(BaseLlm):
+    """Answers as a provider does: it calls the tool once, and is never longer than it may be."""
+
+    model: str = "function:desk"
+    output: int = 10
+    amount: int = 7
+    gate: Any = None
+    asked: list[Any] = Field(default_factory=list)
+
+    async def generate_content_async(
+        self,
+        llm_request: LlmRequest,
+        stream: bool = False,  # noqa: FBT001, FBT002 It is ADK's.
+    ) -> AsyncGenerator[LlmResponse, None]:
+        self.asked.append(llm_request.config)
+        if self.gate is not None:
+            self.gate.set()
+            await asyncio.Event().wait()
+        written = min(self.output, llm_request.config.max_output_tokens)
+        usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=100, candidates_token_count=written)
+        part = self._say(llm_request)
+        if stream and part.text:
+            yield LlmResponse(content=types.Content(role="model", parts=[part]), partial=True)
+        yield LlmResponse(content=types.Content(role="model", parts=[part]), usage_metadata=usage)
+
+    def _say(self, request: LlmRequest) -> types.Part:
+        returned = [
+            part.function_response
+            for content in request.contents
+            for part in content.parts or ()
+            if part.function_response and part.function_response.name == "pay"
+        ]
+        if returned:
+            return types.Part(text=f"Done: {returned[-1].response}")
+        return types.Part(function_call=types.FunctionCall(name="pay", args={"amount": self.amount}))
+
+
+def make_runner(
+    desk: Desk,
+    level: Any = "CONTROLLED",
+    cap: float = 1.0,
+    model: Any = None,
+    sessions: BaseSessionService | None = None,
+    tools: Any = (),
+    plugins: Any = (),
+    **options: Any,
+) -> GuardedAdkRunner:
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        if amount < 0:
+            raise ValueError("less than nothing")
+        desk.paid.append(amount)
+        return f"paid {amount}"
+
+    agent = Agent(
+        name="desk", model=model or FunctionLlm(), tools=options.pop("only", [pay, *tools]), **options.pop("agent", {})
+    )
+    runner = Runner(
+        app=App(name="desk", root_agent=agent, plugins=list(plugins)),
+        session_service=sessions or InMemorySessionService(),
+        auto_create_session=True,
+    )
+    return guard(runner, guard=desk.guard(cap), tools={"pay": {"level": level}}, **options)
+
+
+def say(text: str = "Pay the bill.") -> types.Content:
+    return types.Content(role="user", parts=[types.Part(text=text)])
+
+
+async def run(runner: GuardedAdkRunner, message: Any = None, session: str = "s1", **options: Any) -> list[Any]:
+    events = runner.run_async(user_id="ada", session_id=session, new_message=message or say(), **options)
+    return [event async for event in events]
+
+
+def text_of(events: list[Any]) -> str:
+    return "".join(
+        part.text or "" for event in events if event.content and not event.partial for part in event.content.parts
+    )
+
+
+def find_question(events: list[Any]) -> Any:
+    (call,) = [c for e in events for c in e.get_function_calls() if c.name == "adk_request_confirmation"]
+    return call
+
+
+def answer(question: Any, *, confirmed: bool = True) -> types.Content:
+    """The framework's own yes or no to what a run asked."""
+    said = types.FunctionResponse(id=question.id, name=question.name, response={"confirmed": confirmed})
+    return types.Content(role="user", parts=[types.Part(function_response=said)])
+
+
+async def test_a_run_is_a_session_with_its_calls_its_requests_and_what_they_cost(desk: Desk) -> None:
+    events = await run(make_runner(desk))
+    assert (text_of(events), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+async def test_a_stream_is_a_session_too(desk: Desk) -> None:
+    events = await run(make_runner(desk), run_config=RunConfig(streaming_mode=StreamingMode.SSE))
+    assert any(event.partial for event in events)
+    assert (text_of(events), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+async def test_an_agent_that_is_transferred_to_is_under_the_same_guard(desk: Desk) -> None:
+    class Transferring(FunctionLlm):
+        def _say(self, request: LlmRequest) -> types.Part:
+            return types.Part(function_call=types.FunctionCall(name="transfer_to_agent", args={"agent_name": "clerk"}))
+
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        desk.paid.append(amount)
+        return f"paid {amount}"
+
+    clerk = Agent(name="clerk", model=FunctionLlm(), tools=[pay])
+    runner = make_runner(desk, model=Transferring(), only=[], agent={"sub_agents": [clerk]})
+    assert (text_of(await run(runner)), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=3)
+
+
+async def test_a_tool_of_a_toolset_is_admitted_as_well(desk: Desk) -> None:
+    async def pay(amount: int) -> str:
+        """Pay an amount."""
+        desk.paid.append(amount)
+        return f"paid {amount}"
+
+    class Till(BaseToolset):
+        async def get_tools(self, readonly_context: Any = None) -> list[Any]:
+            return [FunctionTool(pay)]
+
+    desk.policy = {"policy": {"disabled": ["pay"]}}
+    assert "disabled" in text_of(await run(make_runner(desk, only=[Till()])))
+    assert desk.paid == []
+
+
+async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk) -> None:
+    desk.policy = {"policy": {"disabled": ["pay"]}}
+    assert "disabled" in text_of(await run(make_runner(desk)))
+    assert desk.paid == []
+
+
+async def test_parallel_runs_on_one_cap_never_pass_it(desk: Desk) -> None:
+    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
+    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
+    runner = make_runner(desk, model=FunctionLlm(output=39_000), max_output_tokens=40_000)
+    results = await asyncio.gather(*(run(runner, session=f"s{n}") for n in range(20)), return_exceptions=True)
+    refused = [each for each in results if isinstance(each, EffectRefused)]
+    assert {each.outcome for each in refused} == {"cost_cap_reached"}
+    assert len(refused) >= 18
+    assert Decimal("0.5") < await desk.spent() <= 1
+
+
+async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
+    model = FunctionLlm()
+    config = types.GenerateContentConfig(candidate_count=4)
+    await run(
+        make_runner(desk, cap=0.03, model=model, max_output_tokens=40_000, agent={"generate_content_config": config})
+    )
+    assert 0 < model.asked[0].max_output_tokens < 40_000
+    assert model.asked[0].candidate_count is None
+
+
+@pytest.mark.parametrize("mode", [StreamingMode.NONE, StreamingMode.SSE])
+async def test_a_halt_ends_a_run_within_its_request(desk: Desk, mode: StreamingMode) -> None:
+    begun = asyncio.Event()
+    runner = make_runner(desk, model=FunctionLlm(gate=begun))
+    running = asyncio.ensure_future(run(runner, run_config=RunConfig(streaming_mode=mode)))
+    await begun.wait()
+    store = desk.store()
+    await store.commit(halt("fleet", "ada", "halt-1"))
+    with pytest.raises(EffectRefused) as refused:
+        await running
+    assert refused.value.outcome == "external_halt"
+    await store.close()
+
+
+async def test_a_question_ends_the_run_and_the_call_is_made_once_after_a_yes(desk: Desk) -> None:
+    sessions = InMemorySessionService()
+    question = find_question(await run(make_runner(desk, "PRIVILEGED", sessions=sessions)))
+    # Approving in the framework alone is not enough.
+    with pytest.raises(DecisionPending):
+        await run(make_runner(desk, "PRIVILEGED", sessions=sessions), answer(question))
+    assert desk.paid == []
+    await desk.decide("approve")
+    # A new agent and a new guard go on, as a new process would.
+    last = await run(make_runner(desk, "PRIVILEGED", sessions=sessions), answer(question))
+    assert (text_of(last), desk.paid) == ("Done: {'result': 'paid 7'}", [7])
+
+
+async def test_a_denied_call_does_not_run(desk: Desk) -> None:
+    runner = make_runner(desk, "PRIVILEGED")
+    question = find_question(await run(runner))
+    await desk.decide("deny")
+    assert "Done: " in text_of(await run(runner, answer(question)))
+    assert desk.paid == []
+
+
+async def test_a_call_that_is_rejected_in_the_framework_does_not_run_either(desk: Desk) -> None:
+    runner = make_runner(desk, "PRIVILEGED")
+    question = find_question(await run(runner))
+    await desk.decide("approve")
+    assert "rejected" in text_of(await run(runner, answer(question, confirmed=False)))
+    assert desk.paid == []
+
+
+async def test_a_tool_that_asks_for_a_confirmation_itself_is_made_again_after_it(desk: Desk) -> None:
+    def pay(amount: int, tool_context: ToolContext) -> str:
+        """Pay an amount, after a yes."""
+        if tool_context.tool_confirmation is None:
+            tool_context.request_confirmation(hint="Pay?")
+            return "asked"
+        desk.paid.append(amount)
+        return "paid"
+
+    runner = make_runner(desk, only=[pay])
+    question = find_question(await run(runner))
+    assert desk.paid == []
+    await run(runner, answer(question))
+    assert desk.paid == [7]
+
+
+async def test_an_error_of_the_tool_is_the_frameworks(desk: Desk) -> None:
+    with pytest.raises(ValueError, match="less than nothing"):
+        await run(make_runner(desk, model=FunctionLlm(amount=-7)))
+
+
+class Soothing(BasePlugin):
+    """Turns every error of a tool and of a model into an answer."""
+
+    async def on_tool_error_callback(self, **_: Any) -> dict[str, Any]:
+        return {"result": "never mind"}
+
+    async def on_model_error_callback(self, **_: Any) -> LlmResponse:
+        return LlmResponse(content=types.Content(role="model", parts=[types.Part(text="never mind")]))
+
+
+@pytest.mark.parametrize("plugins", [(), (Soothing("soothing"),)])
+async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(desk: Desk, plugins: Any) -> None:
+    own, model = desk.guard(), FunctionLlm()
+
+    @own.tool
+    async def pay(amount: int) -> str:
+        """The guard's own tool of the same name."""
+        raise NotImplementedError(amount)
+
+    desk.guard = lambda _: own  # type: ignore[method-assign,assignment]
+    with pytest.raises(ConfigError, match="a tool of this guard already"):
+        await run(make_runner(desk, model=model, plugins=plugins))
+    assert (desk.paid, len(model.asked)) == ([], 1)
+
+
+async def test_a_plugin_cannot_turn_a_cap_into_an_answer(desk: Desk) -> None:
+    desk.policy = {"limits": {"max_cost_usd_per_day": 0.001}}
+    with pytest.raises(EffectRefused):
+        await run(make_runner(desk, plugins=[Soothing("soothing")]))
+
+
+def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
+    clerk = Agent(name="clerk", model=FunctionLlm())
+    for name, planted in (("google_search", google_search), ("clerk", AgentTool(clerk))):
+        with pytest.raises(ConfigError, match=name):
+            make_runner(desk, tools=[planted])
+    with pytest.raises(ConfigError, match="BuiltInCodeExecutor"):
+        make_runner(desk, agent={"code_executor": BuiltInCodeExecutor()})
+
+    class Stranger(Agent):
+        """May do anything in its own loop."""
+
+    with pytest.raises(ConfigError, match="stranger"):
+        make_runner(desk, agent={"sub_agents": [Stranger(name="stranger")]})
+    make_runner(desk, tools=[google_search], allow_native=["google_search"])
+
+
+class Planting(BasePlugin):
+    """Brings a tool that runs at the provider, or past the guard, with each request."""
+
+    async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> None:
+        if self.name == "web":
+            llm_request.config.tools.append(types.Tool(google_search=types.GoogleSearch()))
+        else:
+            llm_request.tools_dict["pay"] = FunctionTool(lambda amount: amount)
+
+
+@pytest.mark.parametrize(("planted", "named"), [("web", "google_search"), ("tool", "pay")])
+async def test_what_a_plugin_plants_is_refused_before_the_model_is_asked(desk: Desk, planted: str, named: str) -> None:
+    model = FunctionLlm()
+    with pytest.raises(ConfigError, match=named):
+        await run(make_runner(desk, model=model, plugins=[Planting(planted)]))
+    assert model.asked == []
+
+
+async def test_a_runner_without_the_guard_is_refused_at_its_first_request(desk: Desk) -> None:
+    model = FunctionLlm()
+    bare = Runner(
+        app=App(name="desk", root_agent=make_runner(desk, model=model).agent),
+        session_service=InMemorySessionService(),
+        auto_create_session=True,
+    )
+    with pytest.raises(ConfigError, match="outside of a session"):
+        [event async for event in bare.run_async(user_id="ada", session_id="s1", new_message=say())]
+    assert (model.asked, desk.paid) == ([], [])
