@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
-from bench import autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream, tables
+from bench import adapters, autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream, tables
 from bench.measure import Measured, keep, result
 
 
@@ -14,6 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     asked = _asked(parser)
     groups: dict[str, Callable[..., Measured]] = {
+        "adapters": adapters.run,
         "autonomy": partial(autonomy.run, quick=asked.quick),
         "guard": guard.run,
         "hook": hook.run,
@@ -55,7 +56,7 @@ def _asked(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument(
         "groups",
         nargs="*",
-        help="which: autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream; all by default",
+        help="adapters, autonomy, guard, hook, inject, journal, loop, past, proxy, scale, start, stream; else all",
     )
     parser.add_argument("--rounds", type=int, default=5, help="how often each row is measured")
     parser.add_argument("--kept", action="store_true", help="of inject only what was played with this code before")

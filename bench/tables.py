@@ -12,6 +12,7 @@ Made by `make bench`, which measures all rows of a group in one run, in turn, ro
 medians. They are ratios to look at, not promises: the machine was small and shared.
 """
 TITLES = {
+    "adapters": "Agents of other frameworks",
     "autonomy": "Autonomy",
     "guard": "Guard",
     "hook": "Hooks",
@@ -60,6 +61,7 @@ def section(result: dict[str, Any]) -> str:
         "",
     ]
     body = {
+        "adapters": _adapters,
         "autonomy": _autonomy,
         "hook": _hook,
         "inject": _inject,
@@ -177,6 +179,26 @@ def _start(result: dict[str, Any]) -> list[str]:
     for row in result["rows"]:
         aim = STARTS.get(row["name"], "")
         lines.append(f"| `{row['name']}` | {row['cpu_us'] / 1000:,.0f} | {row['cpu_us'] / bare:.1f}× | {aim} |")
+    return lines
+
+
+ADAPTERS = """The same agent bare and under the guard, with a model that is a function: {steps} times a request and a
+call of a tool that adds two numbers, and an answer. The guard writes to SQLite, where each request and each call is
+durable before it is made and when it is settled; the frameworks keep nothing.
+"""
+
+
+def _adapters(result: dict[str, Any]) -> list[str]:
+    """Tell what the guard adds to a step of another framework."""
+    cpu = {row["name"]: row["cpu_us"] for row in result["rows"]}
+    lines = [
+        ADAPTERS.format(**result["notes"]),
+        "| framework | CPU of a bare step, µs | guarded, µs | added, µs |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in dict.fromkeys(row["group"] for row in result["rows"]):
+        bare, guarded = cpu[f"{name}, bare"], cpu[f"{name}, guarded"]
+        lines.append(f"| {name} | {bare:,.0f} | {guarded:,.0f} | {guarded - bare:,.0f} |")
     return lines
 
 
