@@ -147,8 +147,8 @@ def _all_suites(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 PAST = """The same commands, routes and pages over a store of {few:,} ended sessions and over one of {many:,}: CPU time
-of a command's process, wall time of an answer. What is shown must not grow with all that ever was. The report and the
-audit tell of the last day, in which the larger store had a hundred times as many sessions.
+of a command's process, and of the server for an answer. What is shown must not grow with all that ever was. The
+report and the audit tell of the last day, in which the larger store had a hundred times as many sessions.
 """
 
 

@@ -86,6 +86,10 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
             "I do.",
             *(call("emit_finding", title=f"Door {n} is open", text="x", severity="low") for n in (1, 2)),
         ),
+        line("look again", "I do.", call("emit_finding", title="A window is open", text="x", severity="low")),
+        line("who is ivy", "I ask.", call("ask_user", question="Who is Ivy?")),
+        line("note it down", "I do.", call("propose_memory", text="Gina is paid on Mondays.")),
+        line("note that down", "I do.", call("propose_memory", text="Bob is paid on Fridays.")),
         line("tell somebody", "I do.", call("notify", text=hostile, subject=PAYLOADS[0])),
         line("remember it", "I do.", call("propose_memory", text=hostile)),
     )

@@ -12,7 +12,9 @@ from typing import Any, Self, TypeVar, cast
 from msgspec.structs import replace
 
 from halter.config.trust import digest_folder
-from halter.core.ports import Query
+from halter.core.events import SessionStarted
+from halter.core.ids import SessionId, WorkerId
+from halter.core.ports import Lease, Query
 from halter.core.rows import SessionRow
 from halter.operations import control
 from halter.operations.desk import ROLES, Desk, Who
@@ -23,6 +25,7 @@ from halter.runtime.supervisor import Supervisor
 from halter.server.auth import Keyring, TokenFile, describe_token, new_secret
 from halter.server.server import ServerExtras, bind, format_address, serve_web
 from halter.settings import read_settings
+from halter.state.lifecycle import start_session
 from tests.server.fickle import Fickle
 
 T = TypeVar("T")
@@ -200,6 +203,17 @@ class House:
         while not holds():
             assert time.monotonic() < deadline
             self.does(asyncio.sleep(0.05))
+
+    def begins(self, session: str) -> None:
+        """Let a session begin whose agent no worker has."""
+        begun = SessionStarted(session=SessionId(session), agent="archive", kind="task", started_by="person")
+        self.does(self.app.store.commit(start_session(begun, b"Sort the letters.")))
+
+    def owns(self, session: str) -> Lease:
+        """Let a session begin, and write to it in the place of its worker."""
+        self.begins(session)
+        (lease,) = self.does(self.app.store.claim(WorkerId(f"of-{session}"), 1, SessionId(session)))
+        return lease
 
     def paid(self) -> list[str]:
         file = self.home / "desk" / "paid.txt"

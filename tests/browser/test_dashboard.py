@@ -10,13 +10,15 @@ import pytest
 from msgspec.structs import replace
 from playwright.sync_api import expect
 
+from halter.core.clock import DAY
 from halter.core.errors import StoreUnavailable
-from halter.core.events import RequestSettled, SessionStarted
-from halter.core.ids import SessionId, WorkerId, session_stream
-from halter.core.rows import WorkerInfo
-from halter.operations import control, queries
+from halter.core.events import CallStarted, RequestSettled
+from halter.core.ids import WorkerId, session_stream
+from halter.core.ports import Draft, Write
+from halter.core.rows import AuditRow, WorkerInfo
+from halter.guard.approvals import Question, ask_question
+from halter.operations import control, money, queries
 from halter.server.server import make_login_url
-from halter.state.lifecycle import start_session
 from tests.browser.conftest import Comes, Visitor
 from tests.browser.house import House
 
@@ -258,10 +260,7 @@ def test_safe_calls_are_shown_on_demand_and_a_time_is_picked(house: House, comes
 
 def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) -> None:
     for number in range(30):
-        event = SessionStarted(
-            session=SessionId(f"archive-{number:02}"), agent="archive", kind="task", started_by="person"
-        )
-        house.does(house.app.store.commit(start_session(event, b"Sort the letters.")))
+        house.begins(f"archive-{number:02}")
     page = comes("viewer").goes("/sessions?agent=archive")
     rows = page.get_by_role("table", name="Sessions").locator("tbody tr")
     expect(rows).to_have_count(25)
@@ -279,8 +278,7 @@ def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) ->
 
 
 def test_a_session_is_cancelled_on_its_page(house: House, comes: Comes) -> None:
-    event = SessionStarted(session=SessionId("archive-99"), agent="archive", kind="task", started_by="person")
-    house.does(house.app.store.commit(start_session(event, b"Burn the letters.")))
+    house.begins("archive-99")
     page = comes("operator").goes("/session/archive-99")
     press(page, "Cancel session…")
     dialog(page).get_by_label("Reason").fill("We need them.")
@@ -306,6 +304,92 @@ def test_findings_are_dismissed_together(house: House, comes: Comes) -> None:
     expect(page.get_by_text(re.compile(r"\d+ findings? dismissed"))).to_be_visible()
     gone = page.get_by_role("article").filter(has_text="Door 2 is open")
     expect(gone.get_by_text("dismissed by approver")).to_be_visible()
+
+
+def test_one_finding_is_dismissed_with_a_reason(house: House, comes: Comes) -> None:
+    house.tell("look again")
+    page = comes("approver").goes("/findings")
+    found = page.get_by_role("article").filter(has_text="A window is open")
+    press(found, "Dismiss")
+    expect(dialog(page)).to_contain_text("Later sessions are not told of it.")
+    dialog(page).get_by_label("Reason").fill("It is summer.")
+    press(dialog(page), "Dismiss")
+    expect(found).to_have_count(0)
+    house.until(lambda: house.rests("desk-1"))
+
+
+def test_what_an_agent_proposes_is_kept_on_home_or_among_the_findings(house: House, comes: Comes) -> None:
+    house.tell("note it down")
+    page = comes("approver").goes("/")
+    press(page.get_by_role("article").filter(has_text="Gina is paid on Mondays."), "Keep")
+    expect(page.get_by_text(re.compile("Kept: memory"))).to_be_visible()
+    house.until(lambda: house.rests("desk-1"))
+    house.tell("note that down")
+    page.goto(f"{house.url}/findings")
+    proposed = page.get_by_role("article").filter(has_text="Bob is paid on Fridays.")
+    press(proposed, "Keep")
+    expect(proposed.get_by_text("kept by approver")).to_be_visible()
+    house.until(lambda: house.rests("desk-1"))
+
+
+def test_a_question_of_an_agent_is_answered_on_home(house: House, comes: Comes) -> None:
+    house.tell("who is ivy")
+    page = comes("operator").goes("/")
+    card = page.get_by_role("article", name="desk asks: Who is Ivy?")
+    press(card, "Answer desk")
+    dialog(page).get_by_label("Your answer").fill("She is my aunt.")
+    press(dialog(page), "Answer")
+    expect(page.get_by_text("has your answer, and goes on")).to_be_visible()
+    expect(card).to_have_count(0)
+    house.until(lambda: house.rests("desk-1"))
+
+
+def test_a_call_that_nobody_knows_the_outcome_of_is_settled_by_a_person(house: House, comes: Comes) -> None:
+    asked = Question(
+        decision="archive-50/unknown", about="unknown_call", subject="archive-50.1", name="post_parcel",
+        digest="x", expires_in=DAY, shown='post_parcel {"to": "ivy"}', agent="archive",
+    )  # fmt: skip
+    house.does(house.app.store.commit(ask_question(asked, house.owns("archive-50"))))
+    page = comes("approver").goes("/")
+    card = page.get_by_role("article", name="it is unknown whether that was done")
+    expect(card).to_contain_text("In doubt")
+    press(card, "It was done")
+    expect(page.get_by_text("Noted: post_parcel was done")).to_be_visible()
+    expect(card).to_have_count(0)
+
+
+def test_the_audit_is_paged_to_what_is_older_and_ends(house: House, comes: Comes) -> None:
+    lease = house.owns("archive-60")
+    calls = [CallStarted(call=f"archive-60.{number}", tool="stamp", audit="arguments") for number in range(60)]
+    rows = [(AuditRow, (each.call,)) for each in calls]
+    stamped = Write(session_stream("archive-60"), "stamped", lambda _: [Draft(each) for each in calls], rows, lease)
+    house.does(house.app.store.commit(stamped))
+    page = comes("viewer").goes("/audit")
+    page.get_by_label("Session").fill("archive-60")
+    press(page, "Search")
+    rows = page.get_by_role("table", name="Calls").locator("tbody tr")
+    expect(page.get_by_text("50 shown, the newest first.")).to_be_visible()
+    press(page, "Older")
+    expect(page.get_by_text("60 shown, the newest first.")).to_be_visible()
+    expect(rows).to_have_count(60)
+    expect(page.get_by_role("button", name="Older")).to_have_count(0)
+
+
+def test_a_document_and_a_cap_are_settled_on_their_cards_on_home(house: House, comes: Comes) -> None:
+    page = comes("operator").goes("/")
+    press(page.get_by_role("article", name="clerk/papers leaves a document to you").first, "Try")
+    expect(page.get_by_text("clerk/papers tries")).to_be_visible()
+    (spent,) = (
+        row.spent
+        for row in house.does(money.list_budgets(house.desk))
+        if row.scope == "agent:miser" and row.unit == "usd"
+    )
+    house.does(money.set_cap(house.desk, "lower", "agent:miser", str(spent)))
+    press(page, "Raise the cap of agent:miser")
+    dialog(page).get_by_label("New cap in dollars").fill("5")
+    press(dialog(page), "Raise")
+    expect(page.get_by_text("The cap of agent:miser was changed.")).to_be_visible()
+    expect(page.get_by_role("button", name="Raise the cap of agent:miser")).to_have_count(0)
 
 
 def test_an_id_is_copied_whole(comes: Comes) -> None:

@@ -24,7 +24,8 @@ from halter.dashboard.labels import (
 )
 from halter.dashboard.parts import split_arguments
 from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_time, sum_by_name
-from halter.dashboard.session import find_number_series, fits_filter
+from halter.dashboard.session import find_number_series
+from halter.dashboard.sessions import fits_filter
 from halter.operations.money import Spending
 from halter.operations.queries import AgentLine, Saw
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary

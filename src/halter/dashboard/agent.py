@@ -11,12 +11,14 @@ from halter.core.money import ZERO_USD, Cap, micros_to_usd
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
 from halter.dashboard.labels import (
+    MODES,
     Label,
     explain_end,
     explain_health,
     format_age,
     format_money,
     format_span,
+    format_value,
     format_wake,
     label_health,
     label_sensor,
@@ -48,11 +50,13 @@ from halter.dashboard.parts import (
     add_spark,
     add_stat,
     add_text,
+    make_legible,
     set_chip,
     set_meter,
     set_spark,
 )
-from halter.dashboard.session import MAX_RUN_BARS, describe_value, find_number_series, list_values, make_run_bar
+from halter.dashboard.session import MAX_TITLE, describe_value, find_number_series, list_values
+from halter.dashboard.sessions import MAX_RUN_BARS, make_run_bar
 from halter.operations import agents, control, fleet, queries
 from halter.operations.definition import AgentDefinition, read_definition
 from halter.operations.queries import AgentLine, FactView
@@ -293,7 +297,9 @@ def _build_sensed(room: OpenPage, one: SensedFact) -> Callable[[SensedFact], Non
         age = room.add_moment(None, "h-dim h-small") if one.fact else None
 
     def show(one: SensedFact) -> None:
-        value.say(one.sentence if one.fact is None else describe_value(one.fact.value))
+        value.say(one.sentence if one.fact is None else format_value(one.fact.value))
+        if one.fact is not None:
+            value.props["title"] = make_legible(describe_value(one.fact.value), MAX_TITLE)
         if age is not None and one.fact is not None:
             room.set_moment(age, one.fact.at)
         if spark is not None:
@@ -340,7 +346,7 @@ def list_definition_facts(found: AgentDefinition) -> list[tuple[str, str]]:
     caps = found.caps
     return [
         ("Model", ", then ".join((found.model, *found.fallback_models))),
-        ("Mode", found.mode.capitalize()),
+        ("Asks you", MODES.get(found.mode, found.mode)),
         ("By itself", "yes" if found.runs_by_itself else "only when it is started"),
         ("A session costs", f"at most {_format_cap(caps.session)}"),
         ("The agent costs", "; ".join(f"at most {_format_cap(cap)}" for cap in caps.agent)),

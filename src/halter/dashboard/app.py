@@ -26,7 +26,8 @@ from halter.dashboard.icons import MANIFEST_PATH, TOUCH_ICON_PATH, make_manifest
 from halter.dashboard.page import HEAD, THEME_SCRIPT, LiveFeed, OpenPage, RefreshPage, build_frame, read_style_sheet
 from halter.dashboard.parts import add_box, add_icon, add_link, add_text, make_single_line
 from halter.dashboard.records import add_downloads, build_audit_page, build_budgets_page
-from halter.dashboard.session import build_receipt_page, build_session_page, build_sessions_page
+from halter.dashboard.session import build_receipt_page, build_session_page
+from halter.dashboard.sessions import build_sessions_page
 from halter.operations.agents import AgentFolders
 from halter.runtime.feed import Bus
 from halter.runtime.runtime import Runtime
@@ -218,12 +219,13 @@ def build_problem(error: HalterError, path: str) -> None:
         add_text(str(error), "h-text h-dim")
         if away:
             add_text("Agents wait until it is back, and nothing is lost.", "h-text")
+        else:
+            add_text(path, "h-text h-mono h-small")
         with add_box("div", "h-row"):
             if away:
-                add_link("Try again", path)
-            add_link("Home", "/")
-            add_link("Sessions", "/sessions")
-            add_link("Fleet", "/fleet")
+                add_link("Try again", path, "h-link h-way")
+            for name, to in (("Home", "/"), ("Fleet", "/fleet"), ("Sessions", "/sessions"), ("Audit", "/audit")):
+                add_link(name, to, "h-link h-way")
 
 
 def _add_files(api: FastAPI) -> None:

@@ -112,22 +112,12 @@ def _worker_row(room: OpenPage, one: WorkerView) -> Callable[[WorkerView], None]
     return show
 
 
-FLEET_COLUMNS = (
-    "agent",
-    "health",
-    "session",
-    "spent today",
-    "last hour",
-    "next wake",
-    "sensors",
-    "runs by itself",
-    "",
-)
+FLEET_COLUMNS = ("agent", "health", "session", "spent today", "runs by itself", "")
 
 
 async def build_fleet_page(room: OpenPage) -> RefreshPage:
     with add_section("Agents", card=True):
-        lines = KeyedList[AgentLine](add_table("Agents", FLEET_COLUMNS, ("last hour",)), lambda line: _row(room, line))
+        lines = KeyedList[AgentLine](add_table("Agents", FLEET_COLUMNS), lambda line: _row(room, line))
         none = add_text("", "h-none")
     show_workers = build_workers_section(room)
 
@@ -149,12 +139,11 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
         with add_box("td"):
             health, why = add_chip(""), add_text("", "h-text h-dim h-small h-note")
         with add_box("td"):
-            session, none = add_link("", ""), add_text("none", "h-dim")
+            session, wake = add_link("", ""), add_text("", "h-text h-dim h-small")
         with add_box("td"):
             spent = add_text("", "h-short")
             drawn = add_meter(f"spent today by {line.agent}", 0)
-        burn = add_cell("", "h-num")
-        wake, sensors = add_cell(), add_cell()
+            burn = add_text("", "h-text h-dim h-small")
         with add_box("td"):
             switch = _switch(room, line, seen)
         with add_box("td"):
@@ -166,15 +155,13 @@ def _row(room: OpenPage, line: AgentLine) -> Callable[[AgentLine], None]:
         _show_switch(switch, on=bool(line.on))
         set_link(session, line.session, f"/session/{line.session}")
         session.set_visibility(bool(line.session))
-        none.set_visibility(not line.session)
         set_chip(health, label_health(line))
         why.say(explain_health(line))
         again.set_visibility(room.may("operator") and line.halted.startswith(f"{scope} "))
-        burn.say(format_money(line.burn_usd))
+        burn.say(f"{format_money(line.burn_usd)} in the last hour" if line.burn_usd else "")
         _show_spent(spent, line)
         set_meter(drawn, float(line.spent_today_usd / line.cap_today_usd) if line.cap_today_usd else 0)
         wake.say(_wake(room, line))
-        sensors.say(_sensors(line))
 
     def later(line: AgentLine) -> None:
         wake.say(_wake(room, line))
@@ -206,17 +193,12 @@ def _show_spent(spent: TextLabel, line: AgentLine) -> None:
 
 
 def _wake(room: OpenPage, line: AgentLine) -> str:
-    early = f"or by {line.wake_on}" if line.wake_on and line.wake_on != "[]" else ""
-    if line.due_at is None:
-        return early
-    return f"{format_wake(line.due_at, room.now)} {early}".strip()
-
-
-def _sensors(line: AgentLine) -> str:
-    failing = [name for name, health in line.sensors.items() if health != "ok"]
-    if not line.sensors:
-        return ""
-    return f"{', '.join(failing)}: no reading" if failing else f"{len(line.sensors)} read"
+    """Says when an agent wakes, and what would wake it earlier."""
+    if not line.session:
+        return "no session under way"
+    early = line.wake_on if line.wake_on != "[]" else ""
+    at = "" if line.due_at is None else f"wakes {format_wake(line.due_at, room.now)}"
+    return f"{at or 'wakes'}{' or' if at else ''} by {early}" if early else at
 
 
 TRIGGER_COLUMNS = ("trigger", "when", "state", "next run", "last run", "runs", "")

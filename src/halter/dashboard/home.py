@@ -34,10 +34,12 @@ from halter.dashboard.page import (
     FormValues,
     OpenPage,
     RefreshPage,
+    ask_cap,
     ask_to_resume,
     open_dialog,
 )
 from halter.dashboard.parts import (
+    Click,
     KeyedList,
     TextLabel,
     add_arguments,
@@ -60,6 +62,7 @@ from halter.dashboard.parts import (
 from halter.operations import artifacts, control, decisions, money, queries
 from halter.operations.artifacts import Artifact
 from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecision, offers, put, waiting
+from halter.operations.fleet import retry_item
 from halter.operations.queries import AgentLine
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
 from halter.present.events import format_moment
@@ -118,14 +121,22 @@ def indent_arguments(shown: str) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False) if values else shown
 
 
+ANSWERS: Mapping[str, tuple[str, str]] = {
+    "proposal": ("Keep", "Dismiss"),
+    "unknown_call": ("It was done", "It was not done"),
+    "cap_raise": ("Raise the cap", "Let it end"),
+}
+"""Yes and no, where they are not to approve and to deny."""
+
+
 def _answers(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
+    yes, no = ANSWERS.get(one.about, ("Approve", "Deny"))
     with add_box("div", "h-buttons"):
         if one.about == "cap_raise":
-            add_button("Raise the cap…", lambda: _ask_raise(room, one), "yes")
+            add_button(f"{yes}…", lambda: _ask_raise(room, one), "yes")
         else:
-            yes = {"proposal": "Keep", "unknown_call": "It was done"}.get(one.about, "Approve")
             add_button(yes, lambda: _approve(room, one), "yes", f"{yes} {one.name}: {asked.yes}", "check")
-        add_button("Deny…", lambda: _ask_denial(room, one, asked), "plain", f"Deny {one.name}")
+        add_button(f"{no}…", lambda: _ask_denial(room, one, asked, no), "plain", f"{no} {one.name}")
         if one.about == "approval":
             add_button("Edit…", lambda: _ask_edit(room, one, asked), "plain", f"Edit the arguments of {one.name}")
             add_button("Always…", lambda: _ask_always(room, one), "plain", f"Always allow {one.name}")
@@ -139,11 +150,11 @@ async def _send_approval(room: OpenPage, one: WaitingDecision, answer: ApprovalT
     return (await decisions.approve(room.desk, one.decision, answer)).sentence
 
 
-def _ask_denial(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
+def _ask_denial(room: OpenPage, one: WaitingDecision, asked: Put, no: str) -> None:
     async def do(given: FormValues) -> str:
         return (await decisions.deny(room.desk, one.decision, given["reason"])).sentence
 
-    open_dialog(room, f"Deny {one.name}?", f"{asked.no}.", (REASON,), "Deny", do, "stop")
+    open_dialog(room, f"{no}: {one.name}?", f"{asked.no}.", (REASON,), no, do, "stop")
 
 
 def _ask_edit(room: OpenPage, one: WaitingDecision, asked: Put) -> None:
@@ -317,7 +328,7 @@ RESUMED = ("halt", "paused", "stopped")
 
 
 def build_need_card(room: OpenPage, need: Need) -> Callable[[Need], None]:
-    """Shows what needs a person and is no decision, where it is settled, and what to type instead."""
+    """Shows what needs a person and is no decision, with the button that settles it, or the command where none does."""
     kind, title = label_decision(need.kind), word_scopes(need.sentence)
     with add_box("article", f"h-card h-ask {'h-danger' if kind.mood == 'bad' else ''}", title):
         with add_box("div", "h-lead"):
@@ -328,17 +339,41 @@ def build_need_card(room: OpenPage, need: Need) -> Callable[[Need], None]:
                     add_chip(kind.word)
         if need.why:
             add_text(need.why, "h-text h-small")
-        for command in need.commands:
+        answer = _find_answer(room, need)
+        for command in () if answer or need.kind == "kept" else need.commands:
             add_command(command)
         with add_box("div", "h-buttons"):
-            if need.kind == "question" and room.may("operator"):
-                add_button("Answer…", lambda: _ask_answer(room, need), "yes", f"Answer {need.agent}")
-            if need.kind in RESUMED and room.may("operator"):
-                scope = need.scope or f"agent:{need.agent}"
-                add_button("Resume…", lambda: ask_to_resume(room, scope), "plain", f"Resume {scope}")
+            if answer:
+                add_button(*answer)
             for text, path in list_need_pages(need):
                 add_link(text, path, "h-link h-go-on")
     return lambda _: None
+
+
+def _find_answer(room: OpenPage, need: Need) -> tuple[str, Click, str, str] | None:
+    """Returns the button that settles a need, if there is one that the person may press."""
+    if not room.may("operator"):
+        return None
+    match need.kind:
+        case "question":
+            return "Answer…", lambda: _ask_answer(room, need), "yes", f"Answer {need.agent}"
+        case "document":
+            return "Try again", lambda: _retry(room, need), "yes", f"Try again: {need.item}"
+        case "budget":
+            return "Raise the cap…", lambda: ask_cap(room, need.scope), "yes", f"Raise the cap of {need.scope}"
+        case kind if kind in RESUMED:
+            scope = need.scope or f"agent:{need.agent}"
+            return "Resume…", lambda: ask_to_resume(room, scope), "plain", f"Resume {scope}"
+        case _:
+            return None
+
+
+async def _retry(room: OpenPage, need: Need) -> None:
+    async def do() -> str:
+        agent, _, name = need.scope.removeprefix("trigger:").partition("/")
+        return (await retry_item(room.desk, agent, name, need.item)).sentence
+
+    await room.does(do())
 
 
 def list_need_pages(need: Need) -> list[tuple[str, str]]:

@@ -2,7 +2,7 @@
 
 import re
 from decimal import Decimal
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from halter.core.clock import DAY, HOUR, MINUTE, SECOND
 from halter.core.money import format_usd
@@ -275,3 +275,42 @@ _WINDOW: Final = re.compile(r"\(((?:minute|hour|day|month)(?:/[^)\s]*)?)\)")
 def join_counts(*counts: tuple[int, str]) -> str:
     """Joins what there is at all, as in "2 calls, 1 finding"."""
     return ", ".join(format_count(count, noun) for count, noun in counts if count)
+
+
+def format_value(value: Any) -> str:
+    """Shows a value of the hot state in words; what is deep inside of it is only counted."""
+    match value:
+        case str():
+            return value
+        case dict():
+            fields = cast("dict[str, Any]", value)
+            return ", ".join(f"{name}: {_format_inner(each)}" for name, each in fields.items()) or "none"
+        case list():
+            items = cast("list[Any]", value)
+            plain = not any(isinstance(each, dict | list) for each in items)
+            return (", ".join(map(_format_inner, items)) or "none") if plain else format_count(len(items), "item")
+        case _:
+            return _format_inner(value)
+
+
+def _format_inner(value: Any) -> str:
+    match value:
+        case str():
+            return value
+        case bool():
+            return "yes" if value else "no"
+        case None:
+            return "nothing"
+        case dict() | list():
+            count = len(cast("list[Any]", value))
+            return format_count(count, "item" if isinstance(value, list) else "field") if count else "none"
+        case _:
+            return str(value)
+
+
+MODES: Final = {
+    "ASSIST": "before most calls that change something",
+    "SEMI": "before restricted and risky calls",
+    "FULL": "only before privileged calls",
+}
+"""When an agent of a mode asks a person."""

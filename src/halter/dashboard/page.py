@@ -33,9 +33,10 @@ from halter.dashboard.parts import (
     add_text,
     make_legible,
 )
-from halter.operations import control, queries
+from halter.operations import control, money, queries
 from halter.operations.agents import AgentFolders
 from halter.operations.desk import Desk, Role, Who
+from halter.operations.money import Direction
 from halter.present.events import format_moment, format_relative_moment
 from halter.runtime.feed import Bus, FeedEvent, FeedGap, LiveUpdate
 from halter.runtime.runtime import Runtime
@@ -402,6 +403,9 @@ async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder)
     banner = add_box("div", role="status")
     halts = KeyedList(banner, lambda row: _build_halt_row(room, row))
     lost = _top(room, title)
+    # Also a page that has nothing to show says what waits.
+    await _show_halts(room, halts)
+    await _show_counts(room, title, counts)
     with add_box("div", "h-body", id="body"):
         refresh = await build(room)
 
@@ -413,8 +417,6 @@ async def build_frame(room: OpenPage, title: str, here: str, build: PageBuilder)
         await refresh(grown)
         room.age_moments()
 
-    await _show_halts(room, halts)
-    await _show_counts(room, title, counts)
     room.follow(refreshed, lost.say)
 
 
@@ -530,3 +532,15 @@ def ask_to_resume(room: OpenPage, scope: str) -> None:
     says = "Its sessions go on where they stand. A fleet takes a second for each of them, unless you name another time."
     over = FormField("over", "Let sessions go one after the other, over", "")
     open_dialog(room, f"Resume {scope}?", says, (over, REASON), "Resume", do)
+
+
+def ask_cap(room: OpenPage, scope: str, direction: Direction = "raise", window: str = "", stands: str = "") -> None:
+    """Asks for another cap of a scope, of the window that stands or of a named one."""
+
+    async def do(given: FormValues) -> str:
+        await money.set_cap(room.desk, direction, scope, given["cap"].strip(), window, given["reason"])
+        return f"The cap of {scope} was changed."
+
+    cap = FormField("cap", "New cap in dollars, or none")
+    title, yes = f"{direction.capitalize()} the cap of {scope}?", direction.capitalize()
+    open_dialog(room, title, f"{stands}The change is recorded with your name.", (cap, REASON), yes, do)

@@ -23,7 +23,7 @@ from halter.core.money import ZERO_USD, format_unit_amount
 from halter.core.public_json import encode_public_json
 from halter.core.text import clean
 from halter.dashboard.labels import format_money, format_tokens, format_window, label_outcome, shorten_id
-from halter.dashboard.page import REASON, FeedChanges, FormField, FormValues, OpenPage, RefreshPage, open_dialog
+from halter.dashboard.page import FeedChanges, OpenPage, RefreshPage, ask_cap
 from halter.dashboard.parts import (
     KeyedList,
     Plot,
@@ -141,6 +141,7 @@ async def build_budgets_page(room: OpenPage) -> RefreshPage:
         period: Any = ui.select(list(SUM_PERIODS), label="In the last", value="24 hours").props("outlined dense")
     with add_box("div", "h-two"):
         sums = [_build_sums(title, column) for title, column in (("By model", "requests"), ("By tool", "calls"))]
+    nothing = add_text("", "h-none")
     with add_section("Caps", card=True):
         lines = KeyedList[CapPlace](add_table("Caps", BUDGET_COLUMNS, NUMBER_COLUMNS), lambda one: _row(room, one))
     with add_section("Policy of the store", card=True):
@@ -161,6 +162,7 @@ async def build_budgets_page(room: OpenPage) -> RefreshPage:
         spent = await money.read_spending(room.desk, room.now - SUM_PERIODS[str(period.value)])
         for show, of in zip(sums, (True, False), strict=True):
             show([line for line in spent if is_of_model(line) == of])
+        nothing.say("" if spent else "No model was asked and no tool cost anything in this time.")
 
     async def again() -> None:
         await refresh(FeedChanges(everything=True))
@@ -206,10 +208,9 @@ MAX_SUMS = 12
 
 
 def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]:
-    with add_section(title, card=True):
+    with add_box("div") as section, add_section(title, card=True):
         columns = (title.removeprefix("By "), column, "in", "out", "spent", "each", "share")
         body = add_table(title, columns, columns[1:-1])
-        none = add_text("", "h-none")
 
     def build(one: NamedSum) -> Callable[[NamedSum], None]:
         with add_box("tr"):
@@ -238,7 +239,7 @@ def _build_sums(title: str, column: str) -> Callable[[Sequence[Spending]], None]
     def show(lines: Sequence[Spending]) -> None:
         found = sum_by_name(lines)
         rows.show({one.name: one for one in found})
-        none.say("" if found else f"No {columns[0]} cost anything in this time.")
+        section.set_visibility(bool(found))
 
     return show
 
@@ -328,17 +329,8 @@ def _name_scope(row: Budget) -> None:
 
 
 def _change(room: OpenPage, row: Budget, direction: Direction) -> None:
-    async def do(given: FormValues) -> str:
-        await money.set_cap(room.desk, direction, row.scope, given["cap"].strip(), row.window, given["reason"])
-        return f"The cap of {row.scope} was changed."
-
-    says = (
-        f"{row.scope} ({row.window or 'its life'}) has {format_budget_cap(row)}. The change is recorded with your name."
-    )
-    cap = FormField("cap", "New cap in dollars, or none")
-    open_dialog(
-        room, f"{direction.capitalize()} the cap of {row.scope}?", says, (cap, REASON), direction.capitalize(), do
-    )
+    stands = f"{row.scope} ({row.window or 'its life'}) has {format_budget_cap(row)}. "
+    ask_cap(room, row.scope, direction, row.window, stands)
 
 
 PAGE = 50
@@ -349,6 +341,7 @@ DEFAULT_SEARCH_AGE = "7d"
 OWN_PERIOD = "From … to …"
 PERIODS = {"Last hour": "1h", "Last 24 hours": "24h", "Last 7 days": "7d", "Last 30 days": "30d", OWN_PERIOD: ""}
 SAFE_NOTE = f"SAFE calls are read from the newest {queries.MOST_SAFE_SESSIONS} sessions that fit."
+LEFT_OUT_NOTE = "Calls of SAFE tools are left out; tick “SAFE calls, too” to see them."
 
 
 def parse_audit_filter(given: Mapping[str, str], now: int) -> AuditFilter:
@@ -402,7 +395,7 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
             room.say(str(error), bad=True)
             return
         count = f"{looking_for.count} shown, the newest first." if looking_for.count else "Nothing was found."
-        shown_as.say(f"{count} {SAFE_NOTE}" if inputs["safe"].value else count)
+        shown_as.say(f"{count} {SAFE_NOTE if inputs['safe'].value else LEFT_OUT_NOTE}")
         older.set_visibility(more)
 
     form.on("submit.prevent", go)

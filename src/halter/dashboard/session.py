@@ -1,18 +1,13 @@
-"""Pages of sessions: the list, one session with timeline, hot state and transcript, and its receipt."""
+"""Pages of a session: one session with timeline, hot state and transcript, and its receipt."""
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import msgspec
-from nicegui import ui
 from nicegui.element import Element
 
-from halter.core.clock import SECOND
 from halter.core.events import (
     CallRefused,
     CallSettled,
@@ -35,7 +30,6 @@ from halter.core.money import ZERO_USD, micros_to_usd
 from halter.core.ports import Stored, read_body
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
-from halter.core.vocabulary import END_STATES
 from halter.dashboard.history import (
     LANES,
     ZOOM,
@@ -50,13 +44,12 @@ from halter.dashboard.history import (
 from halter.dashboard.home import build_decision_card
 from halter.dashboard.labels import (
     KINDS,
-    STATES,
     explain_end,
     explain_terminal,
-    format_age,
     format_money,
     format_span,
     format_tokens,
+    format_value,
     label_outcome,
     label_sensor,
     label_state,
@@ -68,12 +61,9 @@ from halter.dashboard.parts import (
     KeyedList,
     Plot,
     Point,
-    RunBar,
-    RunBars,
     add_arguments,
     add_box,
     add_button,
-    add_cell,
     add_chip,
     add_icon,
     add_id,
@@ -84,7 +74,6 @@ from halter.dashboard.parts import (
     add_sheet,
     add_spark,
     add_stat,
-    add_table,
     add_text,
     chart_timeline,
     make_legible,
@@ -188,7 +177,8 @@ class HotStatePanel:
             age = self._room.add_moment(None, "h-dim h-small")
 
         def show(one: KnownFact) -> None:
-            value.say(describe_value(one.value))
+            value.say(format_value(one.value))
+            value.props["title"] = make_legible(describe_value(one.value), MAX_TITLE)
             props: dict[str, Any] = age.props
             self._room.set_moment(age, one.fact.at)
             props["title"] = f"{props['title']}, by {one.fact.by}" if one.fact.by else props["title"]
@@ -199,7 +189,11 @@ class HotStatePanel:
         return show
 
 
+MAX_TITLE: Final = 500
+
+
 def describe_value(value: Any) -> str:
+    """Writes a value as it is kept."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -513,163 +507,6 @@ def _cancel(room: OpenPage, row: SessionRow) -> None:
 
     says = "It ends for good: what it has in flight is stopped, and nothing of it starts again."
     open_dialog(room, f"Cancel {row.session}?", says, (REASON,), "Cancel the session", do, "stop")
-
-
-SESSION_COLUMNS = ("session", "state", "agent", "cost", "time", "began")
-PAGE = 25
-SEARCHED = 200
-"""How many of the newest sessions are searched."""
-FILTERS: Final = ("Every state", "Under way", "Waiting for a person", "Ended well", "Ended badly")
-
-
-STATES_OF: Final = {
-    "Waiting for a person": tuple(name for name, label in STATES.items() if label.mood == "look"),
-    "Ended well": tuple(name for name in sorted(END_STATES) if label_state(name).mood == "good"),
-    "Ended badly": tuple(name for name in sorted(END_STATES) if label_state(name).mood == "bad"),
-}
-
-
-async def read_sessions(room: OpenPage, agent: str, wanted: str, limit: int) -> list[SessionRow]:
-    """Reads the newest sessions that fit, however long ago they were: each state is asked for by its index."""
-    if wanted == "Under way":
-        rows = [row for row in await queries.sessions_under_way(room.desk) if agent in ("", row.agent)]
-    elif wanted in STATES_OF:
-        rows = [row for state in STATES_OF[wanted] for row in await queries.sessions(room.desk, agent, state, 0, limit)]
-    else:
-        rows = list(await queries.sessions(room.desk, agent, limit=limit))
-    fits = [row for row in rows if fits_filter(row, wanted)]
-    return sorted(fits, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
-
-
-MAX_RUN_BARS: Final = 60
-
-
-def make_run_bar(row: SessionRow, now: int) -> RunBar:
-    label, took = label_state(row.state), max(0, (row.ended_at or now) - row.started_at)
-    title = f"{row.session}: {label.word}, {format_span(took)}, {format_age(row.started_at, now)}"
-    return RunBar(f"/session/{row.session}", title, label.mood, math.log1p(took / SECOND))
-
-
-def fits_filter(row: SessionRow, wanted: str) -> bool:
-    mood, over = label_state(row.state).mood, row.ended_at is not None
-    match wanted:
-        case "Under way":
-            return not over
-        case "Waiting for a person":
-            return not over and mood == "look"
-        case "Ended well":
-            return over and mood == "good"
-        case "Ended badly":
-            return over and mood == "bad"
-        case _:
-            return True
-
-
-@dataclass(frozen=True, slots=True)
-class ListedSession:
-    """A session as the list shows it."""
-
-    row: SessionRow
-    title: str
-    spent: Decimal
-    tokens: int
-
-
-async def build_sessions_page(room: OpenPage) -> RefreshPage:
-    shown, titles = [PAGE], dict[str, str]()
-    every = "Every agent"
-    with add_box("div", "h-filters", "Filter the sessions", role="search"):
-        text: Any = ui.input("Search").props("outlined dense clearable")
-        at_first = room.asked_for("state")
-        state: Any = ui.select(
-            list(FILTERS), value=at_first if at_first in FILTERS else FILTERS[0], label="State"
-        ).props("outlined dense")
-        named = make_legible(room.asked_for("agent")) or every
-        agent: Any = ui.select([every, *({named} - {every})], value=named, label="Agent").props("outlined dense")
-    bars = RunBars("The newest of these sessions, by how they went")
-    with add_section("Sessions", card=True, heading=False):
-        lines = KeyedList[ListedSession](add_table("Sessions", SESSION_COLUMNS, ("cost",)), lambda one: _row(room, one))
-        none = add_text("", "h-none")
-        searched = add_text("", "h-dim h-small")
-        older = add_button("Older", lambda: None)
-
-    async def title(row: SessionRow) -> str:
-        if row.session not in titles:
-            titles[row.session] = await queries.session_title(room.desk, row)
-        return titles[row.session]
-
-    async def list_session(row: SessionRow) -> ListedSession:
-        spent = await queries.session_spent(room.desk, row.session)
-        return ListedSession(row, await title(row), spent, await queries.session_tokens(room.desk, row.session))
-
-    async def refresh(_: FeedChanges) -> None:
-        words = str(text.value or "").strip().casefold()
-        of = "" if agent.value == every else str(agent.value)
-        wanted = str(state.value)
-        wide = bool(words) or wanted != FILTERS[0]
-        found = await read_sessions(room, of, wanted, SEARCHED if words else max(MAX_RUN_BARS, shown[0] + 1))
-        bars.show([make_run_bar(row, room.now) for row in reversed(found[:MAX_RUN_BARS])])
-        if words:
-            found = [row for row in found if words in f"{await title(row)} {row.session} {row.agent}".casefold()]
-        listed = [await list_session(row) for row in found[: shown[0]]]
-        lines.show({one.row.session: one for one in listed})
-        older.set_visibility(len(found) > shown[0])
-        none.say("" if listed else "No session fits." if wide or of else "There is no session yet.")
-        searched.say(f"Searched among the newest {SEARCHED} sessions that fit." if words else "")
-        known = [every, *sorted(await queries.agents_seen(room.app.store) | ({of} - {""}))]
-        known = [name for name in known if name == every or room.who.sees(name)]
-        if agent.options != known:
-            agent.set_options(known)
-
-    async def more() -> None:
-        shown[0] += PAGE
-        await refresh(FeedChanges())
-
-    async def again() -> None:
-        shown[0] = PAGE
-        given = {"agent": "" if agent.value == every else agent.value, "state": state.value}
-        kept = {name: value for name, value in given.items() if value not in ("", FILTERS[0])}
-        # The address leads back to what is shown.
-        ui.navigate.history.replace(f"/sessions?{urlencode(kept)}" if kept else "/sessions")
-        await refresh(FeedChanges())
-
-    for each in (text, state, agent):
-        each.on_value_change(again)
-    older.on_click(more)
-    await refresh(FeedChanges())
-    return refresh
-
-
-def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
-    row = one.row
-    with add_box("tr"):
-        with add_box("td"):
-            add_link(one.title, f"/session/{row.session}").classes("h-what")
-            with add_box("div", "h-row"):
-                add_id(row.session)
-        with add_box("td"):
-            state = add_chip("")
-            why = add_text("", "h-dim h-small")
-        with add_box("td"):
-            add_link(row.agent, f"/agent/{row.agent}")
-            add_text(row.trigger.partition("/")[2] or KINDS.get(row.kind, row.kind), "h-dim h-small")
-        with add_box("td", "h-num"):
-            cost, tokens = add_text("", ""), add_text("", "h-dim h-small")
-        took = add_cell("", "h-short")
-        with add_box("td", "h-short"):
-            room.add_moment(row.started_at)
-
-    def show(one: ListedSession) -> None:
-        row = one.row
-        set_chip(state, label_state(row.state))
-        wakes = f"wakes {format_age(row.due_at, room.now)}" if row.due_at and row.due_at > room.now else ""
-        why.say(explain_end(row) if row.ended_at is not None else wakes)
-        cost.say(format_money(one.spent))
-        tokens.say(f"{format_tokens(one.tokens)} tokens" if one.tokens else "")
-        took.say(format_span(max(0, (row.ended_at or room.now) - row.started_at)))
-
-    show(one)
-    return show
 
 
 def _word_receipt(part: Facts | Listing | str, made: Receipt) -> Facts | Listing | str:

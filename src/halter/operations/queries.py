@@ -14,7 +14,7 @@ from halter.core.events import AnyEvent, CallSettled, CallStarted, SensorChanged
 from halter.core.ids import StreamId, inbox_stream, session_stream
 from halter.core.money import ZERO_USD, BudgetRow, Usd, micros_to_usd
 from halter.core.ports import Query, Store, Stored, parse_notification, read_body
-from halter.core.rows import AgentRow, HaltRow, OutageRow, SavedHotState, SessionRow
+from halter.core.rows import AgentRow, HaltRow, ItemRow, OutageRow, SavedHotState, SessionRow
 from halter.core.text import LAST_CHARACTER, from_body, shorten, to_one_line
 from halter.core.vocabulary import END_STATES, State
 from halter.operations.desk import LATEST, Agent, Count, Desk, Limit, Moment, Name, Session, Words, readable, wrong
@@ -211,11 +211,16 @@ async def session_tokens(desk: Desk, session: str) -> int:
 
 
 async def session_title(desk: Desk, row: SessionRow) -> str:
-    """Name a session by the first line of its task, or by what started it."""
+    """Name a session by its document and the first line of its task, or by what started it.
+
+    The runs of a watch all have the same task: their documents tell them apart.
+    """
+    of = await desk.app.store.ask(Query("items_of_session", ItemRow, {"session": row.session})) if row.trigger else ()
+    document = f"{to_one_line(of[0].name)}: " if of else ""
     for stored in await desk.app.store.read(session_stream(row.session), 0, 1):
         words = from_body(await read_body(desk.app.store, stored)).strip()
         if words:
-            return shorten(to_one_line(words.splitlines()[0]), TITLE)
+            return shorten(f"{document}{to_one_line(words.splitlines()[0])}", TITLE)
     if row.kind == "autonomous":
         return f"{row.agent} runs by itself"
     return f"{row.agent}: {row.trigger.partition('/')[2] or row.kind}"

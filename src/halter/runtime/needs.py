@@ -42,7 +42,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that waits for a person: what is wanted, why, and the commands that answer it.
 
     `why` is the model's own reason, or what led to it; `shown` are the arguments. An open decision is named, and so is
-    the scope that is halted or near its cap.
+    the scope that is halted or near its cap, and the document that was left.
     """
 
     kind: NeedKind
@@ -54,6 +54,7 @@ class Need(msgspec.Struct, frozen=True, kw_only=True):
     decision: str = ""
     session: str = ""
     scope: str = ""
+    item: str = ""
 
     @property
     def line(self) -> str:
@@ -234,6 +235,7 @@ def make_document_need(trigger: str, item: str, name: str, why: str) -> Need:
         why=why,
         commands=commands,
         scope=f"trigger:{trigger}",
+        item=item,
     )
 
 

@@ -1,0 +1,244 @@
+"""The list of sessions: searched, filtered, paged, and drawn as bars."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from nicegui import ui
+
+from halter.core.clock import SECOND
+from halter.core.rows import SessionRow
+from halter.core.vocabulary import END_STATES
+from halter.dashboard.labels import (
+    KINDS,
+    STATES,
+    explain_end,
+    format_age,
+    format_money,
+    format_span,
+    format_tokens,
+    label_state,
+)
+from halter.dashboard.page import FeedChanges, OpenPage, RefreshPage
+from halter.dashboard.parts import (
+    KeyedList,
+    RunBar,
+    RunBars,
+    add_box,
+    add_button,
+    add_cell,
+    add_chip,
+    add_id,
+    add_link,
+    add_section,
+    add_table,
+    add_text,
+    make_legible,
+    set_chip,
+)
+from halter.operations import queries
+
+SESSION_COLUMNS = ("session", "state", "agent", "cost", "time", "began")
+PAGE = 25
+SEARCHED = 200
+"""How many of the newest sessions are searched."""
+FILTERS: Final = ("Every state", "Under way", "Waiting for a person", "Ended well", "Ended badly")
+
+
+STATES_OF: Final = {
+    "Waiting for a person": tuple(name for name, label in STATES.items() if label.mood == "look"),
+    "Ended well": tuple(name for name in sorted(END_STATES) if label_state(name).mood == "good"),
+    "Ended badly": tuple(name for name in sorted(END_STATES) if label_state(name).mood == "bad"),
+}
+
+
+async def read_sessions(room: OpenPage, agent: str, wanted: str, limit: int) -> list[SessionRow]:
+    """Reads the newest sessions that fit, however long ago they were: each state is asked for by its index."""
+    if wanted == "Under way":
+        rows = [row for row in await queries.sessions_under_way(room.desk) if agent in ("", row.agent)]
+    elif wanted in STATES_OF:
+        rows = [row for state in STATES_OF[wanted] for row in await queries.sessions(room.desk, agent, state, 0, limit)]
+    else:
+        rows = list(await queries.sessions(room.desk, agent, limit=limit))
+    fits = [row for row in rows if fits_filter(row, wanted)]
+    return sorted(fits, key=lambda row: (row.started_at, row.session), reverse=True)[:limit]
+
+
+MAX_RUN_BARS: Final = 60
+
+
+def make_run_bar(row: SessionRow, now: int) -> RunBar:
+    label, took = label_state(row.state), max(0, (row.ended_at or now) - row.started_at)
+    title = f"{row.session}: {label.word}, {format_span(took)}, {format_age(row.started_at, now)}"
+    return RunBar(f"/session/{row.session}", title, label.mood, math.log1p(took / SECOND))
+
+
+def fits_filter(row: SessionRow, wanted: str) -> bool:
+    mood, over = label_state(row.state).mood, row.ended_at is not None
+    match wanted:
+        case "Under way":
+            return not over
+        case "Waiting for a person":
+            return not over and mood == "look"
+        case "Ended well":
+            return over and mood == "good"
+        case "Ended badly":
+            return over and mood == "bad"
+        case _:
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSession:
+    """A session as the list shows it."""
+
+    row: SessionRow
+    title: str
+    spent: Decimal
+    tokens: int
+
+
+EVERY_AGENT: Final = "Every agent"
+
+
+class SessionFilter:
+    """What a person looks for; the address of the page leads back to it."""
+
+    def __init__(self, room: OpenPage) -> None:
+        state, agent = room.asked_for("state"), make_legible(room.asked_for("agent")) or EVERY_AGENT
+        with add_box("div", "h-filters", "Filter the sessions", role="search"):
+            self._text: Any = ui.input("Search").props("outlined dense clearable")
+            chosen = state if state in FILTERS else FILTERS[0]
+            self._state: Any = ui.select(list(FILTERS), value=chosen, label="State").props("outlined dense")
+            agents = list(dict.fromkeys((EVERY_AGENT, agent)))
+            self._agent: Any = ui.select(agents, value=agent, label="Agent").props("outlined dense")
+
+    @property
+    def words(self) -> str:
+        return str(self._text.value or "").strip().casefold()
+
+    @property
+    def state(self) -> str:
+        return str(self._state.value)
+
+    @property
+    def agent(self) -> str:
+        return "" if self._agent.value == EVERY_AGENT else str(self._agent.value)
+
+    @property
+    def narrows(self) -> bool:
+        return bool(self.words or self.agent) or self.state != FILTERS[0]
+
+    @property
+    def path(self) -> str:
+        given = {"agent": self.agent, "state": self.state}
+        kept = {name: value for name, value in given.items() if value not in ("", FILTERS[0])}
+        return f"/sessions?{urlencode(kept)}" if kept else "/sessions"
+
+    def offer(self, agents: list[str]) -> None:
+        """Offers these agents, and the one that was asked for."""
+        known = [EVERY_AGENT, *sorted({*agents, self.agent} - {""})]
+        if self._agent.options != known:
+            self._agent.set_options(known)
+
+    def on_change(self, do: Callable[[], Any]) -> None:
+        for each in (self._text, self._state, self._agent):
+            each.on_value_change(do)
+
+
+class SessionList:
+    """The sessions that fit, the newest first, as many as were asked for."""
+
+    def __init__(self, room: OpenPage, wanted: SessionFilter) -> None:
+        self._room, self._wanted = room, wanted
+        self._count = PAGE
+        self._titles: dict[str, str] = {}
+        self._bars = RunBars("The newest of these sessions, by how they went")
+        with add_section("Sessions", card=True, heading=False):
+            body = add_table("Sessions", SESSION_COLUMNS, ("cost",))
+            self._lines = KeyedList[ListedSession](body, lambda one: _row(room, one))
+            self._none, self._searched = add_text("", "h-none"), add_text("", "h-dim h-small")
+            self._older = add_button("Older", self._show_more)
+
+    async def show(self) -> None:
+        words, room = self._wanted.words, self._room
+        limit = SEARCHED if words else max(MAX_RUN_BARS, self._count + 1)
+        found = await read_sessions(room, self._wanted.agent, self._wanted.state, limit)
+        self._bars.show([make_run_bar(row, room.now) for row in reversed(found[:MAX_RUN_BARS])])
+        if words:
+            found = [row for row in found if words in f"{await self._title(row)} {row.session} {row.agent}".casefold()]
+        listed = [await self._read(row) for row in found[: self._count]]
+        self._lines.show({one.row.session: one for one in listed})
+        self._older.set_visibility(len(found) > self._count)
+        self._none.say("" if listed else "No session fits." if self._wanted.narrows else "There is no session yet.")
+        self._searched.say(f"Searched among the newest {SEARCHED} sessions that fit." if words else "")
+
+    async def show_first(self) -> None:
+        self._count = PAGE
+        await self.show()
+
+    async def _show_more(self) -> None:
+        self._count += PAGE
+        await self.show()
+
+    async def _title(self, row: SessionRow) -> str:
+        if row.session not in self._titles:
+            self._titles[row.session] = await queries.session_title(self._room.desk, row)
+        return self._titles[row.session]
+
+    async def _read(self, row: SessionRow) -> ListedSession:
+        desk = self._room.desk
+        spent, tokens = await queries.session_spent(desk, row.session), await queries.session_tokens(desk, row.session)
+        return ListedSession(row, await self._title(row), spent, tokens)
+
+
+async def build_sessions_page(room: OpenPage) -> RefreshPage:
+    wanted = SessionFilter(room)
+    listed = SessionList(room, wanted)
+
+    async def refresh(_: FeedChanges) -> None:
+        await listed.show()
+        wanted.offer([name for name in await queries.agents_seen(room.app.store) if room.who.sees(name)])
+
+    async def search() -> None:
+        ui.navigate.history.replace(wanted.path)
+        await listed.show_first()
+
+    wanted.on_change(search)
+    await refresh(FeedChanges())
+    return refresh
+
+
+def _row(room: OpenPage, one: ListedSession) -> Callable[[ListedSession], None]:
+    row = one.row
+    with add_box("tr"):
+        with add_box("td"):
+            add_link(one.title, f"/session/{row.session}").classes("h-what")
+            with add_box("div", "h-row"):
+                add_id(row.session)
+        with add_box("td"):
+            state = add_chip("")
+            why = add_text("", "h-dim h-small")
+        with add_box("td"):
+            add_link(row.agent, f"/agent/{row.agent}")
+            add_text(row.trigger.partition("/")[2] or KINDS.get(row.kind, row.kind), "h-dim h-small")
+        with add_box("td", "h-num"):
+            cost, tokens = add_text("", ""), add_text("", "h-dim h-small")
+        took = add_cell("", "h-short")
+        with add_box("td", "h-short"):
+            room.add_moment(row.started_at)
+
+    def show(one: ListedSession) -> None:
+        row = one.row
+        set_chip(state, label_state(row.state))
+        wakes = f"wakes {format_age(row.due_at, room.now)}" if row.due_at and row.due_at > room.now else ""
+        why.say(explain_end(row) if row.ended_at is not None else wakes)
+        cost.say(format_money(one.spent))
+        tokens.say(f"{format_tokens(one.tokens)} tokens" if one.tokens else "")
+        took.say(format_span(max(0, (row.ended_at or room.now) - row.started_at)))
+
+    show(one)
+    return show
