@@ -21,6 +21,7 @@ DRILLS: Final = (
     "restore",
     "chaos",
     "proxy",
+    "hook",
     "inject",
 )
 """Every drill by name, in the order in which all of them run; each is the `DRILL` of the module of its name."""

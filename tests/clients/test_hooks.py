@@ -6,8 +6,10 @@
 import json
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,13 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 BINARIES = Path(os.environ.get("HALTER_CLIENTS", Path(__file__).parents[2] / ".clients")) / "node_modules" / ".bin"
 SECRET = "sk-ant-api03-" + "a1b2c3d4e5" * 9 + "abc-AA"
 FORCE = "git push --force; echo bad > bad.txt"
+A_DAY_LATER = """
+import sys, time
+now = time.time_ns
+time.time_ns = lambda: now() + 86_400_000_000_000
+from halter.cli import main
+sys.exit(main())
+"""
 CODEX = """model_provider = "fake"
 [model_providers.fake]
 name = "fake"
@@ -50,6 +59,19 @@ class Desk:
         self.server = Halter(["hook", "serve"], env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL)
         assert self.server.stdout is not None
         assert b"are answered" in self.server.stdout.readline()
+
+    @contextmanager
+    def a_day_later(self) -> Iterator[None]:
+        """A server whose clock is a day ahead, in the place of the one before."""
+        self.end()
+        words = [sys.executable, "-c", A_DAY_LATER, "hook", "serve"]
+        with subprocess.Popen(words, env=self.environ, cwd=self.home, stdout=subprocess.PIPE) as server:
+            try:
+                assert server.stdout is not None
+                assert b"are answered" in server.stdout.readline()
+                yield
+            finally:
+                server.kill()
 
     def end(self) -> None:
         if self.server is not None:
@@ -168,16 +190,18 @@ def test_a_hook_under_attack_lets_no_tool_run(desk: Desk, attack: str) -> None:
 
 
 @pytest.mark.parametrize("desk", ["claude"], indirect=True)
-def test_a_deferred_call_runs_once_when_it_is_resumed(desk: Desk) -> None:
+def test_a_deferred_call_that_is_approved_a_day_later_runs_once_when_it_is_resumed(desk: Desk) -> None:
     desk.begin()
     count = "echo once >> once.txt; git push --force"
     with Provider([calls(shell(desk, "toolu_1", count)), text("done")]) as provider:
         said = desk.claude(provider, "go")
         assert (said["stop_reason"], said["deferred_tool_use"]["id"]) == ("tool_deferred", "toolu_1")
         (asked,) = desk.shown("inbox")
-        assert desk.halter("approve", asked["decision"])[0] == 0
-        for _ in range(2):
-            desk.claude(provider, "go on", "--resume", said["session_id"], allowed="Read")
+        with desk.a_day_later():
+            words = [sys.executable, "-c", A_DAY_LATER, "approve", asked["decision"]]
+            subprocess.run(words, env=desk.environ, cwd=desk.home, check=True, capture_output=True, timeout=60)
+            for _ in range(2):
+                desk.claude(provider, "go on", "--resume", said["session_id"], allowed="Read")
     assert (desk.project / "once.txt").read_text() == "once\n"
 
 

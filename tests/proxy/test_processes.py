@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx2
 import pytest
+from typer.testing import CliRunner
 
+from halter.cli import build
 from halter.core.events import RequestSettled, RequestStarted
 
 OPUS = "claude-opus-5-5"
@@ -83,6 +85,31 @@ async def test_what_a_killed_proxy_held_settles_at_its_maximum(unopened: Any) ->
     async with asyncio.timeout(20):
         while (await place.sessions())[0].state != "ERROR":  # noqa: ASYNC110 Another task ends it.
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize(("client", "dialect"), [("claude", "/messages"), ("codex", "/responses"), ("llm", "/chat")])
+async def test_one_request_shows_that_a_client_is_served(place: Any, client: str, dialect: str) -> None:
+    code, said = await check(client, "--url", place.root, "--key", place.key(max_cost_usd_per_day="0.05"))
+    assert (code, "is served" in said) == (0, True), said
+    assert dialect in place.provider.paths[-1]
+    assert await place.spent() == place.provider.billed > 0
+
+
+async def test_a_client_that_is_not_served_is_told_why(place: Any) -> None:
+    code, said = await check("claude", "--url", place.root, "--key", place.key(max_cost_usd_per_day="0.000001"))
+    assert code == 1
+    assert "The answer was 402: Halter: It may cost" in said
+    code, said = await check("claude", "--url", place.root, "--key", "sk-other")
+    assert (code, "The answer was 401: Halter: this key opens nothing" in said) == (1, True), said
+    code, said = await check("claude", "--url", "http://127.0.0.1:9", "--key", "sk-other")
+    assert (code, "Start it with `halter proxy`" in said) == (1, True), said
+    assert (await check("emacs", "--key", "k"))[0] == (await check("claude"))[0] == 2
+
+
+async def check(*words: str) -> tuple[int, str]:
+    """Type `halter proxy check`; return its exit code, and what it prints."""
+    said = await asyncio.to_thread(CliRunner().invoke, build(), ["proxy", "check", *words])
+    return said.exit_code, said.output
 
 
 async def test_a_server_serves_the_proxy_too(unopened: Any) -> None:

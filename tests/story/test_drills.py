@@ -33,6 +33,7 @@ FEW = {
     "authority": 1,
     "restore": 1,
     "proxy": 1,
+    "hook": 1,
     "inject": len(load_attacks()),
 }
 BITES = {
@@ -49,6 +50,7 @@ BITES = {
     "authority": r"SKILL.md was changed",
     "restore": r"was denied, and ran",
     "proxy": r"was billed, and .+ is recorded",
+    "hook": r": the tool ran",
     "inject": r"ran with a value of the attacker, and no person was asked",
 }
 """What the checker of each drill finds where that part is broken which `--teeth` breaks."""

@@ -1,0 +1,314 @@
+"""Of another program with Halter's hooks, no tool runs that Halter did not admit, whatever happens to hook and server.
+
+The commands that an installation writes are run as programs run them, and their answers are read as the most careless
+of these programs reads them: only the exit code 2 with a sentence blocks. Hooks are killed; servers are gone, hang,
+are killed while they decide, answer garbage, nothing or an older version, or are others that say yes. What would have
+run is then compared with the intents that plain SQL finds in the store.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import tempfile
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Literal, cast
+
+import msgspec
+
+from halter.hooks import client
+from halter.hooks.install import make_command, write_policy
+from halter.hooks.registry import HookedProgram, HookFolder
+from halter.settings import Settings
+from halter_drills.checker import StoreContents, check, found_at
+from halter_drills.children import Child, Children, Pipe, children
+from halter_drills.drill import Drill, DrillResult, Ground, Setting, in_memory, own_store, result
+
+HookAttack = Literal[
+    "nothing",
+    "a risky call",
+    "the hook is killed",
+    "no event",
+    "garbage as event",
+    "no server",
+    "the server hangs",
+    "the server is killed while it decides",
+    "the answer is empty",
+    "the answer is garbage",
+    "the answer is of an older version",
+    "the answer is cut off",
+    "another server says yes",
+    "the server's yes to another call",
+]
+Answering = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+AGENT: Final = "claude-code"
+HARMLESS: Final = "ls -la"
+RISKY: Final = "git push --force"
+WAIT_SECONDS: Final = 60
+HANG_SECONDS: Final = 1
+_ALLOW: Final = b'{"hookSpecificOutput":{"hookEventName":"PreToolUse","permissionDecision":"allow"}}'
+_FAILS_CLOSED: Final = " || {"
+_LONGEST_SECONDS: Final = 60
+
+
+class HookCase(msgspec.Struct, frozen=True):
+    """One tool call, and what happens while it is judged."""
+
+    call: str
+    attack: HookAttack
+
+    def event(self) -> bytes:
+        if self.attack == "no event":
+            return b""
+        if self.attack == "garbage as event":
+            return b"\x00 this is no JSON"
+        typed = RISKY if self.attack == "a risky call" else HARMLESS
+        said = {"session_id": "drill", "transcript_path": "/t", "cwd": "/home", "hook_event_name": "PreToolUse"}
+        call = {"tool_name": "Bash", "tool_input": {"command": typed}, "tool_use_id": self.call}
+        return json.dumps({**said, **call}).encode()
+
+
+class HookRun(msgspec.Struct, frozen=True):
+    """How a hook ended."""
+
+    code: int
+    out: bytes
+    err: bytes
+
+    def lets_run(self) -> bool:
+        """Whether the most careless program runs the tool: one takes every failure but 2 with a sentence for a yes."""
+        if self.code:
+            return self.code != client.BLOCKED or not self.err.strip()
+        try:
+            said: Any = json.loads(self.out or b"{}")
+            decision: Any = said.get("hookSpecificOutput", {}).get("permissionDecision", "allow")
+        except (ValueError, AttributeError):
+            return True
+        return decision == "allow"
+
+
+def run(setting: Setting) -> DrillResult:
+    with (
+        own_store(in_memory(setting)) as ground,
+        children(__name__) as started,
+        tempfile.TemporaryDirectory(prefix="h-") as place,
+    ):
+        return asyncio.run(_drilled(setting, ground, started, Path(place)))
+
+
+async def _drilled(setting: Setting, ground: Ground, started: Children, place: Path) -> DrillResult:
+    folder = HookFolder(place / "hooks")
+    folder.key(make=True)
+    policy = str(write_policy(folder, AGENT, "Claude Code"))
+    entry = HookedProgram(agent=AGENT, program="claude", folder=policy, wait_seconds=0)
+    folder.put(entry)
+    line = make_command(entry, folder)
+    if setting.teeth:
+        # A hook whose failure is taken for a yes, as programs do that were not told otherwise.
+        line = f"{line[: line.index(_FAILS_CLOSED)]} || true"
+    cases = [
+        HookCase(f"t{number}-{place}", attack)
+        for number in range(setting.seeds or 1)
+        for place, attack in enumerate(_ATTACKS)
+    ]
+    ran: dict[str, HookCase] = {}
+    for number, case in enumerate(cases):
+        setting.progress(number, len(cases), case.attack)
+        ended = await _ATTACKS[case.attack](_Stage(ground, started, folder, line), case)
+        if ended.lets_run():
+            ran[case.call] = case
+    setting.progress(len(cases), len(cases), "checked")
+    found = found_at(ground.url)
+    violations = [*check(found), *_compare(cases, ran, found)]
+    return result(DRILL.name, ground.kind, len(cases), violations, {"attacks": len(_ATTACKS), "ran": len(ran)})
+
+
+async def serve_gate(pipe: Pipe, url: str, place: str) -> None:
+    """Answer hooks on the drill's store, until the drill says otherwise."""
+    from halter.hooks.server import serve_hooks
+    from halter.runtime.runtime import open_runtime
+
+    hooks = Path(place)
+    settings = Settings(
+        store=url,
+        checkpoints=hooks.parent / "checkpoints",
+        signing_key=hooks.parent / "signing.key",
+        person="drill",
+        hooks=hooks,
+    )
+    async with open_runtime(settings, environ={}) as app:
+        serving = asyncio.ensure_future(serve_hooks(app, lambda _: None, lambda _: pipe.send("ready")))
+        await asyncio.to_thread(pipe.recv)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    pipe.send("ended")
+
+
+class _Stage:
+    """Where an attack takes place."""
+
+    def __init__(self, ground: Ground, started: Children, folder: HookFolder, line: str) -> None:
+        self._ground = ground
+        self._started = started
+        self.folder = folder
+        self._line = line
+
+    async def start_hook(self, seconds: int = WAIT_SECONDS) -> Process:
+        line = self._line.replace(f"{self.folder.path} {WAIT_SECONDS}", f"{self.folder.path} {seconds}")
+        return await asyncio.create_subprocess_exec("/bin/sh", "-c", line, stdin=PIPE, stdout=PIPE, stderr=PIPE)
+
+    async def run_hook(self, case: HookCase, seconds: int = WAIT_SECONDS) -> HookRun:
+        return await _end(await self.start_hook(seconds), case.event())
+
+    @asynccontextmanager
+    async def server(self) -> AsyncGenerator[Child]:
+        """The real server, in a process of its own."""
+        child = self._started.start(serve_gate, self._ground.url, str(self.folder.path))
+        await asyncio.to_thread(child.hear)
+        try:
+            yield child
+        finally:
+            with suppress(OSError, EOFError):
+                child.go_on()
+                child.tell("end")
+                await asyncio.to_thread(child.hear)
+            await asyncio.to_thread(child.wait)
+
+    @asynccontextmanager
+    async def false_server(self, answer: Answering) -> AsyncGenerator[None]:
+        """Something that listens in the server's place."""
+
+        async def answer_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with suppress(OSError, asyncio.IncompleteReadError):
+                await answer(reader, writer)
+                await writer.drain()
+            writer.close()
+
+        self.folder.socket.unlink(missing_ok=True)
+        server = await asyncio.start_unix_server(
+            answer_and_close, str(self.folder.socket), limit=2 * client.LARGEST_EVENT
+        )
+        try:
+            yield
+        finally:
+            server.close()
+            self.folder.socket.unlink(missing_ok=True)
+
+
+async def _end(hook: Process, event: bytes) -> HookRun:
+    out, err = await asyncio.wait_for(hook.communicate(event), _LONGEST_SECONDS)
+    return HookRun(cast("int", hook.returncode), out, err)
+
+
+async def _with_server(stage: _Stage, case: HookCase) -> HookRun:
+    async with stage.server():
+        return await stage.run_hook(case)
+
+
+async def _without_server(stage: _Stage, case: HookCase) -> HookRun:
+    return await stage.run_hook(case)
+
+
+async def _with_hung_server(stage: _Stage, case: HookCase) -> HookRun:
+    async with stage.server() as server:
+        await asyncio.to_thread(server.stop)
+        ended = await stage.run_hook(case, HANG_SECONDS)
+        await asyncio.to_thread(server.kill)
+        return ended
+
+
+async def _with_killed_server(stage: _Stage, case: HookCase) -> HookRun:
+    async with stage.server() as server:
+        await asyncio.to_thread(server.stop)
+        asking = asyncio.ensure_future(stage.run_hook(case))
+        await asyncio.sleep(HANG_SECONDS)
+        await asyncio.to_thread(server.kill)
+        return await asking
+
+
+async def _with_killed_hook(stage: _Stage, case: HookCase) -> HookRun:
+    async with stage.server() as server:
+        await asyncio.to_thread(server.stop)
+        hook = await stage.start_hook()
+        child = await _find_child(hook.pid)
+        asking = asyncio.ensure_future(_end(hook, case.event()))
+        os.kill(child, signal.SIGKILL)
+        ended = await asking
+        await asyncio.to_thread(server.kill)
+        return ended
+
+
+async def _find_child(pid: int) -> int:
+    """The program inside of the shell."""
+    async with asyncio.timeout(_LONGEST_SECONDS):
+        while True:
+            found = await asyncio.to_thread(Path(f"/proc/{pid}/task/{pid}/children").read_text)
+            if found.split():
+                return int(found.split()[0])
+            await asyncio.sleep(0.01)
+
+
+def _answered(make: Callable[[bytes, bytes], bytes]) -> "Attack":
+    """An attack by a server that answers what is made of the real key and the nonce of the question."""
+
+    async def attack(stage: _Stage, case: HookCase) -> HookRun:
+        key = stage.folder.key()
+
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonce = bytes.fromhex((await reader.readuntil(b"\n")).split()[1].decode())
+            writer.write(make(key, nonce))
+
+        async with stage.false_server(answer):
+            return await stage.run_hook(case)
+
+    return attack
+
+
+def _say_yes(key: bytes, nonce: bytes) -> bytes:
+    return client.pack(key, nonce, (b"0",), _ALLOW, b"")
+
+
+Attack = Callable[[_Stage, HookCase], Awaitable[HookRun]]
+_ATTACKS: Final[Mapping[HookAttack, Attack]] = {
+    "nothing": _with_server,
+    "a risky call": _with_server,
+    "the hook is killed": _with_killed_hook,
+    "no event": _with_server,
+    "garbage as event": _with_server,
+    "no server": _without_server,
+    "the server hangs": _with_hung_server,
+    "the server is killed while it decides": _with_killed_server,
+    "the answer is empty": _answered(lambda _, __: b""),
+    "the answer is garbage": _answered(lambda _, __: b"yes, run it\n" * 10),
+    "the answer is of an older version": _answered(
+        lambda key, nonce: _say_yes(key, nonce).replace(client.PROTOCOL, b"halter-hook/0", 1)
+    ),
+    "the answer is cut off": _answered(lambda key, nonce: _say_yes(key, nonce)[:-1]),
+    "another server says yes": _answered(lambda _, nonce: _say_yes(bytes(client.KEY_BYTES), nonce)),
+    "the server's yes to another call": _answered(lambda key, _: _say_yes(key, bytes(client.NONCE_BYTES))),
+}
+
+
+def _compare(cases: list[HookCase], ran: Mapping[str, HookCase], found: StoreContents) -> Iterator[str]:
+    """What ran was admitted, in the journal; and what should run does, or nothing is proved."""
+    admitted = json.dumps([event.facts for event in found.events if event.kind == "call_started"])
+    for case in cases:
+        if case.attack == "nothing":
+            if case.call not in ran:
+                yield f"{case.call}: a harmless call did not run, so nothing is proved."
+            elif case.call not in admitted:
+                yield f"{case.call}: a call ran that is not in the journal."
+        elif case.call in ran:
+            yield f"{case.attack}: the tool ran."
+
+
+DRILL: Final = Drill(
+    "hook",
+    "No tool of a program with hooks runs that was not admitted, whatever happens to the hook and its server.",
+    run,
+    stores=("sqlite",),
+)
