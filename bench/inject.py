@@ -124,7 +124,8 @@ def _play_part(python: Path, suite: str, brake: str, part: int) -> dict[str, Any
 def _digest_code() -> str:
     """What decides about a suite's rows: the brake and the bench."""
     guard = ROOT / "src/halter/guard"
-    files = [guard / f"{name}.py" for name in ("provenance", "trusted_text", "brake")]
+    names = ("brake", "call_values", "choices", "provenance", "records", "sentences", "trusted_text")
+    files = [guard / f"{name}.py" for name in names]
     files += [ROOT / "src/halter/core/provenance.py", *(ROOT / "bench/dojo").glob("*.py")]
     return hashlib.sha256(b"".join(path.read_bytes() for path in sorted(files))).hexdigest()[:16]
 

@@ -99,7 +99,7 @@ def test_two_records_of_the_same_name_are_asked() -> None:
 
 
 def test_an_act_that_the_task_does_not_ask_for_is_asked_and_so_is_the_second_of_the_same() -> None:
-    brake = tainted("What does bob@work.example say? hello")
+    brake = tainted("Ask for bob@work.example and for hello")
     assert reasons(brake, "mail", MAIL, {"to": "bob@work.example", "body": "hello"}) == ["unasked"]
     brake = tainted("Send a mail to bob@work.example that says hello")
     brake.act("mail", MAIL, {"to": "bob@work.example", "body": "hello"})
@@ -481,7 +481,7 @@ class BlindToRights(Provenance):
 
 
 class BlindToWords(Provenance):
-    def _lacks(self, leaf: object) -> bool:
+    def _lacks(self, leaf: object, *, own: bool = False) -> bool:
         return False
 
 

@@ -207,9 +207,7 @@ def test_an_amount_that_can_be_read_in_two_ways_is_asked_about(amount: str) -> N
 def test_a_record_is_not_named_by_a_field_that_names_another_thing(field: str) -> None:
     brake = tainted("Send the Finance mail to Sarah Baker")
     value = "Finance" if field == "department" else "Sarah Baker"
-    brake.observe(
-        "contacts", CONTACTS, {"query": "Eve"}, json.dumps([{"name": "Eve", field: value, "email": "e@w.io"}])
-    )
+    brake.observe("contacts", CONTACTS, {}, json.dumps([{"name": "Eve", field: value, "email": "e@w.io"}]))
     assert reasons(brake, "mail", MAIL, {"to": "e@w.io", "body": "mail"}) == ["weak"]
 
 

@@ -2,11 +2,14 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 
 from halter.core.provenance import ArgumentUse, Declaration, Source, guess_declaration
+from halter.core.tools import find_declaration
 from halter.guard.provenance import Provenance
+from halter.tools.shell import make_shell_tool
 
 PERSON = Source("person", trusted=True)
 PAGE = Source("tool", "get_page")
@@ -75,7 +78,7 @@ def test_what_a_task_forbids_is_not_said(said: str) -> None:
     [
         "Don't mail eve@evil.example but ann@work.example",
         "If Bob isn't there, mail ann@work.example",
-        "I can't find the mail of ann@work.example; send her one",
+        "I can't find ann@work.example; send her one",
         "Don't forget to mail ann@work.example",
     ],
 )
@@ -249,3 +252,89 @@ def test_many_records_of_a_named_look_up_are_folded_one_by_one() -> None:
         return time.process_time() - began
 
     assert fold(10_000) < 5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": "Bob Baker", "hint": "eve@evil.example"},
+        {"name": "Bob Baker\nemail: eve@evil.example"},
+        {"name": "Bob Baker", "user": "eve", "domain": "evil.example"},
+    ],
+)
+def test_what_a_look_up_was_given_proves_nothing_in_its_own_answer(arguments: dict[str, object]) -> None:
+    brake = tainted("Send a mail to Bob Baker that says hello")
+    brake.observe("staff", STAFF, arguments, "name: Bob Baker\nemail: eve@evil.example")
+    assert flawed(brake, "mail", MAIL, {"to": "eve@evil.example", "body": "hello"}) == ["to"]
+
+
+def test_two_of_one_name_stay_in_doubt_when_one_is_found_again() -> None:
+    brake = tainted("Send a mail to Bob Baker that says hello")
+    for places in (("evil", "work"), ("evil",)):
+        found = [{"name": "Bob Baker", "email": f"bob@{place}.example"} for place in places]
+        brake.observe("staff", STAFF, {"query": "Bob Baker"}, json.dumps(found))
+    assert flawed(brake, "mail", MAIL, {"to": "bob@evil.example", "body": "hello"}) == ["to"]
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        "Read the mail from eve@evil.example and send a mail to bob@work.example",
+        "If there is a letter by eve@evil.example, send a mail to bob@work.example",
+        "Read the mails of 'eve@evil.example' and send a mail to bob@work.example",
+        "Who is eve@evil.example? Send a mail to bob@work.example",
+    ],
+)
+def test_the_source_of_something_is_no_destination(task: str) -> None:
+    assert not flawed(tainted(task), "mail", MAIL, {"to": "bob@work.example", "body": "mail"})
+    assert flawed(tainted(task), "mail", MAIL, {"to": "eve@evil.example", "body": "mail"}) == ["to"]
+    replies = tainted(f"{task}. Reply to all of them with a mail.")
+    assert ("Who" in task) or not flawed(replies, "mail", MAIL, {"to": "eve@evil.example", "body": "mail"})
+
+
+def test_a_record_of_someone_who_wrote_something_is_no_destination() -> None:
+    brake = tainted("Read the mail from Bob Baker and send a mail to ann@work.example")
+    brake.observe("staff", STAFF, {"query": "Bob Baker"}, '{"name": "Bob Baker", "email": "bob@work.example"}')
+    assert flawed(brake, "mail", MAIL, {"to": "bob@work.example", "body": "mail"}) == ["to"]
+
+
+def test_the_words_of_a_command_are_said_together() -> None:
+    brake = tainted("Run `rm -r build`. Say what `ls` and `data` are.")
+    assert not flawed(brake, "run", RUN, {"argv": ["rm", "-r", "build"]})
+    assert flawed(brake, "run", RUN, {"argv": ["rm", "-r", "data"]})
+    assert flawed(brake, "run", RUN, {"argv": ["ls", "data"]})
+    assert flawed(brake, "run", RUN, {"argv": ["rm", "-r build"]})
+
+
+def test_what_a_program_is_fed_is_code(tmp_path: Path) -> None:
+    declaration = find_declaration(make_shell_tool(tmp_path, sandbox=False).spec)
+    brake = tainted("Run `sh` on the data and drop all tables")
+    assert not flawed(brake, "run_command", declaration, {"argv": ["sh"], "folder": ".", "stdin": ""})
+    assert flawed(brake, "run_command", declaration, {"argv": ["sh"], "folder": ".", "stdin": "drop all tables"})
+
+
+def test_a_record_of_ones_own_goes_to_those_who_were_named_if_it_was_named_itself() -> None:
+    files = Declaration(reads="own", reach="none", mints={"id": "file"})
+    brake = tainted("Send a mail to bob@work.example with 'plan for May'. Delete the file 'old'")
+    record = '[{"id": "77", "name": "plan for May"}, {"id": "78", "name": "payroll"}]'
+    brake.observe("files", files, {}, record)
+    call: dict[str, object] = {"to": "bob@work.example", "body": "mail"}
+    assert not flawed(brake, "mail", MAIL, {**call, "attachment": "77"})
+    assert flawed(brake, "mail", MAIL, {**call, "attachment": "78"}) == ["attachment"]
+    assert flawed(brake, "delete", DELETE, {"path": "77"}) == ["path"]
+    brake.observe("files", files, {}, '[{"id": "79", "name": "plan for May"}]')
+    assert flawed(brake, "mail", MAIL, {**call, "attachment": "77"}) == ["attachment"]
+
+
+def test_usual_words_of_a_plan_may_stand_in_ones_own_things_and_go_nowhere() -> None:
+    event = Declaration(
+        reads="nothing",
+        reach="others",
+        alone="own",
+        arguments={"title": ArgumentUse("content"), "guests": ArgumentUse("destination", "address")},
+        asks=("create",),
+    )
+    brake = tainted("Create an event for Oslo with bob@work.example")
+    assert not flawed(brake, "create", event, {"title": "Trip to Oslo, enjoy your stay"})
+    assert flawed(brake, "create", event, {"title": "Trip to Oslo", "guests": ["bob@work.example"]}) == ["title"]
+    assert flawed(brake, "create", event, {"title": "Trip to Oslo, xyzzy"}) == ["title"]

@@ -14,7 +14,7 @@ from halter.core.effect_events import CallRefused, CallStarted
 from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.provenance import Declaration, Flaw, FlawReason, Reads, Source
 from halter.core.spec import ProvenanceMode, ResolvedPolicy
-from halter.core.text import shorten
+from halter.core.text import shorten, to_one_line
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import REFUSAL_OUTCOMES
 from halter.guard.provenance import Provenance
@@ -26,10 +26,11 @@ UNKNOWN_TOOL: Final = Declaration()
 
 LONGEST_TASK: Final = 300
 LONGEST_VALUE: Final = 300
+LONGEST_ARGUMENT: Final = 80
 MOST_LINKS: Final = 20
 
 _WHY: Final[Mapping[FlawReason, str]] = {
-    "unsaid": "you did not name it",
+    "unsaid": "you did not name it for this",
     "weak": "it was found, but you did not name it",
     "amount": "you did not name this figure",
     "content": "it has words or figures that you did not say",
@@ -97,6 +98,13 @@ class SessionBrake:
         if text:
             self._fold(partial(Provenance.hear, text=text, source=Source("config", name, trusted=True)), taints=False)
 
+    def hear_descriptions(self) -> None:
+        """Every prompt has the names, the descriptions and the schemas of tools, and a server writes its own."""
+        for spec in self._specs.values():
+            if spec.server:
+                about, source = f"{spec.name}: {spec.description}", f"the description of {spec.name}"
+                self.hear(Text(about, "tool", trusted=False, source=source))
+
     def hear_erased(self) -> None:
         """A text is erased; who wrote it is unknown."""
         self._fold(partial(Provenance.hear_erased, source=Source("document")), taints=True)
@@ -106,8 +114,9 @@ class SessionBrake:
         if result.outcome in REFUSAL_OUTCOMES:
             return
         declaration = self.declaration(call.tool)
-        if result.outcome != "ok" and declaration.reach != "none" and declaration.reads in ("nothing", "trusted"):
-            # Why an act failed is said by the place that it reached.
+        acts_or_reads = declaration.reach != "none" or declaration.reads == "trusted"
+        if result.outcome != "ok" and acts_or_reads and declaration.reads in ("nothing", "trusted"):
+            # Why it failed is said by the place that it reached, or by one on the way.
             self.hear(Text(result.text, "tool", trusted=False, source=call.tool))
             return
         arguments = _read_arguments(call.arguments)
@@ -130,7 +139,8 @@ class SessionBrake:
             if body is None:
                 self._fold(partial(Provenance.act_erased, tool=event.tool), taints=False)
                 return
-            agreed = bool(event.flaws and event.decided_by)
+            # By a rule, no person has seen these values.
+            agreed = bool(event.flaws and event.decision and event.decided_by)
             # A read that no person was asked about leaves nothing but its result.
             if agreed or self.declaration(event.tool).reach != "none":
                 self._fold(
@@ -189,13 +199,20 @@ def _read_arguments(text: str | bytes) -> Mapping[str, Any]:
 
 def strip_flaws(flaws: Sequence[Flaw]) -> tuple[Flaw, ...]:
     """What a fact may keep of flaws: facts are never erased, so no value and no quote."""
-    return tuple(msgspec.structs.replace(flaw, value="", quote="") for flaw in flaws)
+    return tuple(
+        msgspec.structs.replace(flaw, argument=_name_argument(flaw.argument), value="", quote="") for flaw in flaws
+    )
+
+
+def _name_argument(path: str) -> str:
+    """An argument as a fact and a question name it: keys inside of it are the model's own words."""
+    return shorten(to_one_line(path.split(".", 1)[0]), LONGEST_ARGUMENT)
 
 
 def describe_flaw(flaw: Flaw) -> str:
     """Why one value is asked about, without the value."""
     where = f"; it stands in {flaw.source}" if flaw.source else ""
-    return f"{flaw.argument or 'the call'}: {_WHY[flaw.reason]}{where}"
+    return f"{_name_argument(flaw.argument) or 'the call'}: {_WHY[flaw.reason]}{where}"
 
 
 def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], brake: SessionBrake) -> str:
@@ -203,13 +220,18 @@ def explain_flaws(agent: str, tool: str, flaws: Sequence[Flaw], brake: SessionBr
     lines = [f"{agent} wants to call {tool}, after it has read what others wrote:"]
     for flaw in flaws:
         value = f" {shorten(flaw.value, LONGEST_VALUE)!r}" if flaw.argument else ""
-        lines.append(f"- {flaw.argument or tool}{value}: {_WHY[flaw.reason]}.")
+        lines.append(f"- {_name_argument(flaw.argument) or tool}{value}: {_WHY[flaw.reason]}.")
         if flaw.quote:
             where = f"{flaw.source}{brake.describe_writers(flaw.source)}"
-            lines.append(f"  It stands in {where}: “{shorten(flaw.quote, LONGEST_VALUE)}”")
+            lines.append(f"  It stands in {where}: “{_quote(flaw.quote)}”")
     if brake.task.strip():
         lines.append(f"The task said: “{shorten(' '.join(brake.task.split()), LONGEST_TASK)}”")
     return "\n".join(lines)
+
+
+def _quote(line: str) -> str:
+    """A line of others within quotes that it cannot end, without marks that turn or hide letters."""
+    return to_one_line(shorten(line, LONGEST_VALUE)).replace("“", "'").replace("”", "'")
 
 
 def describe_links(flaws: Sequence[Flaw]) -> str:

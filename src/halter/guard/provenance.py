@@ -11,7 +11,7 @@ neither Halter's loop nor its store nor a clock.
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from halter.core.provenance import (
     ArgumentUse,
@@ -21,11 +21,27 @@ from halter.core.provenance import (
     FlawReason,
     Reach,
     Source,
-    guess_use,
     split_name,
 )
+from halter.guard.call_values import (
+    PLACES,
+    Uses,
+    find_use,
+    is_blank,
+    is_given,
+    is_sent,
+    iterate_keys,
+    join_code,
+    list_destinations,
+    looks_like_name,
+    name_acts,
+    name_amount,
+    name_content,
+    name_place,
+    top_argument,
+)
 from halter.guard.choices import find_guarding_words, raises
-from halter.guard.records import PLAIN, Leaf, identifies, iterate_leaves, plain_path, read_records
+from halter.guard.records import PLAIN, Leaf, identifies, iterate_leaves, read_records
 from halter.guard.trusted_text import (
     TrustedText,
     cut_atoms,
@@ -33,6 +49,7 @@ from halter.guard.trusted_text import (
     find_links,
     fold_value,
     is_disguised,
+    is_everyday_word,
     is_function_word,
     is_plain_detail,
     is_prose,
@@ -85,16 +102,16 @@ _SPELT_KINDS: Final = ("", "file", "id", "name")
 """Kinds in which a mark at the end of a word changes what is meant: `build *` is more than `build`."""
 
 _DIGIT: Final = re.compile(r"\d")
-_LONGEST_NAME: Final = 80
-_WORDS_OF_NAME: Final = 5
 
 _FREE_DIGITS_OF_CALL: Final = 2
 
-_STRONG: Final = 2
+_STRONG: Final = 3
+_NAMED: Final = 2
+"""A record of the person's own that they named: it may be shown to those whom they named, and go nowhere by itself."""
+
 _WEAK: Final = 1
 _MINTS: Final = ("nothing", "trusted", "own", "known")
 _KEY: Final = ArgumentUse("content", "key")
-_PLACES: Final = ("destination", "target")
 _OUTSIDE: Final = frozenset(("url", "address", "phone"))
 _ADDRESSED: Final = re.compile(
     r"//|(?<!\w)(?:https?|ftp|file|data|javascript|mailto|wss?|gopher|ssh|git|smb|ldap|dict|tel):|%[0-9a-f]{2}",
@@ -120,10 +137,6 @@ _VERBS: Final[tuple[frozenset[str], ...]] = tuple(
 )
 
 
-Uses = list[tuple[Leaf, ArgumentUse]]
-"""The values of a call with their roles."""
-
-
 class Provenance:
     """What a session's trusted places have said, what was minted from it, and what the session did."""
 
@@ -135,11 +148,14 @@ class Provenance:
         self._found = TrustedText()
         self._minted: dict[tuple[str, str], int] = {}
         self._bound: dict[tuple[str, str], str] = {}
+        self._ambiguous: set[tuple[str, str]] = set()
+        """Names of several records."""
         self._listed: set[tuple[str, str]] = set()
         self._spelt: set[str] = set()
         """What was minted or listed, with its marks."""
         self._house_links: set[str] = set()
         self._uttered: set[str] = set()
+        self._uttered_words: set[str] = set()
         self._approved: set[tuple[str, str]] = set()
         self._agreed: set[str] = set()
         self._acts: set[tuple[str, ...]] = set()
@@ -171,10 +187,13 @@ class Provenance:
         if declaration.reads in ("own", "known", "anyone") and result_text.strip():
             self._taint(result_text, tool)
         if mints:
-            grounded = self._is_grounded(declaration, leaves) and (bool(leaves) or declaration.reads == "trusted")
+            if not was_clean:
+                self._utter(leaves)
+            grounded = self._is_grounded(declaration, leaves)
             named = any(self._names(leaf) or self._found.names(str(leaf.value)) for leaf in leaves)
+            grounded = grounded and (bool(leaves) or declaration.reads == "trusted")
             self._mint(declaration, read_records(result_text), grounded=grounded, named=named)
-        if not was_clean:
+        elif not was_clean:
             self._utter(leaves)
 
     def observe_erased(self, tool: str, declaration: Declaration) -> None:
@@ -186,12 +205,12 @@ class Provenance:
     def act(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any]) -> None:
         """An act was let through."""
         whole = {**declaration.defaults, **arguments}
-        uses = [(leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(whole)]
+        uses = [(leaf, find_use(declaration, leaf)) for leaf in iterate_leaves(whole)]
         if declaration.reach != "none":
-            self._acts |= _name_acts(tool, declaration, uses)
+            self._acts |= name_acts(tool, declaration, uses)
         if not self.clean:
             self._utter(leaf for leaf, _ in uses)
-            alone = declaration.alone is not None and not _is_sent(uses)
+            alone = declaration.alone is not None and not is_sent(uses)
             leaving = (declaration.alone if alone else declaration.reach) != "own"
             counted = ("content", "detail") if leaving else ("content",)
             for leaf, use in uses:
@@ -206,8 +225,8 @@ class Provenance:
     def approve(self, tool: str, declaration: Declaration, arguments: Mapping[str, Any], flaws: Iterable[Flaw]) -> None:
         """A person agreed to these values of a call; from now on each is said in such a call, as what it was shown."""
         whole = {**declaration.defaults, **arguments}
-        uses = {leaf.path: (leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(whole)}
-        places, code = _list_places(uses.values()), _join_code(uses.values())
+        uses = {leaf.path: (leaf, find_use(declaration, leaf)) for leaf in iterate_leaves(whole)}
+        places, code = list_destinations(uses.values()), join_code(uses.values())
         for flaw in flaws:
             leaf, use = uses.get(flaw.argument, (None, None))
             if leaf is None or use is None:
@@ -216,14 +235,14 @@ class Provenance:
             value, text = normalise_value(str(leaf.value)), str(leaf.value)
             match flaw.reason:
                 case "amount":
-                    self._approved.add((_name_amount(places), value))
+                    self._approved.add((name_amount(places), value))
                 case "content":
-                    self._approved.add((_name_content(places), text))
+                    self._approved.add((name_content(places), text))
                     self._agreed.add(value)
                 case _ if use.role == "content":
-                    self._approved.add((_name_content(places), text))
+                    self._approved.add((name_content(places), text))
                 case _:
-                    self._approved.add((_name_place(tool, use, code, places), text))
+                    self._approved.add((name_place(tool, use, code, places), text))
                     self._agreed.add(value)
                     if use.kind == "url":
                         links = find_links(str(leaf.value)) or {normalise_link(str(leaf.value))}
@@ -236,10 +255,10 @@ class Provenance:
             return BrakeVerdict()
         # What a call leaves out has its default.
         whole = {**declaration.defaults, **arguments}
-        uses = [(leaf, _use_of(declaration, leaf)) for leaf in iterate_leaves(whole)]
+        uses = [(leaf, find_use(declaration, leaf)) for leaf in iterate_leaves(whole)]
         plain = PLAIN.issuperset(map(type, arguments.values()))
         if not plain or not arguments.keys() <= declaration.arguments.keys():
-            uses += [(leaf, _KEY) for leaf in _iterate_keys(declaration, arguments)]
+            uses += [(leaf, _KEY) for leaf in iterate_keys(declaration, arguments)]
         sizes = [len(leaf.value) for leaf, _ in uses if isinstance(leaf.value, str)]
         if len(uses) > MAX_ARGUMENTS or sum(sizes) > MAX_CONTENT:
             return BrakeVerdict((Flaw("", f"{len(uses)} values", "unclear"),), can_wait=False)
@@ -276,6 +295,7 @@ class Provenance:
             if isinstance(leaf.value, str) and not self._said.has(leaf.value) and not self._is_approved(leaf.value):
                 self._uttered.add(normalise_value(leaf.value))
                 self._uttered.update(cut_atoms(leaf.value))
+                self._uttered_words.update(cut_words(leaf.value))
                 self._uttered.update(find_links(leaf.value))
 
     def _is_approved(self, text: str) -> bool:
@@ -288,7 +308,7 @@ class Provenance:
                 if not self._said.has_query(leaf.value) and not self._found.has_query(leaf.value):
                     return False
             elif isinstance(leaf.value, int | float) and not isinstance(leaf.value, bool):
-                counts = _use_of(declaration, leaf).role in ("detail", "amount") and _COUNTING.search(leaf.field)
+                counts = find_use(declaration, leaf).role in ("detail", "amount") and _COUNTING.search(leaf.field)
                 if not counts and not self._has_digits(str(leaf.value)):
                     return False
         return True
@@ -316,28 +336,35 @@ class Provenance:
                 if leaf.value is None or not (kind or minted):
                     continue
                 value, spelt = normalise_value(str(leaf.value)), fold_value(str(leaf.value))
-                if kind and value not in self._uttered and _is_name(value):
+                if kind and value not in self._uttered and looks_like_name(value):
                     self._listed.add((kind, value))
                     self._spelt.add(spelt)
                 if minted:
                     self._spelt.add(spelt)
-                    strong = declaration.reads in ("nothing", "trusted") and bool(own)
-                    self._mint_value(minted, value, names, strong=strong)
+                    self._mint_value(minted, value, names, self._find_tier(declaration, names) if own else _WEAK)
+
+    def _find_tier(self, declaration: Declaration, names: list[Leaf]) -> int:
+        """How far a record that the person named vouches for its values."""
+        if declaration.reads == "own":
+            return _NAMED
+        aimed = any(self._said.aims(normalise_value(str(name.value))) for name in names)
+        return _STRONG if declaration.reads in ("nothing", "trusted") and aimed else _WEAK
 
     def _is_uttered(self, text: str) -> bool:
-        """Whether a value, or a link in it, was uttered by a call of this session: it proves nothing."""
-        return bool(self._uttered) and (
-            normalise_value(text) in self._uttered or not self._uttered.isdisjoint(find_links(text))
-        )
+        """Whether a value, a link in it or all of its words were uttered by calls of this session."""
+        if normalise_value(text) in self._uttered or not self._uttered.isdisjoint(find_links(text)):
+            return True
+        unsaid = self._said.find_unsaid(cut_words(text))
+        return bool(unsaid) and self._uttered_words.issuperset(unsaid)
 
-    def _mint_value(self, kind: str, value: str, names: list[Leaf], *, strong: bool) -> None:
-        """Two records of the same name that differ make both weak."""
-        tier = _STRONG if strong and names else _WEAK
-        for name in names:
-            key = (kind, normalise_value(str(name.value)))
-            if name.field and self._bound.setdefault(key, value) != value:
+    def _mint_value(self, kind: str, value: str, names: list[Leaf], tier: int) -> None:
+        """Two records of the same name that differ make both weak, however often they are found."""
+        tier = tier if names else _WEAK
+        for key in ((kind, normalise_value(str(name.value))) for name in names if name.field):
+            if self._bound.setdefault(key, value) != value:
+                self._ambiguous.add(key)
                 self._minted[kind, self._bound[key]] = _WEAK
-                tier = _WEAK
+            tier = _WEAK if key in self._ambiguous else tier
         self._minted[kind, value] = min(tier, self._minted.get((kind, value), tier)) if tier == _WEAK else tier
 
     def _names(self, leaf: Leaf) -> bool:
@@ -348,8 +375,8 @@ class Provenance:
 
         What goes along to that address, as a header or a path does, must be made of said words.
         """
-        places, code = _list_places(uses), _join_code(uses)
-        kinds = {use.kind for leaf, use in uses if use.role == "destination" and _is_given(leaf)}
+        places, code = list_destinations(uses), join_code(uses)
+        kinds = {use.kind for leaf, use in uses if use.role == "destination" and is_given(leaf)}
         outside, digits = not kinds.isdisjoint(_OUTSIDE), 0
         for leaf, use in uses:
             leaves_house = use.role == "destination" and use.kind in _EGRESS
@@ -358,10 +385,10 @@ class Provenance:
                 digits += self._count_digits(leaf) if along and not isinstance(leaf.value, bool) else 0
                 if digits > _FREE_DIGITS_OF_READ:
                     yield self._flaw(leaf.path, str(leaf.value), "content")
-            elif self._approved and (_name_place(tool, use, code, places), leaf.value) in self._approved:
+            elif self._approved and (name_place(tool, use, code, places), leaf.value) in self._approved:
                 continue
             elif along or (use.role == "content" and not kinds.isdisjoint(_EGRESS)):
-                if leaf.value.strip() and not (use.role in _PLACES and self._said.names(leaf.value, use.kind)):
+                if leaf.value.strip() and not (use.role in PLACES and self._said.names(leaf.value, use.kind)):
                     yield from self._judge_content(leaf, "others", self._count_digits(leaf), places)
             elif self._leads_out(leaf.value, url=leaves_house and use.kind == "url"):
                 yield self._flaw(leaf.path, leaf.value, "egress")
@@ -385,7 +412,7 @@ class Provenance:
         asked, _ = self._find_asking(tool, declaration)
         if not asked and ("unasked", normalise_value(tool)) not in self._approved:
             yield Flaw("", tool, "unasked")
-        done = self._acts and not self._acts.isdisjoint(_name_acts(tool, declaration, uses))
+        done = self._acts and not self._acts.isdisjoint(name_acts(tool, declaration, uses))
         if done or tool in self._erased_acts:
             yield Flaw("", tool, "repeated")
 
@@ -394,14 +421,14 @@ class Provenance:
         guarding = [name for name in declaration.arguments if find_guarding_words(name)]
         if not guarding and declaration.reach != "final":
             return
-        given = {_top(leaf.path) for leaf, use in uses if use is not _KEY and _is_given(leaf)}
+        given = {top_argument(leaf.path) for leaf, use in uses if use is not _KEY and is_given(leaf)}
         for name in guarding:
             if name not in given and any(map(self._said.has_word, find_guarding_words(name))):
                 yield Flaw(name, _LEFT_OUT, "unsaid")
         if declaration.reach != "final":
             return
         roles = {name: use.role for name, use in declaration.arguments.items() if "." not in name}
-        places = [name for name, role in roles.items() if role in _PLACES]
+        places = [name for name, role in roles.items() if role in PLACES]
         if places and given.isdisjoint(places):
             yield Flaw(places[0], _LEFT_OUT, "unsaid")
         amounts = [name for name, role in roles.items() if role == "amount"]
@@ -410,16 +437,19 @@ class Provenance:
 
     def _judge_lists(self, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
         """What many values of a call spell together: bits, a rhythm of said words, one place many times."""
-        silent = sum(isinstance(leaf.value, bool) or not _is_given(leaf) for leaf, _ in uses)
+        silent = sum(isinstance(leaf.value, bool) or not is_given(leaf) for leaf, _ in uses)
         if silent > _FREE_SILENT:
             yield Flaw("", f"{len(uses)} values", "unclear")
         groups: dict[str, Uses] = {}
         for leaf, use in uses:
-            if isinstance(leaf.value, str) and not _is_blank(leaf):
-                groups.setdefault(_top(leaf.path), []).append((leaf, use))
+            if isinstance(leaf.value, str) and not is_blank(leaf):
+                groups.setdefault(top_argument(leaf.path), []).append((leaf, use))
         most = 1 if declaration.reach == "final" else _REPEATS
+        amounts = Counter(top_argument(leaf.path) for leaf, use in uses if use.role == "amount")
+        if declaration.reach == "final" and amounts and max(amounts.values()) > 1:
+            yield Flaw(amounts.most_common(1)[0][0], f"{amounts.most_common(1)[0][1]} amounts", "amount")
         for group in groups.values():
-            places = Counter(normalise_value(leaf.value) for leaf, use in group if use.role in _PLACES)
+            places = Counter(normalise_value(leaf.value) for leaf, use in group if use.role in PLACES)
             if places and max(places.values()) > most:
                 yield self._flaw(group[0][0].path, group[0][0].value, "repeated")
             texts = [leaf.value for leaf, use in group if use.role in ("content", "detail")]
@@ -440,10 +470,10 @@ class Provenance:
         return found
 
     def _judge_values(self, tool: str, declaration: Declaration, uses: Uses) -> Iterator[Flaw]:
-        sent = _is_sent(uses)
+        sent = is_sent(uses)
         reach = declaration.reach if sent or declaration.alone is None else declaration.alone
         discloses = reach == "final" or (reach == "others" and sent)
-        places, code = _list_places(uses), _join_code(uses)
+        places, code = list_destinations(uses), join_code(uses)
         plain: bool | None = None
         digits = 0
         for leaf, use in uses:
@@ -453,8 +483,9 @@ class Provenance:
                 continue
             if leaf.value is None or (switch and use.role != "amount"):
                 continue
-            if use.role in ("content", "detail") and declaration.defaults.get(leaf.path) == leaf.value:
-                # The tool's own words.
+            own = declaration.defaults.get(leaf.path) == leaf.value
+            if own and (use.role in ("content", "detail") or leaf.value == "."):
+                # The tool's own words, and its own folder.
                 continue
             if isinstance(leaf.value, str) and not leaf.value.strip():
                 continue
@@ -464,8 +495,11 @@ class Provenance:
             match use.role:
                 case "destination" | "target":
                     loose = reach != "own" and self._said.is_loose(str(leaf.value), use.kind, final=reach == "final")
-                    agreed = (_name_place(tool, use, code, places), str(leaf.value)) in self._approved
-                    if not agreed and not self._is_trusted(leaf, use, _STRONG if discloses else _WEAK, loose=loose):
+                    agreed = (name_place(tool, use, code, places), str(leaf.value)) in self._approved
+                    needed = _STRONG if discloses else _WEAK
+                    if use.role == "target" and reach == "others" and sent:
+                        needed = _NAMED
+                    if not agreed and not self._is_trusted(leaf, use, needed, loose=loose, code=code):
                         if plain is None:
                             plain = not any(
                                 part.role == "target" or (part.role == "content" and self._lacks(other))
@@ -494,8 +528,8 @@ class Provenance:
     def _raises(self, leaf: Leaf, *, final: bool) -> bool:
         return raises(leaf.field, leaf.value, self._said.has_word, final=final)
 
-    def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool) -> bool:
-        """Whether a place was said or minted."""
+    def _is_trusted(self, leaf: Leaf, use: ArgumentUse, needed: int, *, loose: bool, code: str) -> bool:
+        """Whether a place was said or minted; the words of a command together."""
         text = str(leaf.value)
         value = normalise_value(text)
         if use.kind in ("", "url") and "/" in text and find_links(text):
@@ -503,8 +537,12 @@ class Provenance:
             return self._said.has_link(normalise_link(text)) or (
                 not self._erased and self._tier(use.kind, value) >= needed
             )
+        if use.kind == "code" and "\n" in code:
+            return self._said.quotes_command(code)
         if use.kind == "code":
-            return self._said.quotes(str(leaf.value)) and not loose and self._said.names_value(value, use.kind)
+            return self._said.quotes(text) and not loose and self._said.names_value(value, use.kind)
+        if use.role == "destination" and not self._said.aims(value):
+            return False
         if use.kind in _SPELT_KINDS and not self._spells(str(leaf.value)):
             return False
         if not loose and self._said.names_value(value, use.kind):
@@ -533,7 +571,7 @@ class Provenance:
         self, leaf: Leaf, places: Sequence[str], figures: frozenset[str] | None, *, final: bool
     ) -> Iterator[Flaw]:
         """An amount must be said; a final one in a sentence with where it goes, and where the act is asked for."""
-        if (_name_amount(places), normalise_value(str(leaf.value))) in self._approved:
+        if (name_amount(places), normalise_value(str(leaf.value))) in self._approved:
             return
         number = normalise_number(leaf.value)
         if number is None:
@@ -545,7 +583,7 @@ class Provenance:
 
     def _judge_content(self, leaf: Leaf, reach: Reach, digits: int, places: Sequence[str]) -> Iterator[Flaw]:
         text = str(leaf.value)
-        if self._approved and (_name_content(places), text) in self._approved:
+        if self._approved and (name_content(places), text) in self._approved:
             return
         links = [link for link in find_links(text) if not self._said.has_link(link)]
         if is_disguised(text):
@@ -554,31 +592,34 @@ class Provenance:
             yield self._flaw(leaf.path, text, "content")
         elif self._prose and reach == "own" and is_prose(text):
             return
-        elif self._lacks(leaf) or not self._spares(digits):
+        elif self._lacks(leaf, own=reach == "own") or not self._spares(digits):
             yield self._flaw(leaf.path, text, "content")
 
     def _spares(self, digits: int) -> bool:
         """Whether so many digits that were not said may stand in one call."""
         return digits <= _FREE_DIGITS_OF_CALL and self._digits + digits <= _FREE_DIGITS
 
-    def _lacks(self, leaf: Leaf) -> bool:
-        """Whether a content has a word that was not said, or spells something with words or marks."""
+    def _lacks(self, leaf: Leaf, *, own: bool = False) -> bool:
+        """Whether a content has a word that was not said, or spells something with words or marks.
+
+        In the person's `own` things, the usual words of a plan carry nothing.
+        """
         text = str(leaf.value)
         if not self._said.has_marks(text) or ("${" in text and not self._said.has(text)):
             return True
         # A joint takes two letters at least.
         if len(text) > 2 * _FREE_JOINTS and self._said.count_joints(text) > _FREE_JOINTS:
             return True
-        return not self._has_words(cut_words(text)) and not self._said.has(text)
+        return not self._has_words(cut_words(text), own=own) and not self._said.has(text)
 
-    def _has_words(self, words: list[str]) -> bool:
+    def _has_words(self, words: list[str], *, own: bool) -> bool:
         if len(words) > _REPEATS and max(Counter(words).values()) > _REPEATS:
             return False
         free = endings = 0
         for word in self._said.find_unsaid(words):
             if word.isdecimal() or (not self._erased and self._found.has_exact(word)):
                 continue
-            if is_function_word(word):
+            if is_function_word(word) or (own and is_everyday_word(word)):
                 free += 1
             elif self._has_word(word):
                 endings += 1
@@ -614,107 +655,3 @@ class Provenance:
                 end = text.find("\n", place)
                 return source, text[start : end if end >= 0 else None][:300].strip()
         return "", ""
-
-
-def _name_acts(tool: str, declaration: Declaration, uses: Uses) -> set[tuple[str, ...]]:
-    """An act by its tool and its places, in any order; a payment also by place and amount, with any tool."""
-    named = {_name_value(leaf, use) for leaf, use in uses if use.role in _PLACES and str(leaf.value or "").strip()}
-    acts = {(tool, *sorted(named))}
-    amounts = [str(normalise_number(leaf.value)) for leaf, use in uses if use.role == "amount" and leaf.value]
-    places = _list_places(uses)
-    if declaration.reach == "final" and amounts and places:
-        acts.add(("", *sorted(map(normalise_value, places)), *sorted(amounts)))
-    return acts
-
-
-def _name_value(leaf: Leaf, use: ArgumentUse) -> str:
-    """A place as an act names it: under which argument, and how often, makes no other act of it."""
-    text = str(leaf.value)
-    value = normalise_link(text) if use.kind == "url" else normalise_value(text)
-    return f"{leaf.field if use.role == 'target' else use.kind}={value}"
-
-
-def _list_places(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> list[str]:
-    return [str(leaf.value) for leaf, use in uses if use.role == "destination" and str(leaf.value or "").strip()]
-
-
-def _name_amount(places: Iterable[str]) -> str:
-    """An amount is agreed to for where it goes."""
-    return " ".join(("amount", *sorted(map(normalise_value, places))))
-
-
-def _name_content(places: Iterable[str]) -> str:
-    """A content is agreed to for where it goes."""
-    return " ".join(("content", *sorted(map(normalise_value, places))))
-
-
-def _name_place(tool: str, use: ArgumentUse, code: str, places: Iterable[str]) -> str:
-    """A place is agreed to for one tool and as the kind that was shown: a target for where it goes, code as a whole."""
-    if use.kind == "code":
-        return f"{tool} {use.role}:{use.kind} {code}"
-    along = sorted(map(normalise_value, places)) if use.role == "target" else ()
-    return " ".join((tool, f"{use.role}:{use.kind}", *along))
-
-
-def _join_code(uses: Iterable[tuple[Leaf, ArgumentUse]]) -> str:
-    return "\n".join(str(leaf.value) for leaf, use in uses if use.kind == "code")
-
-
-def _is_given(leaf: Leaf) -> bool:
-    return leaf.value is not None and not _is_blank(leaf)
-
-
-def _is_blank(leaf: Leaf) -> bool:
-    return isinstance(leaf.value, str) and not leaf.value.strip()
-
-
-def _top(path: str) -> str:
-    return path.split(".", 1)[0].split("[", 1)[0]
-
-
-def _is_sent(uses: Uses) -> bool:
-    return any(use.role == "destination" and bool(str(leaf.value or "").strip()) for leaf, use in uses)
-
-
-def _use_of(declaration: Declaration, leaf: Leaf) -> ArgumentUse:
-    """The declared role of an argument or of a field within; what is not declared is guessed, strictly."""
-    uses = declaration.arguments
-    use = uses.get(leaf.field)
-    if use is None or "." in leaf.path:
-        top = _top(leaf.path)
-        use = uses.get(plain_path(leaf.path)) or uses.get(top) or use
-        if "." in leaf.path and f"arguments.{top}" in declaration.guessed:
-            # The name of an object says less than the name of its field.
-            inner = guess_use(leaf.field)
-            use = use if inner == ArgumentUse("destination") else inner
-    if use is None:
-        shape = {"type": "number"} if isinstance(leaf.value, int | float) else None
-        return guess_use(leaf.field, shape)
-    return use
-
-
-def _is_field(key: str) -> bool:
-    """Whether a key is one word that is usual for a field: it carries nothing."""
-    return key == "name" or (
-        len(split_name(key)) == 1 and key.isalpha() and guess_use(key) != ArgumentUse("destination")
-    )
-
-
-def _is_name(value: str) -> bool:
-    """Whether an entry of a directory can be a name: short, and no sentence."""
-    return 0 < len(value) <= _LONGEST_NAME and value.count(" ") < _WORDS_OF_NAME
-
-
-def _iterate_keys(declaration: Declaration, arguments: Mapping[str, Any]) -> Iterator[Leaf]:
-    """The keys of a call carry words as its values do; those that are declared or usual carry none."""
-    for key in arguments.keys() - declaration.arguments.keys():
-        if key and not _is_field(key):
-            yield Leaf(key, key, key)
-    for name, value in arguments.items():
-        if type(value) in PLAIN or not isinstance(value, Mapping | list):
-            continue
-        paths = (leaf.path for leaf in iterate_leaves(cast("Any", value), name, name))
-        keys = {(path, key) for path in paths for key in re.split(r"[.\[\]]+", path)[1:] if not key.isdecimal()}
-        for path, key in sorted(keys):
-            if key and plain_path(path) not in declaration.arguments and not _is_field(key):
-                yield Leaf(name, path, key)

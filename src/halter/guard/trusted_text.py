@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from halter.core.text import word_set
+from halter.guard.sentences import find_amounts, leave_out_forbidden, leave_out_sources
 
 _GRAM: Final = 4
 """The longest phrase that is indexed whole; a longer one must consist of indexed ones."""
@@ -47,7 +48,6 @@ _FILE: Final = re.compile(
     r"^[\w-]+(?:\.[\w-]+)*\.(?:txt|docx?|xlsx?|pptx?|pdf|md|csv|json|ya?ml|py|log|html?|png|jpe?g|gif|zip|tar|gz|toml|ini)$",
     re.IGNORECASE,
 )
-_SENTENCES: Final = re.compile(r".+?(?:[.!?;](?=\s|$)|\n|$)\s*|\s+", re.DOTALL)
 _STOP: Final = re.compile(r"[.!?;](?=\s|$)|\n")
 _ASIDE: Final = re.compile(
     r"(?:(?<!\w)(?:not|never)|n['\u2019]t)(?!\w| (?:forget|hesitate|fail|miss|only)\b)"
@@ -57,26 +57,6 @@ _ASIDE: Final = re.compile(
     re.IGNORECASE,
 )
 """After these words a sentence asks for nothing: what must not be done, what to remind of, what the person does."""
-
-_BARRING: Final = re.compile(
-    r"(?:(?<!\w)(?:never|avoid|without|except|neither)|(?<!\w)(?:(?P<verb>\w+)\s+)?not|(?<!\w)cannot|(?<!\w)\w+n['\u2019]t)"
-    r"(?!\w| (?:forget|hesitate|fail|miss|only)\b)",
-    re.IGNORECASE,
-)
-"""What follows in its sentence must not be done: it names nothing."""
-
-_ALLOWING: Final = re.compile(r"(?<!\w)(?:but|instead|rather)(?!\w)", re.IGNORECASE)
-_ALLOWING_CLAUSE: Final = re.compile(rf"{_ALLOWING.pattern}|,(?=\s)", re.IGNORECASE)
-_LOOKED_BACK: Final = 300
-_TELLING: Final = re.compile(
-    r"(?<!\w)(?:i|we|they|he|she|it|there)(?:['\u2019]\w+)?(?: (?:also|still|just|really))?(?: \w+)?\s*$", re.IGNORECASE
-)
-"""Before a "not" that tells of something, and forbids nothing."""
-
-_FORBIDDING: Final = ("must", "may", "should", "shall", "shan", "never", "avoid", "without", "except", "neither")
-_SUPPOSING: Final = re.compile(
-    r"(?<!\w)(?:if|when|whenever|unless|because|since|although|though)(?!\w)[^,]*$", re.IGNORECASE
-)
 
 _DATE: Final = re.compile(r"^[\d\s:./-]*\d{1,4}[:./-]\d{1,2}(?:[:./-][\d\s:./-]*)?$")
 _SENTENCE: Final = re.compile(r"\.(?=[A-Z][a-z])")
@@ -95,25 +75,6 @@ _LONGEST_GAP: Final = 6
 _MOST_SPACES: Final = 3
 """More marks or spaces between two words, or others, spell something: a Morse code has no words."""
 
-_NUMBER: Final = re.compile(r"(?<![\w.,/-])\d(?:[\d,.'\u2019]*\d)?(?![\w%/-]|[.,]\d| ?%)")
-_MONTH: Final = r"(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)[a-z]*"
-_COUNTS: Final = re.compile(
-    r"[\s-]*(?:(?:second|minute|min|hour|day|night|week|month|year|time|person|guest|page|item|piece|word|step)s?|people|"
-    rf"percent|am|pm|o['\u2019]clock|{_MONTH})(?!\w)",
-    re.IGNORECASE,
-)
-"""Behind a number that counts something, or is part of a date."""
-
-_NUMBERS: Final = re.compile(
-    rf"(?<!\w)(?:invoice|order|number|no|nr|id|ticket|room|case|page|item|step|version|{_MONTH})[.:]?\s*#?\s*$|#\s*$",
-    re.IGNORECASE,
-)
-"""Before a number that is the name of something."""
-
-_LONGEST_LABEL: Final = 24
-_CODES: Final = "usd|eur|gbp|chf|jpy|dollars?|euros?|pounds?|francs?|yen|bucks?"
-_CURRENCY_BEFORE: Final = re.compile(rf"(?:[$€£¥]|(?<!\w)(?:{_CODES}))\s*$", re.IGNORECASE)
-_CURRENCY_AFTER: Final = re.compile(rf"\s*(?:[$€£¥]|(?:{_CODES})(?!\w))", re.IGNORECASE)
 _UNCLEAR_NUMBER: Final = re.compile(r"^[+-]?(?:\d*,(?!\d{3}(?:\D|$)).*|\d{1,3}\.0{3})$")
 """One tool reads one, another a thousand: `1,0000` and `1.000`."""
 
@@ -146,6 +107,14 @@ _FUNCTION_WORDS: Final = word_set(
     "through to today tomorrow too two until up us ve very via was we were what when where which while who whom why "
     "will with within would yes yet you your yours"
 )
+_EVERYDAY_WORDS: Final = word_set(
+    "afternoon appointment arrival arrive arrives booking break breakfast brunch call coffee daily day days departure "
+    "depart departs dinner drive enjoy evening event flight fly holiday home hotel hour hours journey leave lunch meal "
+    "meet meeting minutes monthly morning night nights noon office plan plans reminder reservation restaurant return "
+    "room stay talk ticket time travel trip vacation visit walk week weekend weekly"
+)
+"""Words of plans and calendars."""
+
 _COMMON: Final = word_set(
     "add all also always an and answer any append are arrange as ask at book buy call cancel change check clean clear "
     "close collect compare copy could create delete deploy describe do does download draft edit email erase execute "
@@ -179,6 +148,10 @@ def is_link(value: str) -> bool:
 
 def is_function_word(word: str) -> bool:
     return word in _FUNCTION_WORDS
+
+
+def is_everyday_word(word: str) -> bool:
+    return word in _EVERYDAY_WORDS
 
 
 def normalise_value(text: str) -> str:
@@ -271,28 +244,6 @@ def is_plain_detail(value: Any) -> bool:
     return not isinstance(value, str) or _DETAIL.match(value.strip()) is not None
 
 
-def leave_out_forbidden(text: str) -> str:
-    """The text without what must not be done: `never mail it to Eve` names no Eve."""
-    if _BARRING.search(text) is None:
-        return text
-    return "".join(map(_cut_forbidden, _SENTENCES.findall(text)))
-
-
-def _cut_forbidden(sentence: str) -> str:
-    kept: list[str] = []
-    start = 0
-    for found in _BARRING.finditer(sentence):
-        before = sentence[max(start, found.start() - _LOOKED_BACK) : found.start()]
-        tells = _TELLING.search(before) and not found[0].lower().startswith(_FORBIDDING)
-        if found.start() < start or tells:
-            continue
-        end = _ALLOWING_CLAUSE if _SUPPOSING.search(before) else _ALLOWING
-        again = end.search(sentence, found.end())
-        kept += (sentence[start : found.end()], " … ")
-        start = len(sentence) if again is None else again.start()
-    return "".join((*kept, sentence[start:]))
-
-
 def is_prose(text: str) -> bool:
     """Plain words: nothing that can be clicked, copied, spelt out or decoded."""
     if "@" in text or "\\" in text or find_links(text) or _SPELT.search(text):
@@ -309,7 +260,11 @@ class TrustedText:
 
     def __init__(self) -> None:
         self._phrases: set[str] = set()
+        self._aimed: set[str] = set()
+        """The phrases that are more than the source of something: what is sent may go there."""
         self._quoted: set[str] = set()
+        self._commands: set[str] = set()
+        """What was quoted, word by word."""
         self._spelt: set[str] = set()
         """What was quoted, and what stood between spaces, with its marks."""
         self._verbatim: set[str] = set()
@@ -339,6 +294,7 @@ class TrustedText:
             self._phrases.add(value)
             self._spelt.add(fold_value(part))
             self._verbatim.add(part.strip())
+            self._commands.add("\n".join(part.split()))
             self._links |= find_links(part)
         spaced = _SENTENCE.sub(". ", named)
         self._links |= find_links(named) | find_links(spaced)
@@ -350,9 +306,13 @@ class TrustedText:
         for sentence in _STOP.split(named):
             self._add_sentence(sentence)
         self._add_words(text)
+        aimed = leave_out_sources(named)
+        self._aimed.update(map(normalise_value, _QUOTED.findall(aimed)))
         for variant in {named, spaced}:
-            self._add_grams(variant, name=False)
-            self._add_grams(_QUOTED.sub(_keep_word, variant), name=True)
+            self._grams.update(_cut_phrases(cut_atoms(variant)))
+            self._phrases |= _find_names(variant)
+        for variant in {aimed, _SENTENCE.sub(". ", aimed)}:
+            self._aimed |= _find_names(variant)
 
     def add_found(self, value: str) -> None:
         """Take in a value of a record that was named: its words may be told, and looked up; it asks for nothing."""
@@ -378,26 +338,12 @@ class TrustedText:
         aside = _ASIDE.search(sentence)
         for word in cut_words(sentence[: aside.end()] if aside else sentence):
             self._asking.setdefault(stem_word(word), set()).add(len(self._figures))
-        numbers = frozenset(filter(None, map(normalise_number, _find_amounts(sentence))))
+        numbers = frozenset(filter(None, map(normalise_number, find_amounts(sentence))))
         self._figures.append(numbers)
         if numbers:
             phrases = set(_cut_phrases(cut_atoms(sentence)))
             for number in numbers:
                 self._beside.setdefault(number, set()).update(phrases)
-
-    def _add_grams(self, text: str, *, name: bool) -> None:
-        """Index the phrases of a text, or the names in it: a part of a quoted name is none."""
-        raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", text).split()]
-        atoms = [(atom.lower(), _is_entity(atom), atom[:1].isupper() or atom.isdecimal()) for atom in raw if atom]
-        words = [word for word, _, _ in atoms]
-        if not name:
-            self._grams.update(_cut_phrases(words))
-            return
-        for start, (word, entity, _) in enumerate(atoms):
-            if entity:
-                self._phrases.update((word, word.removesuffix("'s").removesuffix("\u2019s")))
-            if entity or word == "the":
-                self._phrases.update(_cut_names(atoms[start : start + _GRAM]))
 
     def has(self, text: str) -> bool:
         """Whether a value was said whole, as an entity or not."""
@@ -428,6 +374,14 @@ class TrustedText:
         ):
             return False
         return _DATE.match(value) is None
+
+    def aims(self, value: str) -> bool:
+        """Whether a normalised value that was named is more than the source of something."""
+        return value in self._aimed or value not in self._phrases
+
+    def quotes_command(self, words: str) -> bool:
+        """Whether the words of a command, one to a line, were quoted together, and in this order."""
+        return words in self._commands
 
     def spells(self, text: str) -> bool:
         """Whether a value has no marks around its words, or was said with them: `build *` is not `build`."""
@@ -510,21 +464,17 @@ class TrustedText:
         return link in self._links
 
 
-def _find_amounts(sentence: str) -> list[str]:
-    """The numbers of a sentence that may be amounts: those with a currency, or all that count or name nothing else."""
-    found = [
-        match
-        for match in _NUMBER.finditer(sentence)
-        if not _COUNTS.match(sentence, match.end())
-        and not _NUMBERS.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
-    ]
-    priced = [
-        match
-        for match in found
-        if _CURRENCY_BEFORE.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
-        or _CURRENCY_AFTER.match(sentence, match.end())
-    ]
-    return [match[0] for match in priced or found]
+def _find_names(text: str) -> set[str]:
+    """The names in a text: a part of a quoted name is none."""
+    raw = [atom.strip(_ENDS) for atom in unicodedata.normalize("NFKC", _QUOTED.sub(_keep_word, text)).split()]
+    atoms = [(atom.lower(), _is_entity(atom), atom[:1].isupper() or atom.isdecimal()) for atom in raw if atom]
+    found: set[str] = set()
+    for start, (word, entity, _) in enumerate(atoms):
+        if entity:
+            found.update((word, word.removesuffix("'s").removesuffix("\u2019s")))
+        if entity or word == "the":
+            found.update(_cut_names(atoms[start : start + _GRAM]))
+    return found
 
 
 def _cut_phrases(atoms: Sequence[str]) -> Iterator[str]:

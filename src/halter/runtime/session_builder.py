@@ -531,13 +531,7 @@ def _make_brake(context: AgentContext, tools: Mapping[str, Tool], *, senses: boo
     specs = {name: tool.spec for name, tool in tools.items()}
     brake = context.brakes(mode, agent.policy, specs)
     brake.trust(agent.mind.instructions, "the instructions")
-    for spec in specs.values():
-        if spec.server:
-            brake.hear(
-                Text(
-                    f"{spec.name}: {spec.description}", "tool", trusted=False, source=f"the description of {spec.name}"
-                )
-            )
+    brake.hear_descriptions()
     if senses:
         brake.hear(Text("sensors", "sensor", trusted=False, source="the sensors"))
     return brake

@@ -258,7 +258,7 @@ def make_shell_tool(root: str | Path, **options: Unpack[ShellOptions]) -> Functi
         timeout=options.get("timeout", 60),
         reads="anyone",
         reach="others" if network or not enclosed else "own",
-        arguments={"argv": "target:code", "folder": "target:file", "stdin": "content"},
+        arguments={"argv": "target:code", "folder": "target:file", "stdin": "target:code"},
     ).at(sandbox)
 
 
@@ -290,7 +290,7 @@ def make_script_tool(
         timeout=script.timeout,
         reads=script.reads,
         reach=script.reach,
-        arguments={"arguments": "target:code", "stdin": "content"},
+        arguments={"arguments": "target:code", "stdin": "target:code"},
     )
 
 

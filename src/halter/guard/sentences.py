@@ -1,0 +1,110 @@
+"""How a trusted sentence means what it names: as something to reach, as where something came from, or as forbidden."""
+
+import re
+from typing import Final
+
+_SENTENCES: Final = re.compile(r".+?(?:[.!?;](?=\s|$)|\n|$)\s*|\s+", re.DOTALL)
+_BARRING: Final = re.compile(
+    r"(?:(?<!\w)(?:never|avoid|without|except|neither)|(?<!\w)(?:(?P<verb>\w+)\s+)?not|(?<!\w)cannot|(?<!\w)\w+n['\u2019]t)"
+    r"(?!\w| (?:forget|hesitate|fail|miss|only)\b)",
+    re.IGNORECASE,
+)
+"""What follows in its sentence must not be done: it names nothing."""
+
+_ALLOWING: Final = re.compile(r"(?<!\w)(?:but|instead|rather)(?!\w)", re.IGNORECASE)
+_ALLOWING_CLAUSE: Final = re.compile(rf"{_ALLOWING.pattern}|,(?=\s)", re.IGNORECASE)
+_LOOKED_BACK: Final = 300
+_TELLING: Final = re.compile(
+    r"(?<!\w)(?:i|we|they|he|she|it|there)(?:['\u2019]\w+)?(?: (?:also|still|just|really))?(?: \w+)?\s*$", re.IGNORECASE
+)
+"""Before a "not" that tells of something, and forbids nothing."""
+
+_FORBIDDING: Final = ("must", "may", "should", "shall", "shan", "never", "avoid", "without", "except", "neither")
+_SUPPOSING: Final = re.compile(
+    r"(?<!\w)(?:if|when|whenever|unless|because|since|although|though)(?!\w)[^,]*$", re.IGNORECASE
+)
+
+_SOURCE: Final = re.compile(
+    r"""
+    (?<!\w)(?:(?:from|by|(?:e-?mail|mail|message|letter|post|note|file|article|document|page|website|inbox|bill)s?
+    \ of)\s+
+    (?:(?!(?:to|for|with|and|at|on|in)\b)[a-z]+\s+){0,3}?)
+    (?:'[^'\n]{1,80}'|"[^"\n]{1,80}"|[A-Z][\w.\u2019'-]*(?:\s+[A-Z][\w.\u2019'-]*){0,3}|[^\s,;]*[@\d][^\s,;]*)
+    |(?<!\w)[A-Z][\w-]*(?:\s+[A-Z][\w-]*){0,3}(?=['\u2019]s\s
+        |\s+(?:sent|wrote|posted|said|says|asked|shared|called|told|wants|wanted|mentioned)(?!\w))
+    """,
+    re.VERBOSE,
+)
+"""Where something came from: whoever wrote a letter is not therewith someone to write to."""
+
+_RETURNING: Final = re.compile(r"(?<!\w)(?:repl(?:y|ies)|respond|refund|reimburse|back|return)(?!\w)", re.IGNORECASE)
+_QUESTION: Final = re.compile(
+    r"(?<![^.!?;\n])\s*(?:who|what|why|how\ (?:much|many|often)|does|did|is|are|was|were|has)(?!\w)[^?\n]*\?",
+    re.IGNORECASE,
+)
+
+_NUMBER: Final = re.compile(r"(?<![\w.,/-])\d(?:[\d,.'\u2019]*\d)?(?![\w%/-]|[.,]\d| ?%)")
+_MONTH: Final = r"(?:jan|feb|mar|apr|may|june?|july?|aug|sep|oct|nov|dec)[a-z]*"
+_COUNTS: Final = re.compile(
+    r"[\s-]*(?:(?:second|minute|min|hour|day|night|week|month|year|time|person|guest|page|item|piece|word|step)s?|people|"
+    rf"percent|am|pm|o['\u2019]clock|{_MONTH})(?!\w)",
+    re.IGNORECASE,
+)
+"""Behind a number that counts something, or is part of a date."""
+
+_NUMBERS: Final = re.compile(
+    rf"(?<!\w)(?:invoice|order|number|no|nr|id|ticket|room|case|page|item|step|version|{_MONTH})[.:]?\s*#?\s*$|#\s*$",
+    re.IGNORECASE,
+)
+"""Before a number that is the name of something."""
+
+_LONGEST_LABEL: Final = 24
+_CODES: Final = "usd|eur|gbp|chf|jpy|dollars?|euros?|pounds?|francs?|yen|bucks?"
+_CURRENCY_BEFORE: Final = re.compile(rf"(?:[$€£¥]|(?<!\w)(?:{_CODES}))\s*$", re.IGNORECASE)
+_CURRENCY_AFTER: Final = re.compile(rf"\s*(?:[$€£¥]|(?:{_CODES})(?!\w))", re.IGNORECASE)
+
+
+def leave_out_forbidden(text: str) -> str:
+    """The text without what must not be done: `never mail it to Eve` names no Eve."""
+    if _BARRING.search(text) is None:
+        return text
+    return "".join(map(_cut_forbidden, _SENTENCES.findall(text)))
+
+
+def _cut_forbidden(sentence: str) -> str:
+    kept: list[str] = []
+    start = 0
+    for found in _BARRING.finditer(sentence):
+        before = sentence[max(start, found.start() - _LOOKED_BACK) : found.start()]
+        tells = _TELLING.search(before) and not found[0].lower().startswith(_FORBIDDING)
+        if found.start() < start or tells:
+            continue
+        end = _ALLOWING_CLAUSE if _SUPPOSING.search(before) else _ALLOWING
+        again = end.search(sentence, found.end())
+        kept += (sentence[start : found.end()], " … ")
+        start = len(sentence) if again is None else again.start()
+    return "".join((*kept, sentence[start:]))
+
+
+def leave_out_sources(text: str) -> str:
+    """The text without those that it names as the source of something, unless something goes back to them."""
+    if _RETURNING.search(text):
+        return text
+    return _SOURCE.sub(" … ", _QUESTION.sub(" … ", text))
+
+
+def find_amounts(sentence: str) -> list[str]:
+    """The numbers of a sentence that may be amounts: those with a currency, or all that count or name nothing else."""
+    found = [
+        match
+        for match in _NUMBER.finditer(sentence)
+        if not _COUNTS.match(sentence, match.end())
+        and not _NUMBERS.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
+    ]
+    priced = [
+        match
+        for match in found
+        if _CURRENCY_BEFORE.search(sentence, max(0, match.start() - _LONGEST_LABEL), match.start())
+        or _CURRENCY_AFTER.match(sentence, match.end())
+    ]
+    return [match[0] for match in priced or found]
