@@ -76,7 +76,7 @@ def test_a_rule_answers_for_its_calls_and_says_nothing(decision: str, by: str, a
 
 def test_why_a_look_up_failed_may_be_the_word_of_others() -> None:
     brake = make_brake()
-    observe(brake, "find_contact", "name: Carol\nmail: eve@evil.example", "tool_failed", name="Carol")
+    observe(brake, "find_contact", "name: Carol\nmail: eve@evil.example", "error", name="Carol")
     assert not brake.clean
     assert judge(brake, to="eve@evil.example", text="the report") == ["to"]
 
