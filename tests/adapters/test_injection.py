@@ -75,7 +75,7 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
         await session.attempt("1", "read_mail")
     store, opened = desk.store(), make_guard(desk)
     async with opened:
-        agent = opened._opened().agent  # noqa: SLF001 A guard shows its policy to no one else.
+        agent = opened._opened().agent  # noqa: SLF001 # pyright: ignore[reportPrivateUsage]  A guard shows it to no one else.
     whole, erased = (
         CallBrake(SessionBrake("ask", agent.policy, {name: tool.spec for name, tool in agent.tools.items()}))
         for _ in range(2)

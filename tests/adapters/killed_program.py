@@ -1,0 +1,103 @@
+"""A program with an agent of another framework that is killed while its question waits, and started again.
+
+    python -m tests.adapters.killed_program FRAMEWORK FOLDER
+
+The first time it runs until the question, keeps what the framework needs to go on, and kills itself. The second time it
+goes on from there.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.adapters.conftest import Desk
+
+
+class Payments(list[int]):
+    """What was paid, in a file: it outlives the process."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file = file
+
+    def append(self, amount: int) -> None:
+        with self._file.open("a") as paid:
+            paid.write(f"{amount}\n")
+
+
+class Program:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kept = folder / "kept.json"
+
+    def at_desk(self, kind: Callable[[Path], Any] = Desk) -> Any:
+        desk = kind(self._folder)
+        desk.paid = Payments(self._folder / "paid.txt")
+        return desk
+
+    def load(self) -> Any:
+        return json.loads(self._kept.read_bytes()) if self._kept.exists() else None
+
+    def keep_and_die(self, kept: bytes) -> NoReturn:
+        self._kept.write_bytes(kept)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("A process outlived kill -9.")
+
+
+async def run_pydantic_ai(program: Program) -> str:
+    from pydantic_ai.messages import ModelMessagesTypeAdapter
+    from pydantic_ai.tools import DeferredToolRequests, DeferredToolResults
+
+    from tests.adapters import test_pydantic_ai
+
+    world = program.at_desk(test_pydantic_ai.World)
+    agent = world.agent("PRIVILEGED", output_type=[str, DeferredToolRequests])
+    if (kept := program.load()) is None:
+        program.keep_and_die((await agent.run("Pay the bill.")).all_messages_json())
+    history = ModelMessagesTypeAdapter.validate_python(kept)
+    results = DeferredToolResults(approvals={"c1": True})
+    return (await agent.run(message_history=history, deferred_tool_results=results)).output
+
+
+async def run_openai_agents(program: Program) -> str:
+    from agents import RunState
+
+    from tests.adapters import test_openai_agents
+
+    runner = test_openai_agents.make_runner(program.at_desk(), "PRIVILEGED")
+    if (kept := program.load()) is None:
+        first = await runner.run("Pay the bill.", conversation="one")
+        program.keep_and_die(json.dumps(first.to_state().to_json()).encode())
+    state: RunState[Any] = await RunState.from_json(runner.agent, kept)
+    state.approve(state.get_interruptions()[0])
+    return (await runner.run(state, conversation="one")).final_output
+
+
+async def run_agent_framework(program: Program) -> str:
+    from agent_framework import AgentSession, Message
+
+    from tests.adapters import test_agent_framework
+
+    agent = test_agent_framework.make_agent(program.at_desk(), "PRIVILEGED")
+    if (kept := program.load()) is None:
+        session = AgentSession(session_id="one")
+        first = await agent.run("Pay the bill.", session=session)
+        said = Message("user", [first.user_input_requests[0].to_function_approval_response(approved=True)])
+        program.keep_and_die(json.dumps({"session": session.to_dict(), "said": said.to_dict()}).encode())
+    session, said = AgentSession.from_dict(kept["session"]), Message.from_dict(kept["said"])
+    return (await agent.run(said, session=session)).text
+
+
+FRAMEWORKS: Mapping[str, Callable[[Program], Coroutine[Any, Any, str]]] = {
+    "pydantic_ai": run_pydantic_ai,
+    "openai_agents": run_openai_agents,
+    "agent_framework": run_agent_framework,
+}
+
+if __name__ == "__main__":
+    sys.stdout.write(asyncio.run(FRAMEWORKS[sys.argv[1]](Program(Path(sys.argv[2])))))
