@@ -191,6 +191,8 @@ def test_a_hook_under_attack_lets_no_tool_run(desk: Desk, attack: str) -> None:
 
 @pytest.mark.parametrize("desk", ["claude"], indirect=True)
 def test_a_deferred_call_that_is_approved_a_day_later_runs_once_when_it_is_resumed(desk: Desk) -> None:
+    (policy,) = (desk.home / "hooks").rglob("agent.yaml")
+    policy.write_text(policy.read_text() + "policy: {approval_expiry: 3d}\n")
     desk.begin()
     count = "echo once >> once.txt; git push --force"
     with Provider([calls(shell(desk, "toolu_1", count)), text("done")]) as provider:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
 MODEL = "gpt-4o-mini"
 LOOKUP = "def lookup(city: str) -> str:\n    return 'seen-by-a-tool in ' + city\n"
@@ -91,8 +91,8 @@ async def test_at_its_cap_it_asks_no_second_time(bench: Any, find_client: Any, c
 async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client: Any, client: str) -> None:
     command, environ = await prepare(bench, find_client, client, await bench.key())
     bench.provider.gate = asyncio.Event()
-    running = asyncio.ensure_future(bench.run(command, environ))
-    await asyncio.wait_for(bench.provider.reached_gate.wait(), 60)
+    running = asyncio.ensure_future(bench.run(command, environ, 400))
+    await asyncio.wait_for(bench.provider.reached_gate.wait(), 300)
     await bench.halter("halt", "fleet")
     _, said = await running
     assert "halted" in said

@@ -26,7 +26,7 @@ import codecs
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
@@ -277,6 +277,10 @@ class UsageReading(msgspec.Struct, frozen=True):
 
 UsageFormat = WireFormat | Literal["responses"]
 """The formats of reports: those of the wires, and that of OpenAI's other protocol."""
+_ENDINGS: Final[Mapping[UsageFormat, bytes]] = MappingProxyType(
+    {"openai": b"finish_reason", "anthropic": b"stop_reason", "google": b"finishReason", "responses": b"status"}
+)
+"""The member that tells whether an answer is finished."""
 
 
 class UsageReader:
@@ -285,6 +289,7 @@ class UsageReader:
     def __init__(self, wire: UsageFormat) -> None:
         self.final = False
         self._read = _READERS[wire]
+        self._ending = _ENDINGS[wire]
         self._counts = UsageReading()
         self._finished = False
         self._spoiled = False
@@ -325,8 +330,13 @@ class UsageReader:
             self._rest += piece
             return
         whole, self._rest = bytes(self._rest) + piece[:end], bytearray(piece[end + 1 :])
-        for line in whole.splitlines():
-            self._take_line(line)
+        if self._may_report(whole):
+            for line in whole.splitlines():
+                self._take_line(line)
+
+    def _may_report(self, data: bytes) -> bool:
+        """Whether it names a report or an end. Most of a stream does neither, and need not be parsed."""
+        return _NAMES_A_REPORT in data or self._ending in data
 
     def close(self) -> None:
         rest, self._rest = bytes(self._rest), bytearray()
@@ -337,7 +347,7 @@ class UsageReader:
             self._take(rest)
 
     def _take_line(self, line: bytes) -> None:
-        if line.startswith(_DATA):
+        if line.startswith(_DATA) and self._may_report(line):
             self._take(line[len(_DATA) :])
 
     def _take(self, body: bytes) -> None:
