@@ -123,11 +123,13 @@ class GuardedRuns:
                 stack, self._stack = self._stack, None
                 await stack.aclose()
 
-    def spec(self, name: str, description: str, schema: bytes) -> ToolSpec:
+    def spec(
+        self, name: str, description: str, schema: bytes, otherwise: ExternalToolOptions | None = None
+    ) -> ToolSpec:
         """What the guard knows of a tool: unless said otherwise, CONTROLLED and changing something."""
         known = self._specs.get(name)
         if known is None:
-            terms = self._terms.get(name, {})
+            terms: ExternalToolOptions = {**(otherwise or {}), **self._terms.get(name, {})}
             known = self._specs[name] = ToolSpec(
                 name=name,
                 description=description,

@@ -23,7 +23,7 @@ import msgspec
 
 from halter.config.resolve import check_named_tools, list_named_tools, read_model_rates, resolve_policy
 from halter.core.agent_spec import BrainSpec
-from halter.core.clock import SECOND
+from halter.core.clock import HOUR, SECOND
 from halter.core.errors import ConfigError, HalterError, LeaseLost
 from halter.core.events import SessionStarted
 from halter.core.ids import SessionId, session_stream
@@ -106,6 +106,12 @@ class Guard(AgentProgram):
                 await session.end("ERROR", "error")
             raise
         await session.end("COMPLETED", "completed")
+
+    @property
+    def max_cost_usd(self) -> float | None:
+        """What a session may cost at most, where the program says so."""
+        cap = self._options.get("max_cost_usd", "none")
+        return None if cap == "none" else float(cap)
 
     def allow_external_tools(self) -> None:
         """Let the policy name tools that are the caller's own, and known only when they are first called."""
@@ -334,6 +340,13 @@ class GuardedSession:
     @property
     def prices(self) -> Prices:
         return Prices(self._opened.agent.policy.prices)
+
+    async def until_halted(self) -> EffectRefused:
+        """Waits until a halt reaches this session, which then ends by it, and returns the refusal to raise."""
+        while await self._running.halted() is None:
+            await self._running.pause(HOUR)
+        self._end = self._end or ("HALTED", "external_halt")
+        return EffectRefused("A halt ended this session.", "external_halt")
 
     async def near_budget(self) -> bool:
         """Says whether 80 % of a cap is spent or held: of this session, its agent or the fleet."""
