@@ -19,7 +19,7 @@ from halter.core.ids import SessionId, WorkerId, inbox_stream, session_stream
 from halter.core.money import Caps, Spender, carve
 from halter.core.ports import Committed, Lease, Write
 from halter.guard.ledger import ActualResult
-from halter.journal.apply import Applier, WorkingSet, append_event, apply_write
+from halter.journal.apply import Applier, WorkingSet, append_events, apply_write
 from halter.state.lifecycle import end_session, park_session, post_message, start_child, start_session, wake_session
 from halter.state.session import InFlight, replay
 from halter_drills.checker import StoreContents, check, found_at
@@ -68,7 +68,7 @@ class ZombieCase(msgspec.Struct, frozen=True):
 
 def unfenced(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
     """The teeth: apply a write without checking its lease."""
-    return Committed(tuple(append_event(draft, write, rows, salt) for draft in write.decide(rows)))
+    return append_events(write.decide(rows), write, rows, salt)
 
 
 class Mortal:

@@ -41,7 +41,7 @@ from halter.guard.judge_request import RequestAttempt, judge_attempt, list_reque
 from halter.guard.ledger import ActualResult, Ledger
 from halter.guard.prepare import RequestTerms, SessionContext
 from halter.redaction.anonymize import AnonymizedPrompt, StreamRehydrator, anonymize_prompt, rehydrate_reply
-from halter.redaction.redact import PromptMasker, Redact, mask_reply, mask_text
+from halter.redaction.redact import PromptMasker, Redact, mask_text
 from halter.state.session import InFlight, track_request
 
 ChunkListener = Callable[[StreamChunk], None]
@@ -438,7 +438,10 @@ class ModelDoor:
             reply = msgspec.structs.replace(reply, usage=None)
         if flying.values:
             reply = rehydrate_reply(reply, flying.values, flying.request.nonce)
-        return await self._answered(flying, mask_reply(reply, self._redact))
+        parts = self._masks.parts(reply.parts)
+        if parts is not reply.parts:
+            reply = msgspec.structs.replace(reply, parts=parts)
+        return await self._answered(flying, reply)
 
     async def _answered(self, flying: _RequestInFlight, reply: Reply) -> AnsweredRequest:
         usage, usd, tokens = reply.usage, None, None

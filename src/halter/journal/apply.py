@@ -52,19 +52,20 @@ class WorkingSet:
     What is loaded becomes its own. What is new, changed or gone is known as it happens: nothing is compared at the end.
     """
 
-    __slots__ = ("changes", "events", "loaded", "now")
+    __slots__ = ("deletes", "erasures", "events", "inserts", "loaded", "now", "updates")
 
     def __init__(self, loaded: dict[RowKey, Any], now: int) -> None:
         self.loaded = loaded
-        # The time of a new event is never before its predecessors, so a clock set back reorders nothing.
-        for row in loaded.values():
-            if isinstance(row, BudgetRow) and row.cap_at > now:
-                now = row.cap_at
-            elif isinstance(row, StreamRow) and row.at > now:
-                now = row.at
         self.now = now
         self.events: list[Stored] = []
-        self.changes = Changes({}, {}, {}, self.events, [])
+        self.inserts: dict[RowKey, Row] = {}
+        self.updates: dict[RowKey, Row] = {}
+        self.deletes: dict[RowKey, None] = {}
+        self.erasures: list[EraseBodies] = []
+
+    @property
+    def changes(self) -> "Changes":
+        return Changes(self.inserts, self.updates, self.deletes, self.events, self.erasures)
 
     def get(self, kind: type[R], *key: Any) -> R | None:
         try:
@@ -73,30 +74,41 @@ class WorkingSet:
             message = f"A write looked at {kind.TABLE} {key}, which it did not declare; add it to `reads` or `others`."
             raise UndeclaredRow(message) from None
 
-    def put(self, row: Row, key: RowKey | None = None) -> None:
+    def put(self, row: Row) -> None:
         """Change or add a row; one of an append-only table need not be declared."""
-        key, rows, changes = key or row.key(), self.loaded, self.changes
+        key, rows = row.key(), self.loaded
         if rows.get(key) is not None:
-            (changes.inserts if key in changes.inserts else changes.updates)[key] = row
-        elif key in changes.deletes:
-            del changes.deletes[key]
-            changes.updates[key] = row
+            (self.inserts if key in self.inserts else self.updates)[key] = row
+        elif key in self.deletes:
+            del self.deletes[key]
+            self.updates[key] = row
         elif key in rows or row.APPEND_ONLY:
-            changes.inserts[key] = row
+            self.inserts[key] = row
         else:
             message = f"An event changes {row.TABLE} {key[1]}, which its write did not declare; add it to `reads`."
             raise UndeclaredRow(message)
         rows[key] = row
 
     def drop(self, key: RowKey) -> None:
-        changes, row = self.changes, self.loaded.get(key)
-        if changes.inserts.pop(key, None) is None and row is not None:
-            changes.updates.pop(key, None)
-            changes.deletes[key] = None
+        row = self.loaded.get(key)
+        if self.inserts.pop(key, None) is None and row is not None:
+            self.updates.pop(key, None)
+            self.deletes[key] = None
         self.loaded[key] = None
 
     def erase(self, bodies: EraseBodies) -> None:
-        self.changes.erasures.append(bodies)
+        self.erasures.append(bodies)
+
+
+def find_latest_time(loaded: dict[RowKey, Any], now: int) -> int:
+    """The time of a new event is never before its predecessors, so a clock set back reorders nothing."""
+    for (kind, _), row in loaded.items():
+        if row is not None and kind in _TIMED:
+            now = max(now, row.cap_at if kind is BudgetRow else row.at)
+    return now
+
+
+_TIMED: Final = (StreamRow, BudgetRow)
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -137,18 +149,15 @@ def list_needs(writes: Sequence[Write]) -> tuple[list[str], list[RowKey]]:
 
 def apply_write(write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
     lease = write.lease
-    if lease is not None:
-        owned = rows.loaded.get((SessionRow, (lease.session,)))
-        if owned is None or owned.generation != lease.generation or owned.owner != lease.worker:
-            fence(lease, rows)
-    drafts = write.decide(rows)
     if lease is None:
+        drafts = write.decide(rows)
         for draft in drafts:
             _refuse_newer_session(draft.stream or write.stream, rows)
-    events: list[Stored] = []
-    for draft in drafts:
-        events.append(append_event(draft, write, rows, salt))  # noqa: PERF401 A comprehension is one more frame.
-    return Committed(tuple(events))
+        return append_events(drafts, write, rows, salt)
+    row = rows.loaded.get((SessionRow, (lease.session,)))
+    if row is None or row.generation != lease.generation or row.owner != lease.worker:
+        fence(lease, rows)
+    return append_events(write.decide(rows), write, rows, salt)
 
 
 def fence(lease: Lease, rows: WorkingSet) -> None:
@@ -170,25 +179,30 @@ def _refuse_newer_session(stream: StreamId, rows: WorkingSet) -> None:
         raise LeaseLost(f"{why} Nothing was written.")
 
 
-def append_event(draft: Draft, write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Stored:
-    """Link an event to its stream, and change the rows as it says."""
-    event, facts = encode(draft.event)
-    stream, body, now, lease = draft.stream or write.stream, draft.body, rows.now, write.lease
-    head_key: RowKey = (StreamRow, (stream,))
-    head = rows.loaded[head_key] if head_key in rows.loaded else rows.get(StreamRow, stream)
-    seq, previous = (1, CHAIN_START) if head is None else (head.head + 1, head.hash)
-    # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
-    generation = 0 if lease is None or stream != session_stream(lease.session) else lease.generation
-    body_salt, digest = None, NO_BODY
-    if body is not None:
-        body_salt = salt(SALT_BYTES)
-        digest = digest_body(body_salt, body)
-    key, blob, kind, version = write.key, draft.blob, event.KIND, event.VERSION
-    chained = hash_event(previous, (stream, seq, kind, version, now, generation, key, blob), facts, digest)
-    stored = Stored(
-        stream, seq, kind, version, now, generation, key, blob, facts, body, body_salt, digest, chained, event
-    )
-    rows.events.append(stored)
-    rows.put(StreamRow(stream, seq, chained, now), head_key)
-    project_event(event, stored, rows)
-    return stored
+def append_events(drafts: Sequence[Draft], write: Write, rows: WorkingSet, salt: Callable[[int], bytes]) -> Committed:
+    """Link events to their streams, and change the rows as they say."""
+    lease, key, now, appended = write.lease, write.key, rows.now, list[Stored]()
+    own = None if lease is None else session_stream(lease.session)
+    for draft in drafts:
+        event, facts = encode(draft.event)
+        stream, body, blob = draft.stream or write.stream, draft.body, draft.blob
+        place: RowKey = (StreamRow, (stream,))
+        head = rows.loaded[place] if place in rows.loaded else rows.get(StreamRow, stream)
+        seq, previous = (1, CHAIN_START) if head is None else (head.head + 1, head.hash)
+        # A session's generation says nothing of other streams: of a sub-session's, or of an inbox that others write to.
+        generation = 0 if lease is None or stream != own else lease.generation
+        body_salt, digest = None, NO_BODY
+        if body is not None:
+            body_salt = salt(SALT_BYTES)
+            digest = digest_body(body_salt, body)
+        kind, version = event.KIND, event.VERSION
+        chained = hash_event(previous, (stream, seq, kind, version, now, generation, key, blob), facts, digest)
+        stored = Stored(
+            stream, seq, kind, version, now, generation, key, blob, facts, body, body_salt, digest, chained, event
+        )
+        appended.append(stored)
+        rows.events.append(stored)
+        rows.loaded[place] = row = StreamRow(stream, seq, chained, now)
+        (rows.inserts if head is None or place in rows.inserts else rows.updates)[place] = row
+        project_event(event, stored, rows)
+    return Committed(tuple(appended))

@@ -103,6 +103,11 @@ class Engine(Protocol):
         """Whether a short read takes less time than waking a thread."""
         ...
 
+    @property
+    def latest(self) -> int | None:
+        """A time that no event or row is after; None where other processes write too."""
+        ...
+
     def begin(self, *, wait: bool = True) -> None:
         """Open a write transaction; raise Busy instead of waiting if `wait` is False."""
         ...

@@ -173,10 +173,10 @@ class MemoryEngine:
         self._clock = now
         self._store = new_id()
         self._rows: dict[RowKey, Row] = {}
-        self._sessions: dict[str, RowKey] = {}
         self._tables: dict[type[Row], dict[RowKey, None]] = {
-            kind: {} for kind in (*WHOLE_TABLE_QUERIES.values(), *SPARSE_TABLE_QUERIES.values())
+            kind: {} for kind in (SessionRow, *WHOLE_TABLE_QUERIES.values(), *SPARSE_TABLE_QUERIES.values())
         }
+        self.latest = 0
         self._streams: dict[StreamId, list[Stored]] = {}
         self._keys: dict[str, tuple[tuple[StreamId, int], ...]] = {}
         self._blobs: dict[Digest, bytes] = {}
@@ -214,25 +214,26 @@ class MemoryEngine:
             self._apply(changes)
 
     def _apply(self, changes: Changes) -> None:
-        rows, listed = self._rows, self._tables
-        rows.update(changes.inserts)
+        rows, listed, inserts = self._rows, self._tables, changes.inserts
+        rows.update(inserts)
         rows.update(changes.updates)
         if self._mirror is not None:
             self._unmirrored.take_in(changes)
-        for key in changes.inserts:
-            if (kind := key[0]) is SessionRow or kind in listed:
+        for key in inserts:
+            if key[0] in listed:
                 self._list(key)
         for key in changes.deletes:
             del rows[key]
             listed.get(key[0], {}).pop(key, None)
         streams, keys = self._streams, self._keys
         for event in changes.events:
-            stream, key, place = event.stream, event.key, (event.stream, event.seq)
-            if stream in streams:
-                streams[stream].append(event)
-            else:
+            stream, key = event.stream, event.key
+            if event.seq == 1:
                 streams[stream] = [event]
-            keys[key] = (*keys[key], place) if key in keys else (place,)
+            else:
+                streams[stream].append(event)
+            keys[key] = (*keys[key], (stream, event.seq)) if key in keys else ((stream, event.seq),)
+            self.latest = max(self.latest, event.at)
         for erase in changes.erasures:
             self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))
         for erase in changes.erasures:
@@ -251,11 +252,8 @@ class MemoryEngine:
 
     def _list(self, key: RowKey) -> None:
         """Note a key of a table that queries go through."""
-        kind = key[0]
-        if kind is SessionRow:
-            self._sessions[key[1][0]] = key
-        elif kind in self._tables:
-            self._tables[kind][key] = None
+        if key[0] in self._tables:
+            self._tables[key[0]][key] = None
 
     def _erase(self, stream: StreamId, through: int) -> None:
         events = self._streams.get(stream, [])
@@ -313,7 +311,7 @@ class MemoryEngine:
         return offered
 
     def _session_rows(self) -> list[SessionRow]:
-        rows = (self._rows[key] for key in self._sessions.values())
+        rows = (self._rows[key] for key in self._tables[SessionRow])
         return [row for row in rows if isinstance(row, SessionRow)]
 
     def _take(self, row: SessionRow, worker: WorkerId) -> Lease:
@@ -453,7 +451,6 @@ class MemoryEngine:
         finally:
             view.close()
         self._rows = {key: row for key, row in self._rows.items() if key[0] not in PROJECTIONS}
-        self._sessions = {}
         for table in self._tables.values():
             table.clear()
         for row in rows:

@@ -286,6 +286,7 @@ class PostgresEngine:
     """
 
     local = False
+    latest = None
 
     def __init__(
         self, url: str, *, new_id: Callable[[], str], lease: int = LEASE_DURATION, patience: str = LOCK_TIMEOUT

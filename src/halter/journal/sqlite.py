@@ -362,6 +362,7 @@ class SqliteEngine:
     """Rows and events in one SQLite file, shared by any number of processes on one machine."""
 
     local = True
+    latest = None
 
     def __init__(
         self,

@@ -40,7 +40,7 @@ from halter.core.ports import (
 )
 from halter.core.text import clean
 from halter.core.vocabulary import Row
-from halter.journal.apply import Applier, WorkingSet, apply_write, fence, list_needs
+from halter.journal.apply import Applier, WorkingSet, apply_write, fence, find_latest_time, list_needs
 from halter.journal.engine import Busy, Conflict, Engine, StoreView, index_chunks
 
 T = TypeVar("T")
@@ -328,7 +328,8 @@ class _Journal:
         try:
             loaded = engine.load(needed, keys)
             earlier = engine.committed(keys)
-            rows = WorkingSet(loaded, engine.now())
+            now, latest = engine.now(), engine.latest
+            rows = WorkingSet(loaded, now if latest is not None and latest <= now else find_latest_time(loaded, now))
             answers: list[WriteAnswer] = []
             for write in writes:
                 answers.append(self._commit_one(write, earlier, rows))  # noqa: PERF401 It is one frame less.
@@ -364,11 +365,12 @@ class _Journal:
                 return first
         try:
             # In another stream the same key is another write.
-            found = earlier.get(write.key)
-            known = tuple([each for each in found if each.stream in {write.stream, *write.others}]) if found else ()
+            key, known = write.key, ()
+            if found := earlier.get(key):
+                known = tuple([each for each in found if each.stream in {write.stream, *write.others}])
             if not known:
                 answer = self._applier(write, rows, self._salt)
-                earlier[write.key] = (*found, *answer.events) if found else answer.events
+                earlier[key] = (*found, *answer.events) if found else answer.events
                 return answer if first is None else Committed(answer.events, False, first)  # noqa: FBT003
             if write.lease is not None and write.lease.generation != known[0].generation:
                 # An owner that lost its lease must not take its successor's write for its own.

@@ -14,12 +14,12 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import msgspec
 
-from halter.core.messages import Message, Part, Prompt, Reply, ToolCall
+from halter.core.messages import Message, Part, Prompt, ToolCall
 from halter.core.ports import Lease
 from halter.core.text import clean, to_body, word_set
 from halter.core.tools import ToolSpec
@@ -41,6 +41,7 @@ _OPENING: Final = b"[redacted:"
 _HEAD: Final = 2
 _SPACED: Final = 12
 """The longest character in a spelling with spaces or line breaks; other spellings are never cut."""
+_P = TypeVar("_P", bound=Part)
 _MEMORY: Final = 1024
 _SHORT: Final = 4096
 _WORD: Final = frozenset(byte for byte in range(128) if chr(byte).isalnum() or byte == ord("_"))
@@ -359,9 +360,6 @@ def _align_to_character(data: bytes, at: int) -> int:
     return at
 
 
-_CACHE_ATTRIBUTE: Final = "masked"
-
-
 def mask_text(text: str, redact: Redact) -> str:
     return redact(text if text.isascii() and "\x00" not in text else clean(text))
 
@@ -380,14 +378,15 @@ class _LastRequest:
 
 
 class PromptMasker:
-    """Masks requests of sessions: each begins as the one before it, and only what is new is masked.
+    """Masks requests of sessions and their answers: each begins as the one before it, and only what is new is masked.
 
-    The last request of a session is cached while its lease object lives.
+    The last request of a session is cached while its lease object lives. Short texts that hold no secret are known.
     """
 
     def __init__(self, redact: Redact) -> None:
         self._redact = redact
         self._last: WeakKeyDictionary[Lease, _LastRequest] = WeakKeyDictionary()
+        self._clean: set[str] = set()
 
     def prompt(self, lease: Lease, prompt: Prompt) -> Prompt:
         last = self._last.get(lease)
@@ -396,32 +395,51 @@ class PromptMasker:
         asked, count, redact = prompt.messages, len(last.said), self._redact
         if asked[:count] != last.said:
             count, last.known = 0, ()
-        messages = (*last.known, *[mask_message(message, redact) for message in asked[count:]])
+        fresh: list[Message] = []
+        for message in asked[count:]:
+            parts = self.parts(message.parts)
+            fresh.append(message if parts is message.parts else Message(message.role, parts))
+        messages = (*last.known, *fresh)
         # The last message ends with what is true only now, so the next request says it otherwise.
         last.said, last.known = asked[:-1], messages[:-1]
         if prompt.system is not last.system or prompt.tools is not last.tools:
             last.system, last.masked_system = prompt.system, _mask_text_cached(prompt.system, redact)
             last.tools, last.masked_tools = prompt.tools, _mask_tools(prompt.tools, redact)
         facts = change_texts(prompt.facts, partial(mask_text, redact=redact)) if prompt.facts else prompt.facts
-        return msgspec.structs.replace(
-            prompt, system=last.masked_system, messages=messages, tools=last.masked_tools, facts=facts
+        return Prompt(
+            system=last.masked_system,
+            messages=messages,
+            tools=last.masked_tools,
+            max_output_tokens=prompt.max_output_tokens,
+            facts=facts,
         )
+
+    def parts(self, parts: tuple[_P, ...]) -> tuple[_P, ...]:
+        """Mask every text of a message; the same tuple, if there is nothing to mask."""
+        clean = self._clean
+        for part in parts:
+            if (part.arguments if isinstance(part, ToolCall) else part.text) not in clean:
+                break
+            if isinstance(part, ToolCall) and part.tool not in clean:
+                break
+        else:
+            return parts
+        masked = _mask_parts(parts, self._redact)
+        if masked is parts:
+            self._remember(parts)
+        return masked
+
+    def _remember(self, parts: tuple[Part, ...]) -> None:
+        if len(self._clean) >= _MEMORY:
+            self._clean.clear()
+        for part in parts:
+            said = (part.tool, part.arguments) if isinstance(part, ToolCall) else (part.text,)
+            self._clean.update(text for text in said if len(text) <= _SHORT)
 
 
 def mask_message(message: Message, redact: Redact) -> Message:
-    """Mask a message, once: a history is sent again with every request."""
-    kept = vars(message).get(_CACHE_ATTRIBUTE)
-    if kept is not None and kept[0] == redact:
-        return message if kept[1] is None else kept[1]
     parts = _mask_parts(message.parts, redact)
-    if parts is message.parts:
-        # Not the message itself: what refers to itself waits for the garbage collector.
-        vars(message)[_CACHE_ATTRIBUTE] = (redact, None)
-        return message
-    made = Message(message.role, parts)
-    vars(made)[_CACHE_ATTRIBUTE] = (redact, None)
-    vars(message)[_CACHE_ATTRIBUTE] = (redact, made)
-    return made
+    return message if parts is message.parts else Message(message.role, parts)
 
 
 def change_texts(value: Any, change: Redact) -> Any:
@@ -437,26 +455,19 @@ def change_texts(value: Any, change: Redact) -> Any:
             return value
 
 
-def mask_reply(reply: Reply, redact: Redact) -> Reply:
-    parts = _mask_parts(reply.parts, redact)
-    return reply if parts is reply.parts else msgspec.structs.replace(reply, parts=parts)
-
-
-def _mask_parts(parts: tuple[Part, ...], redact: Redact) -> tuple[Part, ...]:
+def _mask_parts(parts: tuple[_P, ...], redact: Redact) -> tuple[_P, ...]:
     """Mask every text of a message; the same tuple, if there is nothing to mask."""
-    masked: list[Part] | None = None
+    masked: list[_P] | None = None
     for place, part in enumerate(parts):
-        said = part.arguments if isinstance(part, ToolCall) else part.text
-        # As `mask_text` does it: every text of every step comes through here.
-        text = redact(said if said.isascii() and "\x00" not in said else clean(said))
         if isinstance(part, ToolCall):
-            tool = mask_text(part.tool, redact)
-            if tool is part.tool and text is said:
+            tool, arguments = mask_text(part.tool, redact), mask_text(part.arguments, redact)
+            if tool is part.tool and arguments is part.arguments:
                 continue
-            changed: Part = msgspec.structs.replace(part, tool=tool, arguments=text)
-        elif text is said:
-            continue
+            changed = msgspec.structs.replace(part, tool=tool, arguments=arguments)
         else:
+            text = mask_text(part.text, redact)
+            if text is part.text:
+                continue
             changed = msgspec.structs.replace(part, text=text)
         masked = masked or list(parts)
         masked[place] = changed
