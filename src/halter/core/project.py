@@ -311,28 +311,26 @@ _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> None:
     """Change the rows as an event says. The events of every step come first."""
-    match event:
-        case ev.RequestStarted():
-            if event.legs:
-                _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
-        case ev.CallStarted():
-            _call_started(event, place, known)
-        case ev.RequestSettled():
-            if event.charge is not None:
-                _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, place, known)
-        case ev.CallSettled():
-            if event.charge is not None:
-                _settle_hold(event.call, event, event.charge, NO_USAGE, place, known)
-            if event.audited:
-                _settle_audit(event, place, known)
-        case _:
-            kind = type(event)
-            if kind in _TRIGGER_EVENTS:
-                project_trigger_event(cast("ev.TriggerEvent", event), place, known)
-            elif kind in _ARTIFACT_EVENTS:
-                project_artifact_event(cast("ev.ArtifactEvent", event), place, known)
-            else:
-                _project_session_event(cast("ev.SessionEvent", event), place, known)
+    kind = type(event)
+    if isinstance(event, ev.RequestStarted):
+        if event.legs:
+            _place_hold(event.request, event.model, event.purpose, event.legs, place, known)
+    elif isinstance(event, ev.CallStarted):
+        _call_started(event, place, known)
+    elif isinstance(event, ev.RequestSettled):
+        if event.charge is not None:
+            _settle_hold(event.request, event, event.charge, event.usage or NO_USAGE, place, known)
+    elif isinstance(event, ev.CallSettled):
+        if event.charge is not None:
+            _settle_hold(event.call, event, event.charge, NO_USAGE, place, known)
+        if event.audited:
+            _settle_audit(event, place, known)
+    elif kind in _TRIGGER_EVENTS:
+        project_trigger_event(cast("ev.TriggerEvent", event), place, known)
+    elif kind in _ARTIFACT_EVENTS:
+        project_artifact_event(cast("ev.ArtifactEvent", event), place, known)
+    else:
+        _project_session_event(cast("ev.SessionEvent", event), place, known)
 
 
 def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: MutableRows) -> None:
@@ -688,11 +686,11 @@ def rate_row(known: RowsBefore, agent: str, tool: str, piece: int, attempts: int
 
 def budget_row(known: RowsBefore, account: Account) -> BudgetRow:
     """What stands against a cap, or an empty row."""
-    scope, window, unit = account.scope, account.window, account.unit
-    if window.startswith(MINUTE_WINDOW):
-        return money.start_minute_row(known.get(BudgetRow, scope, MINUTE_WINDOW, unit), account)
-    row = known.get(BudgetRow, scope, window, unit)
-    return row if row is not None else BudgetRow(scope, window, unit)
+    window = account.window
+    if window and window.startswith(MINUTE_WINDOW):
+        return money.start_minute_row(known.get(BudgetRow, account.scope, MINUTE_WINDOW, account.unit), account)
+    row = known.get(BudgetRow, account.scope, window, account.unit)
+    return row if row is not None else BudgetRow(account.scope, window, account.unit)
 
 
 def budget_key(account: Account) -> RowKey:

@@ -130,13 +130,11 @@ NO_RESERVE: Final = Reserve()
 
 def find_spendable_budgets(rows: Rows, kept: Reserve, legs: Iterable[Leg]) -> list[BudgetRow]:
     """What stands against each leg's cap, less what the session keeps back for its last words."""
-    if not kept.usd and not kept.tokens:
-        return [budget_row(rows, leg) for leg in legs]
-    own = f"session:{kept.session}"
     budgets: list[BudgetRow] = []
     for leg in legs:
         row = budget_row(rows, leg)
-        if not leg.window and leg.scope == own:
+        # A configured cap is lowered where it is configured.
+        if row.cap_by and not leg.window and leg.scope == f"session:{kept.session}":
             row = row.lessened(kept.usd if leg.unit == "usd" else kept.tokens)
         budgets.append(row)
     return budgets

@@ -324,6 +324,9 @@ class _Journal:
         """Begin a transaction, and do the writes in it up to its commit; on an error all of them are undone."""
         engine = self.engine
         keys, needed = list_needs(writes)
+        if not (said := "".join(keys)).isascii() or "\x00" in said:
+            writes = [_clean_write_keys(write) for write in writes]
+            keys, needed = list_needs(writes)
         engine.begin(wait=wait)
         try:
             loaded = engine.load(needed, keys)
@@ -513,7 +516,7 @@ class JournalStore:
         self._journal.observers = (*self._journal.observers, observer)
 
     async def commit(self, write: Write) -> Committed:
-        write, journal = _clean_write_keys(write), self._journal
+        journal = self._journal
         try:
             committed = journal.commit_inline(write) if journal.inline else await journal.commit(write)
         except StoreUnavailable as away:
@@ -666,10 +669,5 @@ def _read_answers(done: asyncio.Future[list[WriteAnswer]], count: int = 1) -> Se
 
 def _clean_write_keys(write: Write) -> Write:
     """Make the keys of a write and of those before it fit for a store."""
-    unseen: Write | None = write
-    while unseen is not None and unseen.key.isascii() and "\x00" not in unseen.key:
-        unseen = unseen.first
-    if unseen is None:
-        return write
     first = None if write.first is None else _clean_write_keys(write.first)
     return msgspec.structs.replace(write, key=clean(write.key), first=first)

@@ -331,7 +331,8 @@ class TurnLoop:
         recalled = self._recalled
         missing = [call for call in calls if call.id not in recalled.done] if recalled.done else list(calls)
         for group, together in groupby(missing, key=attrgetter("group")) if len(calls) > 1 else ((0, missing),):
-            if self.rules.timeout and recalled.turn.time_worked(now) >= self.rules.timeout:
+            left = self.rules.timeout - recalled.turn.time_worked(now) if self.rules.timeout else None
+            if left is not None and left <= 0:
                 return
             members = list(together)
             if self.rules.max_actions_per_minute:
@@ -340,7 +341,7 @@ class TurnLoop:
                 continue
             alone = len(calls) == 1 or sum(call.group == group for call in calls) == 1
             name = "" if alone else f"{self._session}.t{recalled.turn.number}_{recalled.turn.steps}_{group}"
-            goes_on, left = len(members) == 1 and self._away, self._time_left(now)
+            goes_on = len(members) == 1 and self._away
             answers = await self._running.calls([self._call(call, name, left, goes_on=goes_on) for call in members])
             self._keep(members, answers)
             now = self._clock.now()
