@@ -233,7 +233,9 @@ class MemoryEngine:
             else:
                 streams[stream].append(event)
             keys[key] = (*keys[key], (stream, event.seq)) if key in keys else ((stream, event.seq),)
-            self.latest = max(self.latest, event.at)
+        if changes.events:
+            # All events of a transaction have one time.
+            self.latest = max(self.latest, changes.events[-1].at)
         for erase in changes.erasures:
             self._erased[erase.stream] = max(erase.through, self._erased.get(erase.stream, 0))
         for erase in changes.erasures:
