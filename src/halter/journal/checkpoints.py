@@ -257,12 +257,13 @@ class Checkpointer:
 
     def saw(self, events: Sequence[Stored]) -> None:
         with self._guard:
+            heads = self._heads
             for event in events:
-                known = self._heads.get(event.stream)
+                known = heads.get(event.stream)
                 if known is None or event.seq > known[0]:
-                    self._heads[event.stream] = (event.seq, event.hash)
+                    heads[event.stream] = (event.seq, event.hash)
                     self._last = event.stream
-                if told := _tally(event):
+                if event.kind in _TALLIED and (told := _tally(event)):
                     self._tally.update(told)
                 if event.kind in IMMEDIATE_KINDS and not self.problem:
                     self._due_at = 0
@@ -347,6 +348,11 @@ class Checkpointer:
             "committed meanwhile could be cut off unseen. Make the folder and the key file "
             f"{self._key_path} exist and be writable; it is tried again by itself."
         )
+
+
+_TALLIED: Final = frozenset(
+    kind.KIND for kind in (ev.CallSettled, ev.RequestSettled, ev.HaltRequested, ev.DecisionMade)
+)
 
 
 def _tally(event: Stored) -> Mapping[str, int]:

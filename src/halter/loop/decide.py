@@ -32,8 +32,6 @@ from halter.core.vocabulary import (
 )
 
 _CANONICAL_ENCODER: Final = msgspec.json.Encoder(order="sorted")
-_STEP_ENCODER: Final = msgspec.msgpack.Encoder()
-"""Every field has its length before it, so that no two lists of fields look the same."""
 
 LONGEST_PERIOD: Final = 5
 """Longer cycles are not looked for: so much is rarely repeated by mistake."""
@@ -56,14 +54,25 @@ class RepeatedSteps(msgspec.Struct, frozen=True):
 
 
 def fingerprint_step(calls: Sequence[ToolCall], results: Sequence[ToolResult]) -> str:
-    """Hash a step's calls with their full arguments and results, independent of order and call ids."""
-    given: dict[str, list[tuple[str, bytes]]] = {}
+    """Hash a step's calls with their full arguments and results, independent of order and call ids.
+
+    Every field has its length before it, so that no two lists of fields look the same.
+    """
+    given: dict[str, list[bytes]] = {}
     for result in results:
-        given.setdefault(result.id, []).append((result.outcome, to_body(result.text)))
-    steps: list[tuple[bytes, bytes, list[tuple[str, bytes]]]] = []
+        outcome, text = result.outcome.encode(), to_body(result.text)
+        given.setdefault(result.id, []).append(b"%d:%b%d:%b" % (len(outcome), outcome, len(text), text))
+    steps: list[bytes] = []
     for call in calls:
-        steps.append((to_body(call.tool), _canonical(call.arguments), sorted(given.get(call.id, ()))))  # noqa: PERF401
-    return hashlib.sha256(_STEP_ENCODER.encode(sorted(steps))).hexdigest()
+        tool, arguments = to_body(call.tool), _canonical(call.arguments)
+        step = b"%d:%b%d:%b" % (len(tool), tool, len(arguments), arguments)
+        for each in sorted(given.get(call.id, ())):
+            step += b"%d:%b" % (len(each), each)
+        steps.append(step)
+    found = hashlib.sha256()
+    for step in sorted(steps):
+        found.update(b"%d:%b" % (len(step), step))
+    return found.hexdigest()
 
 
 def find_repetition(steps: Sequence[str], max_repeated: int) -> RepeatedSteps | None:
