@@ -19,8 +19,7 @@ FIRST = re.search(r"## In Python\n+```python\n(.*?)```", README, re.DOTALL)
 BESIDE = re.search(r"```python\n([^`]*import Agent, RunContext.*?)```", README, re.DOTALL)
 EXAMPLES = dict(re.findall(r"^## ([^\n]+)\n+```python\n(.*?)```", PAGE, re.DOTALL | re.MULTILINE))
 OWN = re.search(r"## (Tests of your own agents)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
-
-
+BLOCKING = re.search(r"## (A guard without async)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
 NEAR = re.search(r"## (Near a budget)\n.*?```python\n(.*?)```", PAGE, re.DOTALL)
 
 
@@ -44,7 +43,7 @@ TOLD = {
 def test_every_example_is_run() -> None:
     assert OWN is not None
     assert set(EXAMPLES) == set(TOLD)
-    assert PAGE.count("```python") == len(TOLD) + 2
+    assert PAGE.count("```python") == len(TOLD) + 3
 
 
 IMPORTS = ("halter", "anthropic", "pydantic_ai.models.anthropic", "pydantic_ai.providers.anthropic")
@@ -91,6 +90,11 @@ async def test_the_guard_goes_around_the_tools_of_another_framework(provider: An
     assert await ran(BESIDE[1], tmp_path, address) == "I thanked her.\n"
     assert "sent to Ada" in str(provider.asked[-1].body)
     assert "send_letter" in await ran(audit, tmp_path)
+
+
+async def test_a_program_that_is_not_async_has_a_guard_too(tmp_path: Path) -> None:
+    assert BLOCKING is not None
+    assert await ran(BLOCKING[2], tmp_path) == "sent to ada\n0.02\n"
 
 
 async def test_a_program_stops_near_its_cap(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ given to `guard`, and what the provider runs for itself during a request, are ou
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Final, TypeVar, cast
 
 import httpx2
@@ -31,6 +31,7 @@ from halter.models.wire_format import UsageReader
 from halter.proxy.dialect import DIALECTS, LARGEST_WINDOW, ModelCall, Unreadable, WireDialect, find_rates, read_call
 from halter.proxy.errors import Refusal, explain_outcome, render_in_stream, render_refusal
 from halter.proxy.relay import Upstream, conclude_answer, drop_usage_chunk, split_events
+from halter.runtime.blocking_guard import BlockingSession, LoopThread
 from halter.runtime.guard_api import GuardedSession
 
 C = TypeVar("C")
@@ -43,21 +44,64 @@ _FREE: Final = ("/messages/count_tokens", "/responses/input_tokens")
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
-def guard(client: C, *, session: GuardedSession, provider: str = "") -> C:
-    """Return a copy of an async SDK client whose requests pass the guard of a session.
+def guard(client: C, *, session: GuardedSession | BlockingSession, provider: str = "") -> C:
+    """Return a copy of an SDK client whose requests pass the guard of a session.
 
-    `provider` is under which name a fleet's prices have the models of a server that only speaks the same protocol.
-    Raises ConfigError for a client that cannot be guarded.
+    A client that is not async needs a session of `Guard.blocking`; its requests are sent by an async one with the same
+    timeouts, in the guard's thread. `provider` is under which name a fleet's prices have the models of a server that
+    only speaks the same protocol. Raises ConfigError for a client that cannot be guarded.
     """
     known: Any = client
     inner = getattr(known, "_client", None)  # The SDKs tell it nowhere else.
-    if not isinstance(inner, httpx2.AsyncClient) or not hasattr(known, "with_options"):
+    if isinstance(inner, httpx2.AsyncClient) and isinstance(session, GuardedSession):
+        http: Any = httpx2.AsyncClient(transport=GuardedTransport(inner, session, provider), timeout=inner.timeout)
+    elif isinstance(inner, httpx2.Client) and isinstance(session, BlockingSession):
+        http = httpx2.Client(transport=BlockingTransport(session, inner.timeout, provider), timeout=inner.timeout)
+    else:
         raise ConfigError(
-            f"{type(client).__name__} cannot be guarded: give AsyncOpenAI or AsyncAnthropic, in a version that uses "
-            "httpx2. A client that is not async goes through `halter proxy`."
+            f"{type(client).__name__} cannot be guarded by a {type(session).__name__}: give AsyncOpenAI or "
+            "AsyncAnthropic to a session of a Guard, and OpenAI or Anthropic to one of `Guard.blocking`, in a version "
+            "that uses httpx2."
         )
-    transport = GuardedTransport(inner, session, provider)
-    return cast("C", known.with_options(http_client=httpx2.AsyncClient(transport=transport, timeout=inner.timeout)))
+    return cast("C", known.with_options(http_client=http))
+
+
+class BlockingTransport(httpx2.BaseTransport):
+    """Sends the requests of a client that is not async from the guard's thread."""
+
+    def __init__(self, session: BlockingSession, timeout: httpx2.Timeout, provider: str) -> None:
+        self._thread = session.thread
+        inner = httpx2.AsyncClient(timeout=timeout, follow_redirects=True)
+        self._guarded = GuardedTransport(inner, session.guarded, provider)
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        asked = httpx2.Request(
+            request.method, request.url, headers=request.headers, content=request.read(), extensions=request.extensions
+        )
+        response = self._thread.run(self._guarded.handle_async_request(asked))
+        stream = _BlockingStream(response, self._thread)
+        return httpx2.Response(response.status_code, headers=response.headers, stream=stream, request=request)
+
+    def close(self) -> None:
+        self._thread.run(self._guarded.aclose())
+
+
+class _BlockingStream(httpx2.SyncByteStream):
+    def __init__(self, response: httpx2.Response, thread: LoopThread) -> None:
+        self._response = response
+        self._thread = thread
+
+    def __iter__(self) -> Iterator[bytes]:
+        pieces = aiter(self._response.aiter_raw())
+        while piece := self._thread.run(_read_next(pieces)):
+            yield piece
+
+    def close(self) -> None:
+        self._thread.run(self._response.aclose())
+
+
+async def _read_next(pieces: AsyncIterator[bytes]) -> bytes:
+    return await anext(pieces, b"")
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):

@@ -17,7 +17,7 @@ is in the journal before it runs. After a crash the program resumes from the jou
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 import msgspec
 
@@ -53,6 +53,9 @@ from halter.state import lifecycle
 from halter.state.receipt import Receipt
 from halter.state.receipt import make_receipt as receipt_of
 from halter.tools.function_tool import FunctionTool, canonical_json
+
+if TYPE_CHECKING:
+    from halter.runtime.blocking_guard import BlockingGuard
 
 R = TypeVar("R")
 MAX_REPORT_SESSIONS: Final = 1_000_000
@@ -112,6 +115,12 @@ class Guard(AgentProgram):
         """What a session may cost at most, where the program says so."""
         cap = self._options.get("max_cost_usd", "none")
         return None if cap == "none" else float(cap)
+
+    def blocking(self) -> "BlockingGuard":
+        """Returns the guard for a program that is not async."""
+        from halter.runtime.blocking_guard import BlockingGuard
+
+        return BlockingGuard(self)
 
     def allow_external_tools(self) -> None:
         """Let the policy name tools that are the caller's own, and known only when they are first called."""
