@@ -31,8 +31,8 @@ from halter.models.wire_format import UsageReader
 from halter.proxy.dialect import DIALECTS, LARGEST_WINDOW, ModelCall, Unreadable, WireDialect, find_rates, read_call
 from halter.proxy.errors import Refusal, explain_outcome, render_in_stream, render_refusal
 from halter.proxy.relay import Upstream, conclude_answer, drop_usage_chunk, split_events
-from halter.runtime.blocking_guard import BlockingSession, LoopThread
 from halter.runtime.guard_api import GuardedSession
+from halter.runtime.guard_thread import BlockingSession, LoopThread
 
 C = TypeVar("C")
 

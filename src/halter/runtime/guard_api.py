@@ -55,7 +55,7 @@ from halter.state.receipt import make_receipt as receipt_of
 from halter.tools.function_tool import FunctionTool, canonical_json
 
 if TYPE_CHECKING:
-    from halter.runtime.blocking_guard import BlockingGuard
+    from halter.runtime.guard_thread import BlockingGuard
 
 R = TypeVar("R")
 MAX_REPORT_SESSIONS: Final = 1_000_000
@@ -118,7 +118,7 @@ class Guard(AgentProgram):
 
     def blocking(self) -> "BlockingGuard":
         """Returns the guard for a program that is not async."""
-        from halter.runtime.blocking_guard import BlockingGuard
+        from halter.runtime.guard_thread import BlockingGuard
 
         return BlockingGuard(self)
 
