@@ -1,15 +1,16 @@
 """Serves the gateway: on pipes to the one program that started it, or over HTTP to all that show a key."""
 
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
+import anyio
 import msgspec
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
-from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 
 from halter.config.agent_files import AGENT_FILE, read_agent
@@ -20,6 +21,7 @@ from halter.core.tools import Failed
 from halter.gateway.calls import Context
 from halter.gateway.server import OWN, ClientIdentity, Gateway, Tell, open_gateway
 from halter.gateway.upstreams import GatewayAgent
+from halter.loop.session_runtime import raise_if_cancelled
 from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
 from halter.redaction.secrets import read_environment_secrets
 from halter.runtime.agent import agent_said
@@ -27,6 +29,7 @@ from halter.runtime.assemble import AssembledAgent, demand_loadable, demand_trus
 from halter.runtime.runtime import Runtime
 from halter.server.server import serve_asgi
 from halter.tools.mcp import McpTerms
+from halter.tools.mcp_transport import open_own_pipes
 
 PATH: Final = "/mcp"
 _SESSION: Final = "mcp-session-id"
@@ -81,8 +84,13 @@ def make_mcp_terms(app: Runtime, owner: GatewayAgent, config: Path | None) -> Mc
 
 async def serve_stdio(app: Runtime, owner: GatewayAgent, terms: McpTerms, tell: Tell) -> None:
     """Serve the program at the other end of the pipes, until it closes them."""
-    async with open_gateway(app, owner, terms, tell=tell) as gateway, stdio_server() as (read, write):
-        await gateway.server.run(read, write, gateway.server.create_initialization_options())
+    pipes = open_own_pipes(sys.stdin.fileno(), sys.stdout.fileno(), terms.max_message)
+    async with open_gateway(app, owner, terms, tell=tell) as gateway, pipes as (read, write):
+        try:
+            await gateway.server.run(read, write, gateway.server.create_initialization_options())
+        except* (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            """A message was between the two when one of them ended."""
+        raise_if_cancelled()
 
 
 async def serve_http(

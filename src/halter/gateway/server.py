@@ -127,7 +127,7 @@ class Gateway:
         identify: Callable[[Context], ClientIdentity],
         tell: Tell,
     ) -> None:
-        self._terms = terms
+        self.terms = terms
         self._connect = connect
         self._identify = identify
         self._tell = tell
@@ -167,7 +167,7 @@ class Gateway:
                 if len(self._sessions) >= MOST_SESSIONS:
                     raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected: try again later.")
                 session = self._sessions[who.place] = await self._open(who, context)
-        session.used_at = self._terms.app.clock.now()
+        session.used_at = self.terms.app.clock.now()
         await _reported(session.upstreams.refresh())
         return session
 
@@ -176,8 +176,8 @@ class Gateway:
         upstreams.heard = lambda kind: self._publish(who.place, kind)
         info = context.session.client_params
         client = to_one_line(info.client_info.name)[:80] if info is not None else "A client"
-        by = who.started_by or self._terms.app.settings.person
-        return await _reported(open_session(self._terms, upstreams, by, f"{client} through the gateway"))
+        by = who.started_by or self.terms.app.settings.person
+        return await _reported(open_session(self.terms, upstreams, by, f"{client} through the gateway"))
 
     def _publish(self, place: Place, kind: News) -> None:
         """Tell clients that a list has changed: each protocol has its own way."""
@@ -317,17 +317,17 @@ class Gateway:
 
     def _masked(self, result: Any) -> dict[str, Any]:
         said = result.model_dump(by_alias=True, mode="json", exclude_none=True)
-        return {**mask(said, self._terms.guard.redacted), "resultType": "complete"}
+        return {**mask(said, self.terms.guard.redacted), "resultType": "complete"}
 
     async def tend(self) -> None:
         """End idle sessions, and those that killed gateways left, until cancelled."""
         while True:
             try:
-                await recover_sessions(self._terms)
-                await self.end_idle(self._terms.app.clock.now() - IDLE_LIMIT)
+                await recover_sessions(self.terms)
+                await self.end_idle(self.terms.app.clock.now() - IDLE_LIMIT)
             except HalterError as error:
                 self._tell(f"Sessions cannot be looked through: {error}")
-            await self._terms.app.clock.sleep(SWEEP_INTERVAL)
+            await self.terms.app.clock.sleep(SWEEP_INTERVAL)
 
     async def end_idle(self, before: int) -> None:
         """End the sessions of clients that keys identify, where nothing is under way; those on pipes have an end."""

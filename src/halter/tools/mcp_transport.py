@@ -102,6 +102,25 @@ async def open_stdio_wire(launch: LaunchSpec, ending: ConnectionEnding) -> Async
         await _stop(process, launch.grace)
 
 
+@asynccontextmanager
+async def open_own_pipes(reads: int, writes: int, max_message: int) -> AsyncGenerator[tuple[Any, Any]]:
+    """Talk to the program that started this one. No thread waits for its input: it can always end."""
+    import anyio
+
+    ending = ConnectionEnding()
+    for fd in (reads, writes):
+        os.set_blocking(fd, False)
+    inbound, read = anyio.create_memory_object_stream[Any](0)
+    write, outbound = anyio.create_memory_object_stream[Any](0)
+    async with anyio.create_task_group() as group, inbound, read, write, outbound:
+        group.start_soon(_listen, reads, inbound, max_message, ending)
+        group.start_soon(_speak, writes, outbound, inbound, ending)
+        try:
+            yield read, write
+        finally:
+            group.cancel_scope.cancel()
+
+
 def _start(launch: LaunchSpec) -> "subprocess.Popen[bytes]":
     try:
         process = subprocess.Popen(
@@ -170,6 +189,8 @@ async def _speak(
                 data = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
                 with anyio.fail_after(_PATIENCE):
                     await _write(fd, data)
+    except anyio.ClosedResourceError:
+        """The connection was left while this waited for something to say."""
     except OSError as error:
         ending.why = ending.why or f"it takes no messages ({error or 'it does not read them'})"
         await inbound.aclose()

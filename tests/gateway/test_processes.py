@@ -1,0 +1,218 @@
+"""The gateway as programs see it: started by its command, over pipes and sockets, killed in the middle of a call."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
+
+from halter.core.clock import MINUTE, SystemClock
+from halter.core.ports import Query
+from halter.core.rows import HoldRow
+from halter.gateway.serve import make_mcp_terms, read_gateway_agent, serve_http
+from halter.gateway.sessions import recover_sessions
+from halter.loop.session_runtime import cancel_and_wait
+from halter.proxy.keys import KeyFile, KeyLimits, KeyRing, describe_key, make_key_secret
+from halter.runtime.runtime import open_runtime
+from halter.server.server import bind, format_address
+from halter.settings import read_settings
+from halter.testing.fakes import ManualClock
+from tests.gateway.desks import ERAS, PERSON, GatewayDesk, helpful, open_app, open_at, text_of, write_agent
+
+WAIT_SECONDS = 60
+
+
+def environ_of(home: Path) -> Mapping[str, str]:
+    return {"HALTER_PERSON": PERSON, "PATH": os.environ["PATH"], "HOME": str(home)}
+
+
+def command_of(home: Path) -> list[str]:
+    write_agent(home, {"helpful": helpful(home / "notes")}, "gateway: {prices: {helpful__slow: 0.1}}\n")
+    (home / "halter.yaml").write_text("mode: FULL\n")
+    where = ["--agent", str(home / "desk"), "--config", str(home / "mcp.json"), "--store", str(home / "runs.db")]
+    return [sys.executable, "-m", "halter", "gateway", *where]
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_program_starts_it_in_place_of_its_servers(tmp_path: Path, era: str) -> None:
+    program, *arguments = command_of(tmp_path)
+    started = StdioServerParameters(command=program, args=arguments, env=dict(environ_of(tmp_path)), cwd=tmp_path)
+    async with Client(started, mode=era) as client:
+        assert "helpful__act" in [tool.name for tool in (await client.list_tools()).tools]
+        assert text_of(await client.call_tool("helpful__act", {"what": "x"})) == "did x"
+    settings = read_settings(environ_of(tmp_path), tmp_path, str(tmp_path / "runs.db"))
+    async with open_runtime(settings, None, environ_of(tmp_path)) as app:
+        (row,) = await GatewayDesk(app, None, tmp_path / "notes").sessions()  # type: ignore[arg-type]
+    assert (row.kind, row.state) == ("gated", "COMPLETED")
+
+
+class Wire:
+    """A client's pipes to a gateway, by hand."""
+
+    def __init__(self, home: Path) -> None:
+        pipe = subprocess.PIPE
+        self.program = subprocess.Popen(
+            command_of(home), env=environ_of(home), cwd=home, stdin=pipe, stdout=pipe, start_new_session=True
+        )
+
+    def say(self, **message: Any) -> None:
+        assert self.program.stdin is not None
+        self.program.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+        self.program.stdin.flush()
+
+    def hear(self) -> Any:
+        assert self.program.stdout is not None
+        return json.loads(self.program.stdout.readline())
+
+    def greet(self) -> None:
+        info = {"name": "by-hand", "version": "1"}
+        params = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": info}
+        self.say(id=1, method="initialize", params=params)
+        assert self.hear()["result"]["protocolVersion"] == "2025-06-18"
+        self.say(method="notifications/initialized")
+
+    def close(self) -> None:
+        for pipe in (self.program.stdin, self.program.stdout):
+            assert pipe is not None
+            pipe.close()
+        self.program.wait(WAIT_SECONDS)
+
+
+async def test_a_call_under_way_when_the_gateway_is_killed_is_in_doubt_and_not_lost(tmp_path: Path) -> None:
+    wire, notes = Wire(tmp_path), tmp_path / "notes"
+    wire.greet()
+    wire.say(id=2, method="tools/call", params={"name": "helpful__slow", "arguments": {"what": "x"}})
+    while not (notes.exists() and "began x" in notes.read_text()):  # noqa: ASYNC110 Another process does it.
+        await asyncio.sleep(0.02)
+    wire.program.send_signal(signal.SIGKILL)
+    wire.close()
+    settings = read_settings(environ_of(tmp_path), tmp_path, str(tmp_path / "runs.db"))
+    later = ManualClock(SystemClock().now() + 5 * MINUTE)
+    async with open_runtime(settings, later, environ_of(tmp_path)) as app, open_at(app, tmp_path) as gateway:
+        desk = GatewayDesk(app, gateway, notes)
+        await recover_sessions(gateway.terms)
+        (hold,) = await app.store.ask(Query("holds", HoldRow))
+        asked = await desk.until_asked()
+        assert (asked.about, asked.name) == ("unknown_call", "helpful__slow")
+        (row,) = await desk.sessions()
+        assert row.state == "WAITING_FOR_APPROVAL"
+        # Another look changes nothing, and a new client gets a session of its own.
+        before = len(await desk.events())
+        await recover_sessions(gateway.terms)
+        assert len(await desk.events()) == before
+        await desk.decide("approve")
+        await recover_sessions(gateway.terms)
+        assert await app.store.ask(Query("holds", HoldRow)) == []
+        (row,) = await desk.sessions()
+        assert (row.state, hold.hold.startswith(row.session)) == ("ERROR", True)
+    assert notes.read_text().count("began x") == 1
+
+
+async def test_it_ends_when_its_client_closes_the_pipes_and_when_it_is_told_to(tmp_path: Path) -> None:
+    wire = Wire(tmp_path)
+    wire.greet()
+    wire.close()
+    assert wire.program.returncode == 0
+    wire = Wire(tmp_path)
+    wire.greet()
+    wire.program.send_signal(signal.SIGTERM)
+    assert wire.program.wait(WAIT_SECONDS) in (130, 143)
+    wire.close()
+
+
+class HttpDesk:
+    def __init__(self, url: str, keys: KeyFile, desk: GatewayDesk) -> None:
+        self.url = url
+        self.desk = desk
+        self._keys = keys
+
+    def make_key(self, name: str, agent: str = "desk") -> str:
+        secret = make_key_secret()
+        self._keys.add(describe_key(secret, name, agent, 1, PERSON, KeyLimits()))
+        return secret
+
+    def revoke(self, name: str) -> None:
+        self._keys.revoke(name, 2)
+
+    @asynccontextmanager
+    async def client(self, key: str, mode: str) -> AsyncGenerator[Client]:
+        async with (
+            httpx2.AsyncClient(headers={"Authorization": f"Bearer {key}"}, timeout=30) as http,
+            Client(streamable_http_client(self.url, http_client=http), mode=mode) as client,
+        ):
+            yield client
+
+
+@asynccontextmanager
+async def serve(home: Path) -> AsyncGenerator[HttpDesk]:
+    write_agent(home, {"helpful": helpful(home / "notes")})
+    async with open_app(home, None, "mode: FULL\n") as app:
+        config, keys, listening = home / "mcp.json", KeyFile(home / "keys.json"), bind(port=0)
+        url = f"{format_address(listening)}/mcp"
+        owner = read_gateway_agent(app, str(home / "desk"), config)
+        terms = make_mcp_terms(app, owner, config)
+        serving = asyncio.create_task(serve_http(app, owner, terms, lambda _: None, listening, KeyRing(keys)))
+        try:
+            yield HttpDesk(url, keys, GatewayDesk(app, None, home / "notes"))  # type: ignore[arg-type]
+        finally:
+            await cancel_and_wait(serving)
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_over_http_a_key_opens_the_gateway_of_its_agent(tmp_path: Path, era: str) -> None:
+    async with serve(tmp_path) as place:
+        key = place.make_key("one")
+        async with place.client(key, era) as client:
+            assert "helpful__act" in [tool.name for tool in (await client.list_tools()).tools]
+            assert text_of(await client.call_tool("helpful__act", {"what": "x"})) == "did x"
+            (row,) = await place.desk.sessions()
+            assert row.kind == "gated"
+            started: Any = (await place.desk.events())[0].event
+            assert started.started_by == "key:one"
+            place.revoke("one")
+            with pytest.raises(Exception, match=r"401|revoked"):
+                await client.call_tool("helpful__act", {"what": "y"})
+    assert place.desk.noted() == ["act x"]
+
+
+def initialize() -> dict[str, Any]:
+    info = {"name": "by-hand", "version": "1"}
+    params = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": info}
+    return {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}
+
+
+async def test_a_session_is_good_only_with_the_key_that_began_it(tmp_path: Path) -> None:
+    call = {
+        "jsonrpc": "2.0",
+        "id": 2,
+        "method": "tools/call",
+        "params": {"name": "helpful__act", "arguments": {"what": "stolen"}},
+    }
+    accepts = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": "2025-11-25"}
+    async with serve(tmp_path) as place, httpx2.AsyncClient(headers=accepts, timeout=30) as http:
+        mine, theirs, foreign = place.make_key("mine"), place.make_key("theirs"), place.make_key("other", "clerk")
+
+        async def send(body: Any, key: str, **headers: str) -> httpx2.Response:
+            return await http.post(place.url, json=body, headers={"Authorization": f"Bearer {key or 0}", **headers})
+
+        for wrong in ("", "sk-halter-" + "a" * 43, foreign):
+            assert (await send(initialize(), wrong)).status_code == 401
+        session = (await send(initialize(), mine)).headers["mcp-session-id"]
+        labelled = {"Mcp-Session-Id": session}
+        await send({"jsonrpc": "2.0", "method": "notifications/initialized"}, mine, **labelled)
+        assert (await send(call, theirs, **labelled)).status_code == 404
+        assert (await send(call, mine, **{"Mcp-Session-Id": "0" * 32})).status_code == 404
+        assert (await send(call, "", **labelled)).status_code == 401
+        assert place.desk.noted() == []
+        assert (await send(call, mine, **labelled)).status_code == 200
+        assert place.desk.noted() == ["act stolen"]
