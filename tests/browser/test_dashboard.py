@@ -132,6 +132,12 @@ def test_a_call_is_denied_with_a_reason_that_the_model_is_told(house: House, com
     expect(page.get_by_text("Denied: pay of desk")).to_be_visible()
     house.until(lambda: house.rests("desk-1"))
     assert not any(line.startswith("erin") for line in house.paid())
+    page.goto(f"{house.url}/session/desk-1")
+    said = page.get_by_role("region", name="What was said")
+    expect(said.get_by_text("yield", exact=True)).not_to_have_count(0)
+    said.get_by_role("checkbox", name="Only calls that went wrong").click()
+    expect(said.get_by_text("Denied", exact=True)).to_be_visible()
+    expect(said.get_by_text("yield", exact=True)).to_have_count(0)
 
 
 def test_always_makes_a_rule_for_as_long_as_was_said(house: House, comes: Comes) -> None:
@@ -368,6 +374,10 @@ def test_the_audit_is_paged_to_what_is_older_and_ends(house: House, comes: Comes
     page.get_by_label("Session").fill("archive-60")
     press(page, "Search")
     rows = page.get_by_role("table", name="Calls").locator("tbody tr")
+    expect(page.get_by_text("50 shown, the newest first.")).to_be_visible()
+    # The address leads back to the search.
+    expect(page).to_have_url(re.compile(r"/audit\?session=archive-60$"))
+    page.reload()
     expect(page.get_by_text("50 shown, the newest first.")).to_be_visible()
     press(page, "Older")
     expect(page.get_by_text("60 shown, the newest first.")).to_be_visible()

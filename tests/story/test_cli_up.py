@@ -267,7 +267,8 @@ def test_the_help_has_a_place_for_agents_that_run_by_themselves(ada: Person) -> 
     panels = [said.index(title) for title in ("Run ", "Run by themselves", "Look", "Steer", "Trust")]
     assert panels == sorted(panels)
     part = said[said.index("Run by themselves") : said.index("Look")]
-    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == ["up", "worker", "serve", "hook", "proxy", "on", "off"]
+    commands = ["up", "worker", "serve", "hook", "proxy", "gateway", "on", "off"]
+    assert re.findall(r"^│ (\w+) ", part, re.MULTILINE) == commands
 
 
 def rows(person: Person, *words: str) -> dict[str, Any]:

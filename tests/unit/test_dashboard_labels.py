@@ -16,6 +16,7 @@ from halter.dashboard.labels import (
     format_money,
     format_share,
     format_tokens,
+    format_value,
     format_wake,
     is_unwell,
     label_health,
@@ -25,7 +26,7 @@ from halter.dashboard.labels import (
 from halter.dashboard.parts import split_arguments
 from halter.dashboard.records import arrange_caps, is_of_model, parse_browser_time, sum_by_name
 from halter.dashboard.session import find_number_series
-from halter.dashboard.sessions import fits_filter
+from halter.dashboard.sessions import count_states, fits_filter
 from halter.operations.money import Spending
 from halter.operations.queries import AgentLine, Saw
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
@@ -111,6 +112,22 @@ def test_a_wake_that_nothing_followed_is_late() -> None:
     assert format_wake(10 * HOUR, 9 * HOUR) == "in 1 h"
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (["a.tmp", "b.tmp"], "a.tmp, b.tmp"),
+        ([], "none"),
+        (True, "yes"),
+        (65.6, "65.6"),
+        (None, "nothing"),
+        ({"files": [{"path": "a"}], "size": 3, "of": {}}, "files: 1 item, size: 3, of: none"),
+        ([{"path": "a"}, {"path": "b"}], "2 items"),
+    ],
+)
+def test_a_value_that_an_agent_knows_is_told_in_words(value: Any, shown: str) -> None:
+    assert format_value(value) == shown
+
+
 def test_caps_stand_below_the_fleet_and_their_agent() -> None:
     rows = [
         Budget("session:b-1", "", "usd", Decimal(1)),
@@ -136,6 +153,11 @@ def test_spending_is_summed_up_by_model_and_by_tool() -> None:
     assert (big.name, big.spends, big.tokens_in + big.tokens_out) == ("anthropic:big", 3, 180)
     assert (big.spent, big.share) == (Decimal("0.75"), 1.0)
     assert (rules.name, rules.share) == ("reflex:rules", 0.0)
+
+
+def test_sessions_are_counted_by_how_they_stand() -> None:
+    rows = [SessionRow("1", state="COMPLETED"), SessionRow("2", state="ERROR"), SessionRow("3", state="COMPLETED")]
+    assert (count_states(rows), count_states(rows[:1])) == ("The newest 3: 2 completed, 1 failed", "")
 
 
 def test_sessions_are_filtered_by_how_they_stand() -> None:

@@ -43,6 +43,7 @@ from halter.dashboard.parts import (
     chart_columns,
     chart_spending,
     make_file_name,
+    make_legible,
     set_meter,
     split_arguments,
 )
@@ -339,6 +340,7 @@ AUDIT_COLUMNS = ("when", "agent", "tool", "outcome", "cost", "asked", "answered"
 FIELDS = (("agent", "Agent"), ("tool", "Tool"), ("outcome", "Outcome"), ("session", "Session"), ("text", "Text"))
 DEFAULT_SEARCH_AGE = "7d"
 OWN_PERIOD = "From … to …"
+DEFAULT_PERIOD = "Last 7 days"
 PERIODS = {"Last hour": "1h", "Last 24 hours": "24h", "Last 7 days": "7d", "Last 30 days": "30d", OWN_PERIOD: ""}
 SAFE_NOTE = f"SAFE calls are read from the newest {queries.MOST_SAFE_SESSIONS} sessions that fit."
 LEFT_OUT_NOTE = "Calls of SAFE tools are left out; tick “SAFE calls, too” to see them."
@@ -376,7 +378,7 @@ def parse_browser_time(text: str, what: str) -> int | None:
 
 async def build_audit_page(room: OpenPage) -> RefreshPage:
     with add_section("Search", card=True), add_box("form", "h-form", "Search the audit", role="search") as form:
-        inputs = _build_audit_inputs()
+        inputs = _build_audit_inputs(room)
         add_submit("Search", "go")
         export = add_link("Export as JSON lines", "/download/audit")
         export.props["download"] = ""
@@ -398,7 +400,11 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
         shown_as.say(f"{count} {SAFE_NOTE if inputs['safe'].value else LEFT_OUT_NOTE}")
         older.set_visibility(more)
 
-    form.on("submit.prevent", go)
+    async def search() -> None:
+        ui.navigate.history.replace(make_audit_path(inputs))
+        await go()
+
+    form.on("submit.prevent", search)
     older.on_click(lambda: go(on=True))
     await go()
 
@@ -408,15 +414,36 @@ async def build_audit_page(room: OpenPage) -> RefreshPage:
     return refresh
 
 
-def _build_audit_inputs() -> Mapping[str, Any]:
-    period: Any = ui.select(list(PERIODS), value="Last 7 days", label="When").props("outlined dense")
-    since, until = (ui.input(label).props("outlined dense type=datetime-local stack-label") for label in ("From", "To"))
+def _build_audit_inputs(room: OpenPage) -> Mapping[str, Any]:
+    """Builds the fields of the search, filled with what the address says."""
+    asked = room.asked_for("period")
+    chosen = asked if asked in PERIODS else DEFAULT_PERIOD
+    period: Any = ui.select(list(PERIODS), value=chosen, label="When").props("outlined dense")
+    since, until = (
+        ui.input(label, value=make_legible(room.asked_for(name))).props(
+            "outlined dense type=datetime-local stack-label"
+        )
+        for name, label in (("since", "From"), ("until", "To"))
+    )
     for each in (since, until):
         each.bind_visibility_from(period, "value", value=OWN_PERIOD)
-        each.set_visibility(False)
-    named: dict[str, Any] = {name: ui.input(label).props("outlined dense") for name, label in FIELDS}
-    safe: Any = ui.checkbox("SAFE calls, too")
+        each.set_visibility(chosen == OWN_PERIOD)
+    named: dict[str, Any] = {
+        name: ui.input(label, value=make_legible(room.asked_for(name))).props("outlined dense")
+        for name, label in FIELDS
+    }
+    safe: Any = ui.checkbox("SAFE calls, too", value=room.asked_for("safe") == "yes")
     return {"period": period, "since": since, "until": until, **named, "safe": safe}
+
+
+def make_audit_path(inputs: Mapping[str, Any]) -> str:
+    """Makes the address that leads back to a search."""
+    given = {name: str(each.value or "") for name, each in inputs.items() if name != "safe"}
+    if given["period"] != OWN_PERIOD:
+        given |= {"since": "", "until": ""}
+    given["safe"] = "yes" if inputs["safe"].value else ""
+    kept = {name: value for name, value in given.items() if value not in ("", DEFAULT_PERIOD)}
+    return f"/audit?{urlencode(kept)}" if kept else "/audit"
 
 
 def _read_audit_inputs(inputs: Mapping[str, Any]) -> Mapping[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import msgspec
+from nicegui import ui
 from nicegui.element import Element
 
 from halter.core.events import (
@@ -240,9 +241,10 @@ class TranscriptPanel:
     def __init__(self, room: OpenPage) -> None:
         self._room = room
         self._bodies: dict[int, str] = {}
-        self._shown = KeyedList[Utterance | ToolUse](
-            add_box("div", "h-talk"), lambda one: _build_spoken(room, one), "Nothing was said yet."
-        )
+        self._found: Mapping[int, Utterance | ToolUse] = {}
+        self._wrong: Any = ui.checkbox("Only calls that went wrong", on_change=self._show_found)
+        self._none = add_text("", "h-none")
+        self._shown = KeyedList[Utterance | ToolUse](add_box("div", "h-talk"), lambda one: _build_spoken(room, one))
 
     async def show(self, events: Sequence[Stored]) -> None:
         """Shows what these events say, the newest last."""
@@ -279,6 +281,13 @@ class TranscriptPanel:
                         found[stored.seq] = Utterance(stored.at, by, text, icon)
         kept = {stored.seq for stored in events}
         self._bodies = {seq: text for seq, text in self._bodies.items() if seq in kept}
+        self._found = found
+        self._show_found()
+
+    def _show_found(self) -> None:
+        wrong = bool(self._wrong.value)
+        found = {seq: one for seq, one in self._found.items() if not wrong or went_wrong(one)}
+        self._none.say("" if found else "No call went wrong." if wrong else "Nothing was said yet.")
         self._shown.show({(seq, getattr(one, "outcome", "")): one for seq, one in found.items()})
 
     async def _words(self, stored: Stored) -> str:
@@ -286,6 +295,11 @@ class TranscriptPanel:
             body = await read_body(self._room.app.store, stored)
             self._bodies[stored.seq] = _read_words(stored, body) or ("(erased)" if stored.erased else "")
         return self._bodies[stored.seq]
+
+
+def went_wrong(one: Utterance | ToolUse) -> bool:
+    """Whether a call was refused, failed, or has an outcome that a person should look at."""
+    return isinstance(one, ToolUse) and bool(one.outcome) and label_outcome(one.outcome).mood in ("bad", "look")
 
 
 def _settle(use: Utterance | ToolUse, event: CallSettled, answered: str) -> Utterance | ToolUse:

@@ -1,7 +1,8 @@
 """The list of sessions: searched, filtered, paged, and drawn as bars."""
 
 import math
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -74,6 +75,13 @@ def make_run_bar(row: SessionRow, now: int) -> RunBar:
     label, took = label_state(row.state), max(0, (row.ended_at or now) - row.started_at)
     title = f"{row.session}: {label.word}, {format_span(took)}, {format_age(row.started_at, now)}"
     return RunBar(f"/session/{row.session}", title, label.mood, math.log1p(took / SECOND))
+
+
+def count_states(rows: Sequence[SessionRow]) -> str:
+    """Says how many sessions stand in which state, the most frequent first; "" for a single one."""
+    counts = Counter(label_state(row.state).word.lower() for row in rows)
+    told = ", ".join(f"{count} {word}" for word, count in counts.most_common())
+    return f"The newest {len(rows)}: {told}" if len(rows) > 1 else ""
 
 
 def fits_filter(row: SessionRow, wanted: str) -> bool:
@@ -157,6 +165,7 @@ class SessionList:
         self._count = PAGE
         self._titles: dict[str, str] = {}
         self._bars = RunBars("The newest of these sessions, by how they went")
+        self._counts = add_text("", "h-dim h-small")
         with add_section("Sessions", card=True, heading=False):
             body = add_table("Sessions", SESSION_COLUMNS, ("cost",))
             self._lines = KeyedList[ListedSession](body, lambda one: _row(room, one))
@@ -168,6 +177,7 @@ class SessionList:
         limit = SEARCHED if words else max(MAX_RUN_BARS, self._count + 1)
         found = await read_sessions(room, self._wanted.agent, self._wanted.state, limit)
         self._bars.show([make_run_bar(row, room.now) for row in reversed(found[:MAX_RUN_BARS])])
+        self._counts.say(count_states(found[:MAX_RUN_BARS]))
         if words:
             found = [row for row in found if words in f"{await self._title(row)} {row.session} {row.agent}".casefold()]
         listed = [await self._read(row) for row in found[: self._count]]
