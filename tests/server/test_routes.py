@@ -29,6 +29,11 @@ READS = {
 }  # fmt: skip
 DEEDS: dict[str, tuple[str, str, Any]] = {
     "/decisions/{decision:path}/approve": ("approver", "/decisions/{agent}-asks/approve", {"reason": "fine"}),
+    "/sessions/{session}/approve": (
+        "approver",
+        "/sessions/{agent}-1/approve",
+        {"shown": [{"decision": "{agent}-asks", "digest": "d"}]},
+    ),
     "/decisions/{decision:path}/deny": ("approver", "/decisions/{agent}-asks/deny", None),
     "/halts": ("approver", "", {"scope": "agent:{agent}", "reason": "stop"}),
     "/halts/resume": ("operator", "", {"scope": "trigger:{agent}/hook", "over_seconds": 0}),
@@ -202,6 +207,11 @@ UNDONE: list[tuple[str, str, Any, int]] = [
     ("POST", "/api/decisions/mine/approve", {}, 404),
     ("POST", "/api/decisions//approve", {}, 404),
     ("POST", "/api/decisions/mine-asks/approve", {"digest": "another"}, 409),
+    ("POST", "/api/sessions/mine-1/approve", {}, 422),
+    ("POST", "/api/sessions/mine-1/approve", {"shown": []}, 422),
+    ("POST", "/api/sessions/mine-1/approve", {"shown": [{"decision": "mine-asks"}]}, 422),
+    ("POST", "/api/sessions/mine-1/approve", {"shown": [{"decision": "mine-asks", "digest": "another"}]}, 409),
+    ("POST", "/api/sessions/theirs-1/approve", {"shown": [{"decision": "mine-asks", "digest": "d"}]}, 422),
     ("POST", "/api/decisions/mine-asks/approve", {"cap": "2.50"}, 422),
     ("POST", "/api/decisions/mine-asks/approve", {"cap": 2}, 422),
     ("POST", "/api/decisions/mine-asks/approve", {"edit": "{}"}, 422),

@@ -204,19 +204,23 @@ SESSION = SessionStarted(session="clerk-1", agent="clerk", kind="task", started_
 @pytest.mark.parametrize(
     ("lines", "verdicts"),
     [
-        (("y", "n", "YES"), {"a": "approve", "b": "deny", "c": "approve"}),
-        (("", "maybe", "y"), {"a": "", "b": "", "c": "approve"}),
-        (("y", "q", "y"), {"a": "approve", "b": "", "c": ""}),
+        (("o", "y", "n", "YES"), {"a": "approve", "b": "deny", "c": "approve"}),
+        (("", "", "maybe", "y"), {"a": "", "b": "", "c": "approve"}),
+        (("one by one", "y", "q", "y"), {"a": "approve", "b": "", "c": ""}),
         ((), {"a": "", "b": "", "c": ""}),
+        (("y",), {"a": "approve", "b": "approve", "c": "approve"}),
+        (("no",), {"a": "deny", "b": "deny", "c": "deny"}),
+        (("q",), {"a": "", "b": "", "c": ""}),
     ],
 )
-async def test_decisions_are_asked_one_by_one_and_only_a_yes_approves(
+async def test_calls_of_a_session_are_shown_and_asked_about_together_or_one_by_one_and_only_a_yes_approves(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], verdicts: dict[str, str]
 ) -> None:
     keyboard = TypedAnswers(*lines)
     assert await ask_for_calls(tmp_path, keyboard) == verdicts
     shown = capsys.readouterr().out
-    assert [f'"to":"{name}"' in shown for name in "abc"][: len(keyboard.asked)] == [True] * len(keyboard.asked)
+    assert [f'"to":"{name}"' in shown for name in "abc"] == [True] * 3
+    assert "Exactly these 3 calls" in keyboard.asked[0]
     assert "clerk wants to send to a." in shown
     assert "RESTRICTED" in shown
 

@@ -190,6 +190,12 @@ READS: dict[str, Callable[[Desk], Awaitable[Any]]] = {
 
 DEEDS: dict[str, tuple[Role, Callable[[Desk, str], Awaitable[Any]]]] = {
     "approve": ("approver", lambda desk, agent: decisions.approve(desk, f"{agent}-asks", ApprovalTerms())),
+    "approve together": (
+        "approver",
+        lambda desk, agent: decisions.approve_together(
+            desk, f"{agent}-1", shown=[decisions.ShownDecision(f"{agent}-asks", "d")]
+        ),
+    ),
     "deny": ("approver", lambda desk, agent: decisions.deny(desk, f"{agent}-asks")),
     "halt": ("approver", lambda desk, agent: control.halt(desk, f"agent:{agent}")),
     "halt a session": ("approver", lambda desk, agent: control.halt(desk, f"session:{agent}-1")),

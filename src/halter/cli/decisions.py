@@ -2,9 +2,9 @@
 
 import re
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 import typer
@@ -30,7 +30,7 @@ from halter.core.clock import SECOND
 from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
 from halter.operations import control, decisions
-from halter.operations.decisions import ApprovalTerms, DecisionResult, as_object
+from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, WaitingDecision, as_object
 from halter.operations.desk import Desk
 from halter.operations.money import amount_of
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
@@ -97,8 +97,8 @@ def approve(
 
     An approval covers the very call that was shown, until it expires. `halter inbox` shows open decisions, `halter
     rules offer` the rules that one could make. A rule requires every argument as shown, except where --match differs.
-    Without an id you are shown one after the other, and asked; a number, too, is shown and asked about first, since the
-    inbox may have changed.
+    Without an id you are shown one after the other, and asked; several calls of one session are shown and asked about
+    together. A number, too, is shown and asked about first, since the inbox may have changed.
     """
     if sum((edit != "", always, cap != "")) > 1:
         fail("--edit, --always and --cap are three different answers: give one of them.", EXIT_USAGE)
@@ -139,7 +139,37 @@ async def ask_decisions(desk: Desk, keyboard: Keyboard, answer: ApprovalTerms, n
         raise NotDone(f"There is no decision {number} in halter inbox: it has {len(found)}.", "missing")
     if not found:
         say("Nothing needs you.")
-    for one in found[number - 1 : number] if number else found:
+    for calls in decisions.group_calls(found[number - 1 : number] if number else found):
+        together = await _ask_together(desk, keyboard, calls, answer) if len(calls) > 1 else "one by one"
+        if together == "quit" or (together == "one by one" and not await _ask_each(desk, keyboard, calls, answer)):
+            return
+
+
+async def _ask_together(
+    desk: Desk, keyboard: Keyboard, calls: Sequence[WaitingDecision], answer: ApprovalTerms
+) -> Literal["answered", "one by one", "quit"]:
+    """Show all calls of a session that wait, and ask once."""
+    for one in calls:
+        show_sheet(build_decision_sheet(one, desk.app.clock.now()))
+    question = f"yes: Exactly these {len(calls)} calls, once each. no: None of them runs. "
+    typed = ask_freshly(keyboard, f"{question}[y]es, [n]o, [o]ne by one, [q]uit (default: one by one): ")
+    match (typed or "").strip().lower():
+        case "y" | "yes":
+            shown = [decisions.ShownDecision(one.decision, one.digest) for one in calls]
+            await _say_or_tell(decisions.approve_together(desk, calls[0].session, shown=shown, reason=answer.reason))
+        case "n" | "no":
+            for one in calls:
+                await _say_or_tell(decisions.deny(desk, one.decision, answer.reason))
+        case "q" | "quit":
+            return "quit"
+        case _:
+            return "quit" if typed is None else "one by one"
+    return "answered"
+
+
+async def _ask_each(desk: Desk, keyboard: Keyboard, calls: Sequence[WaitingDecision], answer: ApprovalTerms) -> bool:
+    """Ask about one after the other; return whether to go on."""
+    for one in calls:
         show_sheet(build_decision_sheet(one, desk.app.clock.now()))
         if one.about == "cap_raise" and answer.cap is None:
             say(f"It takes a new cap: halter approve {one.decision} --cap AMOUNT{desk.option}")
@@ -155,14 +185,15 @@ async def ask_decisions(desk: Desk, keyboard: Keyboard, answer: ApprovalTerms, n
             case "n" | "no":
                 await _say_or_tell(decisions.deny(desk, one.decision, answer.reason))
             case "q" | "quit":
-                return
+                return False
             case _ if typed is None:
-                return
+                return False
             case _:
                 say(f"{one.decision} stays open.")
+    return True
 
 
-async def _say_or_tell(answered: Awaitable[DecisionResult]) -> None:
+async def _say_or_tell(answered: Awaitable[DecisionResult | GroupResult]) -> None:
     """Say what became of one decision; one that another person answered meanwhile keeps no other from being asked."""
     try:
         say((await answered).sentence)

@@ -19,6 +19,7 @@ from halter.core.clock import DAY, SECOND, format_duration
 from halter.core.errors import NotDone
 from halter.core.money import Account, format_micros
 from halter.core.ports import BLOB_THRESHOLD, Query, Write
+from halter.core.provenance import Flaw
 from halter.core.rows import DecisionRow, RuleRow
 from halter.core.text import from_body, shorten, to_one_line
 from halter.core.tools import ToolSpec, Valid
@@ -51,7 +52,7 @@ from halter.guard.approvals import (
     parse_argv,
 )
 from halter.guard.guard import REDACTION_MARK
-from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Words, refused, wrong
+from halter.operations.desk import Desk, Dollars, Done, Name, Reason, Session, Words, refused, wrong
 from halter.operations.money import amount_of, refuse_beyond_carved, refuse_no_raise
 from halter.operations.queries import AgentNews, read_news
 from halter.operations.queries import needs as list_all_needs
@@ -81,6 +82,7 @@ class WaitingDecision(PendingDecision, frozen=True):
 
 class _Asked(msgspec.Struct, frozen=True):
     reasons: tuple[str, ...] = ()
+    flaws: tuple[Flaw, ...] = ()
 
 
 class Put(msgspec.Struct, frozen=True):
@@ -143,6 +145,7 @@ SAME: Final = "same"
 FORMS: Final = "write same, words:KEY=WORDS, under:KEY=FOLDER, at:KEY=HOST or any:KEY"
 _PATHS: Final = ("path", "file", "folder")
 _MOST_CONDITIONS: Final = 50
+MOST_TOGETHER: Final = 100
 _PLAIN: Final = re.compile(r"[\w@%+=:,./*-]+")
 
 
@@ -274,8 +277,18 @@ def offers(asked: WaitingDecision) -> Sequence[RuleOffer]:
         return offered
     with suppress(NotDone):
         # What is hidden, erased or unreadable can be agreed to as it is, and not in any other way.
-        offered += [RuleOffer(match, describe_matcher(_matcher(asked, match, keys))) for match in _wider(_shown(asked))]
+        wider = [*_for_that_place(asked, keys), *_wider(_shown(asked))]
+        offered += [RuleOffer(match, describe_matcher(_matcher(asked, match, keys))) for match in wider]
     return offered
+
+
+def _for_that_place(asked: WaitingDecision, keys: Sequence[str]) -> Iterator[str]:
+    """For a question of the injection brake: any content, with everything else exactly as it is."""
+    flaws = msgspec.json.decode(asked.facts, type=_Asked).flaws if asked.facts else ()
+    contents = {flaw.argument for flaw in flaws if flaw.reason == "content"}
+    free = [key for key in keys if key in contents and "=" not in key and key.isprintable()]
+    if free and len(free) < len(keys):
+        yield "\n".join(f"any:{key}" for key in free)
 
 
 Check = Annotated[bool, Meta(description="Exit 1 if anything needs you.")]
@@ -403,6 +416,52 @@ async def approve(desk: Desk, decision: str, answer: ApprovalTerms) -> DecisionR
     write, said = await _yes(desk, asked, answer)
     await _commit(desk, asked, write)
     return said
+
+
+class ShownDecision(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A decision as it was shown; the digest binds an answer to that."""
+
+    decision: Name
+    digest: Name
+
+
+class GroupResult(msgspec.Struct, frozen=True):
+    """What was decided together, in a sentence."""
+
+    session: str
+    decisions: Sequence[str]
+    sentence: str
+
+
+ShownDecisions = Annotated[
+    Sequence[ShownDecision],
+    Meta(min_length=1, max_length=MOST_TOGETHER, description="The calls that were shown, each with its digest."),
+]
+
+
+async def approve_together(desk: Desk, session: Session, *, shown: ShownDecisions, reason: Reason = "") -> GroupResult:
+    """Approve calls of a session that wait together, each as it was shown. If one has changed, none is approved."""
+    desk.demand("approver", "approve anything")
+    asked = [await decision_meant(desk, each.decision) for each in shown]
+    for one, seen in zip(asked, shown, strict=True):
+        if one.about != "approval" or one.session != session:
+            wrong(f"{one.decision} is no call of session {session} that waits for approval: answer it by itself.")
+        if one.digest != seen.digest:
+            refused(f"{one.decision} is not what you were shown: look at it again.")
+    for one in asked:
+        write = approvals.answer_decision(one, "approve", desk.who.name, desk.app.ids.new(), reason)
+        await _commit(desk, one, write)
+    names = tuple(one.decision for one in asked)
+    return GroupResult(session, names, f"Approved together: {', '.join(map(_call, asked))}.")
+
+
+def group_calls(found: Sequence[WaitingDecision]) -> list[list[WaitingDecision]]:
+    """Open decisions as they are answered: the calls of one session together, everything else by itself."""
+    groups: dict[str, list[WaitingDecision]] = {}
+    for one in found:
+        together = one.about == "approval" and one.session
+        groups.setdefault(f"session {one.session}" if together else one.decision, []).append(one)
+    return list(groups.values())
 
 
 async def deny(desk: Desk, decision: DecisionName, reason: Reason = "") -> DecisionResult:

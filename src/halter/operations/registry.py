@@ -101,6 +101,7 @@ def _write(name: str, path: str, run: Any, role: Role, command: str) -> Operatio
 
 WRITES: Final = (
     _write("approve", "/decisions/{decision:path}/approve", decisions.approve_with, "approver", "approve"),
+    _write("approve-together", "/sessions/{session}/approve", decisions.approve_together, "approver", "approve"),
     _write("deny", "/decisions/{decision:path}/deny", decisions.deny, "approver", "deny"),
     _write("halt", "/halts", control.halt, "approver", "halt"),
     _write("resume", "/halts/resume", control.resume, "operator", "resume"),
