@@ -20,8 +20,8 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import cached_property, partial
 from pathlib import Path
@@ -357,7 +357,7 @@ class Agent(AgentProgram):
     def __init__(self, name: str = "agent", *, store: str | Path, **options: Unpack[AgentOptions]) -> None:
         reject_unknown_options(options, AgentOptions.__optional_keys__, "an agent")
         super().__init__(name, store, options)
-        self._said_of = options
+        self._said_of: AgentOptions = options
         self._folder: Path | None = None
 
     @classmethod
@@ -366,6 +366,19 @@ class Agent(AgentProgram):
         agent = cls(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
+
+    @contextmanager
+    def override(self, *, model: str | Model) -> Generator[Self]:
+        """Runs with another model inside of the block: in tests, one of `halter.testing.models`."""
+        if self._open is not None:
+            raise ConfigError("The agent is open already: override its model before it is.")
+        options, said_of = self._options, self._said_of
+        overridden: AgentOptions = {**said_of, "model": model, "fallback_models": ()}
+        self._options, self._said_of = overridden, overridden
+        try:
+            yield self
+        finally:
+            self._options, self._said_of = options, said_of
 
     @overload
     async def run(
