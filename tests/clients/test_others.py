@@ -54,7 +54,8 @@ async def prepare(bench: Any, find_client: Any, client: str, key: str) -> tuple[
         file = Path(bench.folder) / "opencode.json"
         await asyncio.to_thread(file.write_text, "\n".join(said.splitlines()[1:]))
         return [find_client("opencode"), "run", "say hello"], {"OPENCODE_DISABLE_AUTOUPDATE": "1"}
-    environ = await read_environ(bench, client, key)
+    # What these use inside would ask another machine for its prices first.
+    environ = {**await read_environ(bench, client, key), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     if client == "llm":
         return [find_client("llm"), "-m", MODEL, "--functions", LOOKUP, "Where is it?"], environ
     if client == "openhands":
@@ -92,7 +93,9 @@ async def test_a_halt_ends_it_in_the_middle_of_a_stream(bench: Any, find_client:
     command, environ = await prepare(bench, find_client, client, await bench.key())
     bench.provider.gate = asyncio.Event()
     running = asyncio.ensure_future(bench.run(command, environ, 400))
-    await asyncio.wait_for(bench.provider.reached_gate.wait(), 300)
+    reached = asyncio.ensure_future(bench.provider.reached_gate.wait())
+    await asyncio.wait((running, reached), timeout=300, return_when=asyncio.FIRST_COMPLETED)
+    assert not running.done(), running.result()
     await bench.halter("halt", "fleet")
     _, said = await running
     assert "halted" in said
