@@ -57,7 +57,8 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
         Contender("through LiteLLM's proxy", "proxy", "request", lambda: asyncio.run(_measure_litellm(python))),
     ]
     notes = {"requests": ONE_BY_ONE, "together": TOGETHER, "chunks": CHUNKS, "litellm": LITELLM.version()}
-    return compare(contenders, rounds, say), notes
+    rows = compare(contenders, rounds, say)
+    return rows, notes | {"load": round(os.getloadavg()[2])}
 
 
 async def _measure(*, through: bool) -> Sample:

@@ -223,7 +223,8 @@ def _hook(result: dict[str, Any]) -> list[str]:
 
 PROXY = """A provider on this machine streams an answer of {chunks} chunks to a client, past the proxy and through it,
 on a SQLite store: {requests} requests one by one for the delays, then {together} at once for the rate. Each is held and
-settled in the journal. CPU time is that of the proxy's process.
+settled in the journal. CPU time is that of the proxy's process. The machine's load average was {load}: above its
+cores, delays are those of a busy machine, and only CPU times compare with other runs.
 """
 
 
