@@ -9,13 +9,14 @@ from halter.core.messages import Text, ToolCall
 from halter.core.ports import Stored, read_body
 from halter.core.tools import Tool
 from halter.core.vocabulary import SessionKind
+from halter.guard.approvals import AnyCondition, EachArgument, make_equals_condition
 from halter.guard.brake import SessionBrake
 from halter.journal.retention import erase_session_bodies
 from halter.loop.history import SessionHistory
 from halter.testing.world import World
 from halter.tools.function_tool import tool
 from tests.story.loops import Story, calls, says
-from tests.story.test_provenance import READ, TO_BOB, TO_MALLORY, Post, answer, send
+from tests.story.test_provenance import READ, TO_BOB, TO_MALLORY, Post, always, answer, send
 
 TASK: Final = "Read my letters, find Carol in the directory, and send the report to bob@house.example and to Carol."
 AGAIN: Final = "Send the report to bob@house.example, to Carol and to zoe@house.example."
@@ -109,6 +110,20 @@ async def test_a_recalled_session_decides_as_the_live_one(world: World) -> None:
     assert any(decide(again))
     assert not all(decide(again))
     assert decide(await recall(events, AmnesiacBrake)) != decide(live)
+
+
+async def test_a_recalled_session_takes_a_rule_for_no_word_of_a_person_as_the_live_one_does(world: World) -> None:
+    lines = (READ, TO_MALLORY, LOOK_UP, READ, says("Done."))
+    story = Story(world, lines, kind="task", more="policy: {lock_after_denial: false}")
+    story.provenance, story.extra = "ask", [*Post("anyone").tools(), *Directory().tools()]
+    to = make_equals_condition("to", "mallory@evil.example")
+    answering = world.spawn(always(world, EachArgument((to, AnyCondition("text")))))
+    await story.run(TASK)
+    answering.cancel()
+    assert story.loop is not None
+    live, again = story.loop.brake, await Recaller(story)(await story.events())
+    assert live is not None
+    assert decide(again) == decide(live)
 
 
 async def test_two_sessions_that_part_after_any_event_decide_alike_until_then_and_apart_from_then_on(
