@@ -68,7 +68,9 @@ bench: setup system
 # Other people's programs, pinned, with Halter in front of their tools and models; they reach nothing but 127.0.0.1.
 clients: setup system
 	npm install --silent --no-audit --no-fund --prefix $(CLIENTS) \
-		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-linux-$$(node -p process.arch)@1.18.18
+		@anthropic-ai/claude-code@2.1.325 @openai/codex@0.166.0 opencode-linux-$$(node -p process.arch)@1.18.18 \
+		node-linux-$$(node -p process.arch)@24 @modelcontextprotocol/inspector@2.12.0 \
+		@modelcontextprotocol/server-everything@2026.8.31 @modelcontextprotocol/server-filesystem@2026.8.31
 	@for client in "llm 3.11 llm==0.36 llm-anthropic==0.30" "aider 3.11 aider-chat==0.86.2" \
 		"langchain 3.11 langchain==1.4.7 langchain-openai==1.7.3" \
 		"openhands 3.12 openhands-sdk==1.58.0 openhands-tools==1.58.0"; do \
