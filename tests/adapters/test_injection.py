@@ -7,8 +7,10 @@ import pytest
 from msgspec.structs import replace
 
 from halter import Guard
+from halter.core.events import SessionStarted
 from halter.core.ids import session_stream
 from halter.core.ports import read_body, read_stream
+from halter.core.text import from_body
 from halter.core.tools import ToolSpec
 from halter.guard.brake import SessionBrake
 from halter.guard.call_brake import CallBrake
@@ -83,6 +85,8 @@ async def test_what_is_erased_makes_it_stricter(desk: Desk) -> None:
     for stored in await read_stream(store, session_stream("mail")):
         whole.recall(stored, await read_body(store, stored))
         erased.recall(replace(stored, body=None), b"")
+        if isinstance(stored.event, SessionStarted):
+            whole.hear(from_body(await read_body(store, stored)))
     await store.close()
     note = b'{"to":"bob@example.org"}'
     assert not whole.brake.judge("send", note)

@@ -17,18 +17,18 @@ from halter.core import events as ev
 from halter.core.clock import SECOND
 from halter.core.errors import HalterError, LeaseLost
 from halter.core.ids import SessionId, WorkerId, inbox_stream, may_decide, session_stream
-from halter.core.messages import ToolCall, ToolResult
 from halter.core.ports import EVERY_STREAM, Lease, Query, Stored, offload_body, read_body, read_stream
 from halter.core.rows import DecisionRow, SessionRow, WorkerRow
 from halter.core.spec import GatewaySpec
-from halter.core.text import from_body, to_body
+from halter.core.text import to_body
 from halter.core.tools import Tool, Valid
 from halter.core.vocabulary import State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
 from halter.gateway.calls import ClientCall, ParkedCalls, make_form_question, make_url_question
 from halter.gateway.upstreams import GatewayAgent, Upstreams
 from halter.guard.approvals import answer_decision, list_pending_decisions
-from halter.guard.brake import SessionBrake, choose_provenance_mode
+from halter.guard.brake import choose_provenance_mode
+from halter.guard.call_brake import CallBrake, make_call_brake
 from halter.guard.guard import GuardRuntime
 from halter.guard.halts import StillHeld
 from halter.guard.prepare import Call
@@ -93,7 +93,6 @@ class GatedSession:
         self._questions: dict[str, tuple[str, str]] = {}
         self._waited_for: set[str] = set()
         self._brake = _make_brake(terms.agent, upstreams.tools)
-        self._one_act = asyncio.Lock()
 
     @property
     def id(self) -> str:
@@ -111,9 +110,8 @@ class GatedSession:
         same = self._digest(tool, arguments)
         decision = self._find_question(tool, same)
         number = next(self._numbers)
-        call = Call(
-            f"{self.id}.{self.lease.generation}.{number}", tool, arguments, decision=decision, brake=self._brake
-        )
+        brake = None if self._brake is None else self._brake.brake
+        call = Call(f"{self.id}.{self.lease.generation}.{number}", tool, arguments, decision=decision, brake=brake)
         self.upstreams.calls[call.id] = client
         try:
             return await self._try(client, call)
@@ -145,17 +143,14 @@ class GatedSession:
                     attempt += 1
 
     async def _attempt(self, call: Call, attempt: int) -> Answer | NeedsPerson | StillHeld:
-        brake, terms = self._brake, self.terms
-        ordered = self._one_act if brake is not None and brake.keeps_order(call.tool) else nullcontext()
-        async with ordered:
-            return await terms.guard.call(
+        async with nullcontext() if self._brake is None else self._brake.order(call.tool):
+            return await self.terms.guard.call(
                 self.lease, self.upstreams.standing(self.id), call, self.upstreams.tools, attempt
             )
 
     async def _take_in(self, call: Call, answer: Answer) -> Answer:
         if self._brake is not None:
-            said = ToolResult(call.id, call.tool, answer.outcome, answer.text)
-            self._brake.observe(ToolCall(call.id, call.tool, from_body(call.arguments)), said)
+            self._brake.observe(call, answer)
         if answer.outcome == "external_halt":
             halt = await self.terms.guard.halted(self.upstreams.standing(self.id))
             if halt is not None and halt.cancels:
@@ -272,23 +267,10 @@ class GatedSession:
 
     async def recall(self) -> None:
         """Fold what happened before this process had the session, for the brake as well."""
-        arguments: dict[str, tuple[str, bytes]] = {}
         for stored in await read_stream(self._store, session_stream(self.id)):
             self._fold(stored)
-            if self._brake is None:
-                continue
-            match stored.event:
-                case ev.CallStarted() | ev.CallRefused() as decided:
-                    body = await read_body(self._store, stored)
-                    arguments[decided.call] = (decided.tool, body)
-                    self._brake.take_in(decided, body or None)
-                case ev.CallSettled() as settled:
-                    tool, given = arguments.get(settled.call, ("", b"{}"))
-                    text = settled.error or from_body(await read_body(self._store, stored))
-                    said = ToolResult(settled.call, tool, settled.outcome, text)
-                    self._brake.observe(ToolCall(settled.call, tool, from_body(given)), said)
-                case _:
-                    pass
+            if self._brake is not None:
+                self._brake.recall(stored, await read_body(self._store, stored))
 
     async def close(self) -> None:
         """End the session, or let it rest where a person may still answer, or must."""
@@ -328,30 +310,15 @@ def _take_error(task: "asyncio.Task[Any]") -> None:
         task.exception()
 
 
-def _make_brake(agent: AssembledAgent, tools: Mapping[str, Tool]) -> SessionBrake | None:
-    """The injection brake. The client's prompt is not seen here: trusted is what the agent's own file says."""
-    mode = choose_provenance_mode(agent.policy)
-    if mode == "off":
-        return None
-    brake = SessionBrake(mode, agent.policy, _Specs(tools))
-    brake.trust(agent.mind.instructions, "the instructions")
-    return brake
+def _make_brake(agent: AssembledAgent, tools: Mapping[str, Tool]) -> CallBrake | None:
+    """The injection brake. The client's prompt is not seen here: trusted is what the agent's own file says.
 
-
-class _Specs(Mapping[str, Any]):
-    """The specs of tools, as they are at each moment."""
-
-    def __init__(self, tools: Mapping[str, Tool]) -> None:
-        self._tools = tools
-
-    def __getitem__(self, name: str) -> Any:
-        return self._tools[name].spec
-
-    def __iter__(self) -> Any:
-        return iter(self._tools)
-
-    def __len__(self) -> int:
-        return len(self._tools)
+    What the client's model has read past the gateway, such as mail by a tool of its own, taints nothing.
+    """
+    made = make_call_brake(choose_provenance_mode(agent.policy), agent.policy, tools)
+    if made is not None:
+        made.brake.trust(agent.mind.instructions, "the instructions")
+    return made
 
 
 async def open_session(terms: GatewayTerms, upstreams: Upstreams, started_by: str, about: str) -> GatedSession:

@@ -5,22 +5,22 @@ model was shown is unknown: a value from there is one that nobody trusted has sa
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 
 from halter.core import events as ev
 from halter.core.messages import Text, ToolCall, ToolResult
 from halter.core.ports import Stored
-from halter.core.spec import ResolvedPolicy
+from halter.core.spec import ProvenanceMode, ResolvedPolicy
 from halter.core.text import from_body
-from halter.core.tools import ToolSpec
+from halter.core.tools import Tool, ToolSpec
 from halter.guard.brake import SessionBrake
 from halter.guard.prepare import Call
 from halter.guard.tool_door import Answer
 
 
 class CallBrake:
-    """Folds the calls of one session, as they are made and from its journal. `specs` may grow."""
+    """Folds the calls of one session, as they are made and from its journal."""
 
     def __init__(self, brake: SessionBrake) -> None:
         self.brake = brake
@@ -45,8 +45,6 @@ class CallBrake:
         """Fold an event that another process wrote. What is erased makes the brake stricter."""
         erased = not body and (stored.erased or stored.blob is not None)
         match stored.event:
-            case ev.SessionStarted():
-                self.hear(from_body(body))
             case ev.CallStarted() | ev.CallRefused() as decided:
                 self._calls[decided.call] = ToolCall(decided.call, decided.tool, "" if erased else from_body(body))
                 self.brake.take_in(decided, None if erased else body)
@@ -63,7 +61,24 @@ class CallBrake:
                 pass
 
 
-def make_call_brake(policy: ResolvedPolicy, specs: Mapping[str, ToolSpec]) -> CallBrake | None:
-    """Make the brake of a session, where the policy asks for one."""
-    mode = policy.provenance
-    return None if mode is None or mode == "off" else CallBrake(SessionBrake(mode, policy, specs))
+def make_call_brake(mode: ProvenanceMode | None, policy: ResolvedPolicy, tools: Mapping[str, Tool]) -> CallBrake | None:
+    """Make the brake of a session, where there is to be one. Its tools may grow."""
+    if mode is None or mode == "off":
+        return None
+    return CallBrake(SessionBrake(mode, policy, _Specs(tools)))
+
+
+class _Specs(Mapping[str, ToolSpec]):
+    """The specs of tools, as they are at each moment."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self._tools = tools
+
+    def __getitem__(self, name: str) -> ToolSpec:
+        return self._tools[name].spec
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)

@@ -31,7 +31,7 @@ from halter.core.messages import Model, Prompt, make_user_message
 from halter.core.money import Usd, micros_to_usd
 from halter.core.ports import Lease, Query, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, explain_newer_format
-from halter.core.text import reject_unknown_options, to_body
+from halter.core.text import from_body, reject_unknown_options, to_body
 from halter.core.tools import Tool, ToolSpec
 from halter.core.vocabulary import Outcome, State, TerminalReason
 from halter.dispatch.heartbeat import take_lease
@@ -172,13 +172,15 @@ class Guard(AgentProgram):
         standing, tools = opened.agent.standing(started.session), dict(opened.agent.tools)
         running = SessionRuntime(opened.store, opened.app.clock, opened.guard(), lease, standing, tools)
         events = await running.take_up()
-        specs = {name: tool.spec for name, tool in tools.items()}
-        brake = make_call_brake(opened.agent.policy, specs)
+        brake = make_call_brake(opened.agent.policy.provenance, opened.agent.policy, tools)
         if brake is not None:
             for stored in events:
-                brake.recall(stored, await read_body(opened.store, stored))
+                body = await read_body(opened.store, stored)
+                if isinstance(stored.event, SessionStarted):
+                    brake.hear(from_body(body))
+                brake.recall(stored, body)
             brake.hear(opened.guard().redacted(task))
-        return GuardedSession(opened, running, len(events), tools, specs, brake)
+        return GuardedSession(opened, running, len(events), tools, brake)
 
     async def _lease(self, opened: AgentContext, session: SessionId) -> Lease | None:
         """Takes a session at once if it is free or over; else waits as long as a dead owner's lease lasts."""
@@ -236,14 +238,12 @@ class GuardedSession:
         running: SessionRuntime,
         seen: int,
         tools: dict[str, Tool],
-        specs: dict[str, ToolSpec],
         brake: CallBrake | None,
     ) -> None:
         self._opened = opened
         self._running = running
         self._asked = seen
         self._tools = tools
-        self._specs = specs
         self._brake = brake
         self._models: dict[str, ExternalModel] = {}
         self._end: tuple[State, TerminalReason] | None = None
@@ -289,7 +289,6 @@ class GuardedSession:
             raise ConfigError(f"{spec.name} is a tool of this guard already: call it with `call`.")
         call = self._named(spec.name, arguments)
         call = msgspec.structs.replace(call, id=f"{self.id}.{name}") if name else call
-        self._specs.setdefault(spec.name, tool.spec)
         tool.expect(call.id, do)
         while not isinstance(answer := await self._try(call), Answer):
             if isinstance(answer, StillHeld):
