@@ -80,6 +80,25 @@ async def test_a_result_tells_that_a_cap_is_near_also_one_of_the_agent(bench: Be
         assert (second.cost_usd, second.near_budget, await agent.near_budget()) == (Decimal("0.8"), True, True)
 
 
+async def test_a_secret_that_comes_into_the_environment_between_two_runs_is_hidden(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(bench.folder))
+    agent = bench.agent(calls("look"), says("Done."), calls("look"), says("Done."), environ=os.environ)
+
+    @agent.tool(level="SAFE", effect="read")
+    async def look() -> str:
+        """Look."""
+        return "plainvalue-" + "of-tomorrow"
+
+    async with agent:
+        before = await agent.run("look")
+        monkeypatch.setenv("BANK_API_TOKEN", "plainvalue-of-tomorrow")
+        after = await agent.run("look again")
+    assert "plainvalue-of-tomorrow" in str(before.messages)
+    assert "plainvalue-of-tomorrow" not in str(after.messages)
+
+
 def test_a_program_that_is_not_async_runs_it_too(bench: Bench) -> None:
     assert bench.agent(says("Done.")).run_sync("do it").text == "Done."
 
