@@ -288,7 +288,7 @@ class Ledger:
         if truth.body is not None and len(truth.body) > BLOB_THRESHOLD:
             body, blob = await offload_body(self._store, truth.body)
             truth = msgspec.structs.replace(truth, body=body, blob=blob)
-        usd, tokens = compute_charged_amounts(flight, truth) if flight.legs or truth.usd or truth.tokens else (0, 0)
+        usd, tokens = compute_charged_amounts(flight, truth)
         write = Write(
             session_stream(lease.session),
             f"{flight.id}/settled/{flight.seq}",
