@@ -283,6 +283,15 @@ def test_sessions_are_searched_filtered_and_paged(house: House, comes: Comes) ->
     expect(page.get_by_text("No session fits.")).to_be_visible()
 
 
+def test_sessions_of_a_watch_are_named_by_their_documents(comes: Comes) -> None:
+    page = comes("viewer").goes("/sessions?agent=clerk")
+    titles = page.get_by_role("table", name="Sessions").get_by_role("link", name=": A paper has come in.")
+    expect(titles).not_to_have_count(0)
+    names = titles.all_inner_texts()
+    assert len(set(names)) == len(names)
+    assert all(name.endswith(".txt: A paper has come in.") for name in names)
+
+
 def test_a_session_is_cancelled_on_its_page(house: House, comes: Comes) -> None:
     house.begins("archive-99")
     page = comes("operator").goes("/session/archive-99")
