@@ -58,6 +58,19 @@ def test_always_allows_that_destination_and_asks_no_more(house: House, comes: Co
     expect(page.get_by_role("article", name="scribe wants to send letter")).to_have_count(0)
 
 
+def test_calls_that_wait_together_are_all_shown_and_take_one_answer(house: House, comes: Comes) -> None:
+    page = comes("approver").goes("/session/scribe-1")
+    house.tell("read letter 5", "scribe-1")
+    press(page.get_by_role("article", name="2 calls wait together"), "Approve all 2 calls")
+    form = dialog(page)
+    expect(form).to_contain_text("kim@evil.example")
+    expect(form).to_contain_text("lee@evil.example")
+    press(form, "Approve all 2")
+    house.until(lambda: house.sent().count("lee@evil.example") == 1)
+    assert house.sent().count("kim@evil.example") == 1
+    expect(page.get_by_role("article", name="2 calls wait together")).to_have_count(0)
+
+
 def test_a_link_that_only_a_letter_said_is_warned_of_and_leads_nowhere(house: House, comes: Comes) -> None:
     house.tell("what does it say", "scribe-1")
     house.until(lambda: house.rests("scribe-1"))

@@ -61,7 +61,7 @@ from halter.dashboard.parts import (
 )
 from halter.operations import artifacts, control, decisions, money, queries
 from halter.operations.artifacts import Artifact
-from halter.operations.decisions import SAME, ApprovalTerms, Put, WaitingDecision, offers, put, waiting
+from halter.operations.decisions import SAME, ApprovalTerms, Put, ShownDecision, WaitingDecision, offers, put, waiting
 from halter.operations.fleet import retry_item
 from halter.operations.queries import AgentLine
 from halter.operations.report import AnswersAlike, EndsAlike, NightSummary
@@ -148,6 +148,29 @@ async def _approve(room: OpenPage, one: WaitingDecision) -> None:
 
 async def _send_approval(room: OpenPage, one: WaitingDecision, answer: ApprovalTerms) -> str:
     return (await decisions.approve(room.desk, one.decision, answer)).sentence
+
+
+def build_group_card(room: OpenPage, calls: Sequence[WaitingDecision]) -> Callable[[Sequence[WaitingDecision]], None]:
+    """Says that several calls of a session wait together, and answers all of them as they are shown here."""
+    says = f"{len(calls)} calls wait together"
+    with add_box("article", "h-card", says):
+        add_text(says, "h-title")
+        if room.may("approver"):
+            with add_box("div", "h-buttons"):
+                yes = f"Approve all {len(calls)}"
+                add_button(f"{yes}…", lambda: _ask_together(room, calls, yes), "yes", f"{yes} calls")
+    return lambda _: None
+
+
+def _ask_together(room: OpenPage, calls: Sequence[WaitingDecision], yes: str) -> None:
+    shown = [ShownDecision(one.decision, one.digest) for one in calls]
+
+    async def do(given: FormValues) -> str:
+        session = calls[0].session
+        return (await decisions.approve_together(room.desk, session, shown=shown, reason=given["reason"])).sentence
+
+    says = "\n\n".join(f"{number}. {make_legible(put(one).shown)}" for number, one in enumerate(calls, 1))
+    open_dialog(room, f"{yes} calls, once each?", says, (REASON,), yes, do)
 
 
 def _ask_denial(room: OpenPage, one: WaitingDecision, asked: Put, no: str) -> None:

@@ -42,7 +42,7 @@ from halter.dashboard.history import (
     find_spans,
     list_happenings,
 )
-from halter.dashboard.home import build_decision_card
+from halter.dashboard.home import build_decision_card, build_group_card
 from halter.dashboard.labels import (
     KINDS,
     explain_end,
@@ -83,7 +83,7 @@ from halter.dashboard.parts import (
     set_spark,
 )
 from halter.operations import control, queries
-from halter.operations.decisions import WaitingDecision, waiting
+from halter.operations.decisions import WaitingDecision, group_calls, waiting
 from halter.operations.queries import FactView, Saw, WorkDone
 from halter.present.events import describe_event, format_hour, format_relative_moment
 from halter.present.receipt import build_receipt_sheet
@@ -444,6 +444,9 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
     row = await room.desk.session(name)
     with add_section("Session", card=True, heading=False):
         head = SessionHead(room, row, await queries.session_title(room.desk, row))
+    together = KeyedList[Sequence[WaitingDecision]](
+        add_box("div", "h-cards"), lambda calls: build_group_card(room, calls)
+    )
     asked = KeyedList[WaitingDecision](add_box("div", "h-cards"), lambda one: build_decision_card(room, one))
     with add_section("Turns, calls and brakes", card=True):
         plot = Plot("Turns, requests, calls and brakes over time", "Nothing happened yet.")
@@ -462,7 +465,10 @@ async def build_session_page(room: OpenPage, name: str) -> RefreshPage:
         await knowing.show()
         if not grown.of(session_stream(row.session)):
             return
-        asked.show({one.decision: one for one in await waiting(room.desk) if one.session == row.session})
+        found = [one for one in await waiting(room.desk) if one.session == row.session]
+        groups = [calls for calls in group_calls(found) if len(calls) > 1]
+        together.show({tuple(one.decision for one in calls): calls for calls in groups})
+        asked.show({one.decision: one for one in found})
         events = await queries.newest_events(room.desk, row.session, MAX_EVENTS_DRAWN)
         await head.show(await room.desk.session(row.session))
         spoken = await _find_spoken(room, row.session, events)
