@@ -100,6 +100,12 @@ async def test_where_a_client_sets_no_limit_one_is_written_that_fits(
         ('"conversation":"c"', True),
         ('"previous_response_id":"r"', True),
         ('"input":[{"type":"input_file","file_id":"f"}]', True),
+        ('"messages":[{"content":[{"type":"tool_use","input":{"url":"https://example.com"}}]}]', False),
+        ('"messages":[{"content":"It is served as application/pdf."}]', False),
+        ('"messages":[{"content":[{"source":{"type":"url","url":"https://a.example/b.png"}}]}]', True),
+        ('"messages":[{"content":[{"source":{"media_type":"application/pdf","data":"aa"}}]}]', True),
+        ('"messages":[{"content":[{"image_url":{"detail":"low","url":"https://a.example/b.png"}}]}]', True),
+        ('"input":[{"content":[{"image_url":"https://a.example/b.png"}]}]', True),
     ],
 )
 def test_only_what_a_provider_keeps_is_bounded_by_the_whole_window(member: str, *, names: bool) -> None:

@@ -60,8 +60,8 @@ _NAMED_CONTENT: Final = re.compile(
     rb"""
     "type"\s*:\s*"(?:url|file|input_file|document_url|container_upload|item_reference)"
     | "(?:file_id|file_url)"\s*:\s*"
-    | "(?:image_url|url)"\s*:\s*(?:\{\s*"url"\s*:\s*)?"https?:
-    | application/pdf
+    | "[a-z]+_url"\s*:\s*(?:\{[^{}]*?"url"\s*:\s*)?"https?:
+    | "media_type"\s*:\s*"application/pdf" | data:application/pdf
     """,
     re.VERBOSE,
 )
