@@ -90,10 +90,16 @@ def _messages(step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
     yield event("message_stop")
 
 
+def _name_function(name: str) -> dict[str, str]:
+    """Codex has the tools of each MCP server in a namespace; before a slash, a name says which."""
+    namespace, slash, own = name.rpartition("/")
+    return {"name": own, "namespace": namespace} if slash else {"name": own}
+
+
 def _responses(step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "response.created", {"type": "response.created", "response": {"id": "r"}}
     items: list[dict[str, Any]] = [
-        {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"], "name": call["name"]}
+        {"type": "function_call", "id": f"fc_{call['id']}", "call_id": call["id"], **_name_function(call["name"])}
         | {"arguments": json.dumps(call["input"])}
         for call in step.get("calls", ())
     ]

@@ -1,4 +1,4 @@
-"""Real MCP clients through the gateway to real MCP servers, offline: Inspector in both protocols, and Claude Code.
+"""Real MCP clients through the gateway to real MCP servers, offline: Inspector in both protocols, Claude Code, Codex.
 
 `make clients` installs all of them into a folder and runs this.
 """
@@ -22,6 +22,19 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 BINARIES = Path(os.environ.get("HALTER_CLIENTS", Path(__file__).parents[2] / ".clients")) / "node_modules" / ".bin"
 ERAS = ("legacy", "modern")
 WRITE = "files__write_file"
+CODEX = """model_provider = "fake"
+[model_providers.fake]
+name = "fake"
+base_url = "{url}/v1"
+env_key = "HALTER_KEY"
+wire_api = "responses"
+[mcp_servers.guarded]
+command = "{program}"
+args = {arguments}
+env = {{ HOME = "{home}", HALTER_PERSON = "ada", PATH = "{path}" }}
+startup_timeout_sec = 60
+required = true
+"""
 
 
 class GatewayPlace:
@@ -95,6 +108,19 @@ class GatewayPlace:
         words += ["--mcp-config", str(self.home / "mcp.json"), "--strict-mcp-config"]
         return json.loads(self.run(words, environ))
 
+    def codex(self, provider: Provider) -> str:
+        (self.home / ".codex").mkdir(exist_ok=True)
+        config = CODEX.format(
+            url=provider.url,
+            program=self.gateway[0],
+            arguments=json.dumps(self.gateway[1:]),
+            home=self.home,
+            path=self.environ["PATH"],
+        )
+        (self.home / ".codex" / "config.toml").write_text(config)
+        options = ["--skip-git-repo-check", "-m", "fake-model", "--dangerously-bypass-approvals-and-sandbox"]
+        return self.run(["codex", "exec", *options, "go"], {"HALTER_KEY": "none"})
+
     def calls(self) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
         for row in json.loads(self.halter("sessions", "--json")):
@@ -165,3 +191,14 @@ def test_claude_code_calls_through_the_gateway_and_waits_for_a_person(place: Gat
     with Provider([calls(write), text("done")]) as provider:
         assert place.claude(provider, "again")["result"] == "done"
     assert path.read_text() == "by claude"
+
+
+def test_codex_calls_through_the_gateway(place: GatewayPlace) -> None:
+    path = place.files / "d.txt"
+    write = ("t1", f"mcp__guarded/{WRITE}", {"path": str(path), "content": "by codex"})
+    for _ in range(2):
+        with Provider([calls(write), text("done")]) as provider:
+            said = place.codex(provider)
+            assert "done" in said, said
+        place.approve_all()
+    assert path.read_text() == "by codex"
