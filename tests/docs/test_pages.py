@@ -43,6 +43,7 @@ NOT_RUN = {
         "it asks a real model; tests/adapters/test_sdk_clients.py runs the same with a made-up one",
         "it asks a real model; tests/adapters/test_google_adk.py runs the same with a made-up one",
         "it starts Claude Code; tests/adapters/test_claude_sdk.py runs the same with a made-up provider",
+        "it asks a real model; tests/adapters/test_crewai.py runs the same with a made-up one",
     ],
     "docs/how-to/gateway.md": ["it runs until you stop it; tests/gateway has one that serves"],
     "docs/how-to/hooks.md": ["needs Claude Code", "needs Claude Code", "needs Codex", "needs Gemini CLI and Cursor"],

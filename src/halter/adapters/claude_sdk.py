@@ -35,7 +35,14 @@ from claude_agent_sdk import (
     UserMessage,
 )
 
-from halter.adapters.guarded_runs import NO_TOOLS, ExternalToolOptions, GuardedRuns, refuse_unseen, stream_from
+from halter.adapters.guarded_runs import (
+    NO_TOOLS,
+    ExternalToolOptions,
+    GuardedRuns,
+    ReportedEffect,
+    refuse_unseen,
+    stream_from,
+)
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
 from halter.core.folders import ProtectedPaths
@@ -114,19 +121,6 @@ class ClaudeToolError(Exception):
     """Claude Code reported that a tool failed."""
 
 
-class _ReportedCall:
-    """A call that the guard has admitted, and whose outcome Claude Code reports."""
-
-    def __init__(self) -> None:
-        self.begun: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
-        self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.settled: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    async def act(self, admitted: Mapping[str, Any]) -> Any:
-        self.begun.set_result(admitted)
-        return await self.outcome
-
-
 class _ClaudeRun:
     """A query under way: the calls that Claude Code makes, and what ends it."""
 
@@ -135,7 +129,7 @@ class _ClaudeRun:
         self._runs = runs
         self._allow_native = allow_native
         self._failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-        self._calls: dict[str, _ReportedCall] = {}
+        self._calls: dict[str, ReportedEffect] = {}
         self._judged: set[str] = set()
         self._names: set[str] = set()
         self.asked = False
@@ -197,10 +191,8 @@ class _ClaudeRun:
         name, given = event["tool_name"], event["tool_input"]
         same = sha256(name.encode() + canonical_json(given)).hexdigest()[:16]
         while True:
-            call, key = _ReportedCall(), self._name(same)
-            call.settled = asyncio.ensure_future(self._session.act(self._spec(name), given, call.act, name=key))
-            await asyncio.wait([call.begun, call.settled], return_when=asyncio.FIRST_COMPLETED)
-            if call.begun.done():
+            call, key = ReportedEffect(), self._name(same)
+            if await call.begin(self._session.act(self._spec(name), given, call.act, name=key)):
                 self._calls[event["tool_use_id"]] = call
                 return _admit(call.begun.result(), given)
             try:

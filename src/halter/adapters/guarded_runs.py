@@ -70,6 +70,27 @@ def as_mapping(value: Any) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
 
 
+class ReportedEffect:
+    """An effect that is had elsewhere: the guard admits it, and waits until its outcome is reported."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.begun: asyncio.Future[Any] = loop.create_future()
+        self.outcome: asyncio.Future[Any] = loop.create_future()
+        self.settled: asyncio.Future[Any] = loop.create_future()
+
+    async def act(self, admitted: Any) -> Any:
+        """What the guard has done: it says that the effect may begin, and with what."""
+        self.begun.set_result(admitted)
+        return await self.outcome
+
+    async def begin(self, work: Awaitable[Any]) -> bool:
+        """Let the guard judge; return whether the effect may begin. If not, `settled` says why."""
+        self.settled = asyncio.ensure_future(work)
+        await asyncio.wait([self.begun, self.settled], return_when=asyncio.FIRST_COMPLETED)
+        return self.begun.done()
+
+
 class GuardedRuns:
     """A guard that is open while anything runs, and a session for each run.
 

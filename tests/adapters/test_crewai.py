@@ -1,0 +1,307 @@
+"""A crew of CrewAI under the guard: its own agents and loop, with a model that is a function."""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
+os.environ["OTEL_SDK_DISABLED"] = "true"
+os.environ["CREWAI_TRACING_ENABLED"] = "false"
+pytest.importorskip("crewai")
+
+from crewai import Agent, BaseLLM, Crew, Process, Task
+from crewai.hooks import register_before_tool_call_hook, unregister_before_tool_call_hook
+from crewai.llm_overlay import llm_overlay
+from crewai.tools import BaseTool, tool
+from pydantic import Field
+
+from halter.adapters.crewai import GuardedCrew, guard
+from halter.core.errors import ConfigError
+from halter.guard.halts import halt
+from halter.runtime.external import EffectRefused
+from tests.adapters.conftest import Desk
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CREWAI_STORAGE_DIR", str(tmp_path / "crewai"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+
+class FunctionModel(BaseLLM):
+    """Answers as a provider does: it calls the tool once, and is never longer than it may be."""
+
+    max_tokens: int | None = None
+    output: int = 10
+    amount: int = 7
+    native: bool = False
+    gate: Any = None
+    asked: list[Any] = Field(default_factory=list)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(model="function:desk", **options)
+
+    def supports_function_calling(self) -> bool:
+        return self.native
+
+    def call(self, messages: Any, tools: Any = None, *_: Any, **__: Any) -> Any:
+        assert self.n is None
+        self.asked.append(self.max_tokens)
+        if self.gate is not None:
+            self.gate.wait(60)
+        written = min(self.output, self.max_tokens or 0)
+        self._track_token_usage_internal(
+            {"prompt_tokens": 100, "completion_tokens": written, "total_tokens": 100 + written}
+        )
+        return self._say(json.dumps(messages, default=str))
+
+    def _say(self, heard: str) -> Any:
+        given = json.dumps({"amount": self.amount})
+        if self.native:
+            if '"role": "tool"' in heard:
+                return "Done: " + heard.rpartition('"role": "tool"')[2]
+            return [SimpleNamespace(id="c1", function=SimpleNamespace(name="pay", arguments=given))]
+        if '"role": "assistant"' in heard:
+            return f"Thought: I know.\nFinal Answer: Done: {heard.rpartition('Observation:')[2][:300]}"
+        return f"Thought: I pay.\nAction: pay\nAction Input: {given}"
+
+
+class Pay(BaseTool):
+    name: str = "pay"
+    description: str = "Pay an amount."
+    paid: Any = None
+
+    def _run(self, amount: int) -> str:
+        if amount < 0:
+            raise ValueError("less than nothing")
+        self.paid.append(amount)
+        return f"paid {amount}"
+
+
+def make_crew(desk: Desk, model: Any = None, tools: Any = None, agent: Any = None, **options: Any) -> Crew:
+    clerk = Agent(
+        role="clerk",
+        goal="Pay bills",
+        backstory="A clerk",
+        llm=model or FunctionModel(),
+        tools=[Pay(paid=desk.paid)] if tools is None else tools,
+        **(agent or {}),
+    )
+    task = Task(description="Pay the bill.", expected_output="A receipt", agent=clerk)
+    return Crew(agents=[clerk], tasks=[task], **options)
+
+
+def make_guarded(desk: Desk, level: Any = "CONTROLLED", cap: float = 1.0, **options: Any) -> GuardedCrew:
+    terms = {key: options.pop(key) for key in ("max_output_tokens", "allow_native") if key in options}
+    return guard(make_crew(desk, **options), guard=desk.guard(cap), tools={"pay": {"level": level}}, **terms)
+
+
+async def kickoff(crew: GuardedCrew) -> str:
+    return (await asyncio.to_thread(crew.kickoff)).raw
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_kickoff_is_a_session_with_its_calls_its_requests_and_what_they_cost(
+    desk: Desk, *, native: bool
+) -> None:
+    said = await kickoff(make_guarded(desk, model=FunctionModel(native=native)))
+    assert "Done: " in said
+    assert "paid 7" in said
+    assert desk.paid == [7]
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+def test_a_program_without_a_loop_kicks_it_off_and_a_function_is_a_tool(desk: Desk) -> None:
+    @tool("pay")
+    def pay(amount: int) -> str:
+        """Pay an amount."""
+        desk.paid.append(amount)
+        return f"paid {amount}"
+
+    crew = make_guarded(desk, tools=[pay])
+    assert "paid 7" in crew.kickoff().raw
+    assert "paid 7" in crew.kickoff(inputs={"bill": "second"}).raw
+    assert desk.paid == [7, 7]
+
+
+async def test_a_manager_is_under_the_same_guard(desk: Desk) -> None:
+    manager = FunctionModel()
+    crew = make_guarded(desk, process=Process.hierarchical, manager_llm=manager)
+    assert "Done: " in await kickoff(crew)
+    async with desk.guard() as guarded:
+        (receipt,) = await guarded.receipts()
+    assert len(receipt.requests) == len(manager.asked) == 2
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_a_refused_call_is_told_to_the_model_and_does_not_run(desk: Desk, *, native: bool) -> None:
+    desk.policy = {"policy": {"disabled": ["pay"]}}
+    assert "disabled" in await kickoff(make_guarded(desk, model=FunctionModel(native=native)))
+    assert desk.paid == []
+
+
+async def test_parallel_kickoffs_on_one_cap_never_pass_it(desk: Desk) -> None:
+    """Twenty runs of eighty cents each, all at once, on one dollar a day."""
+    desk.policy = {"limits": {"max_cost_usd_per_day": 1}}
+    crew = make_guarded(desk, model=FunctionModel(output=39_000), max_output_tokens=40_000)
+    results: list[Any] = []
+
+    def run() -> None:
+        try:
+            results.append(crew.kickoff())
+        except Exception as error:  # noqa: BLE001 It is looked at below.
+            results.append(error)
+
+    threads = [threading.Thread(target=run) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    refused = [each for each in results if isinstance(each, EffectRefused)]
+    assert {each.outcome for each in refused} == {"cost_cap_reached"}
+    assert len(refused) >= 18
+    assert Decimal("0.5") < await desk.spent() <= 1
+
+
+async def test_an_answer_is_never_longer_than_what_fits_the_cap(desk: Desk) -> None:
+    model = FunctionModel(n=4)
+    await kickoff(make_guarded(desk, cap=0.03, model=model, max_output_tokens=40_000))
+    assert 0 < model.asked[0] < 40_000
+
+
+class Gate:
+    def __init__(self) -> None:
+        self.reached, self.over = threading.Event(), threading.Event()
+
+    def wait(self, seconds: int) -> None:
+        self.reached.set()
+        self.over.wait(seconds)
+
+    def __deepcopy__(self, _: Any) -> "Gate":
+        return self
+
+
+async def test_a_halt_ends_a_kickoff_within_its_request(desk: Desk) -> None:
+    gate = Gate()
+    model = FunctionModel(gate=gate)
+    running = asyncio.ensure_future(kickoff(make_guarded(desk, model=model)))
+    await asyncio.to_thread(gate.reached.wait, 60)
+    store = desk.store()
+    await store.commit(halt("fleet", "ada", "halt-1"))
+    with pytest.raises(EffectRefused) as refused:
+        await running
+    assert refused.value.outcome == "external_halt"
+    await store.close()
+    gate.over.set()
+    for thread in [each for each in threading.enumerate() if each.name == "halter-crew"]:
+        await asyncio.to_thread(thread.join, 60)
+    # The thread that waited for its provider does nothing after that.
+    assert (desk.paid, len(model.asked)) == ([], 1)
+
+
+async def wait_for_question(desk: Desk) -> None:
+    async with desk.guard() as guarded:
+        while not (await guarded.report()).needs_you:  # noqa: ASYNC110 Another process could ask as well.
+            await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(("verdict", "paid"), [("approve", [7]), ("deny", [])])
+async def test_a_question_waits_and_only_a_yes_makes_the_call(desk: Desk, verdict: str, paid: list[int]) -> None:
+    running = asyncio.ensure_future(kickoff(make_guarded(desk, "PRIVILEGED")))
+    await wait_for_question(desk)
+    assert desk.paid == []
+    await desk.decide(verdict)
+    assert "Done: " in await running
+    assert desk.paid == paid
+
+
+async def test_an_error_of_the_tool_is_told_to_the_model(desk: Desk) -> None:
+    said = await kickoff(make_guarded(desk, model=FunctionModel(amount=-7, native=True)))
+    assert "less than nothing" in said
+
+
+@pytest.mark.parametrize("native", [False, True])
+async def test_an_error_of_the_guard_ends_the_run_and_is_not_told_to_the_model(desk: Desk, *, native: bool) -> None:
+    """CrewAI goes on where a tool or a hook raises: a guard that cannot decide must not."""
+    own, model = desk.guard(), FunctionModel(native=native)
+
+    @own.tool
+    async def pay(amount: int) -> str:
+        """The guard's own tool of the same name."""
+        raise NotImplementedError(amount)
+
+    with pytest.raises(ConfigError, match="a tool of this guard already"):
+        await kickoff(guard(make_crew(desk, model), guard=own))
+    for thread in [each for each in threading.enumerate() if each.name == "halter-crew"]:
+        await asyncio.to_thread(thread.join, 60)
+    assert (desk.paid, len(model.asked)) == ([], 1)
+
+
+@pytest.fixture
+def hook() -> Iterator[Callable[[Any], None]]:
+    added: list[Any] = []
+
+    def add(function: Any) -> None:
+        register_before_tool_call_hook(function)
+        added.append(function)
+
+    yield add
+    for each in added:
+        unregister_before_tool_call_hook(each)
+
+
+async def test_a_hook_that_changes_the_arguments_is_seen(desk: Desk, hook: Callable[[Any], None]) -> None:
+    hook(lambda context: context.tool_input.update(amount=8))
+    await kickoff(make_guarded(desk, model=FunctionModel(native=True)))
+    assert desk.paid == [8]
+    await desk.expect_receipt("COMPLETED", ["pay"], requests=2)
+
+
+class Stranger(Agent):
+    """May do anything in its own loop."""
+
+
+def test_what_goes_round_the_guard_is_refused(desk: Desk) -> None:
+    for options, name in (
+        ({"memory": True}, "memory"),
+        ({"planning": True}, "planning"),
+        ({"stream": True}, "stream"),
+        ({"agent": {"mcps": ["https://example.com/mcp"]}}, "mcps"),
+        ({"model": FunctionModel(additional_params={"tools": [{"type": "web_search"}]})}, "additional_params"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            make_guarded(desk, **options)
+    stranger = Stranger(role="s", goal="g", backstory="b", llm=FunctionModel())
+    with pytest.raises(ConfigError, match="Stranger"):
+        guard(
+            Crew(agents=[stranger], tasks=[Task(description="d", expected_output="e", agent=stranger)]),
+            guard=desk.guard(),
+        )
+    with llm_overlay({"clerk": "openai/gpt-4o"}), pytest.raises(ConfigError, match="llm_overlay"):
+        make_guarded(desk).kickoff()
+    make_guarded(desk, stream=True, allow_native=["stream"])
+
+
+async def test_a_tool_that_comes_in_past_the_guard_is_refused_by_name(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of MCP servers and apps do, which CrewAI adds while it runs."""
+    prepare = Crew._prepare_tools  # noqa: SLF001 It has no public name.
+
+    def add(self: Crew, *given: Any) -> Any:
+        return [Pay(paid=desk.paid)] if prepare(self, *given) else []
+
+    monkeypatch.setattr(Crew, "_prepare_tools", add)
+    with pytest.raises(ConfigError, match="pay"):
+        await kickoff(make_guarded(desk, model=FunctionModel(native=True)))
+    assert desk.paid == []
