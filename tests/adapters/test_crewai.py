@@ -6,16 +6,18 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-os.environ["CREWAI_DISABLE_TELEMETRY"] = "true"
-os.environ["OTEL_SDK_DISABLED"] = "true"
-os.environ["CREWAI_TRACING_ENABLED"] = "false"
-pytest.importorskip("crewai")
+if find_spec("crewai") is None:
+    pytest.skip("crewai is not installed: run make frameworks", allow_module_level=True)
+# It reads them when it is imported.
+os.environ |= {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "CREWAI_TRACING_ENABLED": "false"}
+pytest.importorskip("crewai")  # It warns while it is imported.
 
 from crewai import Agent, BaseLLM, Crew, Process, Task
 from crewai.hooks import register_before_tool_call_hook, unregister_before_tool_call_hook
