@@ -53,7 +53,8 @@ async def test_a_denied_call_is_never_made(tmp_path: Path) -> None:
 async def test_after_its_wait_a_call_is_pending_and_the_same_call_runs_once_approved(tmp_path: Path, era: str) -> None:
     clock, told = ManualClock(START), list[str]()
 
-    async def hear(_: float, __: float | None, message: str | None) -> None:
+    async def hear(progress: float, total: float | None, message: str | None) -> None:
+        del progress, total
         told.append(message or "")
 
     async with open_desk(tmp_path, fleet=SEMI, clock=clock) as desk, desk.client(era) as client:

@@ -24,7 +24,7 @@ async def test_tools_are_listed_under_their_servers_with_the_same_schemas(tmp_pa
         listed = {tool.name: tool for tool in (await client.list_tools()).tools}
         assert {"helpful__act", "helpful__look", "halter__decisions", "halter__wait"} <= listed.keys()
         assert not [name for name in listed if "approve" in name]
-        (session,) = desk.gateway._sessions.values()  # noqa: SLF001 What the server wrote is nowhere else.
+        (session,) = desk.gateway.sessions.values()
         for name, tool in session.upstreams.tools.items():
             if name in listed:
                 entry: Any = tool

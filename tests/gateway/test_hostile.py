@@ -23,22 +23,22 @@ def described(name: str, annotations: Any = None, **more: Any) -> dict[str, Any]
     return {"name": name, **usual, **more}
 
 
-BEHAVIOUR = [
-    ("die", {}, {}, "unknown", "I am out of ink"),
-    ("die", READ, {}, "error", ""),
-    ("garbage", {}, {}, "unknown", ""),
-    ("refuse", {}, {}, "error", "not today"),
-    ("chatter", {}, {}, "ok", "done"),
-    ("ask_back", {}, {}, "ok", "I asked"),
-    ("flood", {}, {"megabytes": 90}, "unknown", ""),
-    ("contents", {}, {"result": {"content": [{"type": "hologram"}]}}, "unknown", ""),
-    ("contents", {}, {"result": {"content": [], "isError": True}}, "error", ""),
+BEHAVIOUR: list[tuple[str, Any, Any, str]] = [
+    ("die", {}, {}, "unknown"),
+    ("die", READ, {}, "error"),
+    ("garbage", {}, {}, "unknown"),
+    ("refuse", {}, {}, "error"),
+    ("chatter", {}, {}, "ok"),
+    ("ask_back", {}, {}, "ok"),
+    ("flood", {}, {"megabytes": 90}, "unknown"),
+    ("contents", {}, {"result": {"content": [{"type": "hologram"}]}}, "unknown"),
+    ("contents", {}, {"result": {"content": [], "isError": True}}, "error"),
 ]
 
 
-@pytest.mark.parametrize(("name", "hints", "arguments", "outcome", "_told"), BEHAVIOUR)
+@pytest.mark.parametrize(("name", "hints", "arguments", "outcome"), BEHAVIOUR)
 async def test_a_server_that_misbehaves_harms_its_own_call_alone(
-    tmp_path: Path, name: str, hints: Any, arguments: Any, outcome: str, _told: str
+    tmp_path: Path, name: str, hints: Any, arguments: Any, outcome: str
 ) -> None:
     tools = [described(name, hints), described("echo")]
     async with open_desk(tmp_path, servers={"liar": liar(tools=tools)}) as desk, desk.client() as client:

@@ -131,7 +131,7 @@ class Gateway:
         self._connect = connect
         self._identify = identify
         self._tell = tell
-        self._sessions: dict[Place, GatedSession] = {}
+        self.sessions: dict[Place, GatedSession] = {}
         self._opening = asyncio.Lock()
         self._elders: dict[Place, ServerSession] = {}
         self._bus = InMemorySubscriptionBus()
@@ -162,11 +162,11 @@ class Gateway:
         if not speaks_modern(context):
             self._elders[who.place] = context.session
         async with self._opening:
-            session = self._sessions.get(who.place)
+            session = self.sessions.get(who.place)
             if session is None:
-                if len(self._sessions) >= MOST_SESSIONS:
+                if len(self.sessions) >= MOST_SESSIONS:
                     raise MCPError(INTERNAL_ERROR, "Halter: too many clients are connected: try again later.")
-                session = self._sessions[who.place] = await self._open(who, context)
+                session = self.sessions[who.place] = await self._open(who, context)
         session.used_at = self.terms.app.clock.now()
         await _reported(session.upstreams.refresh())
         return session
@@ -331,16 +331,16 @@ class Gateway:
 
     async def end_idle(self, before: int) -> None:
         """End the sessions of clients that keys identify, where nothing is under way; those on pipes have an end."""
-        for place, session in [*self._sessions.items()]:
+        for place, session in [*self.sessions.items()]:
             if place[0] and not session.upstreams.calls and session.used_at < before:
-                del self._sessions[place]
+                del self.sessions[place]
                 self._elders.pop(place, None)
                 await session.close()
 
     async def close(self) -> None:
         for task in [*self._tasks]:
             await cancel_and_wait(task)
-        for session in self._sessions.values():
+        for session in self.sessions.values():
             await session.close()
 
 
