@@ -58,7 +58,7 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
     ]
     notes = {"requests": ONE_BY_ONE, "together": TOGETHER, "chunks": CHUNKS, "litellm": LITELLM.version()}
     rows = compare(contenders, rounds, say)
-    return rows, notes | {"load": round(os.getloadavg()[2])}
+    return rows, notes | {"load": round(os.getloadavg()[0])}
 
 
 async def _measure(*, through: bool) -> Sample:
