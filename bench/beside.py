@@ -25,9 +25,10 @@ events of a hash chain, money is held in three scopes before anything is asked, 
 looked through for secrets.
 
 Where its time goes, in µs of CPU a step, in runs of 10: shares by samplings of the stack, of 1,010 µs in 0.7.0, of
-some 640 before commits and doors were shortened, and of some 610 now. The machine was loaded: the last two were run in
-turn, and the fastest tenth of the runs took 4 to 6 % less. What is counted is steadier: a step runs 11,400 bytecodes
-of Python where it ran 12,700, and makes 335 calls of Python functions where it made 425, and 0.7.0 made 1,400.
+some 640 before commits and doors were shortened, and of some 610 after. Between the last two the clock tells little:
+run in turn on a loaded machine they were up to 6 % apart, on a quieter and slower one not at all. What is counted is
+steadier: a step runs 11,400 bytecodes of Python where it ran 12,700, and makes 335 calls of Python functions where it
+made 425, and 0.7.0 made 1,400.
 
 | | 0.7.0 | before | now | what remains |
 |---|---:|---:|---:|---|
