@@ -1,5 +1,6 @@
 """The injection brake of programs and frameworks, whose prompts Halter does not see: it judges by calls and results."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -55,6 +56,16 @@ async def test_a_value_that_only_others_wrote_is_put_before_a_person(desk: Desk)
         said = await session.attempt("3", "send", to="bob@example.org")
         assert isinstance(said, Answer)
         assert said.outcome == "ok"
+
+
+async def test_of_the_same_act_twice_at_once_the_second_is_asked_about(desk: Desk) -> None:
+    """Each act counts when the next one is judged, also where a framework makes both at the same time."""
+    async with open_session(desk) as session:
+        await session.attempt("1", "read_mail")
+        both = [session.attempt(name, "send", to="bob@example.org") for name in ("2", "3")]
+        answers = await asyncio.gather(*both)
+        assert sorted(type(answer).__name__ for answer in answers) == ["Answer", "NeedsPerson"]
+    assert len(desk.paid) == 1
 
 
 async def test_before_anything_of_others_was_read_nothing_is_asked(desk: Desk) -> None:

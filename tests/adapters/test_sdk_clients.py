@@ -147,6 +147,9 @@ async def test_what_has_no_price_is_refused_before_it_is_sent(desk: Desk, provid
             await client.made.embeddings.create(model="text-embedding-3-small", input="x")
         with pytest.raises(openai.APIStatusError, match="Halter"):
             await client.made.chat.completions.create(model="nobody-knows-it", messages=SAYS)
+        code: Any = [{"type": "code_interpreter", "container": {"type": "auto"}}]
+        with pytest.raises(openai.APIStatusError, match="Halter"):
+            await client.made.responses.create(model="gpt-5-mini", input="x", tools=code)
     assert provider.asked == []
 
 

@@ -17,6 +17,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 
 from halter.core.clock import MINUTE, SystemClock
+from halter.core.errors import ConfigError
 from halter.core.ports import Query
 from halter.core.rows import HoldRow
 from halter.gateway.serve import make_mcp_terms, read_gateway_agent, serve_http
@@ -216,3 +217,13 @@ async def test_a_session_is_good_only_with_the_key_that_began_it(tmp_path: Path)
         assert place.desk.noted() == []
         assert (await send(call, mine, **labelled)).status_code == 200
         assert place.desk.noted() == ["act stolen"]
+
+
+async def test_a_list_of_servers_that_is_missing_is_told_apart_from_an_empty_one(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"mcpServers": {}}')
+    async with open_app(tmp_path) as app:
+        with pytest.raises(ConfigError, match=r"gone\.json is missing"):
+            read_gateway_agent(app, "desk", tmp_path / "gone.json")
+        with pytest.raises(ConfigError, match=r"empty\.json names no MCP server"):
+            read_gateway_agent(app, "desk", empty)

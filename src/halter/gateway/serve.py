@@ -51,7 +51,8 @@ def read_gateway_agent(app: Runtime, agent: str, config: Path | None) -> Gateway
     place = config or (folder or Path()) / MCP_FILE
     servers = read_servers(place, app.environ)
     if not servers:
-        raise ConfigError(f"{place} names no MCP server: write it as other programs do, or name another with --config.")
+        flaw = "names no MCP server" if place.exists() else "is missing"
+        raise ConfigError(f"{place} {flaw}: write it as other programs do, or name another with --config.")
     if any(each.name == OWN for each in servers):
         raise ConfigError(f"{place} has a server called {OWN}, which is the gateway's own name: give it another one.")
     if config is None and folder is not None:
