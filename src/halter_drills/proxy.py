@@ -249,6 +249,5 @@ DRILL: Final = Drill(
     "proxy",
     "What passes through the proxy stays below its caps, and is recorded at no less than what is billed.",
     run,
-    stores=("sqlite",),
     lacking=find_missing,
 )

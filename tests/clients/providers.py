@@ -27,7 +27,7 @@ class Provider:
         provider = self
 
         class Handler(BaseHTTPRequestHandler):
-            def log_message(self, *_: Any) -> None: ...
+            def log_message(self, format: str, *args: Any) -> None: ...  # noqa: A002 Its name in the library.
 
             def do_HEAD(self) -> None:
                 self._send(b"", "text/plain")
@@ -73,13 +73,20 @@ def _messages(step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
     def event(kind: str, **more: Any) -> tuple[str, dict[str, Any]]:
         return kind, {"type": kind, **more}
 
-    message = {"id": "m", "type": "message", "role": "assistant", "model": "x", "content": [], "stop_reason": None}
+    message: dict[str, Any] = {
+        "id": "m",
+        "type": "message",
+        "role": "assistant",
+        "model": "x",
+        "content": [],
+        "stop_reason": None,
+    }
     yield event("message_start", message={**message, "usage": {"input_tokens": 1, "output_tokens": 1}})
     blocks: list[tuple[dict[str, Any], dict[str, Any]]] = []
     if "text" in step:
         blocks.append(({"type": "text", "text": ""}, {"type": "text_delta", "text": step["text"]}))
     for call in step.get("calls", ()):
-        block = {"type": "tool_use", "id": call["id"], "name": call["name"], "input": {}}
+        block: dict[str, Any] = {"type": "tool_use", "id": call["id"], "name": call["name"], "input": {}}
         blocks.append((block, {"type": "input_json_delta", "partial_json": json.dumps(call["input"])}))
     for index, (block, delta) in enumerate(blocks):
         yield event("content_block_start", index=index, content_block=block)

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,7 @@ class Desk:
         assert b"are answered" in self.server.stdout.readline()
 
     @contextmanager
-    def a_day_later(self) -> Iterator[None]:
+    def a_day_later(self) -> Generator[None]:
         """A server whose clock is a day ahead, in the place of the one before."""
         self.end()
         words = [sys.executable, "-c", A_DAY_LATER, "hook", "serve"]
@@ -82,7 +82,7 @@ class Desk:
     def halter(self, *words: str) -> tuple[int, str]:
         with Halter(words, env=self.environ, cwd=self.home, stdin=subprocess.DEVNULL) as program:
             out, err = program.communicate()
-        return program.returncode, (out + err).decode()
+        return program.wait(), (out + err).decode()
 
     def shown(self, *words: str) -> Any:
         return json.loads(self.halter(*words, "--json")[1])

@@ -59,9 +59,27 @@ async def test_a_halt_ends_a_stream_of_chat_completions_with_its_reason(place: A
 
     asking = asyncio.ensure_future(ask())
     await begun(place, asking)
-    with pytest.raises(openai.APIError, match="fleet was halted"):
+    with pytest.raises(openai.APIError, match="fleet was halted") as ended:
         await asyncio.wait_for(asking, 10)
+    # By this word in the sentence alone, LiteLLM knows that it must not try again.
+    assert "invalid_request_error" in ended.value.message
     await client.close()
+
+
+async def test_litellm_is_told_in_its_own_words_to_stop(place: Any) -> None:
+    """It tries again after the statuses at which other clients of Messages stop; aider and OpenHands ask with it."""
+    place.provider.gate = asyncio.Event()
+    headers = {"x-api-key": place.key(), "user-agent": "litellm/1.81.10"}
+    ask: dict[str, Any] = {"model": CLAUDE, "max_tokens": 50, "messages": HI}
+    async with httpx2.AsyncClient(base_url=place.root, headers=headers) as client:
+        streaming = asyncio.ensure_future(client.post("/v1/messages", json={**ask, "stream": True}))
+        await begun(place, streaming)
+        streamed = await asyncio.wait_for(streaming, 10)
+        refused = await client.post("/v1/messages", json=ask)
+    assert "fleet was halted" in streamed.text
+    assert "Client error '400 Bad Request'" in streamed.text
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert "fleet" in refused.json()["error"]["message"]
 
 
 async def test_a_halt_ends_a_stream_of_responses_as_failed(place: Any) -> None:

@@ -10,6 +10,9 @@ back is told when. A stream is never just closed, since clients take a clean end
     wait         429 rate_limit_error with retry-after     the same
     unknown_key  401, terminal                             the same
     in a stream  an `error` event: billing_error           an `error` chunk; `response.failed` with invalid_prompt
+
+LiteLLM, which aider and OpenHands ask with, tries again after 402 and 429, and knows the kind of an error in a stream
+only by words in its sentence. It gets 400 in every dialect, and those words.
 """
 
 from collections.abc import Mapping
@@ -75,6 +78,11 @@ TERMINAL: Final[frozenset[Reason]] = frozenset(
 """What the client must not try again."""
 
 
+_LITELLM_STOPS_AT_MESSAGES: Final = "Client error '400 Bad Request'"
+_LITELLM_STOPS_AT_CHAT: Final = "invalid_request_error"
+"""Words that LiteLLM looks for in the sentence of an error in a stream, and takes as final."""
+
+
 class Refusal(msgspec.Struct, frozen=True):
     """Why a request is not answered, in a sentence for the person at the client. `wait` is in seconds."""
 
@@ -83,11 +91,16 @@ class Refusal(msgspec.Struct, frozen=True):
     wait: int = 0
 
 
-def render_refusal(dialect: DialectName, refusal: Refusal) -> tuple[int, Headers, bytes]:
+def asks_by_litellm(headers: Headers) -> bool:
+    return any(name == b"user-agent" and value.startswith(b"litellm/") for name, value in headers)
+
+
+def render_refusal(dialect: DialectName, refusal: Refusal, *, by_litellm: bool = False) -> tuple[int, Headers, bytes]:
     """Status, headers and body of a refusal."""
     body: object
     if dialect == "messages":
-        status, kind = _ANTHROPIC[refusal.reason]
+        stops = by_litellm and refusal.reason in TERMINAL
+        status, kind = _ANTHROPIC["unreadable" if stops else refusal.reason]
         body = {"type": "error", "error": {"type": kind, "message": refusal.sentence}}
     else:
         status, kind, code = _OPENAI[refusal.reason]
@@ -101,17 +114,20 @@ def render_refusal(dialect: DialectName, refusal: Refusal) -> tuple[int, Headers
     return status, headers, data
 
 
-def render_in_stream(dialect: DialectName, refusal: Refusal, events: int = 0) -> bytes:
+def render_in_stream(dialect: DialectName, refusal: Refusal, events: int = 0, *, by_litellm: bool = False) -> bytes:
     """The event that ends a stream which had begun."""
     stops = refusal.reason in TERMINAL
     match dialect:
         case "messages":
             kind = "billing_error" if stops else _ANTHROPIC[refusal.reason][1]
-            error = {"type": "error", "error": {"type": kind, "message": refusal.sentence}}
+            words = f" ({_LITELLM_STOPS_AT_MESSAGES})" if stops and by_litellm else ""
+            error = {"type": "error", "error": {"type": kind, "message": refusal.sentence + words}}
             return b"event: error\ndata: %s\n\n" % _ENCODE(error)
         case "chat":
+            # Here LiteLLM asks with the SDK of OpenAI, and cannot be told from other programs.
             _, kind, code = _OPENAI[refusal.reason]
-            told = {"error": {"message": refusal.sentence, "type": kind, "code": code, "param": None}}
+            words = f" ({_LITELLM_STOPS_AT_CHAT})" if stops else ""
+            told = {"error": {"message": refusal.sentence + words, "type": kind, "code": code, "param": None}}
             return b"data: %s\n\n" % _ENCODE(told)
         case "responses":
             # Of all codes, this is the one that Codex shows and does not try again.

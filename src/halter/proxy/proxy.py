@@ -56,7 +56,7 @@ from halter.proxy.dialect import (
     mask_body,
     read_call,
 )
-from halter.proxy.errors import Headers, Refusal, explain_outcome, render_in_stream, render_refusal
+from halter.proxy.errors import Headers, Refusal, explain_outcome
 from halter.proxy.keys import KeyRing, VirtualKey, find_shown_key
 from halter.proxy.relay import (
     AsgiMessage,
@@ -168,7 +168,8 @@ class Proxy:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            await self._serve(scope, receive, ClientConnection(send))
+            headers = [(name.lower(), value) for name, value in scope["headers"]]
+            await self._serve(scope, receive, headers, ClientConnection(send, headers))
         elif scope["type"] == "websocket":
             await _refuse_upgrade(scope, send)
 
@@ -176,29 +177,27 @@ class Proxy:
         for pool in self._pools.values():
             await pool.close()
 
-    async def _serve(self, scope: Mapping[str, Any], receive: Receive, client: ClientConnection) -> None:
-        method, path, headers = (
-            scope["method"],
-            scope["path"],
-            [(name.lower(), value) for name, value in scope["headers"]],
-        )
+    async def _serve(
+        self, scope: Mapping[str, Any], receive: Receive, headers: Headers, client: ClientConnection
+    ) -> None:
+        method, path = scope["method"], scope["path"]
         route = find_route(method, path)
         dialect = _find_dialect(path, route)
         key = self._keys.find(find_shown_key(headers))
         found = self._find_terms(key)
         if isinstance(found, Refusal):
-            await client.answer(*render_refusal(dialect.name, found))
+            await client.refuse(dialect.name, found)
         elif method == "GET" and path.rstrip("/") in {"/v1/models", "/models"}:
             await client.answer(200, *self._list_models(found))
         elif route is None:
-            await client.answer(*render_refusal(dialect.name, _explain_no_route(method, path)))
+            await client.refuse(dialect.name, _explain_no_route(method, path))
         elif _name_protocol(dialect) not in self._upstreams:
             sentence = "Halter: no provider of this protocol has a key here. Set one, and start `halter proxy` again."
-            await client.answer(*render_refusal(dialect.name, Refusal("refused", sentence)))
+            await client.refuse(dialect.name, Refusal("refused", sentence))
         else:
             body = await _read_body(receive, headers, self._redact if found.key.limits.mask_secrets else None)
             if isinstance(body, Refusal):
-                await client.answer(*render_refusal(dialect.name, body))
+                await client.refuse(dialect.name, body)
                 return
             now = self._app.clock.now()
             asked = Incoming(found, route, method, scope.get("query_string", b""), headers, body, now)
@@ -257,7 +256,7 @@ class Proxy:
         dialect = asked.route.dialect.name
         halted = await self._door.halted((f"agent:{asked.terms.policy.name}", "fleet"))
         if halted is not None:
-            await client.answer(*render_refusal(dialect, Refusal("halted", f"Halter: {halted} is halted.")))
+            await client.refuse(dialect, Refusal("halted", f"Halter: {halted} is halted."))
             return
         exchange = self._exchange(asked, client)
         try:
@@ -267,7 +266,7 @@ class Proxy:
             finally:
                 response.close()
         except ModelError as error:
-            await client.answer(*render_refusal(dialect, Refusal("provider_failed", f"Halter: {error}")))
+            await client.refuse(dialect, Refusal("provider_failed", f"Halter: {error}"))
             return
         headers = [*list_answer_headers(response), (b"content-length", b"%d" % len(data))]
         await client.answer(response.status, headers, data)
@@ -285,10 +284,8 @@ class Proxy:
             refusal = Refusal("store_away", "Halter: this process was away for too long. Try again.")
         except StoreUnavailable as error:
             refusal = Refusal("store_away", f"Halter: {error}")
-        if refusal is not None and not client.started:
-            await client.answer(*render_refusal(dialect, refusal))
-        elif refusal is not None and client.streams:
-            await client.write(render_in_stream(dialect, refusal, client.events), more=False)
+        if refusal is not None:
+            await client.refuse(dialect, refusal)
         elif client.streams:
             await client.write(b"", more=False)
 

@@ -21,8 +21,8 @@ from halter.core.tools import Permit, PermitGate
 from halter.core.usage import ModelName, Usage, is_local_address
 from halter.models.wire import CONNECT_TIMEOUT_SECONDS, MAX_ANSWER_BYTES
 from halter.models.wire_format import UsageReader
-from halter.proxy.dialect import CHAT, ModelCall, WireDialect
-from halter.proxy.errors import Headers
+from halter.proxy.dialect import CHAT, DialectName, ModelCall, WireDialect
+from halter.proxy.errors import Headers, Refusal, asks_by_litellm, render_in_stream, render_refusal
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse, ClientSession
@@ -135,8 +135,9 @@ def find_proxy(url: str) -> str | None:
 class ClientConnection:
     """The client's side: what it was sent, and whether it hung up. To one that did, nothing is sent any more."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, headers: Headers) -> None:
         self._send = send
+        self._by_litellm = asks_by_litellm(headers)
         self.started = False
         self.streams = False
         self.gone = False
@@ -152,6 +153,14 @@ class ClientConnection:
     async def answer(self, status: int, headers: Headers, data: bytes) -> None:
         await self.start(status, headers)
         await self.write(data, more=False)
+
+    async def refuse(self, dialect: DialectName, refusal: Refusal) -> None:
+        """Say why there is no answer, or no more of it."""
+        if not self.started:
+            await self.answer(*render_refusal(dialect, refusal, by_litellm=self._by_litellm))
+        elif self.streams:
+            said = render_in_stream(dialect, refusal, self.events, by_litellm=self._by_litellm)
+            await self.write(said, more=False)
 
 
 class RelayedModel:
