@@ -3,11 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from halter.core.messages import StreamChunk
+    from halter.core.messages import Message, StreamChunk
     from halter.core.tools import Failed, NearBudget, Output
     from halter.guard.tool_door import Answer
-    from halter.runtime.agent import Agent, Result, RunFailed
+    from halter.runtime.agent import Agent
     from halter.runtime.guard_api import Guard, GuardedSession, SessionOver, SessionTaken
+    from halter.tasks.result import Result, RunFailed
     from halter.tools.function_tool import CallKey, Deps, tool
 
 __version__ = "0.7.0"
@@ -20,6 +21,7 @@ __all__ = [
     "Failed",
     "Guard",
     "GuardedSession",
+    "Message",
     "NearBudget",
     "Output",
     "Result",
@@ -34,14 +36,15 @@ __all__ = [
 _HOMES = {
     "Agent": "halter.runtime.agent",
     "Deps": "halter.tools.function_tool",
-    "Result": "halter.runtime.agent",
-    "RunFailed": "halter.runtime.agent",
+    "Result": "halter.tasks.result",
+    "RunFailed": "halter.tasks.result",
     "StreamChunk": "halter.core.messages",
     "Answer": "halter.guard.tool_door",
     "CallKey": "halter.tools.function_tool",
     "Failed": "halter.core.tools",
     "Guard": "halter.runtime.guard_api",
     "GuardedSession": "halter.runtime.guard_api",
+    "Message": "halter.core.messages",
     "NearBudget": "halter.core.tools",
     "Output": "halter.core.tools",
     "SessionOver": "halter.runtime.guard_api",

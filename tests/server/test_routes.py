@@ -39,6 +39,7 @@ DEEDS: dict[str, tuple[str, str, Any]] = {
     "/halts/resume": ("operator", "", {"scope": "trigger:{agent}/hook", "over_seconds": 0}),
     "/sessions/{session}/cancel": ("operator", "/sessions/{agent}-1/cancel", {"reason": "enough"}),
     "/sessions/{session}/messages": ("operator", "/sessions/{agent}-1/messages", {"text": "Go on."}),
+    "/sessions/{session}/fork": ("operator", "/sessions/{agent}-1/fork", {"text": "Try again."}),
     "/agents/{agent}/switch": ("operator", "/agents/{agent}/switch", {"on": False}),
     "/budgets/cap": ("operator", "", {"direction": "raise", "scope": "agent:{agent}", "cap": "0.095"}),
     "/triggers/{agent}/{name}/retry": ("operator", "/triggers/{agent}/hook/retry", {"item": "{agent}.md"}),

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from halter.cli.serve import create_token
 from halter.config.trust import TrustFile, digest_folder
 from halter.core.agent_spec import Schedule, Watch
@@ -19,8 +21,10 @@ from halter.core.events import (
     RuleMade,
     SessionParked,
     SessionStarted,
+    TurnStarted,
 )
 from halter.core.ids import FLEET, WorkerId, session_stream
+from halter.core.messages import make_user_message
 from halter.core.money import Caps, Spender, make_legs
 from halter.core.ports import Draft, Lease, Write
 from halter.core.project import rows_of_event
@@ -101,6 +105,7 @@ async def _begun(app: Runtime, session: str) -> Lease:
 async def _worked(app: Runtime) -> None:
     """Have a session that called a tool, spent money and ended."""
     lease = await _begun(app, "clerk-2")
+    await _write(app, lease, TurnStarted(turn=1), msgspec.json.encode(make_user_message("write to bob")))
     held = make_legs(Caps(), Spender("clerk-2", "clerk"), app.clock.now(), usd=600_000)
     started = CallStarted(call="clerk-2.1", tool="look", legs=held)
     answer = await hold(app.ledger, lease, started, b'{"at":"it"}')
@@ -135,7 +140,7 @@ async def _waits(app: Runtime) -> None:
 
 
 async def _write(
-    app: Runtime, lease: Lease, event: FindingEmitted | MemoryProposed | DecisionAsked, body: bytes
+    app: Runtime, lease: Lease, event: FindingEmitted | MemoryProposed | DecisionAsked | TurnStarted, body: bytes
 ) -> None:
     stream, key = session_stream(lease.session), f"{lease.session}/{event.KIND}"
     asked = [(DecisionRow, (event.decision,))] if isinstance(event, DecisionAsked) else []

@@ -234,6 +234,7 @@ ANSWERS = [
     *("budget", "budget show", "rules", "schedules", "schedules list", "audit", "verify", "doctor", "schema agent"),
     *("schema fleet", "trust clerk", "on clerk", "off clerk", "halt fleet", "cancel clerk-1", "route clerk hello"),
     "tools clerk",
+    "fork clerk-2 --at 2",
     *("run clerk hello", "play clerk/welcome.yaml --input who=Ada", "init other", "export clerk-2 --output x.jsonl"),
     *("approve clerk-1.1/approval", "deny clerk-1.1/approval", "budget raise fleet 30", "budget lower fleet 3"),
     *("rules end r1", "rules offer clerk-1.1/approval", "store", "store accept --yes"),

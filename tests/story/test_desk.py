@@ -25,8 +25,10 @@ from halter.core.events import (
     RuleMade,
     SensorChanged,
     TriggerMade,
+    TurnStarted,
 )
 from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream, trigger_stream
+from halter.core.messages import make_user_message
 from halter.core.money import Leg, micros_to_usd
 from halter.core.ports import Draft, Query, Write
 from halter.core.project import rows_of_event
@@ -43,7 +45,8 @@ from halter.settings import Settings
 TWO = ("mine", "theirs")
 LATER = 4_000_000_000 * SECOND
 MADE = msgspec.json.encode({"type": "webhook", "spec": {"name": "hook", "prompt": "Look.", "token": "${secret:T}"}})
-SAID = {TriggerMade: MADE, FindingEmitted: b'{"title": "A gap", "severity": "low"}'}
+HELLO = msgspec.json.encode(make_user_message("Hello."))
+SAID = {TurnStarted: HELLO, TriggerMade: MADE, FindingEmitted: b'{"title": "A gap", "severity": "low"}'}
 
 
 class Office:
@@ -76,6 +79,7 @@ class Office:
         await self.scribe.start(session, agent=agent)
         await self.spend(agent, session)
         stream, call = session_stream(session), f"{session}.c1"
+        await self.write(stream, TurnStarted(turn=1), owner=session)
         asked = DecisionAsked(
             decision=f"{agent}-asks", about="approval", subject=call, name="look", digest="d", expires_at=LATER
         )

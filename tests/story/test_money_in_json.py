@@ -17,9 +17,9 @@ from halter.core.events import EVENTS_BY_KIND
 from halter.core.money import format_usd, micros_to_usd
 from halter.core.public_json import encode_public_json
 from halter.demo.night import Night
-from halter.runtime.agent import Result as RunResult
 from halter.runtime.guard_api import GuardSummary as GuardReport
 from halter.server.api import DO, READ
+from halter.tasks.result import Result as RunResult
 
 AGENT = """\
 name: desk
@@ -129,6 +129,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("proposals", "list"): (), ("proposals", "keep"): ("nothing",), ("proposals", "dismiss"): ("nothing",),
         ("proposals", "promote"): ("nothing", "~/desk"),
         ("inbox",): (), ("approve",): ("nothing",), ("deny",): ("nothing",), ("tell",): ("nothing", "hello"),
+        ("fork",): (session,),
         ("halt",): ("agent:desk",), ("resume",): ("agent:desk",), ("cancel",): (session,),
         ("budget", "show"): (), ("budget", "raise"): ("agent:desk", "3.456789"),
         ("policy", "show"): (), ("policy", "apply"): ("~/desk/fleet.yaml", "--yes"),

@@ -247,6 +247,15 @@ tell = command(
     """,
 )
 
+fork = command(
+    control.fork,
+    """Begin a new session with what was said in another one, up to one of its events.
+
+    halter show SESSION --events numbers them. The new session has a budget of its own: what was spent, approved or
+    granted in the other one is not inherited. What others wrote there stays marked as theirs. Nothing runs yet.
+    """,
+)
+
 halt = command(
     control.halt,
     """Stop everything in a scope: nothing starts, and what is in flight is cancelled within a second.

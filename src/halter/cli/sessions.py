@@ -29,6 +29,7 @@ from halter.cli.terminal import patience
 from halter.core.clock import SECOND, SystemClock
 from halter.core.errors import ConfigError
 from halter.core.ids import FLEET, StreamId, inbox_stream, is_inbox, session_of, session_stream
+from halter.core.money import format_micros
 from halter.core.ports import Query, Stored
 from halter.core.rows import SessionRow
 from halter.core.text import format_count
@@ -41,6 +42,7 @@ from halter.present.tables import build_sessions_sheet
 from halter.runtime.feed import Follower, read_stream_heads, serialize_event, watch_growth
 from halter.runtime.runtime import Runtime
 from halter.state.receipt import Receipt
+from halter.state.session import replay
 
 if TYPE_CHECKING:
     from halter.journal.export import CheckedExport
@@ -71,6 +73,9 @@ def show(
     session: SessionArgument,
     *,
     whole: Annotated[bool, typer.Option("--events", help="Show every event, in order.")] = False,
+    at: Annotated[
+        int | None, typer.Option("--at", metavar="SEQ", min=1, max=2**62, help="Show it as it was at this event.")
+    ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -79,18 +84,35 @@ def show(
     With --events or --json it is the whole record, event by event. Erased bodies are marked.
     """
     events = run_with_app(store, lambda app: _events(app, session), despite_doubt=True)
+    name = events[0].stream.partition(":")[2]
+    if at is not None:
+        if at > len(events):
+            fail(f"Session {name} has {format_count(len(events), 'event')}, and no event {at}.", EXIT_USAGE)
+        events = events[:at]
     if as_json:
         answer_json([serialize_event(stored) for stored in events])
         return
-    name = events[0].stream.partition(":")[2]
     if not whole:
-        more = ("events", f"{len(events)}; all of them: halter show {name} --events")
-        show_sheet([Facts(f"Session {name}", [*build_conversation(events), more])])
+        count = f"{len(events)}; all of them: halter show {name} --events"
+        more = [("events", count)] if at is None else _describe_point(events)
+        show_sheet([Facts(f"Session {name}", [*build_conversation(events), *more])])
         return
     rows = [
         [str(e.seq), format_moment(e.at), e.kind, summarize_event(e).text, describe_stored_event(e)] for e in events
     ]
     answer_table(f"Session {name}", ["#", "when", "what", "about", "said"], rows, right="#", long="about said")
+
+
+def _describe_point(events: Sequence[Stored]) -> list[tuple[str, str]]:
+    """Describe a session as it stood after an event."""
+    state = replay(events)
+    waits = ", ".join(flight.name for flight in state.in_flight.values())
+    return [
+        ("state", f"{state.stands} at {format_moment(events[-1].at)}, after event {events[-1].seq}"),
+        ("spent", format_micros(state.spent.usd)),
+        *([("under way", waits)] if waits else []),
+        ("fork it", f"halter fork {state.session} --at {events[-1].seq}"),
+    ]
 
 
 async def _events(app: Runtime, session: str) -> list[Stored]:

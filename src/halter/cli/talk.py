@@ -491,8 +491,8 @@ async def _attend_session(
     interrupted: Callable[[], bool] = lambda: False,
 ) -> Any:
     from halter.loop.loop import LoopObserver
-    from halter.runtime.agent import build_result
     from halter.runtime.sessions import attend_session
+    from halter.tasks.result import build_result
 
     watching = LoopObserver(screen.listen, screen.said, screen.did, screen.warned, screen.sleeps)
     came, loop = await attend_session(

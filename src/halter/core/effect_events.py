@@ -207,6 +207,21 @@ class ContextGiven(Event, frozen=True, kw_only=True):
     precedents: tuple[str, ...] = ()
 
 
+class HistoryGiven(Event, frozen=True, kw_only=True):
+    """A session began with what was said elsewhere; its body is the messages, as JSON.
+
+    A fork was given those of a `session`, up to the event `through`; without one, a program gave its own. `denied`: a
+    person denied a call there whose values others had written.
+    """
+
+    KIND: ClassVar[str] = "history_given"
+
+    messages: int
+    session: str = ""
+    through: int = 0
+    denied: bool = False
+
+
 class DocumentRead(Event, frozen=True, kw_only=True):
     """A session read in a document, whose content has this digest."""
 

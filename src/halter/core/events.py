@@ -21,6 +21,7 @@ from halter.core.effect_events import (
     DocumentRead,
     FindingEmitted,
     FindingReviewed,
+    HistoryGiven,
     ItemQuarantined,
     ItemReleased,
     ItemSeen,
@@ -502,6 +503,7 @@ SessionEvent = (
     | StoreAccepted
     | PhaseEntered
     | ContextGiven
+    | HistoryGiven
     | DocumentRead
     | JudgesChosen
     | MessageRouted

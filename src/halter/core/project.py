@@ -363,6 +363,7 @@ def _project_session_event(event: ev.SessionEvent, place: EventPlace, known: Mut
             | ev.AttendingFailed()
             | ev.PhaseEntered()
             | ev.ContextGiven()
+            | ev.HistoryGiven()
             | ev.DocumentRead()
             | ev.JudgesChosen()
             | ev.MessageRouted()

@@ -16,6 +16,7 @@ from halter.core.events import (
     ContextCut,
     ContextGiven,
     FindingEmitted,
+    HistoryGiven,
     MessageAdded,
     NotificationQueued,
     RequestSettled,
@@ -330,7 +331,7 @@ def _speaker(stored: Stored) -> tuple[str, str]:
             return f"To the model, turn {stored.event.turn}", "person"
         case MessageAdded():
             return f"To the model, because of {stored.event.reason}", "person"
-        case ContextGiven() | ContextCut():
+        case ContextGiven() | ContextCut() | HistoryGiven():
             return "To the model, from before", "person"
         case RequestSettled():
             return MODEL, "agent"

@@ -4,17 +4,17 @@ All of its state follows from the session's events and its agent's files, in ord
 the live one. While only trusted places have spoken nothing is judged, and nothing is read before that has an end.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, Final, Literal, cast
 
 import msgspec
 
 from halter.core.effect_events import CallRefused, CallStarted
-from halter.core.messages import Text, ToolCall, ToolResult
+from halter.core.messages import Message, Text, ToolCall, ToolResult
 from halter.core.provenance import Declaration, Flaw, FlawReason, Reads, Source
 from halter.core.spec import ProvenanceMode, ResolvedPolicy
-from halter.core.text import shorten, to_one_line
+from halter.core.text import shorten, to_body, to_one_line
 from halter.core.tools import ToolSpec
 from halter.core.vocabulary import REFUSAL_OUTCOMES
 from halter.guard.provenance import Provenance
@@ -128,6 +128,35 @@ class SessionBrake:
         declaration = self.declaration(call.tool)
         taints = declaration.reads not in ("nothing", "trusted")
         self._fold(partial(Provenance.observe_erased, tool=call.tool, declaration=declaration), taints=taints)
+
+    def recall(self, messages: Iterable[Message], *, foreign: bool, denied: bool) -> None:
+        """Fold what a session begins with, as if it had happened here; what a person agreed to there counts no more.
+
+        The model of a `foreign` history may have read what is not shown, so its words are those of others.
+        """
+        self.locked = self.locked or (denied and self._policy.locks)
+        calls: dict[str, ToolCall] = {}
+        for message in messages:
+            for part in message.parts:
+                match part:
+                    case ToolCall():
+                        calls[part.id] = part
+                    case ToolResult():
+                        self._recall_call(calls.get(part.id) or ToolCall(part.id, part.tool, ""), part)
+                    case Text() if message.role == "assistant":
+                        if foreign:
+                            self.hear(msgspec.structs.replace(part, trusted=False))
+                    case Text() if not part.reason or not part.trusted:
+                        self.hear(part)
+                    case Text():
+                        pass
+
+    def _recall_call(self, call: ToolCall, result: ToolResult) -> None:
+        declaration = self.declaration(call.tool)
+        if result.outcome not in REFUSAL_OUTCOMES and declaration.reach != "none":
+            body = to_body(call.arguments)
+            self._fold(partial(_act, tool=call.tool, declaration=declaration, body=body, agreed=False), taints=False)
+        self.observe(call, result)
 
     def take_in(self, event: CallStarted | CallRefused, body: bytes | None) -> None:
         """Fold a call of the model that was let through, or refused; without a body, its arguments are erased."""

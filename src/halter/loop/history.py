@@ -503,14 +503,14 @@ class SessionHistory:
             case ev.CallStarted() | ev.CallSettled() | ev.CallRefused():
                 await self._called(event, stored, read)
             case ev.RequestStarted(purpose="turn") if self._is_turns(event.request):
-                self._flush(at)
+                self.flush(at)
                 self.turn, self._cut_short = self.turn.uncapped(), ""
                 record = msgspec.json.decode(await read(stored) or b"{}", type=RequestRecord)
                 self._nonces[event.request] = record.nonce
             case ev.RequestSettled():
                 await self._settled(event, stored, read)
             case ev.RequestRefused(purpose="turn") if self._is_turns(event.request):
-                self._flush(at)
+                self.flush(at)
                 self.turn = self.turn.uncapped().refused(
                     parse_attempt(event.request), event.outcome, event.sentence, at
                 )
@@ -522,11 +522,13 @@ class SessionHistory:
                     self.brake.hear_erased()
             case ev.HotStateSeen() | ev.GuardrailTriggered() | ev.TurnSkipped() | ev.PhaseEntered() | ev.ContextGiven():
                 await self._paced(event, stored, read)
+            case ev.HistoryGiven():
+                self._begin_with(event, await read(stored))
             case ev.MessageAdded():
-                self._flush(at)
+                self.flush(at)
                 self.add(event.reason, from_body(await read(stored)), at)
             case ev.ContextCut():
-                self._flush(at)
+                self.flush(at)
                 body = await read(stored)
                 if body:
                     # Without one it was erased, and all that it left out with it.
@@ -537,7 +539,7 @@ class SessionHistory:
             case ev.OverrunIncurred():
                 self.turn = msgspec.structs.replace(self.turn, overrun=True)
             case ev.TurnEnded():
-                self._flush(at)
+                self.flush(at)
                 self.end(event.why, event.sentence, event.yielded, at)
             case ev.SessionParked():
                 self.turn = self.turn.rested(at, event.trouble)
@@ -549,6 +551,15 @@ class SessionHistory:
                 self.turn = self.turn.reopened(at)
             case _:
                 pass
+
+    def _begin_with(self, event: ev.HistoryGiven, body: bytes) -> None:
+        messages = msgspec.json.decode(body or b"[]", type=list[Message])
+        for message in messages:
+            self.transcript.add(message)
+        if self.brake is not None:
+            self.brake.recall(messages, foreign=not event.session, denied=event.denied)
+            if not body:
+                self.brake.hear_erased()
 
     async def _paced(
         self,
@@ -584,7 +595,7 @@ class SessionHistory:
                 body = await read(stored)
                 answer = restore_call_answer(event, body)
                 self._keep(event.call, answer.outcome, answer.text, answer.partial)
-                if _is_erased(stored, body):
+                if is_erased(stored, body):
                     self._erased.add(event.call.removeprefix(f"{self.session}."))
                 lost = self._lost.pop(event.call, None)
                 if lost is not None and self.brake is not None:
@@ -597,7 +608,7 @@ class SessionHistory:
         # A call inside of another one is none of the model's.
         if self.brake is not None and self._is_models(event.call):
             body = await read(stored)
-            self.brake.take_in(event, None if _is_erased(stored, body) else body)
+            self.brake.take_in(event, None if is_erased(stored, body) else body)
             if isinstance(event, ev.CallStarted) and not self._is_known(event.call):
                 self._lost[event.call] = ToolCall(event.call, event.tool, "")
 
@@ -643,14 +654,21 @@ class SessionHistory:
         """Whether the turn loop made the request. Other writers use other ids."""
         return re.fullmatch(rf"{re.escape(self.session)}\.t\d+_\d+/\d+", request) is not None
 
-    def _flush(self, at: int) -> None:
+    def flush(self, at: int) -> None:
         """Any event after a step shows that all its calls had results."""
         if self.turn.calls and all(call.id in self.done for call in self.turn.calls):
             self.acted(at)
 
 
-def _is_erased(stored: Stored, body: bytes) -> bool:
+def is_erased(stored: Stored, body: bytes) -> bool:
     return not body and (stored.erased or stored.blob is not None)
+
+
+def find_result(history: bytes, call: str) -> str | None:
+    """The result of a call that a session began with, whole."""
+    messages = msgspec.json.decode(history or b"[]", type=list[Message])
+    parts = (part for message in messages for part in message.parts)
+    return next((part.text for part in parts if isinstance(part, ToolResult) and part.id == call), None)
 
 
 def parse_attempt(request: str) -> int:

@@ -7,17 +7,18 @@ import msgspec
 from msgspec import Meta
 
 from halter.core.clock import SECOND
-from halter.core.errors import LeaseLost, NotDone
+from halter.core.errors import ConfigError, LeaseLost, NotDone
 from halter.core.events import SessionParked, StoreAccepted
 from halter.core.ids import FLEET, SessionId, make_worker_id, session_stream
 from halter.core.money import format_micros
 from halter.core.ports import Draft, Lease, Query, Write, offload_body
 from halter.core.rows import AgentRow, HaltRow, SessionRow, TriggerRow, WorkerRow
-from halter.core.text import clean, suggest_nearest, to_body
+from halter.core.text import clean, format_count, suggest_nearest, to_body
 from halter.guard import halts
 from halter.journal.open import OlderCopy
 from halter.operations.desk import (
     CLEANED,
+    LATEST,
     Agent,
     Desk,
     Done,
@@ -44,6 +45,21 @@ LONGEST_WORDS: Final = 100_000
 
 Switch = Annotated[bool, Meta(description="On or off.")]
 Text = Annotated[str, Meta(min_length=1, max_length=LONGEST_WORDS, description="The message.", extra={CLEANED: True})]
+
+At = Annotated[
+    int,
+    Meta(
+        ge=1, le=LATEST, description="Its last event that counts; the newest, if not given.", extra={"metavar": "SEQ"}
+    ),
+]
+FirstWords = Annotated[
+    str,
+    Meta(
+        max_length=LONGEST_WORDS,
+        description="What the new session is told first.",
+        extra={CLEANED: True, "argument": True, "metavar": "MESSAGE"},
+    ),
+]
 
 Came = Literal["ended", "in doubt", "under way"]
 
@@ -74,6 +90,14 @@ class Switched(Done, frozen=True):
     on: bool
     known: bool
     stopped: Sequence[str] = ()
+
+
+class Forked(Done, frozen=True):
+    """A session that begins with what was said in another one, up to an event."""
+
+    session: str
+    at: int
+    messages: int
 
 
 class NamedSession(msgspec.Struct, frozen=True):
@@ -209,12 +233,36 @@ async def tell(desk: Desk, session: Session, text: Text) -> Done:
         refused(f"Session {row.session} is over: {row.state}, {row.terminal_reason}. `halter chat` begins another one.")
     if not text.strip() or len(text) > LONGEST_WORDS:
         wrong(f"Say something, in at most {LONGEST_WORDS:,} characters.")
-    secrets = read_environment_secrets(desk.app.environ)
-    redactor = Redactor({name: secrets.value(name) for name in secrets.names()}, desk.app.environ)
-    body, blob = await offload_body(desk.app.store, to_body(redactor.redact(clean(text))))
+    body, blob = await offload_body(desk.app.store, to_body(_make_redactor(desk).redact(clean(text))))
     event = lifecycle.make_message_event(desk.who.name)
     await desk.app.store.commit(lifecycle.post_wake(row.session, desk.app.ids.new(), event, body, blob))
     return Done(row.session, f"{row.session} was told.")
+
+
+async def fork(desk: Desk, session: Session, at: At | None = None, text: FirstWords = "") -> Forked:
+    """Begin a new session with what was said in another one, up to one of its events.
+
+    Its budget is its own. What was spent, approved or granted there is not inherited; what others wrote stays marked.
+    """
+    desk.demand("operator", "fork a session")
+    row = await desk.session(session)
+    from halter.runtime.sessions import begin_fork, read_fork
+
+    try:
+        found = await read_fork(desk.app.store, row, at)
+        made = await begin_fork(desk.app, found, clean(text), desk.who.name, _make_redactor(desk).redact)
+    except ConfigError as error:
+        refused(str(error))
+    sentence = (
+        f"{made} begins with {format_count(len(found.messages), 'message')} of {row.session}, up to its event "
+        f"{found.history.through}, with a budget of its own. To run it: halter run FOLDER --resume {made}{desk.option}"
+    )
+    return Forked(made, sentence, row.session, found.history.through, len(found.messages))
+
+
+def _make_redactor(desk: Desk) -> Redactor:
+    secrets = read_environment_secrets(desk.app.environ)
+    return Redactor({name: secrets.value(name) for name in secrets.names()}, desk.app.environ)
 
 
 async def _ended(desk: Desk, session: SessionId, patience: int) -> tuple[Came, str]:

@@ -107,6 +107,7 @@ WRITES: Final = (
     _write("resume", "/halts/resume", control.resume, "operator", "resume"),
     _write("cancel", "/sessions/{session}/cancel", control.cancel, "operator", "cancel"),
     _write("tell", "/sessions/{session}/messages", control.tell, "operator", "tell"),
+    _write("fork", "/sessions/{session}/fork", control.fork, "operator", "fork"),
     _write("switch", "/agents/{agent}/switch", control.switch, "operator", "on"),
     _write("set-cap", "/budgets/cap", money.set_cap, "operator", "budget raise"),
     _write("retry", "/triggers/{agent}/{name}/retry", fleet.retry_item, "operator", "schedules retry"),

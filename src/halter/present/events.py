@@ -30,6 +30,7 @@ from halter.core.events import (
     GuardrailTriggered,
     HaltLifted,
     HaltRequested,
+    HistoryGiven,
     HotStateSeen,
     ItemQuarantined,
     ItemReleased,
@@ -159,7 +160,7 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
             return _summarize_money(event)
         case GuardrailTriggered() | SensorChanged() | AttendingFailed():
             return _summarize_trouble(event, session_of(stored.stream) or "")
-        case PhaseEntered() | ContextGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
+        case PhaseEntered() | ContextGiven() | HistoryGiven() | DocumentRead() | JudgesChosen() | MessageRouted():
             return _summarize_task(event)
         case HaltRequested() | HaltLifted() | AgentSwitched() | FleetPolicyAdopted() | BodiesErased() | StoreAccepted():
             return _summarize_control(event)
@@ -168,7 +169,7 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
 
 
 def _summarize_task(
-    event: PhaseEntered | ContextGiven | DocumentRead | JudgesChosen | MessageRouted,
+    event: PhaseEntered | ContextGiven | HistoryGiven | DocumentRead | JudgesChosen | MessageRouted,
 ) -> str | StyledLine:
     match event:
         case PhaseEntered():
@@ -176,6 +177,9 @@ def _summarize_task(
         case ContextGiven():
             memories = f"{len(event.memories)} {'memory' if len(event.memories) == 1 else 'memories'}"
             return f"is given {memories} and {format_count(len(event.precedents), 'precedent')}"
+        case HistoryGiven():
+            whence = f"event {event.through} of {event.session}" if event.session else "its program"
+            return f"begins with {format_count(event.messages, 'message')} from {whence}"
         case DocumentRead():
             return f"reads {event.name} ({event.document[:12]})"
         case JudgesChosen():
@@ -656,6 +660,7 @@ _News = (
     | TriggerEvent
     | PhaseEntered
     | ContextGiven
+    | HistoryGiven
     | DocumentRead
     | JudgesChosen
     | MessageRouted

@@ -16,6 +16,7 @@ context manager it keeps its store open from run to run.
 """
 
 import asyncio
+import inspect
 import logging
 import os
 import warnings
@@ -23,24 +24,22 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from decimal import Decimal
-from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, overload
 
 import msgspec
 from msgspec.structs import replace
 
 from halter.core.clock import SECOND, Clock
-from halter.core.errors import ConfigError, HalterError
+from halter.core.errors import ConfigError
 from halter.core.ids import make_worker_id
-from halter.core.messages import Message, Model, StreamChunk, ToolCall, ToolResult
+from halter.core.messages import Message, Model, StreamChunk
 from halter.core.text import reject_unknown_options
 from halter.core.tools import Tool
-from halter.core.usage import Usage
-from halter.core.vocabulary import END_STATES, SessionKind, State
+from halter.core.vocabulary import SessionKind, State
 from halter.settings import Settings, read_settings
-from halter.state.receipt import Receipt, make_receipt
+from halter.tasks.result import Result, build_result, find_accepted_call
 from halter.tools.function_tool import FunctionTool, ToolOptions
 from halter.tools.function_tool import tool as made_tool
 
@@ -49,122 +48,19 @@ if TYPE_CHECKING:
     from halter.config.agent_files import AgentFile
     from halter.config.merge import FleetConfig
     from halter.config.yaml_reader import Document
-    from halter.core.ports import Stored
     from halter.guard.tool_door import NeedsPerson
     from halter.journal.store import ReportProblem
-    from halter.loop.loop import LoopObserver, TurnLoop
+    from halter.loop.loop import LoopObserver
     from halter.loop.session_runtime import WaitListener
     from halter.redaction.secrets import Secrets
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
-    from halter.tasks.conversation import Conclusion
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _LOG = logging.getLogger("halter")
-
-GOOD_STATES: frozenset[State] = frozenset(("COMPLETED", "WAITING_FOR_INPUT", "SLEEPING"))
-
-
-class RunFailed(HalterError):
-    """The run failed; the message says why."""
-
-    def __init__(self, result: "Result[Any]") -> None:
-        why = result.terminal_reason or "turn not finished"
-        super().__init__(f"Session {result.session} is {result.state} ({why}). {result.sentence}".strip())
-        self.result = result
-
-
-class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
-    """The result of a run. `cost_usd` is in dollars and counts the whole session.
-
-    `ok` says that the model finished, or asks a person for something; otherwise `sentence` says what stopped it.
-    `output` is the answer as `output_type`, or None if there is none; without an `output_type` it is the text.
-    `near_budget` says that 80 % of a cap is spent or held: the session's own, its agent's or the fleet's.
-    """
-
-    session: str
-    state: State
-    ok: bool
-    text: str
-    output: T
-    terminal_reason: str = ""
-    sentence: str = ""
-    question: str = ""
-    messages: tuple[Message, ...] = ()
-    near_budget: bool = False
-    build_receipt: Callable[[], Receipt] = Receipt
-
-    @cached_property
-    def receipt(self) -> Receipt:
-        """What the session did and cost, made from its events when it is first asked for."""
-        return self.build_receipt()
-
-    @property
-    def cost_usd(self) -> Decimal:
-        return self.receipt.cost_usd
-
-    @property
-    def usage(self) -> Usage:
-        """The tokens of all requests."""
-        used = [line.usage for line in self.receipt.requests if line.usage is not None]
-        return Usage(
-            sum(each.input_tokens for each in used),
-            sum(each.output_tokens for each in used),
-            sum(each.cache_read_tokens for each in used),
-            sum(each.cache_write_tokens for each in used),
-            sum(each.cache_write_1h_tokens for each in used),
-            sum(each.web_searches for each in used),
-        )
-
-    @property
-    def over(self) -> bool:
-        """Whether the session has ended; if not, it can be resumed."""
-        return self.state in END_STATES
-
-    def raise_for_state(self) -> "Result[T]":
-        """Raises RunFailed unless `ok`; returns the result itself."""
-        if not self.ok:
-            raise RunFailed(self)
-        return self
-
-
-def build_result(
-    came: "Conclusion", loop: "TurnLoop", session: str, events: "Sequence[Stored]", *, near_budget: bool
-) -> Result[Any]:
-    from halter.loop.decide import TROUBLED_ENDS
-    from halter.loop.session_runtime import find_last_words
-
-    turn, messages = loop.turn, loop.messages
-    text = find_last_words(messages)
-    return Result(
-        session=session,
-        state=came.state,
-        ok=came.state in GOOD_STATES and turn.why not in (*TROUBLED_ENDS, "cancelled"),
-        text=text,
-        output=text,
-        terminal_reason=came.terminal_reason,
-        sentence=came.sentence,
-        question=_question(messages) if turn.why == "asked" else "",
-        messages=tuple(messages),
-        near_budget=near_budget,
-        build_receipt=partial(make_receipt, events),
-    )
-
-
-def _question(messages: Sequence[Message]) -> str:
-    from halter.loop.decide import ASK_USER
-
-    arguments = _find_accepted_call(messages, ASK_USER)
-    return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
-
-
-def _find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:
-    parts = [part for message in messages for part in message.parts]
-    accepted = {part.id for part in parts if isinstance(part, ToolResult) and part.outcome == "ok"}
-    found = [part for part in parts if isinstance(part, ToolCall) and part.tool == tool and part.id in accepted]
-    return found[-1].arguments if found else None
 
 
 class ProgramOptions(TypedDict, total=False):
@@ -359,6 +255,8 @@ class Agent(AgentProgram):
         super().__init__(name, store, options)
         self._said_of: AgentOptions = options
         self._folder: Path | None = None
+        self._instructions: list[Callable[..., Any]] = []
+        self._toolsets: list[Callable[..., Any]] = []
 
     @classmethod
     def load(cls, folder: str | Path, *, store: str | Path, **options: Unpack[AgentOptions]) -> Self:
@@ -366,6 +264,22 @@ class Agent(AgentProgram):
         agent = cls(Path(folder).name, store=store, **options)
         agent._folder = Path(folder)
         return agent
+
+    def instructions(self, function: F) -> F:
+        """Adds a function that returns further instructions, asked when a run begins: `@agent.instructions`.
+
+        It may take `deps` and may be async. What it returns counts as your own words, so let it return no foreign text.
+        """
+        self._instructions.append(function)
+        return function
+
+    def toolset(self, function: F) -> F:
+        """Adds a function that returns tools for one run, asked when it begins: `@agent.toolset`.
+
+        It may take `deps` and may be async. Its tools pass the guard like all others.
+        """
+        self._toolsets.append(function)
+        return function
 
     @contextmanager
     def override(self, *, model: str | Model) -> Generator[Self]:
@@ -390,10 +304,18 @@ class Agent(AgentProgram):
         id: str = ...,
         deps: Any = ...,
         kind: SessionKind = ...,
+        history: Sequence[Any] = ...,
     ) -> Result[T]: ...
     @overload
     async def run(
-        self, message: str, *, session: str = ..., id: str = ..., deps: Any = ..., kind: SessionKind = ...
+        self,
+        message: str,
+        *,
+        session: str = ...,
+        id: str = ...,
+        deps: Any = ...,
+        kind: SessionKind = ...,
+        history: Sequence[Any] = ...,
     ) -> Result[str]: ...
     async def run(
         self,
@@ -404,15 +326,17 @@ class Agent(AgentProgram):
         deps: Any = None,
         kind: SessionKind = "task",
         output_type: type[Any] | None = None,
+        history: Sequence[Any] = (),
     ) -> Result[Any]:
         """Gives the agent a task and waits until it is done, or needs a person.
 
         Pass `session` to continue an earlier one. Pass an `id` for a new one: after a crash the program makes the same
-        call, and the session resumes. `output_type` is what the answer must fit.
+        call, and the session resumes. `output_type` is what the answer must fit. `history` are messages that a new
+        session begins with, those of a result or of Pydantic AI.
         """
-        async with self._for_once() as context:
-            session = await _send_message(context, message, session, id, kind)
-            return await self._attended(context, session, deps, output_type)
+        async with self._for_run(deps) as context:
+            session = await _send_message(context, message, session, id, kind, history)
+            return await self._attended(context, session, output_type)
 
     async def resume(
         self, session: str, message: str = "", *, deps: Any = None, output_type: type[Any] | None = None
@@ -420,11 +344,41 @@ class Agent(AgentProgram):
         """Resumes a session after a crash, a rest, or any end except a cancellation."""
         from halter.runtime.sessions import reopen_agent_session, say_to_session
 
-        async with self._for_once() as context:
+        async with self._for_run(deps) as context:
             await reopen_agent_session(context, session)
             if message:
                 await say_to_session(context, session, message)
-            return await self._attended(context, session, deps, output_type)
+            return await self._attended(context, session, output_type)
+
+    async def fork(
+        self,
+        session: str,
+        message: str = "",
+        *,
+        at: int | None = None,
+        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        deps: Any = None,
+        output_type: type[Any] | None = None,
+    ) -> Result[Any]:
+        """Runs a new session that begins with what was said in another one, up to the event `at`, or its newest.
+
+        Its budget is its own. What was approved in the other one is not inherited; what others wrote stays marked.
+        """
+        from halter.runtime.sessions import begin_fork, read_fork, read_session_row
+
+        async with self._for_run(deps) as context:
+            context.demand_model()
+            fork = await read_fork(context.store, await read_session_row(context, session), at)
+            by, redact, known = context.app.settings.person, context.guard().redacted, await context.definition()
+            session = await begin_fork(context.app, fork, message, by, redact, session=id, definition=known)
+            return await self._attended(context, session, output_type)
+
+    async def history(self, session: str, *, at: int | None = None) -> tuple[Message, ...]:
+        """Returns what was said in a session, up to the event `at`, or its newest."""
+        from halter.runtime.sessions import read_fork, read_session_row
+
+        async with self._for_once() as context:
+            return (await read_fork(context.store, await read_session_row(context, session), at)).messages
 
     async def stream(
         self,
@@ -434,6 +388,7 @@ class Agent(AgentProgram):
         id: str = "",  # noqa: A002 It is the word for it everywhere.
         deps: Any = None,
         kind: SessionKind = "chat",
+        history: Sequence[Any] = (),
     ) -> AsyncGenerator[StreamChunk | Result[str]]:
         """Runs, and yields the answer as it comes; the last item is the result.
 
@@ -442,10 +397,10 @@ class Agent(AgentProgram):
         from halter.loop.loop import LoopObserver
 
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
-        async with self._for_once() as context:
-            session = await _send_message(context, message, session, id, kind)
+        async with self._for_run(deps) as context:
+            session = await _send_message(context, message, session, id, kind, history)
             watching = LoopObserver(chunks.put_nowait)
-            running = asyncio.create_task(self._attended(context, session, deps, None, watching))
+            running = asyncio.create_task(self._attended(context, session, None, watching))
             running.add_done_callback(lambda _: chunks.put_nowait(None))
             try:
                 while (chunk := await chunks.get()) is not None:
@@ -464,7 +419,6 @@ class Agent(AgentProgram):
         self,
         context: "AgentContext",
         session: str,
-        deps: Any,
         output_type: type[Any] | None,
         watching: "LoopObserver | None" = None,
     ) -> Result[Any]:
@@ -475,7 +429,6 @@ class Agent(AgentProgram):
         agent, watching = context.agent, watching or NO_OBSERVER
         if watching.listen is not None and agent.mind.streaming is None:
             agent = replace(agent, mind=replace(agent.mind, streaming=True))
-        agent = _attach_deps(agent, deps)
         context = context if agent is context.agent else replace(context, agent=agent)
         answer = None if output_type is None else make_answer_tool(output_type)
         waits = self._said_of.get("waits", self._log_wait)
@@ -485,7 +438,7 @@ class Agent(AgentProgram):
         result = build_result(came, loop, session, await claimed.running.events(), near_budget=near)
         if output_type is None:
             return result
-        arguments = _find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None
+        arguments = find_accepted_call(loop.messages, FINAL_ANSWER) if loop.turn.answered else None
         output = None if arguments is None else _parse_output(output_type, arguments)
         return replace(result, output=output)
 
@@ -504,6 +457,27 @@ class Agent(AgentProgram):
             return
         async with self._opening() as context:
             yield context.bind()
+
+    @asynccontextmanager
+    async def _for_run(self, deps: Any) -> "AsyncGenerator[AgentContext]":
+        """Yields the open context with what depends on `deps`: tools, toolsets and instructions."""
+        async with self._for_once() as context:
+            agent = _attach_deps(await self._add_dynamic_parts(context.agent, deps), deps)
+            yield context if agent is context.agent else replace(context, agent=agent)
+
+    async def _add_dynamic_parts(self, agent: "AssembledAgent", deps: Any) -> "AssembledAgent":
+        """Asks the functions of the program for instructions and tools, once for each run."""
+        from halter.runtime import assemble
+
+        said = [str(await _call_with_deps(function, deps)) for function in self._instructions]
+        if any(words.strip() for words in said):
+            instructions = "\n\n".join(words for words in (agent.mind.instructions, *said) if words.strip())
+            agent = replace(agent, mind=replace(agent.mind, instructions=instructions))
+        more = [tool for function in self._toolsets for tool in await _call_with_deps(function, deps)]
+        if more:
+            assemble.protect_tools(more, assemble.list_protected_paths(self._settings, None, None))
+            agent = replace(agent, tools=assemble.index_tools([*agent.tools.values(), *more]))
+        return agent
 
     async def _assembled(self, app: "Runtime", stack: AsyncExitStack) -> "tuple[AssembledAgent, Models]":
         from halter.runtime.agent_context import models_of
@@ -553,12 +527,27 @@ class Agent(AgentProgram):
         ), given
 
 
-async def _send_message(context: "AgentContext", message: str, session: str, new: str, kind: SessionKind) -> str:
+async def _call_with_deps(function: Callable[..., Any], deps: Any) -> Any:
+    """Calls a function of the program, with `deps` if it takes a parameter."""
+    found = function(deps) if inspect.signature(function).parameters else function()
+    return await found if inspect.isawaitable(found) else found
+
+
+async def _send_message(
+    context: "AgentContext", message: str, session: str, new: str, kind: SessionKind, history: Sequence[Any] = ()
+) -> str:
     """Posts a message to a session, or starts one with it. Starting is idempotent by id."""
     from halter.runtime.sessions import begin_session, reopen_agent_session, say_to_session
 
     if not session:
-        return await begin_session(context, message, kind, new)
+        given: Sequence[Message] = ()
+        if history:
+            from halter.models.pydantic_messages import read_history
+
+            given = read_history(history)
+        return await begin_session(context, message, kind, new, history=given)
+    if history:
+        raise ConfigError(f"Session {session} has a history of its own: give one only to a new session.")
     await reopen_agent_session(context, session)
     await say_to_session(context, session, message)
     return session

@@ -15,11 +15,19 @@ from halter.config.agent_files import AGENT_FILE
 from halter.core.agent_spec import Playbook
 from halter.core.codec import decode
 from halter.core.errors import ConfigError
-from halter.core.events import ContextGiven, CostCapReached, PhaseEntered, RequestSettled, SessionStarted, TurnEnded
+from halter.core.events import (
+    ContextGiven,
+    CostCapReached,
+    HistoryGiven,
+    PhaseEntered,
+    RequestSettled,
+    SessionStarted,
+    TurnEnded,
+)
 from halter.core.ids import SessionId, make_worker_id, session_stream
-from halter.core.messages import Reply
+from halter.core.messages import Message, Reply
 from halter.core.money import Leg, Spender, carve, format_micros, list_accounts
-from halter.core.ports import Draft, Lease, Query, Store, offload_body, read_body
+from halter.core.ports import Draft, Lease, Query, Store, offload_body, read_body, read_stream
 from halter.core.rows import SessionRow, StreamRow, explain_newer_format
 from halter.core.spec import ResolvedPolicy
 from halter.core.text import from_body, join_names, shorten, to_body
@@ -28,7 +36,9 @@ from halter.core.vocabulary import SessionKind
 from halter.dispatch.heartbeat import keep_leases, take_lease
 from halter.guard.ledger import read_budget
 from halter.loop.loop import NO_OBSERVER, LoopObserver, TurnLoop
+from halter.loop.past import number_calls, read_past
 from halter.loop.session_runtime import SessionRuntime, WaitListener, find_last_words
+from halter.redaction.redact import mask_message
 from halter.runtime.agent_context import PATIENCE, AgentContext, keep_policy, make_guard, models_of
 from halter.runtime.assemble import AssembledAgent, assemble_agent
 from halter.runtime.runtime import Runtime
@@ -48,7 +58,80 @@ from halter.state import lifecycle
 from halter.tasks.conversation import Conclusion
 from halter.tasks.playbooks import PlaybookOutcome, StepListener, Task, decode_task, encode_task, walk_playbook
 
+GO_ON_FROM_HERE: Final = "Go on from here."
 NOTHING_SAID: Final = "There is nothing to do: say something to the agent."
+
+
+class Fork(msgspec.Struct, frozen=True):
+    """What a session begins with that is forked from another one."""
+
+    first: SessionStarted
+    history: HistoryGiven
+    messages: tuple[Message, ...]
+    phase: PhaseEntered | None = None
+
+    async def draft(self, store: Store) -> Draft:
+        return Draft(self.history, *await offload_body(store, msgspec.json.encode(self.messages)))
+
+
+async def read_fork(store: Store, row: SessionRow, at: int | None = None) -> Fork:
+    """Reads what a session was told and said up to an event; without one, up to its newest.
+
+    Neither money nor approvals are part of it. Where a step is incomplete there, it is left out.
+    """
+    if row.parent:
+        raise ConfigError(
+            f"Session {row.session} is a sub-session, with a part of the money and the tools of {row.parent}: fork "
+            "that one instead."
+        )
+    events = await read_stream(store, session_stream(row.session))
+    head = events[-1].seq
+    if at is not None and not 0 < at <= head:
+        raise ConfigError(f"Session {row.session} has the events 1 to {head}, and no event {at}.")
+    past = await read_past(row.session, [stored for stored in events if stored.seq <= (at or head)], store)
+    if past.erased:
+        raise ConfigError(f"What was said in {row.session} is erased, in whole or in part: it cannot be forked.")
+    first = events[0].event
+    if not past.messages or not isinstance(first, SessionStarted):
+        raise ConfigError(f"Nothing was said to a model in {row.session} up to its event {at or head}.")
+    history = HistoryGiven(messages=len(past.messages), session=row.session, through=at or head, denied=past.denied)
+    phases = [stored.event for stored in events if isinstance(stored.event, PhaseEntered) and not stored.event.number]
+    return Fork(first, history, past.messages, next(iter(phases), None))
+
+
+async def begin_fork(
+    app: Runtime,
+    fork: Fork,
+    text: str,
+    by: str,
+    redact: Callable[[str], str],
+    *,
+    session: str = "",
+    definition: str = "",
+) -> SessionId:
+    """Starts a session with another one's history; without a `definition`, with that of the other one.
+
+    It has a budget of its own, and begins in the first phase. One that ran by itself is continued as a chat.
+    """
+    session = SessionId(session or app.ids.new())
+    kind: SessionKind = "task" if fork.first.kind == "task" else "chat"
+    event = SessionStarted(
+        session=session,
+        agent=fork.first.agent,
+        kind=kind,
+        started_by=by,
+        definition=definition or fork.first.definition,
+        folder=fork.first.folder,
+    )
+    more = [await fork.draft(app.store), *([Draft(fork.phase)] if kind == "task" and fork.phase else [])]
+    _, _, words = kept = await read_kept_context(app.store, event.agent)
+    if words:
+        given = ContextGiven(memories=kept[0], precedents=kept[1])
+        more.append(Draft(given, *await offload_body(app.store, to_body(words))))
+    said = text if text.strip() or kind == "chat" else GO_ON_FROM_HERE
+    body = to_body(redact(said))
+    await app.store.commit(lifecycle.start_session(event, *await offload_body(app.store, body), more))
+    return session
 
 
 class PrecedingSession(msgspec.Struct, frozen=True):
@@ -59,11 +142,16 @@ class PrecedingSession(msgspec.Struct, frozen=True):
 
 
 async def begin_session(
-    context: AgentContext, text: str, kind: SessionKind, session: str = "", before: PrecedingSession | None = None
+    context: AgentContext,
+    text: str,
+    kind: SessionKind,
+    session: str = "",
+    before: PrecedingSession | None = None,
+    history: Sequence[Message] = (),
 ) -> SessionId:
     """Starts a session; `text` opens its first turn. Starting the same session again changes nothing.
 
-    The handover from the session `before` was written by a model, so it is not trusted.
+    The handover from the session `before` was written by a model, so it is not trusted. A `history` is a program's.
     """
     if kind == "task" and not text.strip():
         raise ConfigError(NOTHING_SAID)
@@ -73,7 +161,12 @@ async def begin_session(
         event = msgspec.structs.replace(
             event, follows=before.session, because=before.because, origin="model", trusted=False
         )
-    body = to_body(context.guard().redacted(text))
+    redact = context.guard().redacted
+    if history:
+        messages = tuple(mask_message(message, redact) for message in number_calls(history))
+        given = await offload_body(context.store, msgspec.json.encode(messages))
+        more = [Draft(HistoryGiven(messages=len(messages)), *given), *more]
+    body = to_body(redact(text))
     committed = await context.store.commit(
         lifecycle.start_session(event, *await offload_body(context.store, body), more)
     )

@@ -22,6 +22,7 @@ from halter.core.events import (
     CallSettled,
     DecisionAsked,
     FindingEmitted,
+    HistoryGiven,
     MemoryProposed,
     NotificationFailed,
     NotificationQueued,
@@ -49,7 +50,7 @@ from halter.core.tools import (
 )
 from halter.core.vocabulary import RowKey, SessionKind, YieldMode
 from halter.loop.decide import ASK_USER, YIELD, parse_sleep_seconds
-from halter.loop.history import LONGEST_RESULT
+from halter.loop.history import LONGEST_RESULT, find_result
 
 READ_OUTPUT: Final = "read_output"
 PAGE: Final = 1000
@@ -171,6 +172,10 @@ async def find_call_output(store: Store, session: str, call: str) -> str | None:
         for stored in page:
             if isinstance(stored.event, CallSettled) and stored.event.call == wanted:
                 return from_body(await read_body(store, stored))
+            if isinstance(stored.event, HistoryGiven):
+                given = find_result(await read_body(store, stored), call)
+                if given is not None:
+                    return given
         after = page[-1].seq
     return None
 

@@ -1,0 +1,123 @@
+"""What a run of an agent came to."""
+
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from halter.core.errors import HalterError
+from halter.core.messages import Message, ToolCall, ToolResult
+from halter.core.usage import Usage
+from halter.core.vocabulary import END_STATES, State
+from halter.state.receipt import Receipt, make_receipt
+
+if TYPE_CHECKING:
+    from halter.core.ports import Stored
+    from halter.loop.loop import TurnLoop
+    from halter.tasks.conversation import Conclusion
+
+T = TypeVar("T")
+
+GOOD_STATES: frozenset[State] = frozenset(("COMPLETED", "WAITING_FOR_INPUT", "SLEEPING"))
+
+
+class RunFailed(HalterError):
+    """The run failed; the message says why."""
+
+    def __init__(self, result: "Result[Any]") -> None:
+        why = result.terminal_reason or "turn not finished"
+        super().__init__(f"Session {result.session} is {result.state} ({why}). {result.sentence}".strip())
+        self.result = result
+
+
+class Result(msgspec.Struct, Generic[T], frozen=True, kw_only=True, dict=True):
+    """The result of a run. `cost_usd` is in dollars and counts the whole session.
+
+    `ok` says that the model finished, or asks a person for something; otherwise `sentence` says what stopped it.
+    `output` is the answer as `output_type`, or None if there is none; without an `output_type` it is the text.
+    `near_budget` says that 80 % of a cap is spent or held: the session's own, its agent's or the fleet's.
+    """
+
+    session: str
+    state: State
+    ok: bool
+    text: str
+    output: T
+    terminal_reason: str = ""
+    sentence: str = ""
+    question: str = ""
+    messages: tuple[Message, ...] = ()
+    near_budget: bool = False
+    build_receipt: Callable[[], Receipt] = Receipt
+
+    @cached_property
+    def receipt(self) -> Receipt:
+        """What the session did and cost, made from its events when it is first asked for."""
+        return self.build_receipt()
+
+    @property
+    def cost_usd(self) -> Decimal:
+        return self.receipt.cost_usd
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of all requests."""
+        used = [line.usage for line in self.receipt.requests if line.usage is not None]
+        return Usage(
+            sum(each.input_tokens for each in used),
+            sum(each.output_tokens for each in used),
+            sum(each.cache_read_tokens for each in used),
+            sum(each.cache_write_tokens for each in used),
+            sum(each.cache_write_1h_tokens for each in used),
+            sum(each.web_searches for each in used),
+        )
+
+    @property
+    def over(self) -> bool:
+        """Whether the session has ended; if not, it can be resumed."""
+        return self.state in END_STATES
+
+    def raise_for_state(self) -> "Result[T]":
+        """Raises RunFailed unless `ok`; returns the result itself."""
+        if not self.ok:
+            raise RunFailed(self)
+        return self
+
+
+def build_result(
+    came: "Conclusion", loop: "TurnLoop", session: str, events: "Sequence[Stored]", *, near_budget: bool
+) -> Result[Any]:
+    from halter.loop.decide import TROUBLED_ENDS
+    from halter.loop.session_runtime import find_last_words
+
+    turn, messages = loop.turn, loop.messages
+    text = find_last_words(messages)
+    return Result(
+        session=session,
+        state=came.state,
+        ok=came.state in GOOD_STATES and turn.why not in (*TROUBLED_ENDS, "cancelled"),
+        text=text,
+        output=text,
+        terminal_reason=came.terminal_reason,
+        sentence=came.sentence,
+        question=_question(messages) if turn.why == "asked" else "",
+        messages=tuple(messages),
+        near_budget=near_budget,
+        build_receipt=partial(make_receipt, events),
+    )
+
+
+def _question(messages: Sequence[Message]) -> str:
+    from halter.loop.decide import ASK_USER
+
+    arguments = find_accepted_call(messages, ASK_USER)
+    return "" if arguments is None else str(msgspec.json.decode(arguments).get("question", ""))
+
+
+def find_accepted_call(messages: Sequence[Message], tool: str) -> str | None:
+    parts = [part for message in messages for part in message.parts]
+    accepted = {part.id for part in parts if isinstance(part, ToolResult) and part.outcome == "ok"}
+    found = [part for part in parts if isinstance(part, ToolCall) and part.tool == tool and part.id in accepted]
+    return found[-1].arguments if found else None
