@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ from halter.server.server import bind
 ONE_BY_ONE = 50
 TOGETHER = 20
 CHUNKS = 50
+LONG_ANSWERS, LONG_CHUNKS = 3, 10_000
+LONG_LIMIT = 60_000
+"""A request that may be answered with so many tokens gets the long answer."""
 START_SECONDS = 120
 LITELLM = Peer("LiteLLM", "litellm", "litellm", "litellm")
 LITELLM_KEY = "sk-made-up"
@@ -57,8 +60,10 @@ def run(rounds: int, say: Callable[[str], None]) -> Measured:
         Contender("through LiteLLM's proxy", "proxy", "request", lambda: asyncio.run(_measure_litellm(python))),
     ]
     notes = {"requests": ONE_BY_ONE, "together": TOGETHER, "chunks": CHUNKS, "litellm": LITELLM.version()}
+    notes |= {"long_chunks": LONG_CHUNKS}
     rows = compare(contenders, rounds, say)
-    return rows, notes | {"load": round(os.getloadavg()[0])}
+    load = round(os.getloadavg()[0])
+    return rows, notes | {"load": load, "long_load": load}
 
 
 async def _measure(*, through: bool) -> Sample:
@@ -120,17 +125,19 @@ async def _ask_all(url: str, key: str, pid: int) -> Sample:
     first: list[float] = []
     whole: list[float] = []
 
-    async def ask() -> None:
+    async def ask(limit: int = BODY["max_tokens"]) -> int:
         began = time.perf_counter()
-        headers = {"x-api-key": key}
-        async with http.stream("POST", f"{url}/v1/messages", json=BODY, headers=headers) as answer:
+        headers, body = {"x-api-key": key}, {**BODY, "max_tokens": limit}
+        async with http.stream("POST", f"{url}/v1/messages", json=body, headers=headers) as answer:
             if not answer.is_success:
                 raise RuntimeError(f"the answer was {answer.status_code}")
-            heard = 0.0
-            async for _ in answer.aiter_bytes():
+            heard, size = 0.0, 0
+            async for piece in answer.aiter_bytes():
                 heard = heard or time.perf_counter() - began
+                size += len(piece)
         first.append(heard)
         whole.append(time.perf_counter() - began)
+        return size
 
     async with httpx2.AsyncClient(timeout=60) as http:
         for _ in range(5):
@@ -150,8 +157,11 @@ async def _ask_all(url: str, key: str, pid: int) -> Sample:
         for _ in range(3):
             await asyncio.gather(*(ask() for _ in range(TOGETHER)))
             done += TOGETHER
-        wall = time.perf_counter() - began
-        return Sample(done, wall, _read_cpu(pid) - cpu, extra)
+        wall, used = time.perf_counter() - began, _read_cpu(pid) - cpu
+        cpu = _read_cpu(pid)
+        size = sum([await ask(LONG_LIMIT) for _ in range(LONG_ANSWERS)])
+        extra["cpu_ms_per_mb"] = (_read_cpu(pid) - cpu) * 1000 / (size / 1e6)
+        return Sample(done, wall, used, extra)
 
 
 def _read_cpu(pid: int) -> float:
@@ -200,7 +210,12 @@ async def _provide() -> None:
     """Serve the same answer, in as many chunks as are measured, until ended."""
     from halter_drills.provider import ListedProvider
 
-    async with ListedProvider(["word "] * CHUNKS).serve() as provider:
+    class TwoLengths(ListedProvider):
+        def _answer(self, path: str, asked: Mapping[str, Any], body: bytes) -> tuple[Sequence[bytes], object]:
+            self.words = ("word ",) * (LONG_CHUNKS if asked["max_tokens"] >= LONG_LIMIT else CHUNKS)
+            return super()._answer(path, asked, body)
+
+    async with TwoLengths().serve() as provider:
         print(provider.port, flush=True)
         await asyncio.Event().wait()
 

@@ -224,7 +224,8 @@ def _hook(result: dict[str, Any]) -> list[str]:
 
 PROXY = """A provider on this machine streams an answer of {chunks} chunks to a client, past the proxy and through it,
 on a SQLite store: {requests} requests one by one for the delays, then {together} at once for the rate. Each is held and
-settled in the journal. CPU time is that of the proxy's process. The machine's load average was {load}: above its
+settled in the journal. CPU time is that of the proxy's process; for each MB it is that of streams of {long_chunks:,}
+chunks, each of one word, at a load average of {long_load}. The machine's load average was {load}: above its
 cores, delays are those of a busy machine, and only CPU times compare with other runs.
 """
 
@@ -233,13 +234,13 @@ def _proxy(result: dict[str, Any]) -> list[str]:
     """Tell what the proxy adds to a request."""
     lines = [
         PROXY.format(**result["notes"]),
-        "| what | first byte p50, ms | p95, ms | each chunk p50, µs | requests/s | CPU of the proxy, ms a request |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| what | first byte p50, ms | p95, ms | each chunk p50, µs | requests/s | CPU ms a request | CPU ms a MB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
     ]
     for row in result["rows"]:
         late = row["extra"]
         delays = f"{late['first_byte_p50_ms']:.1f} | {late['first_byte_p95_ms']:.1f} | {late['chunk_p50_us']:.0f}"
-        cpu = f"{row['cpu_us'] / 1000:.1f}" if row["cpu_us"] else ""
+        cpu = f"{row['cpu_us'] / 1000:.1f} | {late['cpu_ms_per_mb']:.0f}" if row["cpu_us"] else " | "
         lines.append(f"| {row['name']} | {delays} | {row['per_second']:.0f} | {cpu} |")
     return lines
 

@@ -106,12 +106,29 @@ async def test_where_a_client_sets_no_limit_one_is_written_that_fits(
         ('"messages":[{"content":[{"source":{"media_type":"application/pdf","data":"aa"}}]}]', True),
         ('"messages":[{"content":[{"image_url":{"detail":"low","url":"https://a.example/b.png"}}]}]', True),
         ('"input":[{"content":[{"image_url":"https://a.example/b.png"}]}]', True),
+        ('"input":[{"content":[{"file":{"file_data":"data:application/pdf;base64,aa"}}]}]', True),
+        (r'"messages":[{"content":[{"source":{"type":"\u0075rl","\u0075rl":"https:\/\/a.example"}}]}]', True),
+        (r'"messages":[{"content":[{"source":{"media_type":"application\/pdf","data":"aa"}}]}]', True),
+        (r'"messages":[{"content":"\u0022type\u0022:\u0022url\u0022"}]', False),
     ],
 )
 def test_only_what_a_provider_keeps_is_bounded_by_the_whole_window(member: str, *, names: bool) -> None:
     body = f'{{"model":"gpt-5",{member}}}'
     call = read_call(RESPONSES, body.encode())
     assert call.bound_input(1_000_000) == (1_000_000 if names else len(body) + ENVELOPE_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        r'"tools":[{"type":"web_f\u0065tch_20250910"}]',
+        r'"tools":[{"t\u0079pe":"web_search_20250305"}]',
+        r'"max_output_tokens":5,"max\u005Foutput_tokens":90000',
+        r'"input":[{"type":"input_\u0061udio"}]',
+    ],
+)
+def test_a_letter_that_is_written_as_its_number_hides_nothing(member: str) -> None:
+    assert read_call(RESPONSES, f'{{"model":"gpt-5",{member}}}'.encode()).unpriced
 
 
 async def test_several_answers_share_what_is_held(place: Any) -> None:

@@ -58,13 +58,16 @@ SEARCH_TOKENS: Final = 20_000
 _LONG_CACHE: Final = re.compile(rb'"ttl"\s*:\s*"1h"')
 _NAMED_CONTENT: Final = re.compile(
     rb"""
-    "type"\s*:\s*"(?:url|file|input_file|document_url|container_upload|item_reference)"
-    | "(?:file_id|file_url)"\s*:\s*"
-    | "[a-z]+_url"\s*:\s*(?:\{[^{}]*?"url"\s*:\s*)?"https?:
-    | "media_type"\s*:\s*"application/pdf" | data:application/pdf
+    "(?: type"\s*:\s*"(?:url|file|input_file|document_url|container_upload|item_reference)"
+    | (?:file_id|file_url)"\s*:\s*"
+    | [a-z]+_url"\s*:\s*(?:\{[^{}]*?"url"\s*:\s*)?"https?:
+    | media_type"\s*:\s*"application/pdf" )
     """,
     re.VERBOSE,
 )
+"""All begin with a quote, so that only quotes are looked at."""
+_PDF: Final = b"data:application/pdf"
+_NUMBERED_LETTER: Final = re.compile(rb"\\u00([2-7][0-9a-fA-F])|\\/")
 _IMAGE: Final = re.compile(rb'(?:"data"\s*:\s*"|;base64,)([A-Za-z0-9+/=_-]{2000,})')
 _SEARCHES: Final = re.compile(rb'"type"\s*:\s*"web_search(?:_preview)?(?:_\d[^"]*)?"')
 _RUNS_AT_PROVIDER: Final = re.compile(
@@ -246,7 +249,8 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
     if not head.model:
         raise Unreadable("The request names no model.")
     limit = next((name for name in dialect.limits if getattr(head, name) is not None), "")
-    searches = _count_searches(head, body)
+    plain = _spell_out(body)
+    searches = _count_searches(head, plain)
     return ModelCall(
         dialect=dialect,
         body=body,
@@ -258,12 +262,24 @@ def read_call(dialect: WireDialect, body: bytes) -> ModelCall:
         thinking_budget=head.thinking.budget_tokens if head.thinking else None,
         asks_usage=not (dialect is CHAT and head.stream)
         or bool(head.stream_options and head.stream_options.include_usage),
-        long_cache=_LONG_CACHE.search(body) is not None,
+        long_cache=_LONG_CACHE.search(plain) is not None,
         searches=searches or 0,
-        compacts=b'"compact' in bytes(head.context_management),
-        names_content=head.names_content() or _NAMED_CONTENT.search(body) is not None,
-        unpriced=_find_unpriced(head, body, searches, limit, dialect),
+        compacts=b'"compact' in _spell_out(bytes(head.context_management)),
+        names_content=head.names_content() or _PDF in plain or _NAMED_CONTENT.search(plain) is not None,
+        unpriced=_find_unpriced(head, plain, searches, limit, dialect),
     )
+
+
+def _spell_out(body: bytes) -> bytes:
+    """A body to search in. JSON may write a letter as its number; quotes and backslashes stay as they are written."""
+    if b"\\u" not in body and b"\\/" not in body:
+        return body
+
+    def spell(found: re.Match[bytes]) -> bytes:
+        letter = bytes.fromhex(found[1].decode()) if found[1] else b"/"
+        return found[0] if letter in b'"\\' else letter
+
+    return _NUMBERED_LETTER.sub(spell, body)
 
 
 def _count_searches(head: RequestHead, body: bytes) -> int | None:
@@ -308,7 +324,8 @@ def _find_flaw_of_limit(head: RequestHead, body: bytes, limit: str, dialect: Wir
         return f"it has both `{names[0]}` and `{names[1]}`: keep one"
     stored = ("previous_response_id", "conversation", "prompt") if dialect is RESPONSES else ()
     for name in (*dialect.limits, "n", "model", *stored):
-        if len(re.findall(rb'"%s"\s*:' % name.encode(), body)) > 1 and _is_written_twice(body, name):
+        quoted = b'"%s"' % name.encode()
+        if body.count(quoted) > 1 and len(re.findall(rb"%s\s*:" % quoted, body)) > 1 and _is_written_twice(body, name):
             return f"it has `{name}` more than once"
     return ""
 
