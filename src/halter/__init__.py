@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from halter.runtime.agent import Agent
     from halter.runtime.guard_api import Guard, GuardedSession, SessionOver, SessionTaken
     from halter.tasks.result import Result, RunFailed
+    from halter.tasks.run_events import AnswerDoubted, CallBegan, CallEnded, CapMet, ModelAnswered, PersonAsked
     from halter.tools.function_tool import CallKey, Deps, tool
 
 __version__ = "0.7.0"
@@ -16,14 +17,20 @@ __version__ = "0.7.0"
 __all__ = [
     "Agent",
     "Answer",
+    "AnswerDoubted",
+    "CallBegan",
+    "CallEnded",
     "CallKey",
+    "CapMet",
     "Deps",
     "Failed",
     "Guard",
     "GuardedSession",
     "Message",
+    "ModelAnswered",
     "NearBudget",
     "Output",
+    "PersonAsked",
     "Result",
     "RunFailed",
     "SessionOver",
@@ -35,20 +42,26 @@ __all__ = [
 
 _HOMES = {
     "Agent": "halter.runtime.agent",
-    "Deps": "halter.tools.function_tool",
-    "Result": "halter.tasks.result",
-    "RunFailed": "halter.tasks.result",
-    "StreamChunk": "halter.core.messages",
     "Answer": "halter.guard.tool_door",
+    "AnswerDoubted": "halter.tasks.run_events",
+    "CallBegan": "halter.tasks.run_events",
+    "CallEnded": "halter.tasks.run_events",
     "CallKey": "halter.tools.function_tool",
+    "CapMet": "halter.tasks.run_events",
+    "Deps": "halter.tools.function_tool",
     "Failed": "halter.core.tools",
     "Guard": "halter.runtime.guard_api",
     "GuardedSession": "halter.runtime.guard_api",
     "Message": "halter.core.messages",
+    "ModelAnswered": "halter.tasks.run_events",
     "NearBudget": "halter.core.tools",
     "Output": "halter.core.tools",
+    "PersonAsked": "halter.tasks.run_events",
+    "Result": "halter.tasks.result",
+    "RunFailed": "halter.tasks.result",
     "SessionOver": "halter.runtime.guard_api",
     "SessionTaken": "halter.runtime.guard_api",
+    "StreamChunk": "halter.core.messages",
     "tool": "halter.tools.function_tool",
 }
 

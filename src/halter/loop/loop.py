@@ -70,10 +70,13 @@ def _ignore_answer(_: ToolCall, __: Answer) -> None: ...
 def _ignore_warning(_: str) -> None: ...
 
 
+def _ignore_calls(_: Sequence[ToolCall]) -> None: ...
+
+
 class LoopObserver(msgspec.Struct, frozen=True):
     """Callbacks: an answer as it streams, the model's text, the results of its calls, a warning about an answer.
 
-    `capped` hears of a cap that is slept for.
+    `capped` hears of a cap that is slept for, `acts` of calls before they are made.
     """
 
     listen: Callable[[StreamChunk], None] | None = None
@@ -81,6 +84,7 @@ class LoopObserver(msgspec.Struct, frozen=True):
     did: Callable[[ToolCall, Answer], None] = _ignore_answer
     warned: Callable[[str], None] = _ignore_warning
     capped: CapListener = ignore_cap
+    acts: Callable[[Sequence[ToolCall]], None] = _ignore_calls
 
 
 class LiveContext(msgspec.Struct, frozen=True):
@@ -339,6 +343,8 @@ class TurnLoop:
                 members = await self._allowed(members)
             if not members:
                 continue
+            if not self._away:
+                self._watching.acts(members)
             alone = len(calls) == 1 or sum(call.group == group for call in calls) == 1
             name = "" if alone else f"{self._session}.t{recalled.turn.number}_{recalled.turn.steps}_{group}"
             goes_on = len(members) == 1 and self._away

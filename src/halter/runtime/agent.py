@@ -22,8 +22,9 @@ import os
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypedDict, TypeVar, Unpack, overload
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from halter.runtime.agent_context import AgentContext, Models
     from halter.runtime.assemble import AssembledAgent
     from halter.runtime.runtime import Runtime
+    from halter.tasks.run_events import RunEvent
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -395,21 +397,42 @@ class Agent(AgentProgram):
         A chunk with `discard` takes back what the attempt before it yielded.
         """
         from halter.loop.loop import LoopObserver
+        from halter.tasks.run_events import stream_queue
 
         chunks: asyncio.Queue[StreamChunk | None] = asyncio.Queue()
+        watching = LoopObserver(chunks.put_nowait)
         async with self._for_run(deps) as context:
             session = await _send_message(context, message, session, id, kind, history)
-            watching = LoopObserver(chunks.put_nowait)
-            running = asyncio.create_task(self._attended(context, session, None, watching))
-            running.add_done_callback(lambda _: chunks.put_nowait(None))
-            try:
-                while (chunk := await chunks.get()) is not None:
-                    yield chunk
-                yield await running
-            finally:
-                from halter.loop.session_runtime import cancel_and_wait
+            run = partial(self._attended, context, session, None, watching)
+            async with aclosing(stream_queue(chunks, run)) as items:
+                async for item in items:
+                    yield item
 
-                await cancel_and_wait(running)
+    async def stream_events(
+        self,
+        message: str,
+        *,
+        session: str = "",
+        id: str = "",  # noqa: A002 It is the word for it everywhere.
+        deps: Any = None,
+        kind: SessionKind = "chat",
+        history: Sequence[Any] = (),
+        output_type: type[Any] | None = None,
+    ) -> "AsyncGenerator[RunEvent | Result[Any]]":
+        """Runs, and yields what happens as it happens; the last item is the result.
+
+        That is the answer as it comes, each answer of a model and each call with its cost, and questions to a person.
+        """
+        from halter.tasks.run_events import RunEvents, stream_queue
+
+        events = RunEvents()
+        async with self._for_run(deps) as context:
+            session = await _send_message(context, message, session, id, kind, history)
+            waits = events.wait_with(self._said_of.get("waits", self._log_wait))
+            run = partial(self._attended, context, session, output_type, events.observe(), waits)
+            async with aclosing(stream_queue(events.queue, run)) as items:
+                async for item in items:
+                    yield item
 
     def run_sync(self, message: str, **options: Any) -> Result[Any]:
         """Calls `run` from a program that is not async."""
@@ -421,6 +444,7 @@ class Agent(AgentProgram):
         session: str,
         output_type: type[Any] | None,
         watching: "LoopObserver | None" = None,
+        waits: "WaitListener | None" = None,
     ) -> Result[Any]:
         from halter.loop.decide import FINAL_ANSWER
         from halter.loop.loop import NO_OBSERVER
@@ -431,7 +455,7 @@ class Agent(AgentProgram):
             agent = replace(agent, mind=replace(agent.mind, streaming=True))
         context = context if agent is context.agent else replace(context, agent=agent)
         answer = None if output_type is None else make_answer_tool(output_type)
-        waits = self._said_of.get("waits", self._log_wait)
+        waits = waits or self._said_of.get("waits", self._log_wait)
         claimed = await claim_session(context, session, watching=watching, waits=waits, answer=answer)
         came, loop = await claimed.conversation.attend(), claimed.loop
         near = await claimed.running.near_budget()

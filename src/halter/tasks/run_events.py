@@ -1,0 +1,130 @@
+"""What happens in a run, one after the other, as a program that watches it is told."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from decimal import Decimal
+from typing import Any, TypeVar
+
+import msgspec
+
+from halter.core.events import CostCapReached
+from halter.core.messages import StreamChunk, ToolCall
+from halter.core.money import micros_to_usd
+from halter.core.vocabulary import Outcome, State
+from halter.guard.tool_door import Answer, NeedsPerson
+from halter.loop.loop import LoopObserver
+from halter.loop.session_runtime import WaitListener, cancel_and_wait
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ModelAnswered(msgspec.Struct, frozen=True):
+    """A model answered a request. `spent_usd` is what the run has cost so far."""
+
+    text: str
+    cost_usd: Decimal
+    spent_usd: Decimal
+
+
+class CallBegan(msgspec.Struct, frozen=True):
+    """The model asks for a call, with arguments as JSON that may be anything. The guard has not judged it yet."""
+
+    call: str
+    tool: str
+    arguments: str
+
+
+class CallEnded(msgspec.Struct, frozen=True):
+    """A call has its outcome, which may be a refusal."""
+
+    call: str
+    tool: str
+    outcome: Outcome
+    text: str
+    cost_usd: Decimal
+    spent_usd: Decimal
+
+
+class PersonAsked(msgspec.Struct, frozen=True):
+    """The run waits for a person, who answers the decision: `halter approve`, the dashboard, or the HTTP API."""
+
+    decision: str
+    call: str
+    state: State
+
+
+class CapMet(msgspec.Struct, frozen=True):
+    """The run sleeps until the window of a cap is over, in microseconds since 1970."""
+
+    scope: str
+    window: str
+    until: int
+
+
+class AnswerDoubted(msgspec.Struct, frozen=True):
+    """The answer has links or addresses that no trusted place said."""
+
+    sentence: str
+
+
+RunEvent = StreamChunk | ModelAnswered | CallBegan | CallEnded | PersonAsked | CapMet | AnswerDoubted
+
+
+class RunEvents:
+    """Collects what happens in a run, in order."""
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[RunEvent | None] = asyncio.Queue()
+        self._spent = 0
+
+    def observe(self) -> LoopObserver:
+        return LoopObserver(
+            listen=self.queue.put_nowait,
+            said=self._said,
+            did=self._did,
+            warned=lambda sentence: self.queue.put_nowait(AnswerDoubted(sentence)),
+            capped=self._capped,
+            acts=self._acts,
+        )
+
+    def wait_with(self, tell: WaitListener) -> WaitListener:
+        def waits(asked: NeedsPerson, state: State) -> None:
+            tell(asked, state)
+            self.queue.put_nowait(PersonAsked(asked.decision, asked.call, state))
+
+        return waits
+
+    def _said(self, text: str, cost: int) -> None:
+        self._spent += cost
+        self.queue.put_nowait(ModelAnswered(text, micros_to_usd(cost), micros_to_usd(self._spent)))
+
+    def _acts(self, calls: Sequence[ToolCall]) -> None:
+        for call in calls:
+            self.queue.put_nowait(CallBegan(call.id, call.tool, call.arguments))
+
+    def _did(self, call: ToolCall, answer: Answer) -> None:
+        self._spent += answer.cost_micros
+        spent = micros_to_usd(self._spent)
+        self.queue.put_nowait(CallEnded(call.id, call.tool, answer.outcome, answer.text, answer.cost_usd, spent))
+
+    def _capped(self, cap: CostCapReached, until: int) -> None:
+        self.queue.put_nowait(CapMet(cap.scope, cap.window, until))
+
+
+async def stream_queue(queue: "asyncio.Queue[T | None]", run: Callable[[], Awaitable[R]]) -> AsyncGenerator[T | R]:
+    """Run, and yield what it puts into a queue; then what it returned. Whoever stops listening stops the run."""
+
+    async def until_done() -> R:
+        try:
+            return await run()
+        finally:
+            queue.put_nowait(None)
+
+    running: asyncio.Task[Any] = asyncio.create_task(until_done())
+    try:
+        while (item := await queue.get()) is not None:
+            yield item
+        yield await running
+    finally:
+        await cancel_and_wait(running)
