@@ -52,6 +52,7 @@ BEFORE = {
     "halter resume fleet": "halter halt fleet",
     "halter resume fleet --over 5m": "halter halt fleet",
     "halter keys revoke desk": "halter keys new --agent desk",
+    'halter channels unpair telegram ada --reason "lost the phone"': "halter channels pair telegram ada",
 }
 """Only what was halted can be resumed, and only what was made revoked."""
 
@@ -230,6 +231,8 @@ ANSWERS = [
         "findings list",
         "proposals list",
         "inbox",
+        "channels list",
+        "channels pair telegram ada",
     ),
     *("budget", "budget show", "rules", "schedules", "schedules list", "audit", "verify", "doctor", "schema agent"),
     *("schema fleet", "trust clerk", "on clerk", "off clerk", "halt fleet", "cancel clerk-1", "route clerk hello"),
@@ -260,7 +263,7 @@ def test_an_answer_in_json_is_json_and_nothing_else(home: Path, line: str) -> No
 def test_every_command_that_answers_once_was_asked_for_its_json() -> None:
     asked = {name for name in ALL for line in ANSWERS if f"{line} ".startswith(f"{name} ")}
     hooks = {"hook install", "hook uninstall", "hook status", "hook serve"}
-    proxied = {"proxy check", "keys revoke"}
+    proxied = {"proxy check", "keys revoke", "channels unpair"}
     goes_on = {"up", "worker", "serve", "gateway", "tail", "chat", "demo", "resume"}
     assert set(ALL) - asked - hooks - proxied == goes_on
 

@@ -143,6 +143,7 @@ def words_for(session: str) -> dict[tuple[str, ...], tuple[str, ...]]:
         ("tokens", "remove"): ("script",), ("trust",): ("~/desk",), ("tools",): ("~/desk",),
         ("policy", "backtest"): ("--agent", "~/desk"), ("policy", "suggest"): ("--agent", "desk"),
         ("policy", "diff"): ("~/desk/fleet.yaml", "~/desk/fleet.yaml"),
+        ("channels", "list"): (), ("channels", "pair"): ("telegram", "ada"), ("channels", "unpair"): ("telegram", "ada"),
         ("keys", "new"): ("--agent", "desk", "--max-cost-usd-per-day", "2.345678"), ("keys", "list"): (),
         ("keys", "revoke"): ("nothing",), ("proxy", "check"): ("nothing",), ("proxy", "env"): ("nothing",),
         ("hook", "install"): ("--for", "nothing"), ("hook", "uninstall"): ("--for", "nothing"),

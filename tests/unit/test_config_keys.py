@@ -18,7 +18,15 @@ from halter.core.clock import DAY, HOUR, MINUTE
 from halter.core.errors import ConfigError
 from halter.core.money import Cap, RateLimit
 from halter.core.provenance import ArgumentUse, Declaration
-from halter.core.spec import FilesSpec, GatewaySpec, Phase, ResolvedPolicy, ShellSpec
+from halter.core.spec import (
+    ChannelsSpec,
+    FilesSpec,
+    GatewaySpec,
+    Phase,
+    ResolvedPolicy,
+    ShellSpec,
+    TelegramSpec,
+)
 from halter.core.tools import ToolSpec
 from halter.core.usage import FREE_PRICE, Price
 
@@ -311,8 +319,20 @@ def test_how_calls_pass_the_gateway_is_read() -> None:
     assert (said.trust_client_elicitation, said.prices) == (True, {"mail__send": 20_000})
 
 
-GATED = ("gateway",)
-"""Keys with the test above."""
+def test_how_decisions_reach_a_phone_is_read() -> None:
+    assert fleet("").spec.channels == ChannelsSpec()
+    said = fleet(
+        "channels:\n  dashboard: https://halter.example\n"
+        "  telegram: {token: '${secret:T}', url: 'http://127.0.0.1:8081'}\n"
+    ).spec.channels
+    assert said.dashboard == "https://halter.example"
+    assert said.telegram == TelegramSpec(token="${secret:T}", url="http://127.0.0.1:8081")
+    with pytest.raises(ConfigError, match=r"must be a reference"):
+        fleet("channels: {telegram: {token: '123456:in-plain-text'}}\n")
+
+
+GATED = ("gateway", "channels")
+"""Keys with the tests above."""
 PACED = ("autonomy", "hot_state", "sensors")
 """Keys with tests in `test_config_pacing`, where every key below them has one."""
 TASKS = (

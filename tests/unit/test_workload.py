@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from halter.core.clock import SECOND
-from halter.core.events import EVENTS_BY_KIND, ArtifactEvent, CallSettled, RequestSettled, TriggerEvent
+from halter.core.events import EVENTS_BY_KIND, ArtifactEvent, CallSettled, ChannelEvent, RequestSettled, TriggerEvent
 from halter.core.ids import FLEET, StreamId, WorkerId, inbox_stream, session_stream
 from halter.core.money import usd_to_micros
 from halter.core.ports import BLOB_THRESHOLD, Lease, Stored
@@ -62,8 +62,8 @@ BY_OTHERS = {
     *("rule_made", "rule_ended", "tool_pinned"),
     *("session_resumed", "turn_started", "message_added", "context_cut", "turn_ended"),
     *("hot_state_seen", "turn_skipped", "guardrail_triggered", "sensor_changed", "attending_failed", "agent_switched"),
-    *(event.KIND for event in (*get_args(ArtifactEvent), *get_args(TriggerEvent))),
-    *("phase_entered", "context_given", "history_given", "document_read", "judges_chosen", "message_routed"),
+    *(event.KIND for event in (*get_args(ArtifactEvent), *get_args(TriggerEvent), *get_args(ChannelEvent))),
+    *("phase_entered", "context_given", "document_read", "judges_chosen", "message_routed"),
 }
 """What only the guard and the loop write, and people through them: the plan has no tool, model or person."""
 

@@ -1,4 +1,7 @@
-"""`halter inbox`, `approve`, `deny`, `rules`, `tell`, `halt`, `resume`, `cancel`: what a person says to agents."""
+"""`halter inbox`, `approve`, `deny`, `rules`, `tell`, `halt`, `resume`, `cancel`: what a person says to agents.
+
+And `halter channels`: who may say it from a phone.
+"""
 
 import re
 import sys
@@ -18,22 +21,26 @@ from halter.cli.command import (
     fail,
     group,
     make_desk,
+    never_used,
     parse_typed_duration,
+    read_cli_settings,
     report_errors,
     run_with_app,
     show_sheet,
 )
 from halter.cli.exit_codes import EXIT_UNUSABLE, EXIT_USAGE
-from halter.cli.output import answer_json, say, warn
+from halter.cli.output import answer_json, answer_table, say, warn
 from halter.cli.terminal import Keyboard, StandardInput, ask_freshly
 from halter.core.clock import SECOND
 from halter.core.errors import NotDone
 from halter.core.ports import BLOB_THRESHOLD
 from halter.operations import control, decisions
+from halter.operations.channels import PairingCode, list_approvers, offer_pairing, remove_approver
 from halter.operations.decisions import ApprovalTerms, DecisionResult, GroupResult, WaitingDecision, as_object
 from halter.operations.desk import Desk
 from halter.operations.money import amount_of
 from halter.present.tables import build_decision_sheet, build_inbox_sheet, build_offers_sheet, build_rules_sheet
+from halter.runtime.runtime import Runtime
 
 DEFAULT_RULE_LIFETIME: Final = "7d"
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,2}")
@@ -294,4 +301,79 @@ cancel = command(
     look=True,
     json=lambda done: {"subject": done.session, "done": True, "ended": done.came == "ended"},
     ok=lambda done: done.came == "ended",
+)
+
+
+ChannelArgument = Annotated[str, typer.Argument(metavar="CHANNEL", help="The channel: telegram.")]
+PersonArgument = Annotated[str, typer.Argument(metavar="NAME", help="The person's name; it is in every event.")]
+
+
+def list_channels(*, store: StoreOption = None, as_json: JsonOption = False) -> None:
+    """List who may answer decisions over which channel.
+
+    Each has a name that is in every event, a role, the agents that they see, and an account of the platform.
+    """
+    found = run_with_app(store, lambda app: list_approvers(make_desk(app, store)), fresh=True)
+    if as_json:
+        answer_json([msgspec.structs.asdict(each) for each in found])
+    elif found:
+        rows = [[each.channel, each.name, each.role, ", ".join(each.agents) or "all", each.account] for each in found]
+        answer_table("Channels", ["channel", "name", "role", "agents", "account"], rows)
+    else:
+        say("No one answers decisions over a channel: `halter channels pair telegram NAME` makes a code for that.")
+
+
+def pair(
+    channel: ChannelArgument,
+    name: PersonArgument,
+    *,
+    role: Annotated[
+        str, typer.Option("--role", metavar="ROLE", help="viewer, approver, operator or admin.")
+    ] = "approver",
+    agent: Annotated[
+        list[str] | None, typer.Option("--agent", metavar="AGENT", help="Only this agent; may be repeated.")
+    ] = None,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a code that pairs an account of a platform with a person. It is good for ten minutes, and once.
+
+    The first account that sends the code to the bot answers for that person from then on. The fleet's file says how the
+    platform is reached, and `halter serve`, `halter up` or a worker reads the code.
+    """
+
+    async def job(app: Runtime) -> PairingCode:
+        return await offer_pairing(make_desk(app, store), channel, name, role, agent or ())
+
+    places = report_errors(lambda: read_cli_settings(store))
+    made = run_with_app(store, job, new=never_used(places, store))
+    if as_json:
+        answer_json(msgspec.structs.asdict(made))
+        return
+    say(made.code)
+    say(f"Send this code to the bot within ten minutes, from the account that answers as {made.name} ({made.role}).")
+
+
+def unpair(
+    channel: ChannelArgument,
+    name: PersonArgument,
+    *,
+    reason: ReasonOption = "",
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove a person from a channel: from this moment, nothing that they send counts.
+
+    Do this with a lost phone. Their unused codes are void as well.
+    """
+    done = run_with_app(store, lambda app: remove_approver(make_desk(app, store), channel, name, reason))
+    if as_json:
+        answer_json({"subject": done.subject, "done": True})
+    else:
+        say(done.sentence)
+
+
+channels = group(
+    "Show who answers decisions from a phone; pair or remove a person.",
+    {"list": list_channels, "pair": pair, "unpair": unpair},
 )

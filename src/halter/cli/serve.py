@@ -6,6 +6,7 @@ import signal
 import socket
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -208,6 +209,7 @@ async def _serve(
     *,
     as_json: bool,
 ) -> None:
+    from halter.channels.serve import serve_channels
     from halter.loop.session_runtime import run_together
     from halter.server.auth import Keyring
     from halter.server.server import ServerExtras, WebhookEndpoint, serve_web
@@ -226,7 +228,8 @@ async def _serve(
         running = [lambda: run_and_show(app, folders, bus, shows, deliveries.serve, "serve")] if folders else []
         hooks = [lambda: _serve_hooks(app, lambda told: shows.report("hooks", told))] if has_hooks(app.settings) else []
         proxies = [] if proxy is None else [lambda: proxy.serve(app)]
-        await run_together([*serving, *running, *hooks, *proxies])
+        channels = [lambda: serve_channels(app, partial(shows.report, "channels"))]
+        await run_together([*serving, *running, *hooks, *proxies, *channels])
 
 
 async def _serve_hooks(app: Runtime, tell: Callable[[str], None]) -> None:
@@ -351,6 +354,7 @@ def _demand_postgres(url: str) -> None:
 async def _work(
     app: Runtime, folders: list[Path], mode: "DispatchMode", where: tuple[str, int] | None, *, as_json: bool
 ) -> None:
+    from halter.channels.serve import serve_channels
     from halter.loop.session_runtime import run_until_first
     from halter.runtime.supervisor import FleetRunner, Supervisor
     from halter.runtime.telemetry import trace_worker
@@ -374,7 +378,8 @@ async def _work(
         app.store.observe(committed)
         patient = app.store.patient(app.clock)
         with trace_worker(app, patient, lambda told: shows.report("traces", told)) as tracing:
-            await run_until_first([runs.run(folders), shows.follow(_news(committed, bus)), *map(_run_beside, tracing)])
+            beside = [*tracing, lambda: serve_channels(app, partial(shows.report, "channels"))]
+            await run_until_first([runs.run(folders), shows.follow(_news(committed, bus)), *map(_run_beside, beside)])
 
 
 async def _news(committed: CommitObserver, bus: Bus) -> AsyncGenerator[FeedItem]:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -84,13 +85,16 @@ def parse_listen_address(listen: str, least: int = 1) -> tuple[str, int]:
 
 
 async def _up(app: Runtime, folders: list[Path], host: str, port: int, *, as_json: bool) -> None:
+    from halter.channels.serve import serve_channels
+    from halter.loop.session_runtime import run_together
     from halter.server.api import serve_hooks
 
     async with Printer() as printer:
         shows = FeedPrinter(printer, app.clock, as_json=as_json)
         if not as_json:
             printer.put(render_sentence(HOW_TO_STOP))
-        await run_and_show(app, folders, make_bus(app), shows, lambda hooks: serve_hooks(hooks, host, port))
+        running = run_and_show(app, folders, make_bus(app), shows, lambda hooks: serve_hooks(hooks, host, port))
+        await run_together([lambda: running, lambda: serve_channels(app, partial(shows.report, "channels"))])
 
 
 def make_bus(app: Runtime) -> Bus:

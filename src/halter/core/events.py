@@ -12,6 +12,15 @@ from typing import ClassVar, Final, Literal, get_args
 
 import msgspec
 
+from halter.core.channel_events import (
+    ApproverPaired,
+    ApproverRemoved,
+    ChannelTaken,
+    DecisionShown,
+    MessageClosed,
+    PairingOffered,
+    RepliesRead,
+)
 from halter.core.effect_events import (
     CallRefused,
     CallSettled,
@@ -535,6 +544,11 @@ TriggerEvent = (
 )
 """What starts sessions."""
 
-AnyEvent = SessionEvent | ArtifactEvent | TriggerEvent
+ChannelEvent = (
+    ChannelTaken | PairingOffered | ApproverPaired | ApproverRemoved | DecisionShown | MessageClosed | RepliesRead
+)
+"""What is put to people, and answered by them, over a channel."""
+
+AnyEvent = SessionEvent | ArtifactEvent | TriggerEvent | ChannelEvent
 
 EVENTS_BY_KIND: Final[Mapping[str, type[AnyEvent]]] = {event.KIND: event for event in get_args(AnyEvent)}

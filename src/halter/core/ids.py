@@ -1,9 +1,10 @@
 """Names of things: streams, scopes and identifiers that sort by the time they were made."""
 
+import re
 import secrets
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NewType, Protocol
+from typing import Final, NewType, Protocol
 
 StreamId = NewType("StreamId", str)
 SessionId = NewType("SessionId", str)
@@ -48,6 +49,10 @@ def _encode_base32(number: int) -> str:
     return "".join([_PAIRS[(number >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
+PERSON_NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+"""What a person, a token or a key may be called."""
+
+
 def may_decide(by: str) -> bool:
     """Whether a name can be a person's: an agent's own token decides nothing."""
     return by != "" and not by.startswith(AGENT_PREFIX)
@@ -75,6 +80,10 @@ def inbox_stream(session: str) -> StreamId:
 
 def trigger_stream(trigger: str) -> StreamId:
     return StreamId(f"trigger:{trigger}")
+
+
+def channel_stream(channel: str) -> StreamId:
+    return StreamId(f"channel:{channel}")
 
 
 @lru_cache(maxsize=8192)

@@ -306,6 +306,7 @@ POLICY_KEY: Final[RowKey] = (FleetPolicyRow, (FLEET,))
 NO_USAGE: Final = Usage()
 _TRIGGER_EVENTS: Final = frozenset(get_args(ev.TriggerEvent))
 _ARTIFACT_EVENTS: Final = frozenset(get_args(ev.ArtifactEvent))
+_CHANNEL_EVENTS: Final = frozenset(get_args(ev.ChannelEvent))
 _ENCODE_LEGS: Final = msgspec.json.Encoder().encode
 
 
@@ -329,6 +330,8 @@ def project_event(event: ev.AnyEvent, place: EventPlace, known: MutableRows) -> 
         project_trigger_event(cast("ev.TriggerEvent", event), place, known)
     elif kind in _ARTIFACT_EVENTS:
         project_artifact_event(cast("ev.ArtifactEvent", event), place, known)
+    elif kind in _CHANNEL_EVENTS:
+        pass  # A channel is folded from its stream; it has no rows.
     else:
         _project_session_event(cast("ev.SessionEvent", event), place, known)
 

@@ -294,6 +294,25 @@ class ShellBounds(Spec, frozen=True):
     network: Annotated[bool, Meta(description="Whether commands may reach the network.")] = False
 
 
+class TelegramSpec(Spec, frozen=True):
+    """A Telegram bot that people answer decisions with."""
+
+    HIDDEN: ClassVar[bool] = True
+
+    token: Annotated[SecretReference, Meta(description="The bot's token, as `${secret:NAME}`.")]
+    url: Annotated[Url, Meta(description="The address of the Bot API.")] = "https://api.telegram.org"
+
+
+class ChannelsSpec(Spec, frozen=True):
+    """Where people answer decisions, beside the inbox. Who may is paired with `halter channels pair`."""
+
+    telegram: Annotated[TelegramSpec, Meta(description="By a bot of your own in Telegram.")] | UnsetType = UNSET
+    dashboard: (
+        Annotated[Url, Meta(description="The dashboard's address, named where a question is too long for a message.")]
+        | UnsetType
+    ) = UNSET
+
+
 class FleetSpec(Spec, frozen=True):
     """`halter.yaml`: what holds for all agents on one store. An agent can only tighten it."""
 
@@ -329,6 +348,9 @@ class FleetSpec(Spec, frozen=True):
         | UnsetType
     ) = UNSET
     notify: Annotated[Notify, Meta(description="Whom all agents tell what, beside their own channels.")] = Notify()
+    channels: Annotated[ChannelsSpec, Meta(description="Where people answer decisions, as on a phone.")] = (
+        ChannelsSpec()
+    )
 
 
 class FilesSpec(Spec, frozen=True):

@@ -118,7 +118,7 @@ IMMEDIATE_KINDS: Final = frozenset(
     kind.KIND
     for kind in (
         *(ev.SessionEnded, ev.HaltRequested, ev.HaltLifted, ev.DecisionMade, ev.RuleMade, ev.RuleEnded),
-        *(ev.CapChanged, ev.AgentSwitched, ev.FleetPolicyAdopted, ev.StoreAccepted),
+        *(ev.CapChanged, ev.AgentSwitched, ev.FleetPolicyAdopted, ev.StoreAccepted, ev.ApproverRemoved),
     )
 )
 """Checkpointed with their own commit: a person's decision must not be undone by an older copy of the store."""

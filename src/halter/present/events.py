@@ -10,6 +10,8 @@ from halter.core.clock import SECOND, format_duration
 from halter.core.events import (
     AgentSwitched,
     AnyEvent,
+    ApproverPaired,
+    ApproverRemoved,
     ArtifactEvent,
     AttendingFailed,
     BodiesErased,
@@ -17,11 +19,14 @@ from halter.core.events import (
     CallSettled,
     CallStarted,
     CapChanged,
+    ChannelEvent,
+    ChannelTaken,
     ContextCut,
     ContextGiven,
     CostCapReached,
     DecisionAsked,
     DecisionMade,
+    DecisionShown,
     DecisionWithdrawn,
     DocumentRead,
     FindingEmitted,
@@ -38,14 +43,17 @@ from halter.core.events import (
     JudgesChosen,
     MemoryProposed,
     MessageAdded,
+    MessageClosed,
     MessageRouted,
     NotificationFailed,
     NotificationQueued,
     NotificationSent,
     OverrunIncurred,
+    PairingOffered,
     PhaseEntered,
     PrecedentProposed,
     ProposalDecided,
+    RepliesRead,
     RequestRefused,
     RequestSettled,
     RequestStarted,
@@ -144,6 +152,8 @@ def _summarize(stored: Stored, context: EventContext) -> str | StyledLine:
         return _summarize_artifact(event, stored.body or b"")
     if isinstance(event, TriggerEvent):
         return _summarize_trigger(event, stored.at, context)
+    if isinstance(event, ChannelEvent):
+        return _summarize_channel(event)
     match event:
         case SessionStarted() | SessionWoken() | SessionParked() | SessionResumed() | SessionEnded() | WakePosted():
             return _summarize_life(event, stored, said, context)
@@ -219,6 +229,24 @@ def _summarize_artifact(event: ArtifactEvent, body: bytes) -> str | StyledLine:
             times = format_count(event.attempts, "attempt")
             text = f"could not send {event.notification} after {times}, {again}: {event.error}"
             return StyledLine(text, WARNING_STYLE)
+
+
+def _summarize_channel(event: ChannelEvent) -> str:
+    match event:
+        case ChannelTaken():
+            return f"is served by {event.worker}"
+        case PairingOffered():
+            return f"offers a code to {event.name} ({event.role}), by {event.by}"
+        case ApproverPaired():
+            return f"{event.name} ({event.role}) answers here as {event.account}, by {event.by}"
+        case ApproverRemoved():
+            return f"{event.name} answers here no longer, by {event.by}{_because(event.reason)}"
+        case DecisionShown():
+            return f"shows {event.decision}{', cut' if event.cut else ''} in {event.place}"
+        case MessageClosed():
+            return f"shows an outcome in {event.place}"
+        case RepliesRead():
+            return f"has read replies up to {event.mark}"
 
 
 def _summarize_trigger(event: TriggerEvent, now: int, context: EventContext) -> str | StyledLine:

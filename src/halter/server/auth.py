@@ -29,7 +29,7 @@ import msgspec
 
 from halter.core.clock import HOUR
 from halter.core.errors import ConfigError
-from halter.core.ids import may_decide
+from halter.core.ids import PERSON_NAME, may_decide
 from halter.operations.desk import ROLES, Role, Who
 from halter.settings import find_logins_file
 
@@ -95,7 +95,7 @@ def _fill(written: Path, file: int, data: bytes, place: Path) -> None:
         raise
 
 
-NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+NAME: Final = PERSON_NAME
 PREFIX: Final = "halter_"
 _TOKEN: Final = re.compile(rf"{PREFIX}[A-Za-z0-9_-]{{43}}")
 _BYTES: Final = 32

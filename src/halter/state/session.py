@@ -13,7 +13,7 @@ from halter.core.tools import Effect
 from halter.core.vocabulary import END_STATES, Purpose, RowKey, SessionKind, State
 
 _NO_CHARGE: Final = Charge()
-_NotOfSession: TypeAlias = ev.ArtifactEvent | ev.TriggerEvent
+_NotOfSession: TypeAlias = ev.ArtifactEvent | ev.TriggerEvent | ev.ChannelEvent
 
 
 class InFlight(msgspec.Struct, frozen=True):

@@ -1,0 +1,263 @@
+"""A waiting decision as a message, and a reply as an intent: pure, and the same for every platform.
+
+What is shown is what is approved. A message whose text had to be cut has no button that approves, and no reply to it
+does either. Its buttons carry the beginning of the digest of the text and a random part; only the digest of both is
+kept, so a button can be neither guessed nor made from the store.
+"""
+
+import base64
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Literal
+
+import msgspec
+
+from halter.core.clock import format_duration
+from halter.core.money import format_micros
+from halter.core.rows import DecisionRow
+from halter.operations.decisions import ApprovalTerms, WaitingDecision, arguments, offers, put
+from halter.operations.money import amount_of
+from halter.state.channel import ChannelState, ShownMessage
+
+Verb = Literal["yes", "no", "always", "cap"]
+
+BUTTON_PATTERN: Final = re.compile(r"(yes|no|always|cap):([0-9a-f]{10}[A-Za-z0-9_-]{22})")
+CODE_PATTERN: Final = re.compile(r"(?:/start|/pair)?(?:@\S+)?\s*([A-Z2-7]{4}-[A-Z2-7]{4}-[A-Z2-7]{4})")
+COMMAND_PATTERN: Final = re.compile(r"/?(\w+)(?:@\w+)?(?:\s+(.*))?", re.DOTALL)
+RANDOM_BYTES: Final = 16
+DIGEST_LENGTH: Final = 10
+HELP: Final = (
+    "Press a button below a question, or reply to it: yes, no REASON, always, cap 2.50, or other arguments as a JSON "
+    "object. /status shows the agents, /halt stops all of them, /halt AGENT one."
+)
+
+
+class ChatButton(msgspec.Struct, frozen=True):
+    label: str
+    data: str
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """What is sent to a chat. `shown` is the part that is set as it stands, from one index of the text to another."""
+
+    text: str
+    buttons: tuple[ChatButton, ...] = ()
+    shown: tuple[int, int] = (0, 0)
+    cut: bool = False
+    button: str = ""
+
+
+class ChatReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that an account sent: the press of a button, or a text, perhaps in reply to a message.
+
+    `mark` orders what arrives on a channel; `handle` is what the platform answers a press by.
+    """
+
+    mark: str
+    account: str
+    place: str
+    message: str = ""
+    press: str = ""
+    text: str = ""
+    handle: str = ""
+    forwarded: bool = False
+
+
+class ApproveShown(msgspec.Struct, frozen=True):
+    """Approve a decision as it was shown."""
+
+    shown: ShownMessage
+    terms: ApprovalTerms
+
+
+class DenyShown(msgspec.Struct, frozen=True):
+    """Deny a decision."""
+
+    shown: ShownMessage
+    reason: str = ""
+
+
+class ShowStatus(msgspec.Struct, frozen=True):
+    pass
+
+
+class StopScope(msgspec.Struct, frozen=True):
+    scope: str
+
+
+class Explain(msgspec.Struct, frozen=True):
+    """Do nothing, and say why."""
+
+    sentence: str
+
+
+Intent = ApproveShown | DenyShown | ShowStatus | StopScope | Explain
+
+
+def make_button_token(text: str, digest: str, random: bytes) -> str:
+    """What the buttons of one message carry: the beginning of the digest of what is shown, and a random part."""
+    shown = hashlib.sha256(f"{digest}\n{text}".encode("utf-8", "replace")).hexdigest()[:DIGEST_LENGTH]
+    return shown + base64.urlsafe_b64encode(random[:RANDOM_BYTES]).decode().rstrip("=")
+
+
+def compose(
+    one: WaitingDecision, now: int, fits: Callable[[str], bool], random: bytes, dashboard: str = ""
+) -> ChatMessage:
+    """Put a decision into a message that fits; what does not fit whole cannot be approved there."""
+    said, lasts = put(one), format_duration(max(0, one.expires_at - now) // 60_000_000 * 60_000_000)
+    always = bool(offers(one))
+    head = escape_unprintable("\n".join(part for part in (said.what, said.why, _describe_risk(one)) if part))
+    shown = escape_unprintable(said.shown)
+    tail = [f"Yes: {said.yes}. No: {said.no}."]
+    tail += ["Always: the same arguments are not asked about again in this session, for 7d."] if always else []
+    tail.append(f"It expires in {lasts}. {one.decision}")
+    text, place = _join(head, shown, tail)
+    readable = shown not in ("", "(erased)")
+    if readable and fits(text):
+        token = make_button_token(text, one.digest, random)
+        return ChatMessage(text, _make_buttons(one, token, always=always), place, button=token)
+    where = f"halter inbox, then: halter approve {one.decision}"
+    link = f" Or look at {dashboard}" if dashboard else ""
+    why = "Not all of it fits here" if readable else "What it asks about cannot be shown"
+    tail = [f"{why}, so it cannot be approved here. Read it whole: {where}{link}", tail[-1]]
+    text, place = _cut(head, shown, tail, fits)
+    token = make_button_token(text, one.digest, random)
+    return ChatMessage(text, (ChatButton("Deny", f"no:{token}"),), place, cut=True, button=token)
+
+
+def _join(head: str, shown: str, tail: Sequence[str]) -> tuple[str, tuple[int, int]]:
+    start = len(head) + 2
+    return f"{head}\n\n{shown}\n\n" + "\n".join(tail), (start, start + len(shown))
+
+
+def _cut(head: str, shown: str, tail: Sequence[str], fits: Callable[[str], bool]) -> tuple[str, tuple[int, int]]:
+    """As much of what is asked about as fits, and its end is marked."""
+    keep = len(shown)
+    while keep and not fits(_join(head, f"{shown[:keep]}…", tail)[0]):
+        keep = keep * 3 // 4
+    while len(head) > 1 and not fits(_join(head, "…", tail)[0]):
+        head = f"{head[: len(head) * 3 // 4]}…"
+    return _join(head, f"{shown[:keep]}…", tail)
+
+
+def _describe_risk(one: WaitingDecision) -> str:
+    words = [one.name, one.level, f"risk {one.risk}" if one.risk else ""]
+    why = f": {'; '.join(one.reasons)}" if one.reasons else ""
+    return ", ".join(filter(None, words)) + why if one.about == "approval" else ""
+
+
+def _make_buttons(one: WaitingDecision, token: str, *, always: bool) -> tuple[ChatButton, ...]:
+    no = ChatButton("Deny", f"no:{token}")
+    match one.about:
+        case "cap_raise":
+            return (ChatButton(f"Raise to {format_micros(_double_cap(one))}", f"cap:{token}"), no)
+        case "unknown_call":
+            return ChatButton("It was done", f"yes:{token}"), ChatButton("It was not", f"no:{token}")
+        case _:
+            more = (ChatButton("Always", f"always:{token}"),) if always else ()
+            return (ChatButton("Approve", f"yes:{token}"), no, *more)
+
+
+def _double_cap(one: WaitingDecision) -> int:
+    return 2 * int(one.digest.rpartition("=")[2])
+
+
+def escape_unprintable(text: str) -> str:
+    """Show characters that a chat hides or that turn the order of a line, as escapes."""
+    return "".join(each if each.isprintable() or each == "\n" else f"\\u{ord(each):04x}" for each in text)
+
+
+def find_code(text: str) -> str:
+    """The pairing code in a text; "" if it is none."""
+    found = CODE_PATTERN.fullmatch(text.strip())
+    return found[1] if found else ""
+
+
+def read_reply(reply: ChatReply, state: ChannelState, asked: Mapping[str, WaitingDecision]) -> Intent:
+    """What an approver wants by a reply. `asked` are the open decisions."""
+    if reply.forwarded:
+        return Explain("This was forwarded, and only what you write yourself counts.")
+    if reply.press:
+        return _read_press(reply, state, asked)
+    shown = state.shown.get((reply.place, reply.message)) if reply.message else None
+    if shown is not None:
+        return _read_words(reply.text.strip(), shown)
+    return _read_command(reply, state)
+
+
+def _read_press(reply: ChatReply, state: ChannelState, asked: Mapping[str, WaitingDecision]) -> Intent:
+    found = BUTTON_PATTERN.fullmatch(reply.press)
+    shown = state.find_button(found[2]) if found else None
+    if found is None or shown is None or shown.place != reply.place:
+        return Explain("This button counts no longer: look for a newer message, or at halter inbox.")
+    match found[1]:
+        case "no":
+            return DenyShown(shown)
+        case "cap":
+            one = asked.get(shown.decision)
+            if one is None or one.about != "cap_raise":
+                return Explain("This is answered already, or has expired.")
+            return _approve(shown, ApprovalTerms(cap=(_double_cap(one),)))
+        case verb:
+            return _approve(shown, ApprovalTerms(always=verb == "always"))
+
+
+def _read_words(text: str, shown: ShownMessage) -> Intent:
+    if text.startswith("{"):
+        return _approve(shown, ApprovalTerms(edit=arguments(text.encode("utf-8", "replace"), "")))
+    found = COMMAND_PATTERN.fullmatch(text)
+    verb, rest = (found[1].lower(), (found[2] or "").strip()) if found else ("", "")
+    match verb:
+        case "yes" | "approve":
+            return _approve(shown, ApprovalTerms(reason=rest))
+        case "no" | "deny":
+            return DenyShown(shown, rest)
+        case "always":
+            return _approve(shown, ApprovalTerms(always=True, reason=rest))
+        case "cap":
+            return _approve(shown, ApprovalTerms(cap=(amount_of(rest.removeprefix("$")),)))
+        case _:
+            return Explain(f"That is no answer. {HELP}")
+
+
+def _approve(shown: ShownMessage, terms: ApprovalTerms) -> Intent:
+    if shown.cut:
+        return Explain(f"You were not shown all of it, so it cannot be approved here: halter approve {shown.decision}")
+    return ApproveShown(shown, msgspec.structs.replace(terms, digest=shown.digest))
+
+
+def _read_command(reply: ChatReply, state: ChannelState) -> Intent:
+    found = COMMAND_PATTERN.fullmatch(reply.text.strip())
+    verb, rest = (found[1].lower(), (found[2] or "").strip()) if found else ("", "")
+    match verb:
+        case "status":
+            return ShowStatus()
+        case "halt":
+            return StopScope(rest or "fleet")
+        case "yes" | "no" | "approve" | "deny" | "always" | "cap":
+            decision, _, more = rest.partition(" ")
+            shown = [one for one in state.shown.values() if one.place == reply.place and one.decision == decision]
+            return _read_words(f"{verb} {more}".strip(), shown[-1]) if shown else Explain(f"Name a question. {HELP}")
+        case _:
+            return Explain(HELP)
+
+
+def describe_outcome(row: DecisionRow | None, decision: str, now: int) -> str:
+    """What a message becomes when its decision is no longer open."""
+    if row is None:
+        return f"{decision} is no longer asked."
+    what = f"{row.name} of {row.agent}" + (f", session {row.session}" if row.session else "")
+    match row.verdict:
+        case "approve":
+            return f"Approved by {row.by}: {what}."
+        case "edit":
+            return f"Approved with other arguments by {row.by}: {what}."
+        case "deny":
+            return f"Denied by {row.by}: {what}."
+        case "withdrawn":
+            return f"Withdrawn, nobody has to answer: {what}."
+        case _ if row.expires_at <= now:
+            return f"Expired without an answer, which counts as a no: {what}."
+        case _:
+            return f"Asked anew, in another message: {what}."

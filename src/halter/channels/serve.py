@@ -1,0 +1,82 @@
+"""Serves the channels that the fleet's file names, beside whatever else a process does."""
+
+import ssl
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from msgspec import UNSET
+
+from halter.channels.channel import DecisionChannel, Tell, Transport, TransportFailed, describe_error
+from halter.core.clock import MINUTE
+from halter.core.errors import ConfigError
+from halter.core.spec import ChannelsSpec
+from halter.core.tools import substitute_secrets
+from halter.loop.session_runtime import raise_if_cancelled, run_together
+from halter.redaction.secrets import read_environment_secrets
+from halter.runtime.runtime import Runtime, read_local_fleet
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient
+
+Connect = Callable[[], "AsyncClient"]
+RESTART_INTERVAL: Final = MINUTE
+
+
+def read_channels(app: Runtime) -> ChannelsSpec:
+    """The channels of the local fleet file: a store's policy has none."""
+    written = read_local_fleet(app.settings)
+    return ChannelsSpec() if written is None else written.spec.channels
+
+
+def connect_directly() -> "AsyncClient":
+    """A client that no variable of the environment sends elsewhere."""
+    from httpx2 import AsyncClient, AsyncHTTPTransport, create_ssl_context
+
+    tls: ssl.SSLContext = create_ssl_context(trust_env=False)
+    return AsyncClient(transport=AsyncHTTPTransport(verify=tls, trust_env=False), trust_env=False)
+
+
+def make_transports(app: Runtime, spec: ChannelsSpec, connect: Connect = connect_directly) -> Sequence[Transport]:
+    found: list[Transport] = []
+    if spec.telegram is not UNSET:
+        from halter.channels.telegram import TelegramTransport
+
+        token = partial(_reveal, app, spec.telegram.token, "channels.telegram.token")
+        found.append(TelegramTransport(token, spec.telegram.url, connect))
+    return found
+
+
+def _reveal(app: Runtime, reference: str, key: str) -> str:
+    try:
+        return substitute_secrets(reference, read_environment_secrets(app.environ).value)
+    except KeyError as missing:
+        name = missing.args[0]
+        sentence = f"`{key}` needs the secret {name}, which is not set: set HALTER_SECRET_{name}, and start again."
+        raise TransportFailed(sentence, may_retry=True, retry_after=MINUTE) from None
+
+
+async def serve_channels(app: Runtime, tell: Tell, connect: Connect = connect_directly) -> None:
+    """Serve every channel until cancelled. Without one this returns at once."""
+    try:
+        spec = read_channels(app)
+    except ConfigError as error:
+        tell(f"No channel is served: {error}")
+        return
+    dashboard = "" if spec.dashboard is UNSET else spec.dashboard
+    acts = [partial(_serve, app, each, tell, dashboard) for each in make_transports(app, spec, connect)]
+    if acts:
+        await run_together(acts)
+
+
+async def _serve(app: Runtime, transport: Transport, tell: Tell, dashboard: str) -> None:
+    """Serve one channel, and begin anew after a failure: it must not end what runs beside it."""
+    while True:
+        try:
+            await DecisionChannel(app, transport, tell, dashboard).run()
+        except Exception as error:  # noqa: BLE001 no failure here may stop an agent or the server
+            raise_if_cancelled()
+            tell(f"The channel {transport.name} broke, and is tried again: {describe_error(error)}")
+        finally:
+            await transport.close()
+        await app.clock.sleep(RESTART_INTERVAL)

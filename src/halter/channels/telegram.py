@@ -1,0 +1,224 @@
+"""Telegram by long poll: the Bot API over one HTTP client, with no address to be reached at.
+
+The token is part of every address, so no error of the HTTP library is passed on.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+
+from halter.channels.channel import TransportFailed
+from halter.channels.messages import ChatMessage, ChatReply
+from halter.core.clock import MINUTE, SECOND
+from halter.core.text import clean, shorten
+
+if TYPE_CHECKING:
+    from httpx2 import AsyncClient
+
+MAX_TEXT: Final = 4096
+"""In UTF-16 units, as Telegram counts them."""
+MAX_TOAST: Final = 200
+POLL_SECONDS: Final = 50
+CALL_SECONDS: Final = 20
+CONFLICT_WAIT: Final = 10 * SECOND
+"""A poll of a process that ended is remembered for about half a minute."""
+UNCHANGED: Final = "message is not modified"
+_CONFLICT: Final = 409
+_TOO_MANY: Final = 429
+_BROKEN: Final = 500
+_UNAUTHORIZED: Final = (401, 404)
+"""A token that is wrong is answered as unauthorized; one that is none, as not found."""
+
+
+class _Account(msgspec.Struct, frozen=True):
+    id: int
+    is_bot: bool = False
+
+
+class _Chat(msgspec.Struct, frozen=True):
+    id: int
+
+
+class _Message(msgspec.Struct, frozen=True):
+    message_id: int
+    chat: _Chat
+    sender: _Account | None = msgspec.field(name="from", default=None)
+    text: str = ""
+    reply_to_message: "_Message | None" = None
+    forward_origin: Mapping[str, Any] | None = None
+
+
+class _Press(msgspec.Struct, frozen=True):
+    id: str
+    sender: _Account = msgspec.field(name="from")
+    message: _Message | None = None
+    data: str = ""
+
+
+class _Update(msgspec.Struct, frozen=True):
+    update_id: int
+    message: _Message | None = None
+    callback_query: _Press | None = None
+
+
+class _Hints(msgspec.Struct, frozen=True):
+    retry_after: float = 0
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    ok: bool = False
+    result: msgspec.Raw = msgspec.Raw(b"null")
+    error_code: int = 0
+    description: str = ""
+    parameters: _Hints = _Hints()
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    message_id: int
+
+
+class _UpdateId(msgspec.Struct, frozen=True):
+    update_id: int
+
+
+T = TypeVar("T")
+Connect = Callable[[], "AsyncClient"]
+
+
+def count_units(text: str) -> int:
+    """The length of a text as Telegram counts it."""
+    return len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+class TelegramTransport:
+    name = "telegram"
+
+    def __init__(self, reveal_token: Callable[[], str], url: str, connect: Connect) -> None:
+        self._reveal_token = reveal_token
+        self._url = url.rstrip("/")
+        self._connect = connect
+        self._client: AsyncClient | None = None
+        self._offset = 0
+
+    def fits(self, text: str) -> bool:
+        return count_units(text) <= MAX_TEXT
+
+    async def receive(self, after: str, places: frozenset[str]) -> Sequence[ChatReply]:
+        """The replies of one long poll. Asking for what follows confirms what came before."""
+        del places
+        self._offset = max(self._offset, int(after or -1) + 1)
+        params = {"offset": self._offset, "timeout": POLL_SECONDS, "allowed_updates": ["message", "callback_query"]}
+        updates = await self._call("getUpdates", params, list[msgspec.Raw], POLL_SECONDS + CALL_SECONDS)
+        found: list[ChatReply] = []
+        for each in updates:
+            known = msgspec.json.decode(each, type=_UpdateId).update_id
+            if known >= self._offset and (reply := _read_update(each)) is not None:
+                found.append(reply)
+            self._offset = max(self._offset, known + 1)
+        return found
+
+    async def send(self, place: str, message: ChatMessage) -> str:
+        """Send plain text: nothing in it is markup, and no link in it is fetched by Telegram."""
+        keyboard = [[{"text": each.label, "callback_data": each.data} for each in message.buttons]]
+        start, end = (count_units(message.text[:index]) for index in message.shown)
+        params = {
+            "chat_id": int(place),
+            "text": message.text,
+            "entities": [{"type": "pre", "offset": start, "length": end - start}] if end > start else [],
+            "link_preview_options": {"is_disabled": True},
+            **({"reply_markup": {"inline_keyboard": keyboard}} if message.buttons else {}),
+        }
+        return str((await self._call("sendMessage", params, _Sent)).message_id)
+
+    async def close_message(self, place: str, message: str, text: str) -> None:
+        params = {"chat_id": int(place), "message_id": int(message), "text": clean(text)}
+        try:
+            await self._call("editMessageText", {**params, "link_preview_options": {"is_disabled": True}}, msgspec.Raw)
+        except TransportFailed as failed:
+            if UNCHANGED not in str(failed):
+                raise
+
+    async def respond(self, reply: ChatReply, text: str) -> None:
+        """Answer a press, so that its button stops turning; a text is answered by another."""
+        said = clean(text)
+        if reply.handle:
+            toast = {"callback_query_id": reply.handle, "text": shorten(said, MAX_TOAST - 1), "show_alert": True}
+            await self._call("answerCallbackQuery", toast, msgspec.Raw)
+            if len(said) < MAX_TOAST:
+                return
+        while not self.fits(said):
+            said = f"{said[: len(said) * 3 // 4]}…"
+        await self.send(reply.place, ChatMessage(said))
+
+    async def close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    async def _call(self, method: str, params: Mapping[str, Any], kind: type[T], seconds: int = CALL_SECONDS) -> T:
+        """Call a method, and decode its result."""
+        from httpx2 import HTTPError, InvalidURL
+
+        self._client = self._client or self._connect()
+        address = f"{self._url}/bot{self._reveal_token()}/{method}"
+        try:
+            response = await self._client.post(address, json=params, timeout=seconds)
+            answer = msgspec.json.decode(response.content, type=_Answer)
+            if answer.ok:
+                return msgspec.json.decode(answer.result, type=kind)
+        except (HTTPError, InvalidURL, UnicodeError) as error:
+            sentence = f"Telegram cannot be reached ({type(error).__name__}). It is tried again."
+            raise TransportFailed(sentence, may_retry=True) from None
+        except msgspec.DecodeError:
+            sentence = f"{self._url} does not answer as the Bot API does: look at `channels.telegram.url`."
+            raise TransportFailed(sentence, may_retry=True) from None
+        raise _describe_failure(method, answer)
+
+
+def _describe_failure(method: str, answer: _Answer) -> TransportFailed:
+    said = shorten(clean(answer.description), 200)
+    match answer.error_code:
+        case code if code == _CONFLICT:
+            sentence = (
+                "Another program reads this Telegram bot's messages, or a webhook is set for it: stop it, or use a bot "
+                f"of its own. It is tried again. ({said})"
+            )
+            return TransportFailed(sentence, may_retry=True, retry_after=CONFLICT_WAIT)
+        case code if code == _TOO_MANY:
+            wait = int(answer.parameters.retry_after * SECOND)
+            return TransportFailed("Telegram asks to wait.", may_retry=True, retry_after=max(SECOND, wait))
+        case code if code in _UNAUTHORIZED:
+            sentence = f"Telegram refuses the bot's token ({code}): look at the secret of `channels.telegram.token`."
+            return TransportFailed(sentence, may_retry=True, retry_after=MINUTE)
+        case code:
+            return TransportFailed(f"Telegram refused {method}: {code} {said}", may_retry=code >= _BROKEN)
+
+
+def _read_update(raw: msgspec.Raw) -> ChatReply | None:
+    """Read an update; one that this program does not know is none of its business."""
+    try:
+        update = msgspec.json.decode(raw, type=_Update)
+    except msgspec.DecodeError:
+        return None
+    mark, press, message = str(update.update_id), update.callback_query, update.message
+    if press is not None and press.message is not None:
+        return ChatReply(
+            mark=mark,
+            account=str(press.sender.id),
+            place=str(press.message.chat.id),
+            message=str(press.message.message_id),
+            press=press.data,
+            handle=press.id,
+        )
+    if message is None or message.sender is None or message.sender.is_bot:
+        return None
+    replied = message.reply_to_message
+    return ChatReply(
+        mark=mark,
+        account=str(message.sender.id),
+        place=str(message.chat.id),
+        message="" if replied is None else str(replied.message_id),
+        text=message.text,
+        forwarded=message.forward_origin is not None,
+    )

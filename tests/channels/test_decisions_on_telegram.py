@@ -1,0 +1,421 @@
+"""Decisions on Telegram: one tap answers exactly what was shown, once, and only by people who were paired."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from autonomous import Fleet
+from httpx2 import ASGITransport, AsyncClient
+
+from halter.channels.serve import serve_channels
+from halter.core.clock import HOUR, MINUTE, SECOND
+from halter.core.events import DecisionMade, DecisionShown
+from halter.core.ids import channel_stream, inbox_stream
+from halter.core.ports import Query
+from halter.core.rows import DecisionRow, HaltRow
+from halter.operations import decisions
+from halter.operations.channels import offer_pairing, remove_approver
+from halter.operations.desk import Desk, Who
+from halter.testing.world import World
+from tests.channels.fake_telegram import FakeTelegram, Refused
+
+FLEET = "channels:\n  telegram: {token: '${secret:TELEGRAM}', url: 'http://telegram.test'}\n"
+DESK = """
+autonomy: {enabled: false}
+model: scripted
+script: replies.yaml
+schedules: [{name: once, at: '2026-01-01T00:03:00Z', prompt: Look.}]
+"""
+TOOLS = '''
+from halter import tool
+
+@tool(level="RESTRICTED", effect="write")
+def wipe(path: str) -> str:
+    """Wipe a folder."""
+    return "wiped " + path
+'''
+WIPES = """
+- {when: Look, text: It is full., calls: [{tool: wipe, arguments: {path: old}}]}
+- {repeat: true, text: Done.}
+"""
+LONG = f"""
+- {{when: Look, text: It is full., calls: [{{tool: wipe, arguments: {{path: {"x" * 5000}}}}}]}}
+- {{repeat: true, text: Done.}}
+"""
+ADA = "41"
+
+
+class Phone:
+    """A fleet with one agent that asks, a Telegram, and people with phones."""
+
+    def __init__(self, world: World, home: Path, replies: str = WIPES, more: str = "") -> None:
+        self.world = world
+        self.platform = FakeTelegram()
+        self.fleet = Fleet(world, home, FLEET + more)
+        self.fleet.environ["HALTER_SECRET_TELEGRAM"] = self.platform.token
+        self.folder = self.fleet.agent("desk", DESK, TOOLS, replies_yaml=replies)
+        self.told: list[str] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def connect(self) -> AsyncClient:
+        return AsyncClient(transport=ASGITransport(self.platform))
+
+    def serve(self) -> asyncio.Task[None]:
+        task = self.world.spawn(serve_channels(self.fleet.app, self.told.append, self.connect))
+        self.tasks.append(task)
+        return task
+
+    @property
+    def desk(self) -> Desk:
+        return Desk(self.fleet.app, Who("root"))
+
+    async def pair(self, name: str = "ada", account: str = ADA, role: str = "approver", **more: Any) -> str:
+        made = await offer_pairing(self.desk, "telegram", name, role, **more)
+        self.platform.write(account, f"/start {made.code}")
+        await self.world.advance(3 * SECOND)
+        return made.code
+
+    async def asks(self) -> None:
+        """Start, and wait until the agent asks."""
+        self.fleet.start(self.folder)
+        await self.world.advance(4 * MINUTE)
+
+    async def decision(self) -> DecisionRow:
+        (row,) = await self.world.journal.ask(Query("all_decisions", DecisionRow))
+        return row
+
+    async def made(self) -> list[DecisionMade]:
+        stream = inbox_stream((await self.decision()).session)
+        return [each.event for each in await self.world.events(stream) if isinstance(each.event, DecisionMade)]
+
+
+async def ready(world: World, home: Path, replies: str = WIPES, more: str = "") -> Phone:
+    """Ada is paired, and is asked."""
+    phone = Phone(world, home, replies, more)
+    phone.serve()
+    await world.advance(SECOND)
+    await phone.pair()
+    await phone.asks()
+    return phone
+
+
+async def test_one_tap_approves_and_the_message_becomes_the_outcome(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    assert shown.text.startswith("desk wants to wipe old.\nIt is full.\nwipe, RESTRICTED")
+    assert '{"path":"old"}' in shown.text.replace(" ", "")
+    assert [*shown.buttons] == ["Approve", "Deny", "Always"]
+    phone.platform.press(ADA, shown, "Approve")
+    await world.advance(MINUTE)
+    (made,) = await phone.made()
+    assert (made.verdict, made.by) == ("approve", "ada")
+    assert phone.platform.toasts == ["Approved: wipe of desk, session desk.once-1."]
+    assert (shown.text, shown.buttons) == ("Approved by ada: wipe of desk, session desk.once-1.", {})
+    assert [row.state for row in await phone.fleet.sessions("desk")] == ["COMPLETED"]
+
+
+async def test_a_button_pressed_twice_or_delivered_twice_only_says_so(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    data = phone.platform.press(ADA, shown, "Deny")
+    await world.advance(MINUTE)
+    phone.platform.press_data(ADA, shown, data)
+    phone.platform.press_data(ADA, shown, data.replace("no:", "yes:"))
+    phone.platform.send_again()
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["deny"]
+    assert all("answered already: deny, by ada" in each for each in phone.platform.toasts[1:])
+    assert len(phone.platform.toasts) == 3
+
+
+async def test_what_is_answered_elsewhere_shows_on_the_phone_and_its_button_does_nothing(
+    world: World, tmp_path: Path
+) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    data = shown.buttons["Approve"]
+    await decisions.deny(Desk(phone.fleet.app, Who("bob")), (await phone.decision()).decision)
+    await world.advance(5 * SECOND)
+    assert (shown.text, shown.buttons) == ("Denied by bob: wipe of desk, session desk.once-1.", {})
+    phone.platform.press_data(ADA, shown, data)
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["deny"]
+
+
+async def test_what_was_cut_cannot_be_approved_by_button_or_by_word(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path, LONG)
+    (shown,) = phone.platform.messages[1:]
+    assert [*shown.buttons] == ["Deny"]
+    decision = (await phone.decision()).decision
+    assert f"halter approve {decision}" in shown.text
+    assert len(shown.text) > 3000
+    phone.platform.press_data(ADA, shown, shown.buttons["Deny"].replace("no:", "yes:"))
+    for words in ("yes", "always", '{"path": "other"}'):
+        phone.platform.write(ADA, words, reply_to=shown.id)
+    phone.platform.write(ADA, f"/yes {decision}")
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    said = [*phone.platform.toasts, *(each.text for each in phone.platform.messages[2:])]
+    assert len(said) == 5
+    assert all(each.startswith("You were not shown all of it") for each in said)
+    phone.platform.press(ADA, shown, "Deny")
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["deny"]
+
+
+async def test_other_arguments_by_reply(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, '{"path": "older"}', reply_to=shown.id)
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["edit"]
+    assert shown.text.startswith("Approved with other arguments by ada")
+
+
+async def test_a_no_with_its_reason_by_reply_and_words_that_are_no_answer(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.platform.write(ADA, "perhaps later", reply_to=shown.id)
+    phone.platform.write(ADA, "NO - YESTERDAY", reply_to=shown.id)
+    await world.advance(MINUTE)
+    assert phone.platform.messages[2].text.startswith("That is no answer.")
+    assert [(event.verdict, event.reason) for event in await phone.made()] == [("deny", "- YESTERDAY")]
+
+
+async def test_always_makes_a_rule_for_the_same_call(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    phone.platform.press(ADA, phone.platform.messages[1], "Always")
+    await world.advance(MINUTE)
+    (rule,) = await decisions.rules(phone.desk)
+    assert (rule.tool, rule.scope, rule.by) == ("wipe", "session", "ada")
+
+
+async def test_strangers_are_ignored_and_leave_no_trace(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    before = await world.events(channel_stream("telegram"))
+    for account in ("66", "-100", "0"):
+        phone.platform.press(account, shown, "Approve")
+        phone.platform.press(account, shown, "Approve", place=account)
+        for words in ("/halt", "/status", "yes", "hello", "/start AAAA-BBBB-CCCC"):
+            phone.platform.write(account, words, reply_to=shown.id)
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    assert await world.events(channel_stream("telegram")) == before
+    assert len(phone.platform.messages) == 2
+    assert phone.platform.toasts == []
+
+
+async def test_a_button_counts_only_in_the_chat_that_it_was_shown_in(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    await phone.pair("bob", "42", role="approver", agents=("other",))
+    phone.platform.press("42", phone.platform.messages[1], "Approve", place="42")
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    assert phone.platform.toasts == ["This button counts no longer: look for a newer message, or at halter inbox."]
+
+
+async def test_a_code_counts_once_in_time_and_for_one_account(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    await world.advance(SECOND)
+    code = await phone.pair()
+    phone.platform.write("66", code)
+    late = await offer_pairing(phone.desk, "telegram", "bob", "approver")
+    await world.advance(11 * MINUTE)
+    phone.platform.write("66", late.code)
+    phone.platform.write("66", late.code.lower())
+    await world.advance(MINUTE)
+    assert [each.text for each in phone.platform.messages] == [
+        "You answer here as ada (approver). What waits for you is sent here."
+    ]
+
+
+async def test_codes_cannot_be_found_by_trying(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    made = await offer_pairing(phone.desk, "telegram", "ada", "approver")
+    for number in range(30):
+        phone.platform.write("66", f"AAAA-BBBB-{'ABCDEFGHIJKLMNOPQRSTUVWXYZ234567'[number]}AAA")
+    phone.platform.write("66", made.code)
+    await world.advance(30 * SECOND)
+    assert phone.platform.messages == []
+    await world.advance(MINUTE)
+    phone.platform.write(ADA, made.code)
+    await world.advance(5 * SECOND)
+    assert len(phone.platform.messages) == 1
+
+
+async def test_who_is_removed_answers_nothing_any_more(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    data = shown.buttons["Approve"]
+    await remove_approver(phone.desk, "telegram", "ada")
+    phone.platform.press_data(ADA, shown, data)
+    await world.advance(MINUTE)
+    assert await phone.made() == []
+    assert shown.buttons == {}
+
+
+async def test_a_viewer_is_not_asked_and_cannot_halt(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    await phone.pair("vic", "43", role="viewer")
+    await phone.asks()
+    assert len(phone.platform.messages) == 1
+    phone.platform.write("43", "/halt")
+    phone.platform.write("43", "/status")
+    await world.advance(MINUTE)
+    assert "takes the role approver, and vic is viewer" in phone.platform.messages[1].text
+    assert phone.platform.messages[2].text.splitlines()[1].startswith("desk: desk wants to wipe")
+    assert await world.journal.ask(Query("all_halts", HaltRow)) == []
+
+
+async def test_halt_stops_the_fleet_or_one_agent(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    phone.platform.write(ADA, "/halt desk")
+    phone.platform.write(ADA, "/halt@halter_bot")
+    await world.advance(MINUTE)
+    rows = await world.journal.ask(Query("all_halts", HaltRow))
+    assert {(row.scope, row.by, row.reason) for row in rows} == {
+        ("agent:desk", "ada", "said over telegram"),
+        ("fleet", "ada", "said over telegram"),
+    }
+
+
+async def test_what_was_forwarded_decides_nothing(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    phone.platform.write(ADA, "/halt", forward_origin={"type": "user"})
+    await world.advance(MINUTE)
+    assert await world.journal.ask(Query("all_halts", HaltRow)) == []
+    assert "forwarded" in phone.platform.messages[-1].text
+
+
+async def test_a_restart_keeps_people_buttons_and_the_place_in_what_was_read(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    (shown,) = phone.platform.messages[1:]
+    phone.tasks[0].cancel()
+    phone.serve()
+    await world.advance(MINUTE)
+    assert len(phone.platform.messages) == 2
+    phone.platform.press(ADA, shown, "Approve")
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["approve"]
+    assert shown.text.startswith("Approved by ada")
+
+
+async def test_a_process_that_was_killed_leaves_the_channel_to_another_when_its_lease_ends(
+    world: World, tmp_path: Path
+) -> None:
+    phone = await ready(world, tmp_path)
+    phone.platform.write(ADA, "/status")
+    await world.restart()
+    phone.platform.press(ADA, phone.platform.messages[1], "Approve")
+    phone.serve()
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["approve"]
+
+
+async def test_of_two_processes_one_polls_and_the_other_takes_over(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    phone.serve()
+    await world.advance(5 * MINUTE)
+    assert not any("Another program reads" in each for each in phone.told)
+    phone.tasks[0].cancel()
+    await world.advance(MINUTE)
+    phone.platform.press(ADA, phone.platform.messages[1], "Approve")
+    await world.advance(MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["approve"]
+    assert len(phone.platform.messages) == 2
+
+
+async def test_another_poller_and_limits_are_waited_for(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    await phone.pair()
+    phone.platform.poll_from_elsewhere()
+    phone.platform.refuse_next += [Refused(429, "Too Many Requests: retry after 7", retry_after=7)]
+    phone.platform.refuse_next += [Refused(502, "Bad Gateway")]
+    await phone.asks()
+    assert [each.text[:18] for each in phone.platform.messages[1:]] == ["desk wants to wipe"]
+    assert any("Another program reads this Telegram bot's messages" in each for each in phone.told)
+    phone.platform.webhook = True
+    await world.advance(10 * MINUTE)
+    phone.platform.webhook = False
+    phone.platform.press(ADA, phone.platform.messages[1], "Approve")
+    await world.advance(3 * MINUTE)
+    assert [event.verdict for event in await phone.made()] == ["approve"]
+
+
+async def test_a_person_who_blocks_the_bot_is_told_of_once_and_stops_nobody(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.serve()
+    await phone.pair()
+    await phone.pair("bob", "42")
+    phone.platform.blocked.add(ADA)
+    await phone.asks()
+    await world.advance(HOUR // 2)
+    assert [each.place for each in phone.platform.messages[2:]] == ["42"]
+    assert [each for each in phone.told if "blocked" in each] == [
+        "Telegram refused sendMessage: 403 Forbidden: bot was blocked by the user"
+    ]
+
+
+async def test_a_wrong_or_missing_token_says_what_to_do_and_shows_nothing_of_it(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    phone.fleet.environ["HALTER_SECRET_TELEGRAM"] = "1:wrong"
+    phone.serve()
+    await world.advance(MINUTE)
+    assert any("look at the secret of `channels.telegram.token`" in each for each in phone.told)
+    phone.tasks[0].cancel()
+    del phone.fleet.environ["HALTER_SECRET_TELEGRAM"]
+    phone.serve()
+    await world.advance(MINUTE)
+    assert any("set HALTER_SECRET_TELEGRAM" in each for each in phone.told)
+    assert "1:wrong" not in " ".join(phone.told)
+
+
+async def test_what_expires_is_shown_as_expired(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path, more="policy: {approval_expiry: 10m}\n")
+    (shown,) = phone.platform.messages[1:]
+    await world.advance(20 * MINUTE)
+    assert shown.buttons == {}
+    assert shown.text.startswith("Expired without an answer, which counts as a no: wipe of desk")
+
+
+async def test_no_link_in_a_question_is_fetched_by_the_platform(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    assert not any(phone.platform.previews)
+
+
+async def test_the_journal_keeps_no_button_that_could_be_pressed(world: World, tmp_path: Path) -> None:
+    phone = await ready(world, tmp_path)
+    token = phone.platform.messages[1].buttons["Approve"].partition(":")[2]
+    events = await world.events(channel_stream("telegram"))
+    assert any(isinstance(each.event, DecisionShown) for each in events)
+    assert all(token.encode() not in each.facts + (each.body or b"") for each in events)
+
+
+async def test_a_failure_of_halters_own_is_told_of_and_the_channel_begins_anew(world: World, tmp_path: Path) -> None:
+    phone = Phone(world, tmp_path)
+    tries: list[int] = []
+
+    def connect() -> AsyncClient:
+        tries.append(1)
+        if len(tries) == 1:
+            raise TypeError("a mistake")
+        return phone.connect()
+
+    world.spawn(serve_channels(phone.fleet.app, phone.told.append, connect))
+    await world.advance(2 * MINUTE)
+    assert phone.told[1] == "The channel telegram broke, and is tried again: TypeError: a mistake"
+    await phone.pair()
+    assert len(phone.platform.messages) == 1
+
+
+@pytest.mark.parametrize("text", ["a\u202eb", "a\x00b", "a\u200bb"])
+def test_what_a_chat_would_hide_is_shown_as_an_escape(text: str) -> None:
+    from halter.channels.messages import escape_unprintable
+
+    assert escape_unprintable(text) == f"a\\u{ord(text[1]):04x}b"
