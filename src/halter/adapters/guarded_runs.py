@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Final, TypedDict, TypeVar, cast
 
 from halter.core.errors import ConfigError
@@ -91,6 +91,18 @@ class ReportedEffect:
         return self.begun.done()
 
 
+async def find_first_open(has_ended: Callable[[int], Awaitable[bool]]) -> int:
+    """Find the first number that has not ended. All before it have, so a few looks are enough for a thousand."""
+    first, step = 0, 1
+    while await has_ended(first + step - 1):
+        first, step = first + step, 2 * step
+    last = first + step - 1
+    while first < last:
+        middle = (first + last) // 2
+        first, last = (middle + 1, last) if await has_ended(middle) else (first, middle)
+    return first
+
+
 class GuardedRuns:
     """A guard that is open while anything runs, and a session for each run.
 
@@ -123,12 +135,11 @@ class GuardedRuns:
         """Take up the first session of a conversation that is not over."""
         if not conversation:
             return await stack.enter_async_context(self._guard.session(task))
-        number = 0
         while True:
-            try:
+            number = await find_first_open(lambda number: self._guard.has_ended(f"{conversation}.{number}"))
+            # Another process may have ended it since.
+            with suppress(SessionOver):
                 return await stack.enter_async_context(self._guard.session(task, id=f"{conversation}.{number}"))
-            except SessionOver:
-                number += 1
 
     async def _open(self) -> None:
         async with self._opening:

@@ -2,7 +2,7 @@
 
 ```python
 async with Guard("runs.db", agent="desk", max_cost_usd=1.00) as halter, halter.session("Answer the mail.") as session:
-    client = guard(AsyncAnthropic(), session=session)
+    client = session.model(AsyncAnthropic())
     answer = await client.messages.create(model="claude-sonnet-4-5", max_tokens=500, messages=[...])
 ```
 
@@ -10,12 +10,14 @@ It is the same client with another transport. Each attempt of each request, stre
 with its limit lowered to what fits, and settled by the usage in its bytes. A refusal is an answer of the provider's own
 form, which the SDK raises at once and does not try again. A halt ends an answer that is under way.
 
-Requests that cost money and have no price (batches, embeddings, images, audio) are refused. A client that was not
-given to `guard`, and what the provider runs for itself during a request, are outside.
+`guard.model(client)` is the same with a session for each request. Requests that cost money and have no price (batches,
+embeddings, images, audio) are refused. A client that was not given to `model`, and what the provider runs for itself
+during a request, are outside.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Final, TypeVar, cast
 
 import httpx2
@@ -32,10 +34,11 @@ from halter.proxy.dialect import DIALECTS, LARGEST_WINDOW, ModelCall, Unreadable
 from halter.proxy.errors import Refusal, explain_outcome, render_in_stream, render_refusal
 from halter.proxy.relay import Upstream, conclude_answer, drop_usage_chunk, split_events
 from halter.runtime.guard_api import GuardedSession
-from halter.runtime.guard_thread import BlockingSession, LoopThread
+from halter.runtime.guard_thread import LoopThread
 
 C = TypeVar("C")
 
+OpenSession = Callable[[], AbstractAsyncContextManager[GuardedSession]]
 Send = Callable[[bytes], Awaitable[httpx2.Response]]
 Held = asyncio.Future[AnsweredRequest | RefusedRequest | FailedRequest]
 
@@ -44,24 +47,24 @@ _FREE: Final = ("/messages/count_tokens", "/responses/input_tokens")
 _UNSENT: Final = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
 
 
-def guard(client: C, *, session: GuardedSession | BlockingSession, provider: str = "") -> C:
-    """Return a copy of an SDK client whose requests pass the guard of a session.
+def guard_client(client: C, open_session: OpenSession, thread: LoopThread | None, provider: str) -> C:
+    """Return a copy of an SDK client whose requests pass the guard, each in the session that is opened for it.
 
-    A client that is not async needs a session of `Guard.blocking`; its requests are sent by an async one with the same
-    timeouts, in the guard's thread. `provider` is under which name a fleet's prices have the models of a server that
-    only speaks the same protocol. Raises ConfigError for a client that cannot be guarded.
+    The requests of a client that is not async are sent by an async one with the same timeouts, in the guard's thread.
+    Raises ConfigError for a client that cannot be guarded.
     """
     known: Any = client
     inner = getattr(known, "_client", None)  # The SDKs tell it nowhere else.
-    if isinstance(inner, httpx2.AsyncClient) and isinstance(session, GuardedSession):
-        http: Any = httpx2.AsyncClient(transport=GuardedTransport(inner, session, provider), timeout=inner.timeout)
-    elif isinstance(inner, httpx2.Client) and isinstance(session, BlockingSession):
-        http = httpx2.Client(transport=BlockingTransport(session, inner.timeout, provider), timeout=inner.timeout)
+    if isinstance(inner, httpx2.AsyncClient) and thread is None:
+        http: Any = httpx2.AsyncClient(transport=GuardedTransport(inner, open_session, provider), timeout=inner.timeout)
+    elif isinstance(inner, httpx2.Client) and thread is not None:
+        sender = httpx2.AsyncClient(timeout=inner.timeout, follow_redirects=True)
+        transport = BlockingTransport(GuardedTransport(sender, open_session, provider), thread)
+        http = httpx2.Client(transport=transport, timeout=inner.timeout)
     else:
         raise ConfigError(
-            f"{type(client).__name__} cannot be guarded by a {type(session).__name__}: give AsyncOpenAI or "
-            "AsyncAnthropic to a session of a Guard, and OpenAI or Anthropic to one of `Guard.blocking`, in a version "
-            "that uses httpx2."
+            f"{type(client).__name__} cannot be guarded here: give AsyncOpenAI or AsyncAnthropic to a Guard or its "
+            "session, and OpenAI or Anthropic to `Guard.blocking` or its session, in a version that uses httpx2."
         )
     return cast("C", known.with_options(http_client=http))
 
@@ -69,10 +72,9 @@ def guard(client: C, *, session: GuardedSession | BlockingSession, provider: str
 class BlockingTransport(httpx2.BaseTransport):
     """Sends the requests of a client that is not async from the guard's thread."""
 
-    def __init__(self, session: BlockingSession, timeout: httpx2.Timeout, provider: str) -> None:
-        self._thread = session.thread
-        inner = httpx2.AsyncClient(timeout=timeout, follow_redirects=True)
-        self._guarded = GuardedTransport(inner, session.guarded, provider)
+    def __init__(self, guarded: "GuardedTransport", thread: LoopThread) -> None:
+        self._guarded = guarded
+        self._thread = thread
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         asked = httpx2.Request(
@@ -105,11 +107,11 @@ async def _read_next(pieces: AsyncIterator[bytes]) -> bytes:
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
-    """Sends the requests of one client through the guard of one session."""
+    """Sends the requests of one client through the guard."""
 
-    def __init__(self, inner: httpx2.AsyncClient, session: GuardedSession, provider: str) -> None:
+    def __init__(self, inner: httpx2.AsyncClient, open_session: OpenSession, provider: str) -> None:
         self._inner = inner
-        self._session = session
+        self._open_session = open_session
         self._provider = provider
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -133,14 +135,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
     async def _ask(self, request: httpx2.Request, call: ModelCall) -> httpx2.Response:
         upstream = self._describe(request, call.dialect)
         model = _SdkModel(call, upstream, PermitGate(self._sender(request)))
-        most = call.most_output(model.window)
-        asked = ModelRequest(
-            id=self._session.next_request(),
-            prompt=Prompt(messages=(make_user_message(call.body.decode(errors="replace")),), max_output_tokens=most),
-            rates=find_rates(call, model.name, upstream.base_url, self._session.prices),
-            min_output_tokens=call.least_output(),
-        )
-        held = asyncio.ensure_future(self._session.request(asked, model))
+        held = asyncio.ensure_future(self._hold(call, model))
         held.add_done_callback(lambda _: model.pieces.put_nowait(b""))
         try:
             await asyncio.wait([held, model.opened], return_when=asyncio.FIRST_COMPLETED)
@@ -153,6 +148,22 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if model.error is not None:
             raise model.error
         return _render(call.dialect, _explain(outcome), request)
+
+    async def _hold(self, call: ModelCall, model: "_SdkModel") -> AnsweredRequest | RefusedRequest | FailedRequest:
+        async with self._open_session() as session:
+            words = make_user_message(call.body.decode(errors="replace"))
+            asked = ModelRequest(
+                id=session.next_request(),
+                prompt=Prompt(messages=(words,), max_output_tokens=call.most_output(model.window)),
+                rates=find_rates(call, model.name, model.base_url, session.prices),
+                min_output_tokens=call.least_output(),
+            )
+            try:
+                return await session.request(asked, model)
+            except asyncio.CancelledError as error:
+                # The request is settled; a session of its own has to end with it.
+                cancelled = error
+        raise cancelled
 
     def _describe(self, request: httpx2.Request, dialect: WireDialect) -> Upstream:
         usual = _USUAL_HOSTS.get(request.url.host)

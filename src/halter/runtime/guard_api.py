@@ -14,8 +14,8 @@ Every call passes the same checks as those of an agent: halts, grants, rates, mo
 is in the journal before it runs. After a crash the program resumes from the journal.
 """
 
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
@@ -55,7 +55,7 @@ from halter.state.receipt import make_receipt as receipt_of
 from halter.tools.function_tool import FunctionTool, canonical_json
 
 if TYPE_CHECKING:
-    from halter.runtime.guard_thread import BlockingGuard
+    from halter.runtime.guard_thread import BlockingGuard, LoopThread
 
 R = TypeVar("R")
 MAX_REPORT_SESSIONS: Final = 1_000_000
@@ -110,6 +110,11 @@ class Guard(AgentProgram):
             raise
         await session.end("COMPLETED", "completed")
 
+    async def has_ended(self, session: str) -> bool:
+        """Says whether a session with this id has begun and ended."""
+        rows = await self._opened().store.ask(Query("session", SessionRow, {"session": session}))
+        return any(row.ended_at is not None for row in rows)
+
     @property
     def max_cost_usd(self) -> float | None:
         """What a session may cost at most, where the program says so."""
@@ -130,6 +135,14 @@ class Guard(AgentProgram):
         """Makes one call in a session of its own."""
         async with self.session(f"call {_name(tool)}") as session:
             return await session.call(tool, **arguments)
+
+    def model(self, client: R, *, provider: str = "") -> R:
+        """Returns a client of the openai or anthropic SDK whose requests pass the guard, each in a session of its own.
+
+        `provider` is under which name a fleet's prices have the models of a server that only speaks the same protocol.
+        """
+        self._opened()
+        return guard_client(client, lambda: self.session("A request of an SDK's client."), None, provider)
 
     async def report(self) -> GuardSummary:
         """Returns what this agent did and spent, its budgets, and what waits for a person."""
@@ -331,6 +344,10 @@ class GuardedSession:
             case AnsweredRequest() | FailedRequest():
                 return known.take(request)
 
+    def model(self, client: R, *, provider: str = "") -> R:
+        """Returns a client of the openai or anthropic SDK whose requests pass the guard in this session."""
+        return guard_client(client, lambda: nullcontext(self), None, provider)
+
     def next_request(self) -> str:
         """Returns the id of a request that is made next."""
         self._asked += 1
@@ -378,6 +395,17 @@ class GuardedSession:
         self._asked += 1
         call = f"{self.id}.{self._running.lease.generation}.{self._asked}"
         return Call(call, _name(tool), _json(arguments), brake=None if self._brake is None else self._brake.brake)
+
+
+def guard_client(
+    client: R,
+    open_session: Callable[[], AbstractAsyncContextManager[GuardedSession]],
+    thread: "LoopThread | None",
+    provider: str,
+) -> R:
+    from halter.adapters import sdk_clients
+
+    return sdk_clients.guard_client(client, open_session, thread, provider)
 
 
 def _end_of_request(outcome: Outcome) -> tuple[State, TerminalReason] | None:

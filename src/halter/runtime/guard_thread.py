@@ -9,7 +9,7 @@ with Guard("runs.db", agent="desk", max_cost_usd=1.00).blocking() as desk, desk.
 import asyncio
 import threading
 from collections.abc import Coroutine, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -95,6 +95,14 @@ class BlockingGuard:
         """Makes one call in a session of its own."""
         return self._opened().run(self._guard.call(tool, **arguments))
 
+    def model(self, client: T, *, provider: str = "") -> T:
+        """Returns a client of the openai or anthropic SDK whose requests pass the guard, as `Guard.model` does."""
+        from halter.runtime.guard_api import guard_client
+
+        return guard_client(
+            client, lambda: self._guard.session("A request of an SDK's client."), self._opened(), provider
+        )
+
     def report(self) -> "GuardSummary":
         """Returns what this agent did and spent, its budgets, and what waits for a person."""
         return self._opened().run(self._guard.report())
@@ -124,6 +132,12 @@ class BlockingSession:
     def call(self, tool: str | FunctionTool, /, **arguments: Any) -> "Answer":
         """Calls a tool through the guard, as `GuardedSession.call` does."""
         return self.thread.run(self.guarded.call(tool, **arguments))
+
+    def model(self, client: T, *, provider: str = "") -> T:
+        """Returns a client of the openai or anthropic SDK whose requests pass the guard in this session."""
+        from halter.runtime.guard_api import guard_client
+
+        return guard_client(client, lambda: nullcontext(self.guarded), self.thread, provider)
 
     def near_budget(self) -> bool:
         """Says whether 80 % of a cap is spent or held: of this session, its agent or the fleet."""
